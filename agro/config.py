@@ -1,0 +1,265 @@
+"""The configuration of a run: frozen, typed, each value with its unit and meaning; an unknown key is refused by name.
+
+A recipe is TOML. `RunConfig.load(path, overrides)` reads one, or a run's own `config.json`; an override is
+`section.key=value` with a TOML value (a bare word is text). A run has one phase, or those listed under `[[phases]]`,
+each of which changes some values of the sections above it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agro.errors import Refused
+from agro.types import Role
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class NewModel(Section):
+    """A small Llama with random weights and one token a character (or byte), made at the start of a run."""
+
+    alphabet: str = Field("bytes", description="the characters of the vocabulary, or 'bytes' for all 256")
+    hidden: Count = 128
+    layers: Count = 4
+    heads: Count = 4
+    context: Count = Field(1024, description="tokens")
+
+
+class Policy(Section):
+    model: str | None = Field(None, description="folder or hub name of a causal language model")
+    new: NewModel | None = Field(None, description="instead of `model`: start from random weights")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = Field("auto", description="auto: CUDA where there is one, else the CPU")
+    threads: int = Field(
+        1,
+        ge=0,
+        description="CPU threads of the process; 0 leaves torch's own choice. A second thread slows small models down",
+    )
+    temperature: Positive = Field(
+        1.0,
+        description="of π, π_ref and every log-prob of the trainer; sampler.temperature belongs to the behaviour only",
+    )
+    reference: Literal["start", "phase"] = Field(
+        "start", description="π_ref: the weights at the start of the run, or of each phase"
+    )
+    chunk: Count = Field(128, description="positions whose logits exist at once when log-probs are computed")
+    trust_remote_code: bool = False
+
+
+class Data(Section):
+    prompts: str | None = Field(
+        None, description="JSONL file of prompts to sample from (`prompt`, and what the reward reads, such as `answer`)"
+    )
+    eval_prompts: str | None = Field(None, description="held-out prompts, the same format")
+    store: str | None = Field(None, description="the store; RUN/store.db where it is not given")
+    replay: Share = Field(
+        0.0, description="share of each step's groups that comes from the store; 1 trains from the store alone"
+    )
+    group_size: int | None = Field(
+        None, ge=1, description="responses drawn of a stored group; all where it is not given"
+    )
+    roles: tuple[Role, ...] | None = Field(None, description="draw only these roles")
+    sources: tuple[str, ...] | None = Field(None, description="draw only these sources")
+    max_age: int | None = Field(
+        None,
+        ge=0,
+        description="draw only samples at most this many optimiser steps behind; excludes samples of unknown age",
+    )
+    order: Literal["least_used", "uniform"] = Field(
+        "least_used", description="which stored groups come first: those drawn least (epochs), or any"
+    )
+
+
+class Sampler(Section):
+    n: Count = Field(4, description="responses a prompt")
+    temperature: float = Field(1.0, ge=0, description="0 is greedy")
+    top_k: int = Field(0, ge=0, description="0 keeps all tokens")
+    top_p: Share = 1.0
+    min_p: Share = 0.0
+    max_new: Count = Field(256, description="tokens a response at most")
+    stop: tuple[str, ...] = Field((), description="a response ends with the first of these texts")
+    batch: Count = Field(64, description="sequences decoded at once")
+
+
+class Reward(Section):
+    name: str = Field("exact", description="'exact', 'regex', or a function as module:function or file.py:function")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="options of a built-in reward, keyword arguments of a function"
+    )
+    timeout: Positive = Field(
+        10.0, description="seconds a call may take for one response; beyond it the reward stays unknown"
+    )
+    max_failed: Share = Field(0.5, description="the run stops where more than this share of one step's rewards failed")
+    workers: Count = Field(1, description="processes that run a reward function")
+
+
+class Objective(BaseModel):
+    """`name` and the options of that objective; see `agro.objectives.describe(name)`."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+    name: str = "agro"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Train(Section):
+    steps: Count = Field(100, description="batches drawn and trained on")
+    seed: int = Field(0, ge=0, description="of weights, sampling and draws")
+    groups: Count = Field(16, description="prompts a step")
+    updates: Count = Field(1, description="optimiser steps a batch")
+    micro_batch: Count = Field(16, description="sequences in one forward pass; doesn't change the result")
+    lr: Positive = 1e-5
+    warmup: int = Field(0, ge=0, description="steps of linear warm-up")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="of the learning rate, over the phase, to 0"
+    )
+    adam_betas: tuple[Share, Share] = (0.9, 0.999)
+    adam_eps: Positive = 1e-8
+    weight_decay: float = Field(0.0, ge=0)
+    clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
+    max_length: int | None = Field(
+        None,
+        ge=2,
+        description="tokens a sequence at most; the model's context where it is not given. Longer rows are left out and counted",
+    )
+    max_skipped: Count = Field(5, description="steps in a row with a non-finite gradient before the run stops")
+    checkpoint_every: Count = Field(50, description="steps")
+
+
+class Evaluate(Section):
+    every: int = Field(
+        0, ge=0, description="steps between evaluations on data.eval_prompts; 0: at the ends of phases only"
+    )
+    n: Count = Field(1, description="responses a prompt")
+    temperature: float = Field(1.0, ge=0)
+
+
+class Phase(BaseModel):
+    """A name, and values that differ from the run's sections while the phase lasts."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    name: str
+
+
+class RunConfig(Section):
+    policy: Policy = Policy()
+    data: Data = Data()
+    sampler: Sampler = Sampler()
+    reward: Reward = Reward()
+    objective: Objective = Objective()
+    train: Train = Train()
+    evaluate: Evaluate = Evaluate()
+    phases: tuple[Phase, ...] = ()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], where: str = "configuration") -> RunConfig:
+        try:
+            config = cls.model_validate(values)
+        except ValidationError as error:
+            raise Refused("\n".join(_explain(e, where) for e in error.errors())) from None
+        for phase in config.phases:  # a mistake in a phase is found before the first one trains
+            config.phase(phase.name)
+        names = [p.name for p in config.phases]
+        if len(set(names)) < len(names):
+            raise Refused(f"{where}: phases: expected different names, got {', '.join(names)}")
+        return config
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise Refused(
+                f"{path}: can't be read: {error.strerror}; expected a TOML recipe or a run's config.json"
+            ) from None
+        try:
+            values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+            raise Refused(f"{path}: {error}") from None
+        values.pop("versions", None)
+        for item in overrides:
+            _override(values, item)
+        return cls.of(values, str(path))
+
+    def phase(self, name: str) -> RunConfig:
+        """The configuration of one phase: this one with the phase's values put in."""
+        changes = next((dict(p.model_extra or {}) for p in self.phases if p.name == name), {})
+        return RunConfig.of(_merge(self.model_dump(exclude={"phases"}), changes), f"phase {name}")
+
+    @property
+    def phase_names(self) -> tuple[str, ...]:
+        return tuple(p.name for p in self.phases) or ("train",)
+
+
+def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    out = dict(base)
+    for key, value in changes.items():
+        nested = isinstance(value, Mapping) and isinstance(out.get(key), dict)
+        if key == "objective" and nested and value.get("name", out[key]["name"]) != out[key]["name"]:
+            out[key] = dict(value)  # another objective doesn't inherit this one's options
+        else:
+            out[key] = _merge(out[key], value) if nested else value
+    return out
+
+
+def _override(values: dict[str, Any], item: str) -> None:
+    key, eq, raw = item.partition("=")
+    if not eq or not key.strip():
+        raise Refused(f"override {item!r}: expected KEY=VALUE, such as train.steps=20")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Refused(f"override {item!r}: expected a finite number")
+    at = values
+    *sections, last = key.strip().split(".")
+    for section in sections:
+        at = at.setdefault(section, {})
+        if not isinstance(at, dict):
+            raise Refused(f"override {item!r}: {section} is a value, not a section")
+    at[last] = value
+
+
+def _explain(error: Any, where: str) -> str:
+    loc = [str(x) for x in error["loc"]]
+    key = ".".join(loc)
+    if error["type"] == "extra_forbidden":
+        section: Any = RunConfig
+        for part in loc[:-1]:
+            section = _section(section, part)
+        known = list(section.model_fields)
+        near = difflib.get_close_matches(loc[-1], known, 1, 0.5)
+        return f"{where}: unknown key {key}; " + (
+            f"did you mean {'.'.join([*loc[:-1], near[0]])}?" if near else f"known here: {', '.join(known)}"
+        )
+    return f"{where}: {key}: {error['msg'][0].lower() + error['msg'][1:]}, got {error['input']!r:.80}"
+
+
+def _section(model: Any, key: str) -> Any:
+    annotation = model.model_fields[key].annotation
+    return next(
+        (
+            a
+            for a in (annotation, *getattr(annotation, "__args__", ()))
+            if isinstance(a, type) and issubclass(a, BaseModel)
+        ),
+        model,
+    )

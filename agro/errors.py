@@ -1,0 +1,13 @@
+"""The two things that agro says to the person who runs it, besides results."""
+
+
+class Refused(ValueError):
+    """The request, the configuration or the data can't be used as they are.
+
+    The message says what was expected, what came, which record, and what to do. The command line prints it
+    without a traceback and exits with 2.
+    """
+
+
+class AgroWarning(UserWarning):
+    """A setting was passed over or a figure can't be trusted; the run goes on."""

@@ -1,0 +1,314 @@
+"""The record of experience: `Prompt`, `Sample`, `Batch`.
+
+Axes, in docstrings and as suffixes: B sequences, N responses (one or more sequences), T tokens, V vocabulary,
+G groups (all responses to one prompt), P pairs. Index t of every log-prob is the log-prob of tokens[t] given
+tokens[<t], in nats; a first token has none. What isn't known is None in a record and NaN in a tensor, never 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from agro.errors import Refused
+
+Messages = list[dict[str, Any]]
+Text = str | Messages
+Role = Literal["policy", "log", "expert"]
+ROLES: tuple[str, ...] = get_args(Role)
+UNKNOWN_VERSION = -1
+
+
+def prompt_hash(prompt: Text) -> str:
+    """The default `prompt_id`: 16 hex digits of the SHA-256 of the prompt's text or of its messages as canonical JSON."""
+    text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def check_text(prompt: Any, where: str) -> None:
+    """Raise `Refused` unless `prompt` is text or a list of messages with `role` and `content`."""
+    if isinstance(prompt, str):
+        return
+    if isinstance(prompt, list) and prompt and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt):
+        return
+    raise Refused(f"{where}: prompt: expected text, or a list of messages with 'role' and 'content', got {prompt!r:.80}")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a policy is asked. `id` makes the group; `columns` are what a reward function may read (`answer`, …)."""
+
+    text: Text
+    id: str = ""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_text(self.text, f"prompt {self.id}".rstrip())
+        if not self.id:
+            object.__setattr__(self, "id", prompt_hash(self.text))
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One response to a prompt, whoever wrote it; a row of the store.
+
+    Origins differ only in what is known: samples of our own carry tokens, `behavior_logp` and `version`; a log may
+    carry only texts and a reward. `tokens` [T] is the whole sequence, prompt included; `action` [T] marks the tokens
+    that the policy chose; `learn` [T] those to take a gradient from (None: the same as `action`).
+    """
+
+    prompt: Text
+    response: str
+    reward: float | None = None  # of the whole response; None: not scored, or scoring failed (see meta["reward_error"])
+    prompt_id: str = ""  # what makes a group
+    episode: str | None = None  # rows that are pieces of one episode count as one response
+    tokens: NDArray[np.int32] | None = None  # [T]
+    action: NDArray[np.bool_] | None = None  # [T]
+    learn: NDArray[np.bool_] | None = None  # [T]
+    tokenizer: str | None = None  # fingerprint of what encoded the tokens
+    behavior_logp: NDArray[np.float32] | None = None  # [T] under the distribution sampled from; NaN where it has none
+    sampling: dict[str, Any] | None = None  # temperature, top_k, top_p, min_p, seed, …
+    context_tokens: NDArray[np.int32] | None = None  # what was conditioned on, where it isn't the prompt
+    token_reward: NDArray[np.float32] | None = None  # [T]
+    version: int | NDArray[np.int32] = UNKNOWN_VERSION  # optimiser steps of the weights that produced it; -1: not ours
+    role: Role = "log"
+    source: str = ""  # "file:…", a model's name
+    meta: dict[str, Any] = field(default_factory=dict)  # answer, finish, reward parts, parent, hint
+    id: int | None = None  # row of the store; None before it is stored
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        check_text(self.prompt, "sample")
+        if not self.prompt_id:
+            put(self, "prompt_id", prompt_hash(self.prompt))
+        where = f"sample {self.id} of prompt {self.prompt_id}" if self.id is not None else f"sample of prompt {self.prompt_id}"
+        if not isinstance(self.response, str):
+            raise Refused(f"{where}: response: expected text, got {self.response!r:.80}")
+        if self.role not in ROLES:
+            raise Refused(f"{where}: role: expected one of {', '.join(ROLES)}, got {self.role!r}")
+        if self.reward is not None:
+            if isinstance(self.reward, bool) or not isinstance(self.reward, (int, float)) or not math.isfinite(self.reward):
+                raise Refused(f"{where}: reward: expected a finite number, or None where it is unknown, got {self.reward!r}")
+            put(self, "reward", float(self.reward))
+        for name, dtype in _ARRAYS.items():
+            value = getattr(self, name)
+            if value is not None and not (name == "version" and isinstance(value, int)):
+                put(self, name, _array(value, dtype, f"{where}: {name}"))
+        self._check_tokens(where)
+
+    def _check_tokens(self, where: str) -> None:
+        if self.tokens is None:
+            held = [n for n in ("action", "learn", "behavior_logp", "token_reward") if getattr(self, n) is not None]
+            if held:
+                raise Refused(f"{where}: {', '.join(held)} given without tokens; give tokens as well, or none of them")
+            return
+        T = len(self.tokens)
+        if self.action is None:
+            raise Refused(f"{where}: tokens given without action (which of the {T} tokens are the response's)")
+        for name in ("action", "learn", "behavior_logp", "token_reward", "version"):
+            value = getattr(self, name)
+            if isinstance(value, np.ndarray) and len(value) != T:
+                raise Refused(f"{where}: {name}: expected one value for each of the {T} tokens, got {len(value)}")
+        if T and self.tokens.min() < 0:
+            at = int(self.tokens.argmin())
+            raise Refused(f"{where}: tokens: expected ids of the vocabulary, got {self.tokens[at]} at index {at}")
+        mask = self.mask
+        assert mask is not None
+        if not mask.any():
+            raise Refused(f"{where}: the mask of tokens to learn from is empty; a response needs one token at least (an end token counts)")
+        if self.learn is not None and (self.learn & ~self.action).any():
+            raise Refused(f"{where}: learn: expected a part of action, got index {int((self.learn & ~self.action).argmax())}, which isn't an action")
+        if self.behavior_logp is not None:
+            bad = (self.behavior_logp > 0) | np.isinf(self.behavior_logp)
+            if bad.any():
+                at = int(bad.argmax())
+                raise Refused(f"{where}: behavior_logp: expected log-probs (finite, at most 0; NaN where unknown), got {self.behavior_logp[at]} at index {at}")
+        if self.token_reward is not None and np.isinf(self.token_reward).any():
+            raise Refused(f"{where}: token_reward: expected finite numbers, got an infinity")
+
+    @property
+    def mask(self) -> NDArray[np.bool_] | None:
+        """[T] tokens to take a gradient from."""
+        return self.action if self.learn is None else self.learn
+
+    @property
+    def knows_behavior(self) -> bool:
+        """Whether every action has its behaviour log-prob."""
+        return self.behavior_logp is not None and self.action is not None and bool(np.isfinite(self.behavior_logp[self.action]).all())
+
+    def replace(self, **changes: Any) -> Sample:
+        return dataclasses.replace(self, **changes)
+
+    def __eq__(self, other: object) -> bool:
+        """Bit for bit, `id` left out: it says where a record lies, not what it is."""
+        if not isinstance(other, Sample):
+            return NotImplemented
+        return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(self) if f.name != "id")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_ARRAYS: dict[str, type[np.generic]] = {
+    "tokens": np.int32, "action": np.bool_, "learn": np.bool_, "behavior_logp": np.float32,
+    "context_tokens": np.int32, "token_reward": np.float32, "version": np.int32,
+}  # fmt: skip
+
+
+def _array(value: ArrayLike, dtype: type[np.generic], where: str) -> NDArray[Any]:
+    try:
+        raw = np.asarray(value)
+        out = raw.astype(dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Refused(f"{where}: expected a list of {dtype.__name__}, got {value!r:.80}") from error
+    if out.ndim != 1:
+        raise Refused(f"{where}: expected one dimension, got shape {out.shape}")
+    if dtype is not np.float32 and raw.size and not (raw == out).all():
+        raise Refused(f"{where}: expected {dtype.__name__} values, got {value!r:.80}")
+    out.flags.writeable = False
+    return out
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)) or a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        if a.dtype == np.float32:
+            return bool(((a.view(np.int32) == b.view(np.int32)) | (np.isnan(a) & np.isnan(b))).all())
+        return bool((a == b).all())
+    return type(a) is type(b) and a == b
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The tensors of one optimiser step: whole groups, whatever their origins and ages.
+
+    `mask` [B,T] is of the tokens to learn from. Per-token inputs hold NaN where they are unknown. Floating inputs
+    are float64 unless they came as tensors. `tokens` and `lengths` are None where an objective is evaluated on
+    given log-probs, without a model.
+    """
+
+    mask: Tensor  # [B,T] bool
+    reward: Tensor  # [B]; NaN: unknown
+    group: Tensor  # [B] 0 … G-1
+    response: Tensor  # [B] 0 … N-1: rows of one episode are one response
+    weight: Tensor  # [B]; one value a group
+    age: Tensor  # [B] optimiser steps behind, 0 = fresh; NaN: unknown
+    group_names: tuple[str, ...]  # [G]
+    role: tuple[str, ...]  # [B]
+    ids: tuple[str, ...]  # [B] what a message calls the row
+    ref_logp: Tensor | None = None  # [B,T]
+    behavior_logp: Tensor | None = None  # [B,T]
+    old_logp: Tensor | None = None  # [B,T] of our own policy when the batch was drawn
+    pairs: Tensor | None = None  # [P,2] rows (winner, loser)
+    votes: Tensor | None = None  # [P,2]
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    tokens: Tensor | None = None  # [B,T]
+    lengths: Tensor | None = None  # [B]
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        mask: Any,
+        reward: Any,
+        group: Sequence[Hashable] | Any,
+        ref_logp: Any = None,
+        behavior_logp: Any = None,
+        old_logp: Any = None,
+        age: Any = None,
+        role: str | Sequence[str] | None = None,
+        weight: Any = None,
+        pairs: Any = None,
+        votes: Any = None,
+        extra: Mapping[str, Any] | None = None,
+        response: Sequence[Hashable] | None = None,
+        tokens: Any = None,
+        lengths: Any = None,
+        ids: Sequence[str] | None = None,
+    ) -> Batch:
+        """Check and index what stands for B rows; see `Batch` for the shapes. Raises `Refused` naming the row."""
+        m = torch.as_tensor(mask)
+        if m.ndim != 2 or 0 in m.shape:
+            raise Refused(f"mask: expected shape [B,T], got {list(m.shape)}")
+        if m.dtype != torch.bool:
+            if not ((m == 0) | (m == 1)).all():
+                raise Refused(f"mask: expected true and false, got {m.dtype} with other values")
+            m = m.bool()
+        B, T = m.shape
+        groups = _hashables(group, B, "group")
+        names = {g: i for i, g in enumerate(dict.fromkeys(groups))}
+        rows = tuple(ids) if ids is not None else tuple(f"row {i} (group {g})" for i, g in enumerate(groups))
+        if m[:, 0].any():
+            raise Refused(f"mask: {rows[int(m[:, 0].int().argmax())]}: the first token is in the mask, but a first token has no log-prob")
+        if not m.any(1).all():
+            raise Refused(f"mask: {rows[int((~m.any(1)).int().argmax())]} is empty: there is nothing to learn from in it")
+        r = _floats(reward, (B,), "reward")
+        if r.isinf().any():
+            raise Refused(f"reward: {rows[int(r.isinf().int().argmax())]}: expected a finite number, or NaN where it is unknown, got an infinity")
+        w = torch.ones(B, dtype=torch.float64) if weight is None else _floats(weight, (B,), "weight")
+        if not (w.isfinite() & (w >= 0)).all():
+            bad = int((~(w.isfinite() & (w >= 0))).int().argmax())
+            raise Refused(f"weight: {rows[bad]}: expected a finite number, 0 or more, got {float(w[bad])}")
+        roles = ("policy",) * B if role is None else (role,) * B if isinstance(role, str) else tuple(role)
+        if len(roles) != B or not set(roles) <= set(ROLES):
+            raise Refused(f"role: expected {B} of {', '.join(ROLES)}, got {len(roles)}: {sorted(set(roles))}")
+        member = _hashables(response, B, "response") if response is not None else list(range(B))
+        order = {k: i for i, k in enumerate(dict.fromkeys(member))}
+        a = torch.full((B,), math.nan, dtype=torch.float64) if age is None else _floats([math.nan if x is None else x for x in age], (B,), "age")
+
+        def per_token(value: Any, name: str) -> Tensor | None:
+            if value is None:
+                return None
+            value = value if isinstance(value, (Tensor, np.ndarray)) else [[math.nan] * T if x is None else x for x in value]
+            return _floats(value, (B, T), name)
+
+        P = None if pairs is None else torch.as_tensor(pairs).long().reshape(-1, 2)
+        if P is not None and P.numel() and (P.min() < 0 or P.max() >= B):
+            raise Refused(f"pairs: expected rows 0 to {B - 1}, got {int(P.min())} to {int(P.max())}")
+        return cls(
+            mask=m, reward=r, group=torch.tensor([names[g] for g in groups]), response=torch.tensor([order[k] for k in member]),
+            weight=w, age=a, group_names=tuple(str(g) for g in names), role=roles, ids=rows,
+            ref_logp=per_token(ref_logp, "ref_logp"), behavior_logp=per_token(behavior_logp, "behavior_logp"), old_logp=per_token(old_logp, "old_logp"),
+            pairs=P, votes=None if votes is None else _floats(votes, (0 if P is None else len(P), 2), "votes"),
+            extra={k: torch.as_tensor(v) for k, v in (extra or {}).items()},
+            tokens=None if tokens is None else torch.as_tensor(tokens).long(), lengths=None if lengths is None else torch.as_tensor(lengths).long(),
+        )  # fmt: skip
+
+    @property
+    def n_groups(self) -> int:
+        return len(self.group_names)
+
+    def replace(self, **changes: Any) -> Batch:
+        return dataclasses.replace(self, **changes)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch with its tensors on `device`."""
+        moved = {f.name: v.to(device) for f in dataclasses.fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        return dataclasses.replace(self, **moved, extra={k: v.to(device) for k, v in self.extra.items()})
+
+
+def _floats(value: Any, shape: tuple[int, ...], name: str) -> Tensor:
+    try:
+        t = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value, dtype=np.float64))
+    except (TypeError, ValueError) as error:
+        raise Refused(f"{name}: expected numbers of shape {list(shape)}, got {value!r:.80}") from error
+    if tuple(t.shape) != shape:
+        raise Refused(f"{name}: expected shape {list(shape)}, got {list(t.shape)}")
+    return t if t.is_floating_point() else t.double()
+
+
+def _hashables(value: Any, B: int, name: str) -> list[Hashable]:
+    items = value.tolist() if isinstance(value, (Tensor, np.ndarray)) else list(value)
+    if len(items) != B:
+        raise Refused(f"{name}: expected {B} values, one a row, got {len(items)}")
+    return items
