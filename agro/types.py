@@ -39,9 +39,15 @@ def check_text(prompt: Any, where: str) -> None:
     """Raise `Refused` unless `prompt` is text or a list of messages with `role` and `content`."""
     if isinstance(prompt, str):
         return
-    if isinstance(prompt, list) and prompt and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt):
+    if (
+        isinstance(prompt, list)
+        and prompt
+        and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt)
+    ):
         return
-    raise Refused(f"{where}: prompt: expected text, or a list of messages with 'role' and 'content', got {prompt!r:.80}")
+    raise Refused(
+        f"{where}: prompt: expected text, or a list of messages with 'role' and 'content', got {prompt!r:.80}"
+    )
 
 
 @dataclass(frozen=True)
@@ -91,14 +97,24 @@ class Sample:
         check_text(self.prompt, "sample")
         if not self.prompt_id:
             put(self, "prompt_id", prompt_hash(self.prompt))
-        where = f"sample {self.id} of prompt {self.prompt_id}" if self.id is not None else f"sample of prompt {self.prompt_id}"
+        where = (
+            f"sample {self.id} of prompt {self.prompt_id}"
+            if self.id is not None
+            else f"sample of prompt {self.prompt_id}"
+        )
         if not isinstance(self.response, str):
             raise Refused(f"{where}: response: expected text, got {self.response!r:.80}")
         if self.role not in ROLES:
             raise Refused(f"{where}: role: expected one of {', '.join(ROLES)}, got {self.role!r}")
         if self.reward is not None:
-            if isinstance(self.reward, bool) or not isinstance(self.reward, (int, float)) or not math.isfinite(self.reward):
-                raise Refused(f"{where}: reward: expected a finite number, or None where it is unknown, got {self.reward!r}")
+            if (
+                isinstance(self.reward, bool)
+                or not isinstance(self.reward, (int, float))
+                or not math.isfinite(self.reward)
+            ):
+                raise Refused(
+                    f"{where}: reward: expected a finite number, or None where it is unknown, got {self.reward!r}"
+                )
             put(self, "reward", float(self.reward))
         for name, dtype in _ARRAYS.items():
             value = getattr(self, name)
@@ -125,14 +141,20 @@ class Sample:
         mask = self.mask
         assert mask is not None
         if not mask.any():
-            raise Refused(f"{where}: the mask of tokens to learn from is empty; a response needs one token at least (an end token counts)")
+            raise Refused(
+                f"{where}: the mask of tokens to learn from is empty; a response needs one token at least (an end token counts)"
+            )
         if self.learn is not None and (self.learn & ~self.action).any():
-            raise Refused(f"{where}: learn: expected a part of action, got index {int((self.learn & ~self.action).argmax())}, which isn't an action")
+            raise Refused(
+                f"{where}: learn: expected a part of action, got index {int((self.learn & ~self.action).argmax())}, which isn't an action"
+            )
         if self.behavior_logp is not None:
             bad = (self.behavior_logp > 0) | np.isinf(self.behavior_logp)
             if bad.any():
                 at = int(bad.argmax())
-                raise Refused(f"{where}: behavior_logp: expected log-probs (finite, at most 0; NaN where unknown), got {self.behavior_logp[at]} at index {at}")
+                raise Refused(
+                    f"{where}: behavior_logp: expected log-probs (finite, at most 0; NaN where unknown), got {self.behavior_logp[at]} at index {at}"
+                )
         if self.token_reward is not None and np.isinf(self.token_reward).any():
             raise Refused(f"{where}: token_reward: expected finite numbers, got an infinity")
 
@@ -144,7 +166,11 @@ class Sample:
     @property
     def knows_behavior(self) -> bool:
         """Whether every action has its behaviour log-prob."""
-        return self.behavior_logp is not None and self.action is not None and bool(np.isfinite(self.behavior_logp[self.action]).all())
+        return (
+            self.behavior_logp is not None
+            and self.action is not None
+            and bool(np.isfinite(self.behavior_logp[self.action]).all())
+        )
 
     def replace(self, **changes: Any) -> Sample:
         return dataclasses.replace(self, **changes)
@@ -153,7 +179,9 @@ class Sample:
         """Bit for bit, `id` left out: it says where a record lies, not what it is."""
         if not isinstance(other, Sample):
             return NotImplemented
-        return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(self) if f.name != "id")
+        return all(
+            _same(getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(self) if f.name != "id"
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -249,12 +277,18 @@ class Batch:
         names = {g: i for i, g in enumerate(dict.fromkeys(groups))}
         rows = tuple(ids) if ids is not None else tuple(f"row {i} (group {g})" for i, g in enumerate(groups))
         if m[:, 0].any():
-            raise Refused(f"mask: {rows[int(m[:, 0].int().argmax())]}: the first token is in the mask, but a first token has no log-prob")
+            raise Refused(
+                f"mask: {rows[int(m[:, 0].int().argmax())]}: the first token is in the mask, but a first token has no log-prob"
+            )
         if not m.any(1).all():
-            raise Refused(f"mask: {rows[int((~m.any(1)).int().argmax())]} is empty: there is nothing to learn from in it")
+            raise Refused(
+                f"mask: {rows[int((~m.any(1)).int().argmax())]} is empty: there is nothing to learn from in it"
+            )
         r = _floats(reward, (B,), "reward")
         if r.isinf().any():
-            raise Refused(f"reward: {rows[int(r.isinf().int().argmax())]}: expected a finite number, or NaN where it is unknown, got an infinity")
+            raise Refused(
+                f"reward: {rows[int(r.isinf().int().argmax())]}: expected a finite number, or NaN where it is unknown, got an infinity"
+            )
         w = torch.ones(B, dtype=torch.float64) if weight is None else _floats(weight, (B,), "weight")
         if not (w.isfinite() & (w >= 0)).all():
             bad = int((~(w.isfinite() & (w >= 0))).int().argmax())
@@ -264,12 +298,20 @@ class Batch:
             raise Refused(f"role: expected {B} of {', '.join(ROLES)}, got {len(roles)}: {sorted(set(roles))}")
         member = _hashables(response, B, "response") if response is not None else list(range(B))
         order = {k: i for i, k in enumerate(dict.fromkeys(member))}
-        a = torch.full((B,), math.nan, dtype=torch.float64) if age is None else _floats([math.nan if x is None else x for x in age], (B,), "age")
+        a = (
+            torch.full((B,), math.nan, dtype=torch.float64)
+            if age is None
+            else _floats([math.nan if x is None else x for x in age], (B,), "age")
+        )
 
         def per_token(value: Any, name: str) -> Tensor | None:
             if value is None:
                 return None
-            value = value if isinstance(value, (Tensor, np.ndarray)) else [[math.nan] * T if x is None else x for x in value]
+            value = (
+                value
+                if isinstance(value, (Tensor, np.ndarray))
+                else [[math.nan] * T if x is None else x for x in value]
+            )
             return _floats(value, (B, T), name)
 
         P = None if pairs is None else torch.as_tensor(pairs).long().reshape(-1, 2)
@@ -293,7 +335,9 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with its tensors on `device`."""
-        moved = {f.name: v.to(device) for f in dataclasses.fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        moved = {
+            f.name: v.to(device) for f in dataclasses.fields(self) if isinstance(v := getattr(self, f.name), Tensor)
+        }
         return dataclasses.replace(self, **moved, extra={k: v.to(device) for k, v in self.extra.items()})
 
 
