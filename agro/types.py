@@ -333,12 +333,39 @@ class Batch:
     def replace(self, **changes: Any) -> Batch:
         return dataclasses.replace(self, **changes)
 
+    def rows(self, index: Tensor) -> Batch:
+        """The batch of those rows alone ([K] row numbers), its groups and responses numbered anew.
+
+        Pairs that lose a row leave with it.
+        """
+        B = len(self.mask)
+        kept: dict[str, Any] = {}
+        for f in dataclasses.fields(self):
+            v = getattr(self, f.name)
+            if isinstance(v, Tensor) and f.name not in ("pairs", "votes"):
+                kept[f.name] = v[index]
+        groups, kept["group"] = kept["group"].unique(return_inverse=True)
+        kept["response"] = kept["response"].unique(return_inverse=True)[1]
+        at = index.tolist()
+        kept["group_names"] = tuple(self.group_names[g] for g in groups.tolist())
+        kept["role"], kept["ids"] = tuple(self.role[i] for i in at), tuple(self.ids[i] for i in at)
+        kept["extra"] = {k: v[index] if v.ndim and len(v) == B else v for k, v in self.extra.items()}
+        if self.pairs is not None:
+            place = torch.full((B,), -1, device=index.device).index_put(
+                (index,), torch.arange(len(index), device=index.device)
+            )
+            whole = (place[self.pairs] >= 0).all(1)
+            kept["pairs"] = place[self.pairs[whole]]
+            kept["votes"] = None if self.votes is None else self.votes[whole]
+        return dataclasses.replace(self, **kept)
+
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with its tensors on `device`."""
-        moved = {
-            f.name: v.to(device) for f in dataclasses.fields(self) if isinstance(v := getattr(self, f.name), Tensor)
-        }
-        return dataclasses.replace(self, **moved, extra={k: v.to(device) for k, v in self.extra.items()})
+        moved: dict[str, Any] = {"extra": {k: v.to(device) for k, v in self.extra.items()}}
+        for f in dataclasses.fields(self):
+            if isinstance(v := getattr(self, f.name), Tensor):
+                moved[f.name] = v.to(device)
+        return dataclasses.replace(self, **moved)
 
 
 def _floats(value: Any, shape: tuple[int, ...], name: str) -> Tensor:

@@ -1,0 +1,150 @@
+"""Objectives: pure functions of log-probs over whole groups, one family a file, listed in `OBJECTIVES`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agro.errors import Refused
+from agro.objectives.clipped import grpo
+from agro.objectives.consistency import agro, agro_onpolicy
+from agro.objectives.core import (
+    REQUIRED,
+    Coupling,
+    Evaluation,
+    Need,
+    Objective,
+    Option,
+    as_stream,
+    differentiate,
+    lack,
+    like,
+)
+from agro.objectives.policy_gradient import kl_pg, reinforce, rloo
+from agro.objectives.supervised import sft
+from agro.types import Batch
+
+__all__ = ["OBJECTIVES", "Evaluation", "Objective", "describe", "differentiate", "evaluate", "get", "lack", "names"]
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf")
+
+
+def _not_negative(value: Any) -> bool:
+    return _number(value) and value >= 0
+
+
+def _one_of(*choices: Any) -> tuple[str, Any]:
+    return f"one of {', '.join(map(repr, choices))}", lambda v: any(
+        v is c or (isinstance(v, str) and v == c) for c in choices
+    )
+
+
+def _beta(default: Any = REQUIRED) -> Option:
+    unit = "reward per nat of the response's log-ratio"
+    return Option(
+        default, unit, "strength of the regularisation towards the reference", "a number, 0 or more", _not_negative
+    )
+
+
+def _choice(default: Any, meaning: str, *choices: Any) -> Option:
+    return Option(default, "choice", meaning, *_one_of(*choices))
+
+
+SINGLETONS = _choice("error", "what to do with groups that have too few responses", "error", "drop")
+
+
+def _regularised(*always: Need) -> Any:
+    """Needs of an objective that reads the reference's log-probs unless β is 0."""
+    return lambda o: set(always) | ({"ref_logp"} if o.get("beta", REQUIRED) != 0 else set())
+
+
+def _coupled(o: Mapping[str, Any]) -> Coupling:
+    """Group-coupled through R_i unless β is 0."""
+    return "row" if o.get("beta", REQUIRED) == 0 else "group"
+
+
+def _fixed(value: Any) -> Any:
+    return lambda o: value
+
+
+AGRO = "AGRO, arXiv 2503.19612"
+
+OBJECTIVES: dict[str, Objective] = {
+    "agro": Objective(
+        agro, f"{AGRO}, eq. 4", _regularised("reward", "groups"), _coupled,
+        {"beta": _beta(), "scale": _choice("reward", "whether the gradient carries the factor beta", "reward", "loss"), "singletons": SINGLETONS},
+    ),
+    "agro_onpolicy": Objective(
+        agro_onpolicy, f"{AGRO}, eqs. 5 and 6",
+        lambda o: _regularised("reward", "fresh", "triples" if o.get("baseline") else "groups")(o), _coupled,
+        {"beta": _beta(), "baseline": _choice(False, "lower the variance of the likelihood-ratio part; some bias, groups of 3", False, True),
+         "singletons": SINGLETONS},
+    ),
+    "rloo": Objective(
+        rloo, "RLOO, arXiv 2402.14740", _regularised("reward", "groups"), _coupled, {"beta": _beta(0.0), "singletons": SINGLETONS},
+    ),
+    "reinforce": Objective(
+        reinforce, "REINFORCE, Williams 1992",
+        lambda o: {"reward", "groups"} if o.get("baseline") == "mean" else {"reward"}, _fixed("row"),
+        {"baseline": Option("none", "reward", "b in r − b: none, the mean of the group, or a number", "'none', 'mean' or a number",
+                            lambda v: v in ("none", "mean") or _number(v)), "singletons": SINGLETONS},
+    ),
+    "kl_pg": Objective(kl_pg, f"{AGRO}, section 8", _fixed({"reward", "groups", "kl"}), _fixed("row"), {"beta": _beta(), "singletons": SINGLETONS}),
+    "grpo": Objective(
+        grpo, "GRPO, arXiv 2402.03300, eq. 3",
+        lambda o: {*_regularised("reward", "groups")(o), "old_logp" if o.get("ratio") == "old" else "behavior_logp"}, _fixed("row"),
+        {"ratio": _choice("behavior", "what the importance ratio is against: the recorded behaviour, or the trainer when the batch was drawn", "behavior", "old"),
+         "clip": Option((0.2, 0.2), "ratio", "how far below and above 1 the ratio may go", "two numbers, 0 or more",
+                        lambda v: isinstance(v, tuple) and len(v) == 2 and all(_not_negative(x) for x in v)),
+         "std": _choice(True, "divide the advantage by the group's standard deviation", True, False), "beta": _beta(0.0), "singletons": SINGLETONS},
+    ),
+    "sft": Objective(sft, "maximum likelihood", _fixed(set()), _fixed("row"), {}),
+}  # fmt: skip
+
+
+def names() -> list[str]:
+    """Every objective."""
+    return list(OBJECTIVES)
+
+
+def get(name: str) -> Objective:
+    if name not in OBJECTIVES:
+        raise Refused(f"objective: expected one of {', '.join(OBJECTIVES)}, got {name!r}")
+    return OBJECTIVES[name]
+
+
+def describe(name: str, **options: Any) -> dict[str, Any]:
+    """What an objective needs and how far it couples (both given the options), its options, its source."""
+    entry = get(name)
+    given = {k: v.default for k, v in entry.options.items() if v.default is not REQUIRED} | options
+    return {
+        "name": name,
+        "source": entry.source,
+        "summary": (entry.function.__doc__ or "").strip(),
+        "needs": sorted(entry.needs(given)),
+        "couples": entry.couples(given),
+        "options": {
+            k: {"default": None if v.default is REQUIRED else v.default, "required": v.default is REQUIRED, "unit": v.unit,
+                "meaning": v.meaning, "expected": v.expected}
+            for k, v in entry.options.items()
+        },
+    }  # fmt: skip
+
+
+def evaluate(
+    name: str, logp: Any, batch: Batch, *, streams: Mapping[str, Any] | None = None, **options: Any
+) -> Evaluation:
+    """Value and gradient of an objective at given log-probs.
+
+    `logp` [B,T] and each of `streams` ("kl", "entropy", [B,T]) may be tensors, arrays or lists; the gradients come back as
+    tensors for a tensor, else as arrays, in the dtype of `logp`. Positions outside the mask may hold anything and
+    get a gradient of exactly 0. What the objective doesn't need it doesn't read. Computed in float64.
+
+    Raises `Refused` naming the objective, the field and the rows where the batch lacks what it needs.
+    """
+    entry = get(name)
+    given = {"logp": as_stream(logp), **{k: as_stream(v) for k, v in (streams or {}).items()}}
+    out = differentiate(name, entry, given, batch.to(given["logp"].device), entry.resolve(name, options))
+    return Evaluation(out.loss, {k: like(v, logp) for k, v in out.grads.items()}, out.metrics)

@@ -1,0 +1,89 @@
+"""Reductions over tokens, responses and groups. Each names what it divides by; all are over the whole step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agro.errors import Refused
+from agro.types import Batch
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The responses of a batch [N] and their groups [G]: rows of one episode are one response."""
+
+    batch: Batch
+    reward: Tensor  # [N] float64
+    group: Tensor  # [N]
+    n: Tensor  # [G] responses
+    weight: Tensor  # [G]
+
+    @classmethod
+    def of(cls, batch: Batch) -> Groups:
+        N = int(batch.response.max()) + 1
+        first = _first(batch.response, N)
+        group, reward, row_weight = batch.group[first], batch.reward.double()[first], batch.weight.double()
+        for name, of_response, of_row in (("group", group, batch.group), ("reward", reward, batch.reward.double())):
+            differs = (of_response[batch.response] != of_row) & ~(of_row != of_row)
+            if differs.any():
+                raise Refused(
+                    f"{name}: {batch.ids[int(differs.int().argmax())]}: rows of one response have different values"
+                )
+        weight = row_weight[_first(batch.group, batch.n_groups)]
+        differs = weight[batch.group] != row_weight
+        if differs.any():
+            raise Refused(
+                f"weight: {batch.ids[int(differs.int().argmax())]}: expected one weight for the whole group, got different ones"
+            )
+        return cls(batch, reward, group, torch.bincount(group, minlength=batch.n_groups), weight)
+
+    def sum_tokens(self, x: Tensor) -> Tensor:
+        """[B,T] -> [N]: the sum over the mask and over the rows of a response."""
+        rows = torch.where(self.batch.mask, x, 0.0).sum(1)
+        return torch.zeros_like(self.reward).index_add(0, self.batch.response, rows)
+
+    def mean_tokens(self, x: Tensor) -> Tensor:
+        """[B,T] -> [N]: the mean over the tokens of a response."""
+        return self.sum_tokens(x) / self.sum_tokens(torch.ones_like(x))
+
+    def sum(self, v: Tensor) -> Tensor:
+        """[N] -> [G]"""
+        return torch.zeros_like(self.weight).index_add(0, self.group, v)
+
+    def mean(self, v: Tensor) -> Tensor:
+        """[N] -> [N]: the mean of each response's group."""
+        return (self.sum(v) / self.n)[self.group]
+
+    def mean_others(self, v: Tensor) -> Tensor:
+        """[N] -> [N]: the leave-one-out mean, v̄_{-i}."""
+        n = self.n[self.group]
+        return (n * self.mean(v) - v) / (n - 1)
+
+    def variance(self, v: Tensor) -> Tensor:
+        """[N] -> [G]: the sample variance, divided by n - 1."""
+        return self.sum((v - self.mean(v)).square()) / (self.n - 1)
+
+    def average(self, per_group: Tensor) -> Tensor:
+        """[G] -> []: the mean over groups, whatever their sizes; a weight w counts a group w times."""
+        return (self.weight * per_group).sum() / self.weight.sum()
+
+    def average_responses(self, v: Tensor) -> Tensor:
+        """[N] -> []: the mean in a group, then over groups."""
+        return self.average(self.sum(v) / self.n)
+
+
+def token_mean(batch: Batch, x: Tensor) -> Tensor:
+    """[B,T] -> []: the mean over all tokens of the step; a weight w counts a row w times."""
+    w = torch.where(batch.mask, batch.weight.double()[:, None], 0.0)
+    return (w * torch.where(batch.mask, x, 0.0)).sum() / w.sum()
+
+
+def _first(index: Tensor, size: int) -> Tensor:
+    """[size] the first position at which each of 0 … size-1 stands in `index`."""
+    B = len(index)
+    return torch.full((size,), B, device=index.device).scatter_reduce(
+        0, index, torch.arange(B, device=index.device), "amin"
+    )
