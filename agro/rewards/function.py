@@ -1,0 +1,129 @@
+"""Any Python function as a reward, with the signature that TRL's trainers call.
+
+    def reward(prompts, completions, **columns) -> list[float | None]
+
+All arguments come by name, each a list with one value a response:
+- `prompts`: text, or messages; `completions`: text, or for messages [{"role": "assistant", "content": …}];
+- `completion_ids`: the response's tokens with the end token, None where they are unknown;
+- every column of the prompts file (the samples' `meta`), None where a sample lacks it. What agro itself notes there
+  (`RESERVED`) isn't passed;
+- `reward.options` of the configuration, as they are.
+A function without `**columns` gets what it names. It may be `async`. TRL's `trainer_state`, `log_extra` and
+`log_metric` don't exist here. It should judge each response by itself: which ones share a call isn't promised, and
+a call that fails is repeated response by response.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from agro.errors import Refused
+from agro.rewards.protocol import Score
+from agro.rewards.workers import Pool
+from agro.types import Sample
+
+PASSED = ("prompts", "completions", "completion_ids")
+RESERVED = frozenset({"prompt", "completion", "finish", "index", "reward_error", "reward_parts", *PASSED})
+
+
+class FunctionReward:
+    """A function called in `workers` processes, at most `timeout` seconds a response.
+
+    `function` is module:function, file.py:function, or a function that stands at the top of a module or file.
+    Raises `Refused` where it can't be imported or can't be called so. A response on which it raises, hangs, dies or
+    returns no finite number gets `Score(None, error)`; the others of the same call keep theirs.
+    """
+
+    def __init__(
+        self,
+        function: str | Callable[..., Any],
+        options: Mapping[str, Any] | None = None,
+        *,
+        timeout: float = 10.0,
+        workers: int = 1,
+    ) -> None:
+        self.name = function if isinstance(function, str) else _name_of(function)
+        self._options = dict(options or {})
+        taken = sorted(self._options.keys() & set(PASSED))
+        if taken:
+            raise Refused(f"reward.options.{taken[0]}: {', '.join(PASSED)} come from the samples; remove it")
+        self._pool = Pool(_located(self.name), self._options, timeout=timeout, workers=workers)
+        try:
+            self._check()
+        except Refused:
+            self.close()
+            raise
+
+    def _check(self) -> None:
+        known = sorted(self._pool.parameters)
+        if not self._pool.accepts("completions"):
+            raise Refused(
+                f"reward.name: {self.name}: expected f(prompts, completions, **columns), got f({', '.join(known)})"
+            )
+        for option in self._options:
+            if not self._pool.accepts(option):
+                near = get_close_matches(option, known, 1, 0.5)
+                raise Refused(
+                    f"reward.options.{option}: {self.name} takes no such argument; "
+                    + (f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}")
+                )
+
+    def score(self, samples: Sequence[Sample]) -> list[Score]:
+        return [Score(value, error) for value, error in self._pool.call(self._columns(samples), len(samples))]
+
+    def _columns(self, samples: Sequence[Sample]) -> dict[str, list[Any]]:
+        names = dict.fromkeys(key for s in samples for key in s.meta if key not in RESERVED)
+        for name in names:
+            if name in self._options:
+                raise Refused(f"reward.options.{name}: the samples have a column of this name too; rename one of them")
+        columns: dict[str, list[Any]] = {name: [s.meta.get(name) for s in samples] for name in names}
+        columns["prompts"] = [s.prompt for s in samples]
+        columns["completions"] = [_completion(s) for s in samples]
+        columns["completion_ids"] = [_completion_ids(s) for s in samples]
+        return {name: values for name, values in columns.items() if self._pool.accepts(name)}
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _completion(sample: Sample) -> str | list[dict[str, str]]:
+    text = sample.response
+    return text if isinstance(sample.prompt, str) else [{"role": "assistant", "content": text}]
+
+
+def _completion_ids(sample: Sample) -> list[int] | None:
+    if sample.tokens is None or sample.action is None:
+        return None
+    return [int(token) for token in sample.tokens[sample.action]]
+
+
+def _located(name: str) -> str:
+    """`name` with the path of its file made absolute."""
+    place, colon, function = name.rpartition(":")
+    if not colon or not place or not function:
+        raise Refused(f"reward.name: expected module:function or file.py:function, got {name!r}")
+    if not place.endswith(".py"):
+        return name
+    path = Path(place).expanduser().resolve()
+    if not path.is_file():
+        near = get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], 1, 0.5)
+        raise Refused(f"reward.name: there is no file {path}" + (f"; did you mean {near[0]}?" if near else ""))
+    return f"{path}:{function}"
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if not module or not name or "<" in name:
+        raise Refused(
+            f"reward: {function!r} can't be found by another process; expected a function at the top of a module or file"
+        )
+    if module != "__main__":
+        return f"{module}:{name}"
+    try:
+        return f"{inspect.getfile(function)}:{name}"
+    except (TypeError, OSError):
+        raise Refused(f"reward: {name} stands in no file; put it into one and give file.py:{name}") from None

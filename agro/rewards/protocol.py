@@ -1,0 +1,77 @@
+"""What a reward is: `Score`, `Reward`, and the limit on failures of one step."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from agro.errors import Refused
+from agro.types import Sample
+
+
+@dataclass(frozen=True)
+class Score:
+    """The reward of one response: a finite `value`, or None (unknown) and the `error` that says why."""
+
+    value: float | None
+    error: str | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)  # what the value was made of, where a reward says so
+
+    def __post_init__(self) -> None:
+        if self.value is not None and not math.isfinite(self.value):
+            raise ValueError(f"a score is a finite number or None, got {self.value}")
+
+
+class Reward(Protocol):
+    """Scores responses. A failure belongs to one response and is told in its `Score`; it never raises."""
+
+    name: str
+
+    def score(self, samples: Sequence[Sample]) -> list[Score]:
+        """One score a sample, in the order of `samples`."""
+        ...
+
+    def close(self) -> None:
+        """Give back processes and connections; a closed reward scores no more."""
+        ...
+
+
+def check_failures(samples: Sequence[Sample], scores: Sequence[Score], max_failed: float) -> int:
+    """The number of failed scores; `Refused` where their share is above `max_failed` (0 to 1).
+
+    The message gives the share, the limit and the three most frequent causes with counts and samples.
+    """
+    failed = [
+        (sample, score.error or "no reason given") for sample, score in zip(samples, scores) if score.value is None
+    ]
+    if not failed or len(failed) <= max_failed * len(scores):
+        return len(failed)
+    causes: dict[tuple[str, ...], list[tuple[Sample, str]]] = defaultdict(list)
+    for sample, error in failed:
+        causes[_cause(error)].append((sample, error))
+    common = sorted(causes.values(), key=len, reverse=True)
+    lines = [f"  {len(hits)} × {hits[0][1]}: {', '.join(_name(s) for s, _ in hits[:3])}" for hits in common[:3]]
+    if len(common) > 3:
+        lines.append(f"  {sum(map(len, common[3:]))} of other causes")
+    raise Refused(
+        f"reward: {len(failed)} of {len(scores)} responses of this step could not be scored ({len(failed) / len(scores):.0%}); "
+        f"reward.max_failed allows {max_failed:.0%}\n" + "\n".join(lines) + "\n"
+        "Mend the reward or the data, or raise reward.timeout or reward.max_failed; then go on with --resume"
+    )
+
+
+def _cause(error: str) -> tuple[str, ...]:
+    """Errors of one kind from one line of code are one cause, whatever value their message quotes."""
+    place = re.search(r"\(([^()]*:\d+)\)$", error)
+    return (error.split(":", 1)[0], place[1]) if place else (error,)
+
+
+def _name(sample: Sample) -> str:
+    if sample.id is not None:
+        return f"sample {sample.id}"
+    index = sample.meta.get("index")
+    return f"prompt {sample.prompt_id}" + ("" if index is None else f" response {index}")

@@ -1,0 +1,182 @@
+"""The child process of `agro.rewards.workers`: loads one function and calls it, JSON lines in and out.
+
+Standard library only, and never imported: it starts in about 50 ms and can fall without the trainer. The first line
+it reads is {"function", "path", "options", "limit"}, the others {"id", "arguments", "limit"}; it answers each with one
+line: {"parameters", "any"} or {"refused"}, then {"id", "scores": [[value, error], …]} or {"id", "error"}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import json
+import math
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+INNER = (__file__, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
+GRACE = 5.0  # seconds after a limit at which the worker ends by itself, should its parent have died
+
+
+def main() -> None:
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the function's own reading and printing stay out of the protocol
+    os.dup2(2, 1)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("800")  # where memory runs out, Linux ends this process and not the trainer
+
+    def reply(**message: Any) -> None:
+        replies.write(json.dumps(message).encode() + b"\n")
+        replies.flush()
+
+    first = json.loads(requests.readline())
+    sys.path[:] = first["path"]
+    with time_limit(first["limit"]):
+        function, refused = load(first["function"])
+    if function is None:
+        return reply(refused=refused)
+    reply(**describe(function))
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    own_file = code.co_filename if code else ""
+    for line in requests:
+        request = json.loads(line)
+        try:
+            with time_limit(request["limit"]):
+                scores = call(function, request["arguments"], first["options"], request["n"])
+        except BaseException as error:  # noqa: BLE001 the function is anyone's: SystemExit is its failure too
+            reply(id=request["id"], error=explain(error, own_file))
+        else:
+            reply(id=request["id"], scores=scores)
+    return None
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Any:
+    """The parent keeps the limits; this one is the kernel's and holds without a parent and inside C code."""
+    signal.setitimer(signal.ITIMER_REAL, seconds + GRACE)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def load(name: str) -> tuple[Callable[..., Any] | None, str]:
+    """The function called `name` (module:function or file.py:function), or None and why not."""
+    place, _, path = name.rpartition(":")
+    try:
+        module = load_file(place) if place.endswith(".py") else importlib.import_module(place)
+    except BaseException as error:  # noqa: BLE001 a module may do anything when it is imported
+        near = nearest_modules(place) if isinstance(error, ModuleNotFoundError) and error.name == place else ""
+        return None, f"{place} can't be imported: {explain(error, place)}{near}"
+    try:
+        function = attrgetter(path)(module)
+    except AttributeError:
+        known = [k for k, v in vars(module).items() if inspect.isroutine(v) and not k.startswith("_")]
+        return None, f"{place} has no {path!r}{nearest(path, known)}"
+    if not callable(function):
+        return None, f"{name} is a {type(function).__name__}, not a function"
+    return function, ""
+
+
+def load_file(path: str) -> Any:
+    name = "reward_file_" + os.path.basename(path)[:-3]  # can't shadow a module that something imports by its name
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, os.path.dirname(path))
+    spec.loader.exec_module(module)
+    return module
+
+
+def nearest(name: str, known: list[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, known, 3, 0.5)
+    return f"; did you mean {' or '.join(close)}?" if close else f"; it has {', '.join(known) or 'no function'}"
+
+
+def nearest_modules(name: str) -> str:
+    import difflib
+    import pkgutil
+
+    close = difflib.get_close_matches(name, sorted({m.name for m in pkgutil.iter_modules()}), 3, 0.6)
+    return f"; did you mean {' or '.join(close)}?" if close else f"; it was looked for from {os.getcwd()}"
+
+
+def describe(function: Callable[..., Any]) -> dict[str, Any]:
+    """The names that the function can be given, and whether it takes any name (`**columns`)."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return {"parameters": [], "any": True}
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {
+        "parameters": [p.name for p in found if p.kind in named],
+        "any": any(p.kind is inspect.Parameter.VAR_KEYWORD for p in found),
+    }
+
+
+def call(function: Callable[..., Any], arguments: dict[str, Any], options: dict[str, Any], n: int) -> list[Any]:
+    result = function(**arguments, **options)
+    if inspect.iscoroutine(result):
+        import asyncio
+
+        result = asyncio.run(result)
+    if isinstance(result, (str, bytes, dict)) or not hasattr(result, "__iter__"):
+        raise WrongResult(f"returned {result!r:.80}, expected a list with a number for each of {n} responses")
+    values = list(result)
+    if len(values) != n:
+        raise WrongResult(f"returned {len(values)} values for {n} responses")
+    return [number(value) for value in values]
+
+
+class WrongResult(Exception):
+    pass
+
+
+def number(value: Any) -> tuple[float | None, str | None]:
+    """(value, None) of what float or a NumPy or torch scalar says, or (None, what is wrong with it)."""
+    if value is None:
+        return None, "returned None"
+    with contextlib.suppress(Exception):  # an array of several numbers has no item: it isn't a number
+        value = value.item() if hasattr(value, "item") else value
+    if not isinstance(value, (int, float)):
+        return None, f"returned {value!r:.80}, expected a number"
+    try:
+        value = float(value)
+    except OverflowError:
+        return None, "returned an integer too large for a float"
+    return (value, None) if math.isfinite(value) else (None, f"returned {value}")
+
+
+def explain(error: BaseException, file: str) -> str:
+    """The exception's type and message, and the last line of the function's own file that it passed."""
+    if isinstance(error, WrongResult):
+        return str(error)
+    place: tuple[str | None, int | None] = (None, None)
+    if isinstance(error, SyntaxError):
+        place = (error.filename, error.lineno)
+    else:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in INNER]
+        for frame in [f for f in frames if f.filename == file][-1:] or frames[-1:]:
+            place = (frame.filename, frame.lineno)
+    try:
+        text = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
+    except Exception:  # noqa: BLE001 an exception whose own __str__ fails is explained all the same
+        text = ""
+    where = f" ({os.path.basename(place[0])}:{place[1]})" if place[0] else ""
+    return type(error).__name__ + (f": {text:.300}" if text else "") + where
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):  # the parent died while the function ran
+        main()

@@ -1,0 +1,91 @@
+"""`exact` and `regex` as the configuration makes them."""
+
+import time
+from contextlib import closing
+
+import pytest
+
+from agro import config
+from agro.errors import Refused
+from agro.rewards import load_reward
+from agro.types import Sample
+
+
+def values(name, pairs, **options):
+    samples = [Sample("p", response, meta={} if answer is None else {"answer": answer}) for response, answer in pairs]
+    with closing(load_reward(config.Reward(name=name, options=options))) as reward:
+        assert reward.name == name
+        scores = reward.score(samples)
+    assert all((s.value is None) == (s.error is not None) for s in scores)
+    return [s.error if s.value is None else s.value for s in scores]
+
+
+def test_exact():
+    pairs = [(" 18\n", "18"), ("18.0", "18"), ("", ""), ("a", "A"), ("18", 18), ("b", " b")]
+    assert values("exact", pairs) == [1.0, 0.0, 1.0, 0.0, 1.0, 1.0]
+    assert values("exact", pairs, strip=False) == [0.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+    assert values("exact", pairs, case=False) == [1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", ["exact", "regex"])
+def test_without_an_answer_the_reward_is_unknown(name):
+    pairs = [("the final answer is 1", None), ("1", True), ("1", [1]), ("1", "2")]
+    assert values(name, pairs) == [
+        "the sample has no answer",
+        "the sample's answer is a bool, expected text or a finite number",
+        "the sample's answer is a list, expected text or a finite number",
+        0.0,
+    ]
+
+
+def test_regex_by_marker():
+    assert values(
+        "regex",
+        [("… the final answer is $1,000$.", "1000"), ("The final answer is 5", "6"), ("5", "5"), ("#### 5", "5")],
+    ) == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_regex_on_gsm8k():
+    answer = "Natalia sold 48+24 = <<48+24=72>>72 clips altogether.\n#### 72"
+    assert values("regex", [("so\nA: 72", answer), ("so\nA: 71", answer)], marker="A:", answer_marker="####") == [
+        1.0,
+        0.0,
+    ]
+    assert values("regex", [("#### 72.0", "72"), ("72", "72")], marker="####") == [1.0, 0.0]
+    assert values("regex", [("#### 72", "72")], marker="####", answer_marker="####") == [
+        "the sample's answer has no '####'"
+    ]
+
+
+def test_regex_by_pattern():
+    pairs = [("[1] then [72.0]", "72"), ("[72] then [1]", "72"), ("none", "72"), ("[72]", None)]
+    assert values("regex", pairs, pattern=r"\[(.*?)\]") == [1.0, 0.0, 0.0, "the sample has no answer"]
+
+
+def test_a_pattern_that_takes_for_ever_costs_only_its_response():
+    settings = config.Reward(name="regex", options={"pattern": "((?:a|a)*)$"}, timeout=0.3)
+    samples = [Sample("p", text, meta={"answer": "aa"}) for text in ("aa", "a" * 60 + "b", "aa")]
+    start = time.monotonic()
+    with closing(load_reward(settings)) as reward:
+        scores = reward.score(samples)
+    assert [s.error for s in scores] == [None, "timed out after 0.3 s", None]
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("exct", {}, "got 'exct'; did you mean exact?"),
+        ("exact", {"strp": True}, "reward.options.strp: exact has no such option; did you mean strip?"),
+        ("exact", {"strip": "yes"}, "expected true or false, got 'yes'"),
+        ("regex", {"zzz": ""}, "it has marker, pattern, answer_marker"),
+        ("regex", {"marker": " "}, "marker: expected text"),
+        ("regex", {"pattern": "("}, "pattern: missing ), unterminated subpattern at position 0"),
+        ("regex", {"pattern": "a"}, "expected one group, around the answer, got 0"),
+        ("regex", {"pattern": "(a)", "marker": "b"}, "exclude each other"),
+    ],
+)
+def test_what_cannot_be_is_refused(name, options, message):
+    with pytest.raises(Refused) as refused:
+        load_reward(config.Reward(name=name, options=options))
+    assert message in str(refused.value)

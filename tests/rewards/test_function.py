@@ -1,0 +1,404 @@
+"""A user's function as a reward: TRL's signature, and everything that it can do wrong."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agro import config
+from agro.errors import Refused
+from agro.rewards import FunctionReward, Score, load_reward
+from agro.types import Sample
+
+
+@pytest.fixture
+def write(tmp_path):
+    def put(code, name="mine.py"):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(code))
+        return path
+
+    return put
+
+
+def scores(path, responses, *, metas=None, function="f", prompts=None, timeout=5.0, workers=1, **options):
+    samples = [
+        Sample(p, r, meta=m)
+        for p, r, m in zip(prompts or ["p"] * len(responses), responses, metas or [{}] * len(responses))
+    ]
+    with closing(FunctionReward(f"{path}:{function}", options, timeout=timeout, workers=workers)) as reward:
+        return reward.score(samples)
+
+
+def outcome(found):
+    return [s.error if s.value is None else s.value for s in found]
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return (
+        Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z" if sys.platform == "linux" else True
+    )
+
+
+def gone(pid, seconds=5.0):
+    end = time.monotonic() + seconds
+    while alive(pid) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
+def test_trl_signature(write):
+    path = write("""
+        import json
+        def f(prompts, completions, **columns):
+            open(__file__ + ".seen", "w").write(json.dumps([prompts, completions, columns]))
+            return [float(len(c)) for c in completions]
+    """)
+    chat = [{"role": "user", "content": "hi"}]
+    tokens = {"tokens": np.array([5, 6, 7]), "action": np.array([False, True, True])}
+    samples = [
+        Sample("a", "xy", meta={"answer": "1", "finish": "stop", "index": 0, "reward_error": "old"}, **tokens),
+        Sample(chat, "xyz", meta={"level": 3}),
+    ]
+    with closing(load_reward(config.Reward(name=f"{path}:f", options={"scale": 2}))) as reward:
+        assert reward.score(samples) == [Score(2.0), Score(1.0)]
+    import json
+
+    prompts, completions, columns = json.loads(Path(f"{path}.seen").read_text())
+    assert prompts == ["a", chat]
+    assert completions == ["xy", [{"role": "assistant", "content": "xyz"}]]
+    assert columns == {"answer": ["1", None], "level": [None, 3], "completion_ids": [[6, 7], None], "scale": 2}
+
+
+def test_a_function_gets_only_what_it_names(write):
+    path = write("""
+        def f(completions, answer, bonus=0.0):
+            return [float(c == a) + bonus for c, a in zip(completions, answer)]
+        async def later(completions):
+            return [1.5] * len(completions)
+    """)
+    metas = [{"answer": "a", "other": 1}, {"answer": "b", "other": 2}]
+    assert outcome(scores(path, ["a", "a"], metas=metas, bonus=0.5)) == [1.5, 0.5]
+    assert outcome(scores(path, ["a"], function="later")) == [1.5]
+
+
+def test_module_from_the_working_folder(write, monkeypatch):
+    write("def f(completions, **kw): return [2 for c in completions]", "my_rewards.py")
+    monkeypatch.chdir(write("", "empty.py").parent)
+    with closing(FunctionReward("my_rewards:f")) as reward:
+        assert outcome(reward.score([Sample("p", "r")])) == [2.0]
+
+
+def named(completions, **kw):
+    return [len(c) for c in completions]
+
+
+def test_a_function_object(monkeypatch):
+    with closing(FunctionReward(named)) as reward:
+        assert reward.name == f"{__name__}:named"
+        assert outcome(reward.score([Sample("p", "four")])) == [4.0]
+    with pytest.raises(Refused, match="can't be found by another process"):
+        FunctionReward(lambda completions: [])
+
+
+def test_values_that_count_as_numbers(write):
+    path = write("""
+        import numpy as np
+        def f(completions, **kw):
+            return [1, True, np.float32(0.5), np.bool_(False), np.array(2)]
+        def array(completions, **kw):
+            return np.arange(len(completions))
+    """)
+    assert outcome(scores(path, list("abcde"))) == [1.0, 1.0, 0.5, 0.0, 2.0]
+    assert outcome(scores(path, list("abc"), function="array")) == [0.0, 1.0, 2.0]
+
+
+def test_only_the_culprits_stay_unknown(write):
+    path = write("""
+        def f(completions, **kw):
+            return [one(c) for c in completions]
+        def one(c):
+            if c == "raise": raise ValueError(f"bad answer {c!r}")
+            if c == "exit": raise SystemExit(3)
+            return {"nan": float("nan"), "inf": -1e999, "none": None, "text": "1.0", "big": 10**400}.get(c, 1.0)
+    """)
+    good = "ok"
+    assert outcome(scores(path, [good, "nan", "inf", "none", "text", "big"])) == [
+        1.0, "returned nan", "returned -inf", "returned None", "returned '1.0', expected a number", "returned an integer too large for a float",
+    ]  # fmt: skip
+    found = outcome(scores(path, [good, "raise", good, "exit", "nan"]))
+    assert found == [
+        1.0,
+        "ValueError: bad answer 'raise' (mine.py:5)",
+        1.0,
+        "SystemExit: 3 (mine.py:6)",
+        "returned nan",
+    ]
+
+
+def test_wrong_lengths(write):
+    path = write("""
+        def short(completions, **kw): return [1.0]
+        def none(completions, **kw): pass
+        def bare(completions, **kw): return 0.5
+    """)
+    assert outcome(scores(path, ["a", "b"], function="short")) == [1.0, 1.0]  # alone, each gets the one value
+    assert "returned None, expected a list" in outcome(scores(path, ["a"], function="none"))[0]
+    assert "returned 0.5, expected a list" in outcome(scores(path, ["a"], function="bare"))[0]
+
+
+def test_a_batch_that_one_row_poisons_is_done_again(write):
+    path = write("""
+        def f(completions, **kw):
+            total = sum(float(c) for c in completions)
+            return [float(c) + 0 * total for c in completions]
+    """)
+    assert outcome(scores(path, ["1", "nan", "2"])) == [1.0, "returned nan", 2.0]
+
+
+def test_hung_and_dead_workers_are_replaced(write):
+    path = write("""
+        import ctypes, os, signal, time
+        def f(completions, **kw):
+            return [one(c) for c in completions]
+        def one(c):
+            if c == "hang": time.sleep(60)
+            if c == "exit": os._exit(7)
+            if c == "crash": os.kill(os.getpid(), signal.SIGSEGV)
+            if c == "killed": os.kill(os.getpid(), signal.SIGKILL)
+            return 1.0
+    """)
+    start = time.monotonic()
+    assert outcome(scores(path, ["ok", "hang", "exit", "ok", "crash", "killed", "ok"], timeout=0.3)) == [
+        1.0, "timed out after 0.3 s", "its process ended with status 7", 1.0,
+        "its process was killed by SIGSEGV", "its process was killed by SIGKILL (out of memory?)", 1.0,
+    ]  # fmt: skip
+    assert time.monotonic() - start < 10
+
+
+def test_memory_that_runs_out_is_one_responses_failure(write):
+    path = write("""
+        import resource
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))
+        def f(completions, **kw):
+            return [float(len("x" * (1 << 30 if c == "big" else 1))) for c in completions]
+    """)
+    found = outcome(scores(path, ["ok", "big"]))
+    assert found == [1.0, "MemoryError (mine.py:5)"]
+
+
+def test_a_slow_function_is_not_a_hung_one(write):
+    """3 × 0.2 s is over the limit of one response: the first batch is done again one by one, the second isn't."""
+    path = write("""
+        import time
+        def f(completions, **kw):
+            time.sleep(0.2 * len(completions))
+            return [float(len(completions))] * len(completions)
+    """)
+    with closing(FunctionReward(f"{path}:f", timeout=0.5)) as reward:
+        samples = [Sample("p", c) for c in "abc"]
+        assert outcome(reward.score(samples)) == [1.0, 1.0, 1.0]
+        assert outcome(reward.score(samples)) == [3.0, 3.0, 3.0]
+
+
+def test_order_holds_over_workers(write):
+    path = write("""
+        import os, time
+        def f(completions, **kw):
+            time.sleep(0.05 * (int(completions[0]) == 0))
+            if "5" in completions and len(completions) > 1: raise ValueError
+            return [float(c) for c in completions]
+        def pid(completions, **kw):
+            time.sleep(0.1)
+            return [os.getpid()] * len(completions)
+    """)
+    assert outcome(scores(path, [str(i) for i in range(10)], workers=3)) == [float(i) for i in range(10)]
+    assert len(set(outcome(scores(path, ["a", "b", "c"], function="pid", workers=3)))) == 3
+    assert scores(path, [], workers=2) == []
+
+
+def test_large_batches_and_odd_text(write):
+    path = write("def f(completions, **kw): return [len(c) for c in completions]")
+    texts = ["x" * 3_000_000, "\ud800 \u2028\n\x00", ""]
+    assert outcome(scores(path, texts)) == [3_000_000.0, 5.0, 0.0]
+
+
+def test_printing_and_reading_stay_out_of_the_protocol(write, capfd):
+    path = write("""
+        import os, sys
+        print("on import")
+        def f(completions, **kw):
+            print('{"id": 1}'); os.system("echo from a shell")
+            assert sys.stdin.read() == ""
+            return [1.0]
+    """)
+    assert outcome(scores(path, ["a"])) == [1.0]
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert all(text in err for text in ("on import", '{"id": 1}', "from a shell"))
+
+
+def test_what_a_hung_function_started_is_killed_with_it(write):
+    path = write("""
+        import subprocess, time
+        def f(completions, **kw):
+            child = subprocess.Popen(["sleep", "60"])
+            open(__file__ + ".pid", "w").write(str(child.pid))
+            time.sleep(60)
+    """)
+    assert outcome(scores(path, ["a"], timeout=0.5)) == ["timed out after 0.5 s"]
+    assert gone(int(Path(f"{path}.pid").read_text()))
+
+
+PARENT = """
+    import sys, time
+    from agro.rewards import FunctionReward
+    from agro.types import Sample
+    reward = FunctionReward(sys.argv[1] + ":f", timeout=60.0)
+    print("ready", flush=True)
+    {then}
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "number"),
+    [
+        ("reward.score([Sample('p', 'r')])", signal.SIGINT),
+        ("time.sleep(60)", signal.SIGKILL),
+        ("", None),
+    ],
+)
+def test_no_orphans(write, then, number):
+    path = write("""
+        import os, time
+        open(__file__ + ".pid", "w").write(str(os.getpid()))
+        def f(completions, **kw): time.sleep(60)
+    """)
+    parent = write(PARENT.format(then=then), "parent.py")
+    process = subprocess.Popen(
+        [sys.executable, str(parent), str(path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdout
+    assert process.stdout.readline() == b"ready\n"
+    pid = int(Path(f"{path}.pid").read_text())
+    if number is not None:
+        assert alive(pid)
+        time.sleep(0.3)
+        process.send_signal(number)
+    process.wait(10)
+    process.stdout.close()
+    assert gone(pid)
+
+
+def test_a_worker_inside_c_code_ends_without_its_parent(write):
+    """A regular expression holds the interpreter's lock: only the kernel's timer can end it."""
+    import json
+
+    path = write("""
+        import os, re
+        def f(completions, **kw):
+            open(__file__ + ".pid", "w").write(str(os.getpid()))
+            return [bool(re.match("(a|a)*$", "a" * 80 + "b"))]
+    """)
+    from agro.rewards import worker, workers
+
+    code = Path(worker.__file__).read_text().replace("GRACE = 5.0", "GRACE = 0.2")
+    copy = write(code, "quick_worker.py")
+    process = subprocess.Popen([sys.executable, str(copy)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin
+    for message in (
+        {"function": f"{path}:f", "path": sys.path, "options": {}, "limit": 5},
+        {"id": 1, "n": 1, "arguments": {"completions": ["a"]}, "limit": 0.3},
+    ):
+        process.stdin.write(json.dumps(message).encode() + b"\n")
+    process.stdin.flush()
+    assert process.wait(10) == -signal.SIGALRM
+    process.communicate()
+    assert workers.START_SECONDS > 0
+
+
+def test_an_interrupt_leaves_the_reward_usable(write):
+    path = write("""
+        import os, signal, time
+        def f(completions, **kw):
+            if completions == ["slow"]:
+                os.kill(os.getppid(), signal.SIGINT); time.sleep(0.2)
+            return [float(len(c)) for c in completions]
+    """)
+    with closing(FunctionReward(f"{path}:f")) as reward:
+        with pytest.raises(KeyboardInterrupt):
+            reward.score([Sample("p", "slow")])
+        time.sleep(0.3)
+        assert outcome(reward.score([Sample("p", "abc")])) == [3.0]
+    with pytest.raises(RuntimeError, match="closed"):
+        reward.score([Sample("p", "abc")])
+
+
+def test_a_worker_that_died_between_calls_is_nobodys_fault(write):
+    path = write("""
+        import os, threading
+        def f(completions, **kw):
+            threading.Timer(0.1, os._exit, [1]).start()
+            return [1.0]
+    """)
+    with closing(FunctionReward(f"{path}:f")) as reward:
+        assert outcome(reward.score([Sample("p", "a")])) == [1.0]
+        time.sleep(0.5)
+        assert outcome(reward.score([Sample("p", "a")])) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:f", "no_such_module can't be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("jsom:loads", "did you mean json"),
+        ("{tmp}/mime.py:f", "mime.py; did you mean mine.py?"),
+        ("{tmp}/mine.py:rewrad", "mine.py has no 'rewrad'; did you mean reward?"),
+        ("{tmp}/mine.py:zzzzzz", "it has reward"),
+        ("{tmp}/mine.py:number", "is a int, not a function"),
+        ("{tmp}/mine.py:", "expected module:function or file.py:function"),
+        ("{tmp}/mine.py:other", "expected f(prompts, completions, **columns), got f(x)"),
+        ("{tmp}/broken.py:f", "broken.py can't be imported: ZeroDivisionError: division by zero (broken.py:2)"),
+        ("{tmp}/syntax.py:f", "SyntaxError: expected ':' (syntax.py:1)"),
+        ("{tmp}/leaves.py:f", "its process ended with status 4 while importing"),
+        ("{tmp}/needs.py:f", "No module named 'nothing_like_it' (needs.py:1)"),
+    ],
+)
+def test_what_cannot_be_imported_is_refused(write, tmp_path, name, message):
+    write("number = 1\ndef reward(completions, **kw): pass\ndef other(x): pass", "mine.py")
+    write("# a comment\n1 / 0", "broken.py")
+    write("def f()", "syntax.py")
+    write("import os; os._exit(4)", "leaves.py")
+    write("import nothing_like_it", "needs.py")
+    with pytest.raises(Refused) as refused:
+        load_reward(config.Reward(name=name.format(tmp=tmp_path)))
+    assert message in str(refused.value)
+
+
+def test_options_that_the_function_does_not_take_are_refused(write):
+    path = write("def f(completions, weight=1.0): return [weight] * len(completions)")
+    with pytest.raises(Refused, match=r"reward.options.wieght: .* takes no such argument; did you mean weight\?"):
+        FunctionReward(f"{path}:f", {"wieght": 2})
+    with pytest.raises(Refused, match=r"reward.options.completions: .* come from the samples"):
+        FunctionReward(f"{path}:f", {"completions": 2})
+    reward = FunctionReward(f"{path}:f", {"weight": 2})
+    with closing(reward), pytest.raises(Refused, match="the samples have a column of this name too"):
+        reward.score([Sample("p", "r", meta={"weight": 1})])
+
+
+def test_the_worker_needs_the_standard_library_only_and_starts_at_once():
+    from agro.rewards import worker
+
+    code = "import sys, runpy; runpy.run_path(sys.argv[1]); bad = {'agro', 'torch', 'numpy'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
+    subprocess.run([sys.executable, "-P", "-c", code, worker.__file__], check=True, timeout=20)
