@@ -1,0 +1,38 @@
+"""agro: reinforcement learning for language models from any generation.
+
+The names below are imported when they are first used, so that `import agro` and the command line's `--help` are fast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agro.config import RunConfig as RunConfig
+    from agro.errors import Refused as Refused
+    from agro.policy import Policy as Policy
+    from agro.store import Store as Store
+    from agro.train import Trainer as Trainer
+    from agro.types import Batch as Batch
+    from agro.types import Prompt as Prompt
+    from agro.types import Sample as Sample
+
+_HOMES = {
+    "Batch": "agro.types",
+    "Policy": "agro.policy",
+    "Prompt": "agro.types",
+    "Refused": "agro.errors",
+    "RunConfig": "agro.config",
+    "Sample": "agro.types",
+    "Store": "agro.store",
+    "Trainer": "agro.train",
+}
+
+__all__ = ["Batch", "Policy", "Prompt", "Refused", "RunConfig", "Sample", "Store", "Trainer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'agro' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

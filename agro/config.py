@@ -148,6 +148,7 @@ class Evaluate(Section):
     )
     n: Count = Field(1, description="responses a prompt")
     temperature: float = Field(1.0, ge=0)
+    kl: bool = Field(True, description="measure the KL to the reference too; holds a copy of the reference")
 
 
 class Phase(BaseModel):
@@ -193,7 +194,8 @@ class RunConfig(Section):
             values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
             raise Refused(f"{path}: {error}") from None
-        values.pop("versions", None)
+        for made_by_a_run in ("versions", "run"):
+            values.pop(made_by_a_run, None)
         for item in overrides:
             _override(values, item)
         return cls.of(values, str(path))

@@ -10,9 +10,11 @@ from agro.objectives.clipped import grpo
 from agro.objectives.consistency import agro, agro_onpolicy
 from agro.objectives.core import (
     REQUIRED,
+    WAYS_OUT,
     Coupling,
     Evaluation,
     Need,
+    NotFinite,
     Objective,
     Option,
     as_stream,
@@ -24,7 +26,19 @@ from agro.objectives.policy_gradient import kl_pg, reinforce, rloo
 from agro.objectives.supervised import sft
 from agro.types import Batch
 
-__all__ = ["OBJECTIVES", "Evaluation", "Objective", "describe", "differentiate", "evaluate", "get", "lack", "names"]
+__all__ = [
+    "OBJECTIVES",
+    "WAYS_OUT",
+    "Evaluation",
+    "NotFinite",
+    "Objective",
+    "describe",
+    "differentiate",
+    "evaluate",
+    "get",
+    "lack",
+    "names",
+]
 
 
 def _number(value: Any) -> bool:

@@ -35,6 +35,10 @@ WAYS_OUT = {
 }
 
 
+class NotFinite(Refused):
+    """A stream or a gradient isn't finite in some row."""
+
+
 @dataclass(frozen=True)
 class Terms:
     """What an objective returns. Its gradient is the surrogate's where there is one, else the loss's."""
@@ -128,7 +132,7 @@ def differentiate(
         leaves[s] = torch.where(part.mask, value.detach().double(), 0.0).requires_grad_()
         if not leaves[s].isfinite().all():
             row = int((~leaves[s].isfinite()).any(1).int().argmax())
-            raise Refused(
+            raise NotFinite(
                 f"objective {name}: stream {s}: expected finite numbers where the mask is set, got others in {part.ids[row]}"
             )
     terms = objective.function(leaves, part, **{k: v for k, v in options.items() if k != "singletons"})
@@ -217,7 +221,7 @@ def _check_finite(name: str, grads: Streams, streams: Streams, batch: Batch, row
                 f", largest |logp - {k}| {float((streams['logp'][row] - v[row])[batch.mask[row]].abs().max()):.4g}"
                 for k, v in seen.items()
             )
-            raise Refused(
+            raise NotFinite(
                 f"objective {name}: the gradient of stream {s} isn't finite in {batch.ids[row]} (a ratio that overflows?){far}. "
                 "What to do: leave such rows out (data.max_age), or use an objective without ratios, such as agro."
             )

@@ -1,0 +1,3 @@
+from agro.cli import main
+
+main()

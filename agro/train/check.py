@@ -1,0 +1,74 @@
+"""What is refused before any compute: settings that contradict each other or the objective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agro.config import RunConfig
+from agro.errors import Refused
+from agro.objectives import WAYS_OUT, get
+from agro.train.schedule import lr_at, options_at
+from agro.types import Prompt
+
+
+def check_config(config: RunConfig) -> None:
+    """Raise `Refused` naming the settings, phase by phase."""
+    if (config.policy.model is None) == (config.policy.new is None):
+        raise Refused("policy: expected either policy.model (a folder or hub name) or [policy.new] (random weights), got "
+                      + ("neither" if config.policy.model is None else "both"))  # fmt: skip
+    for name in config.phase_names:
+        _check_phase(config.phase(name), f"phase {name}: " if config.phases else "")
+
+
+def _check_phase(config: RunConfig, where: str) -> None:
+    name, data, sampler = config.objective.name, config.data, config.sampler
+    options = get(name).resolve(name, options_at(config.objective.options, 0))
+    get(name).resolve(name, options_at(config.objective.options, config.train.steps))
+    lr_at(config.train, 0, config.train.steps)
+    needs = get(name).needs(options)
+    if data.replay < 1 and not data.prompts:
+        raise Refused(
+            f"{where}data.replay = {data.replay} samples from prompts, but data.prompts isn't set; set it, or data.replay = 1"
+        )
+    least = 3 if "triples" in needs else 2 if "groups" in needs else 1
+    if data.replay < 1 and sampler.n < least:
+        raise Refused(
+            f"{where}objective {name} needs groups of at least {least} responses, but sampler.n is {sampler.n}"
+        )
+    if data.group_size is not None and data.replay > 0 and data.group_size < least:
+        raise Refused(
+            f"{where}objective {name} needs groups of at least {least} responses, but data.group_size is {data.group_size}"
+        )
+    if "fresh" in needs:
+        behind = (
+            f"data.replay = {data.replay}"
+            if data.replay
+            else f"train.updates = {config.train.updates}"
+            if config.train.updates > 1
+            else ""
+        )
+        if behind:
+            raise Refused(
+                f"{where}objective {name} needs samples made by the present weights, but {behind}. What to do: {WAYS_OUT['fresh']}."
+            )
+        if sampler.temperature != config.policy.temperature or sampler.top_k or sampler.top_p < 1 or sampler.min_p:
+            raise Refused(
+                f"{where}objective {name} needs samples of the policy itself: sampler.temperature = policy.temperature ({config.policy.temperature}) "
+                f"and no truncation; got temperature {sampler.temperature}, top_k {sampler.top_k}, top_p {sampler.top_p}, min_p {sampler.min_p}"
+            )
+
+
+def check_heldout(prompts: Sequence[str], heldout: Sequence[Prompt]) -> None:
+    """Raise `Refused` where a held-out prompt is trained on."""
+    shared = set(prompts) & {p.id for p in heldout}
+    if shared:
+        raise Refused(
+            f"data.eval_prompts: {len(shared)} of {len(heldout)} held-out prompts are in the training data "
+            f"(for one: {', '.join(sorted(shared)[:3])}); take them out of one of the two"
+        )
+
+
+def reads_reference(config: RunConfig) -> bool:
+    """Whether a phase needs the reference in memory."""
+    needs = get(config.objective.name).needs(config.objective.options)
+    return bool({"ref_logp", "kl"} & needs) or (config.evaluate.kl and config.data.eval_prompts is not None)

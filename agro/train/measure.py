@@ -1,0 +1,97 @@
+"""The metrics of a step. What isn't known or wasn't measured is None."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from agro.config import RunConfig
+from agro.evaluate import Heldout
+from agro.policy import Policy
+from agro.train.data import Drawn
+from agro.train.step import Step, collate, streams_of
+
+KEYS = (
+    "step", "phase", "version", "reward_mean", "reward_std", "eval_reward", "eval_reward_se", "eval_n", "eval_kl_ref",
+    "loss", "kl_ref", "grad_norm", "grad_norm_clipped", "lr", "tokens", "sampled_tokens", "seconds", "seconds_sample",
+    "seconds_train", "tokens_per_second", "staleness_mean", "staleness_max", "length_mean", "truncated_share", "groups",
+    "groups_equal", "rewards_failed", "left_out", "left_out_reasons", "skipped", "logp_diff_mean", "logp_diff_max",
+    "replay_share", "objective",
+)  # fmt: skip
+
+
+def empty_metrics() -> dict[str, Any]:
+    """Every key, nothing known."""
+    return dict.fromkeys(KEYS)
+
+
+def describe_batch(drawn: Drawn, version: int) -> dict[str, Any]:
+    """What the samples say before anything is computed on them. `version` is the trainer's."""
+    samples = drawn.samples
+    rewards = defaultdict(list)
+    for s in samples:
+        if s.reward is not None:
+            rewards[s.prompt_id].append(s.reward)
+    known = [r for group in rewards.values() for r in group]
+    ages = [version - int(np.min(s.version)) for s in samples if int(np.min(s.version)) >= 0]
+    finishes = [s.meta.get("finish") for s in samples if s.meta.get("finish") is not None]
+    groups = {s.prompt_id for s in samples}
+    replayed = len(groups) - len({s.prompt_id for s in samples if drawn.fresh and s.id in drawn.fresh})
+    return {
+        "reward_mean": float(np.mean(known)) if known else None,
+        "reward_std": float(np.std(known, ddof=1)) if len(known) > 1 else None,
+        "tokens": sum(int(s.mask.sum()) for s in samples if s.mask is not None),
+        "sampled_tokens": drawn.sampled_tokens,
+        "staleness_mean": float(np.mean(ages)) if ages else None,
+        "staleness_max": max(ages) if ages else None,
+        "length_mean": float(np.mean([s.action.sum() for s in samples if s.action is not None])) if samples else None,
+        "truncated_share": finishes.count("length") / len(finishes) if finishes else None,
+        "groups": len(groups),
+        "groups_equal": sum(min(r) == max(r) for r in rewards.values()),
+        "rewards_failed": drawn.failed,
+        "left_out": sum(drawn.left_out.values()),
+        "left_out_reasons": dict(drawn.left_out),
+        "skipped": 0,
+        "replay_share": replayed / len(groups) if groups else None,
+    }
+
+
+def describe_step(step: Step, drawn: Drawn, config: RunConfig) -> dict[str, Any]:
+    """What the first pass over a batch shows: the objective, and on fresh rows KL and sampler against trainer.
+
+    kl_ref is the mean over fresh responses of Σ_t log π − log π_ref, in nats: on other rows that isn't a KL.
+    """
+    batch, logp = step.batch, step.streams["logp"]
+    fresh = torch.tensor([s.id in drawn.fresh for s in drawn.samples], device=logp.device)
+    out: dict[str, Any] = {"loss": step.evaluation.loss, "objective": step.evaluation.metrics}
+    if fresh.any() and batch.ref_logp is not None:
+        out["kl_ref"] = _log_ratio(logp, batch.ref_logp, batch.mask)[fresh].mean().item()
+    if fresh.any() and batch.behavior_logp is not None and samples_policy(config):
+        off = (logp - batch.behavior_logp)[batch.mask & fresh[:, None]].abs()
+        out |= {"logp_diff_mean": off.mean().item(), "logp_diff_max": off.max().item()}
+    return out
+
+
+def samples_policy(config: RunConfig) -> bool:
+    """Whether the sampler draws from the policy itself, so that both should give the same log-probs."""
+    s = config.sampler
+    return s.temperature == config.policy.temperature and not s.top_k and s.top_p == 1 and not s.min_p
+
+
+def describe_heldout(found: Heldout, policy: Policy, reference: Policy | None, config: RunConfig) -> dict[str, Any]:
+    """Held-out reward, and KL to the reference where samples of the policy itself allow it."""
+    out: dict[str, Any] = {"eval_reward": found.mean, "eval_reward_se": found.se, "eval_n": found.rewards.size}
+    if reference is not None and config.evaluate.temperature == config.policy.temperature:
+        batch = collate(found.samples, 0).to(policy.device)
+        size = config.train.micro_batch
+        ours, theirs = (streams_of(p, batch, ["logp"], size)["logp"] for p in (policy, reference))
+        out["eval_kl_ref"] = _log_ratio(ours, theirs, batch.mask).mean().item()
+    return out
+
+
+def _log_ratio(logp: torch.Tensor, ref_logp: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """[B] Σ_t log π − log π_ref."""
+    return torch.where(mask, logp - ref_logp, 0.0).sum(1)

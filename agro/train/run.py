@@ -1,0 +1,131 @@
+"""The run folder: configuration, metrics, the lines on the terminal."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import os
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from agro.config import RunConfig
+from agro.errors import Refused
+
+LIBRARIES = ("agro", "torch", "transformers", "tokenizers", "numpy")
+
+
+class Run:
+    """A folder with `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and, unless given, `store.db`."""
+
+    def __init__(self, folder: Path, config: RunConfig, *, resume: bool) -> None:
+        self.folder = folder
+        self.config_file = folder / "config.json"
+        self.metrics_file = folder / "metrics.jsonl"
+        self.checkpoints = folder / "checkpoints"
+        began = self.config_file.exists()
+        if began and not resume:
+            raise Refused(f"{folder}: there is a run in this folder; go on with it by --resume, or give another --out")
+        if began:
+            self.id = self._same_run(config)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.id = uuid.uuid4().hex
+            record = {**config.model_dump(mode="json"), "versions": versions(), "run": self.id}
+            write(self.config_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+    def _same_run(self, config: RunConfig) -> str:
+        before = json.loads(self.config_file.read_text(encoding="utf-8"))
+        now = config.model_dump(mode="json")
+        for section in now:
+            if before.get(section) != now[section]:
+                raise Refused(
+                    f"{self.folder}: --resume goes on with the same configuration, but [{section}] differs: "
+                    f"the run has {before.get(section)}, now it is {now[section]}"
+                )
+        return str(before["run"])
+
+    def forget_after(self, step: int) -> None:
+        """Drop the metrics of steps that weren't committed."""
+        if not self.metrics_file.exists():
+            return
+        kept = []
+        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line)
+            except json.JSONDecodeError:  # the torn last line of a run that was killed
+                break
+        write(self.metrics_file, "".join(line + "\n" for line in kept))
+
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        """Append one object; what isn't a finite number is unknown: null."""
+        with self.metrics_file.open("a", encoding="utf-8") as f:
+            f.write(json.dumps(_known(metrics), allow_nan=False) + "\n")
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _known(v) for k, v in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0]}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # run from a folder that isn't installed
+            found[name] = "unknown"
+    return found
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())
+    temporary.replace(path)
+
+
+class Progress:
+    """One line a step: phase, step, reward, KL, speed, time left."""
+
+    def __init__(self, last: int, out: TextIO | None = None) -> None:
+        self.last = last
+        self.out = out or sys.stderr
+        self.paces: list[float] = []  # seconds of the present phase's steps
+
+    def say(self, text: str) -> None:
+        print(text, file=self.out, flush=True)
+
+    def step(self, m: Mapping[str, Any]) -> None:
+        self.paces = [*self.paces[-19:], m["seconds"]]
+        left = (self.last - m["step"]) * sorted(self.paces)[len(self.paces) // 2]
+        shown = [
+            f"{m['phase']} {m['step']}/{self.last}",
+            f"loss {_short(m['loss'])}",
+            f"reward {_short(m['reward_mean'])}",
+        ]
+        if m.get("eval_reward") is not None:
+            shown.append(f"held-out {m['eval_reward']:.3f} ± {m['eval_reward_se']:.3f}")
+        shown += [f"KL {_short(m['kl_ref'])}", f"{_short(m['tokens_per_second'])} tok/s", f"{_clock(left)} left"]
+        if m["skipped"]:
+            shown.append("update skipped: the gradient isn't finite")
+        self.say("  ".join(shown))
+
+
+def _short(value: Any) -> str:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "–"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

@@ -1,0 +1,186 @@
+"""The only backward: an objective's gradient, exact whatever the micro-batch.
+
+An objective depends on the parameters through per-token streams alone, so its gradient is Σ g · ∂stream/∂θ with
+g = ∂loss/∂stream. Whole-step streams without gradient give g; micro-batches back-propagate Σ g · stream. Where a
+micro-batch holds all that a row's g depends on (the row, or its whole group), its own forward gives g and the first
+pass falls away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agro.objectives import Evaluation, differentiate, get
+from agro.objectives.core import STREAMS
+from agro.policy import Policy
+from agro.types import Batch, Sample
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one backward leaves besides the parameters' `.grad`."""
+
+    evaluation: Evaluation
+    streams: dict[str, Tensor]  # [B,T] before the update; outside the mask they hold 0
+    batch: Batch  # with ref_logp where it was computed
+
+
+def collate(samples: Sequence[Sample], version: int) -> Batch:
+    """Encoded samples as a batch, right-padded; `version` is the trainer's, from which ages count.
+
+    Raises `Refused` for what `Batch.of` and `Sample` refuse. The reward of a response includes its token rewards.
+    """
+    T = max(len(s.tokens) for s in samples if s.tokens is not None)
+
+    def padded(values: Sequence[Any], fill: float, dtype: torch.dtype) -> Tensor:
+        out = torch.full((len(samples), T), fill, dtype=dtype)
+        for row, value in zip(out, values, strict=True):
+            if value is not None:
+                row[: len(value)] = torch.as_tensor(value.copy()).to(dtype)
+        return out
+
+    knows = any(s.behavior_logp is not None for s in samples)
+    return Batch.of(
+        mask=padded([s.mask for s in samples], 0, torch.bool),
+        reward=[_reward(s) for s in samples],
+        group=[s.prompt_id for s in samples],
+        response=[("episode", s.episode) if s.episode is not None else i for i, s in enumerate(samples)],
+        behavior_logp=padded([s.behavior_logp for s in samples], math.nan, torch.float32) if knows else None,
+        age=[_age(s, version) for s in samples],
+        role=[s.role for s in samples],
+        tokens=padded([s.tokens for s in samples], 0, torch.long),
+        lengths=[len(s.tokens) for s in samples if s.tokens is not None],
+        ids=[f"sample {s.id} (prompt {s.prompt_id})" for s in samples],
+    )
+
+
+def _reward(sample: Sample) -> float:
+    if sample.token_reward is None:
+        return math.nan if sample.reward is None else sample.reward
+    known = sample.token_reward[~torch.as_tensor(sample.token_reward.copy()).isnan().numpy()]
+    return (sample.reward or 0.0) + float(known.sum(dtype="float64"))
+
+
+def _age(sample: Sample, version: int) -> float:
+    oldest = int(sample.version if isinstance(sample.version, int) else sample.version.min())
+    return math.nan if oldest < 0 else float(version - oldest)
+
+
+def streams_of(
+    policy: Policy, batch: Batch, want: Sequence[str], micro_batch: int, reference: Policy | None = None
+) -> dict[str, Tensor]:
+    """Streams of the whole step without gradient, [B,T] each, 0 outside the mask."""
+    out = {s: _blank(batch) for s in want}
+    with torch.no_grad():
+        for rows in by_length(batch, micro_batch):
+            for s, value in _forward(policy, batch, rows, want, reference).items():
+                out[s][rows, : value.shape[1]] = value.double()
+    return out
+
+
+def backward(
+    policy: Policy,
+    batch: Batch,
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    micro_batch: int,
+    reference: Policy | None = None,
+    between: Callable[[], None] = lambda: None,
+) -> Step:
+    """Add the gradient of objective `name` (resolved `options`) over `batch` to the parameters' `.grad`.
+
+    `reference` gives ref_logp, and the exact KL where the objective needs them. `between` is called before each
+    forward; what it raises leaves the parameters as they were.
+    """
+    objective = get(name)
+    needs = objective.needs(options)
+    want = [s for s in STREAMS if s == "logp" or s in needs]
+    batch = batch.to(policy.device)
+    if "ref_logp" in needs and batch.ref_logp is None:
+        assert reference is not None
+        batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], micro_batch)["logp"])
+    parts = whole(batch, objective.couples(options), micro_batch)
+    seen = {s: _blank(batch) for s in want}
+    if parts is None:
+        seen = streams_of(policy, batch, want, micro_batch, reference)
+        evaluation = differentiate(name, objective, seen, batch, options)
+        for rows in by_length(batch, micro_batch):
+            between()
+            _pull(_forward(policy, batch, rows, want, reference), evaluation.grads, batch, rows)
+        return Step(evaluation, seen, batch)
+    for rows in parts:
+        between()
+        live = _forward(policy, batch, rows, want, reference)
+        for s, value in live.items():
+            seen[s][rows, : value.shape[1]] = value.detach().double()
+        part = differentiate(name, objective, seen, batch, options, rows)
+        _pull(live, part.grads, batch, rows)
+    return Step(differentiate(name, objective, seen, batch, options), seen, batch)
+
+
+def _pull(live: Mapping[str, Tensor], grads: Mapping[str, Tensor], batch: Batch, rows: Tensor) -> None:
+    total = torch.zeros((), dtype=torch.float64, device=batch.mask.device)
+    for s, value in live.items():
+        width = value.shape[1]
+        mask = batch.mask[rows, :width]
+        total = total + (grads[s][rows, :width][mask] * value[mask].double()).sum()
+    total.backward()
+
+
+def _forward(
+    policy: Policy, batch: Batch, rows: Tensor, want: Sequence[str], reference: Policy | None
+) -> dict[str, Tensor]:
+    """Streams of some rows, [K,T'] with 0 outside the mask; T' is the longest of them."""
+    assert batch.tokens is not None
+    assert batch.lengths is not None
+    width = int(batch.lengths[rows].max())
+    mask = batch.mask[rows, :width]
+    out = policy.streams(
+        batch.tokens[rows, :width], batch.lengths[rows], mask, want, reference if "kl" in want else None
+    )
+    return {s: torch.where(mask, v, 0.0) for s, v in out.items()}
+
+
+def _blank(batch: Batch) -> Tensor:
+    return torch.zeros(batch.mask.shape, dtype=torch.float64, device=batch.mask.device)
+
+
+def by_length(batch: Batch, size: int) -> list[Tensor]:
+    """Row numbers in micro-batches of at most `size`, rows of like length together."""
+    assert batch.lengths is not None
+    return list(batch.lengths.argsort(descending=True, stable=True).split(size))
+
+
+def whole(batch: Batch, couples: str, size: int) -> list[Tensor] | None:
+    """Micro-batches each of which holds all that its rows' gradients depend on; None where that can't be.
+
+    A response in several rows couples them, so by "row" is meant by response.
+    """
+    if len(batch.mask) <= size:
+        return by_length(batch, size)
+    if couples == "step":
+        return None
+    member = batch.group if couples == "group" else batch.response
+    if couples == "row" and len(member.unique()) == len(member):
+        return by_length(batch, size)
+    blocks: list[list[int]] = []
+    rows_of: dict[int, list[int]] = {}
+    for row, m in enumerate(member.tolist()):
+        rows_of.setdefault(m, []).append(row)
+    assert batch.lengths is not None
+    length = batch.lengths.tolist()
+    for rows in sorted(rows_of.values(), key=lambda rows: -max(length[r] for r in rows)):
+        if len(rows) > size:
+            return None
+        if blocks and len(blocks[-1]) + len(rows) <= size:
+            blocks[-1] += rows
+        else:
+            blocks.append(list(rows))
+    return [torch.tensor(b, device=batch.mask.device) for b in blocks]
