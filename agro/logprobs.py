@@ -1,0 +1,243 @@
+"""Token log-probs, entropy and exact KL from hidden states, a few positions at a time: [B,T,V] never exists.
+
+The hidden state at t-1 predicts tokens[t]. With z [V] the logits at temperature τ, log π = z - logsumexp z and
+H = -Σ π log π, KL = Σ π (log π - log π_ref), the gradients with respect to z are
+
+    d log π(a) = 1_a - π        d H = -π (log π + H)        d KL = π (log π - log π_ref - KL)
+
+so the backward pass computes a chunk's logits once more, turns them into their gradient in place, and adds that to
+the gradients of the hidden states and of the head. A chunk holds three copies of its logits at most (two more where
+logits are capped), and the gradient of the head exists once, not once a chunk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from agro.errors import Refused
+
+STREAMS = ("logp", "entropy", "kl")
+
+
+@dataclass(frozen=True)
+class Head:
+    """From the last hidden state to logits: cap · tanh(scale · (h Wᵀ + b) / cap), without the tanh where cap is None."""
+
+    weight: Tensor  # [V,H]
+    bias: Tensor | None = None  # [V]
+    scale: float = 1.0
+    cap: float | None = None
+
+    @classmethod
+    def of(cls, model: Any) -> Head:
+        """The head of a transformers causal language model; `Refused` where it isn't linear."""
+        linear = model.get_output_embeddings()
+        if not isinstance(linear, nn.Linear):
+            raise Refused(
+                f"{type(model).__name__}: expected a linear output layer (torch.nn.Linear), got {type(linear).__name__}; "
+                "agro computes log-probs in chunks from it and can't do so for this architecture"
+            )
+        config = model.config.get_text_config()
+        scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
+        scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
+        scale *= float(getattr(config, "lm_head_multiplier", None) or 1.0)  # Falcon-H1
+        return cls(linear.weight, linear.bias, scale, getattr(config, "final_logit_softcapping", None))  # Gemma
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[...,H] -> [...,V] without gradient, float32 (float64 for float64 weights); the product is in the weights' type."""
+        z = nn.functional.linear(hidden, self.weight, self.bias)
+        z = z if z.dtype == torch.float64 else z.float()
+        if self.scale != 1:
+            z.mul_(self.scale)
+        return z if self.cap is None else z.div_(self.cap).tanh_().mul_(self.cap)
+
+
+def token_streams(
+    hidden: Tensor,
+    head: Head,
+    tokens: Tensor,
+    mask: Tensor,
+    *,
+    want: Collection[str] = ("logp",),
+    temperature: float = 1.0,
+    chunk: int = 128,
+    reference: tuple[Tensor, Head] | None = None,
+) -> dict[str, Tensor]:
+    """What `want` names, at the positions of `mask`; NaN elsewhere; differentiable in `hidden` and `head`.
+
+    Args:
+        hidden: [B,T,H] last hidden states.
+        tokens, mask: [B,T]; the first column of `mask` is false, for a first token has no log-prob.
+        want: of "logp" (nats), "entropy" (of π), "kl" (of π from the reference, over the whole vocabulary).
+        temperature: divides the logits of both policies.
+        chunk: positions whose logits exist at once, at most; see `positions`.
+        reference: hidden states [B,T,H'] and head of π_ref, for "kl". No gradient goes there.
+    Returns:
+        name -> [B,T], float32 (float64 for float64 weights).
+    """
+    unknown = set(want) - set(STREAMS)
+    if unknown:
+        raise ValueError(f"streams: expected some of {', '.join(STREAMS)}, got {', '.join(sorted(unknown))}")
+    if mask[:, 0].any():
+        raise ValueError("mask: the first token is in the mask, but a first token has no log-prob")
+    if "kl" in want and reference is None:
+        raise ValueError("the stream 'kl' needs a reference")
+    at = mask[:, 1:]
+    ref_hidden, ref_head = (None, None) if reference is None or "kl" not in want else reference
+    if ref_head is not None and ref_head.weight.shape[0] != head.weight.shape[0]:
+        raise Refused(
+            f"kl: expected a reference with the policy's vocabulary of {head.weight.shape[0]} tokens, "
+            f"got {ref_head.weight.shape[0]}; start both from the same model"
+        )
+    values = _Streams.apply(
+        hidden[:, :-1][at], head.weight, head.bias, tokens[:, 1:][at].long(),
+        None if ref_hidden is None else ref_hidden[:, :-1][at].detach(),
+        _Plan(head, ref_head, temperature, positions(chunk, mask.numel(), head.weight.shape[0]), frozenset(want)),
+    )  # fmt: skip
+    out: dict[str, Tensor] = {}
+    for name, value in zip(STREAMS, values):
+        if value is not None:
+            out[name] = torch.full(mask.shape, math.nan, dtype=value.dtype, device=value.device).masked_scatter(
+                mask, value
+            )
+    return out
+
+
+def positions(chunk: int, total: int, vocab: int) -> int:
+    """Positions a chunk: `chunk`, or fewer so that its logits stay below 1/128 of [B,T,V], but 4 MiB of them at least."""
+    return min(chunk, max(total // 128, 2**20 // vocab, 1))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    head: Head
+    reference: Head | None
+    temperature: float
+    size: int  # positions a chunk
+    want: frozenset[str]
+
+    def chunks(self, n: int) -> Iterator[slice]:
+        return (slice(i, i + self.size) for i in range(0, n, self.size))
+
+
+class _Streams(torch.autograd.Function):
+    """N positions -> log-prob, entropy, KL, each [N], or None where it isn't wanted.
+
+    What a chunk allocates dies with the function that handles it: nothing of size [chunk,V] lives in two rounds.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, ref: Tensor | None, plan: _Plan
+    ) -> tuple[Tensor | None, ...]:
+        values = torch.empty((3, len(tokens)), dtype=_wide(weight), device=hidden.device)
+        norms = torch.empty((4, len(tokens)), dtype=_wide(weight), device=hidden.device)
+        for c in plan.chunks(len(tokens)):
+            _measure(plan, hidden[c], tokens[c], None if ref is None else ref[c], values[:, c], norms[:, c])
+        ctx.plan = plan
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(hidden, weight, bias, tokens, ref, values, norms)
+        return tuple(v.clone() if n in plan.want else None for n, v in zip(STREAMS, values))
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, tokens, ref, values, norms = ctx.saved_tensors
+        plan: _Plan = ctx.plan
+        d_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        d_weight = torch.zeros_like(weight, dtype=_wide(weight)) if ctx.needs_input_grad[1] else None
+        d_bias = torch.zeros_like(bias, dtype=_wide(weight)) if bias is not None and ctx.needs_input_grad[2] else None
+        for c in plan.chunks(len(tokens)):
+            d = _d_logits(
+                plan, hidden[c], tokens[c], None if ref is None else ref[c], values[:, c], norms[:, c],
+                [None if g is None else g[c] for g in grads],
+            ).to(weight.dtype)  # fmt: skip
+            if d_hidden is not None:
+                d_hidden[c] = d @ weight
+            if d_weight is not None and d_weight.dtype == d.dtype:
+                d_weight.addmm_(d.T, hidden[c])
+            elif d_weight is not None:  # of half precision: summed over the chunks in float32
+                d_weight += d.T @ hidden[c]
+            if d_bias is not None:
+                d_bias += d.sum(0)
+            del d
+        return (
+            d_hidden,
+            None if d_weight is None else d_weight.to(weight.dtype),
+            None if d_bias is None else d_bias.to(weight.dtype),
+            None, None, None,
+        )  # fmt: skip
+
+
+def _measure(plan: _Plan, h: Tensor, tokens: Tensor, h_ref: Tensor | None, values: Tensor, norms: Tensor) -> None:
+    """Fill log-prob, entropy and KL into `values` [3,n], and what normalises π and π_ref into `norms` [4,n]."""
+    log_ref: Tensor | None = None
+    if h_ref is not None and plan.reference is not None:
+        log_ref = plan.reference.logits(h_ref).to(values.dtype).div_(plan.temperature)
+        _normalise(log_ref, norms[2:])
+    log_pi = plan.head.logits(h).div_(plan.temperature)
+    pi = _normalise(log_pi, norms[:2])
+    values[0] = log_pi.gather(1, tokens[:, None])[:, 0]
+    if "entropy" in plan.want:
+        values[1] = -_dot(pi, log_pi)
+    if log_ref is not None:
+        values[2] = _dot(pi, log_pi.sub_(log_ref))
+
+
+def _d_logits(
+    plan: _Plan,
+    h: Tensor,
+    tokens: Tensor,
+    h_ref: Tensor | None,
+    values: Tensor,
+    norms: Tensor,
+    grads: list[Tensor | None],
+) -> Tensor:
+    """Gradient with respect to h Wᵀ + b [n,V], from the gradients of the three streams."""
+    zero = torch.zeros_like(values[0])
+    by_logp, by_entropy, by_kl = (zero if g is None else g for g in grads)
+    z = plan.head.logits(h)
+    slope = None if plan.head.cap is None else (z / plan.head.cap).square_().neg_().add_(1)
+    log_pi = z.div_(plan.temperature).sub_(norms[0, :, None]).sub_(norms[1, :, None])
+    if grads[1] is None and grads[2] is None:
+        d = log_pi.exp_().mul_(-by_logp[:, None])
+    else:
+        pi = log_pi.exp()
+        d = log_pi.mul_((by_kl - by_entropy)[:, None])
+        if grads[2] is not None and h_ref is not None and plan.reference is not None:
+            log_ref = plan.reference.logits(h_ref).to(d.dtype).div_(plan.temperature)
+            d.addcmul_(log_ref.sub_(norms[2, :, None]).sub_(norms[3, :, None]), by_kl[:, None], value=-1)
+            d.sub_((by_kl * values[2])[:, None])
+        if grads[1] is not None:
+            d.sub_((by_entropy * values[1])[:, None])
+        d.sub_(by_logp[:, None]).mul_(pi)
+    d.scatter_add_(1, tokens[:, None], by_logp[:, None])
+    d.mul_(plan.head.scale / plan.temperature)
+    return d if slope is None else d.mul_(slope)
+
+
+def _wide(weight: Tensor) -> torch.dtype:
+    return torch.float64 if weight.dtype == torch.float64 else torch.float32
+
+
+def _normalise(z: Tensor, norms: Tensor) -> Tensor:
+    """Turn logits z [n,V] into log-probs in place and return the probs; norms [2,n]: the largest logit, log Σ exp(z - it)."""
+    torch.amax(z, 1, out=norms[0])
+    e = z.sub_(norms[0, :, None]).exp()
+    total = e.sum(1, keepdim=True)
+    norms[1] = total.log()[:, 0]
+    z.sub_(norms[1, :, None])
+    return e.div_(total)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """Σ_v a·b [n], without a product of the size of a."""
+    return torch.bmm(a[:, None, :], b[:, :, None])[:, 0, 0]

@@ -1,0 +1,352 @@
+"""A policy: a causal language model, its tokenizer and the temperature that belongs to every log-prob of the trainer."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import safetensors
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agro import config as configuration
+from agro.errors import Refused
+from agro.logprobs import Head, token_streams
+from agro.newmodel import new_model
+from agro.types import UNKNOWN_VERSION, Sample, Text
+
+__all__ = ["Policy", "Unusable", "new_model"]
+
+Reason = Literal["too long", "unknown characters", "empty", "tokens outside the vocabulary"]
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
+_PROBE_TOKENS = 16
+
+
+class Unusable(Refused):
+    """A sample that this policy can't be trained on; `reason` is what it is counted under."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Policy:
+    """A causal language model with its tokenizer.
+
+    The model stays in train mode, with every dropout probability 0: the log-probs that are trained are those that
+    were sampled. All log-probs are in nats, at `temperature`.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, *, temperature: float = 1.0, chunk: int = 128) -> None:
+        """`chunk`: positions whose logits exist at once. Raises `Refused` for a model that agro can't compute exactly."""
+        self.model = model
+        self.tokenizer = tokenizer
+        self.temperature = temperature
+        self.chunk = chunk
+        self.name = type(model).__name__
+        self.vocab_size: int = Head.of(model).weight.shape[0]
+        self.context = _context(model.config.get_text_config())
+        self.eos_ids = _eos_ids(model, tokenizer)
+        if len(tokenizer) > self.vocab_size:
+            raise Refused(
+                f"{self.name}: the tokenizer has {len(tokenizer)} tokens, the model's output layer {self.vocab_size}; "
+                "use the tokenizer that was saved with the model, or resize the model's embeddings and train them first"
+            )
+        self.fingerprint = _fingerprint(tokenizer)
+        self._prefix = _prefix(tokenizer)
+        _without_dropout(model)
+        model.train()
+        self._probe()
+
+    @classmethod
+    def load(cls, config: configuration.Policy, *, seed: int = 0) -> Policy:
+        """The model of the configuration, by folder or hub name, or a new one with random weights drawn from `seed`.
+
+        Safetensors only. Sets the number of CPU threads of the process where the configuration names one: torch takes
+        all cores by default, and on models of a few million parameters the threads wait for each other.
+        """
+        if (config.model is None) == (config.new is None):
+            raise Refused(
+                "policy: expected policy.model (a folder or hub name) or [policy.new] (random weights), got "
+                + ("neither" if config.model is None else "both")
+            )
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        device = _device(config.device)
+        with tempfile.TemporaryDirectory() as folder:
+            if config.new is not None:
+                new_model(folder, config.new, seed)
+            model, tokenizer = _pretrained(config.model or folder, config)
+        return cls(model.to(device), tokenizer, temperature=config.temperature, chunk=config.chunk)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device  # type: ignore[no-any-return]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return Head.of(self.model).weight.dtype
+
+    def encode_prompt(self, text: Text) -> list[int]:
+        """Ids of a prompt, with what the tokenizer puts in front (a BOS, where it does so) and nothing behind.
+
+        An empty text is the BOS alone, or the EOS where the tokenizer has no BOS. Messages go through the
+        tokenizer's chat template, followed by its generation prompt.
+        """
+        if isinstance(text, str):
+            ids = self._prefix + self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            start = [i for i in (self.tokenizer.bos_token_id, *self.eos_ids) if i is not None][:1]
+            if not ids and not start:
+                raise Refused(f"{self.name}: an empty prompt, and a tokenizer with neither BOS nor EOS to start from")
+            return ids or start
+        if not self.tokenizer.chat_template:
+            raise Refused(
+                f"prompt {text!r:.80}: messages, but the tokenizer of {self.name} has no chat template; "
+                "give prompts as text, or a tokenizer with a template"
+            )
+        try:
+            rendered = self.tokenizer.apply_chat_template(text, tokenize=False, add_generation_prompt=True)
+        except (ValueError, TypeError, KeyError) as error:
+            raise Refused(f"prompt {text!r:.80}: the chat template of {self.name} refuses it: {error}") from None
+        return list(self.tokenizer(rendered, add_special_tokens=False)["input_ids"])
+
+    def encode(self, sample: Sample, max_length: int | None = None) -> Sample:
+        """The sample with `tokens`, `action` and `tokenizer` of this policy.
+
+        Tokens of this very tokenizer are kept. Else prompt and response are encoded each by itself, and an end token
+        follows unless the response was cut (`meta["finish"] == "length"`); what was known of each token of another
+        encoding (`learn`, `behavior_logp`, `token_reward`, a version each) is unknown of the new ones, unless both
+        are the same.
+
+        Raises `Unusable` with a `reason`: longer than `max_length` or the model's context, characters that the
+        tokenizer doesn't know, nothing to learn from, ids outside the model's vocabulary.
+        """
+        where = f"sample {sample.id if sample.id is not None else ''} of prompt {sample.prompt_id}".replace("  ", " ")
+        out = sample if sample.tokens is not None and sample.tokenizer == self.fingerprint else None
+        out = out or self._encoded(sample, where)
+        assert out.tokens is not None
+        if out.tokens.max() >= self.vocab_size:
+            raise Unusable(
+                "tokens outside the vocabulary",
+                f"{where}: tokens: expected ids below {self.vocab_size}, got {out.tokens.max()} at index "
+                f"{out.tokens.argmax()}; encode it with the model's own tokenizer",
+            )
+        limit = min(self.context, max_length or self.context)
+        if len(out.tokens) > limit:
+            raise Unusable(
+                "too long",
+                f"{where}: {len(out.tokens)} tokens, expected {limit} at most "
+                f"(the model's context is {self.context}, train.max_length {max_length})",
+            )
+        return out
+
+    def _encoded(self, sample: Sample, where: str) -> Sample:
+        prompt = self.encode_prompt(sample.prompt)
+        response = list(self.tokenizer(sample.response, add_special_tokens=False)["input_ids"])
+        for what, text, ids in (("prompt", sample.prompt, prompt), ("response", sample.response, response)):
+            if isinstance(text, str) and (bad := self._unknown(text, ids)):
+                raise Unusable(
+                    "unknown characters",
+                    f"{where}: {what}: {bad} that the tokenizer doesn't know; "
+                    "use a model whose vocabulary has them, or leave the sample out",
+                )
+        if sample.meta.get("finish") != "length":
+            response += self.eos_ids[:1]
+        if not response:
+            raise Unusable("empty", f"{where}: the response has no tokens, and no end token belongs to it")
+        tokens = np.array(prompt + response, dtype=np.int32)
+        action = np.arange(len(tokens)) >= len(prompt)
+        if (
+            sample.tokens is not None
+            and np.array_equal(sample.tokens, tokens)
+            and np.array_equal(sample.action, action)  # type: ignore[arg-type]
+        ):
+            return sample.replace(tokenizer=self.fingerprint)
+        version = sample.version if isinstance(sample.version, int) else UNKNOWN_VERSION
+        return sample.replace(
+            tokens=tokens, action=action, tokenizer=self.fingerprint,
+            learn=None, behavior_logp=None, token_reward=None, version=version,
+        )  # fmt: skip
+
+    def _unknown(self, text: str, ids: Sequence[int]) -> str | None:
+        """How many pieces of the text became the unknown token, where it doesn't spell that token itself."""
+        tokenizer = self.tokenizer
+        if tokenizer.unk_token_id is None:
+            return None
+        count = list(ids).count(tokenizer.unk_token_id) - text.count(tokenizer.unk_token)
+        return f"{count} pieces of text" if count > 0 else None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def hidden(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """[B,T], [B] -> [B,T,H] last hidden states of right-padded sequences; what stands beyond a length isn't read."""
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.model.base_model(  # type: ignore[no-any-return]
+            input_ids=tokens.long(),
+            attention_mask=(places < lengths[:, None]).long(),
+            position_ids=places[None].expand(tokens.shape),
+            use_cache=False,
+        ).last_hidden_state
+
+    def streams(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        mask: Tensor,
+        want: Collection[str] = ("logp",),
+        reference: Policy | None = None,
+    ) -> dict[str, Tensor]:
+        """What `want` names of "logp", "entropy" and "kl" (exact, of π from `reference`), token by token, in nats.
+
+        Args:
+            tokens: [B,T], right padded with any ids of the vocabulary.
+            lengths: [B] tokens of each sequence.
+            mask: [B,T] where the values are wanted, within the lengths, the first token left out.
+        Returns:
+            name -> [B,T] float32 (float64 for float64 weights), NaN outside the mask, differentiable in the weights.
+        """
+        tokens, lengths, mask = (t.to(self.device) for t in (tokens, lengths, mask))
+        other: tuple[Tensor, Head] | None = None
+        if "kl" in want and reference is not None:
+            with torch.no_grad():
+                other = reference.hidden(tokens, lengths), Head.of(reference.model)
+        return token_streams(
+            self.hidden(tokens, lengths), Head.of(self.model), tokens, mask,
+            want=want, temperature=self.temperature, chunk=self.chunk, reference=other,
+        )  # fmt: skip
+
+    def frozen_copy(self) -> Policy:
+        """A copy that doesn't learn: the reference."""
+        out = copy.copy(self)
+        out.model = copy.deepcopy(self.model).requires_grad_(False)
+        return out
+
+    def save(self, folder: str | Path) -> None:
+        """Model (safetensors) and tokenizer in transformers format."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    @torch.no_grad()
+    def _probe(self) -> None:
+        """Raise `Refused` unless the chunked log-probs are those of the model's own logits, on a few random tokens."""
+        length = min(_PROBE_TOKENS, self.context)
+        ids = torch.from_numpy(np.random.default_rng(0).integers(0, self.vocab_size, (1, length))).to(self.device)
+        mask = torch.arange(length, device=self.device)[None] > 0
+        logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1]
+        own = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature, -1)
+        own = own.gather(2, ids[:, 1:, None])[..., 0]
+        ours = self.streams(ids, torch.tensor([length]), mask)["logp"][:, 1:]
+        difference = (ours - own).abs().max().item()
+        # The same products in other shapes round otherwise, by a few units in the last place of the largest logit.
+        allowed = 1e-5 + 8 * torch.finfo(self.dtype).eps * logits.abs().max().item() / self.temperature
+        if not difference <= allowed:
+            raise Refused(
+                f"{self.name}: log-probs computed in chunks differ from those of the model's own logits by "
+                f"{difference:.3g} nats (expected {allowed:.2g} at most): this architecture does something to its "
+                "logits that agro doesn't know, or a part of it is random in training; use another model"
+            )
+
+
+def _pretrained(name: str, config: configuration.Policy) -> tuple[Any, Any]:
+    """Model and tokenizer from a folder or the hub; every way in which that fails is a `Refused`."""
+    folder = Path(name).expanduser()
+    local = folder.is_dir()
+    if local and not (folder / "config.json").is_file():
+        raise Refused(f"{name}: expected a model in transformers format, but the folder has no config.json")
+    if local and not any((folder / f).is_file() for f in _TOKENIZER_FILES):
+        raise Refused(
+            f"{name}: the folder has no tokenizer (expected {_TOKENIZER_FILES[0]}); "
+            "save the model's tokenizer there: tokenizer.save_pretrained(folder)"
+        )
+    if not local and (folder.exists() or folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
+        raise Refused(f"{name}: expected the folder of a model, and there is no such folder")
+    where = str(folder) if local else name
+    common = {"trust_remote_code": config.trust_remote_code}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, **common)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            where, dtype=getattr(torch, config.dtype), use_safetensors=True, output_loading_info=True, **common
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, safetensors.SafetensorError) as error:
+        raise Refused(
+            f"{name}: can't be loaded: {str(error).strip() or type(error).__name__}\n"
+            "expected a causal language model with its tokenizer and model.safetensors, in a folder or on the hub "
+            "(pickled weights are not read: convert them with save_pretrained)"
+        ) from error
+    for what in ("missing_keys", "mismatched_keys"):
+        if report[what]:
+            keys = sorted(str(k) for k in report[what])
+            raise Refused(
+                f"{name}: {len(keys)} {what.replace('_', ' ')} in its weights ({', '.join(keys[:3])}, …): they would be "
+                "drawn at random; expected the whole model, as save_pretrained writes it"
+            )
+    return model, tokenizer
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise Refused(f"policy.device: expected auto, cpu, cuda or cuda:N, got {name!r}") from None
+    if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
+        raise Refused(f"policy.device: {name}: there is no such CUDA device here; use device = 'cpu' or 'auto'")
+    return device
+
+
+def _context(config: Any) -> int:
+    """Tokens that the model can read at once; `sys.maxsize` where its positions have no end."""
+    for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
+        if (value := getattr(config, name, None)) is not None:
+            return int(value)
+    return sys.maxsize
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """What ends a response; first what closes one that is encoded from text."""
+    listed = getattr(model.generation_config, "eos_token_id", None)
+    listed = listed if isinstance(listed, list) else [listed]
+    return tuple(dict.fromkeys(int(i) for i in (tokenizer.eos_token_id, *listed) if i is not None))
+
+
+def _prefix(tokenizer: Any) -> list[int]:
+    """Ids that the tokenizer puts in front of a text."""
+    full, bare = (list(tokenizer("a", add_special_tokens=x)["input_ids"]) for x in (True, False))
+    at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
+    return full[:at]
+
+
+def _fingerprint(tokenizer: Any) -> str:
+    """16 hex digits of the SHA-256 of all that decides how text becomes ids."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        definition = json.loads(backend.to_str())
+        for passing in ("truncation", "padding"):  # left behind by the last call
+            definition.pop(passing, None)
+    else:
+        definition = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+    special = [tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token]
+    text = json.dumps([definition, special, tokenizer.chat_template], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _without_dropout(model: torch.nn.Module) -> None:
+    """Every probability of dropout, of dropped layers and of router jitter becomes 0, whatever the model's config says."""
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, float) and ("drop" in name or "jitter" in name):
+                setattr(module, name, 0.0)
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0

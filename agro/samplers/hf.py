@@ -1,0 +1,78 @@
+"""The embedded sampler: its own decode loop on a transformers model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from agro.errors import Refused
+from agro.policy import Policy
+from agro.samplers.options import Sampling
+from agro.samplers.rows import Finished, Request, Rows
+from agro.types import Prompt, Sample
+
+
+class HFSampler:
+    """Samples from a `Policy` in this process. The weights must not change while an iterator of `sample` is read."""
+
+    def __init__(self, policy: Policy, version: int = -1) -> None:
+        self.policy = policy
+        self.version = version
+
+    def sample(self, prompts: Sequence[Prompt], n: int, options: Sampling) -> Iterator[Sample]:
+        """See `agro.samplers.Sampler`. `behavior_logp` is under the distribution sampled from: 0 where it is greedy.
+
+        Raises `Refused` before anything is computed where a prompt leaves no room in the model's context. A response
+        whose room is shorter than `max_new` ends there, with "length". The text of a response stops short of a stop
+        text; its tokens stay as they were sampled.
+        """
+        requests = []
+        for i, prompt in enumerate(prompts):
+            ids = self.policy.encode_prompt(prompt.text)
+            room = min(options.max_new, self.policy.context - len(ids))
+            if room < 1:
+                raise Refused(
+                    f"prompt {prompt.id}: {len(ids)} tokens leave no room for a response in the model's context of "
+                    f"{self.policy.context}; shorten it, or leave it out"
+                )
+            requests += [Request(i * n + j, prompt, ids, room) for j in range(n)]
+        return self._responses(requests, options)
+
+    def _responses(self, requests: list[Request], options: Sampling) -> Iterator[Sample]:
+        if not requests:
+            return
+        version = self.version
+        rows = Rows(self.policy, requests, options)
+        waiting = requests[::-1]
+        while waiting or rows.live:
+            if waiting and rows.free >= max(1, rows.size // 4):
+                rows.admit([waiting.pop() for _ in range(min(rows.free, len(waiting)))])
+            for done in rows.step():
+                if self.version != version:
+                    raise RuntimeError(f"version {self.version} arrived while version {version} was being sampled from")
+                yield self._sample(done, options, version)
+
+    def _sample(self, done: Finished, options: Sampling, version: int) -> Sample:
+        request, ids = done.request, done.tokens.tolist()
+        text, finish = self.policy.decode(ids), "length"
+        if ids[-1] in self.policy.eos_ids:
+            finish = "stop"
+        cuts = [at for stop in options.stop if (at := text.find(stop)) >= 0]
+        if cuts:
+            text, finish = text[: min(cuts)], "stop"
+        before = len(request.ids)
+        return Sample(
+            prompt=request.prompt.text,
+            response=text,
+            prompt_id=request.prompt.id,
+            tokens=np.concatenate([np.array(request.ids, np.int32), done.tokens.astype(np.int32)]),
+            action=np.arange(before + len(ids)) >= before,
+            tokenizer=self.policy.fingerprint,
+            behavior_logp=np.concatenate([np.full(before, np.nan, np.float32), done.logp.astype(np.float32)]),
+            sampling=options.as_json(),
+            version=version,
+            role="policy",
+            source="policy",
+            meta={**request.prompt.columns, "finish": finish, "index": request.number},
+        )

@@ -1,0 +1,243 @@
+"""The batch that is being decoded.
+
+All rows write into the same column of preallocated buffers, so a row is padded on its left by as many columns as it is
+shorter, and a step is one forward of [b,1] tokens whatever the rows' ages. A row that finishes leaves at once and the
+last row moves into its place. A row that enters gets the keys and values of its prompt, all tokens but the last, so
+that they end at the column before the current one; the last is read with everybody's next step. Prompts are read
+right padded, as in training, once for all rows that enter together. When the columns are used up, what is still read
+moves to the left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
+
+from agro.logprobs import Head
+from agro.policy import Policy
+from agro.samplers.draw import draw
+from agro.samplers.noise import uniforms
+from agro.samplers.options import Sampling
+from agro.types import Prompt
+
+_SLACK = 256  # columns beyond what a row may need, so that moving to the left is seldom
+
+
+@dataclass(frozen=True)
+class Request:
+    number: int  # of the response
+    prompt: Prompt
+    ids: list[int]  # of the prompt; the same list for all responses to it
+    room: int  # tokens that the response may have
+
+
+@dataclass(frozen=True)
+class Finished:
+    request: Request
+    tokens: NDArray[np.int64]  # of the response
+    logp: NDArray[np.float64]
+
+
+class _Layer(CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values of one layer, [size,heads,columns,width], of which a forward sees the window that is in use."""
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.keys, self.values = (
+            x.new_zeros((self.rows.size, x.shape[1], self.rows.columns, x.shape[3])) for x in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        b, end = len(key_states), self.rows.end
+        self.keys[:b, :, end - 1] = key_states[:, :, 0]
+        self.values[:b, :, end - 1] = value_states[:, :, 0]
+        return self.keys[:b, :, self.rows.low : end], self.values[:b, :, self.rows.low : end]
+
+    def get_seq_length(self) -> int:
+        return self.rows.end - 1 - self.rows.low
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        return self.rows.columns
+
+
+class Rows:
+    """`live` requests stand in rows 0 … b-1 of the buffers; columns low … end-1 hold their tokens."""
+
+    def __init__(self, policy: Policy, requests: list[Request], options: Sampling) -> None:
+        """`requests`: all that will be admitted, for the sizes."""
+        self.policy = policy
+        self.options = options
+        self.live: list[Request] = []
+        self.size = min(options.batch, len(requests))
+        self.longest = max(len(r.ids) for r in requests)  # prompt
+        room = max(r.room for r in requests)
+        self.columns = self.longest + room + (_SLACK if len(requests) > self.size else 0)
+        self.end = self.longest
+        self.low = self.longest
+        self.ragged = False
+        device = policy.device
+        self.tokens = torch.zeros((self.size, self.columns), dtype=torch.long, device=device)
+        self.logp = torch.zeros((self.size, self.columns), dtype=torch.float64, device=device)
+        self.seen = torch.zeros(
+            (self.size, self.columns), dtype=torch.bool, device=device
+        )  # at or after the row's start
+        self.noise = torch.zeros((self.size, room), dtype=torch.float64, device=device)
+        self.start, self.first, self.limit = torch.zeros((3, self.size), dtype=torch.long, device=device)
+        self.places = torch.arange(self.columns, device=device)
+        self.eos = torch.tensor(policy.eos_ids, dtype=torch.long, device=device)
+        config = policy.model.config.get_text_config()
+        self.cache = Cache(layers=[_Layer(self) for _ in range(config.num_hidden_layers)])
+        self.head = Head.of(policy.model)
+        self.tail = max((len(s.encode()) for s in options.stop), default=0) + 8
+
+    @property
+    def free(self) -> int:
+        return self.size - len(self.live)
+
+    @torch.no_grad()
+    def admit(self, wave: list[Request]) -> None:
+        """Let requests in: at most `free`."""
+        if not self.live:
+            self.end = self.longest
+        b, e, device = len(self.live), self.end, self.policy.device
+        new = slice(b, b + len(wave))
+        lengths = torch.tensor([len(r.ids) for r in wave], device=device)
+        width = int(lengths.max())
+        padded = [[0] * (width - len(r.ids)) + r.ids for r in wave]
+        self.tokens[new, e - width : e] = torch.tensor(padded, device=device)
+        self.start[new] = e - lengths
+        self.first[new] = e
+        self.limit[new] = e + torch.tensor([r.room for r in wave], device=device)
+        self.seen[new] = self.places >= self.start[new, None]
+        noise = uniforms(self.options.seed, [r.number for r in wave], self.noise.shape[1])
+        self.noise[new] = torch.from_numpy(noise).to(device)
+        self._read(wave, b)
+        self.live += wave
+        self._look()
+
+    def _read(self, wave: list[Request], b: int) -> None:
+        """Put the keys and values of the prompts, but for their last tokens, before the current column."""
+        device = self.policy.device
+        prompts = {id(r.ids): r.ids[:-1] for r in wave if len(r.ids) > 1}
+        if not prompts:
+            return
+        width = max(map(len, prompts.values()))
+        ids = torch.tensor([p + [0] * (width - len(p)) for p in prompts.values()], device=device)
+        lengths = torch.tensor([len(p) for p in prompts.values()], device=device)
+        places = torch.arange(width, device=device)
+        read = DynamicCache()
+        self.policy.model.base_model(
+            input_ids=ids,
+            attention_mask=(places < lengths[:, None]).long(),
+            position_ids=places[None].expand(ids.shape),
+            past_key_values=read,
+            use_cache=True,
+        )
+        number = {key: i for i, key in enumerate(prompts)}
+        pairs = [(b + i, number[id(r.ids)]) for i, r in enumerate(wave) if len(r.ids) > 1]
+        to, source = torch.tensor(pairs, device=device).T
+        # Where a row is shorter than `width`, the columns before its start get any finite values: they are masked.
+        at = (places - width + lengths[source, None]).clamp(min=0)
+        window = slice(self.end - 1 - width, self.end - 1)
+        for mine, theirs in zip(self.cache.layers, read.layers):
+            if not mine.is_initialized:
+                mine.lazy_initialization(theirs.keys, theirs.values)
+            mine.keys[to, :, window] = theirs.keys[source[:, None], :, at].transpose(1, 2)
+            mine.values[to, :, window] = theirs.values[source[:, None], :, at].transpose(1, 2)
+
+    @torch.no_grad()
+    def step(self) -> list[Finished]:
+        """One more token for every row; the rows that it finished, which leave."""
+        if self.end == self.columns:
+            self._move_left()
+        b, e = len(self.live), self.end
+        mask = self.seen[:b, self.low : e]
+        hidden = self.policy.model.base_model(
+            input_ids=self.tokens[:b, e - 1 : e],
+            attention_mask=mask,
+            position_ids=(e - 1 - self.start[:b])[:, None],
+            past_key_values=self.cache,
+            use_cache=True,
+        ).last_hidden_state
+        noise = self.noise[:b].gather(1, (e - self.first[:b])[:, None])[:, 0]
+        tokens, logp = draw(self.head.logits(hidden[:, -1]), noise, self.options)
+        self.tokens[:b, e] = tokens
+        self.logp[:b, e] = logp
+        self.end = e + 1
+        finished = (self.limit[:b] == self.end) | (tokens[:, None] == self.eos).any(1)
+        done = finished.nonzero()[:, 0].tolist()
+        if self.options.stop:
+            done = sorted({*done, *self._stopped()})
+        return self._leave(done) if done else []
+
+    def _stopped(self) -> list[int]:
+        """Rows whose text now has a stop text. Only its last tokens are decoded: the text is new, so it lies there."""
+        out = []
+        for i, first in enumerate(self.first[: len(self.live)].tolist()):
+            tail = self.policy.decode(self.tokens[i, max(first, self.end - self.tail) : self.end].tolist())
+            if any(stop in tail for stop in self.options.stop):
+                out.append(i)
+        return out
+
+    def _leave(self, done: list[int]) -> list[Finished]:
+        first = self.first[: len(self.live)].tolist()
+        out = [
+            Finished(
+                self.live[i],
+                np.array(self.tokens[i, first[i] : self.end].cpu()),  # a copy: another row moves in
+                np.array(self.logp[i, first[i] : self.end].cpu()),
+            )
+            for i in done
+        ]
+        left = len(self.live) - len(done)
+        holes = [i for i in done if i < left]
+        movers = [i for i in range(left, len(self.live)) if i not in set(done)]
+        if holes:
+            for buffer in (self.tokens, self.logp, self.seen, self.noise, self.start, self.first, self.limit):
+                buffer[holes] = buffer[movers]
+            window = slice(self.low, self.end)
+            for layer in self.cache.layers:
+                layer.keys[holes, :, window] = layer.keys[movers, :, window]
+                layer.values[holes, :, window] = layer.values[movers, :, window]
+        for hole, mover in zip(holes, movers):
+            self.live[hole] = self.live[mover]
+        del self.live[left:]
+        self._look()
+        return out
+
+    def _look(self) -> None:
+        """Which columns are read from now on."""
+        if self.live:
+            start = self.start[: len(self.live)]
+            self.low = int(start.min())
+            self.ragged = int(start.max()) > self.low
+
+    def _move_left(self) -> None:
+        """Make room at the right, and keep as many columns as the longest prompt may need."""
+        by = min(self.low, self.end - self.longest)
+        b, old, new = len(self.live), slice(self.low, self.end), slice(self.low - by, self.end - by)
+        for buffer in (self.tokens, self.logp):
+            buffer[:b, new] = buffer[:b, old].clone()
+        for layer in self.cache.layers:
+            layer.keys[:b, :, new] = layer.keys[:b, :, old].clone()
+            layer.values[:b, :, new] = layer.values[:b, :, old].clone()
+        for start in (self.start, self.first, self.limit):
+            start -= by
+        self.low -= by
+        self.end -= by
+        self.seen[:b] = self.places >= self.start[:b, None]
