@@ -1,0 +1,163 @@
+"""Opening the store's SQLite file, transactions, and SQLite's errors said plainly."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from agro.errors import Refused
+from agro.store.rows import APPLICATION_ID, SCHEMA, TABLES
+
+BUSY_TIMEOUT = 30.0  # seconds that a writer waits for another one
+
+
+class Database:
+    """One connection to a store's file. WAL lets readers go on while one process writes; writers take turns."""
+
+    def __init__(self, path: str | Path, *, read_only: bool, create: bool, timeout: float) -> None:
+        self.path = Path(path)
+        self.timeout = timeout
+        _check_place(self.path, read_only, create)
+        self._connection = self._connect("ro" if read_only else "rwc" if create else "rw")
+        try:
+            self._prepare(read_only, create)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """What is written inside is there as a whole, durably, after it, or not at all. Inner ones join the outer."""
+        if self._connection.in_transaction:
+            yield
+            return
+        self._run("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._run("COMMIT")
+        except BaseException:
+            self._connection.rollback()
+            raise
+
+    def _run(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with self._plainly():
+            return self._connection.execute(sql, args).fetchall()
+
+    def _insert(self, sql: str, args: Sequence[Any]) -> int:
+        with self._plainly():
+            row = self._connection.execute(sql, args).lastrowid
+        assert row is not None
+        return row
+
+    @contextmanager
+    def _plainly(self) -> Iterator[None]:
+        try:
+            yield
+        except OverflowError as error:
+            raise Refused(f"{self.path}: expected integers of 64 bits: {error}") from None
+        except sqlite3.DatabaseError as error:
+            reason = _REASONS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+            if reason is None:
+                raise
+            raise Refused(f"{self.path}: {reason.format(timeout=self.timeout)} ({error})") from error
+
+    def _connect(self, mode: str, *options: str) -> sqlite3.Connection:
+        with self._plainly():
+            uri = f"{self.path.absolute().as_uri()}?{'&'.join([f'mode={mode}', *options])}"
+            return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=self.timeout)
+
+    def _prepare(self, read_only: bool, create: bool) -> None:
+        if read_only and _is_still(self.path):
+            # WAL can't make its side files in a folder that we can't write to; without a -wal there is no writer.
+            self._connection.close()
+            self._connection = self._connect("ro", "immutable=1")
+        if self._is_empty() and not read_only and create:
+            with self.transaction():
+                if self._is_empty():  # no other process was faster
+                    for statement in TABLES.split(";"):
+                        self._run(statement)
+                    self._run(f"PRAGMA application_id = {APPLICATION_ID}")
+                    self._run(f"PRAGMA user_version = {SCHEMA}")
+        self._check_schema()
+        if not read_only:
+            self._use_wal()
+            self._run("PRAGMA synchronous = FULL")
+            self._run("PRAGMA foreign_keys = ON")
+
+    def _is_empty(self) -> bool:
+        return self._run("PRAGMA application_id") == [(0,)] and not self._run("SELECT 1 FROM sqlite_master LIMIT 1")
+
+    def _check_schema(self) -> None:
+        [(application,)], [(schema,)] = self._run("PRAGMA application_id"), self._run("PRAGMA user_version")
+        if application != APPLICATION_ID:
+            raise Refused(f"{self.path}: not a store: an SQLite file, but not one of agro's; give another path")
+        if schema > SCHEMA:
+            raise Refused(
+                f"{self.path}: expected schema {SCHEMA} or older, got {schema}: a newer agro wrote this store; "
+                "update agro, or have the newer one export it"
+            )
+
+    def _use_wal(self) -> None:
+        # SQLite doesn't wait for other connections here, whatever the timeout: two that create a store would collide.
+        until = time.monotonic() + self.timeout
+        while True:
+            try:
+                [(mode,)] = self._connection.execute("PRAGMA journal_mode = WAL").fetchall()
+                break
+            except sqlite3.OperationalError:
+                if time.monotonic() > until:
+                    with self._plainly():
+                        raise
+                time.sleep(0.01)
+        if mode != "wal":
+            raise Refused(f"{self.path}: SQLite can't keep a write-ahead log here; put the store on a local disk")
+
+
+_REASONS = {
+    sqlite3.SQLITE_BUSY: "another process has been writing for more than {timeout:g} s; try again when it is done",
+    sqlite3.SQLITE_LOCKED: "another connection is writing; try again when it is done",
+    sqlite3.SQLITE_READONLY: "the store can only be read: it was opened read-only, or its file or folder is; "
+    "change that, or write to a copy",
+    sqlite3.SQLITE_NOTADB: "not a store (not an SQLite file); give another path, or import it if it is a log",
+    sqlite3.SQLITE_CORRUPT: "the store's file is damaged; go back to a copy of it",
+    sqlite3.SQLITE_FULL: "the disk is full; make room and try again. Nothing of this write was kept",
+    sqlite3.SQLITE_IOERR: "the disk can't be read or written",
+    sqlite3.SQLITE_CANTOPEN: "the store can't be opened; see whether its folder can be written to",
+}
+
+
+def _check_place(path: Path, read_only: bool, create: bool) -> None:
+    try:
+        there = path.exists()
+    except OSError as error:
+        raise Refused(f"{path}: can't be opened: {error.strerror}") from None
+    if path.is_dir():
+        raise Refused(f"{path}: expected the file of a store, got a folder")
+    if not there and (read_only or not create):
+        raise Refused(f"{path}: no such store; make one with `agro import` or `agro sample`, or give another path")
+    if not there and not path.parent.is_dir():
+        raise Refused(f"{path}: the folder {path.parent} doesn't exist; make it first")
+    if there and not os.access(path, os.R_OK):
+        raise Refused(f"{path}: you may not read this file")
+    if not read_only and not (os.access(path.parent, os.W_OK) and (not there or os.access(path, os.W_OK))):
+        raise Refused(f"{path}: the file or its folder can only be read; a store to write to needs both")
+
+
+def _is_still(path: Path) -> bool:
+    """Whether nobody writes to the store and we can't make the files that reading beside a writer takes."""
+    wal = path.with_name(f"{path.name}-wal")
+    return not os.access(path.parent, os.W_OK) and not (wal.exists() and wal.stat().st_size)

@@ -1,0 +1,100 @@
+"""Interchange records in Parquet: a column a field.
+
+`meta` and `sampling` are JSON text. A prompt of messages stands in `messages`, as JSON, a version a token in
+`versions`. Text that UTF-8 has no place for (lone surrogates) stands as it is, as JSON, in `exact`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from agro.errors import Refused
+from agro.store.strictjson import dumps, loads
+
+_TEXTS = ("prompt", "response", "prompt_id", "episode", "tokenizer", "role", "source")
+_JSON = ("meta", "sampling", "messages", "exact")
+ROWS = 1024  # a row group
+
+
+def write(file: BinaryIO, records: Iterable[dict[str, Any]]) -> int:
+    """Write records to an open file, and return how many."""
+    import pyarrow as pa  # takes a third of a second, and few who open a store need it
+    from pyarrow import parquet
+
+    integers, floats, flags = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.bool_())
+    schema = pa.schema(
+        [(name, pa.string()) for name in _TEXTS + _JSON]
+        + [("reward", pa.float64()), ("version", pa.int64())]
+        + [(name, integers) for name in ("tokens", "context_tokens", "versions")]
+        + [(name, flags) for name in ("mask", "action")]
+        + [(name, floats) for name in ("behavior_logp", "token_reward")]
+    )
+    count = 0
+    records = iter(records)
+    with parquet.ParquetWriter(file, schema) as writer:
+        while rows := [_to_row(r, count + i) for i, r in enumerate(islice(records, ROWS), 1)]:
+            writer.write_table(pa.Table.from_pylist(rows, schema))
+            count += len(rows)
+    return count
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet file, ours or not, as records. Raises `Refused` for a file that can't be read."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(ROWS):
+                yield from map(_of_row, batch.to_pylist())
+    except pa.ArrowException as error:
+        raise Refused(f"{path}: can't be read as Parquet: {error}") from None
+
+
+def _to_row(record: dict[str, Any], number: int) -> dict[str, Any]:
+    where = f"sample {number} of the export (prompt {record['prompt_id']})"
+    row = dict(record)
+    if "answer" in row:
+        row["meta"] = {**row.get("meta", {}), "answer": row.pop("answer")}
+    if not isinstance(row["prompt"], str):
+        row["messages"] = row.pop("prompt")
+    if isinstance(row.get("version"), list):
+        row["versions"] = row.pop("version")
+    for name in ("behavior_logp", "token_reward"):
+        if name in row:
+            row[name] = [float("nan") if x is None else x for x in row[name]]
+    exact = {name: row[name] for name in _TEXTS if isinstance(row.get(name), str) and not _plain(row[name])}
+    if exact:
+        row |= {name: text.encode("utf-8", "replace").decode() for name, text in exact.items()} | {"exact": exact}
+    for name in _JSON:
+        if name in row:
+            row[name] = dumps(row[name], f"{where}: {name}", ascii=True)
+    return row
+
+
+def _of_row(row: dict[str, Any]) -> dict[str, Any]:
+    record = {name: value for name, value in row.items() if value is not None}
+    for name in _JSON:
+        if isinstance(record.get(name), str):
+            try:
+                record[name] = loads(record[name])
+            except ValueError:
+                continue  # text of another program's; the record's own checks say what is wrong with it
+    if isinstance(record.get("exact"), dict):
+        record |= record.pop("exact")
+    if "messages" in record and "prompt" not in record:
+        record["prompt"] = record.pop("messages")
+    if "versions" in record and "version" not in record:
+        record["version"] = record.pop("versions")
+    return record
+
+
+def _plain(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,69 @@
+"""What the store says of its samples, judgements and runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from agro.errors import Refused
+
+
+@dataclass(frozen=True)
+class Group:
+    """All responses to one prompt. The rows of one episode are one response, scored when all of them are."""
+
+    prompt_id: str
+    size: int  # responses
+    scored: int  # responses with a reward
+    reward_mean: float | None  # over those; None where there is none
+    reward_min: float | None
+    reward_max: float | None
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Rows of the store by what is known of them; samples = scored + unscored + failed."""
+
+    samples: int
+    groups: int
+    scored: int
+    unscored: int
+    failed: int  # the reward has an error instead of a value
+    with_tokens: int
+    with_behavior: int  # every action has its behaviour log-prob
+    pairs: int
+    sources: dict[str, int]
+    roles: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A judgement: rows of two samples, the better one first, and its votes where they were counted."""
+
+    winner: int
+    loser: int
+    votes_winner: float | None = None
+    votes_loser: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.winner == self.loser:
+            raise Refused(f"pair: expected two samples, got {self.winner} twice")
+        for votes in (self.votes_winner, self.votes_loser):
+            if votes is not None and not (math.isfinite(votes) and votes >= 0):
+                raise Refused(f"pair of {self.winner} and {self.loser}: expected votes of 0 or more, got {votes}")
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What a checkpoint of a run holds: everything up to `step`, and the store's samples up to row `cursor`."""
+
+    step: int
+    digest: str
+    cursor: int
+    files: dict[str, str] = field(default_factory=dict)  # name: digest
+
+
+@dataclass(frozen=True)
+class Rewound:
+    draws: int  # rows of draws deleted
+    samples: int  # samples marked as redone

@@ -1,0 +1,182 @@
+"""How a `Sample` lies in SQLite: the schema, and a row from a sample and back, bit by bit.
+
+Arrays are little-endian blobs (int32, float32, and bits for bool, whose length is that of `tokens`). Text is TEXT,
+or a BLOB of its bytes where UTF-8 has no place for it (lone surrogates). Structured values are JSON text.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agro.store.strictjson import dumps, loads
+from agro.types import UNKNOWN_VERSION, Sample, Text
+
+APPLICATION_ID = int.from_bytes(b"AGRO", "big")
+SCHEMA = 1
+
+State = Literal["unscored", "failed", "scored"]
+STATES: tuple[State, ...] = get_args(State)
+
+# `reward` has no declared type: REAL would store -0.0 as 0. Of the pieces of an episode each is a row.
+# samples_draw holds all that grouping and drawing look at, so neither reads the rows with their blobs.
+TABLES = """
+CREATE TABLE samples (
+  id INTEGER PRIMARY KEY,
+  prompt_id TEXT NOT NULL,
+  episode TEXT,
+  state INTEGER NOT NULL,
+  role TEXT NOT NULL,
+  source TEXT NOT NULL,
+  version INTEGER NOT NULL,
+  run TEXT,
+  step INTEGER,
+  redone INTEGER NOT NULL DEFAULT 0,
+  knows_behavior INTEGER NOT NULL,
+  knows_tokens INTEGER NOT NULL,
+  file TEXT, record INTEGER, part TEXT,
+  reward,
+  prompt TEXT, messages TEXT, response TEXT NOT NULL,
+  tokenizer TEXT, sampling TEXT, meta TEXT NOT NULL,
+  tokens BLOB, action BLOB, learn BLOB, behavior_logp BLOB, context_tokens BLOB, token_reward BLOB, versions BLOB,
+  CHECK ((prompt IS NULL) <> (messages IS NULL))
+);
+CREATE INDEX samples_draw ON samples (prompt_id, redone, episode, state, role, source, version, run, reward);
+CREATE INDEX samples_state ON samples (state);
+CREATE INDEX samples_version ON samples (version);
+CREATE INDEX samples_run ON samples (run) WHERE run IS NOT NULL;
+CREATE UNIQUE INDEX samples_origin ON samples (file, record, part) WHERE file IS NOT NULL;
+CREATE TABLE pairs (
+  winner INTEGER NOT NULL REFERENCES samples (id),
+  loser INTEGER NOT NULL REFERENCES samples (id),
+  votes_winner REAL,
+  votes_loser REAL
+);
+CREATE TABLE draws (run TEXT NOT NULL, step INTEGER NOT NULL, sample INTEGER NOT NULL REFERENCES samples (id));
+CREATE INDEX draws_run ON draws (run, step);
+CREATE INDEX draws_sample ON draws (sample);
+CREATE TABLE group_uses (
+  run TEXT NOT NULL, prompt_id TEXT NOT NULL, uses INTEGER NOT NULL, last INTEGER NOT NULL,
+  PRIMARY KEY (run, prompt_id)
+) WITHOUT ROWID;
+CREATE TABLE commits (
+  run TEXT NOT NULL, step INTEGER NOT NULL, digest TEXT NOT NULL, cursor INTEGER NOT NULL, files TEXT NOT NULL
+);
+CREATE INDEX commits_run ON commits (run);
+"""
+
+
+class Origin(NamedTuple):
+    """Where an imported sample comes from; the store holds each origin once."""
+
+    file: str  # hash of the file's content
+    record: int  # line, from 1
+    part: str  # of the record: the column of the response, and its place in it
+
+
+COLUMNS = (
+    "prompt_id", "episode", "state", "role", "source", "version", "run", "step", "knows_behavior", "knows_tokens",
+    "file", "record", "part", "reward", "prompt", "messages", "response", "tokenizer", "sampling", "meta",
+    "tokens", "action", "learn", "behavior_logp", "context_tokens", "token_reward", "versions",
+)  # fmt: skip
+INSERT = f"INSERT INTO samples ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
+
+_READ = (
+    "id", "prompt_id", "episode", "role", "source", "version", "reward", "prompt", "messages", "response",
+    "tokenizer", "sampling", "meta", "tokens", "action", "learn", "behavior_logp", "context_tokens", "token_reward",
+    "versions",
+)  # fmt: skip
+SELECT = f"SELECT {', '.join(_READ)} FROM samples"
+
+
+def state_of(reward: float | None, meta: dict[str, Any]) -> int:
+    """Index into `STATES`: failed is what has an error of the reward instead of a reward."""
+    if reward is not None:
+        return STATES.index("scored")
+    return STATES.index("unscored" if meta.get("reward_error") is None else "failed")
+
+
+def to_row(sample: Sample, run: str | None, step: int | None, origin: Origin | None) -> tuple[Any, ...]:
+    """The values of `COLUMNS`. Raises `Refused` where `meta` or the like can't be kept as JSON."""
+    where = f"sample of prompt {sample.prompt_id}"
+    chat = not isinstance(sample.prompt, str)
+    versions = sample.version if isinstance(sample.version, np.ndarray) else None
+    return (
+        to_text(sample.prompt_id), to_text(sample.episode), state_of(sample.reward, sample.meta), sample.role,
+        to_text(sample.source), oldest_version(sample), to_text(run), step, sample.knows_behavior,
+        sample.tokens is not None, *(origin or (None, None, None)), sample.reward,
+        None if chat else to_text(sample.prompt),
+        to_text(dumps(sample.prompt, f"{where}: prompt")) if chat else None,
+        to_text(sample.response), to_text(sample.tokenizer),
+        None if sample.sampling is None else to_text(dumps(sample.sampling, f"{where}: sampling")),
+        to_text(dumps(sample.meta, f"{where}: meta")),
+        _blob(sample.tokens, "<i4"), _bits(sample.action), _bits(sample.learn), _blob(sample.behavior_logp, "<f4"),
+        _blob(sample.context_tokens, "<i4"), _blob(sample.token_reward, "<f4"), _blob(versions, "<i4"),
+    )  # fmt: skip
+
+
+def from_row(row: tuple[Any, ...]) -> Sample:
+    r = dict(zip(_READ, row, strict=True))
+    T = None if r["tokens"] is None else len(r["tokens"]) // 4
+    prompt: Text = loads(of_text(r["messages"])) if r["prompt"] is None else of_text(r["prompt"])
+    return Sample(
+        prompt=prompt,
+        response=of_text(r["response"]),
+        reward=r["reward"],
+        prompt_id=of_text(r["prompt_id"]),
+        episode=of_text(r["episode"]),
+        tokens=_unblob(r["tokens"], "<i4"),
+        action=_unbits(r["action"], T),
+        learn=_unbits(r["learn"], T),
+        tokenizer=of_text(r["tokenizer"]),
+        behavior_logp=_unblob(r["behavior_logp"], "<f4"),
+        sampling=None if r["sampling"] is None else loads(of_text(r["sampling"])),
+        context_tokens=_unblob(r["context_tokens"], "<i4"),
+        token_reward=_unblob(r["token_reward"], "<f4"),
+        version=r["version"] if r["versions"] is None else np.frombuffer(r["versions"], "<i4"),
+        role=r["role"],
+        source=of_text(r["source"]),
+        meta=loads(of_text(r["meta"])),
+        id=r["id"],
+    )
+
+
+def oldest_version(sample: Sample) -> int:
+    """The version that a sample's age is counted from: of a version a token, the least among the actions."""
+    version = sample.version
+    if not isinstance(version, np.ndarray):
+        return version
+    chosen = version if sample.action is None else version[sample.action]
+    return int(chosen.min()) if chosen.size else UNKNOWN_VERSION
+
+
+def to_text(text: Any) -> Any:
+    """What SQLite is given for a text, None included."""
+    try:
+        if text is not None:
+            text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+    return text
+
+
+def of_text(value: Any) -> Any:
+    return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
+
+
+def _blob(array: NDArray[Any] | None, dtype: str) -> bytes | None:
+    return None if array is None else array.astype(dtype, copy=False).tobytes()
+
+
+def _unblob(blob: bytes | None, dtype: str) -> NDArray[Any] | None:
+    return None if blob is None else np.frombuffer(blob, dtype)
+
+
+def _bits(array: NDArray[np.bool_] | None) -> bytes | None:
+    return None if array is None else np.packbits(array).tobytes()
+
+
+def _unbits(blob: bytes | None, count: int | None) -> NDArray[np.bool_] | None:
+    return None if blob is None else np.unpackbits(np.frombuffer(blob, np.uint8), count=count).astype(np.bool_)

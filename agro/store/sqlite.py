@@ -1,0 +1,352 @@
+"""The store: every sample that was ever seen, in one SQLite file that processes share."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from agro.errors import AgroWarning, Refused
+from agro.store import exchange
+from agro.store.database import BUSY_TIMEOUT, Database
+from agro.store.records import Commit, Counts, Group, Pair, Rewound
+from agro.store.rows import INSERT, SELECT, STATES, Origin, State, from_row, of_text, state_of, to_row, to_text
+from agro.store.select import Candidate, DrawRule, pick_groups, pick_responses
+from agro.store.strictjson import dumps, loads
+from agro.types import Sample
+
+PAGE = 256  # samples read at once
+
+
+class Store(Database):
+    """Samples in the order in which they came. Opened with `Store.open`, one connection a process and thread.
+
+    A method that writes does so in one transaction, on the disk when it returns; `transaction()` joins several.
+    A sample is never deleted: what a resumed run makes anew is marked `redone` and left out unless asked for.
+    """
+
+    @classmethod
+    def open(
+        cls, path: str | Path, *, read_only: bool = False, create: bool = True, timeout: float = BUSY_TIMEOUT
+    ) -> Self:
+        """Open a store, or make one. `timeout`: seconds to wait for another writer.
+
+        Raises `Refused` for what isn't a store, has a newer schema, can't be written to, or is missing.
+        """
+        return cls(path, read_only=read_only, create=create, timeout=timeout)
+
+    def append(
+        self,
+        samples: Iterable[Sample],
+        *,
+        run: str | None = None,
+        step: int | None = None,
+        origins: Sequence[Origin] | None = None,
+    ) -> list[int]:
+        """Add samples, all or none, and return their ids. `origins`: where imported ones come from, each new."""
+        samples = list(samples)  # whatever makes them doesn't hold the lock
+        known: Sequence[Origin | None] = origins or [None] * len(samples)
+        rows = [to_row(s, run, step, o) for s, o in zip(samples, known, strict=True)]
+        with self.transaction():
+            return [self._insert(INSERT, row) for row in rows]
+
+    def samples(
+        self,
+        *,
+        ids: Iterable[int] | None = None,
+        prompt_id: str | None = None,
+        roles: Collection[str] | None = None,
+        sources: Collection[str] | None = None,
+        scored: bool | None = None,
+        state: State | None = None,
+        run: str | None = None,
+        redone: bool = False,
+    ) -> Iterator[Sample]:
+        """Samples in the order of their ids, those that are there when it begins; writing meanwhile is fine.
+
+        `scored=False`: unscored and failed; `state` tells these apart. Raises `Refused` for ids that aren't there.
+        """
+        clause, args = _where(prompt_id, roles, sources, scored, state, run, redone)
+        if ids is not None:
+            ids = sorted(set(ids))
+            self._check_ids(ids)
+            clause += " AND id IN (SELECT value FROM json_each(?))"
+            args.append(json.dumps(ids))
+        [(last,)] = self._run("SELECT ifnull(max(id), 0) FROM samples")
+        after = 0
+        while page := self._run(
+            f"{SELECT} WHERE {clause} AND id > ? AND id <= ? ORDER BY id LIMIT {PAGE}", [*args, after, last]
+        ):
+            yield from map(from_row, page)
+            after = page[-1][0]
+
+    def groups(
+        self,
+        *,
+        roles: Collection[str] | None = None,
+        sources: Collection[str] | None = None,
+        run: str | None = None,
+        redone: bool = False,
+    ) -> list[Group]:
+        """The groups in the order in which they began."""
+        clause, args = _where(None, roles, sources, None, None, run, redone)
+        rows = self._run(
+            f"""
+            SELECT prompt_id, count(*), sum(scored), avg(reward), min(reward), max(reward) FROM (
+              SELECT prompt_id, min(id) AS first, min(state) = ? AS scored,
+                CASE WHEN min(state) = ? THEN min(reward) END AS reward
+              FROM samples WHERE {clause} GROUP BY prompt_id, ifnull(episode, id)
+            ) GROUP BY prompt_id ORDER BY min(first)
+            """,
+            [_SCORED, _SCORED, *args],
+        )
+        return [Group(of_text(row[0]), *row[1:]) for row in rows]
+
+    def counts(self) -> Counts:
+        [(samples, groups, tokens, behavior)] = self._run(
+            "SELECT count(*), count(DISTINCT prompt_id), total(knows_tokens), total(knows_behavior) "
+            "FROM samples WHERE NOT redone"
+        )
+        by = {
+            column: dict(self._run(f"SELECT {column}, count(*) FROM samples WHERE NOT redone GROUP BY {column}"))
+            for column in ("state", "source", "role")
+        }
+        [(pairs,)] = self._run("SELECT count(*) FROM pairs")
+        return Counts(
+            samples=samples,
+            groups=groups,
+            with_tokens=int(tokens),
+            with_behavior=int(behavior),
+            pairs=pairs,
+            sources={of_text(k): n for k, n in by["source"].items()},
+            roles=by["role"],
+            **{name: by["state"].get(i, 0) for i, name in enumerate(STATES)},
+        )
+
+    def set_rewards(self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]]) -> None:
+        """Put in or renew rewards: (id, reward, entries for `meta`).
+
+        None with a "reward_error" among the entries is a failure; None without one makes the sample unscored again.
+        An error of an earlier scoring is forgotten.
+        """
+        scores = list(scores)
+        with self.transaction():
+            self._check_ids([i for i, _, _ in scores])
+            for i, reward, entries in scores:
+                if reward is not None and not math.isfinite(reward):
+                    raise Refused(f"sample {i}: reward: expected a finite number, or None where unknown, got {reward}")
+                [(text,)] = self._run("SELECT meta FROM samples WHERE id = ?", [i])
+                meta = loads(of_text(text))
+                meta.pop("reward_error", None)
+                meta.update(entries)
+                self._run(
+                    "UPDATE samples SET reward = ?, state = ?, meta = ? WHERE id = ?",
+                    [
+                        None if reward is None else float(reward),
+                        state_of(reward, meta),
+                        to_text(dumps(meta, f"sample {i}: meta")),
+                        i,
+                    ],
+                )
+
+    def add_pairs(self, pairs: Iterable[Pair]) -> None:
+        """Add judgements. Raises `Refused` for ids that aren't there."""
+        pairs = list(pairs)
+        with self.transaction():
+            self._check_ids([i for p in pairs for i in (p.winner, p.loser)])
+            for p in pairs:
+                self._run("INSERT INTO pairs VALUES (?, ?, ?, ?)", [p.winner, p.loser, p.votes_winner, p.votes_loser])
+
+    def pairs(self) -> Iterator[Pair]:
+        for row in self._run("SELECT winner, loser, votes_winner, votes_loser FROM pairs ORDER BY rowid"):
+            yield Pair(*row)
+
+    def draw(self, rule: DrawRule, *, run: str, step: int, seed: int, version: int) -> list[Sample]:
+        """Groups of samples by `rule`, group after group, and a note that `run` drew them at `step`.
+
+        `version`: optimiser steps of the weights now, which ages are counted from. A sample's age is unknown where its
+        version is, or where another run, with another count, produced it. Raises `Refused` when the store has fewer
+        such groups than asked for.
+        """
+        eligible, args = _eligible(rule, run, version)
+        with self.transaction():
+            found = self._run(
+                # Of the responses that are one row, the eligible; of the episodes, those without an ineligible row.
+                f"""
+                SELECT g.prompt_id, ifnull(u.uses, 0) FROM (
+                  SELECT prompt_id, sum(episode IS NULL AND ok) + count(DISTINCT episode)
+                    - count(DISTINCT CASE WHEN NOT ok THEN episode END) AS n
+                  FROM (SELECT prompt_id, episode, {eligible} AS ok FROM samples WHERE NOT redone)
+                  GROUP BY prompt_id HAVING n >= ?
+                ) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id
+                """,
+                [*args, rule.min_group, to_text(run)],
+            )
+            candidates = [Candidate(of_text(prompt_id), uses) for prompt_id, uses in found]
+            if len(candidates) < rule.groups:
+                raise Refused(self._too_few(rule, len(candidates), run, version))
+            ids: list[int] = []
+            for prompt_id in pick_groups(candidates, rule, seed=seed, step=step):
+                responses: dict[str | int, list[int]] = {}
+                whole: dict[str | int, bool] = {}
+                for i, episode, ok in self._run(
+                    f"SELECT id, episode, {eligible} FROM samples WHERE prompt_id = ? AND NOT redone ORDER BY id",
+                    [*args, to_text(prompt_id)],
+                ):
+                    key = i if episode is None else of_text(episode)
+                    responses.setdefault(key, []).append(i)
+                    whole[key] = whole.get(key, True) and bool(ok)
+                usable = [rows for key, rows in responses.items() if whole[key]]
+                for k in pick_responses(len(usable), rule, seed=seed, step=step, prompt_id=prompt_id):
+                    ids.extend(usable[k])
+            self.record_draws(run, step, ids)
+            drawn = {s.id: s for s in self.samples(ids=ids)}
+        return [drawn[i] for i in ids]
+
+    def record_draws(self, run: str, step: int, ids: Iterable[int]) -> None:
+        """Note that `run` trains on these samples at `step`; `draw` does so itself. Steps of a run only rise."""
+        ids = list(ids)
+        with self.transaction():
+            self._check_ids(ids)
+            for i in ids:
+                self._run("INSERT INTO draws VALUES (?, ?, ?)", [to_text(run), step, i])
+            self._run(
+                """
+                INSERT INTO group_uses
+                SELECT DISTINCT ?1, prompt_id, 1, ?2 FROM samples WHERE id IN (SELECT value FROM json_each(?3))
+                ON CONFLICT DO UPDATE SET uses = uses + (last <> excluded.last), last = excluded.last
+                """,
+                [to_text(run), step, json.dumps(ids)],
+            )
+
+    def uses(self, ids: Iterable[int]) -> dict[int, int]:
+        """How often each sample was drawn, by all runs, at steps that they committed."""
+        ids = list(ids)
+        self._check_ids(ids)
+        rows = self._run(
+            f"""
+            SELECT sample, count(*) FROM draws JOIN ({_LAST_COMMITS}) AS c ON c.run = draws.run AND draws.step <= c.step
+            WHERE sample IN (SELECT value FROM json_each(?)) GROUP BY sample
+            """,
+            [json.dumps(ids)],
+        )
+        return dict.fromkeys(ids, 0) | dict(rows)
+
+    def commit(self, run: str, step: int, digest: str, *, files: Mapping[str, str] | None = None) -> None:
+        """Declare `run`'s checkpoint of `step` valid. `digest`: of the checkpoint; `files`: of each of its files."""
+        with self.transaction():
+            self._run(
+                "INSERT INTO commits SELECT ?, ?, ?, ifnull(max(id), 0), ? FROM samples",
+                [to_text(run), step, digest, dumps(dict(files or {}), "files of a commit")],
+            )
+
+    def committed(self, run: str) -> Commit | None:
+        """The last commit of `run`."""
+        rows = self._run(f"SELECT step, digest, cursor, files FROM ({_LAST_COMMITS}) WHERE run = ?", [to_text(run)])
+        for step, digest, cursor, files in rows:
+            return Commit(step, digest, cursor, loads(files))
+        return None
+
+    def rewind(self, run: str, step: int | None = None) -> Rewound:
+        """Take `run` back to its last commit: forget its later draws, mark its later samples as redone.
+
+        Without a commit, that is all of its draws and samples. `step`: take it back no further than to the end of
+        this later step. Raises `Refused` for a step before the commit.
+        """
+        name = to_text(run)
+        with self.transaction():
+            at = self.committed(run)
+            if step is not None and at and step < at.step:
+                raise Refused(f"{self.path}: run {run}: expected to go back to step {at.step} or later, got {step}")
+            last = step if step is not None else at.step if at else None
+            draws = self._run(
+                "DELETE FROM draws WHERE run = ?1 AND (?2 IS NULL OR step > ?2) RETURNING rowid", [name, last]
+            )
+            self._run("DELETE FROM group_uses WHERE run = ?", [name])
+            self._run(
+                """
+                INSERT INTO group_uses SELECT draws.run, prompt_id, count(DISTINCT draws.step), max(draws.step)
+                FROM draws JOIN samples ON samples.id = sample WHERE draws.run = ? GROUP BY prompt_id
+                """,
+                [name],
+            )
+            samples = self._run(
+                "UPDATE samples SET redone = 1 WHERE run = ?1 AND id > ?2 AND NOT redone AND (?3 IS NULL OR step > ?3) "
+                "RETURNING id",
+                [name, at.cursor if at else 0, step],
+            )
+        return Rewound(len(draws), len(samples))
+
+    def export(self, path: str | Path) -> int:
+        """Write the samples to a .jsonl, .jsonl.gz or .parquet file, and return how many; judgements stay behind."""
+        [(pairs,)] = self._run("SELECT count(*) FROM pairs")
+        if pairs:
+            warnings.warn(f"{path}: the store's {pairs} pairs aren't part of an export", AgroWarning, stacklevel=2)
+        return exchange.write(path, self.samples())
+
+    def _check_ids(self, ids: list[int]) -> None:
+        missing = self._run(
+            "SELECT value FROM json_each(?) WHERE value NOT IN (SELECT id FROM samples) LIMIT 3", [json.dumps(ids)]
+        )
+        if missing:
+            raise Refused(f"{self.path}: no sample has the id {', '.join(str(i) for (i,) in missing)}")
+
+    def _too_few(self, rule: DrawRule, found: int, run: str, version: int) -> str:
+        clause, args = _where(None, rule.roles, rule.sources, None, None, None, False)
+        eligible, more = _eligible(rule, run, version)
+        [(rows, groups, chosen, unscored, failed, fit)] = self._run(
+            f"""
+            SELECT count(*), count(DISTINCT prompt_id), total({clause}), total({clause} AND state = {_UNSCORED}),
+              total({clause} AND state = {_FAILED}), total({eligible}) FROM samples WHERE NOT redone
+            """,
+            [*args, *args, *args, *more],
+        )
+        return (
+            f"{self.path}: expected {rule.groups} groups with {rule.min_group} or more eligible responses to draw from, "
+            f"got {found}. The store has {rows} samples in {groups} groups; {chosen:.0f} are of the roles and sources "
+            f"asked for, {unscored:.0f} of them not scored and {failed:.0f} with a failed reward; {fit:.0f} are eligible"
+            + (f" (at most {rule.max_age} steps old)" if rule.max_age is not None else "")
+            + ". Ask for fewer groups, add or score samples, or widen the choice"
+        )
+
+
+_UNSCORED, _FAILED, _SCORED = range(len(STATES))
+_LAST_COMMITS = "SELECT * FROM commits WHERE rowid IN (SELECT max(rowid) FROM commits GROUP BY run)"
+
+
+def _where(
+    prompt_id: str | None,
+    roles: Collection[str] | None,
+    sources: Collection[str] | None,
+    scored: bool | None,
+    state: State | None,
+    run: str | None,
+    redone: bool,
+) -> tuple[str, list[Any]]:
+    """The condition, never NULL, that a row of samples fits what isn't None, and its arguments."""
+    terms, args = ["TRUE" if redone else "NOT redone"], list[Any]()
+    for column, value in (("prompt_id", prompt_id), ("run", run)):
+        if value is not None:
+            terms.append(f"{column} IS ?")
+            args.append(to_text(value))
+    for column, values in (("role", roles), ("source", sources)):
+        if values is not None:
+            terms.append(f"{column} IN ({', '.join('?' * len(values))})")
+            args += map(to_text, values)
+    if scored is not None:
+        terms.append(f"state {'=' if scored else '<>'} {_SCORED}")
+    if state is not None:
+        terms.append("state = ?")
+        args.append(STATES.index(state))
+    return " AND ".join(terms), args
+
+
+def _eligible(rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:
+    clause, args = _where(None, rule.roles, rule.sources, rule.scored_only or None, None, None, False)
+    if rule.max_age is not None:
+        clause += " AND version BETWEEN max(0, ?) AND ? AND (run IS NULL OR run = ?)"
+        args += [version - rule.max_age, version, to_text(run)]
+    return f"({clause})", args
