@@ -67,7 +67,7 @@ def train(
     from agro.config import RunConfig
 
     loaded = RunConfig.load(config, overrides or [])
-    from agro.train import Trainer
+    from agro.train.loop import Trainer
 
     folder = Trainer(loaded, out, resume=resume).run()
     print(f"done: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)

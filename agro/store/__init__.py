@@ -1,8 +1,24 @@
 """The store of experience, and what goes into and out of it."""
 
 from agro.store.exchange import read, write
+from agro.store.importing import ImportReport, Refusal, import_files
+from agro.store.mapping import parse_map
 from agro.store.records import Commit, Counts, Group, Pair, Rewound
 from agro.store.select import DrawRule
 from agro.store.sqlite import Store
 
-__all__ = ["Commit", "Counts", "DrawRule", "Group", "Pair", "Rewound", "Store", "read", "write"]
+__all__ = [
+    "Commit",
+    "Counts",
+    "DrawRule",
+    "Group",
+    "ImportReport",
+    "Pair",
+    "Refusal",
+    "Rewound",
+    "Store",
+    "import_files",
+    "parse_map",
+    "read",
+    "write",
+]

@@ -106,7 +106,7 @@ def to_row(sample: Sample, run: str | None, step: int | None, origin: Origin | N
     return (
         to_text(sample.prompt_id), to_text(sample.episode), state_of(sample.reward, sample.meta), sample.role,
         to_text(sample.source), oldest_version(sample), to_text(run), step, sample.knows_behavior,
-        sample.tokens is not None, *(origin or (None, None, None)), sample.reward,
+        sample.tokens is not None, *((origin.file, origin.record, to_text(origin.part)) if origin else (None,) * 3), sample.reward,
         None if chat else to_text(sample.prompt),
         to_text(dumps(sample.prompt, f"{where}: prompt")) if chat else None,
         to_text(sample.response), to_text(sample.tokenizer),

@@ -105,6 +105,11 @@ class Store(Database):
         )
         return [Group(of_text(row[0]), *row[1:]) for row in rows]
 
+    def origins(self, file: str, first: int, last: int) -> set[Origin]:
+        """The origins among records `first` to `last` of a file that the store holds."""
+        sql = "SELECT file, record, part FROM samples WHERE file = ? AND record BETWEEN ? AND ?"
+        return {Origin(file, record, of_text(part)) for file, record, part in self._run(sql, [file, first, last])}
+
     def counts(self) -> Counts:
         [(samples, groups, tokens, behavior)] = self._run(
             "SELECT count(*), count(DISTINCT prompt_id), total(knows_tokens), total(knows_behavior) "

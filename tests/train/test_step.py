@@ -1,0 +1,170 @@
+"""The step's gradient doesn't depend on how the step is cut, and it is the gradient of the loss."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from agro import config, objectives
+from agro.policy import Policy
+from agro.train.step import backward, by_length, collate, streams_of, whole
+from agro.types import Batch, Sample
+
+SIZES = (5, 1, 3, 2)  # ragged groups; 1 only where an objective takes it
+OPTIONS = {
+    "agro": [{"beta": 0.3}, {"beta": 0.3, "scale": "loss"}, {"beta": 0.0}],
+    "agro_onpolicy": [{"beta": 0.3}, {"beta": 0.3, "baseline": True}],
+    "rloo": [{}, {"beta": 0.3}],
+    "reinforce": [{}, {"baseline": "mean"}, {"baseline": 0.5}],
+    "kl_pg": [{"beta": 0.3}],
+    "grpo": [{}, {"beta": 0.3, "std": False}, {"ratio": "old", "clip": (0.01, 0.01)}],
+    "sft": [{}],
+}
+CASES = [(name, options) for name, list_ in OPTIONS.items() for options in list_]
+
+
+def test_every_objective_is_tried() -> None:
+    assert set(OPTIONS) == set(objectives.names())
+
+
+@pytest.fixture(scope="module")
+def policies() -> tuple[Policy, Policy]:
+    """A policy in float64 and another as its reference."""
+    spec = config.NewModel(alphabet="abcdef", hidden=16, layers=2, heads=2, context=64)
+    made = [Policy.load(config.Policy(new=spec, temperature=1.3), seed=s) for s in (0, 1)]
+    for p in made:
+        p.model.double()
+    return made[0], made[1]
+
+
+def samples(policy: Policy, least: int, seed: int = 0) -> list[Sample]:
+    rng = np.random.default_rng(seed)
+    out = []
+    for g, n in enumerate(SIZES):
+        for _ in range(max(n, least)):
+            text = "".join(rng.choice(list("abcdef"), rng.integers(1, 12)))
+            s = policy.encode(Sample("fed"[: g % 3 + 1] * (g + 1), text, float(rng.random()), version=0))
+            assert s.tokens is not None
+            noise = -rng.random(len(s.tokens)).astype(np.float32) * 3
+            out.append(s.replace(behavior_logp=np.where(s.action, noise, np.nan).astype(np.float32)))
+    return out
+
+
+def batch_for(name: str, options: dict, policy: Policy, reference: Policy) -> Batch:
+    needs = objectives.get(name).needs(objectives.get(name).resolve(name, options))
+    batch = collate(samples(policy, 3 if "triples" in needs else 2 if "groups" in needs else 1), 0)
+    if "old_logp" in needs:
+        batch = batch.replace(old_logp=streams_of(policy, batch, ["logp"], 4)["logp"] - 0.1)
+    return batch
+
+
+def gradient(name: str, options: dict, policy: Policy, reference: Policy, batch: Batch, size: int) -> torch.Tensor:
+    policy.model.zero_grad(set_to_none=True)
+    resolved = objectives.get(name).resolve(name, options)
+    backward(policy, batch, name, resolved, micro_batch=size, reference=reference)
+    return torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_gradient_does_not_depend_on_the_micro_batch(name: str, options: dict, dtype: torch.dtype, policies) -> None:
+    policy, reference = policies
+    policy.model.to(dtype)
+    reference.model.to(dtype)
+    batch = batch_for(name, options, policy, reference)
+    whole_step = gradient(name, options, policy, reference, batch, len(batch.mask))
+    norm = float(whole_step.double().norm())
+    assert norm > 1e-6
+    bound = 1e-10 if dtype == torch.float64 else 1e-5
+    for size in (1, 2, 3):
+        cut = gradient(name, options, policy, reference, batch, size)
+        assert float((cut - whole_step).double().norm()) / norm <= bound, size
+    policy.model.double()
+    reference.model.double()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("agro", {"beta": 0.3, "scale": "loss"}), ("rloo", {}), ("kl_pg", {"beta": 0.3}), ("grpo", {"beta": 0.3}), ("sft", {})],
+)
+def test_gradient_is_the_loss_differentiated(name: str, options: dict, policies) -> None:
+    """Central differences of the loss along the gradient, whose slope is its norm."""
+    policy, reference = policies
+    batch = batch_for(name, options, policy, reference)
+    resolved = objectives.get(name).resolve(name, options)
+    found = gradient(name, options, policy, reference, batch, 3)
+    norm = float(found.norm())
+    parts = (found / norm).split([p.numel() for p in policy.model.parameters()])
+    direction = [d.view_as(p) for d, p in zip(parts, policy.model.parameters())]
+
+    def loss(shift: float) -> float:
+        with torch.no_grad():
+            for p, d in zip(policy.model.parameters(), direction):
+                p += shift * d
+            out = backward_value(policy, batch, name, resolved, reference)
+            for p, d in zip(policy.model.parameters(), direction):
+                p -= shift * d
+        return out
+
+    h = 1e-3  # Llama's norms round to float32 inside, whatever its weights: a smaller step would measure that
+    assert (loss(h) - loss(-h)) / (2 * h) == pytest.approx(norm, rel=1e-3)
+
+
+def backward_value(policy: Policy, batch: Batch, name: str, options: dict, reference: Policy) -> float:
+    with torch.enable_grad():
+        return backward(policy, batch, name, options, micro_batch=100, reference=reference).evaluation.loss
+
+
+def test_first_pass_falls_away_where_a_micro_batch_holds_what_couples(policies, monkeypatch) -> None:
+    policy, reference = policies
+    batch = batch_for("agro", {"beta": 0.3}, policy, reference)
+    batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], 4)["logp"])
+    calls: list[int] = []
+    plain = policy.streams
+
+    def counted(tokens, *args):
+        calls.append(len(tokens))
+        return plain(tokens, *args)
+
+    monkeypatch.setattr(policy, "streams", counted)
+    options = objectives.get("agro").resolve("agro", {"beta": 0.3})
+    backward(policy, batch, "agro", options, micro_batch=5)
+    assert sum(calls) == len(batch.mask)  # one pass
+    calls.clear()
+    backward(policy, batch, "agro", options, micro_batch=4)  # the group of 5 doesn't fit
+    assert sum(calls) == 2 * len(batch.mask)
+
+
+def test_micro_batches_hold_whole_groups_and_every_row_once(policies) -> None:
+    policy, _ = policies
+    batch = collate(samples(policy, 1), 0)
+    parts = whole(batch, "group", 5)
+    assert parts is not None
+    assert sorted(torch.cat(parts).tolist()) == list(range(len(batch.mask)))
+    for g in range(batch.n_groups):
+        assert sum((batch.group[p] == g).any().item() for p in parts) == 1
+    assert whole(batch, "group", 4) is None
+    assert whole(batch, "step", len(batch.mask) - 1) is None
+    assert sorted(torch.cat(by_length(batch, 3)).tolist()) == list(range(len(batch.mask)))
+
+
+def test_rows_of_one_episode_stay_together_or_need_a_first_pass(policies) -> None:
+    """reinforce couples by row, but the rows of a response share its reward's term."""
+    policy, reference = policies
+    rows = [s.replace(episode=f"e{i // 2}", reward=float(i // 2), prompt_id="p") for i, s in enumerate(samples(policy, 2)[:6])]
+    batch = collate(rows, 0)
+    full = gradient("rloo", {"beta": 0.3}, policy, reference, batch, 6)
+    for size in (1, 2, 3):
+        assert torch.allclose(gradient("rloo", {"beta": 0.3}, policy, reference, batch, size), full, rtol=1e-10, atol=1e-13)
+
+
+def test_collate_keeps_unknown_unknown(policies) -> None:
+    policy, _ = policies
+    known, bare = samples(policy, 2)[:2]
+    batch = collate([known, bare.replace(behavior_logp=None, reward=None, version=-1)], 3)
+    assert batch.behavior_logp is not None
+    assert batch.behavior_logp[1].isnan().all()
+    assert batch.reward[1].isnan()
+    assert batch.age[0] == 3
+    assert batch.age[1].isnan()
