@@ -171,7 +171,7 @@ def _entry(part: Part, kind: str, origin: Origin, prompts: Mapping[str, Prompt],
 
 
 def _join(record: dict[str, Any], prompts: Mapping[str, Prompt]) -> dict[str, Any]:
-    """A record with its prompt put in, from the file of prompts, where it has none."""
+    """A record with its prompt and the prompt's columns put in, where it has none; what it says itself stands."""
     if record.get("prompt") is not None:
         return record
     key = record.get("prompt_id", record.get("id"))
@@ -180,10 +180,12 @@ def _join(record: dict[str, Any], prompts: Mapping[str, Prompt]) -> dict[str, An
     prompt = prompts.get(str(key))
     if prompt is None:
         raise Refused(f"prompt_id: the file of prompts has no {key!r}")
-    meta = record.get("meta") or {}
+    own = {name: value for name, value in record.items() if name != "id"}
+    meta = own.get("meta") or {}
     if not isinstance(meta, dict):
         raise Refused(f"meta: expected an object, got {meta!r:.80}")
-    return record | {"prompt": prompt.text, "prompt_id": prompt.id, "meta": {**prompt.columns, **meta}}
+    columns = {name: value for name, value in prompt.columns.items() if own.get(name) is None}
+    return own | {"prompt": prompt.text, "prompt_id": prompt.id, "meta": {**columns, **meta}}
 
 
 def _by_id(prompts: Sequence[Prompt]) -> dict[str, Prompt]:
