@@ -1,0 +1,115 @@
+"""Random batches for the tests of objectives, and every variant of every objective with what it may read."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import independent
+import numpy as np
+from independent import Case
+
+from agro import Batch, objectives
+from agro.objectives import Evaluation
+
+FIELDS = ("ref_logp", "behavior_logp", "old_logp")
+
+# (objective, options, what the contract's table lets it read)
+VARIANTS: list[tuple[str, dict[str, Any], set[str]]] = [
+    ("agro", {"beta": 0.3}, {"reward", "groups", "ref_logp"}),
+    ("agro", {"beta": 0.3, "scale": "loss"}, {"reward", "groups", "ref_logp"}),
+    ("agro", {"beta": 0.0}, {"reward", "groups"}),
+    ("agro", {"beta": 0, "scale": "loss"}, {"reward", "groups"}),
+    ("agro_onpolicy", {"beta": 0.3}, {"reward", "groups", "ref_logp", "fresh"}),
+    ("agro_onpolicy", {"beta": 0.3, "baseline": True}, {"reward", "triples", "ref_logp", "fresh"}),
+    ("agro_onpolicy", {"beta": 0.0}, {"reward", "groups", "fresh"}),
+    ("rloo", {}, {"reward", "groups"}),
+    ("rloo", {"beta": 0.3}, {"reward", "groups", "ref_logp"}),
+    ("reinforce", {}, {"reward"}),
+    ("reinforce", {"baseline": "mean"}, {"reward", "groups"}),
+    ("reinforce", {"baseline": 0.7}, {"reward"}),
+    ("kl_pg", {"beta": 0.3}, {"reward", "groups", "kl"}),
+    ("grpo", {}, {"reward", "groups", "behavior_logp"}),
+    ("grpo", {"ratio": "old"}, {"reward", "groups", "old_logp"}),
+    ("grpo", {"clip": (0.1, 0.4), "std": False}, {"reward", "groups", "behavior_logp"}),
+    ("grpo", {"beta": 0.3}, {"reward", "groups", "behavior_logp", "ref_logp"}),
+    ("grpo", {"ratio": "old", "beta": 0.3, "std": False}, {"reward", "groups", "old_logp", "ref_logp"}),
+    ("sft", {}, set()),
+]
+NAMED = [f"{name}-{'-'.join(f'{k}={v}' for k, v in options.items())}".rstrip("-") for name, options, _ in VARIANTS]
+
+
+def least(needs: set[str]) -> int:
+    """Responses that a group must have."""
+    return 3 if "triples" in needs else 2 if "groups" in needs else 1
+
+
+def draw(
+    seed: int,
+    *,
+    groups: int = 4,
+    sizes: tuple[int, int] = (3, 5),
+    length: int = 7,
+    rewards: str = "normal",
+    spread: float = 0.3,
+    far: float = 1.0,
+    episodes: bool = True,
+    weights: bool = True,
+    junk: bool = True,
+) -> Case:
+    """A batch with ragged groups and lengths, rows of a group scattered, holes in the mask.
+
+    `spread`: standard deviation of the log-ratios; `far`: factor on the log-probs; `episodes`: some responses have up to
+    three rows; `junk`: NaN, infinities and huge numbers where the mask isn't set.
+    """
+    rng = np.random.default_rng(seed)
+    rows: list[tuple[Any, Any, float, float]] = []
+    for g in range(groups):
+        name = [f"prompt {g}", g, ("prompt", g), frozenset({g}), None, g + 0.5][g % 6 if g < 6 else 0]
+        weight = float(rng.choice([0.25, 1.0, 3.0])) if weights else 1.0
+        equal = float(rng.normal())
+        for i in range(int(rng.integers(sizes[0], sizes[1] + 1))):
+            reward = {"normal": rng.normal(), "binary": rng.integers(2), "equal": equal}[rewards]
+            pieces = int(rng.integers(1, 4)) if episodes and rng.random() < 0.3 else 1
+            rows += [(name, (g, i), float(reward), weight)] * pieces
+    rows = [rows[i] for i in rng.permutation(len(rows))]
+    B, T = len(rows), length
+    mask = rng.random((B, T)) < 0.6
+    mask[np.arange(T) >= rng.integers(2, T + 1, size=(B, 1))] = False
+    mask[:, 0] = False
+    mask[~mask.any(1), 1] = True
+    logp = -far * np.exp(rng.normal(size=(B, T)))
+    streams = [logp] + [logp + spread * rng.normal(size=(B, T)) for _ in FIELDS] + [np.exp(rng.normal(size=(B, T)))]
+    if junk:
+        for x in streams:
+            x[~mask] = rng.choice([np.nan, np.inf, -np.inf, 1e300, 0.0, 5.0], size=int((~mask).sum()))
+    logp, ref, behavior, old, kl = streams
+    group, response, reward, weight = zip(*rows)
+    return Case(logp, mask, list(reward), list(group), list(response), list(weight), ref, behavior, old, kl)
+
+
+def batch_of(case: Case, **changes: Any) -> Batch:
+    given: dict[str, Any] = {
+        "mask": case.mask, "reward": case.reward, "group": case.group, "response": case.response, "weight": case.weight,
+        "age": [0.0] * len(case.mask), **{f: getattr(case, f) for f in FIELDS},
+    }  # fmt: skip
+    return Batch.of(**given | changes)
+
+
+def evaluate(case: Case, name: str, options: dict[str, Any], **changes: Any) -> Evaluation:
+    return objectives.evaluate(name, case.logp, batch_of(case, **changes), streams={"kl": case.kl}, **options)
+
+
+def expected(case: Case, name: str, options: dict[str, Any]) -> independent.Result:
+    return getattr(independent, name)(case, **options)
+
+
+def take(case: Case, rows: Any) -> Case:
+    """The case with those rows, in that order."""
+    at = [int(i) for i in rows]
+    arrays = {f.name: getattr(case, f.name) for f in dataclasses.fields(case)}
+    return Case(**{k: v[at] if isinstance(v, np.ndarray) else [v[i] for i in at] for k, v in arrays.items()})
+
+
+def change(case: Case, **changes: Any) -> Case:
+    return dataclasses.replace(case, **changes)

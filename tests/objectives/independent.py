@@ -1,0 +1,224 @@
+"""The objectives a second time, written from the equations alone, to hold `agro.objectives` against.
+
+Python floats and loops over groups, responses and tokens; no torch, no vectorised step, nothing of `agro` imported.
+Every gradient is a closed form derived by hand and stands beside its derivation. Numbers in brackets, as in [9], are
+the statements of the paper's equations (off-policy estimator [9], on-policy [13] and [14], the baseline of figure 1
+[15]). Each function takes a `Case` and returns (loss, {stream: d loss / d stream}).
+
+Notation: group g of G holds the responses i = 1 … n; l_i is the log-prob of response i, a sum over its tokens in the
+mask (of all its rows, where an episode has several); w_g is the group's weight, W = Σ_g w_g.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from math import exp, fsum
+
+import numpy as np
+
+Result = tuple[float, dict[str, np.ndarray]]
+
+
+@dataclass
+class Case:
+    """Rows as they are given to `Batch.of`, in float64."""
+
+    logp: np.ndarray  # [B,T]
+    mask: np.ndarray  # [B,T]
+    reward: Sequence[float]  # [B]
+    group: Sequence[Hashable]  # [B]
+    response: Sequence[Hashable]  # [B]
+    weight: Sequence[float]  # [B], one value a group
+    ref_logp: np.ndarray  # [B,T]
+    behavior_logp: np.ndarray  # [B,T]
+    old_logp: np.ndarray  # [B,T]
+    kl: np.ndarray  # [B,T]
+
+
+@dataclass
+class Response:
+    reward: float
+    places: list[tuple[int, int]]  # (row, token) in the mask
+
+
+@dataclass
+class Group:
+    weight: float
+    responses: list[Response]
+
+
+def groups_of(case: Case, least: int) -> list[Group]:
+    """The groups with at least `least` responses."""
+    found: dict[Hashable, dict[Hashable, Response]] = {}
+    weights: dict[Hashable, float] = {}
+    B, T = case.mask.shape
+    for row in range(B):
+        weights[case.group[row]] = float(case.weight[row])
+        responses = found.setdefault(case.group[row], {})
+        response = responses.setdefault(case.response[row], Response(float(case.reward[row]), []))
+        for t in range(T):
+            if case.mask[row, t]:
+                response.places.append((row, t))
+    groups = [Group(weights[name], list(responses.values())) for name, responses in found.items()]
+    return [g for g in groups if len(g.responses) >= least]
+
+
+def total(stream: np.ndarray, response: Response) -> float:
+    return fsum(float(stream[place]) for place in response.places)
+
+
+def others_mean(values: list[float], i: int) -> float:
+    """The leave-one-out mean."""
+    return fsum(v for j, v in enumerate(values) if j != i) / (len(values) - 1)
+
+
+def half_variance(values: list[float]) -> float:
+    """½ · sample variance (n-1), in its pairwise form: Σ_{i<j} (v_i - v_j)² / (2 n (n-1))."""
+    n = len(values)
+    return fsum((values[i] - values[j]) ** 2 for i in range(n) for j in range(i)) / (2 * n * (n - 1))
+
+
+def regularised(case: Case, group: Group, beta: float) -> list[float]:
+    """R_i = r_i - β Σ_t (l_it - f_it); at β = 0 it is r_i, whatever the reference."""
+    if beta == 0:
+        return [y.reward for y in group.responses]
+    out = []
+    for y in group.responses:
+        ratio = fsum(term for place in y.places for term in (float(case.logp[place]), -float(case.ref_logp[place])))
+        out.append(y.reward - beta * ratio)
+    return out
+
+
+def agro(case: Case, beta: float, scale: str = "reward") -> Result:
+    """[9]. d ½Var(R) / d R_i = (R_i - R̄) / (n-1) = (R_i - R̄_{-i}) / n, and d R_i / d l_it = -β.
+
+    scale="reward" gives the gradient divided by β (its limit at β = 0); the loss stays ½Var(R).
+    """
+    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
+    W = fsum(g.weight for g in groups)
+    for g in groups:
+        R = regularised(case, g, beta)
+        n = len(R)
+        loss += g.weight / W * half_variance(R)
+        for i, y in enumerate(g.responses):
+            factor = beta if scale == "loss" else 1.0
+            for place in y.places:
+                grad[place] = g.weight / W * -(factor / n) * (R[i] - others_mean(R, i))
+    return loss, {"logp": grad}
+
+
+def agro_onpolicy(case: Case, beta: float, baseline: bool = False) -> Result:
+    """[13]: (1/n) [-β A_i + ½ A_i²], A_i = R_i - R̄_{-i}; with the baseline [14]: (1/n) [-β A_i + v_i - v̄_{-i}], v = ½A²."""
+    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 3 if baseline else 2)
+    W = fsum(g.weight for g in groups)
+    for g in groups:
+        R = regularised(case, g, beta)
+        n = len(R)
+        loss += g.weight / W * half_variance(R)
+        A = [R[i] - others_mean(R, i) for i in range(n)]
+        v = [0.5 * a * a for a in A]
+        for i, y in enumerate(g.responses):
+            squared = v[i] - others_mean(v, i) if baseline else v[i]
+            for place in y.places:
+                grad[place] = g.weight / W * (-beta * A[i] + squared) / n
+    return loss, {"logp": grad}
+
+
+def rloo(case: Case, beta: float = 0.0) -> Result:
+    """-(1/n) Σ_i (a_i - ā_{-i}) l_i, where a_i = r_i - β (l_i - f_i) is a number, not a function of l."""
+    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
+    W = fsum(g.weight for g in groups)
+    for g in groups:
+        a = regularised(case, g, beta)
+        n = len(a)
+        for i, y in enumerate(g.responses):
+            advantage = a[i] - others_mean(a, i)
+            loss += g.weight / W * -advantage / n * total(case.logp, y)
+            for place in y.places:
+                grad[place] = g.weight / W * -advantage / n
+    return loss, {"logp": grad}
+
+
+def reinforce(case: Case, baseline: str | float = "none") -> Result:
+    """-(1/n) Σ_i (r_i - b) l_i; b is 0, the mean reward of the group, or a number."""
+    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2 if baseline == "mean" else 1)
+    W = fsum(g.weight for g in groups)
+    for g in groups:
+        n = len(g.responses)
+        if baseline == "none":
+            b = 0.0
+        elif baseline == "mean":
+            b = fsum(y.reward for y in g.responses) / n
+        else:
+            b = float(baseline)
+        for y in g.responses:
+            loss += g.weight / W * -(y.reward - b) / n * total(case.logp, y)
+            for place in y.places:
+                grad[place] = g.weight / W * -(y.reward - b) / n
+    return loss, {"logp": grad}
+
+
+def kl_pg(case: Case, beta: float) -> Result:
+    """[15]: -(1/n) Σ_i (r_i - r̄_{-i}) l_i + (β/n) Σ_i Σ_t KL_it; the second sum is a stream of its own."""
+    grad, kl_grad, loss, groups = np.zeros(case.logp.shape), np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
+    W = fsum(g.weight for g in groups)
+    for g in groups:
+        r = [y.reward for y in g.responses]
+        n = len(r)
+        for i, y in enumerate(g.responses):
+            advantage = r[i] - others_mean(r, i)
+            loss += g.weight / W * (-advantage * total(case.logp, y) + beta * total(case.kl, y)) / n
+            for place in y.places:
+                grad[place] = g.weight / W * -advantage / n
+                kl_grad[place] = g.weight / W * beta / n
+    return loss, {"logp": grad, "kl": kl_grad}
+
+
+def grpo(
+    case: Case,
+    ratio: str = "behavior",
+    clip: tuple[float, float] = (0.2, 0.2),
+    std: bool = True,
+    beta: float = 0.0,
+) -> Result:
+    """Tokens: -min(w A, clamp(w, 1-ε₁, 1+ε₂) A) + β k3, w = exp(l - b); mean in a response, in a group, over groups.
+
+    A = (r - r̄) / (std + 1e-6). d(w A)/dl = w A where the first branch of the min is taken, 0 where the clamp is and
+    holds w; k3 = exp(f-l) - (f-l) - 1, so d k3/dl = 1 - exp(f-l).
+    """
+    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
+    W = fsum(g.weight for g in groups)
+    anchor = case.behavior_logp if ratio == "behavior" else case.old_logp
+    low, high = 1 - clip[0], 1 + clip[1]
+    for g in groups:
+        r = [y.reward for y in g.responses]
+        n = len(r)
+        mean = fsum(r) / n
+        spread = math.sqrt(fsum((x - mean) ** 2 for x in r) / (n - 1)) + 1e-6 if std else 1.0
+        for i, y in enumerate(g.responses):
+            A = (r[i] - mean) / spread
+            share = g.weight / W / n / len(y.places)
+            for place in y.places:
+                w = exp(float(case.logp[place]) - float(anchor[place]))
+                clamped = min(max(w, low), high)
+                term, slope = (-w * A, -w * A) if w * A <= clamped * A else (-clamped * A, 0.0)
+                if beta:
+                    u = float(case.ref_logp[place]) - float(case.logp[place])
+                    term += beta * (math.expm1(u) - u)
+                    slope += beta * -math.expm1(u)
+                loss += share * term
+                grad[place] = share * slope
+    return loss, {"logp": grad}
+
+
+def sft(case: Case) -> Result:
+    """-log-prob, mean over all tokens of the step; a token counts as often as its row's weight says."""
+    grad, B = np.zeros(case.logp.shape), len(case.mask)
+    places = [(i, t) for i in range(B) for t in range(case.mask.shape[1]) if case.mask[i, t]]
+    W = fsum(float(case.weight[i]) for i, _ in places)
+    loss = fsum(-float(case.weight[i]) / W * float(case.logp[i, t]) for i, t in places)
+    for i, t in places:
+        grad[i, t] = -float(case.weight[i]) / W
+    return loss, {"logp": grad}

@@ -1,0 +1,176 @@
+"""`objectives.evaluate` against the second implementation in `independent.py`, and against finite differences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import FIELDS, NAMED, VARIANTS, Case, batch_of, draw, evaluate, expected, least
+
+from agro import objectives
+from agro.objectives import Evaluation
+
+EVERY = pytest.mark.parametrize(("name", "options", "needs"), VARIANTS, ids=NAMED)
+
+
+def agree(out: Evaluation, case: Case, name: str, options: dict[str, Any]) -> None:
+    """Loss and every gradient to 1e-10, relative to a number above 1 and absolute below it."""
+    loss, grads = expected(case, name, options)
+    assert abs(out.loss - loss) <= 1e-10 * max(1.0, abs(loss))
+    assert out.grads.keys() == grads.keys()
+    for stream, grad in grads.items():
+        assert out.grads[stream].dtype == np.float64
+        assert (np.abs(out.grads[stream] - grad) <= 1e-10 * np.maximum(1.0, np.abs(grad))).all()
+        assert (out.grads[stream][~case.mask] == 0).all()
+    assert out.grad is out.grads["logp"]
+
+
+@EVERY
+@pytest.mark.parametrize("rewards", ["normal", "binary", "equal"])
+def test_ragged_batches(name: str, options: dict[str, Any], needs: set[str], rewards: str) -> None:
+    for seed in range(4):
+        case = draw(seed, sizes=(least(needs), 5), rewards=rewards)
+        agree(evaluate(case, name, options), case, name, options)
+
+
+@pytest.mark.parametrize(("name", "options", "needs"), [v for v in VARIANTS if least(v[2]) > 1], ids=str)
+def test_groups_too_small_are_left_out_and_counted(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    for seed in range(4):
+        case = draw(seed, groups=8, sizes=(1, 4))
+        out = evaluate(case, name, {**options, "singletons": "drop"})
+        agree(out, case, name, options)
+        members = {g: {r for r, h in zip(case.response, case.group) if h == g} for g in case.group}
+        small = sum(len(m) < least(needs) for m in members.values())
+        assert small > 0
+        assert out.metrics["singletons_dropped"] == small
+
+
+@EVERY
+def test_one_group(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    case = draw(5, groups=1, sizes=(6, 6))
+    agree(evaluate(case, name, options), case, name, options)
+
+
+@EVERY
+def test_one_response_a_row_and_equal_weights(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    """Without `response` and `weight` a row is a response and a group counts once."""
+    case = draw(6, episodes=False, weights=False)
+    agree(evaluate(case, name, options, response=None, weight=None), case, name, options)
+
+
+@EVERY
+def test_hundreds_of_groups(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    case = draw(7, groups=300, sizes=(3, 3), length=4)
+    agree(evaluate(case, name, options), case, name, options)
+
+
+@EVERY
+def test_extreme_values(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    """Log-probs near -1e4 and ratios up to e^±100: what a policy far from its data gives.
+
+    A reward of 1e6 beside rewards of order 1 as well. The loss is a difference of numbers up to 1e14 here, so that it is held
+    to 1e-10 of the largest of them.
+    """
+    for seed in range(3):
+        case = draw(seed, far=1e3, spread=30.0)
+        case.reward = [1e6 * r if g == case.group[0] else r for r, g in zip(case.reward, case.group)]
+        out, (loss, grads) = evaluate(case, name, options), expected(case, name, options)
+        for stream, grad in grads.items():
+            scale = np.abs(grad).max()
+            assert np.abs(out.grads[stream] - grad).max() <= 1e-10 * max(1.0, scale)
+            ordinary = np.abs(grad) < 1e-6 * scale
+            np.testing.assert_allclose(out.grads[stream][ordinary], grad[ordinary], rtol=1e-8, atol=1e-10)
+        terms = np.abs(grads["logp"])[case.mask] @ np.abs(case.logp[case.mask])
+        assert abs(out.loss - loss) <= 1e-10 * max(1.0, abs(loss), terms)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "array", "list"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@EVERY
+def test_kind_and_dtype_are_those_of_logp(
+    name: str, options: dict[str, Any], needs: set[str], dtype: str, kind: str
+) -> None:
+    """Computed in float64 whatever comes in: the result is that of the rounded numbers, rounded once."""
+    case = draw(8, junk=False)
+    logp = case.logp.astype(dtype)
+    given = {"tensor": torch.as_tensor(logp), "array": logp, "list": logp.tolist()}[kind]
+    kl = {"tensor": torch.as_tensor(case.kl), "array": case.kl, "list": case.kl.tolist()}[kind]
+    out = objectives.evaluate(name, given, batch_of(case), streams={"kl": kl}, **options)
+    case.logp = logp.astype(np.float64)
+    loss, grads = expected(case, name, options)
+    assert out.loss == pytest.approx(loss, rel=1e-12, abs=1e-12)
+    wanted = "float64" if kind == "list" else dtype
+    for stream, grad in grads.items():
+        found = out.grads[stream]
+        if kind == "tensor":
+            assert isinstance(found, torch.Tensor)
+            assert found.dtype == getattr(torch, dtype)
+            assert not found.requires_grad
+            found = found.numpy()
+        assert isinstance(found, np.ndarray)
+        assert found.dtype == np.dtype(wanted)
+        np.testing.assert_allclose(
+            found, grad, rtol=2 * np.finfo(wanted).eps, atol=1e-7 if wanted == "float16" else 1e-12
+        )
+
+
+@EVERY
+def test_inputs_of_the_batch_may_be_tensors_arrays_or_lists(
+    name: str, options: dict[str, Any], needs: set[str]
+) -> None:
+    case = draw(9, junk=False)
+    reference = evaluate(case, name, options)
+    for convert in (lambda x: torch.as_tensor(np.asarray(x)), np.asarray, lambda x: np.asarray(x).tolist()):
+        fields = {f: convert(getattr(case, f)) for f in ("mask", "reward", "weight", *FIELDS)}
+        number = [list(dict.fromkeys(case.group)).index(g) for g in case.group]
+        out = evaluate(case, name, options, **fields, group=convert(number), age=convert(np.zeros(len(number))))
+        assert out.loss == reference.loss
+        np.testing.assert_array_equal(out.grad, reference.grad)
+
+
+def test_float32_fields_of_the_batch_are_not_summed_in_float32() -> None:
+    """A reference of float32 beside float64 log-probs: only its own rounding may show."""
+    case = draw(10, length=40, far=100.0, junk=False)
+    ref = case.ref_logp.astype(np.float32)
+    out = evaluate(case, "agro", {"beta": 0.3}, ref_logp=torch.as_tensor(ref))
+    case.ref_logp = ref.astype(np.float64)
+    agree(out, case, "agro", {"beta": 0.3})
+
+
+def away_from_kinks(seed: int) -> Case:
+    """Token ratios on both sides of both clips of (0.2, 0.2) and (0.1, 0.4), none near an edge."""
+    case, rng = draw(seed, groups=2, length=5), np.random.default_rng(seed)
+    for name in ("behavior_logp", "old_logp"):
+        log_ratio = np.log(rng.choice([0.5, 0.85, 0.95, 1.05, 1.3, 2.0], size=case.mask.shape))
+        setattr(case, name, np.where(case.mask, case.logp - log_ratio, np.nan))
+    return case
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(n, o) for n, o, _ in VARIANTS if n not in ("agro_onpolicy",) and not (n == "rloo" and o)],
+    ids=lambda x: str(x),
+)
+def test_finite_differences(name: str, options: dict[str, Any]) -> None:
+    """Central differences of `loss` in every stream. Not for estimators whose loss isn't what they descend.
+
+    With scale="reward" the gradient times beta is the loss's own. Step 1e-5 on losses of order 1: error about 1e-10.
+    """
+    factor = options["beta"] if name == "agro" and options.get("scale") != "loss" else 1.0
+    for seed in range(2):
+        case = away_from_kinks(seed)
+        out = evaluate(case, name, options)
+        for stream in out.grads:
+            for row, t in np.argwhere(case.mask):
+                sides = []
+                for step in (1e-5, -1e-5):
+                    moved = getattr(case, stream).copy()
+                    moved[row, t] += step
+                    given = {"logp": case.logp, "kl": case.kl, stream: moved}
+                    side = objectives.evaluate(
+                        name, given["logp"], batch_of(case), streams={"kl": given["kl"]}, **options
+                    )
+                    sides.append(side.loss)
+                assert factor * out.grads[stream][row, t] == pytest.approx((sides[0] - sides[1]) / 2e-5, abs=2e-8)

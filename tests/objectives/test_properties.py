@@ -1,0 +1,327 @@
+"""What must hold of the objectives whatever the numbers, and hand-worked batches small enough to check on paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import NAMED, VARIANTS, Case, change, draw, evaluate, take
+
+from agro import Batch, objectives
+
+EVERY = pytest.mark.parametrize(("name", "options", "needs"), VARIANTS, ids=NAMED)
+
+
+def only(*chosen: str) -> Any:
+    """Variants whose name begins with one of `chosen`."""
+    at = [i for i, v in enumerate(NAMED) if v.startswith(chosen)]
+    return pytest.mark.parametrize(("name", "options", "needs"), [VARIANTS[i] for i in at], ids=[NAMED[i] for i in at])
+
+
+CENTRED = only("agro", "rloo", "reinforce-baseline=mean", "kl_pg", "grpo")
+
+
+def same(found: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-12) -> None:
+    np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+def shift_of(case: Case) -> np.ndarray:
+    """A number for each row, the same in a group: 1, 2, 3, …"""
+    return np.array([1.0 + list(dict.fromkeys(case.group)).index(g) for g in case.group])
+
+
+# By hand: two responses of one prompt, rewards 1 and 0, two tokens and one token, ρ = (0.2 + 0.1, -0.4) = (0.3, -0.4).
+# At β = 0.5: R = (1 - 0.15, 0 + 0.2) = (0.85, 0.2), R_1 - R_2 = 0.65.
+HAND = {
+    "mask": [[False, True, True], [False, True, False]],
+    "reward": [1.0, 0.0],
+    "group": ["a", "a"],
+    "ref_logp": [[9.0, -1.2, -2.1], [9.0, -0.6, 9.0]],
+    "behavior_logp": [
+        [9.0, -1.0 - np.log(1.1), -2.0 - np.log(1.5)],
+        [9.0, -1.0 - np.log(0.5), 9.0],
+    ],  # w = 1.1, 1.5, 0.5
+    "age": [0, 0],
+}
+HAND_LOGP = [[0.0, -1.0, -2.0], [0.0, -1.0, -3.0]]
+HAND_KL = [[7.0, 0.1, 0.2], [7.0, 0.4, 7.0]]
+# A of grpo: ±0.5 / (√0.5 + 1e-6), as std² = ½(1 - 0)²; its clip leaves w A = 1.1 A, holds 1.5 at 1.2 (A > 0) and, as A < 0, takes
+# max(0.5, 0.8) = 0.8. Shares: ½ · ½ for each of two tokens, ½ for the one.
+A = 0.5 / (0.5**0.5 + 1e-6)
+HAND_CASES: list[tuple[str, dict[str, Any], float, list[float]]] = [
+    # ¼ · 0.65² = 0.105625; reward: ∓½ · 0.65; loss: times 0.5
+    ("agro", {"beta": 0.5}, 0.105625, [-0.325, -0.325, 0.325]),
+    ("agro", {"beta": 0.5, "scale": "loss"}, 0.105625, [-0.1625, -0.1625, 0.1625]),
+    # ½ (-0.5 · ±0.65 + ½ · 0.4225) = ½ (∓0.325 + 0.21125)
+    ("agro_onpolicy", {"beta": 0.5}, 0.105625, [-0.056875, -0.056875, 0.268125]),
+    # -½ (1 · -3 + -1 · -1) = 1
+    ("rloo", {}, 1.0, [-0.5, -0.5, 0.5]),
+    ("rloo", {"beta": 0.5}, 0.65, [-0.325, -0.325, 0.325]),
+    # -½ · 1 · -3; means: -½ (½ · -3 - ½ · -1) = ½; b = 0.25: -½ (0.75 · -3 - 0.25 · -1) = 1
+    ("reinforce", {}, 1.5, [-0.5, -0.5, 0.0]),
+    ("reinforce", {"baseline": "mean"}, 0.5, [-0.25, -0.25, 0.25]),
+    ("reinforce", {"baseline": 0.25}, 1.0, [-0.375, -0.375, 0.125]),
+    # 1 + 0.5 · ½ · (0.3 + 0.4)
+    ("kl_pg", {"beta": 0.5}, 1.175, [-0.5, -0.5, 0.5]),
+    ("grpo", {}, -A * ((1.1 + 1.2) / 4 - 0.8 / 2), [-1.1 * A / 4, 0.0, 0.0]),
+    ("grpo", {"std": False, "clip": (0.6, 0.5)}, -0.5 * ((1.1 + 1.5) / 4 - 0.5 / 2), [-0.1375, -0.1875, 0.125]),
+    ("sft", {}, 4 / 3, [-1 / 3, -1 / 3, -1 / 3]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "loss", "grad"), HAND_CASES, ids=[f"{n}-{o}" for n, o, *_ in HAND_CASES])
+def test_by_hand(name: str, options: dict[str, Any], loss: float, grad: list[float]) -> None:
+    if "clip" in options:
+        # w = 1.5 lies on the edge of the clip: a hair inside, so that rounding can't tip it over
+        options = {**options, "clip": (0.6, 0.5 + 1e-9)}
+    out = objectives.evaluate(name, HAND_LOGP, Batch.of(**HAND), streams={"kl": HAND_KL}, **options)
+    assert out.loss == pytest.approx(loss, abs=1e-14)
+    same(out.grad[np.array(HAND["mask"])], np.array(grad), 1e-14)
+    if name == "kl_pg":
+        same(out.grads["kl"], np.array([[0, 0.25, 0.25], [0, 0.25, 0]]), 1e-14)
+
+
+@CENTRED
+def test_a_shift_of_a_prompts_rewards_changes_no_gradient(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    case = draw(0)
+    moved = change(case, reward=np.array(case.reward) + shift_of(case))
+    before, after = evaluate(case, name, options), evaluate(moved, name, options)
+    for stream in before.grads:
+        same(after.grads[stream], before.grads[stream])
+    assert after.loss == pytest.approx(before.loss, abs=1e-11)
+
+
+def test_reinforce_without_a_group_baseline_feels_the_shift() -> None:
+    """r + c with b is r with b - c."""
+    case = draw(0)
+    moved = change(case, reward=np.array(case.reward) + 1.0)
+    same(
+        evaluate(moved, "reinforce", {"baseline": 1.7}).grad,
+        evaluate(case, "reinforce", {"baseline": 0.7}).grad,
+    )
+    same(evaluate(moved, "reinforce", {"baseline": 1.0}).grad, evaluate(case, "reinforce", {"baseline": "none"}).grad)
+    assert np.abs(evaluate(moved, "reinforce", {}).grad - evaluate(case, "reinforce", {}).grad).max() > 0.01
+
+
+@only("agro", "rloo")
+def test_a_shift_of_a_prompts_reference_changes_nothing(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    """ρ + c for all responses of a prompt: the normaliser of π_ref, which no group-centred objective sees."""
+    case = draw(1, episodes=False)
+    ref = case.ref_logp.copy()
+    first = case.mask.argmax(1)
+    ref[np.arange(len(ref)), first] += shift_of(case)
+    before, after = evaluate(case, name, options), evaluate(change(case, ref_logp=ref), name, options)
+    same(after.grad, before.grad, 1e-11)
+
+
+@EVERY
+def test_the_order_of_rows_says_nothing(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    case = draw(2)
+    order = np.random.default_rng(2).permutation(len(case.mask))
+    before, after = evaluate(case, name, options), evaluate(take(case, order), name, options)
+    assert after.loss == pytest.approx(before.loss, rel=1e-12)
+    for stream in before.grads:
+        same(after.grads[stream], before.grads[stream][order])
+
+
+@EVERY
+def test_columns_of_padding_say_nothing(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    """Behind, and in the middle: only which tokens are in the mask counts, not where they stand."""
+    case, at = draw(3), [3, 3, 7, 7, 7]
+    streams = ("logp", "ref_logp", "behavior_logp", "old_logp", "kl")
+    wide = change(case, **{k: np.insert(getattr(case, k), at, np.nan, axis=1) for k in streams},
+                  mask=np.insert(case.mask, at, False, axis=1))  # fmt: skip
+    before, after = evaluate(case, name, options), evaluate(wide, name, options)
+    assert after.loss == pytest.approx(before.loss, rel=1e-12)
+    for stream in before.grads:
+        same(after.grads[stream], np.insert(before.grads[stream], at, 0.0, axis=1))
+
+
+@EVERY
+def test_weight_2_is_the_group_twice(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    case = draw(4, weights=False)
+    member = np.array([g == case.group[0] for g in case.group])
+    doubled = change(case, weight=1.0 + member)
+    copies = np.flatnonzero(member)
+    twice = take(case, [*range(len(member)), *copies])
+    for i in range(len(member), len(twice.mask)):
+        twice.group[i], twice.response[i] = "the copy", ("copy", twice.response[i])
+    a, b = evaluate(doubled, name, options), evaluate(twice, name, options)
+    assert a.loss == pytest.approx(b.loss, rel=1e-12)
+    for stream in a.grads:
+        folded = b.grads[stream][: len(member)].copy()
+        folded[copies] += b.grads[stream][len(member) :]
+        same(a.grads[stream], folded)
+
+
+@EVERY
+def test_only_the_proportions_of_weights_count(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    case = draw(5)
+    a, b = evaluate(case, name, options), evaluate(change(case, weight=np.array(case.weight) * 8.0), name, options)
+    assert a.loss == pytest.approx(b.loss, rel=1e-12)
+    same(a.grad, b.grad)
+
+
+@EVERY
+def test_a_group_of_weight_0_is_not_there(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    case = draw(6, weights=False)
+    gone = np.array([g == case.group[0] for g in case.group])
+    a = evaluate(change(case, weight=1.0 - gone), name, options)
+    b = evaluate(take(case, np.flatnonzero(~gone)), name, options)
+    assert a.loss == pytest.approx(b.loss, rel=1e-12)
+    same(a.grad[~gone], b.grad)
+    assert (a.grad[gone] == 0).all()
+
+
+@only("agro", "rloo", "reinforce", "kl_pg", "grpo")
+def test_groups_weigh_equally_whatever_their_sizes(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    """The step's gradient is the mean of those of its groups alone."""
+    case = draw(7, groups=5, sizes=(3, 8), weights=False)
+    whole = evaluate(case, name, options)
+    for g in dict.fromkeys(case.group):
+        rows = [i for i, h in enumerate(case.group) if h == g]
+        same(whole.grad[rows], evaluate(take(case, rows), name, options).grad / 5)
+
+
+def test_sft_weighs_tokens_equally() -> None:
+    case = draw(7, weights=False)
+    np.testing.assert_array_equal(evaluate(case, "sft", {}).grad, np.where(case.mask, -1 / case.mask.sum(), 0.0))
+
+
+@only("agro-", "agro_onpolicy-beta=0.3", "rloo", "reinforce", "kl_pg")
+def test_tokens_of_a_response_share_one_coefficient(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    case = draw(8)
+    grad = evaluate(case, name, options).grad
+    for response in set(case.response):
+        rows = [r == response for r in case.response]
+        found = grad[rows][case.mask[rows]]
+        assert (found == found[0]).all()
+
+
+@EVERY
+def test_an_episode_is_one_response(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    """Its pieces laid behind one another in one row give the same."""
+    case = draw(9, length=6)
+    pieces = {r: [i for i, s in enumerate(case.response) if s == r] for r in dict.fromkeys(case.response)}
+    assert max(map(len, pieces.values())) > 1
+    B, T = len(pieces), 6 * max(map(len, pieces.values()))
+    joined = take(case, [rows[0] for rows in pieces.values()])
+    for k in ("mask", "logp", "ref_logp", "behavior_logp", "old_logp", "kl"):
+        laid = np.zeros((B, T), dtype=getattr(case, k).dtype)
+        for i, rows in enumerate(pieces.values()):
+            laid[i, : 6 * len(rows)] = getattr(case, k)[rows].reshape(-1)
+        setattr(joined, k, laid)
+    a, b = evaluate(case, name, options), evaluate(joined, name, options)
+    assert a.loss == pytest.approx(b.loss, rel=1e-12)
+    for stream in a.grads:
+        for i, rows in enumerate(pieces.values()):
+            same(a.grads[stream][rows].reshape(-1), b.grads[stream][i, : 6 * len(rows)])
+
+
+def test_pairs_of_two() -> None:
+    """n = 2: ¼ (R_1 - R_2)², and its gradient ∓½ β (R_1 - R_2) in l_1 and l_2."""
+    case, beta = draw(10, groups=1, sizes=(2, 2), episodes=False), 0.7
+    ratio = [(case.logp - case.ref_logp)[i][case.mask[i]].sum() for i in (0, 1)]
+    R = np.array(case.reward) - beta * np.array(ratio)
+    out = evaluate(case, "agro", {"beta": beta, "scale": "loss"})
+    assert out.loss == pytest.approx((R[0] - R[1]) ** 2 / 4, rel=1e-12)
+    sign = np.array([[-1.0], [1.0]])
+    same(out.grad, np.where(case.mask, sign * beta * (R[0] - R[1]) / 2, 0.0))
+
+
+def test_scales_of_agro_differ_by_beta() -> None:
+    case = draw(11)
+    for beta in (0.01, 0.5, 4.0):
+        reward, loss = (evaluate(case, "agro", {"beta": beta, "scale": s}) for s in ("reward", "loss"))
+        same(loss.grad, beta * reward.grad)
+        assert loss.loss == reward.loss
+
+
+def test_at_beta_0_agro_is_rloo_and_its_loss_has_no_gradient() -> None:
+    case = draw(12)
+    same(evaluate(case, "agro", {"beta": 0.0}).grad, evaluate(case, "rloo", {}).grad)
+    assert (evaluate(case, "agro", {"beta": 0.0, "scale": "loss"}).grad == 0).all()
+    same(evaluate(case, "agro", {"beta": 1e-13}).grad, evaluate(case, "agro", {"beta": 0.0}).grad, 1e-11)
+
+
+def test_agro_is_rloo_with_k1_in_the_reward() -> None:
+    """The remark at equation 4: one gradient, on any data; the losses differ."""
+    case = draw(13)
+    a, b = evaluate(case, "agro", {"beta": 0.3}), evaluate(case, "rloo", {"beta": 0.3})
+    same(a.grad, b.grad)
+    assert abs(a.loss - b.loss) > 0.01
+
+
+def test_onpolicy_adds_the_likelihood_ratio_part() -> None:
+    """½ A²/n beside agro's own gradient; with the baseline that part sums to 0 over a group's responses."""
+    case = draw(14, groups=1, sizes=(4, 4), episodes=False)
+    beta = 0.3
+    pathwise = evaluate(case, "agro", {"beta": beta, "scale": "loss"}).grad
+    extra = evaluate(case, "agro_onpolicy", {"beta": beta}).grad - pathwise
+    centred = evaluate(case, "agro_onpolicy", {"beta": beta, "baseline": True}).grad - pathwise
+    first = case.mask.argmax(1)
+    rows = np.arange(4)
+    advantage = -4 / beta * pathwise[rows, first]
+    same(extra[rows, first], advantage**2 / 8)
+    v = advantage**2 / 2
+    same(centred[rows, first], (v - (v.sum() - v) / 3) / 4)
+    assert abs(centred[rows, first].sum()) < 1e-12
+
+
+def test_at_the_optimum_the_loss_and_both_gradients_are_0() -> None:
+    """log π* = log π_ref + (r - V)/β for any V: generation consistency."""
+    case, beta = draw(15, episodes=False), 0.4
+    logp = case.ref_logp.copy()
+    first = case.mask.argmax(1)
+    logp[np.arange(len(logp)), first] += (np.array(case.reward) - shift_of(case)) / beta
+    optimum = change(case, logp=logp)
+    for name in ("agro", "agro_onpolicy"):
+        out = evaluate(optimum, name, {"beta": beta})
+        assert out.loss < 1e-28
+        assert np.abs(out.grad).max() < 1e-14
+    assert np.abs(evaluate(optimum, "rloo", {}).grad).max() > 0.01
+
+
+def test_equal_rewards() -> None:
+    """Reward-only objectives stand still; agro still draws the log-ratios of a group together."""
+    case = draw(16, rewards="equal")
+    for name, options in [("rloo", {}), ("reinforce", {"baseline": "mean"}), ("kl_pg", {"beta": 0.3}), ("grpo", {})]:
+        assert np.abs(evaluate(case, name, options).grad).max() < 1e-9
+    out = evaluate(case, "agro", {"beta": 0.3})
+    assert np.abs(out.grad).max() > 0.01
+    flat = change(case, ref_logp=case.logp)
+    assert np.abs(evaluate(flat, "agro", {"beta": 0.3}).grad).max() < 1e-15
+
+
+@pytest.mark.parametrize("ratio", ["behavior", "old"])
+@pytest.mark.parametrize(
+    ("w", "better", "moves"),
+    [(1.31, True, False), (1.29, True, True), (0.2, True, True), (0.79, False, False), (0.81, False, True), (3.0, False, True)],
+)  # fmt: skip
+def test_the_clip_holds_only_what_would_go_further(w: float, better: bool, moves: bool, ratio: str) -> None:
+    """clip=(0.2, 0.3): no gradient exactly where (A > 0, w > 1.3) or (A < 0, w < 0.8); else w A / n."""
+    anchor = [[0.0, -1.0 - np.log(w)], [0.0, -1.0]]
+    batch = Batch.of(
+        mask=[[False, True]] * 2,
+        reward=[1.0, 0.0] if better else [0.0, 1.0],
+        group=[0, 0],
+        behavior_logp=anchor,
+        old_logp=anchor,
+    )
+    out = objectives.evaluate("grpo", [[0.0, -1.0]] * 2, batch, ratio=ratio, clip=(0.2, 0.3), std=False)
+    A = 0.5 if better else -0.5
+    assert out.grad[0, 1] == pytest.approx(-w * A / 2 if moves else 0.0, abs=1e-15)
+    assert out.metrics["clipped_share"] == (0.0 if moves else 0.5)
+    assert out.metrics["ratio_max"] == pytest.approx(max(w, 1.0))
+
+
+def test_grpo_at_the_behaviour_policy_is_the_advantage() -> None:
+    """w = 1: -A_i / (n T_i) for each token, A_i standardised with n - 1."""
+    case = draw(17, groups=1, sizes=(5, 5), episodes=False)
+    r, T = np.array(case.reward), case.mask.sum(1)
+    A = (r - r.mean()) / (r.std(ddof=1) + 1e-6)
+    same(
+        evaluate(change(case, behavior_logp=case.logp), "grpo", {}).grad,
+        np.where(case.mask, (-A / (5 * T))[:, None], 0.0),
+    )
