@@ -1,6 +1,6 @@
 """The store of experience, and what goes into and out of it."""
 
-from agro.store.exchange import read, write
+from agro.store.exchange import read_samples, write_samples
 from agro.store.importing import ImportReport, Refusal, import_files
 from agro.store.mapping import parse_map
 from agro.store.records import Commit, Counts, Group, Pair, Rewound
@@ -19,6 +19,6 @@ __all__ = [
     "Store",
     "import_files",
     "parse_map",
-    "read",
-    "write",
+    "read_samples",
+    "write_samples",
 ]

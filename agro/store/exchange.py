@@ -105,7 +105,7 @@ def from_record(record: dict[str, Any], *, role: Role = "log", source: str = "")
     )
 
 
-def write(path: str | Path, samples: Iterable[Sample]) -> int:
+def write_samples(path: str | Path, samples: Iterable[Sample]) -> int:
     """Write samples to a file of the format that its name ends with; whole or not at all. Returns how many."""
     path = Path(path)
     if not path.name.endswith(ENDINGS):
@@ -120,7 +120,7 @@ def write(path: str | Path, samples: Iterable[Sample]) -> int:
         return _write_lines(file, records)
 
 
-def read(path: str | Path) -> Iterator[Sample]:
+def read_samples(path: str | Path) -> Iterator[Sample]:
     """The samples of an exported file. Raises `Refused` with FILE:LINE at the first line that isn't one."""
     for row in read_rows(path):
         try:

@@ -20,6 +20,7 @@ from agro.types import Prompt, Role, Sample
 
 FORMATS = ("interchange", "preference")
 ROWS = 500  # rows of a file that are taken in one transaction
+SHOWN = 10  # refusals that a printed report spells out
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,26 @@ class ImportReport:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    def __str__(self) -> str:
+        said = [
+            f"recognised: {self.recognised}",
+            f"taken: {self.samples} samples ({self.scored} with a reward) in {self.groups} groups, {self.pairs} pairs",
+        ]
+        if self.duplicates:
+            said.append(f"not taken again: {self.duplicates} samples that an earlier import of the same file brought")
+        if self.repeats:
+            said.append(
+                f"repeats: {self.repeats} of the new samples equal another response of their group; all are kept"
+            )
+        if self.columns_left:
+            said.append(f"columns without --map, left behind: {', '.join(self.columns_left)}")
+        if self.refused:
+            said.append(f"refused: {len(self.refused)}")
+            said += [f"  {r.where}: {r.reason}" for r in self.refused[:SHOWN]]
+            if len(self.refused) > SHOWN:
+                said.append(f"  … and {len(self.refused) - SHOWN} more (--json lists all)")
+        return "\n".join(said)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from agro.errors import Refused
 
@@ -34,6 +35,9 @@ class Counts:
     pairs: int
     sources: dict[str, int]
     roles: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @dataclass(frozen=True)

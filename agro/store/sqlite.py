@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from agro.errors import AgroWarning, Refused
-from agro.store import exchange
 from agro.store.database import BUSY_TIMEOUT, Database
+from agro.store.exchange import write_samples
 from agro.store.records import Commit, Counts, Group, Pair, Rewound
 from agro.store.rows import INSERT, SELECT, STATES, Origin, State, from_row, of_text, state_of, to_row, to_text
 from agro.store.select import Candidate, DrawRule, pick_groups, pick_responses
@@ -290,7 +290,7 @@ class Store(Database):
         [(pairs,)] = self._run("SELECT count(*) FROM pairs")
         if pairs:
             warnings.warn(f"{path}: the store's {pairs} pairs aren't part of an export", AgroWarning, stacklevel=2)
-        return exchange.write(path, self.samples())
+        return write_samples(path, self.samples())
 
     def _check_ids(self, ids: list[int]) -> None:
         missing = self._run(
