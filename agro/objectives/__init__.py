@@ -132,7 +132,7 @@ def get(name: str) -> Objective:
 def describe(name: str, **options: Any) -> dict[str, Any]:
     """What an objective needs and how far it couples (both given the options), its options, its source."""
     entry = get(name)
-    given = {k: v.default for k, v in entry.options.items() if v.default is not REQUIRED} | options
+    given = entry.defaults() | entry.checked(name, options)
     return {
         "name": name,
         "source": entry.source,
@@ -159,6 +159,11 @@ def evaluate(
     Raises `Refused` naming the objective, the field and the rows where the batch lacks what it needs.
     """
     entry = get(name)
-    given = {"logp": as_stream(logp), **{k: as_stream(v) for k, v in (streams or {}).items()}}
-    out = differentiate(name, entry, given, batch.to(given["logp"].device), entry.resolve(name, options))
+    resolved = entry.resolve(name, options)
+    if "logp" in (streams or {}):
+        raise Refused(f"objective {name}: streams: logp is the second argument; streams hold what is needed besides it")
+    needs = entry.needs(resolved)
+    given = {"logp": as_stream(logp, "logp")}
+    given |= {k: as_stream(v, k) for k, v in (streams or {}).items() if k in needs}
+    out = differentiate(name, entry, given, batch.to(given["logp"].device), resolved)
     return Evaluation(out.loss, {k: like(v, logp) for k, v in out.grads.items()}, out.metrics)

@@ -69,27 +69,34 @@ class Objective:
     couples: Callable[[Mapping[str, Any]], Coupling]  # how far one row's gradient depends on other rows' streams
     options: Mapping[str, Option]
 
-    def resolve(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All options with defaults filled in; raises `Refused` for an unknown, missing or unusable one."""
-        for key in given:
+    def checked(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The given options, lists as tuples; raises `Refused` for an unknown or unusable one."""
+        out = {}
+        for key, value in given.items():
             if key not in self.options:
                 near = difflib.get_close_matches(key, self.options, 1, 0.5)
                 raise Refused(
                     f"objective {name}: unknown option {key}; "
                     + (f"did you mean {near[0]}?" if near else f"it has: {', '.join(self.options) or 'none'}")
                 )
-        out = {}
+            out[key] = tuple(value) if isinstance(value, list) else value
+            if not self.options[key].valid(out[key]):
+                raise Refused(
+                    f"objective {name}: option {key}: expected {self.options[key].expected}, got {out[key]!r}"
+                )
+        return out
+
+    def defaults(self) -> dict[str, Any]:
+        return {k: v.default for k, v in self.options.items() if v.default is not REQUIRED}
+
+    def resolve(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All options with defaults filled in; raises `Refused` for an unknown, missing or unusable one."""
+        out = self.defaults() | self.checked(name, given)
         for key, option in self.options.items():
-            value = given.get(key, option.default)
-            if value is REQUIRED:
+            if key not in out:
                 raise Refused(
                     f"objective {name}: option {key} has no default; give it ({option.meaning}, in {option.unit})"
                 )
-            if isinstance(value, list):
-                value = tuple(value)
-            if not option.valid(value):
-                raise Refused(f"objective {name}: option {key}: expected {option.expected}, got {value!r}")
-            out[key] = value
         return out
 
 
@@ -126,6 +133,8 @@ def differentiate(
     B, T = batch.mask.shape
     keep = _kept(name, needs, batch, options)
     part = batch if keep is None else batch.rows(keep)
+    if not part.weight.any():
+        raise Refused(f"objective {name}: weight: all of the {len(part.weight)} rows weigh 0: nothing to learn from")
     leaves: dict[str, Tensor] = {}
     for s in wanted:
         value = streams[s] if keep is None else streams[s][keep]
@@ -145,7 +154,7 @@ def differentiate(
             g = torch.where(part.mask, g, 0.0)
             full = g if keep is None else full.index_copy(0, keep, g)
         grads[s] = full
-    _check_finite(name, grads, streams, batch, rows)
+    _check_finite(name, needs, grads, streams, batch, rows)
     metrics = {k: float(v.detach()) for k, v in terms.metrics.items()}
     if "groups" in needs or "triples" in needs:
         metrics["singletons_dropped"] = float(batch.n_groups - part.n_groups)
@@ -209,14 +218,16 @@ def _kept(name: str, needs: set[Need], batch: Batch, options: Mapping[str, Any])
     return (~small)[batch.group].nonzero().flatten()
 
 
-def _check_finite(name: str, grads: Streams, streams: Streams, batch: Batch, rows: Tensor | None) -> None:
+def _check_finite(
+    name: str, needs: set[Need], grads: Streams, streams: Streams, batch: Batch, rows: Tensor | None
+) -> None:
     for s, g in grads.items():
         bad = ~g.isfinite().all(1)
         if rows is not None:
             bad = bad & torch.zeros_like(bad).index_fill(0, rows, True)
         if bad.any():
             row = int(bad.int().argmax())
-            seen = {k: v for k in ("ref_logp", "behavior_logp", "old_logp") if (v := getattr(batch, k)) is not None}
+            seen = {k: getattr(batch, k) for k in ("ref_logp", "behavior_logp", "old_logp") if k in needs}
             far = "".join(
                 f", largest |logp - {k}| {float((streams['logp'][row] - v[row])[batch.mask[row]].abs().max()):.4g}"
                 for k, v in seen.items()
@@ -227,9 +238,12 @@ def _check_finite(name: str, grads: Streams, streams: Streams, batch: Batch, row
             )
 
 
-def as_stream(value: Any) -> Tensor:
+def as_stream(value: Any, name: str) -> Tensor:
     """A tensor of a stream given as tensor, array or lists."""
-    t = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    try:
+        t = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError) as error:
+        raise Refused(f"stream {name}: expected numbers of shape [B,T], got {value!r:.80}") from error
     return t if t.is_floating_point() else t.double()
 
 

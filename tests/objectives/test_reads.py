@@ -1,0 +1,124 @@
+"""What an objective reads, of which tokens and of which rows: nothing beyond what it declares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import FIELDS, NAMED, VARIANTS, Case, batch_of, change, draw
+
+from agro import objectives
+from agro.objectives import OBJECTIVES, Evaluation, differentiate
+
+EVERY = pytest.mark.parametrize(("name", "options", "needs"), VARIANTS, ids=NAMED)
+
+
+class Poison:
+    """Stands where nobody may look."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} of a field that isn't needed was read")
+
+
+def identical(a: Evaluation, b: Evaluation) -> None:
+    assert a.loss == b.loss
+    assert a.grads.keys() == b.grads.keys()
+    for stream in a.grads:
+        np.testing.assert_array_equal(a.grads[stream], b.grads[stream])
+    assert a.metrics == b.metrics
+
+
+@EVERY
+def test_declared_needs_are_those_of_the_contract(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    assert set(objectives.describe(name, **options)["needs"]) == needs
+
+
+@EVERY
+def test_what_is_not_needed_is_not_read(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    """Missing, NaN in every place, or an object that breaks whoever touches it: the same to the last bit."""
+    case = draw(0)
+    whole = objectives.evaluate(name, case.logp, batch_of(case), streams={"kl": case.kl}, **options)
+    nothing = np.full(case.mask.shape, np.nan)
+    unread = [f for f in FIELDS if f not in needs]
+    rows = {"reward": [np.nan] * len(case.mask)} if "reward" not in needs else {}
+    if "fresh" not in needs:
+        rows["age"] = [np.nan] * len(case.mask)
+    kl = {"kl": case.kl} if "kl" in needs else {}
+
+    missing = batch_of(case, **dict.fromkeys(unread), **rows)
+    identical(whole, objectives.evaluate(name, case.logp, missing, streams=kl or None, **options))
+
+    unknown = batch_of(case, **dict.fromkeys(unread, nothing), **rows, role="expert", pairs=[[0, 1]], votes=[[1, 0]])
+    streams = {"entropy": nothing, "kl": nothing, **kl}
+    identical(whole, objectives.evaluate(name, case.logp, unknown, streams=streams, **options))
+
+    spare = [f for f in ("pairs", "votes", "tokens", "lengths", "role") if f not in needs]
+    poisoned = batch_of(case).replace(**{f: Poison() for f in [*unread, *spare]})
+    if "reward" not in needs:
+        poisoned = poisoned.replace(reward=Poison())
+    if "fresh" not in needs:
+        poisoned = poisoned.replace(age=Poison())
+    streams = {"entropy": Poison(), "kl": Poison(), **kl}
+    identical(whole, objectives.evaluate(name, case.logp, poisoned, streams=streams, **options))
+
+
+def test_sft_needs_neither_groups_nor_weights_alike_in_them() -> None:
+    case = draw(1)
+    whole = objectives.evaluate("sft", case.logp, batch_of(case))
+    alone = batch_of(case, group=["all of them"] * len(case.mask), response=None)
+    identical(whole, objectives.evaluate("sft", case.logp, alone))
+
+
+@EVERY
+def test_masked_positions_say_nothing_and_get_0(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    case = draw(2, junk=False)
+    clean = objectives.evaluate(name, case.logp, batch_of(case), streams={"kl": case.kl}, **options)
+    for junk in (np.nan, np.inf, -np.inf, 1e308, -1e308):
+        dirty = change(case, **{k: np.where(case.mask, getattr(case, k), junk) for k in ("logp", "kl", *FIELDS)})
+        found = objectives.evaluate(name, dirty.logp, batch_of(dirty), streams={"kl": dirty.kl}, **options)
+        identical(clean, found)
+        for grad in found.grads.values():
+            assert (grad[~case.mask] == 0).all()
+
+
+def grads_of(name: str, options: dict[str, Any], case: Case, streams: dict[str, Any], rows: list[int]) -> Any:
+    """Gradients of `rows`, as the step takes them when it holds no streams but theirs."""
+    entry = OBJECTIVES[name]
+    given = {k: torch.as_tensor(v) for k, v in streams.items()}
+    out = differentiate(name, entry, given, batch_of(case), entry.resolve(name, options), torch.as_tensor(rows))
+    return {k: v[rows].numpy() for k, v in out.grads.items()}
+
+
+@EVERY
+def test_declared_coupling_is_true(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    """The streams of other rows ("row") or groups ("group") may be anything: a row's gradient is the same to the last bit.
+
+    And a coupling of "group" isn't declared for nothing.
+    """
+    coupling = objectives.describe(name, **options)["couples"]
+    beta_counts = bool(options.get("beta")) and name in ("agro", "agro_onpolicy", "rloo")
+    assert coupling == ("group" if beta_counts else "row")
+    case, rng = draw(3), np.random.default_rng(3)
+    whole = {"logp": case.logp, "kl": case.kl}
+    own = objectives.evaluate(name, case.logp, batch_of(case), streams={"kl": case.kl}, **options).grads
+    units = (
+        [[i] for i in range(len(case.mask))]
+        if coupling == "row"
+        else [[i for i, h in enumerate(case.group) if h == g] for g in dict.fromkeys(case.group)]
+    )
+    for rows in units:
+        others = np.setdiff1d(np.arange(len(case.mask)), rows)
+        for noise in (-1e4, 0.0, rng.normal(size=(len(others), case.mask.shape[1]))):
+            changed = {k: v.copy() for k, v in whole.items()}
+            for v in changed.values():
+                v[others] = noise
+            for stream, grad in grads_of(name, options, case, changed, rows).items():
+                np.testing.assert_array_equal(grad, own[stream][rows])
+    if coupling == "group":
+        rows = units[0]
+        changed = {k: v.copy() for k, v in whole.items()}
+        changed["logp"][rows[0]] -= 1.0
+        moved = grads_of(name, options, case, changed, rows)["logp"]
+        assert all((moved[i] != own["logp"][row]).any() for i, row in enumerate(rows))

@@ -1,0 +1,271 @@
+"""Requests and data that an objective can't use are refused with the objective, the field, the counts, the rows, the way out."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import NAMED, VARIANTS, batch_of, change, draw
+
+from agro import Batch, objectives
+from agro.errors import Refused
+
+SIX = {
+    "mask": [[False, True, True]] * 6,
+    "reward": [1.0, 0.0, 0.5, 0.0, 1.0, 2.0],
+    "group": ["a", "a", "a", "b", "b", "b"],
+    "ref_logp": [[0.0, -1.0, -1.0]] * 6,
+    "behavior_logp": [[0.0, -1.0, -1.0]] * 6,
+    "old_logp": [[0.0, -1.0, -1.0]] * 6,
+    "age": [0] * 6,
+    "ids": [f"sample {i}" for i in range(1, 7)],
+}
+LOGP = [[0.0, -1.0, -2.0]] * 6
+KL = [[0.0, 0.1, 0.2]] * 6
+WITHHELD = [
+    (n, o, need) for n, o, needs in VARIANTS for need in sorted(needs) if need not in ("groups", "triples", "kl")
+]
+
+
+def refusal(name: str, options: dict[str, Any], streams: Any = None, logp: Any = None, **changes: Any) -> str:
+    streams, logp = {"kl": KL} if streams is None else streams, LOGP if logp is None else logp
+    given = {**SIX, **changes}
+    with pytest.raises(Refused) as caught:
+        objectives.evaluate(name, logp, Batch.of(**given), streams=streams, **options)
+    return str(caught.value)
+
+
+def without(need: str, rows: range) -> dict[str, Any]:
+    """SIX with `need` unknown in these rows: NaN, or None for a row of log-probs."""
+    field = "age" if need == "fresh" else need
+    values = list(SIX[field])
+    for i in rows:
+        values[i] = None if isinstance(values[i], list) else np.nan
+    return {field: values}
+
+
+@pytest.mark.parametrize(("name", "options", "need"), WITHHELD, ids=str)
+def test_a_need_unknown_in_some_rows(name: str, options: dict[str, Any], need: str) -> None:
+    said = refusal(name, options, **without(need, range(1, 5)))
+    assert f"objective {name} " in said
+    assert (need if need != "fresh" else "age 0") in said
+    assert "2 of 6 rows have it, 4 don't" in said
+    assert re.findall(r"sample \d", said) == ["sample 2", "sample 3", "sample 4"]
+    assert re.search(r"What to do: \w+", said)
+
+
+@pytest.mark.parametrize(("name", "options", "need"), WITHHELD, ids=str)
+def test_a_need_unknown_everywhere(name: str, options: dict[str, Any], need: str) -> None:
+    changes = without(need, range(6)) if need == "reward" else {"age" if need == "fresh" else need: None}
+    assert "0 of 6 rows have it, 6 don't" in refusal(name, options, **changes)
+
+
+def test_one_token_without_its_log_prob_is_a_row_without() -> None:
+    ref = [list(row) for row in SIX["ref_logp"]]
+    ref[4][2] = np.nan
+    assert "5 of 6 rows have it, 1 don't (for one: sample 5)" in refusal("agro", {"beta": 0.1}, ref_logp=ref)
+
+
+@pytest.mark.parametrize("age", [1.0, 0.5, np.nan])
+@pytest.mark.parametrize("baseline", [False, True])
+def test_onpolicy_is_refused_on_anything_but_fresh_samples(age: float, baseline: bool) -> None:
+    said = refusal("agro_onpolicy", {"beta": 0.1, "baseline": baseline}, age=[0, 0, age, 0, 0, 0])
+    assert "age 0" in said
+    assert "5 of 6 rows have it, 1 don't (for one: sample 3)" in said
+    assert "agro" in said.split("What to do")[1]
+
+
+def test_grpo_without_behaviour_names_a_way_out() -> None:
+    """The case of logs without log-probs."""
+    way_out = refusal("grpo", {}, behavior_logp=None).split("What to do")[1]
+    assert "sample" in way_out
+    assert "agro" in way_out
+
+
+@pytest.mark.parametrize(("name", "options", "needs"), VARIANTS, ids=NAMED)
+def test_groups_too_small(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    if not needs & {"groups", "triples"}:
+        objectives.evaluate(name, LOGP, Batch.of(**{**SIX, "group": list("abcdef")}), **options)
+        return
+    least = 3 if "triples" in needs else 2
+    group = [*"aaa", "lone", "b", "c"] if least == 2 else ["a", "a", "a", "b", "b", "lone"]
+    said = refusal(name, options, group=group)
+    assert f"objective {name} needs groups of at least {least} responses" in said
+    assert ("3 of 4 groups have fewer" if least == 2 else "2 of 3 groups have fewer") in said
+    assert "lone" in said
+    assert 'singletons = "drop"' in said
+    said = refusal(name, {**options, "singletons": "drop"}, group=list("abcdef"))
+    assert f"none of the 6 groups has {least} responses" in said
+
+
+def test_an_episode_in_two_rows_is_one_response() -> None:
+    """Two rows, one response: too few for a group of two."""
+    said = refusal("rloo", {}, group=[*"aabbbb"], response=[0, 0, 1, 2, 3, 4], reward=[1.0, 1.0, 0, 1, 2, 3])
+    assert "1 of 2 groups have fewer" in said
+    assert "(for one: a)" in said
+
+
+def test_the_kl_stream() -> None:
+    said = refusal("kl_pg", {"beta": 0.1}, streams={"entropy": KL})
+    assert 'objective kl_pg needs the stream "kl"' in said
+    said = refusal("kl_pg", {"beta": 0.1}, streams={"kl": KL[:5]})
+    assert "objective kl_pg: stream kl: expected shape [6, 3], got [5, 3]" in said
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("stream", ["logp", "kl"])
+def test_a_stream_that_is_not_finite(stream: str, bad: float) -> None:
+    values = {"logp": [list(row) for row in LOGP], "kl": [list(row) for row in KL]}
+    values[stream][3][1] = bad
+    said = refusal("kl_pg", {"beta": 0.1}, streams={"kl": values["kl"]}, logp=values["logp"])
+    assert f"objective kl_pg: stream {stream}" in said
+    assert "sample 4" in said
+
+
+@pytest.mark.parametrize(
+    "logp", [LOGP[:5], [row[:2] for row in LOGP], LOGP[0], [[0.0, -1.0], [0.0]], None, "logp", [["a"] * 3] * 6], ids=str
+)
+def test_log_probs_of_another_shape_or_kind(logp: Any) -> None:
+    with pytest.raises(Refused, match="logp"):
+        objectives.evaluate("sft", logp, Batch.of(**SIX))
+
+
+def test_a_second_logp_among_the_streams() -> None:
+    with pytest.raises(Refused, match="logp"):
+        objectives.evaluate("sft", LOGP, Batch.of(**SIX), streams={"logp": KL})
+
+
+@pytest.mark.parametrize("options", [{}, {"ratio": "old"}, {"std": False}])
+def test_a_ratio_that_overflows_names_the_row(options: dict[str, Any]) -> None:
+    far = [list(row) for row in LOGP]
+    far[2][2] = -800.0
+    field = "old_logp" if options.get("ratio") else "behavior_logp"
+    said = refusal("grpo", options, **{field: far})
+    assert "objective grpo" in said
+    assert "sample 3" in said
+    assert f"(a ratio that overflows?), largest |logp - {field}| 798. What to do" in said
+
+
+def test_k3_that_overflows_names_the_row() -> None:
+    far = [list(row) for row in LOGP]
+    far[5][1] = 800.0
+    said = refusal("grpo", {"beta": 0.1}, ref_logp=far)
+    assert "sample 6" in said
+    assert "largest |logp - ref_logp| 801" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"weight": [1, 1, 2, 1, 1, 1]}, ("weight", "sample 3", "one weight for the whole group")),
+        ({"response": [0, 0, 1, 2, 3, 4]}, ("reward", "sample 2", "different values")),
+        ({"response": [0, 1, 2, 2, 3, 4], "reward": [0.0] * 6}, ("group", "sample 4", "different values")),
+        ({"weight": [0.0] * 6}, ("weight", "0")),
+        ({"weight": [0.0] * 3 + [1.0] * 3, "group": [*"aaabcd"]}, ("weight", "0")),
+    ],
+)
+def test_rows_that_contradict_one_another(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    said = refusal("rloo", {"singletons": "drop"}, **changes)
+    assert all(w in said for w in words), said
+
+
+def test_weights_of_0_leave_nothing_for_sft_either() -> None:
+    assert "weight" in refusal("sft", {}, weight=[0.0] * 6)
+
+
+@pytest.mark.parametrize(
+    "act", [objectives.get, objectives.describe, lambda n: objectives.evaluate(n, LOGP, Batch.of(**SIX))]
+)
+def test_an_unknown_objective(act: Any) -> None:
+    with pytest.raises(Refused) as caught:
+        act("argo")
+    assert "'argo'" in str(caught.value)
+    assert all(n in str(caught.value) for n in objectives.names())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("agro", {}, ("beta", "no default")),
+        ("kl_pg", {}, ("beta", "no default")),
+        ("agro", {"bta": 0.1, "beta": 0.1}, ("unknown option bta", "did you mean beta")),
+        ("sft", {"beta": 0.1}, ("unknown option beta", "none")),
+        ("rloo", {"zeta_coefficient": 1}, ("unknown option zeta_coefficient", "it has: beta, singletons")),
+        ("agro_onpolicy", {"beta": 0.1, "scale": "loss"}, ("unknown option scale",)),
+        ("agro", {"beta": -0.1}, ("beta", "0 or more", "-0.1")),
+        ("agro", {"beta": float("nan")}, ("beta", "nan")),
+        ("agro", {"beta": float("inf")}, ("beta", "inf")),
+        ("agro", {"beta": "0.1"}, ("beta", "a number", "'0.1'")),
+        ("agro", {"beta": True}, ("beta", "a number", "True")),
+        ("agro", {"beta": None}, ("beta", "a number", "None")),
+        ("agro", {"beta": 0.1, "scale": "rewards"}, ("scale", "'reward', 'loss'", "'rewards'")),
+        ("agro", {"beta": 0.1, "singletons": "keep"}, ("singletons", "'error', 'drop'", "'keep'")),
+        ("agro_onpolicy", {"beta": 0.1, "baseline": 1}, ("baseline", "False, True", "1")),
+        ("reinforce", {"baseline": "median"}, ("baseline", "'none', 'mean' or a number", "'median'")),
+        ("reinforce", {"baseline": False}, ("baseline", "False")),
+        ("grpo", {"ratio": "reference"}, ("ratio", "'behavior', 'old'", "'reference'")),
+        ("grpo", {"clip": 0.2}, ("clip", "two numbers", "0.2")),
+        ("grpo", {"clip": [0.2]}, ("clip", "two numbers")),
+        ("grpo", {"clip": [0.2, -0.1]}, ("clip", "0 or more", "-0.1")),
+        ("grpo", {"std": "yes"}, ("std", "True, False", "'yes'")),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options(name: str, options: dict[str, Any], words: tuple[str, ...]) -> None:
+    said = refusal(name, options)
+    assert f"objective {name}" in said
+    assert all(w in said for w in words), said
+
+
+@pytest.mark.parametrize("options", [{"bta": 0.1}, {"beta": -1.0}])
+def test_describe_checks_the_options_it_is_given(options: dict[str, Any]) -> None:
+    with pytest.raises(Refused, match=next(iter(options))):
+        objectives.describe("agro", **options)
+
+
+def test_a_clip_may_be_a_list() -> None:
+    """As TOML and JSON give it."""
+    case = draw(0)
+    a, b = (objectives.evaluate("grpo", case.logp, batch_of(case), clip=c) for c in ([0.1, 0.3], (0.1, 0.3)))
+    np.testing.assert_array_equal(a.grad, b.grad)
+
+
+def test_names_are_those_of_the_contract() -> None:
+    assert objectives.names() == ["agro", "agro_onpolicy", "rloo", "reinforce", "kl_pg", "grpo", "sft"]
+
+
+def test_describe() -> None:
+    """Needs before options are known are the most it may need."""
+    told = objectives.describe("agro")
+    assert set(told["needs"]) == {"reward", "groups", "ref_logp"}
+    assert told["couples"] == "group"
+    assert told["options"]["beta"]["required"]
+    assert "reward per nat" in told["options"]["beta"]["unit"]
+    assert told["options"]["scale"]["default"] == "reward"
+    assert "2503.19612" in told["source"]
+    assert "eq. 4" in told["source"]
+    for name in objectives.names():
+        told = objectives.describe(name)
+        assert told["summary"]
+        assert told["source"]
+        assert all(o["unit"] and o["meaning"] for o in told["options"].values())
+    defaults = {
+        n: {k: o["default"] for k, o in objectives.describe(n)["options"].items() if not o["required"]}
+        for n in objectives.names()
+    }
+    assert defaults["rloo"]["beta"] == 0
+    assert defaults["reinforce"]["baseline"] == "none"
+    assert defaults["agro_onpolicy"]["baseline"] is False
+    grpo = {k: v for k, v in defaults["grpo"].items() if k != "singletons"}
+    assert grpo == {"ratio": "behavior", "clip": (0.2, 0.2), "std": True, "beta": 0}
+
+
+def test_a_refusal_leaves_the_batch_as_it_was() -> None:
+    case = draw(1)
+    batch = batch_of(case)
+    before = batch.reward.clone()
+    with pytest.raises(Refused):
+        objectives.evaluate("agro", change(case, logp=case.logp * np.nan).logp, batch, beta=0.1)
+    assert (batch.reward == before).all()
