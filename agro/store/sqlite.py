@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from agro.errors import AgroWarning, Refused
+from agro.store import queries
 from agro.store.database import BUSY_TIMEOUT, Database
 from agro.store.exchange import write_samples
 from agro.store.records import Commit, Counts, Group, Pair, Rewound
@@ -69,7 +70,9 @@ class Store(Database):
 
         `scored=False`: unscored and failed; `state` tells these apart. Raises `Refused` for ids that aren't there.
         """
-        clause, args = _where(prompt_id, roles, sources, scored, state, run, redone)
+        clause, args = queries.where(
+            prompt_id=prompt_id, roles=roles, sources=sources, scored=scored, state=state, run=run, redone=redone
+        )
         if ids is not None:
             ids = sorted(set(ids))
             self._check_ids(ids)
@@ -92,17 +95,8 @@ class Store(Database):
         redone: bool = False,
     ) -> list[Group]:
         """The groups in the order in which they began."""
-        clause, args = _where(None, roles, sources, None, None, run, redone)
-        rows = self._run(
-            f"""
-            SELECT prompt_id, count(*), sum(scored), avg(reward), min(reward), max(reward) FROM (
-              SELECT prompt_id, min(id) AS first, min(state) = ? AS scored,
-                CASE WHEN min(state) = ? THEN min(reward) END AS reward
-              FROM samples WHERE {clause} GROUP BY prompt_id, ifnull(episode, id)
-            ) GROUP BY prompt_id ORDER BY min(first)
-            """,
-            [_SCORED, _SCORED, *args],
-        )
+        clause, args = queries.where(roles=roles, sources=sources, run=run, redone=redone)
+        rows = self._run(queries.GROUPS.format(where=clause), args)
         return [Group(of_text(row[0]), *row[1:]) for row in rows]
 
     def origins(self, file: str, first: int, last: int) -> set[Origin]:
@@ -176,20 +170,9 @@ class Store(Database):
         version is, or where another run, with another count, produced it. Raises `Refused` when the store has fewer
         such groups than asked for.
         """
-        eligible, args = _eligible(rule, run, version)
+        fits, args = queries.eligible(rule, run, version)
         with self.transaction():
-            found = self._run(
-                # Of the responses that are one row, the eligible; of the episodes, those without an ineligible row.
-                f"""
-                SELECT g.prompt_id, ifnull(u.uses, 0) FROM (
-                  SELECT prompt_id, sum(episode IS NULL AND ok) + count(DISTINCT episode)
-                    - count(DISTINCT CASE WHEN NOT ok THEN episode END) AS n
-                  FROM (SELECT prompt_id, episode, {eligible} AS ok FROM samples WHERE NOT redone)
-                  GROUP BY prompt_id HAVING n >= ?
-                ) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id
-                """,
-                [*args, rule.min_group, to_text(run)],
-            )
+            found = self._run(queries.DRAWABLE.format(eligible=fits), [*args, rule.min_group, to_text(run)])
             candidates = [Candidate(of_text(prompt_id), uses) for prompt_id, uses in found]
             if len(candidates) < rule.groups:
                 raise Refused(self._too_few(rule, len(candidates), run, version))
@@ -198,7 +181,7 @@ class Store(Database):
                 responses: dict[str | int, list[int]] = {}
                 whole: dict[str | int, bool] = {}
                 for i, episode, ok in self._run(
-                    f"SELECT id, episode, {eligible} FROM samples WHERE prompt_id = ? AND NOT redone ORDER BY id",
+                    f"SELECT id, episode, {fits} FROM samples WHERE prompt_id = ? AND NOT redone ORDER BY id",
                     [*args, to_text(prompt_id)],
                 ):
                     key = i if episode is None else of_text(episode)
@@ -218,14 +201,7 @@ class Store(Database):
             self._check_ids(ids)
             for i in ids:
                 self._run("INSERT INTO draws VALUES (?, ?, ?)", [to_text(run), step, i])
-            self._run(
-                """
-                INSERT INTO group_uses
-                SELECT DISTINCT ?1, prompt_id, 1, ?2 FROM samples WHERE id IN (SELECT value FROM json_each(?3))
-                ON CONFLICT DO UPDATE SET uses = uses + (last <> excluded.last), last = excluded.last
-                """,
-                [to_text(run), step, json.dumps(ids)],
-            )
+            self._run(queries.COUNT_USE, [to_text(run), step, json.dumps(ids)])
 
     def uses(self, ids: Iterable[int]) -> dict[int, int]:
         """How often each sample was drawn, by all runs, at steps that they committed."""
@@ -233,7 +209,7 @@ class Store(Database):
         self._check_ids(ids)
         rows = self._run(
             f"""
-            SELECT sample, count(*) FROM draws JOIN ({_LAST_COMMITS}) AS c ON c.run = draws.run AND draws.step <= c.step
+            SELECT sample, count(*) FROM draws JOIN ({queries.LAST_COMMITS}) AS c ON c.run = draws.run AND draws.step <= c.step
             WHERE sample IN (SELECT value FROM json_each(?)) GROUP BY sample
             """,
             [json.dumps(ids)],
@@ -250,7 +226,9 @@ class Store(Database):
 
     def committed(self, run: str) -> Commit | None:
         """The last commit of `run`."""
-        rows = self._run(f"SELECT step, digest, cursor, files FROM ({_LAST_COMMITS}) WHERE run = ?", [to_text(run)])
+        rows = self._run(
+            f"SELECT step, digest, cursor, files FROM ({queries.LAST_COMMITS}) WHERE run = ?", [to_text(run)]
+        )
         for step, digest, cursor, files in rows:
             return Commit(step, digest, cursor, loads(files))
         return None
@@ -271,13 +249,7 @@ class Store(Database):
                 "DELETE FROM draws WHERE run = ?1 AND (?2 IS NULL OR step > ?2) RETURNING rowid", [name, last]
             )
             self._run("DELETE FROM group_uses WHERE run = ?", [name])
-            self._run(
-                """
-                INSERT INTO group_uses SELECT draws.run, prompt_id, count(DISTINCT draws.step), max(draws.step)
-                FROM draws JOIN samples ON samples.id = sample WHERE draws.run = ? GROUP BY prompt_id
-                """,
-                [name],
-            )
+            self._run(queries.RECOUNT_USES, [name])
             samples = self._run(
                 "UPDATE samples SET redone = 1 WHERE run = ?1 AND id > ?2 AND NOT redone AND (?3 IS NULL OR step > ?3) "
                 "RETURNING id",
@@ -300,12 +272,12 @@ class Store(Database):
             raise Refused(f"{self.path}: no sample has the id {', '.join(str(i) for (i,) in missing)}")
 
     def _too_few(self, rule: DrawRule, found: int, run: str, version: int) -> str:
-        clause, args = _where(None, rule.roles, rule.sources, None, None, None, False)
-        eligible, more = _eligible(rule, run, version)
+        clause, args = queries.where(roles=rule.roles, sources=rule.sources)
+        fits, more = queries.eligible(rule, run, version)
         [(rows, groups, chosen, unscored, failed, fit)] = self._run(
             f"""
-            SELECT count(*), count(DISTINCT prompt_id), total({clause}), total({clause} AND state = {_UNSCORED}),
-              total({clause} AND state = {_FAILED}), total({eligible}) FROM samples WHERE NOT redone
+            SELECT count(*), count(DISTINCT prompt_id), total({clause}), total({clause} AND state = {queries.UNSCORED}),
+              total({clause} AND state = {queries.FAILED}), total({fits}) FROM samples WHERE NOT redone
             """,
             [*args, *args, *args, *more],
         )
@@ -316,42 +288,3 @@ class Store(Database):
             + (f" (at most {rule.max_age} steps old)" if rule.max_age is not None else "")
             + ". Ask for fewer groups, add or score samples, or widen the choice"
         )
-
-
-_UNSCORED, _FAILED, _SCORED = range(len(STATES))
-_LAST_COMMITS = "SELECT * FROM commits WHERE rowid IN (SELECT max(rowid) FROM commits GROUP BY run)"
-
-
-def _where(
-    prompt_id: str | None,
-    roles: Collection[str] | None,
-    sources: Collection[str] | None,
-    scored: bool | None,
-    state: State | None,
-    run: str | None,
-    redone: bool,
-) -> tuple[str, list[Any]]:
-    """The condition, never NULL, that a row of samples fits what isn't None, and its arguments."""
-    terms, args = ["TRUE" if redone else "NOT redone"], list[Any]()
-    for column, value in (("prompt_id", prompt_id), ("run", run)):
-        if value is not None:
-            terms.append(f"{column} IS ?")
-            args.append(to_text(value))
-    for column, values in (("role", roles), ("source", sources)):
-        if values is not None:
-            terms.append(f"{column} IN ({', '.join('?' * len(values))})")
-            args += map(to_text, values)
-    if scored is not None:
-        terms.append(f"state {'=' if scored else '<>'} {_SCORED}")
-    if state is not None:
-        terms.append("state = ?")
-        args.append(STATES.index(state))
-    return " AND ".join(terms), args
-
-
-def _eligible(rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:
-    clause, args = _where(None, rule.roles, rule.sources, rule.scored_only or None, None, None, False)
-    if rule.max_age is not None:
-        clause += " AND version BETWEEN max(0, ?) AND ? AND (run IS NULL OR run = ?)"
-        args += [version - rule.max_age, version, to_text(run)]
-    return f"({clause})", args

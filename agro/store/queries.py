@@ -1,0 +1,79 @@
+"""Conditions and queries of the store, apart from where they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from agro.store.rows import STATES, State, to_text
+from agro.store.select import DrawRule
+
+UNSCORED, FAILED, SCORED = range(len(STATES))
+LAST_COMMITS = "SELECT * FROM commits WHERE rowid IN (SELECT max(rowid) FROM commits GROUP BY run)"
+
+
+def where(
+    *,
+    prompt_id: str | None = None,
+    roles: Collection[str] | None = None,
+    sources: Collection[str] | None = None,
+    scored: bool | None = None,
+    state: State | None = None,
+    run: str | None = None,
+    redone: bool = False,
+) -> tuple[str, list[Any]]:
+    """The condition, never NULL, that a row of samples fits what isn't None, and its arguments."""
+    terms, args = ["TRUE" if redone else "NOT redone"], list[Any]()
+    for column, value in (("prompt_id", prompt_id), ("run", run)):
+        if value is not None:
+            terms.append(f"{column} IS ?")
+            args.append(to_text(value))
+    for column, values in (("role", roles), ("source", sources)):
+        if values is not None:
+            terms.append(f"{column} IN ({', '.join('?' * len(values))})")
+            args += map(to_text, values)
+    if scored is not None:
+        terms.append(f"state {'=' if scored else '<>'} {SCORED}")
+    if state is not None:
+        terms.append("state = ?")
+        args.append(STATES.index(state))
+    return " AND ".join(terms), args
+
+
+def eligible(rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:
+    """The condition that `run`, at `version`, may draw a row, and its arguments."""
+    clause, args = where(roles=rule.roles, sources=rule.sources, scored=True if rule.scored_only else None)
+    if rule.max_age is not None:  # the versions of another run count other steps
+        clause += " AND version BETWEEN max(0, ?) AND ? AND (run IS NULL OR run = ?)"
+        args += [version - rule.max_age, version, to_text(run)]
+    return f"({clause})", args
+
+
+# Groups by the number of their eligible responses: rows outside episodes, and episodes without an ineligible row.
+DRAWABLE = """
+SELECT g.prompt_id, ifnull(u.uses, 0) FROM (
+  SELECT prompt_id,
+    sum(episode IS NULL AND ok) + count(DISTINCT episode) - count(DISTINCT CASE WHEN NOT ok THEN episode END) AS n
+  FROM (SELECT prompt_id, episode, {eligible} AS ok FROM samples WHERE NOT redone)
+  GROUP BY prompt_id HAVING n >= ?
+) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id
+"""
+
+# An episode is one response, scored when all of its rows are.
+GROUPS = f"""
+SELECT prompt_id, count(*), sum(scored), avg(reward), min(reward), max(reward) FROM (
+  SELECT prompt_id, min(id) AS first, min(state) = {SCORED} AS scored,
+    CASE WHEN min(state) = {SCORED} THEN min(reward) END AS reward
+  FROM samples WHERE {{where}} GROUP BY prompt_id, ifnull(episode, id)
+) GROUP BY prompt_id ORDER BY min(first)
+"""
+
+# What a group was used by a run: the steps that drew of it.
+RECOUNT_USES = """
+INSERT INTO group_uses SELECT draws.run, prompt_id, count(DISTINCT draws.step), max(draws.step)
+FROM draws JOIN samples ON samples.id = sample WHERE draws.run = ? GROUP BY prompt_id
+"""
+COUNT_USE = """
+INSERT INTO group_uses SELECT DISTINCT ?1, prompt_id, 1, ?2 FROM samples WHERE id IN (SELECT value FROM json_each(?3))
+ON CONFLICT DO UPDATE SET uses = uses + (last <> excluded.last), last = excluded.last
+"""
