@@ -105,16 +105,14 @@ class Progress:
         print(text, file=self.out, flush=True)
 
     def step(self, m: Mapping[str, Any]) -> None:
-        self.paces = [*self.paces[-19:], m["seconds"]]
-        left = (self.last - m["step"]) * sorted(self.paces)[len(self.paces) // 2]
-        shown = [
-            f"{m['phase']} {m['step']}/{self.last}",
-            f"loss {_short(m['loss'])}",
-            f"reward {_short(m['reward_mean'])}",
-        ]
+        shown = [f"{m['phase']} {m['step']}/{self.last}"]
+        if m["seconds"] is not None:
+            self.paces = [*self.paces[-19:], m["seconds"]]
+            left = (self.last - m["step"]) * sorted(self.paces)[len(self.paces) // 2]
+            shown += [f"loss {_short(m['loss'])}", f"reward {_short(m['reward_mean'])}", f"KL {_short(m['kl_ref'])}"]
+            shown += [f"{_short(m['tokens_per_second'])} tok/s", f"{_clock(left)} left"]
         if m.get("eval_reward") is not None:
             shown.append(f"held-out {m['eval_reward']:.3f} ± {m['eval_reward_se']:.3f}")
-        shown += [f"KL {_short(m['kl_ref'])}", f"{_short(m['tokens_per_second'])} tok/s", f"{_clock(left)} left"]
         if m["skipped"]:
             shown.append("update skipped: the gradient isn't finite")
         self.say("  ".join(shown))
