@@ -22,7 +22,10 @@ class Database:
     def __init__(self, path: str | Path, *, read_only: bool, create: bool, timeout: float) -> None:
         self.path = Path(path)
         self.timeout = timeout
-        _check_place(self.path, read_only, create)
+        try:
+            _check_place(self.path, read_only, create)
+        except OSError as error:
+            raise Refused(f"{path}: can't be opened: {error.strerror}") from None
         self._connection = self._connect("ro" if read_only else "rwc" if create else "rw")
         try:
             self._prepare(read_only, create)
@@ -127,6 +130,7 @@ class Database:
             raise Refused(f"{self.path}: SQLite can't keep a write-ahead log here; put the store on a local disk")
 
 
+_MAGIC = b"SQLite format 3\0"
 _REASONS = {
     sqlite3.SQLITE_BUSY: "another process has been writing for more than {timeout:g} s; try again when it is done",
     sqlite3.SQLITE_LOCKED: "another connection is writing; try again when it is done",
@@ -141,23 +145,29 @@ _REASONS = {
 
 
 def _check_place(path: Path, read_only: bool, create: bool) -> None:
-    try:
-        there = path.exists()
-    except OSError as error:
-        raise Refused(f"{path}: can't be opened: {error.strerror}") from None
     if path.is_dir():
         raise Refused(f"{path}: expected the file of a store, got a folder")
+    there = path.exists()
     if not there and (read_only or not create):
         raise Refused(f"{path}: no such store; make one with `agro import` or `agro sample`, or give another path")
     if not there and not path.parent.is_dir():
         raise Refused(f"{path}: the folder {path.parent} doesn't exist; make it first")
-    if there and not os.access(path, os.R_OK):
+    if there and not _allowed(path, os.R_OK):
         raise Refused(f"{path}: you may not read this file")
-    if not read_only and not (os.access(path.parent, os.W_OK) and (not there or os.access(path, os.W_OK))):
+    if not read_only and not (_allowed(path.parent, os.W_OK) and (not there or _allowed(path, os.W_OK))):
         raise Refused(f"{path}: the file or its folder can only be read; a store to write to needs both")
+    if there:
+        with path.open("rb") as file:
+            head = file.read(len(_MAGIC))
+        if head not in (b"", _MAGIC):  # SQLite itself would take a short file for an empty one, and overwrite it
+            raise Refused(f"{path}: {_REASONS[sqlite3.SQLITE_NOTADB]}")
+
+
+def _allowed(path: Path, mode: int) -> bool:
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _is_still(path: Path) -> bool:
     """Whether nobody writes to the store and we can't make the files that reading beside a writer takes."""
     wal = path.with_name(f"{path.name}-wal")
-    return not os.access(path.parent, os.W_OK) and not (wal.exists() and wal.stat().st_size)
+    return not _allowed(path.parent, os.W_OK) and not (wal.exists() and wal.stat().st_size)

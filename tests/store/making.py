@@ -1,0 +1,78 @@
+"""Samples to test with: small ones by hand, and random ones that use every field."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+
+from agro.types import Sample
+
+WORDS = [
+    "",
+    "a",
+    "Σ ½ · 🜂",
+    "line\nline\r\n",
+    "tab\t\"quotes\" \\ 'single'",
+    "\u2028\u0085\x00\x1f",
+    "\ufeff",
+    "é" * 40,
+]
+LONE = ["\ud800", "x\udfffy"]
+
+
+def sample(prompt: str = "1+1=", response: str = "2", reward: float | None = 1.0, **fields: Any) -> Sample:
+    return Sample(prompt, response, reward, **fields)
+
+
+def group(name: str, rewards: list[float | None], **fields: Any) -> list[Sample]:
+    return [sample(name, f"response {i}", r, **fields) for i, r in enumerate(rewards)]
+
+
+def random_samples(seed: int, n: int, words: list[str] = WORDS) -> list[Sample]:
+    r = random.Random(seed)
+    return [_random(r, words) for _ in range(n)]
+
+
+def _random(r: random.Random, words: list[str]) -> Sample:
+    def text() -> str:
+        return "".join(r.choices(words, k=r.randint(0, 3)))
+
+    def maybe(value: Any) -> Any:
+        return value if r.random() < 0.6 else None
+
+    def floats(least: float, most: float) -> Any:
+        values = np.array([r.uniform(least, most) for _ in range(T)], np.float32)
+        values[[r.random() < 0.3 for _ in range(T)]] = math.nan
+        return values
+
+    fields: dict[str, Any] = {}
+    if r.random() < 0.7:
+        T = r.randint(1, 20)
+        action = np.array([r.random() < 0.5 for _ in range(T - 1)] + [True])
+        learn = action & np.array([r.random() < 0.5 for _ in range(T - 1)] + [True])
+        fields = {
+            "tokens": np.array([r.choice([0, 7, 2**31 - 1]) for _ in range(T)]),
+            "action": action,
+            "learn": maybe(r.choice([learn, action])),
+            "behavior_logp": maybe(floats(-50, 0)),
+            "token_reward": maybe(floats(-1e30, 1e30)),
+            "version": r.choice([-1, 0, 12, np.array([r.choice([-1, 0, 2**31 - 1]) for _ in range(T)])]),
+        }
+    messages = [{"role": "system", "content": text()}, {"role": "user", "content": text(), "tool_calls": [{"x": None}]}]
+    return Sample(
+        prompt=r.choice([text(), messages]),
+        response=text(),
+        reward=maybe(r.choice([0, -0.0, 1, 0.1, 5e-324, -1.7976931348623157e308, 1 / 3])),
+        prompt_id=r.choice(["", "p" + text()]),
+        episode=maybe(text()),
+        tokenizer=maybe("0123456789abcdef"),
+        sampling=maybe({"temperature": 0.1 + 0.2, "stop": [text()], "seed": 2**70, "greedy": False}),
+        context_tokens=maybe(np.array(r.choices([0, 511], k=r.randint(0, 4)), np.int32)),
+        role=r.choice(["policy", "log", "expert"]),
+        source=text(),
+        meta=r.choice([{}, {"answer": r.choice(["18", None, ["a", {"b": 1}]]), "parts": {"": -0.0, text(): None}}]),
+        **fields,
+    )

@@ -1,0 +1,185 @@
+"""What `Store.open` says to files that it can't use, and what lasts in those it can."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from making import sample
+
+from agro.errors import Refused
+from agro.store import Store
+from agro.store.rows import SCHEMA
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "s.db"
+    with Store.open(path) as store:
+        store.append([sample()])
+    return path
+
+
+@contextmanager
+def unprivileged(folder: Path) -> Iterator[None]:
+    """As a user whom file permissions bind, which they don't root."""
+    if os.geteuid():
+        yield
+        return
+    for file in (folder, *folder.iterdir()):
+        os.chown(file, 65534, 65534)
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user can get to."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def test_settings_that_make_writes_last(path: Path) -> None:
+    with Store.open(path) as store:
+        settings = {k: store._run(f"PRAGMA {k}")[0][0] for k in ("journal_mode", "synchronous", "foreign_keys")}
+        assert settings == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+        assert store._run("PRAGMA user_version") == [(SCHEMA,)]
+        assert store._run("PRAGMA application_id") == [(int.from_bytes(b"AGRO", "big"),)]
+
+
+@pytest.mark.parametrize(
+    "content", [b"x", b'{"prompt": "", "response": ""}\n' * 40, b"SQLite format 3\0" + b"\xff" * 4000], ids=len
+)
+@pytest.mark.parametrize("options", [{}, {"read_only": True}, {"create": False}], ids=str)
+def test_a_file_that_is_no_database(tmp_path: Path, content: bytes, options: dict[str, Any]) -> None:
+    path = tmp_path / "x.db"
+    path.write_bytes(content)
+    with pytest.raises(Refused, match=r"x\.db: not a store"):
+        Store.open(path, **options)
+    assert path.read_bytes() == content
+    assert os.listdir(tmp_path) == ["x.db"]
+
+
+@pytest.mark.parametrize("options", [{}, {"read_only": True}], ids=str)
+@pytest.mark.parametrize("application", [0, 77])
+def test_another_program_s_database(tmp_path: Path, application: int, options: dict[str, Any]) -> None:
+    path = tmp_path / "x.db"
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE samples (x)")
+        other.execute(f"PRAGMA application_id = {application}")
+    before = path.read_bytes()
+    with pytest.raises(Refused, match=r"x\.db: not a store: an SQLite file, but not one of agro's"):
+        Store.open(path, **options)
+    assert path.read_bytes() == before
+
+
+def test_an_empty_file_becomes_a_store_only_where_one_may_be_made(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    path.touch()
+    for options in ({"create": False}, {"read_only": True}):
+        with pytest.raises(Refused, match="not a store"):
+            Store.open(path, **options)
+    with Store.open(path) as store:
+        assert store.counts().samples == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"read_only": True}], ids=str)
+def test_a_newer_schema(path: Path, options: dict[str, Any]) -> None:
+    with closing(sqlite3.connect(path)) as other:
+        other.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+    with pytest.raises(Refused, match=rf"expected schema {SCHEMA} or older, got {SCHEMA + 1}: a newer agro"):
+        Store.open(path, **options)
+
+
+def test_a_damaged_store(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[4096:] = b"\xff" * (len(raw) - 4096)
+    path.write_bytes(raw)
+    with Store.open(path) as store, pytest.raises(Refused, match="damaged"):
+        list(store.samples())
+
+
+def test_a_store_that_is_missing(tmp_path: Path) -> None:
+    for options in ({"create": False}, {"read_only": True}):
+        with pytest.raises(Refused, match="no such store"):
+            Store.open(tmp_path / "s.db", **options)
+    with pytest.raises(Refused, match=r"the folder .*no doesn't exist"):
+        Store.open(tmp_path / "no" / "s.db")
+    with pytest.raises(Refused, match="can't be opened: File name too long"):
+        Store.open(tmp_path / ("x" * 300))
+    with pytest.raises(Refused, match="expected the file of a store, got a folder"):
+        Store.open(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_another_writer_is_waited_for_and_then_named(path: Path) -> None:
+    with Store.open(path) as other, Store.open(path, timeout=0.1) as store:
+        with other.transaction():
+            assert store.counts().samples == 1  # reading goes on
+            with pytest.raises(Refused, match=r"another process has been writing for more than 0\.1 s"):
+                store.append([sample()])
+        store.append([sample()])
+        assert store.counts().samples == 2
+
+
+def test_a_store_opened_read_only_is_not_written_to(path: Path) -> None:
+    with Store.open(path, read_only=True) as store:
+        assert len(list(store.samples())) == 1
+        for write in (
+            lambda: store.append([sample()]),
+            lambda: store.set_rewards([(1, 0.0, {})]),
+            lambda: store.record_draws("r", 1, [1]),
+            lambda: store.commit("r", 1, "digest"),
+            lambda: store.rewind("r"),
+        ):
+            with pytest.raises(Refused, match="can only be read"):
+                write()
+
+
+def test_a_reader_sees_what_is_written_beside_it(path: Path) -> None:
+    with Store.open(path, read_only=True) as reader, Store.open(path) as writer:
+        writer.append([sample()])
+        assert reader.counts().samples == 2
+
+
+def test_a_folder_or_file_that_can_only_be_read(open_folder: Path) -> None:
+    path = open_folder / "s.db"
+    with Store.open(path) as store:
+        store.append([sample()])
+    with unprivileged(open_folder):
+        path.chmod(0o444)
+        with pytest.raises(Refused, match="the file or its folder can only be read"):
+            Store.open(path)
+        path.chmod(0o644)
+        open_folder.chmod(0o555)
+        try:
+            with pytest.raises(Refused, match="the file or its folder can only be read"):
+                Store.open(path)
+            with pytest.raises(Refused, match="the file or its folder can only be read"):
+                Store.open(open_folder / "new.db")
+            with Store.open(path, read_only=True) as store:
+                assert len(list(store.samples())) == 1
+            path.chmod(0o000)
+            with pytest.raises(Refused, match="you may not read this file"):
+                Store.open(path, read_only=True)
+        finally:
+            open_folder.chmod(0o755)
+
+
+def test_a_full_disk_loses_nothing_and_is_named(path: Path) -> None:
+    with Store.open(path) as store:
+        [(pages,)] = store._run("PRAGMA page_count")
+        store._run(f"PRAGMA max_page_count = {pages + 1}")
+        with pytest.raises(Refused, match="the disk is full"):
+            store.append([sample(response="x" * 100_000)])
+        assert store.counts().samples == 1

@@ -1,0 +1,223 @@
+"""Export and import give back the same samples, bit by bit; what can't be given back is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from making import LONE, WORDS, random_samples, sample
+
+from agro.errors import AgroWarning, Refused
+from agro.store import Pair, Store, import_files, read_samples, write_samples
+from agro.store.exchange import fingerprint, from_record, to_record
+from agro.types import Sample
+
+ENDINGS = pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".parquet"])
+
+
+def bits(s: Sample) -> list[Any]:
+    """A sample's fields in a form whose equality is that of bits (all NaN alike)."""
+    arrays = ("tokens", "action", "learn", "behavior_logp", "context_tokens", "token_reward", "version")
+    out: list[Any] = [None if s.reward is None else struct.pack("<d", s.reward)]
+    for value in (getattr(s, name) for name in arrays):
+        if isinstance(value, np.ndarray):
+            clean = np.where(np.isnan(value), np.float32("nan"), value) if value.dtype == np.float32 else value
+            out.append((value.dtype.str, clean.astype(value.dtype).tobytes()))
+        else:
+            out.append(value)
+    named = (s.prompt, s.response, s.prompt_id, s.episode, s.tokenizer, s.sampling, s.role, s.source, s.meta)
+    return [*out, *(json.dumps(x, sort_keys=True) for x in named)]
+
+
+@ENDINGS
+@pytest.mark.parametrize("words", [WORDS, WORDS + LONE], ids=["plain", "surrogates"])
+def test_an_export_gives_back_the_same_samples(tmp_path: Path, ending: str, words: list[str]) -> None:
+    samples = random_samples(1, 400, words)
+    path = tmp_path / f"export{ending}"
+    with Store.open(tmp_path / "a.db") as store, Store.open(tmp_path / "b.db") as other:
+        store.append(samples)
+        assert store.export(path) == 400
+        kept = list(store.samples())
+        report = import_files(other, [path])
+        assert (report.samples, report.refused) == (400, [])
+        back = list(other.samples())
+    assert list(map(bits, kept)) == list(map(bits, samples))
+    assert list(map(bits, back)) == list(map(bits, samples))
+    assert back == kept == samples == list(read_samples(path))
+
+
+def test_random_samples_use_every_field() -> None:
+    samples = random_samples(1, 400, WORDS + LONE)
+    for name in ("reward", "learn", "episode", "tokenizer", "sampling", "context_tokens", "token_reward"):
+        assert {getattr(s, name) is None for s in samples} == {True, False}, name
+    assert any(isinstance(s.version, np.ndarray) for s in samples)
+    assert any(isinstance(s.prompt, list) for s in samples)
+    assert any(s.behavior_logp is not None and np.isnan(s.behavior_logp).any() for s in samples)
+    assert any(s.response == "" for s in samples)
+    assert any(s.reward == 0 and math.copysign(1, s.reward) < 0 for s in samples)
+    assert any("\ud800" in s.response for s in samples)
+
+
+@ENDINGS
+def test_many_rows_keep_their_order(tmp_path: Path, ending: str) -> None:
+    samples = [sample(response=str(i)) for i in range(2500)]
+    write_samples(tmp_path / f"x{ending}", samples)
+    assert [s.response for s in read_samples(tmp_path / f"x{ending}")] == [str(i) for i in range(2500)]
+
+
+@ENDINGS
+def test_no_samples_make_an_empty_file(tmp_path: Path, ending: str) -> None:
+    assert write_samples(tmp_path / f"x{ending}", []) == 0
+    assert list(read_samples(tmp_path / f"x{ending}")) == []
+
+
+def test_the_record_is_the_contract_s() -> None:
+    s = sample(
+        "Q", "A", 0.5, tokens=[1, 2, 3], action=[False, True, True], behavior_logp=[math.nan, -0.5, -1.0], version=3,
+        role="policy", source="m", meta={"answer": "18", "finish": "stop"}, prompt_id="p",
+    )  # fmt: skip
+    assert to_record(s) == {
+        "prompt": "Q", "response": "A", "reward": 0.5, "prompt_id": "p", "role": "policy", "source": "m", "answer": "18",
+        "tokens": [1, 2, 3], "mask": [False, True, True], "behavior_logp": [None, -0.5, -1.0], "version": 3,
+        "meta": {"finish": "stop"},
+    }  # fmt: skip
+
+
+def test_mask_is_what_to_learn_from_and_action_what_was_chosen() -> None:
+    s = sample(tokens=[1, 2, 3], action=[False, True, True], learn=[False, False, True])
+    record = to_record(s)
+    assert record["mask"] == [False, False, True]
+    assert record["action"] == [False, True, True]
+    assert from_record({"prompt": "", "response": "", "tokens": [1, 2], "mask": [0, 1]}).action.tolist() == [
+        False,
+        True,
+    ]
+
+
+def test_what_is_not_a_field_is_kept_in_meta() -> None:
+    s = from_record({"prompt": "", "response": "a", "model": "m", "level": 3, "answer": "1", "meta": {"x": 1}})
+    assert s.meta == {"x": 1, "level": 3, "answer": "1"}
+    assert s.source == "m"
+    both = from_record({"prompt": "", "response": "a", "model": "m", "source": "s"})
+    assert (both.source, both.meta) == ("s", {"model": "m"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"reward": "0.5"}, "reward: expected a number"),
+        ({"reward": [1]}, "reward: expected a number"),
+        ({"reward": 10**400}, "reward: expected a finite number"),
+        ({"response": None}, "response: expected text, got null"),
+        ({"response": 3}, "response: expected text"),
+        ({"prompt": {"a": 1}}, "prompt: expected text, or a list of messages"),
+        ({"tokens": [1, 2]}, "tokens given without action"),
+        ({"tokens": [1.0, 2.0], "mask": [0, 1]}, "tokens: expected a list of whole numbers"),
+        ({"tokens": ["1"], "mask": [1]}, "tokens: expected a list of whole numbers"),
+        ({"tokens": [[1]], "mask": [1]}, "tokens: expected a list of whole numbers"),
+        ({"tokens": [[1], [2, 3]], "mask": [1]}, "tokens: expected a list of whole numbers"),
+        ({"tokens": [2**31], "mask": [1]}, "tokens: expected int32"),
+        ({"tokens": [2**80], "mask": [1]}, "tokens: expected a list of whole numbers"),
+        ({"tokens": [1], "mask": [2]}, "action: expected bool"),
+        ({"tokens": [1], "mask": "1"}, "mask: expected a list of true and false"),
+        ({"tokens": [1], "mask": [1], "behavior_logp": ["-1"]}, "behavior_logp: expected a list of numbers"),
+        ({"tokens": [1], "mask": [1], "behavior_logp": [0.5]}, "behavior_logp: expected log-probs"),
+        ({"tokens": [1, 2], "mask": [0, 1], "behavior_logp": [None]}, "behavior_logp: expected one value for each"),
+        ({"version": True}, "version: expected a whole number"),
+        ({"version": 1.0}, "version: expected a whole number"),
+        ({"role": "teacher"}, "role: expected one of policy, log, expert"),
+        ({"source": 3}, "source: expected text"),
+        ({"prompt_id": 1.5}, "prompt_id: expected text"),
+        ({"meta": []}, "meta: expected an object"),
+        ({"answer": 1, "meta": {"answer": 2}}, "answer: the record holds 1, and its meta 2"),
+    ],
+)
+def test_a_bad_field_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Refused, match=message.replace("(", r"\(")):
+        from_record({"prompt": "Q", "response": "A"} | fields)
+
+
+def test_a_bad_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"prompt": "", "response": ""}\n\n{"prompt": "", "response": "", "reward": NaN}\n')
+    with pytest.raises(Refused, match=r"x\.jsonl:3: .*NaN isn't JSON"):
+        list(read_samples(path))
+
+
+@pytest.mark.parametrize("meta", [{"x": math.nan}, {"x": math.inf}, {"x": (1, 2)}, {1: "x"}, {"x": {1, 2}}, {"x": b""}])
+def test_what_json_does_not_give_back_is_refused(tmp_path: Path, meta: dict[Any, Any]) -> None:
+    with Store.open(tmp_path / "s.db") as store:
+        with pytest.raises(Refused, match="meta"):
+            store.append([sample(), sample(meta=meta)])
+        assert store.counts().samples == 0
+    with pytest.raises(Refused):
+        write_samples(tmp_path / "x.jsonl", [sample(meta=meta)])
+
+
+@ENDINGS
+def test_a_pair_of_surrogates_that_a_file_would_join_is_refused(tmp_path: Path, ending: str) -> None:
+    torn = sample(response="\ud83d\ude00")
+    with Store.open(tmp_path / "s.db") as store:
+        store.append([torn])
+        assert next(store.samples()).response == "\ud83d\ude00"
+    with pytest.raises(Refused, match="surrogates"):
+        write_samples(tmp_path / f"x{ending}", [torn])
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    write_samples(path, [sample()])
+    before = path.read_bytes()
+    with pytest.raises(Refused):
+        write_samples(path, [sample(), sample(meta={"x": math.nan})])
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["x.jsonl"]
+
+
+def test_the_same_samples_make_the_same_file(tmp_path: Path) -> None:
+    for name in ("a.jsonl.gz", "b.jsonl.gz"):
+        write_samples(tmp_path / name, random_samples(2, 5))
+    assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
+
+
+def test_content_is_known_by_its_bytes_and_not_by_its_name(tmp_path: Path) -> None:
+    write_samples(tmp_path / "a.jsonl", [sample()])
+    raw = (tmp_path / "a.jsonl").read_bytes()
+    (tmp_path / "packed").write_bytes(gzip.compress(raw))
+    (tmp_path / "plain.gz").write_bytes(raw)
+    write_samples(tmp_path / "a.parquet", [sample()])
+    (tmp_path / "table").write_bytes((tmp_path / "a.parquet").read_bytes())
+    for name in ("packed", "plain.gz", "table"):
+        assert list(read_samples(tmp_path / name)) == [sample()]
+    assert fingerprint(tmp_path / "packed") == fingerprint(tmp_path / "a.jsonl") != fingerprint(tmp_path / "table")
+
+
+def test_places_that_can_not_be_written_or_read(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"expected a name that ends with \.jsonl"):
+        write_samples(tmp_path / "x.csv", [])
+    with pytest.raises(Refused, match="can't be written: No such file"):
+        write_samples(tmp_path / "no" / "x.jsonl", [])
+    with pytest.raises(Refused, match="can't be read: No such file"):
+        list(read_samples(tmp_path / "x.jsonl"))
+    with pytest.raises(Refused, match="can't be read: Is a directory"):
+        list(read_samples(tmp_path))
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(Refused, match="can't be read as Parquet"):
+        list(read_samples(tmp_path / "cut.parquet"))
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b'{"prompt": "", "response": ""}\n' * 99)[:-12])
+    with pytest.raises(Refused, match="cut off or damaged"):
+        list(read_samples(tmp_path / "cut.gz"))
+
+
+def test_an_export_says_that_judgements_stay_behind(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "s.db") as store:
+        a, b = store.append([sample(response="a"), sample(response="b")])
+        store.add_pairs([Pair(a, b)])
+        with pytest.warns(AgroWarning, match="1 pairs"):
+            store.export(tmp_path / "x.jsonl")

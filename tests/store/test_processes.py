@@ -1,0 +1,122 @@
+"""Several processes on one store, and processes that are killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from making import group, sample
+
+from agro.store import DrawRule, Store
+
+# Forked children have everything imported; none uses a connection or threads of the parent's.
+fork = multiprocessing.get_context("fork")
+
+
+def append_groups(path: Path, name: str, n: int, together: Any) -> None:
+    together.wait(60)
+    with Store.open(path) as store:
+        for i in range(n):
+            store.append(group(f"{name} {i}", [0.0, 1.0, 0.5, 0.25]), run=name, step=i)
+
+
+def draw_whole_groups(path: Path, out: Any, together: Any) -> None:
+    together.wait(60)
+    with Store.open(path) as store:
+        store.append(group("first", [0.0, 1.0, 0.5, 0.25]))
+        seen: Counter[int] = Counter()
+        step = 0
+        while step < 20 or store.counts().groups < 81:
+            step += 1
+            drawn = store.draw(DrawRule(1, min_group=2), run="trainer", step=step, seed=0, version=0)
+            seen[len(drawn)] += 1
+        out.put((step, dict(seen)))
+
+
+def test_two_processes_append_while_a_third_draws(tmp_path: Path) -> None:
+    path, out, together = (
+        tmp_path / "s.db",
+        fork.Queue(),
+        fork.Barrier(3),
+    )  # nobody has made the store: the first of them does
+    work = [
+        fork.Process(target=append_groups, args=(path, "a", 40, together)),
+        fork.Process(target=append_groups, args=(path, "b", 40, together)),
+        fork.Process(target=draw_whole_groups, args=(path, out, together)),
+    ]
+    for process in work:
+        process.start()
+    step, seen = out.get(timeout=60)
+    for process in work:
+        process.join(60)
+    assert [process.exitcode for process in work] == [0, 0, 0]
+    assert seen == {4: step}  # a group is seen with all of its responses
+    with Store.open(path, read_only=True) as store:
+        assert {g.size for g in store.groups()} == {4}
+        assert store.counts().samples == 81 * 4
+        assert store._run("SELECT count(*) FROM draws") == [(4 * step,)]
+        assert store._run("PRAGMA integrity_check") == [("ok",)]
+        for name in "ab":
+            assert [s.prompt for s in store.samples(run=name)] == [f"{name} {i // 4}" for i in range(160)]
+
+
+def kill_itself_at_an_insert(path: Path, at: int) -> None:
+    with Store.open(path) as store:
+        inserts = 0
+
+        def count(statement: str) -> None:
+            nonlocal inserts
+            inserts += statement.startswith("INSERT INTO samples")
+            if inserts == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        store._connection.set_trace_callback(count)
+        store.append(sample("second", "x" * 5000) for _ in range(500))
+
+
+def test_a_process_killed_while_it_appends_leaves_nothing_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    with Store.open(path) as store:
+        store.append(group("first", [0.0, 1.0]))
+    for at in (1, 250, 500):
+        process = fork.Process(target=kill_itself_at_an_insert, args=(path, at))
+        process.start()
+        process.join(60)
+        assert process.exitcode == -signal.SIGKILL
+        with Store.open(path) as store:
+            assert [s.prompt for s in store.samples()] == ["first", "first"]
+            assert store._run("PRAGMA integrity_check") == [("ok",)]
+
+
+def append_for_ever(path: Path, name: int, out: int) -> None:
+    with Store.open(path) as store:
+        for i in range(10**6):
+            store.append(group(f"{name} {i}", [0.5] * 50))
+            os.write(out, i.to_bytes(4, "big"))  # said only once it is stored
+
+
+def test_what_was_said_to_be_stored_outlives_a_kill(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    said: dict[int, int] = {}
+    for name in range(6):
+        into, out = os.pipe()
+        process = fork.Process(target=append_for_ever, args=(path, name, out))
+        process.start()
+        os.close(out)
+        os.read(into, 4)
+        time.sleep(0.013 * name)
+        process.kill()
+        process.join(60)
+        with os.fdopen(into, "rb") as pipe:
+            rest = pipe.read()
+        said[name] = int.from_bytes(rest[-4:], "big") + 1 if rest else 1
+    with Store.open(path) as store:
+        assert {g.size for g in store.groups()} == {50}
+        kept = Counter(str(s.prompt).split()[0] for s in store.samples())
+    for name, count in said.items():
+        assert kept[str(name)] in (50 * count, 50 * (count + 1))  # at most the one that it couldn't say any more

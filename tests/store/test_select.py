@@ -1,0 +1,241 @@
+"""Draws: which groups, which responses, and that a draw can be repeated."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from making import group, sample
+
+from agro.errors import Refused
+from agro.store import DrawRule, Store
+from agro.store.queries import DRAWABLE, eligible
+from agro.store.select import Candidate, noise, pick_groups, pick_responses
+from agro.types import Sample
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "s.db") as store:
+        yield store
+
+
+def draw(store: Store, rule: DrawRule, step: int = 1, **changes: Any) -> list[Sample]:
+    return store.draw(rule, **{"run": "r", "step": step, "seed": 0, "version": 0, **changes})
+
+
+def sizes(samples: list[Sample]) -> dict[str, int]:
+    return dict(Counter(str(s.prompt) for s in samples))
+
+
+def test_noise_depends_on_each_of_its_parts() -> None:
+    parts: list[tuple[Any, ...]] = [
+        (0, 0, "a"),
+        (1, 0, "a"),
+        (0, 1, "a"),
+        (0, 0, "b"),
+        (0, 0, "a", 0),
+        (0, 0, "\ud800"),
+    ]
+    assert len({noise(*p) for p in parts}) == len(parts)
+    assert noise(1, 2, "x") == noise(1, 2, "x") < 2**64
+
+
+def test_least_used_groups_come_first_and_ties_are_shuffled() -> None:
+    names = [f"p{i}" for i in range(50)]
+    candidates = [Candidate(name, uses=int(name > "p3")) for name in names]
+    fresh = {name for name in names if name <= "p3"}
+    rule = DrawRule(len(fresh))
+    first, second = (pick_groups(candidates, rule, seed=0, step=s) for s in (1, 2))
+    assert set(first) == set(second) == fresh
+    assert first != second
+    assert pick_groups(candidates[::-1], rule, seed=0, step=1) == first
+
+
+def test_uniform_takes_each_group_equally_often() -> None:
+    """3 of 10, 4000 times: each 1200 times, with a standard deviation of sqrt(4000 · 0.3 · 0.7) = 29."""
+    candidates = [Candidate(f"p{i}", uses=i) for i in range(10)]
+    rule = DrawRule(3, order="uniform")
+    picks = [pick_groups(candidates, rule, seed=1, step=s) for s in range(4000)]
+    assert all(len(set(p)) == 3 for p in picks)
+    counts = Counter(name for p in picks for name in p)
+    assert max(abs(counts[f"p{i}"] - 1200) for i in range(10)) < 4 * 29
+
+
+def test_a_group_s_responses_are_taken_equally_often() -> None:
+    """2 of 5, 4000 times: each 1600 times, with a standard deviation of sqrt(4000 · 0.4 · 0.6) = 31."""
+    rule = DrawRule(1, group_size=2)
+    picks = [pick_responses(5, rule, seed=1, step=s, prompt_id="p") for s in range(4000)]
+    assert all(len(set(p)) == 2 and p == sorted(p) for p in picks)
+    counts = Counter(i for p in picks for i in p)
+    assert max(abs(counts[i] - 1600) for i in range(5)) < 4 * 31
+    assert pick_responses(2, rule, seed=1, step=0, prompt_id="p") == [0, 1]
+    assert pick_responses(5, DrawRule(1), seed=1, step=0, prompt_id="p") == [0, 1, 2, 3, 4]
+
+
+def test_least_used_makes_epochs(store: Store) -> None:
+    store.append([s for i in range(12) for s in group(f"p{i}", [0.0, 1.0])])
+    epochs = []
+    for epoch in range(3):
+        seen = [str(s.prompt) for step in range(3) for s in draw(store, DrawRule(4), epoch * 3 + step)]
+        assert Counter(seen) == {f"p{i}": 2 for i in range(12)}
+        epochs.append(list(dict.fromkeys(seen)))
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_epochs_are_a_run_s_own(store: Store) -> None:
+    store.append([s for i in range(4) for s in group(f"p{i}", [0.0, 1.0])])
+    first = sizes(draw(store, DrawRule(2), run="a"))
+    assert sizes(draw(store, DrawRule(2), run="b")) == first
+    assert not sizes(draw(store, DrawRule(2), 2, run="a")).keys() & first.keys()
+
+
+def test_a_draw_gives_whole_groups_and_is_noted(store: Store) -> None:
+    ids = store.append([s for i in range(3) for s in group(f"p{i}", [0.0, 1.0, 0.5])])
+    drawn = draw(store, DrawRule(2))
+    assert list(sizes(drawn).values()) == [3, 3]
+    assert [s.response for s in drawn] == ["response 0", "response 1", "response 2"] * 2
+    store.commit("r", 1, "digest")
+    assert {i for i, n in store.uses(ids).items() if n} == {s.id for s in drawn}
+
+
+def test_group_size_bounds_the_responses(store: Store) -> None:
+    store.append([*group("big", [0.5] * 9), *group("small", [0.5] * 2)])
+    assert sizes(draw(store, DrawRule(2, group_size=4))) == {"big": 4, "small": 2}
+    taken = [frozenset(s.id for s in draw(store, DrawRule(1, group_size=4, min_group=3), step)) for step in range(9)]
+    assert len(set(taken)) > 3
+
+
+def test_only_what_fits_the_rule_is_drawn(store: Store) -> None:
+    store.append(
+        [
+            *group("p", [1.0, 0.0, None]),
+            sample("p", "failed", None, meta={"reward_error": "x"}),
+            sample("p", "expert", 1.0, role="expert", source="teacher"),
+            sample("p", "other", 1.0, source="other"),
+        ]
+    )
+
+    def names(**options: Any) -> set[str]:
+        return {s.response for s in draw(store, DrawRule(1, **options))}
+
+    assert names() == {"response 0", "response 1", "expert", "other"}
+    assert names(scored_only=False) == {"response 0", "response 1", "response 2", "failed", "expert", "other"}
+    assert names(roles=("expert",)) == {"expert"}
+    assert names(roles=("log",), sources=("other", "nobody")) == {"other"}
+
+
+def test_age_is_counted_from_the_oldest_action_s_version(store: Store) -> None:
+    token = {"tokens": [1, 2, 3], "action": [0, 1, 1]}
+    store.append(
+        [
+            sample("p", "unknown", version=-1),
+            sample("p", "old", version=6),
+            sample("p", "new", version=7),
+            sample("p", "now", version=10),
+            sample("p", "spans", version=np.array([-1, 7, 9]), **token),
+            sample("p", "spans, old", version=np.array([9, 9, 6]), **token),
+            sample("p", "spans, unknown", version=np.array([9, 9, -1]), **token),
+            sample("p", "future", version=11),
+        ]
+    )
+    store.append([sample("p", "another run's", version=9)], run="other", step=1)
+    store.append([sample("p", "this run's", version=9)], run="r", step=1)
+    drawn = draw(store, DrawRule(1, max_age=3), version=10)
+    assert {s.response for s in drawn} == {"new", "now", "spans", "this run's"}
+    assert {s.response for s in draw(store, DrawRule(1, max_age=99), version=10)} >= {"old", "spans, old"}
+    assert "unknown" not in {s.response for s in draw(store, DrawRule(1, max_age=99), version=10)}
+    assert len(draw(store, DrawRule(1), version=10)) == 10
+
+
+def test_an_episode_is_drawn_whole_or_not_at_all(store: Store) -> None:
+    store.append(
+        [
+            sample("p", "a1", episode="a"),
+            sample("p", "b1", episode="b"),
+            sample("p", "a2", episode="a"),
+            sample("p", "b2", None, episode="b"),
+            sample("p", "c"),
+        ]
+    )
+    assert [s.response for s in draw(store, DrawRule(1))] == ["a1", "a2", "c"]
+    assert len(draw(store, DrawRule(1, min_group=2))) == 3
+    with pytest.raises(Refused, match="got 0"):
+        draw(store, DrawRule(1, min_group=3))
+    one = {tuple(s.response for s in draw(store, DrawRule(1, group_size=1), step)) for step in range(20)}
+    assert one == {("a1", "a2"), ("c",)}
+
+
+def test_too_few_groups_are_refused_with_the_counts(store: Store) -> None:
+    store.append([*group("p", [1.0, 0.0]), *group("q", [1.0, None]), *group("r", [1.0, 1.0], role="policy")])
+    store.append([sample("q", "x", None, meta={"reward_error": "x"})])
+    with pytest.raises(Refused) as refused:
+        draw(store, DrawRule(2, min_group=2, roles=("log",)))
+    message = str(refused.value)
+    assert "expected 2 groups with 2 or more eligible responses to draw from, got 1" in message
+    assert "7 samples in 3 groups; 5 are of the roles and sources asked for" in message
+    assert "1 of them not scored and 1 with a failed reward; 3 are eligible" in message
+    with pytest.raises(Refused, match="at most 2 steps old"):
+        draw(store, DrawRule(1, max_age=2))
+    assert store._run("SELECT * FROM draws") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"groups": 0}, "groups: expected 1 or more, got 0"),
+        ({"groups": 1, "group_size": 1, "min_group": 2}, "group_size: expected 2 or more, got 1"),
+        ({"groups": 1, "max_age": -1}, "max_age: expected 0 or more"),
+        ({"groups": 1, "min_group": 0}, "min_group: expected 1 or more"),
+        ({"groups": 1, "order": "newest"}, "order: expected least_used or uniform"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        DrawRule(**options)
+
+
+def test_a_resumed_run_draws_the_same_again(tmp_path: Path) -> None:
+    """One run goes through; the other is stopped after a commit, rewound, and appends the same samples again."""
+
+    def step(store: Store, step: int) -> list[Sample]:
+        fresh = [s for i in range(3) for s in group(f"p{i}", [step / 10, i / 10], role="policy", version=step)]
+        store.record_draws("r", step, store.append(fresh, run="r", step=step))
+        return draw(store, DrawRule(3, group_size=2, max_age=4), step, version=step)
+
+    with Store.open(tmp_path / "a.db") as through, Store.open(tmp_path / "b.db") as stopped:
+        expected, got = [], []
+        for store in (through, stopped):
+            store.append([s for i in range(5) for s in group(f"p{i}", [0.0, 1.0, 0.5])])
+        for n in range(1, 9):
+            expected.append(step(through, n))
+        for n in range(1, 4):
+            got.append(step(stopped, n))
+        stopped.commit("r", 3, "digest")
+        for n in range(4, 7):
+            step(stopped, n)
+        stopped.append([sample("unfinished")], run="r", step=7)
+        stopped.rewind("r")
+        for n in range(4, 9):
+            got.append(step(stopped, n))
+    assert got == expected
+    assert [[s.id for s in d] for d in got] != [[s.id for s in d] for d in expected]
+
+
+def test_a_draw_reads_only_what_it_draws(store: Store) -> None:
+    """10,000 samples with 256 kB of tokens a hundred: a draw looks at an index, not at the rows."""
+    tokens = np.arange(640)
+    store.append([sample(f"p{i}", "", j / 4, tokens=tokens, action=tokens > 9) for i in range(2500) for j in range(4)])
+    draw(store, DrawRule(8))
+    began = time.perf_counter()
+    draw(store, DrawRule(8, min_group=2, max_age=None), 2)
+    assert time.perf_counter() - began < 0.5  # 0.02 s; reading all the rows takes 0.9 s
+    fits, args = eligible(DrawRule(8, roles=("log",), sources=("a",), max_age=3), "r", 5)
+    plan = str(store._run(f"EXPLAIN QUERY PLAN {DRAWABLE.format(eligible=fits)}", [*args, 1, "r"]))
+    assert "SCAN samples USING COVERING INDEX samples_draw" in plan
+    assert "TEMP B-TREE FOR GROUP BY" not in plan

@@ -1,0 +1,261 @@
+"""What the store says of its samples, rewards, judgements, draws and runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from making import LONE, WORDS, group, random_samples, sample
+
+from agro.errors import Refused
+from agro.store import Commit, DrawRule, Group, Pair, Rewound, Store
+from agro.types import Sample
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "s.db") as store:
+        yield store
+
+
+def responses(samples: Iterator[Sample] | list[Sample]) -> list[str]:
+    return [s.response for s in samples]
+
+
+def test_what_was_appended_is_there_after_reopening(tmp_path: Path) -> None:
+    samples = random_samples(3, 300, WORDS + LONE)  # more than a page
+    with Store.open(tmp_path / "s.db") as store:
+        ids = store.append(iter(samples))
+    with Store.open(tmp_path / "s.db", read_only=True) as store:
+        back = list(store.samples())
+    assert back == samples
+    assert [s.id for s in back] == ids == sorted(ids)
+
+
+def test_appending_is_all_or_nothing(store: Store) -> None:
+    with pytest.raises(Refused, match="meta"):
+        store.append([sample(), sample(meta={"x": math.nan})])
+    with pytest.raises(Refused, match="no sample"), store.transaction():
+        store.set_rewards([(i, 0.5, {}) for i in [*store.append([sample()]), 99]])
+    assert store.counts().samples == 0
+    assert store.append([]) == []
+
+
+def test_samples_are_chosen_by_what_is_asked(store: Store) -> None:
+    ids = store.append(
+        [
+            sample("p", "0", 1.0, role="policy", source="a"),
+            sample("p", "1", None, role="log", source="b"),
+            sample("q", "2", None, role="log", source="b", meta={"reward_error": "timeout"}),
+            sample("q", "3", 0.0, role="expert", source="\ud800", prompt_id="\udfff"),
+        ]
+    )
+    store.append([sample("p", "4", 0.5, role="policy", source="a")], run="r", step=3)
+    p = sample("p").prompt_id
+    assert responses(store.samples()) == ["0", "1", "2", "3", "4"]
+    assert responses(store.samples(prompt_id=p)) == ["0", "1", "4"]
+    assert responses(store.samples(prompt_id="\udfff")) == ["3"]
+    assert responses(store.samples(roles=["log", "expert"])) == ["1", "2", "3"]
+    assert responses(store.samples(roles=[])) == []
+    assert responses(store.samples(sources=["a", "\ud800"])) == ["0", "3", "4"]
+    assert responses(store.samples(scored=True)) == ["0", "3", "4"]
+    assert responses(store.samples(scored=False)) == ["1", "2"]
+    assert responses(store.samples(state="unscored")) == ["1"]
+    assert responses(store.samples(state="failed")) == ["2"]
+    assert responses(store.samples(run="r")) == ["4"]
+    assert responses(store.samples(ids=[ids[3], ids[1], ids[3]])) == ["1", "3"]
+    assert responses(store.samples(ids=[])) == []
+    with pytest.raises(Refused, match="no sample has the id 77"):
+        list(store.samples(ids=[1, 77]))
+
+
+def test_samples_can_be_written_while_they_are_read(store: Store) -> None:
+    store.append(group("p", [None] * 300))
+    seen = 0
+    for s in store.samples(scored=False):
+        assert s.id is not None
+        store.set_rewards([(s.id, 1.0, {})])
+        if seen < 10:
+            store.append([sample("p", "new", None)])
+        seen += 1
+    assert seen == 300
+    assert store.counts().scored == 300
+    assert store.counts().unscored == 10
+
+
+def test_counts_keep_unscored_failed_and_scored_apart(store: Store) -> None:
+    store.append(
+        [
+            *group("p", [1.0, 0.0, None], source="a"),
+            sample("q", reward=None, meta={"reward_error": "ValueError"}, source="b"),
+            sample("q", tokens=[1, 2], action=[0, 1], behavior_logp=[math.nan, -1], role="policy"),
+            sample("q", tokens=[1, 2], action=[0, 1], behavior_logp=[-1, math.nan], role="policy"),
+        ]
+    )
+    ids = [s.id for s in store.samples()]
+    assert ids[0] is not None
+    assert ids[1] is not None
+    store.add_pairs([Pair(ids[0], ids[1])])
+    counts = store.counts()
+    assert (counts.samples, counts.groups, counts.scored, counts.unscored, counts.failed) == (6, 2, 4, 1, 1)
+    assert (counts.with_tokens, counts.with_behavior, counts.pairs) == (2, 1, 1)
+    assert counts.sources == {"a": 3, "b": 1, "": 2}
+    assert counts.roles == {"log": 4, "policy": 2}
+
+
+def test_groups_and_their_rewards(store: Store) -> None:
+    store.append([*group("p", [0.0, 1.0, None]), *group("q", [0.1, 0.1, 0.1]), *group("r", [None])])
+    p, q, r = store.groups()
+    assert p == Group(sample("p").prompt_id, 3, 2, 0.5, 0.0, 1.0)
+    assert q.reward_min == q.reward_max == 0.1
+    assert (r.size, r.scored, r.reward_mean, r.reward_min, r.reward_max) == (1, 0, None, None, None)
+    assert store.groups(sources=["nobody"]) == []
+
+
+def test_the_pieces_of_an_episode_are_one_response(store: Store) -> None:
+    store.append(
+        [
+            sample("p", "a", 1.0, episode="1"),
+            sample("p", "b", 1.0, episode="1"),
+            sample("p", "c", 0.0),
+            sample("p", "d", 1.0, episode="2"),
+            sample("p", "e", None, episode="2"),
+        ]
+    )
+    assert store.groups() == [Group(sample("p").prompt_id, 3, 2, 0.5, 0.0, 1.0)]
+
+
+def test_rewards_are_put_in_renewed_and_taken_out(store: Store) -> None:
+    (i,) = store.append([sample(reward=None, meta={"answer": "2"})])
+
+    def now() -> tuple[float | None, dict[str, object], str]:
+        (s,) = store.samples()
+        counts = store.counts()
+        return s.reward, s.meta, next(k for k in ("scored", "unscored", "failed") if getattr(counts, k))
+
+    store.set_rewards([(i, None, {"reward_error": "timeout"})])
+    assert now() == (None, {"answer": "2", "reward_error": "timeout"}, "failed")
+    store.set_rewards(iter([(i, 1, {"parts": {"format": 0.5}})]))
+    assert now() == (1.0, {"answer": "2", "parts": {"format": 0.5}}, "scored")
+    store.set_rewards([(i, None, {})])
+    assert now() == (None, {"answer": "2", "parts": {"format": 0.5}}, "unscored")
+    for bad in (math.nan, math.inf):
+        with pytest.raises(Refused, match=f"sample {i}: reward: expected a finite number"):
+            store.set_rewards([(i, 0.5, {}), (i, bad, {})])
+    assert now()[0] is None
+    with pytest.raises(Refused, match="no sample has the id 9"):
+        store.set_rewards([(9, 1.0, {})])
+
+
+def test_pairs_stand_between_samples(store: Store) -> None:
+    a, b, c = store.append(group("p", [None, None, None]))
+    pairs = [Pair(a, b), Pair(a, c, 3, 1), Pair(a, b, 0.0, 0.0)]
+    store.add_pairs(pairs)
+    assert list(store.pairs()) == pairs
+    with pytest.raises(Refused, match="no sample has the id 9"):
+        store.add_pairs([Pair(a, c), Pair(a, 9)])
+    assert list(store.pairs()) == pairs
+    with pytest.raises(Refused, match="two samples, got 1 twice"):
+        Pair(1, 1)
+    with pytest.raises(Refused, match="votes of 0 or more, got -1"):
+        Pair(1, 2, -1, 0)
+
+
+def test_integers_that_do_not_fit_are_refused(store: Store) -> None:
+    with pytest.raises(Refused, match="64 bits"):
+        store.append([sample(version=2**63)])
+
+
+def test_uses_count_the_draws_that_were_committed(store: Store) -> None:
+    a, b = store.append(group("p", [0.0, 1.0]))
+    store.record_draws("r", 1, [a, b])
+    store.record_draws("r", 2, [a])
+    store.record_draws("other", 9, [b])
+    assert store.uses([a, b]) == {a: 0, b: 0}
+    store.commit("r", 1, "digest")
+    assert store.uses([a, b]) == {a: 1, b: 1}
+    store.commit("r", 2, "digest")
+    store.commit("other", 9, "digest")
+    assert store.uses([b, a]) == {a: 2, b: 2}
+    with pytest.raises(Refused, match="no sample has the id 9"):
+        store.record_draws("r", 3, [a, 9])
+
+
+def test_a_commit_notes_how_far_the_store_had_come(store: Store) -> None:
+    assert store.committed("r") is None
+    store.commit("r", 0, "empty")
+    assert store.committed("r") == Commit(0, "empty", 0)
+    ids = store.append(group("p", [0.0, 1.0]))
+    store.commit("r", 5, "abc", files={"model.safetensors": "def"})
+    store.commit("other", 7, "ghi")
+    store.append([sample()])
+    assert store.committed("r") == Commit(5, "abc", ids[-1], {"model.safetensors": "def"})
+
+
+def test_rewinding_forgets_later_draws_and_sets_later_samples_aside(store: Store) -> None:
+    (log,) = store.append([sample("log")])
+    (one,) = store.append([sample("p", "1")], run="r", step=1)
+    store.record_draws("r", 1, [one, log])
+    store.commit("r", 1, "digest")
+    (two,) = store.append([sample("p", "2")], run="r", step=2)
+    store.record_draws("r", 2, [two, log])
+    (other,) = store.append([sample("p", "3")], run="other", step=2)
+    store.record_draws("other", 2, [other])
+
+    assert store.rewind("r") == Rewound(draws=2, samples=1)
+    assert [s.id for s in store.samples()] == [log, one, other]
+    assert [s.id for s in store.samples(redone=True)] == [log, one, two, other]
+    assert store.counts().samples == 3
+    assert [g.size for g in store.groups()] == [1, 2]
+    assert [g.size for g in store.groups(redone=True)] == [1, 3]
+    assert store.rewind("r") == Rewound(0, 0)
+    store.commit("r", 2, "again")
+    assert store.uses([log, one, two]) == {log: 1, one: 1, two: 0}
+
+
+def test_a_run_without_a_commit_is_rewound_to_nothing(store: Store) -> None:
+    (log,) = store.append([sample("log")])
+    (mine,) = store.append([sample("p")], run="r", step=1)
+    store.record_draws("r", 1, [log, mine])
+    assert store.rewind("r") == Rewound(draws=2, samples=1)
+    assert [s.id for s in store.samples()] == [log]
+
+
+def test_rewinding_to_a_later_step_keeps_what_it_made(store: Store) -> None:
+    store.commit("r", 1, "digest")
+    for step in (2, 3):
+        ids = store.append([sample("p", str(step))], run="r", step=step)
+        store.record_draws("r", step, ids)
+    assert store.rewind("r", 2) == Rewound(draws=1, samples=1)
+    assert responses(store.samples()) == ["2"]
+    with pytest.raises(Refused, match="go back to step 1 or later, got 0"):
+        store.rewind("r", 0)
+
+
+def test_the_count_of_group_uses_is_that_of_the_draws(store: Store) -> None:
+    """`group_uses` is kept beside `draws`; after any history the two agree."""
+    store.append([s for i in range(6) for s in group(f"p{i}", [0.0, 1.0, 0.5])])
+    rng = np.random.default_rng(0)
+    step = {"a": 0, "b": 0}
+    for _ in range(60):
+        run = "ab"[rng.integers(2)]
+        kind = rng.integers(4)
+        if kind == 3:
+            store.rewind(run)
+            at = store.committed(run)
+            step[run] = at.step if at else 0
+        else:
+            step[run] += 1
+            store.draw(DrawRule(int(rng.integers(1, 6)), group_size=2), run=run, step=step[run], seed=0, version=0)
+            store.record_draws(run, step[run], [int(i) for i in rng.integers(1, 18, size=3)])
+            if kind == 0:
+                store.commit(run, step[run], "digest")
+        kept = store._run("SELECT run, prompt_id, uses, last FROM group_uses ORDER BY 1, 2")
+        counted = store._run(
+            "SELECT draws.run, prompt_id, count(DISTINCT draws.step), max(draws.step) "
+            "FROM draws JOIN samples ON samples.id = sample GROUP BY 1, 2 ORDER BY 1, 2"
+        )
+        assert kept == counted
