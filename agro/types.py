@@ -27,6 +27,7 @@ Text = str | Messages
 Role = Literal["policy", "log", "expert"]
 ROLES: tuple[str, ...] = get_args(Role)
 UNKNOWN_VERSION = -1
+_NUMBERS = (int, float, np.integer, np.floating)
 
 
 def prompt_hash(prompt: Text) -> str:
@@ -107,11 +108,7 @@ class Sample:
         if self.role not in ROLES:
             raise Refused(f"{where}: role: expected one of {', '.join(ROLES)}, got {self.role!r}")
         if self.reward is not None:
-            if (
-                isinstance(self.reward, bool)
-                or not isinstance(self.reward, (int, float))
-                or not math.isfinite(self.reward)
-            ):
+            if isinstance(self.reward, bool) or not isinstance(self.reward, _NUMBERS) or not math.isfinite(self.reward):
                 raise Refused(
                     f"{where}: reward: expected a finite number, or None where it is unknown, got {self.reward!r}"
                 )
@@ -120,6 +117,10 @@ class Sample:
             value = getattr(self, name)
             if value is not None and not (name == "version" and isinstance(value, int)):
                 put(self, name, _array(value, dtype, f"{where}: {name}"))
+        if np.min(self.version, initial=0) < UNKNOWN_VERSION:
+            raise Refused(
+                f"{where}: version: expected a number of optimiser steps, or -1 where unknown, got {self.version}"
+            )
         self._check_tokens(where)
 
     def _check_tokens(self, where: str) -> None:
@@ -213,6 +214,8 @@ def _same(a: Any, b: Any) -> bool:
         if a.dtype == np.float32:
             return bool(((a.view(np.int32) == b.view(np.int32)) | (np.isnan(a) & np.isnan(b))).all())
         return bool((a == b).all())
+    if isinstance(a, (float, dict, list)):  # as JSON tells 0.0 from -0.0 and 1 from 1.0 and true
+        return type(a) is type(b) and json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
     return type(a) is type(b) and a == b
 
 
@@ -265,17 +268,20 @@ class Batch:
         ids: Sequence[str] | None = None,
     ) -> Batch:
         """Check and index what stands for B rows; see `Batch` for the shapes. Raises `Refused` naming the row."""
-        m = torch.as_tensor(mask)
+        m = _tensor(mask, "mask")
         if m.ndim != 2 or 0 in m.shape:
             raise Refused(f"mask: expected shape [B,T], got {list(m.shape)}")
         if m.dtype != torch.bool:
             if not ((m == 0) | (m == 1)).all():
-                raise Refused(f"mask: expected true and false, got {m.dtype} with other values")
+                bad = int((~((m == 0) | (m == 1))).any(1).int().argmax())
+                raise Refused(f"mask: row {bad}: expected true and false, got {m[bad].tolist()!r:.80}")
             m = m.bool()
         B, T = m.shape
         groups = _hashables(group, B, "group")
         names = {g: i for i, g in enumerate(dict.fromkeys(groups))}
-        rows = tuple(ids) if ids is not None else tuple(f"row {i} (group {g})" for i, g in enumerate(groups))
+        rows = tuple(f"row {i} (group {g})" for i, g in enumerate(groups)) if ids is None else tuple(ids)
+        if len(rows) != B:
+            raise Refused(f"ids: expected {B} values, one a row, got {len(rows)}")
         if m[:, 0].any():
             raise Refused(
                 f"mask: {rows[int(m[:, 0].int().argmax())]}: the first token is in the mask, but a first token has no log-prob"
@@ -293,37 +299,37 @@ class Batch:
         if not (w.isfinite() & (w >= 0)).all():
             bad = int((~(w.isfinite() & (w >= 0))).int().argmax())
             raise Refused(f"weight: {rows[bad]}: expected a finite number, 0 or more, got {float(w[bad])}")
-        roles = ("policy",) * B if role is None else (role,) * B if isinstance(role, str) else tuple(role)
-        if len(roles) != B or not set(roles) <= set(ROLES):
-            raise Refused(f"role: expected {B} of {', '.join(ROLES)}, got {len(roles)}: {sorted(set(roles))}")
+        a = torch.full((B,), math.nan, dtype=torch.float64) if age is None else _floats(age, (B,), "age")
+        roles = ["policy"] * B if role is None else [role] * B if isinstance(role, str) else _hashables(role, B, "role")
+        for i, x in enumerate(roles):
+            if x not in ROLES:
+                raise Refused(f"role: {rows[i]}: expected one of {', '.join(ROLES)}, got {x!r}")
         member = _hashables(response, B, "response") if response is not None else list(range(B))
         order = {k: i for i, k in enumerate(dict.fromkeys(member))}
-        a = (
-            torch.full((B,), math.nan, dtype=torch.float64)
-            if age is None
-            else _floats([math.nan if x is None else x for x in age], (B,), "age")
-        )
 
         def per_token(value: Any, name: str) -> Tensor | None:
             if value is None:
                 return None
-            value = (
-                value
-                if isinstance(value, (Tensor, np.ndarray))
-                else [[math.nan] * T if x is None else x for x in value]
-            )
+            if isinstance(value, (list, tuple)):
+                value = [[math.nan] * T if x is None else x for x in value]
             return _floats(value, (B, T), name)
 
-        P = None if pairs is None else torch.as_tensor(pairs).long().reshape(-1, 2)
-        if P is not None and P.numel() and (P.min() < 0 or P.max() >= B):
-            raise Refused(f"pairs: expected rows 0 to {B - 1}, got {int(P.min())} to {int(P.max())}")
+        P = None if pairs is None else _tensor(pairs, "pairs").long()
+        if P is not None:
+            P = P.reshape(-1, 2) if P.numel() == 0 else P
+            if P.ndim != 2 or P.shape[1] != 2:
+                raise Refused(f"pairs: expected shape [P,2], got {list(P.shape)}")
+            if ((P < 0) | (P >= B)).any():
+                bad = int(((P < 0) | (P >= B)).any(1).int().argmax())
+                raise Refused(f"pairs: pair {bad}: expected rows 0 to {B - 1}, got {P[bad].tolist()}")
         return cls(
             mask=m, reward=r, group=torch.tensor([names[g] for g in groups]), response=torch.tensor([order[k] for k in member]),
-            weight=w, age=a, group_names=tuple(str(g) for g in names), role=roles, ids=rows,
+            weight=w, age=a, group_names=tuple(str(g) for g in names), role=tuple(map(str, roles)), ids=rows,
             ref_logp=per_token(ref_logp, "ref_logp"), behavior_logp=per_token(behavior_logp, "behavior_logp"), old_logp=per_token(old_logp, "old_logp"),
             pairs=P, votes=None if votes is None else _floats(votes, (0 if P is None else len(P), 2), "votes"),
-            extra={k: torch.as_tensor(v) for k, v in (extra or {}).items()},
-            tokens=None if tokens is None else torch.as_tensor(tokens).long(), lengths=None if lengths is None else torch.as_tensor(lengths).long(),
+            extra={k: _tensor(v, f"extra {k}") for k, v in (extra or {}).items()},
+            tokens=None if tokens is None else _tensor(tokens, "tokens", (B, T)).long(),
+            lengths=None if lengths is None else _tensor(lengths, "lengths", (B,)).long(),
         )  # fmt: skip
 
     @property
@@ -368,18 +374,28 @@ class Batch:
         return dataclasses.replace(self, **moved)
 
 
-def _floats(value: Any, shape: tuple[int, ...], name: str) -> Tensor:
+def _tensor(value: Any, name: str, shape: tuple[int, ...] | None = None, dtype: Any = None) -> Tensor:
     try:
-        t = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value, dtype=np.float64))
+        t = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value, dtype))
     except (TypeError, ValueError) as error:
-        raise Refused(f"{name}: expected numbers of shape {list(shape)}, got {value!r:.80}") from error
-    if tuple(t.shape) != shape:
+        of_shape = "" if shape is None else f" of shape {list(shape)}"
+        raise Refused(f"{name}: expected numbers{of_shape}, got {value!r:.80}") from error
+    if shape is not None and tuple(t.shape) != shape:
         raise Refused(f"{name}: expected shape {list(shape)}, got {list(t.shape)}")
+    return t
+
+
+def _floats(value: Any, shape: tuple[int, ...], name: str) -> Tensor:
+    t = _tensor(value, name, shape, np.float64)
     return t if t.is_floating_point() else t.double()
 
 
 def _hashables(value: Any, B: int, name: str) -> list[Hashable]:
-    items = value.tolist() if isinstance(value, (Tensor, np.ndarray)) else list(value)
+    try:
+        items = value.tolist() if isinstance(value, (Tensor, np.ndarray)) else list(value)
+        set(items)
+    except TypeError as error:
+        raise Refused(f"{name}: expected hashable values, one a row, got {value!r:.80}") from error
     if len(items) != B:
         raise Refused(f"{name}: expected {B} values, one a row, got {len(items)}")
     return items

@@ -1,0 +1,61 @@
+"""A run that takes a second: copy a digit string, a few hundred parameters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from agro.config import RunConfig
+from agro.store import Store
+from agro.types import Sample
+
+DIGITS = "0123456789"
+
+
+def write_prompts(path: Path, numbers: range) -> str:
+    path.write_text("".join(json.dumps({"prompt": f"{i:03d}>", "answer": f"{i % 10}"}) + "\n" for i in numbers))
+    return str(path)
+
+
+def tiny(folder: Path, **changes: Any) -> RunConfig:
+    """Fresh AGRO by default; `changes` are dotted keys with __ for the dot."""
+    values: dict[str, Any] = {
+        "policy": {"new": {"alphabet": DIGITS + ">", "hidden": 16, "layers": 1, "heads": 2, "context": 16}},
+        "data": {"prompts": write_prompts(folder / "prompts.jsonl", range(0, 60))},
+        "sampler": {"n": 3, "max_new": 3},
+        "reward": {"name": f"{Path(__file__).parent / 'reward.py'}:digits"},
+        "objective": {"name": "agro", "beta": 0.1},
+        "train": {"steps": 6, "groups": 4, "micro_batch": 4, "lr": 1e-2, "checkpoint_every": 2},
+    }
+    for key, value in changes.items():
+        *sections, last = key.split("__")
+        at = values
+        for section in sections:
+            at = at.setdefault(section, {})
+        at[last] = value
+    return RunConfig.of(values)
+
+
+def write_toml(path: Path, config: RunConfig) -> Path:
+    """As a run's config.json, which `RunConfig.load` reads too."""
+    path.write_text(json.dumps(config.model_dump(mode="json")))
+    return path
+
+
+def fill_store(path: Path, groups: int = 8, size: int = 4, **fields: Any) -> None:
+    """A log of texts and rewards alone."""
+    with Store.open(path) as store:
+        store.append(
+            Sample(f"{100 + g}>", str(i % 10) * (i % 3 + 1), reward=float(i % 2), source="someone", **fields)
+            for g in range(groups)
+            for i in range(size)
+        )
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(run: Path) -> bytes:
+    return (run / "model" / "model.safetensors").read_bytes()

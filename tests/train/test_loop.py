@@ -1,0 +1,199 @@
+"""The loop: what is drawn, trained on, logged, refused; each run takes a second."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from runs import fill_store, metrics, tiny, weights, write_prompts
+
+from agro.config import RunConfig
+from agro.errors import Refused
+from agro.policy import Policy
+from agro.store import Store
+from agro.train.loop import Trainer
+
+
+def run(tmp_path: Path, name: str = "run", **changes) -> Path:
+    return Trainer(tiny(tmp_path, **changes), tmp_path / name).run()
+
+
+def test_a_fresh_run_leaves_what_the_contract_names(tmp_path: Path) -> None:
+    folder = run(tmp_path, data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(60, 80)), evaluate__every=3)
+    assert {"config.json", "metrics.jsonl", "store.db", "checkpoints", "model", "report.html"} <= {p.name for p in folder.iterdir()}
+    rows = metrics(folder)
+    assert [m["step"] for m in rows] == list(range(7))
+    assert [m["step"] for m in rows if m["eval_reward"] is not None] == [0, 3, 6]
+    assert all(m["eval_n"] == 20 for m in rows if m["eval_reward"] is not None)
+    assert rows[1]["kl_ref"] == pytest.approx(0, abs=1e-6)
+    assert rows[6]["kl_ref"] > 1e-3
+    assert rows[6]["version"] == 6
+    assert all(m["logp_diff_max"] < 1e-4 and m["staleness_mean"] == 0 for m in rows[1:])
+    with Store.open(folder / "store.db", read_only=True) as store:
+        samples = list(store.samples())
+    assert len(samples) == 6 * 4 * 3
+    assert all(s.reward is not None and s.knows_behavior for s in samples)
+    assert [s.version for s in samples] == [step for step in range(6) for _ in range(12)]
+    Policy.load(RunConfig.of({"policy": {"model": str(folder / "model")}}).policy)
+
+
+def test_config_json_alone_makes_the_same_run(tmp_path: Path) -> None:
+    first = run(tmp_path)
+    again = Trainer(RunConfig.load(first / "config.json"), tmp_path / "again").run()
+    assert weights(first) == weights(again)
+    other = Trainer(RunConfig.load(first / "config.json", ["train.seed=1"]), tmp_path / "other").run()
+    assert weights(first) != weights(other)
+
+
+def test_the_micro_batch_changes_nothing_but_rounding(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    one, all_ = run(tmp_path, "one", train__micro_batch=1), run(tmp_path, "all", train__micro_batch=64)
+    a, b = (load_file(f / "model" / "model.safetensors") for f in (one, all_))
+    assert all(torch.allclose(a[k], b[k], atol=2e-4) for k in a)
+
+
+def test_trains_on_a_log_of_texts_and_rewards(tmp_path: Path) -> None:
+    fill_store(tmp_path / "log.db")
+    folder = run(tmp_path, data={"store": str(tmp_path / "log.db"), "replay": 1.0, "group_size": 3}, train__steps=4)
+    rows = metrics(folder)
+    assert all(m["staleness_mean"] is None and m["replay_share"] == 1 and m["sampled_tokens"] == 0 for m in rows)
+    assert all(m["kl_ref"] is None and m["loss"] > 0 for m in rows)
+    with Store.open(tmp_path / "log.db", read_only=True) as store:
+        uses = store.uses([s.id for s in store.samples()])
+    assert sum(uses.values()) == 4 * 4 * 3
+    assert max(sum(uses[g * 4 + i + 1] for i in range(4)) for g in range(8)) == 6  # two epochs over 8 groups of 3
+
+
+@pytest.mark.parametrize(("replay", "fresh"), [(0.5, [2, 2, 2, 2]), (0.75, [1, 1, 1, 1]), (0.9, [0, 0, 1, 0])])
+def test_fresh_and_stored_share_a_step(tmp_path: Path, replay: float, fresh: list[int]) -> None:
+    fill_store(tmp_path / "log.db")
+    folder = run(tmp_path, data__store=str(tmp_path / "log.db"), data__replay=replay, data__roles=["log"], train__steps=4)
+    assert [m["replay_share"] for m in metrics(folder)] == [1 - f / 4 for f in fresh]
+
+
+def test_replayed_samples_of_this_run_know_their_age(tmp_path: Path) -> None:
+    phases = [{"name": "fresh"}, {"name": "stored", "data": {"replay": 1.0}, "train": {"steps": 2}}]
+    rows = metrics(run(tmp_path, phases=phases))
+    assert [m["phase"] for m in rows] == ["fresh"] * 6 + ["stored"] * 2
+    assert rows[6]["staleness_mean"] > 0
+    assert rows[6]["staleness_max"] <= 6
+
+
+def test_several_updates_a_batch(tmp_path: Path) -> None:
+    rows = metrics(run(tmp_path, train__updates=3, objective={"name": "grpo", "ratio": "old"}))
+    assert [m["version"] for m in rows] == [3, 6, 9, 12, 15, 18]
+    with pytest.raises(Refused, match=r"agro_onpolicy needs samples made by the present weights, but train\.updates = 2"):
+        Trainer(tiny(tmp_path, train__updates=2, objective={"name": "agro_onpolicy", "beta": 0.1}))
+
+
+@pytest.mark.parametrize("objective", ["agro_onpolicy", "rloo", "reinforce", "kl_pg", "grpo"])
+def test_every_objective_trains_on_fresh_samples(tmp_path: Path, objective: str) -> None:
+    options = {"beta": 0.1} if objective in ("agro_onpolicy", "kl_pg") else {}
+    rows = metrics(run(tmp_path, objective={"name": objective, **options}, train__steps=2))
+    assert all(m["grad_norm"] > 0 and math.isfinite(m["loss"]) for m in rows)
+
+
+def test_an_option_may_follow_a_schedule(tmp_path: Path) -> None:
+    schedule = {"start": 1.0, "end": 0.0, "steps": 4}
+    constant = run(tmp_path, "constant", objective={"name": "agro", "beta": 1.0})
+    falling = run(tmp_path, "falling", objective={"name": "agro", "beta": schedule})
+    a, b = metrics(constant), metrics(falling)
+    assert a[0]["loss"] == b[0]["loss"]
+    assert weights(constant) != weights(falling)
+    with pytest.raises(Refused, match="schedule of an option"):
+        Trainer(tiny(tmp_path, objective={"name": "agro", "beta": {"start": 1.0}}))
+
+
+def test_failed_rewards_stay_unknown_and_are_counted(tmp_path: Path) -> None:
+    reward = str(Path(__file__).parent / "reward.py")
+    folder = run(tmp_path, reward__name=f"{reward}:half_fails", reward__max_failed=1.0, objective={"name": "rloo"})
+    rows = metrics(folder)
+    failed = sum(m["rewards_failed"] for m in rows)
+    assert failed > 0
+    assert sum(m["left_out"] for m in rows) >= failed
+    assert all(m["reward_mean"] == 1 for m in rows if m["reward_mean"] is not None)
+    with Store.open(folder / "store.db", read_only=True) as store:
+        assert store.counts().failed == failed
+    with pytest.raises(Refused, match=r"(?s)12 of 12 responses.*no judge today"):
+        run(tmp_path, "stopped", reward__name=f"{reward}:always_fails")
+
+
+def test_updates_without_a_finite_gradient_are_skipped_and_said(tmp_path: Path, monkeypatch, capsys) -> None:
+    plain = Policy.streams
+    calls = iter(range(10_000))
+
+    def broken(self, *args, **kwargs):
+        out = plain(self, *args, **kwargs)
+        return {k: v * math.inf for k, v in out.items()} if self.model.training and torch.is_grad_enabled() and next(calls) == 0 else out
+
+    monkeypatch.setattr(Policy, "streams", broken)
+    rows = metrics(run(tmp_path))
+    assert [m["skipped"] for m in rows] == [1, 0, 0, 0, 0, 0]
+    assert [m["version"] for m in rows] == [0, 1, 2, 3, 4, 5]
+    assert rows[0]["loss"] is None
+    assert "update skipped: objective agro: stream logp" in capsys.readouterr().err
+
+
+def test_too_many_skipped_updates_stop_the_run(tmp_path: Path, monkeypatch) -> None:
+    plain = Policy.streams
+    monkeypatch.setattr(
+        Policy, "streams", lambda self, *a, **k: {n: v * (math.inf if torch.is_grad_enabled() else 1) for n, v in plain(self, *a, **k).items()}
+    )
+    with pytest.raises(Refused, match="step 2: 2 updates in a row were skipped"):
+        run(tmp_path, train__max_skipped=2)
+
+
+def test_rows_that_do_not_fit_are_left_out_and_counted(tmp_path: Path) -> None:
+    fill_store(tmp_path / "log.db")
+    with Store.open(tmp_path / "log.db") as store:
+        from agro.types import Sample
+
+        store.append([Sample("900>", "1" * 40, 1.0), Sample("900>", "x", 0.0), Sample("901>", "2", 1.0), Sample("901>", "y", 0.0)])
+    data = {"store": str(tmp_path / "log.db"), "replay": 1.0}
+    rows = metrics(run(tmp_path, data=data, train__groups=10, train__steps=1))
+    assert rows[0]["left_out_reasons"] == {"too long": 1, "unknown characters": 2, "group too small for what was left out": 1}
+    assert rows[0]["groups"] == 8
+
+
+def refused(tmp_path: Path, match: str, **changes) -> None:
+    with pytest.raises(Refused, match=match):
+        run(tmp_path, "refused", **changes)
+    assert not (tmp_path / "refused" / "model").exists()
+
+
+def test_refusals_come_before_a_model_is_loaded(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(Policy, "load", lambda *a, **k: pytest.fail("a model was loaded"))
+    fill_store(tmp_path / "log.db")
+    log = {"store": str(tmp_path / "log.db"), "replay": 1.0}
+    refused(tmp_path, r"(?s)objective grpo needs behavior_logp: 0 of 32 rows have it, 32 don't .*sample 1 .*sample 2 .*sample 3 .*What to do", data=log, objective={"name": "grpo"})
+    refused(tmp_path, "agro_onpolicy needs samples made by the present weights, but data.replay = 1", data=log, objective={"name": "agro_onpolicy", "beta": 0.1})
+    refused(tmp_path, "log.db holds no samples that data.roles", data={**log, "roles": ["expert"]})
+    refused(tmp_path, "nothing.db isn't there", data={**log, "store": str(tmp_path / "nothing.db")})
+    refused(tmp_path, "data.prompts isn't set", data={})
+    refused(tmp_path, "sampler.n is 1", sampler__n=1)
+    refused(tmp_path, "groups of at least 3 responses, but sampler.n is 2", sampler__n=2, objective={"name": "agro_onpolicy", "beta": 0.1, "baseline": True})
+    refused(tmp_path, "no truncation; got temperature 0.5", sampler__temperature=0.5, objective={"name": "agro_onpolicy", "beta": 0.1})
+    refused(tmp_path, "both", policy__model="somewhere")
+    refused(tmp_path, "20 of 20 held-out prompts are in the training data", data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(20)))
+    refused(tmp_path, "no default", objective={"name": "agro"})
+    refused(tmp_path, "did you mean beta", objective={"name": "agro", "betta": 1})
+    refused(tmp_path, "expected one of agro", objective={"name": "agor", "beta": 1.0})
+
+
+def test_unscored_logs_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "log.db") as store:
+        from agro.types import Sample
+
+        store.append([Sample("1>", "2"), Sample("1>", "3")])
+    refused(tmp_path, "objective agro needs reward: 0 of 2 rows have it.*agro score", data={"store": str(tmp_path / "log.db"), "replay": 1.0})
+
+
+def test_a_run_does_not_write_over_another(tmp_path: Path) -> None:
+    run(tmp_path)
+    with pytest.raises(Refused, match="there is a run in this folder"):
+        run(tmp_path)
+    with pytest.raises(Refused, match=r"\[train\] differs"):
+        Trainer(tiny(tmp_path, train__lr=1.0), tmp_path / "run", resume=True).run()
