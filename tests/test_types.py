@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agro import Batch, Prompt, Sample
+from agro.errors import Refused
+from agro.types import prompt_hash
+
+MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "é?"}]
+SAMPLE: dict[str, Any] = {"prompt": "1+1=", "response": "2", "reward": 1.0}
+TOKENS: dict[str, Any] = {**SAMPLE, "tokens": [5, 6, 7, 8], "action": [False, False, True, True]}
+THREE: dict[str, Any] = {
+    "mask": [[False, True, True], [False, False, True], [False, True, False]],
+    "reward": [1.0, 0.0, 2.0],
+    "group": ["a", "a", "b"],
+}
+
+
+def refused(make: Any, /, **given: Any) -> str:
+    with pytest.raises(Refused) as caught:
+        make(**given)
+    return str(caught.value)
+
+
+def test_prompt_hash() -> None:
+    """The first digits of SHA-256("abc"), of the FIPS 180 examples; messages whatever the order of their keys."""
+    assert prompt_hash("abc") == "ba7816bf8f01cfea"
+    assert prompt_hash(MESSAGES) == prompt_hash([dict(reversed(m.items())) for m in MESSAGES])
+    assert prompt_hash(MESSAGES) != prompt_hash(MESSAGES[1:])
+    assert len(prompt_hash("\ud800")) == 16
+
+
+def test_prompt() -> None:
+    assert Prompt("abc").id == "ba7816bf8f01cfea"
+    assert Prompt("abc", id="7").id == "7"
+    assert Prompt("").id
+    assert Prompt(MESSAGES).id == prompt_hash(MESSAGES)
+
+
+@pytest.mark.parametrize("bad", [None, 3, [], ["text"], [{"role": "user"}], {"role": "user", "content": ""}])
+def test_a_prompt_is_text_or_messages(bad: Any) -> None:
+    for make, given in ((Prompt, {"text": bad}), (Sample, {**SAMPLE, "prompt": bad})):
+        said = refused(make, **given)
+        assert "expected text, or a list of messages" in said
+        assert repr(bad) in said
+
+
+def test_a_sample_of_texts_alone() -> None:
+    s = Sample("1+1=", "2")
+    assert s.reward is None
+    assert s.prompt_id == prompt_hash("1+1=")
+    assert (s.role, s.version, s.tokens, s.mask) == ("log", -1, None, None)
+    assert not s.knows_behavior
+
+
+def test_arrays_of_a_sample_are_typed_copied_and_frozen() -> None:
+    given = {
+        "tokens": np.arange(4), "action": np.array([0, 0, 1, 1]), "learn": [0, 0, 0, 1], "behavior_logp": np.full(4, -0.1),
+        "context_tokens": [1], "token_reward": np.zeros(4), "version": [0, 0, 3, 4],
+    }  # fmt: skip
+    s = Sample(**SAMPLE, **given)
+    types = {k: getattr(s, k).dtype.name for k in given}
+    assert types == {
+        "tokens": "int32", "action": "bool", "learn": "bool", "behavior_logp": "float32", "context_tokens": "int32",
+        "token_reward": "float32", "version": "int32",
+    }  # fmt: skip
+    given["tokens"][0] = 9
+    assert s.tokens is not None
+    assert s.tokens.tolist() == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="read-only"):
+        s.tokens[0] = 9
+
+
+def test_the_mask_is_learn_or_else_action() -> None:
+    assert Sample(**TOKENS).mask.tolist() == [False, False, True, True]
+    assert Sample(**TOKENS, learn=[0, 0, 0, 1]).mask.tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("logp", "knows"),
+    [([0, 0, -1, -2], True), ([math.nan, math.nan, -1, 0], True), ([-1, -1, -1, math.nan], False), (None, False)],
+)
+def test_behavior_is_known_where_every_action_has_it(logp: Any, knows: bool) -> None:
+    assert Sample(**TOKENS, behavior_logp=logp).knows_behavior is knows
+
+
+@pytest.mark.parametrize("reward", [1, 0.5, np.float32(0.5), np.float64(0.5), np.int64(1), -0.0])
+def test_rewards_become_python_floats(reward: Any) -> None:
+    found = Sample("p", "r", reward=reward).reward
+    assert type(found) is float
+    assert found == reward
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"response": None}, "response: expected text, got None"),
+        ({"role": "teacher"}, "role: expected one of policy, log, expert, got 'teacher'"),
+        ({"reward": NAN}, "reward: expected a finite number, or None where it is unknown, got nan"),
+        ({"reward": -INF}, "reward: expected a finite number, or None where it is unknown, got -inf"),
+        ({"reward": np.float32("nan")}, "reward: expected a finite number"),
+        ({"reward": True}, "reward: expected a finite number, or None where it is unknown, got True"),
+        ({"reward": "1"}, "reward: expected a finite number, or None where it is unknown, got '1'"),
+        ({"reward": 1j}, "reward: expected a finite number"),
+        ({"tokens": None}, "action given without tokens"),
+        ({"action": None}, "tokens given without action"),
+        ({"tokens": None, "action": None, "behavior_logp": [-1], "token_reward": [0]}, "behavior_logp, token_reward given without"),
+        ({"tokens": [[5, 6, 7, 8]]}, "tokens: expected one dimension, got shape (1, 4)"),
+        ({"tokens": [5, 6, 7.5, 8]}, "tokens: expected int32 values, got [5, 6, 7.5, 8]"),
+        ({"tokens": [5, 6, 7, 2**40]}, "tokens: expected int32 values"),
+        ({"tokens": [5, 6, "x", 8]}, "tokens: expected a list of int32"),
+        ({"tokens": [5, [6], 7, 8]}, "tokens: expected a list of int32"),
+        ({"tokens": [5, 6, -7, 8]}, "tokens: expected ids of the vocabulary, got -7 at index 2"),
+        ({"action": [0, 1, 1]}, "action: expected one value for each of the 4 tokens, got 3"),
+        ({"action": [0, 0, 1, 2]}, "action: expected bool values"),
+        ({"action": [0, 0, 0, 0]}, "the mask of tokens to learn from is empty"),
+        ({"tokens": [], "action": []}, "the mask of tokens to learn from is empty"),
+        ({"learn": [0, 0, 0, 0]}, "the mask of tokens to learn from is empty"),
+        ({"learn": [0, 1, 1, 0]}, "learn: expected a part of action, got index 1"),
+        ({"learn": [0, 1]}, "learn: expected one value for each of the 4 tokens, got 2"),
+        ({"behavior_logp": [-1.0] * 5}, "behavior_logp: expected one value for each of the 4 tokens, got 5"),
+        ({"behavior_logp": [0, 0, -1, 0.01]}, "behavior_logp: expected log-probs (finite, at most 0; NaN where unknown), got 0.0"),
+        ({"behavior_logp": [0, 0, -INF, -1]}, "behavior_logp: expected log-probs (finite, at most 0; NaN where unknown), got -inf at index 2"),
+        ({"behavior_logp": [0, INF, -1, -1]}, "behavior_logp: expected log-probs (finite, at most 0; NaN where unknown), got inf at index 1"),
+        ({"token_reward": [0.0]}, "token_reward: expected one value for each of the 4 tokens, got 1"),
+        ({"token_reward": [0, 0, INF, 0]}, "token_reward: expected finite numbers, got an infinity"),
+        ({"version": [1, 2, 3]}, "version: expected one value for each of the 4 tokens, got 3"),
+        ({"version": -2}, "version: expected a number of optimiser steps, or -1 where unknown, got -2"),
+        ({"version": [0, 0, -5, 0]}, "version: expected a number of optimiser steps"),
+        ({"version": 1.5}, "version: expected"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_a_sample_refuses(changes: dict[str, Any], words: str) -> None:
+    """Each message names the sample, by its row of the store where it has one."""
+    given = {**TOKENS, **changes}
+    assert f"sample of prompt {prompt_hash('1+1=')}: {words}" in refused(Sample, **given)
+    assert f"sample 17 of prompt q: {words}" in refused(Sample, **given, id=17, prompt_id="q")
+
+
+FULL: dict[str, Any] = {
+    "prompt": MESSAGES, "response": "2", "reward": 0.0, "prompt_id": "q", "episode": "e", "tokens": [5, 6, 7, 8],
+    "action": [0, 1, 1, 1], "learn": [0, 0, 1, 1], "tokenizer": "f", "behavior_logp": [NAN, -0.5, 0.0, -0.25],
+    "sampling": {"temperature": 1.0}, "context_tokens": [4], "token_reward": [NAN, 0, 0.5, 0], "version": [3, 3, 3, 4],
+    "role": "policy", "source": "policy", "meta": {"answer": 2, "parts": [1.0, None]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt": MESSAGES[1:]}, {"response": "3"}, {"reward": -0.0}, {"reward": None}, {"reward": 5e-324},
+        {"prompt_id": "r"}, {"episode": None}, {"tokens": [5, 6, 7, 9]}, {"action": [0, 0, 1, 1]}, {"learn": None},
+        {"tokenizer": None}, {"behavior_logp": [NAN, -0.5, -0.0, -0.25]}, {"behavior_logp": [NAN, -0.5, 0.0, NAN]},
+        {"behavior_logp": [NAN, np.nextafter(np.float32(-0.5), np.float32(0)), 0.0, -0.25]}, {"behavior_logp": None},
+        {"sampling": {"temperature": 1}}, {"sampling": None}, {"context_tokens": [4, 4]}, {"token_reward": None},
+        {"version": [3, 3, 3, 3]}, {"version": 3}, {"role": "log"}, {"source": ""}, {"meta": {"answer": 2, "parts": [1, None]}},
+        {"meta": {"answer": 2, "parts": [True, None]}}, {"meta": {"answer": 2.0, "parts": [1.0, None]}}, {"meta": {}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_samples_are_equal_bit_for_bit(changes: dict[str, Any]) -> None:
+    assert Sample(**FULL) == Sample(**FULL)
+    other = Sample(**FULL).replace(**changes)
+    assert Sample(**FULL) != other
+    assert other == Sample(**{**FULL, **changes})
+
+
+def test_equality_leaves_the_row_of_the_store_out() -> None:
+    """And the order in which keys of meta were put, and what kind of NaN stands for unknown."""
+    assert Sample(**FULL, id=1) == Sample(**FULL, id=2)
+    assert Sample(**FULL).replace(meta=dict(reversed(FULL["meta"].items()))) == Sample(**FULL)
+    nan = np.array([0xFFC00001], np.uint32).view(np.float32)[0]
+    assert Sample(**FULL).replace(token_reward=[nan, 0, 0.5, 0]) == Sample(**FULL)
+    assert Sample(**SAMPLE) != "2"
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(Sample(**SAMPLE))
+
+
+def test_a_sample_does_not_change() -> None:
+    s = Sample(**SAMPLE)
+    with pytest.raises(AttributeError):
+        s.reward = 2.0  # type: ignore[misc]
+    assert s.replace(reward=2.0).reward == 2.0
+    with pytest.raises(Refused, match="finite"):
+        s.replace(reward=NAN)
+
+
+def test_batch_defaults() -> None:
+    b = Batch.of(**THREE)
+    assert b.mask.dtype == torch.bool
+    assert b.reward.dtype == b.weight.dtype == b.age.dtype == torch.float64
+    assert b.weight.tolist() == [1, 1, 1]
+    assert b.age.isnan().all()
+    assert b.role == ("policy",) * 3
+    assert b.ids == ("row 0 (group a)", "row 1 (group a)", "row 2 (group b)")
+    assert b.group.tolist() == [0, 0, 1]
+    assert b.response.tolist() == [0, 1, 2]
+    assert b.group_names == ("a", "b")
+    assert b.n_groups == 2
+    assert all(
+        getattr(b, f) is None for f in ("ref_logp", "behavior_logp", "old_logp", "pairs", "votes", "tokens", "lengths")
+    )
+
+
+@pytest.mark.parametrize(
+    ("group", "index"),
+    [
+        (["b", "a", "b"], [0, 1, 0]),
+        ([(1, 2), None, (1, 2)], [0, 1, 0]),
+        ([1, "1", 1.0], [0, 1, 0]),
+        (np.array([7, 7, 3]), [0, 0, 1]),
+        (torch.tensor([7, 3, 7]), [0, 1, 0]),
+    ],
+    ids=str,
+)
+def test_groups_are_numbered_as_they_come(group: Any, index: list[int]) -> None:
+    assert Batch.of(**{**THREE, "group": group}).group.tolist() == index
+
+
+def test_unknown_is_nan() -> None:
+    b = Batch.of(**{**THREE, "reward": [None, 1, NAN]}, ref_logp=[None, [0, -1, -2], [NAN] * 3], age=[None, 0, 3])
+    assert b.reward.isnan().tolist() == [True, False, True]
+    assert b.age.tolist()[1:] == [0, 3]
+    assert b.age[0].isnan()
+    assert b.ref_logp is not None
+    assert b.ref_logp.isnan().all(1).tolist() == [True, False, True]
+    assert b.ref_logp[1].tolist() == [0, -1, -2]
+
+
+def test_tensors_keep_their_dtype() -> None:
+    b = Batch.of(**THREE, ref_logp=torch.zeros(3, 3, dtype=torch.float32), old_logp=torch.zeros(3, 3, dtype=torch.long))
+    assert b.ref_logp is not None
+    assert b.old_logp is not None
+    assert b.ref_logp.dtype == torch.float32
+    assert b.old_logp.dtype == torch.float64
+
+
+@pytest.mark.parametrize("mask", [[[0, 1, 1]] * 3, np.array([[0.0, 1.0, 1.0]] * 3), torch.tensor([[0, 1, 1]] * 3)])
+def test_a_mask_of_zeros_and_ones(mask: Any) -> None:
+    assert Batch.of(**{**THREE, "mask": mask}).mask.tolist() == [[False, True, True]] * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mask": [True, False]}, "mask: expected shape [B,T], got [2]"),
+        ({"mask": np.zeros((0, 3))}, "mask: expected shape [B,T], got [0, 3]"),
+        ({"mask": [[False, True], [False]]}, "mask: expected numbers, got"),
+        ({"mask": None}, "mask: expected numbers, got None"),
+        ({"mask": [[0, 1, 1], [0, 2, 0], [0, 0, 1]]}, "mask: row 1: expected true and false, got [0, 2, 0]"),
+        ({"mask": [[0, 1, 1], [0, 1, 0], [0, NAN, 1]]}, "mask: row 2: expected true and false, got [0.0, nan, 1.0]"),
+        ({"mask": [[0, 1, 1], [1, 1, 0], [0, 0, 1]]}, "mask: row 1 (group a): the first token is in the mask"),
+        ({"mask": [[0, 1, 1], [0, 1, 0], [0, 0, 0]]}, "mask: row 2 (group b) is empty"),
+        ({"mask": [[0, 1, 1], [0, 1, 0], [0, 0, 0]], "ids": ["x", "y", "z"]}, "mask: z is empty"),
+        ({"group": ["a", "b"]}, "group: expected 3 values, one a row, got 2"),
+        ({"group": None}, "group: expected hashable values, one a row, got None"),
+        ({"group": [["a"], ["a"], ["b"]]}, "group: expected hashable values, one a row, got [['a'], ['a'], ['b']]"),
+        ({"group": np.zeros((3, 1))}, "group: expected hashable values"),
+        ({"response": [0]}, "response: expected 3 values, one a row, got 1"),
+        ({"response": [0, {}, 1]}, "response: expected hashable values"),
+        ({"ids": ["x"]}, "ids: expected 3 values, one a row, got 1"),
+        ({"reward": [1.0, 2.0]}, "reward: expected shape [3], got [2]"),
+        ({"reward": [[1.0], [2.0], [3.0]]}, "reward: expected shape [3], got [3, 1]"),
+        ({"reward": ["a", "b", "c"]}, "reward: expected numbers of shape [3], got ['a', 'b', 'c']"),
+        ({"reward": None}, "reward: expected shape [3], got []"),
+        ({"reward": [1, INF, 0]}, "reward: row 1 (group a): expected a finite number, or NaN where it is unknown, got an infinity"),
+        ({"weight": [1.0]}, "weight: expected shape [3], got [1]"),
+        ({"weight": [1, 1, -0.5]}, "weight: row 2 (group b): expected a finite number, 0 or more, got -0.5"),
+        ({"weight": [1, NAN, 1]}, "weight: row 1 (group a): expected a finite number, 0 or more, got nan"),
+        ({"weight": [INF, 1, 1]}, "weight: row 0 (group a): expected a finite number, 0 or more, got inf"),
+        ({"age": [0, 1]}, "age: expected shape [3], got [2]"),
+        ({"age": 0}, "age: expected shape [3], got []"),
+        ({"age": ["new"] * 3}, "age: expected numbers of shape [3]"),
+        ({"role": ["log", "teacher", "log"]}, "role: row 1 (group a): expected one of policy, log, expert, got 'teacher'"),
+        ({"role": "teacher"}, "role: row 0 (group a): expected one of policy, log, expert, got 'teacher'"),
+        ({"role": ["log"]}, "role: expected 3 values, one a row, got 1"),
+        ({"ref_logp": [[0, -1, -1]] * 2}, "ref_logp: expected shape [3, 3], got [2, 3]"),
+        ({"ref_logp": [0, -1, -1]}, "ref_logp: expected shape [3, 3], got [3]"),
+        ({"behavior_logp": [[0, -1, -1]] * 2 + [[0, -1]]}, "behavior_logp: expected numbers of shape [3, 3]"),
+        ({"old_logp": torch.zeros(3, 2)}, "old_logp: expected shape [3, 3], got [3, 2]"),
+        ({"old_logp": 0.5}, "old_logp: expected shape [3, 3], got []"),
+        ({"pairs": [[0, 1, 2], [2, 1, 0]]}, "pairs: expected shape [P,2], got [2, 3]"),
+        ({"pairs": [0, 1]}, "pairs: expected shape [P,2], got [2]"),
+        ({"pairs": [[0, 1], [2, 3]]}, "pairs: pair 1: expected rows 0 to 2, got [2, 3]"),
+        ({"pairs": [[-1, 1]]}, "pairs: pair 0: expected rows 0 to 2, got [-1, 1]"),
+        ({"pairs": [[0, 1]], "votes": [[1, 0], [1, 0]]}, "votes: expected shape [1, 2], got [2, 2]"),
+        ({"votes": [[1, 0]]}, "votes: expected shape [0, 2], got [1, 2]"),
+        ({"tokens": [[1, 2]]}, "tokens: expected shape [3, 3], got [1, 2]"),
+        ({"lengths": [3, 3]}, "lengths: expected shape [3], got [2]"),
+        ({"extra": {"trace": "text"}}, "extra trace: expected numbers, got 'text'"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_a_batch_refuses(changes: dict[str, Any], words: str) -> None:
+    assert words in refused(Batch.of, **{**THREE, **changes})
+
+
+def whole() -> Batch:
+    return Batch.of(
+        mask=[[False, True, True]] * 5, reward=[0, 1, 2, 3, 4], group=["a", "b", "a", "c", "b"], response=[0, 1, 2, 3, 1],
+        ref_logp=[[0, -i, -i] for i in range(5)], age=[0, 1, 2, 3, NAN], role=["log", "policy", "log", "expert", "policy"],
+        weight=[1, 2, 1, 3, 2], pairs=[[0, 2], [1, 3], [4, 1]], votes=[[5, 1], [2, 2], [3, 0]], extra={"gap": [9, 8, 7, 6, 5], "step": 3},
+        tokens=[[i, i, i] for i in range(5)], lengths=[3, 3, 3, 2, 3], ids=list("vwxyz"),
+    )  # fmt: skip
+
+
+def test_rows_of_a_batch_are_numbered_anew() -> None:
+    b = whole().rows(torch.tensor([4, 1, 3]))
+    assert b.group.tolist() == [0, 0, 1]
+    assert b.group_names == ("b", "c")
+    assert b.response.tolist() == [0, 0, 1]
+    assert b.reward.tolist() == [4, 1, 3]
+    assert b.weight.tolist() == [2, 2, 3]
+    assert b.age.tolist()[1:] == [1, 3]
+    assert b.age[0].isnan()
+    assert (b.role, b.ids) == (("policy", "policy", "expert"), ("z", "w", "y"))
+    assert b.ref_logp is not None
+    assert b.ref_logp[:, 1].tolist() == [-4, -1, -3]
+    assert b.tokens is not None
+    assert b.tokens[:, 0].tolist() == [4, 1, 3]
+    assert b.lengths is not None
+    assert b.lengths.tolist() == [3, 3, 2]
+    assert b.extra["gap"].tolist() == [5, 8, 6]
+    assert b.extra["step"] == 3
+    assert b.behavior_logp is None
+
+
+def test_pairs_that_lose_a_row_leave_with_it() -> None:
+    b = whole().rows(torch.tensor([4, 1, 3]))
+    assert b.pairs is not None
+    assert b.votes is not None
+    assert b.pairs.tolist() == [[1, 2], [0, 1]]
+    assert b.votes.tolist() == [[2, 2], [3, 0]]
+
+
+def test_all_rows_of_a_batch_are_the_batch() -> None:
+    a = whole()
+    b = a.rows(torch.arange(5))
+    assert (a.group_names, a.ids, a.role) == (b.group_names, b.ids, b.role)
+    for name in ("mask", "reward", "group", "response", "weight", "ref_logp", "pairs", "votes", "tokens", "lengths"):
+        assert torch.equal(getattr(a, name), getattr(b, name)), name
+
+
+def test_to_moves_every_tensor() -> None:
+    """On torch's meta device, which holds shapes alone."""
+    moved = whole().to("meta")
+    names = ("mask", "reward", "group", "response", "weight", "age", "ref_logp", "pairs", "votes", "tokens", "lengths")
+    assert {getattr(moved, n).device.type for n in names} == {"meta"}
+    assert {v.device.type for v in moved.extra.values()} == {"meta"}
