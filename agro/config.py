@@ -170,12 +170,13 @@ class RunConfig(Section):
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "configuration") -> RunConfig:
+        _refuse_infinite(values, where)
         try:
             config = cls.model_validate(values)
         except ValidationError as error:
             raise Refused("\n".join(_explain(e, where) for e in error.errors())) from None
         for phase in config.phases:  # a mistake in a phase is found before the first one trains
-            config.phase(phase.name)
+            config.phase(phase.name, where)
         names = [p.name for p in config.phases]
         if len(set(names)) < len(names):
             raise Refused(f"{where}: phases: expected different names, got {', '.join(names)}")
@@ -186,24 +187,29 @@ class RunConfig(Section):
         path = Path(path)
         try:
             text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise Refused(
-                f"{path}: can't be read: {error.strerror}; expected a TOML recipe or a run's config.json"
-            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it isn't UTF-8 text"
+            raise Refused(f"{path}: can't be read: {why}; expected a TOML recipe or a run's config.json") from None
         try:
             values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
             raise Refused(f"{path}: {error}") from None
+        if not isinstance(values, dict):
+            raise Refused(f"{path}: expected an object of sections, got {text!r:.80}")
         for made_by_a_run in ("versions", "run"):
             values.pop(made_by_a_run, None)
         for item in overrides:
             _override(values, item)
         return cls.of(values, str(path))
 
-    def phase(self, name: str) -> RunConfig:
+    def phase(self, name: str, where: str = "configuration") -> RunConfig:
         """The configuration of one phase: this one with the phase's values put in."""
+        if name not in self.phase_names:
+            raise Refused(f"phase: expected one of {', '.join(self.phase_names)}, got {name!r}")
         changes = next((dict(p.model_extra or {}) for p in self.phases if p.name == name), {})
-        return RunConfig.of(_merge(self.model_dump(exclude={"phases"}), changes), f"phase {name}")
+        if "phases" in changes:
+            raise Refused(f"{where}: phase {name}: phases: a phase has none of its own")
+        return RunConfig.of(_merge(self.model_dump(exclude={"phases"}), changes), f"{where}: phase {name}")
 
     @property
     def phase_names(self) -> tuple[str, ...]:
@@ -229,8 +235,6 @@ def _override(values: dict[str, Any], item: str) -> None:
         value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
         value = raw
-    if isinstance(value, float) and not math.isfinite(value):
-        raise Refused(f"override {item!r}: expected a finite number")
     at = values
     *sections, last = key.strip().split(".")
     for section in sections:
@@ -238,6 +242,15 @@ def _override(values: dict[str, Any], item: str) -> None:
         if not isinstance(at, dict):
             raise Refused(f"override {item!r}: {section} is a value, not a section")
     at[last] = value
+
+
+def _refuse_infinite(value: Any, where: str, *keys: Any) -> None:
+    """Options of objectives and rewards are of any type, but JSON (`config.json`) has neither NaN nor infinities."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Refused(f"{where}: {'.'.join(map(str, keys))}: expected a finite number, got {value}")
+    if isinstance(value, (Mapping, list, tuple)):
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            _refuse_infinite(item, where, *keys, key)
 
 
 def _explain(error: Any, where: str) -> str:

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from agro import RunConfig
+from agro.errors import Refused
+
+RECIPE = """
+[policy]
+model = "models/tiny"
+
+[objective]
+name = "agro"
+beta = 0.05
+scale = "loss"
+
+[train]
+steps = 30
+lr = 3e-4
+adam_betas = [0.9, 0.95]
+
+[[phases]]
+name = "sft"
+objective = { name = "sft" }
+train = { steps = 5 }
+
+[[phases]]
+name = "store"
+objective = { beta = 0.2 }
+data = { replay = 1.0 }
+policy = { new = { hidden = 64 } }
+"""
+
+
+def recipe(folder: Path, text: str = RECIPE, name: str = "recipe.toml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refused(values: dict[str, Any]) -> str:
+    with pytest.raises(Refused) as caught:
+        RunConfig.of(values)
+    return str(caught.value)
+
+
+def test_a_recipe(tmp_path: Path) -> None:
+    config = RunConfig.load(recipe(tmp_path))
+    assert config.policy.model == "models/tiny"
+    assert config.train.steps == 30
+    assert config.train.adam_betas == (0.9, 0.95)
+    assert config.train.micro_batch == RunConfig().train.micro_batch
+    assert config.objective.name == "agro"
+    assert config.objective.options == {"beta": 0.05, "scale": "loss"}
+    assert config.phase_names == ("sft", "store")
+
+
+def test_a_phase_changes_what_it_names_and_nothing_else(tmp_path: Path) -> None:
+    config = RunConfig.load(recipe(tmp_path))
+    sft, store = config.phase("sft"), config.phase("store")
+    assert (sft.train.steps, sft.train.lr) == (5, 3e-4)
+    assert (store.train.steps, store.data.replay) == (30, 1.0)
+    assert store.policy.new is not None
+    assert (store.policy.new.hidden, store.policy.model) == (64, "models/tiny")
+    assert config.data.replay == 0.0
+    assert sft.data == config.data
+    assert sft.phases == store.phases == ()
+
+
+def test_a_phase_with_another_objective_does_not_inherit_options(tmp_path: Path) -> None:
+    """beta and scale belong to agro: sft would refuse them. With the same objective, what isn't changed stays."""
+    config = RunConfig.load(recipe(tmp_path))
+    assert config.phase("sft").objective.options == {}
+    assert config.phase("store").objective.options == {"beta": 0.2, "scale": "loss"}
+
+
+def test_a_run_without_phases_has_one() -> None:
+    config = RunConfig.of({"train": {"steps": 3}})
+    assert config.phase_names == ("train",)
+    assert config.phase("train") == config
+
+
+def test_an_unknown_phase(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="expected one of sft, store, got 'train'"):
+        RunConfig.load(recipe(tmp_path)).phase("train")
+
+
+def test_config_json_alone_gives_the_same_configuration(tmp_path: Path) -> None:
+    """As a run writes it: resolved, with what the run adds beside the sections."""
+    config = RunConfig.load(recipe(tmp_path), ["reward.options={marker = 'x', n = [1, 2.5]}"])
+    text = json.dumps({**config.model_dump(mode="json"), "versions": {"torch": "2"}, "run": {"id": "a"}})
+    again = RunConfig.load(recipe(tmp_path, text, "config.json"))
+    assert again == config
+    assert [again.phase(p) for p in again.phase_names] == [config.phase(p) for p in config.phase_names]
+    assert again.reward.options == {"marker": "x", "n": [1, 2.5]}
+
+
+@pytest.mark.parametrize(
+    ("item", "section", "key", "value"),
+    [
+        ("train.steps=20", "train", "steps", 20),
+        ("train.lr=1e-3", "train", "lr", 1e-3),
+        ("train.seed = 7", "train", "seed", 7),
+        ("train.adam_betas=[0.8, 0.9]", "train", "adam_betas", (0.8, 0.9)),
+        ("policy.model=org/a-model", "policy", "model", "org/a-model"),
+        ('policy.model="org/a-model"', "policy", "model", "org/a-model"),
+        ("data.store=../runs/a=b/store.db", "data", "store", "../runs/a=b/store.db"),
+        ("data.prompts=/tmp/p.jsonl", "data", "prompts", "/tmp/p.jsonl"),
+        ("evaluate.kl=false", "evaluate", "kl", False),
+        ("objective.beta=0.25", "objective", "beta", 0.25),
+        ("sampler.stop=['a', 'b']", "sampler", "stop", ("a", "b")),
+    ],
+)
+def test_overrides(tmp_path: Path, item: str, section: str, key: str, value: Any) -> None:
+    config = RunConfig.load(recipe(tmp_path), [item])
+    found = getattr(getattr(config, section), key)
+    assert (type(found), found) == (type(value), value)
+
+
+def test_overrides_of_what_the_recipe_does_not_hold(tmp_path: Path) -> None:
+    """Later ones win; a section within a section is made."""
+    config = RunConfig.load(recipe(tmp_path, ""), ["policy.new.hidden=32", "train.steps=1", "train.steps=2"])
+    assert config.policy.new is not None
+    assert config.policy.new.hidden == 32
+    assert config.train.steps == 2
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ("train.steps", "override 'train.steps': expected KEY=VALUE"),
+        ("=3", "override '=3': expected KEY=VALUE"),
+        ("policy.model.name=x", "override 'policy.model.name=x': model is a value, not a section"),
+        ("train.stepz=3", "unknown key train.stepz; did you mean train.steps?"),
+        ("train.steps=many", "train.steps: input should be a valid integer"),
+        ("train.steps=0", "train.steps: input should be greater than or equal to 1, got 0"),
+        ("objective.beta=inf", "objective.beta: expected a finite number, got inf"),
+        ("train.lr=nan", "train.lr: expected a finite number, got nan"),
+    ],
+)
+def test_overrides_that_are_refused(tmp_path: Path, item: str, words: str) -> None:
+    with pytest.raises(Refused) as caught:
+        RunConfig.load(recipe(tmp_path), [item])
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"trian": {}}, "unknown key trian; did you mean train?"),
+        ({"train": {"stps": 3}}, "unknown key train.stps; did you mean train.steps?"),
+        ({"policy": {"new": {"hiden": 3}}}, "unknown key policy.new.hiden; did you mean policy.new.hidden?"),
+        ({"sampler": {"zzzz": 3}}, "unknown key sampler.zzzz; known here: n, temperature, top_k, top_p"),
+        ({"train": 3}, "train: input should be a valid dictionary or instance of Train, got 3"),
+        ({"train": {"lr": 0}}, "train.lr: input should be greater than 0, got 0"),
+        ({"train": {"steps": 2.5}}, "train.steps: input should be a valid integer"),
+        ({"train": {"schedule": "step"}}, "train.schedule: input should be 'constant', 'linear' or 'cosine', got 'step'"),
+        ({"data": {"replay": 1.5}}, "data.replay: input should be less than or equal to 1, got 1.5"),
+        ({"data": {"roles": ["teacher"]}}, "data.roles.0: input should be 'policy', 'log' or 'expert', got 'teacher'"),
+        ({"objective": {"name": 3}}, "objective.name: input should be a valid string, got 3"),
+        ({"reward": {"options": {"a": {"b": [0.0, float("nan")]}}}}, "reward.options.a.b.1: expected a finite number, got nan"),
+        ({"phases": [{"train": {"steps": 3}}]}, "phases.0.name: field required"),
+        ({"phases": [{"name": "a"}, {"name": "b"}, {"name": "a"}]}, "phases: expected different names, got a, b, a"),
+        ({"phases": [{"name": "a"}, {"name": "b", "trian": {}}]}, "configuration: phase b: unknown key trian; did you mean train?"),
+        ({"phases": [{"name": "a", "train": {"steps": 0}}]}, "configuration: phase a: train.steps: input should be"),
+        ({"phases": [{"name": "a", "phases": [{"name": "b"}]}]}, "phase a: phases: a phase has none of its own"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_a_configuration_refuses(values: dict[str, Any], words: str) -> None:
+    assert words in refused(values)
+
+
+def test_all_mistakes_are_said_at_once() -> None:
+    said = refused({"train": {"lr": -1, "stps": 3}, "data": {"replay": 2}})
+    assert len(said.splitlines()) == 3
+    assert all(key in said for key in ("train.lr", "train.stps", "data.replay"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.toml", b"[train]\nsteps = \n", "line 2"),
+        ("a.json", b'{"train": {"steps": 3}', "line 1"),
+        ("a.json", b"[]", "expected an object of sections"),
+        ("a.json", b'{"objective": {"beta": NaN}}', "objective.beta: expected a finite number, got nan"),
+        ("a.toml", b"# \xff\xfe", "it isn't UTF-8 text"),
+        ("a.toml", b"[train]\nstps = 3", "unknown key train.stps"),
+        ("a.toml", b'[[phases]]\nname = "x"\ndta = 3', "phase x: unknown key dta; did you mean data?"),
+    ],
+)
+def test_files_that_are_refused_are_named(tmp_path: Path, name: str, text: bytes, words: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(text)
+    with pytest.raises(Refused) as caught:
+        RunConfig.load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["absent.toml", "."])
+def test_a_file_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Refused, match=r"can't be read: .+; expected a TOML recipe or a run's config\.json"):
+        RunConfig.load(tmp_path / name)
+
+
+def test_a_configuration_is_frozen_and_changes_nothing_given() -> None:
+    values = tomllib.loads(RECIPE)
+    config = RunConfig.of(values)
+    assert values == tomllib.loads(RECIPE)
+    with pytest.raises(ValidationError, match="frozen"):
+        config.train.steps = 3  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        config.objective.name = "rloo"  # type: ignore[misc]
+
+
+def test_every_key_of_the_contract_exists() -> None:
+    """Scripts of users set these."""
+    dumped = RunConfig.of({"objective": {"beta": 0.1}}).model_dump()
+    for key in (
+        "train.steps", "train.micro_batch", "train.seed", "objective.name", "objective.beta", "policy.model", "data.store",
+        "data.prompts",
+    ):  # fmt: skip
+        section, name = key.split(".")
+        assert name in dumped[section], key
