@@ -1,0 +1,146 @@
+"""What a run folder says: its configuration and one row of numbers a step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agro.config import RunConfig
+from agro.errors import Refused
+from agro.store.strictjson import loads
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A held-out reward, its standard error (NaN: unknown), and the step it belongs to."""
+
+    value: float
+    se: float
+    step: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """A phase: the weights of step `begins` go in, those of `ends` come out."""
+
+    name: str
+    begins: int
+    ends: int
+
+
+@dataclass(frozen=True)
+class RunData:
+    folder: Path
+    values: dict[str, Any]  # config.json as it stands
+    config: RunConfig
+    rows: list[Row]
+    torn: bool  # the last line of the metrics was cut, as a kill leaves it
+
+    def column(self, name: str) -> NDArray[np.float64]:
+        """One value a row; NaN: unknown or not measured."""
+        return np.array([math.nan if row.get(name) is None else float(row[name]) for row in self.rows])
+
+    @property
+    def spans(self) -> list[Span]:
+        found: list[Span] = []
+        for row in self.rows:
+            if found and found[-1].name == row["phase"]:
+                found[-1] = Span(row["phase"], found[-1].begins, row["step"])
+            else:
+                found.append(Span(row["phase"], found[-1].ends if found else 0, row["step"]))
+        return found
+
+    def heldout(self, first: int, last: int) -> Measured | None:
+        """The latest held-out reward of steps `first` to `last`."""
+        for row in reversed(self.rows):
+            if first <= row["step"] <= last and row.get("eval_reward") is not None:
+                se = row.get("eval_reward_se")
+                return Measured(row["eval_reward"], math.nan if se is None else se, row["step"])
+        return None
+
+    def total(self, name: str) -> float | None:
+        """The sum over the steps that know it; None where none does."""
+        known = self.column(name)
+        return float(np.nansum(known)) if np.isfinite(known).any() else None
+
+
+def load_run(folder: Path) -> RunData:
+    """Read `config.json` and `metrics.jsonl`. Raises `Refused` naming the file, or FILE:LINE."""
+    path = folder / "config.json"
+    values = _read_config(path)
+    known = {key: value for key, value in values.items() if key in RunConfig.model_fields}
+    config = RunConfig.of(known, str(path))
+    rows, torn = _read_metrics(folder / "metrics.jsonl")
+    return RunData(folder, values, config, rows, torn)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        values = loads(_bytes(path).decode("utf-8"))
+    except ValueError as error:
+        raise Refused(f"{path}: expected a run's configuration as JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise Refused(f"{path}: expected a JSON object, got {type(values).__name__}")
+    return values
+
+
+def _read_metrics(path: Path) -> tuple[list[Row], bool]:
+    rows: list[Row] = []
+    lines = _bytes(path).split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line:
+            if number < len(lines):
+                raise Refused(f"{path}:{number}: expected a JSON object, got an empty line")
+            continue
+        try:
+            row = loads(line.decode("utf-8"))
+        except ValueError as error:
+            if number == len(lines):  # without its newline: what a kill in the middle of writing leaves
+                return _some(rows, path), True
+            raise Refused(f"{path}:{number}: {error}; every line but a torn last one is a JSON object") from None
+        _check(row, rows[-1]["step"] if rows else -1, f"{path}:{number}")
+        rows.append(row)
+    return _some(rows, path), False
+
+
+def _check(row: Any, before: int, where: str) -> None:
+    if not isinstance(row, dict):
+        raise Refused(f"{where}: expected a JSON object, got {row!r:.80}")
+    step, phase = row.get("step"), row.get("phase")
+    if isinstance(step, bool) or not isinstance(step, int) or step <= before:
+        raise Refused(f"{where}: step: expected a whole number above {before}, got {step!r:.80}")
+    if not isinstance(phase, str):
+        raise Refused(f"{where}: phase: expected text, got {phase!r:.80}")
+    for key in COLUMNS:
+        value = row.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise Refused(f"{where}: {key}: expected a number or null, got {value!r:.80}")
+
+
+COLUMNS = (
+    "reward_mean", "eval_reward", "eval_reward_se", "eval_kl_ref", "kl_ref", "grad_norm", "grad_norm_clipped", "tokens",
+    "sampled_tokens", "seconds", "staleness_mean", "staleness_max", "length_mean", "truncated_share", "groups",
+    "groups_equal", "rewards_failed", "left_out", "skipped", "logp_diff_mean", "logp_diff_max",
+)  # fmt: skip
+
+
+def _some(rows: list[Row], path: Path) -> list[Row]:
+    if not rows:
+        raise Refused(f"{path} holds no step yet; a report needs one at least")
+    return rows
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Refused(
+            f"{path}: can't be read: {error.strerror}; expected a run folder, as agro train writes it"
+        ) from None

@@ -1,0 +1,62 @@
+"""Which responses a page shows: the best and the worst of a run's late ones."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agro.store import Store
+from agro.types import Sample
+
+SHOWN = 3
+LATE = 2048  # scored responses, counted from the end of the store
+GROUPS = 512  # the last ones, where a store is too large to read whole
+
+
+@dataclass(frozen=True)
+class Responses:
+    """`best` and `worst`: one response a prompt, none in both. `of`: how many they were chosen from."""
+
+    best: list[Sample]
+    worst: list[Sample]
+    of: int
+    own: bool  # the run's own, or whatever its store holds
+
+
+def choose(path: Path, run: str | None) -> Responses:
+    """From the store at `path`: what `run` sampled itself, or all samples where it sampled nothing."""
+    with Store.open(path, read_only=True) as store:
+        own = deque(_scored(store, run), LATE) if run is not None else deque[Sample]()
+        late = own or deque(_scored(store, None), LATE)
+        return _extremes(late, bool(own))
+
+
+def _scored(store: Store, run: str | None) -> Iterable[Sample]:
+    groups = store.groups(run=run)
+    if sum(group.size for group in groups) <= 16 * LATE:
+        return store.samples(run=run, scored=True)
+    last = [group.prompt_id for group in groups[-GROUPS:]]
+    found = (s for prompt_id in last for s in store.samples(prompt_id=prompt_id, run=run, scored=True))
+    return sorted(found, key=lambda s: s.id or 0)
+
+
+def _extremes(samples: Sequence[Sample], own: bool) -> Responses:
+    top: dict[str, Sample] = {}
+    bottom: dict[str, Sample] = {}
+    for s in samples:  # of equal ones the later
+        if s.prompt_id not in top or _reward(s) >= _reward(top[s.prompt_id]):
+            top[s.prompt_id] = s
+        if s.prompt_id not in bottom or _reward(s) <= _reward(bottom[s.prompt_id]):
+            bottom[s.prompt_id] = s
+    best = heapq.nlargest(SHOWN, top.values(), key=lambda s: (_reward(s), s.id or 0))
+    taken = {s.id for s in best}
+    left = [s for s in bottom.values() if s.id not in taken and _reward(s) < _reward(best[0])]
+    return Responses(best, heapq.nsmallest(SHOWN, left, key=lambda s: (_reward(s), -(s.id or 0))), len(samples), own)
+
+
+def _reward(sample: Sample) -> float:
+    assert sample.reward is not None
+    return sample.reward

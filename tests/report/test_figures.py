@@ -1,0 +1,137 @@
+"""What is drawn: the numbers that stand in the figures, not their looks."""
+
+import dataclasses
+import math
+import re
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from matplotlib.text import Text
+
+from agro.errors import Refused
+from agro.report import curve
+from agro.report.figures import FIRST, SECOND, Series, draw, learning_curve, smoothing, svg
+from agro.report.metrics import RunData, load_run
+
+
+def lines(figure, colour):
+    return [line.get_xydata() for line in figure.axes[0].lines if line.get_color() == colour]
+
+
+def texts(figure):
+    return [t.get_text() for t in figure.findobj(Text) if t.get_text()]
+
+
+def made(run, phases):
+    """The same run with other rows: [(phase, reward), …], one a step from 1."""
+    rows = [{"step": i, "phase": phase, "reward_mean": reward} for i, (phase, reward) in enumerate(phases, 1)]
+    return dataclasses.replace(run, rows=rows)
+
+
+@pytest.fixture
+def run(run_folder) -> RunData:
+    return load_run(run_folder)
+
+
+def test_the_learning_curve_shows_what_was_measured(run):
+    figure = learning_curve(run)
+    heldout = lines(figure, SECOND)[0]
+    known = [(r["step"], r["eval_reward"]) for r in run.rows if r["eval_reward"] is not None]
+    np.testing.assert_array_equal(heldout, known)
+    raw = np.concatenate(lines(figure, FIRST)[::3])
+    np.testing.assert_array_equal(raw[1:], [(r["step"], r["reward_mean"]) for r in run.rows[1:]])
+    assert math.isnan(raw[0, 1])  # step 0 is an evaluation only
+    bars = figure.axes[0].collections[0].get_segments()
+    for bar, row in zip(bars, (r for r in run.rows if r["eval_reward"] is not None), strict=True):
+        middle, se = row["eval_reward"], row["eval_reward_se"]
+        np.testing.assert_allclose(bar, [(row["step"], middle - se), (row["step"], middle + se)])
+    shown = texts(figure)
+    assert {"sft", "onpolicy", "store", "training", "held-out", "step", "reward"} <= set(shown)
+    assert {f"{run.rows[i]['eval_reward']:.2f}" for i in (0, 60, 180, 220)} <= set(shown)
+    [band] = figure.axes[0].patches
+    assert (band.get_x(), band.get_x() + band.get_width()) == (60, 180)
+
+
+def test_no_line_leads_from_one_phase_to_the_next_or_over_unknown_steps(run):
+    phases = [("a", 0.1), ("a", 0.2), ("b", 0.3), ("b", None), ("b", 0.5)]
+    figure = learning_curve(made(run, phases))
+    first, _, second, alone = lines(figure, FIRST)
+    np.testing.assert_array_equal(first, [(1, 0.1), (2, 0.2)])
+    np.testing.assert_array_equal(second, [(3, 0.3), (4, math.nan), (5, 0.5)])
+    np.testing.assert_array_equal(alone, [(3, 0.3), (5, 0.5)])  # a line would show neither
+
+
+def test_a_running_mean_stays_inside_its_phase_and_passes_over_unknown_values(run):
+    values = [("a", 0.0)] * 30 + [("b", 1.0)] * 25 + [("b", None)] + [("b", 3.0)] * 64
+    data = made(run, values)
+    assert smoothing(len(values)) == 3
+    figure = learning_curve(data)
+    smooth = np.concatenate(lines(figure, FIRST)[1::3])[:, 1]
+    assert smooth[:30].tolist() == [0.0] * 30
+    assert smooth[30:54].tolist() == [1.0] * 24
+    assert smooth[54] == pytest.approx((1 + 1 + 3) / 3)
+    assert math.isnan(smooth[55])
+    assert smooth[56] == pytest.approx((1 + 3 + 3) / 3)
+    assert smooth[57:].tolist() == [3.0] * 63
+    assert smoothing(39) == 1
+
+
+def test_a_logarithmic_scale_keeps_zeros_in_sight(run):
+    data = made(run, [("a", None)] * 3)
+    values = np.array([0.0, 1e-6, 1e-3])
+    axes = draw(data, [Series("x", values)], scale="log").axes[0]
+    assert axes.get_yscale() == "symlog"
+    assert axes.get_ylim()[0] == 0
+    assert draw(data, [Series("x", values + 1)], scale="log").axes[0].get_yscale() == "linear"
+    assert draw(data, [Series("x", -values)], scale="log").axes[0].get_ylim()[0] <= -1e-3
+
+
+@pytest.mark.parametrize("at", [(0.5, 0.5), (0.0, 1.0), (0.50, 0.51)])
+def test_names_of_series_do_not_overlap(run, at):
+    data = made(run, [("a", None)] * 2)
+    figure = draw(data, [Series(f"s{i}", np.array([0.0, y]), c) for i, (y, c) in enumerate(zip(at, (FIRST, SECOND)))])
+    figure.draw_without_rendering()
+    low, high = sorted(
+        (t.get_window_extent() for t in figure.findobj(Text) if t.get_text() in ("s0", "s1")), key=lambda b: b.y0
+    )
+    assert low.y1 <= high.y0
+
+
+def test_names_of_short_phases_do_not_overlap(run):
+    phases = [("warm-up", 0.1)] * 2 + [("onpolicy", 0.2)] * 2 + [("x", 0.0)] * 96
+    figure = learning_curve(made(run, phases), (3.7, 2.9))
+    figure.draw_without_rendering()
+    names = [t.get_window_extent() for t in figure.findobj(Text) if t.get_text() in ("warm-up", "onpolicy", "x")]
+    assert len(names) == 3
+    assert not any(a.overlaps(b) for i, a in enumerate(names) for b in names[:i])
+
+
+def test_an_svg_is_part_of_a_page(run):
+    rows = [r | {"phase": "a <b> & $x$"} for r in run.rows]
+    text = svg(learning_curve(dataclasses.replace(run, rows=[*run.rows[:100], *rows[100:]])), "name")
+    assert text.startswith("<svg viewBox=")
+    assert "a &lt;b&gt; &amp; $x$" in text
+    assert "http" not in text
+    assert "<style" not in text
+    assert set(re.findall(r"#[0-9a-f]{6}\b", text)) == set()  # every colour is the page's
+    assert {f"var(--{v})" for v in ("ink", "muted", "grid", "band", "first", "second")} <= set(
+        re.findall(r"var\(--\w+\)", text)
+    )
+    ET.fromstring(text.replace("<svg", '<svg xmlns:xlink="x"', 1))
+    assert text == svg(learning_curve(dataclasses.replace(run, rows=[*run.rows[:100], *rows[100:]])), "name")
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    other = re.findall(r'\bid="([^"]+)"', svg(learning_curve(run), "other"))
+    assert ids
+    assert not set(ids) & set(other)
+
+
+def test_a_curve_is_a_png(run_folder, tmp_path):
+    path = curve(run_folder, tmp_path / "curve.png")
+    image = imread(path)
+    assert image.shape[:2] == (720, 1520)
+    assert image[0, 0].tolist() == [1.0, 1.0, 1.0, 1.0]
+    (run_folder / "metrics.jsonl").write_text('{"step": 1, "phase": "sft"}\n')
+    with pytest.raises(Refused, match=r"metrics\.jsonl: no step has a reward"):
+        curve(run_folder, path)

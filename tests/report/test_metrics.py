@@ -1,0 +1,93 @@
+"""Reading a run folder: what a kill leaves is told, what is wrong is refused by file and line."""
+
+import json
+import math
+
+import pytest
+
+from agro.errors import Refused
+from agro.report.metrics import Measured, Span, load_run
+
+
+def test_the_synthetic_run(run_folder):
+    run = load_run(run_folder)
+    assert run.spans == [Span("sft", 0, 60), Span("onpolicy", 60, 180), Span("store", 180, 220)]
+    assert not run.torn
+    assert math.isnan(run.column("reward_mean")[0])  # step 0 is an evaluation only
+    assert run.total("tokens") == 220 * 1800
+    assert run.total("no_such_column") is None
+    row = run.rows[60]
+    assert run.heldout(60, 60) == Measured(row["eval_reward"], row["eval_reward_se"], 60)
+    assert run.heldout(61, 75) is None
+    found = run.heldout(61, 119)
+    assert found is not None
+    assert found.step == 100
+
+
+@pytest.mark.parametrize("tail", ['{"step": 221, "ph', '{"step": 221, "phase": "é'.encode()[:-1].decode("latin-1")])
+def test_a_torn_last_line_is_left_out_and_told(run_folder, tail):
+    before = load_run(run_folder).rows
+    with (run_folder / "metrics.jsonl").open("ab") as file:
+        file.write(tail.encode("latin-1"))
+    run = load_run(run_folder)
+    assert run.torn
+    assert run.rows == before
+
+
+def test_a_last_line_without_its_newline_counts_if_it_is_whole(run_folder):
+    path = run_folder / "metrics.jsonl"
+    path.write_text(path.read_text().rstrip("\n"))
+    run = load_run(run_folder)
+    assert not run.torn
+    assert run.rows[-1]["step"] == 220
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"step": 3', "a torn last one"),
+        ('{"step": 3, "phase": "sft", "loss": NaN}', "NaN isn't JSON"),
+        ("", "got an empty line"),
+        ("[]", r"expected a JSON object, got \[\]"),
+        ('{"step": 2, "phase": "sft"}', "step: expected a whole number above 2, got 2"),
+        ('{"step": 3.5, "phase": "sft"}', "got 3.5"),
+        ('{"phase": "sft"}', "step: expected a whole number above 2, got None"),
+        ('{"step": 3}', "phase: expected text, got None"),
+        ('{"step": 3, "phase": "sft", "reward_mean": "high"}', "reward_mean: expected a number or null, got 'high'"),
+    ],
+)
+def test_a_bad_line_is_refused_by_file_and_line(run_folder, line, message):
+    path = run_folder / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    lines[3] = line
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(Refused, match=rf"metrics\.jsonl:4: .*{message}"):
+        load_run(run_folder)
+
+
+def test_a_bad_last_line_with_its_newline_is_not_torn(run_folder):
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 22\n')
+    with pytest.raises(Refused, match=r"metrics\.jsonl:222: "):
+        load_run(run_folder)
+
+
+def test_missing_and_empty_files_are_named(run_folder):
+    path = run_folder / "metrics.jsonl"
+    for text in ("", '{"st'):
+        path.write_text(text)
+        with pytest.raises(Refused, match=r"metrics\.jsonl holds no step yet"):
+            load_run(run_folder)
+    path.unlink()
+    with pytest.raises(Refused, match=r"metrics\.jsonl: can't be read: No such file"):
+        load_run(run_folder)
+    config = run_folder / "config.json"
+    config.write_text("{")
+    with pytest.raises(Refused, match=r"config\.json: expected a run's configuration as JSON"):
+        load_run(run_folder)
+    config.write_text(json.dumps({"train": {"stepz": 3}}))
+    with pytest.raises(Refused, match=r"config\.json: unknown key train\.stepz; did you mean train\.steps"):
+        load_run(run_folder)
+    config.unlink()
+    with pytest.raises(Refused, match=r"config\.json: can't be read: No such file"):
+        load_run(run_folder)

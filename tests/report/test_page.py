@@ -1,0 +1,182 @@
+"""The page: self-contained, everything escaped, unknown said as unknown."""
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from conftest import CONFIG
+
+from agro.report import report
+from agro.store import Store
+from agro.types import Sample
+
+VOID = {"meta", "br", "link", "img", "hr", "input"}
+
+
+class Reader(HTMLParser):
+    """Checks that every element is closed; gathers tags, attributes and the text between."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.attributes, self.texts = [], set(), [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    @property
+    def text(self):
+        return " ".join("".join(f" {t}" for t in self.texts).split())
+
+
+def read(folder):
+    path = report(folder)
+    assert path == folder / "report.html"
+    return Reader(path.read_text(encoding="utf-8"))
+
+
+def test_the_page_of_a_run(run_folder):
+    page = read(run_folder)
+    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    first, last = rows[0]["eval_reward"], rows[220]["eval_reward"]
+    assert f"Held-out reward went from {first:.3f} to {last:.3f} ." in page.text
+    assert "A new model (3 layers of 96) was trained for 220 steps in 3 min 18 s." in page.text
+    before, after, se = rows[60]["eval_reward"], rows[180]["eval_reward"], rows[60]["eval_reward_se"]
+    combined = (se**2 + rows[180]["eval_reward_se"] ** 2) ** 0.5
+    assert f"agro beta = 0.01 fresh samples 120 {before:.3f} ± {se:.3f} {after:.3f}" in page.text
+    assert f"{after - before:+.3f} ± {combined:.3f}" in page.text
+    for title in (
+        "KL to the reference",
+        "Gradient norm",
+        "Response length",
+        "Truncated responses",
+        "Sampler against trainer",
+        "Staleness",
+    ):
+        assert title in page.text
+    assert f"{sum(r.get('groups_equal', 0) for r in rows):,} of 3,520" in page.text
+    assert '"beta": 0.01' in page.text  # the configuration
+    assert "not measured" not in page.text
+
+
+def test_the_page_asks_for_nothing_and_runs_nothing(run_folder):
+    page = read(run_folder)
+    assert not page.tags & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    text = (run_folder / "report.html").read_text()
+    assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", text)
+    assert all(not name.startswith("on") for name, _ in page.attributes)
+    assert all(value.startswith("#") for name, value in page.attributes if name in ("href", "xlink:href", "src"))
+    assert "default-src 'none'" in dict(page.attributes)["content"] or "default-src 'none'" in text
+    assert "prefers-color-scheme: dark" in text
+    ids = [value for name, value in page.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    assert {v[1:] for n, v in page.attributes if n == "xlink:href"} <= set(ids)
+
+
+def test_what_was_not_measured_is_said(run_folder):
+    (run_folder / "metrics.jsonl").write_text('{"step": 1, "phase": "sft"}\n{"step": 2, "phase": "onpolicy"}\n')
+    page = read(run_folder)
+    assert "No reward was measured." in page.text
+    assert page.text.count("not measured") == 6 + 3 * 2 + 4 + 4  # panels, phases, facts, counts
+    assert "trained for 2 steps of 220." in page.text
+    assert "sft from the store 1 of 60" in page.text
+
+
+def test_a_torn_line_is_told(bare_folder):
+    assert "is torn" not in read(bare_folder).text
+    with (bare_folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2')
+    assert "The last line of metrics.jsonl is torn" in read(bare_folder).text
+
+
+def test_an_evaluation_before_the_end_of_a_phase_names_its_step(run_folder):
+    path = run_folder / "metrics.jsonl"
+    path.write_text("".join(f"{line}\n" for line in path.read_text().splitlines()[:206]))  # killed at step 205
+    assert "at step 200" in read(run_folder).text
+
+
+def test_what_a_page_names_is_escaped(run_folder):
+    evil = "<script>alert(1)</script>\"'&\ud800"
+    config = json.loads((run_folder / "config.json").read_text())
+    config["policy"] = {"model": evil}
+    config["phases"][0] = {"name": evil, "objective": {"name": "sft", "<i>": "<u>"}}
+    config["versions"] = {"<b>": "<s>"}
+    (run_folder / "config.json").write_text(json.dumps(config))
+    path = run_folder / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"sft"', json.dumps(evil.replace("\ud800", ""))))
+    with Store.open(run_folder / "store.db") as store:
+        store.append([Sample(evil, evil, reward=1.0, source=evil, meta={"answer": evil})], run=CONFIG["run"])
+    page = read(run_folder)
+    assert not page.tags & {"script", "i", "u", "s"}
+    assert page.text.count("<script>alert(1)</script>\"'&\\ud800") >= 4
+
+
+def test_responses(bare_folder):
+    chat = [{"role": "user", "content": "2+2?"}]
+    own = [Sample(f"prompt {i % 8}", f"response {i}", reward=i / 10, version=i, role="policy") for i in range(12)]
+    own += [Sample(chat, "", reward=5.0, meta={"finish": "length"}), Sample("failed", "no reward")]
+    other = [Sample("of another", "run", reward=99.0), Sample("long", "y" * 2100, reward=-1.0)]
+    with Store.open(bare_folder / "store.db") as store:
+        store.append(own, run=CONFIG["run"])
+        store.append(other)
+    text = read(bare_folder).text
+    best, worst = (
+        text[text.index("Best") : text.index("Worst")],
+        text[text.index("Worst") : text.index("Configuration")],
+    )
+    assert re.findall(r"reward (\S+)", best) == ["5", "1.1", "1"]
+    assert "truncated" in best
+    assert "user: 2+2? empty" in best
+    assert "prompt 3 response 11" in best
+    assert "after 11 updates" in best
+    assert re.findall(r"reward (\S+)", worst) == ["0", "0.1", "0.2"]
+    assert "of another" not in text
+    assert "Of 13 scored responses that this run sampled" in text
+
+
+def test_a_run_that_sampled_nothing_shows_what_it_learnt_from(bare_folder):
+    with Store.open(bare_folder / "store.db") as store:
+        store.append([Sample("p", "good", reward=1.0, source="file:log"), Sample("q", "y" * 2100, reward=0.5)])
+    text = read(bare_folder).text
+    assert "Of 2 scored responses in the store that it learnt from" in text
+    assert "reward 1 · file:log p good" in text
+    assert "reward 0.5" in text[text.index("Best") : text.index("Configuration")]
+    assert "… 100 more characters" in text
+
+
+def test_a_store_that_is_elsewhere_or_empty_is_said(bare_folder):
+    assert f"There is no store at {bare_folder / 'store.db'}." in read(bare_folder).text
+    Store.open(bare_folder / "store.db").close()
+    assert "The store holds no scored response." in read(bare_folder).text
+
+
+def test_matplotlib_waits_until_a_figure_is_drawn():
+    code = "import sys, agro, agro.report; assert not {'matplotlib', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.25, "0.25 s"), (59.4, "59.4 s"), (60, "1 min 0 s"), (3700, "1 h 1 min")]
+)
+def test_times(seconds, text):
+    from agro.report.page import _time
+
+    assert _time(seconds) == text
