@@ -82,12 +82,15 @@ def from_record(record: dict[str, Any], *, role: Role = "log", source: str = "")
     version = known.get("version", UNKNOWN_VERSION)
     if isinstance(version, list):
         version = _array(known, "version", "iu", "whole numbers")
-    elif isinstance(version, bool) or not isinstance(version, int):
+    elif isinstance(version, bool) or not isinstance(version, int) or abs(version) >= 2**63:
         raise Refused(f"version: expected a whole number, or a list of one a token, got {version!r:.80}")
+    for name, value in (("prompt", known["prompt"]), ("sampling", known.get("sampling")), ("meta", meta)):
+        if isinstance(value, list | dict):  # a table can hold what JSON, and so the store, can't
+            dumps(value, name)
     return Sample(
         prompt=known["prompt"],
         response=known["response"],
-        reward=_number(known, "reward"),
+        reward=number(known, "reward"),
         prompt_id=_name(known, "prompt_id") or "",
         episode=_name(known, "episode"),
         tokens=_array(known, "tokens", "iu", "whole numbers"),
@@ -231,8 +234,9 @@ def _list(array: NDArray[Any] | None) -> list[Any] | None:
 
 
 def _keep(meta: dict[str, Any], name: str, value: Any) -> None:
-    if meta.setdefault(name, value) != value:
+    if name in meta and meta[name] != value:
         raise Refused(f"{name}: the record holds {value!r:.80}, and its meta {meta[name]!r:.80}; keep one of them")
+    meta[name] = value
 
 
 def _typed(known: dict[str, Any], name: str, kind: type, words: str) -> Any:
@@ -247,7 +251,8 @@ def _name(known: dict[str, Any], name: str) -> str | None:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else _typed(known, name, str, "text")
 
 
-def _number(known: dict[str, Any], name: str) -> float | None:
+def number(known: dict[str, Any], name: str) -> float | None:
+    """A number of a record, true and false included, and None where it is unknown."""
     value = known.get(name)
     if isinstance(value, str | list | dict):
         raise Refused(f"{name}: expected a number, true or false, or null where it is unknown, got {value!r:.80}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -11,7 +12,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.prompts import load_prompts
-from agro.store.exchange import Row, fingerprint, from_record, read_rows
+from agro.store.exchange import Row, fingerprint, from_record, number, read_rows
 from agro.store.mapping import PREFERENCE, Part, check_map, expand, unmapped
 from agro.store.records import Pair
 from agro.store.rows import Origin
@@ -215,11 +216,11 @@ def _by_id(prompts: Sequence[Prompt]) -> dict[str, Prompt]:
     return named | {p.id: p for p in prompts}
 
 
-def _votes(record: Mapping[str, Any], name: str) -> float | None:
-    value = record.get(name)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e300):
+def _votes(record: dict[str, Any], name: str) -> float | None:
+    value = number(record, name)
+    if value is not None and not 0 <= value < math.inf:
         raise Refused(f"{name}: expected a number of 0 or more, got {value!r:.80}")
-    return None if value is None else float(value)
+    return value
 
 
 class _Repeats:

@@ -36,7 +36,7 @@ def parse_map(items: Iterable[str]) -> dict[str, str]:
 def check_map(mapping: Mapping[str, str]) -> None:
     """Raise `Refused` for a field that the record doesn't have, and for a column with more than one `*`."""
     for name, column in mapping.items():
-        if name not in MAPPABLE and not name.removeprefix("meta.") < name:
+        if name not in MAPPABLE and not (name.startswith("meta.") and name != "meta."):
             near = difflib.get_close_matches(name, MAPPABLE, 1, 0.5)
             hint = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(MAPPABLE)} and meta.NAME"
             raise Refused(f"--map {name}={column}: the record has no field {name}; {hint}")
@@ -81,7 +81,7 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
     for name, hits in found.items():
         if not hits:
             raise Refused(f"{name}: no column {mapping[name]}; there are {', '.join(row) or 'none'}")
-    starred = {name for name, column in mapping.items() if "*" in column.split(".")}
+    starred = [name for name, column in mapping.items() if "*" in column.split(".")]
     keys = list(dict.fromkeys(key for name in starred for key in found[name])) or [None]
     parts = []
     for key in keys:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NoReturn
 
 from agro.errors import Refused
@@ -25,8 +26,15 @@ def dumps(value: Any, where: str, *, ascii: bool = False) -> str:
 
 def loads(text: str) -> Any:
     """Raises `ValueError` for what isn't JSON, NaN and infinities included."""
-    return json.loads(text, parse_constant=_refuse)
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
 
 
 def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} isn't JSON; write null for what is unknown")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is more than a float holds")
+    return value

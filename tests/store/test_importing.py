@@ -1,0 +1,297 @@
+"""Logs into the store: what is taken, what is refused and where, and the two real logs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from making import sample
+from pyarrow import parquet
+
+from agro.errors import Refused
+from agro.store import Pair, Store, import_files, parse_map, write_samples
+
+DATA = Path(__file__).parents[2] / "../shared/data"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "s.db") as store:
+        yield store
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "logs").mkdir()
+    return tmp_path / "logs"
+
+
+def write(path: Path, *rows: Any) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def record(**fields: Any) -> dict[str, Any]:
+    return {"prompt": "Q", "response": "A", **fields}
+
+
+def test_interchange_records(store: Store, folder: Path) -> None:
+    path = write(
+        folder / "log.jsonl",
+        record(reward=True, model="gpt", answer="18", level=3),
+        record(reward=0.25, prompt_id=7, source="s", role="expert", version=4),
+        record(tokens=[1, 2], mask=[0, 1], behavior_logp=[None, -0.5]),
+    )
+    report = import_files(store, [path])
+    assert report.to_json() == {
+        "samples": 3, "groups": 2, "scored": 2, "pairs": 0, "duplicates": 0, "repeats": 1, "columns_left": [],
+        "recognised": "interchange records", "refused": [],
+    }  # fmt: skip
+    a, b, c = store.samples()
+    assert (a.reward, a.source, a.role, a.meta) == (1.0, "gpt", "log", {"answer": "18", "level": 3})
+    assert (b.reward, b.source, b.role, b.prompt_id, b.version) == (0.25, "s", "expert", "7", 4)
+    assert (c.reward, c.source, c.knows_behavior) == (None, "file:log.jsonl", True)
+
+
+def test_role_and_source_of_rows_that_name_none(store: Store, folder: Path) -> None:
+    import_files(store, [write(folder / "x", record(), record(role="log", source="s"))], role="expert", source="t")
+    assert [(s.role, s.source) for s in store.samples()] == [("expert", "t"), ("log", "s")]
+
+
+def test_preference_records(store: Store, folder: Path) -> None:
+    rows = [{"prompt": "Q", "chosen": "a", "rejected": "b", "votes_chosen": 3, "votes_rejected": 1, "model": "m"}]
+    path = write(folder / "x.jsonl", *rows, {"prompt": "Q", "chosen": "c", "rejected": "a"}, record(reward=1))
+    report = import_files(store, [path])
+    assert (report.samples, report.groups, report.pairs, report.repeats) == (5, 1, 2, 1)
+    assert report.recognised == "interchange records and preference records"
+    a, b, c, d, _ = store.samples()
+    assert [s.response for s in (a, b, c, d)] == ["a", "b", "c", "a"]
+    assert (a.source, a.reward, a.meta) == ("m", None, {})
+    assert list(store.pairs()) == [Pair(a.id or 0, b.id or 0, 3, 1), Pair(c.id or 0, d.id or 0)]
+    again = import_files(store, [path])
+    assert (again.samples, again.pairs, again.duplicates) == (0, 0, 5)
+    assert len(list(store.pairs())) == 2
+
+
+def test_preferences_by_columns_of_other_names(store: Store, folder: Path) -> None:
+    path = write(folder / "x.jsonl", {"q": "Q", "better": ["a", "b"], "worse": ["c", "d"]})
+    report = import_files(store, [path], mapping=parse_map(["prompt=q", "chosen=better", "rejected=worse"]))
+    assert (report.samples, report.pairs) == (4, 2)
+    assert [s.response for s in store.samples()] == ["a", "c", "b", "d"]
+
+
+def test_the_format_can_be_named(store: Store, folder: Path) -> None:
+    both = {"prompt": "Q", "response": "x", "chosen": "a", "rejected": "b"}
+    assert import_files(store, [write(folder / "x", both)], format="preference").pairs == 1
+    import_files(store, [write(folder / "y", {**both, "z": 1})], format="interchange")
+    assert list(store.samples())[-1].meta == {"chosen": "a", "rejected": "b", "z": 1}
+    with pytest.raises(Refused, match="--format prefrence: unknown; did you mean preference"):
+        import_files(store, [], format="prefrence")
+
+
+def test_bad_rows_are_named_and_the_others_taken(store: Store, folder: Path) -> None:
+    path = write(
+        folder / "x.jsonl",
+        record(reward=1),
+        "",
+        "{not json",
+        "[1, 2]",
+        '{"prompt": "Q", "response": "A", "reward": NaN}',
+        '{"prompt": "Q", "response": "A", "reward": 1e999}',
+        '{"prompt": "Q", "response": "A", "level": Infinity}',
+        record(reward="1"),
+        record(response=None),
+        {"response": "A"},
+        {"prompt": "Q", "output": "A"},
+        {"prompt": "Q", "chosen": "a", "rejected": None},
+        {"prompt": "Q", "chosen": "a", "rejected": "b", "votes_chosen": -1},
+        record(role="boss"),
+        record(tokens=[1]),
+        "[" * 100_000,
+        record(reward=0),
+    )
+    path.write_bytes(path.read_bytes() + b'{"prompt": "Q", "response": "\xff"}\n')
+    report = import_files(store, [path])
+    assert report.samples == store.counts().samples == 2
+    reasons = {r.where.removeprefix(f"{path}:"): r.reason for r in report.refused}
+    expected = {
+        "3": "expected one JSON object a line", "4": "got [1, 2]", "5": "NaN isn't JSON", "6": "1e999 is more than a float holds",
+        "7": "Infinity isn't JSON", "8": "reward: expected a number", "9": "response: expected text, got null",
+        "10": "prompt: missing; name its column with --map", "11": "name the one of the responses with --map response=COLUMN",
+        "12": "rejected: expected text, got None", "13": "votes_chosen: expected a number of 0 or more",
+        "14": "role: expected one of", "15": "tokens given without action", "16": "expected one JSON object a line",
+        "18": "can't decode byte 0xff",
+    }  # fmt: skip
+    assert reasons.keys() == expected.keys()
+    assert {k: v for k, v in expected.items() if v not in reasons[k]} == {}
+    assert report.to_json()["refused"][0]["where"] == f"{path}:3"
+
+
+def test_infinities_that_json_can_spell_are_refused_wherever_they_stand(store: Store, folder: Path) -> None:
+    path = write(folder / "x.jsonl", record(), '{"prompt": "Q", "response": "A", "meta": {"x": 1e999}}')
+    report = import_files(store, [path])
+    assert report.samples == 1
+    assert [r.where for r in report.refused] == [f"{path}:2"]
+    assert "1e999" in report.refused[0].reason
+
+
+def test_a_table_s_values_that_the_store_can_not_hold(store: Store, folder: Path) -> None:
+    rows = [record(level=1.0, blob=None), record(level=math.nan, blob=None), record(level=1.0, blob=b"x")]
+    parquet.write_table(pa.Table.from_pylist(rows), folder / "x.parquet")
+    report = import_files(store, [folder / "x.parquet"])
+    assert report.samples == 1
+    assert [r.where[-2:] for r in report.refused] == [":2", ":3"]
+    assert all(r.reason.startswith("meta: expected what JSON can hold") for r in report.refused)
+
+
+def test_one_bad_response_of_a_row_is_named(store: Store, folder: Path) -> None:
+    path = write(folder / "x.jsonl", {"prompt": "Q", "rs": ["a", None, "c"], "reward": [1, 0, "x"]})
+    report = import_files(store, [path], mapping={"response": "rs"})
+    assert report.samples == 1
+    assert [(r.where, r.reason.split(",")[0]) for r in report.refused] == [
+        (f"{path}:1", "rs[1]: response: expected text"),
+        (f"{path}:1", "rs[2]: reward: expected a number"),
+    ]
+
+
+def test_where_nothing_can_be_used_nothing_is_said_to_be_done(store: Store, folder: Path) -> None:
+    bad = write(folder / "bad.jsonl", {"x": 1}, {"x": 2})
+    with pytest.raises(
+        Refused, match=r"none of the rows can be used \(2 refused\)[^$]*bad\.jsonl:1: expected response"
+    ):
+        import_files(store, [bad])
+    with pytest.raises(Refused, match=r"empty: expected records, got none"):
+        import_files(store, [write(folder / "empty")])
+    with pytest.raises(Refused, match="expected records, got none"):
+        import_files(store, [])
+
+
+def test_a_file_that_can_not_be_read_stops_all_before_anything_is_taken(store: Store, folder: Path) -> None:
+    good = write(folder / "good.jsonl", record())
+    (folder / "cut.jsonl.gz").write_bytes(gzip.compress(json.dumps(record()).encode() * 99)[:-9])
+    for bad, reason in (("missing.jsonl", "No such file"), ("cut.jsonl.gz", "cut off or damaged")):
+        with pytest.raises(Refused, match=reason):
+            import_files(store, [good, folder / bad])
+    assert store.counts().samples == 0
+
+
+def test_a_second_import_brings_nothing_and_says_so(store: Store, folder: Path) -> None:
+    path = write(folder / "x.jsonl", *(record(response=str(i)) for i in range(1200)))
+    assert import_files(store, [path], limit=700).samples == 700
+    rest = import_files(store, [path])
+    assert (rest.samples, rest.duplicates) == (500, 700)
+    copy = folder / "copy.gz"
+    copy.write_bytes(gzip.compress(path.read_bytes()))
+    again = import_files(store, [copy, path])
+    assert (again.samples, again.groups, again.duplicates) == (0, 0, 2400)
+    assert "not taken again: 2400 samples" in str(again)
+    assert store.counts().samples == 1200
+
+
+def test_another_column_of_the_same_file_is_no_duplicate(store: Store, folder: Path) -> None:
+    path = write(folder / "x.jsonl", {"prompt": "Q", "a": "1", "b": "2"})
+    for column in "ab":
+        assert import_files(store, [path], mapping={"response": column}).samples == 1
+    assert import_files(store, [path], mapping={"response": "*"}).duplicates == 2
+
+
+def test_equal_responses_are_kept_and_counted(store: Store, folder: Path) -> None:
+    store.append([sample("Q", "A")])
+    path = write(folder / "x.jsonl", record(), record(), record(response="B"), record(prompt="other"))
+    report = import_files(store, [path])
+    assert (report.samples, report.repeats, store.counts().samples) == (4, 2, 5)
+
+
+def test_prompts_from_a_file_of_their_own(store: Store, folder: Path) -> None:
+    prompts = write(
+        folder / "prompts.jsonl",
+        {"prompt": "one?", "prompt_id": "1", "answer": "1", "level": 1},
+        {"prompt": [{"role": "user", "content": "two?"}], "id": 2, "answer": "2"},
+    )
+    log = write(
+        folder / "log.jsonl",
+        {"prompt_id": 1, "response": "a"},
+        {"id": 2, "response": "b"},
+        {"prompt_id": "3", "response": "c"},
+        {"prompt": "own", "prompt_id": "1", "response": "d"},
+        {"prompt_id": "1", "response": "e", "answer": "uno", "level": 9, "meta": {"x": 1}},
+    )
+    report = import_files(store, [log], prompts=prompts)
+    a, b, d, e = store.samples()
+    assert (a.prompt, a.prompt_id, a.meta) == ("one?", "1", {"answer": "1", "level": 1})
+    assert b.prompt == [{"role": "user", "content": "two?"}]
+    assert b.meta["answer"] == "2"
+    assert (d.prompt, d.prompt_id, d.meta) == ("own", "1", {})
+    assert e.meta == {"answer": "uno", "level": 9, "x": 1}
+    assert [(r.where, r.reason) for r in report.refused] == [(f"{log}:3", "prompt_id: the file of prompts has no '3'")]
+
+
+def test_parquet_of_another_program(store: Store, folder: Path) -> None:
+    rows = [
+        {"prompt": [{"role": "user", "content": "Q"}], "response": "a", "reward": 1.5, "meta": {"x": 1}, "level": 2},
+        {"prompt": [{"role": "user", "content": "R"}], "response": None, "reward": 1.5, "meta": {"x": 1}, "level": 2},
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), folder / "x.parquet")
+    report = import_files(store, [folder / "x.parquet"])
+    (s,) = store.samples()
+    assert (s.prompt, s.reward, s.meta) == ([{"role": "user", "content": "Q"}], 1.5, {"x": 1, "level": 2})
+    assert [r.where for r in report.refused] == [f"{folder / 'x.parquet'}:2"]
+    assert import_files(store, [folder / "x.parquet"]).duplicates == 1
+
+
+def test_an_export_imported_twice_or_into_its_own_store(store: Store, folder: Path) -> None:
+    store.append([sample(response=str(i)) for i in range(3)])
+    write_samples(folder / "x.jsonl", store.samples())
+    assert (import_files(store, [folder / "x.jsonl"]).repeats, store.counts().samples) == (3, 6)
+    assert import_files(store, [folder / "x.jsonl"]).duplicates == 3
+
+
+def test_columns_that_a_mapping_leaves_behind_are_named(store: Store, folder: Path) -> None:
+    path = write(folder / "x.jsonl", {"prompt": "Q", "out": "A", "id": 1}, {"prompt": "Q", "out": "A", "note": 1})
+    report = import_files(store, [path], mapping={"response": "out"})
+    assert report.columns_left == ["id", "note"]
+    assert "columns without --map, left behind: id, note" in str(report)
+    assert next(store.samples()).meta == {}
+
+
+def test_a_limit_counts_rows(store: Store, folder: Path) -> None:
+    path = write(folder / "x.jsonl", *(record(response=str(i)) for i in range(9)))
+    assert import_files(store, [path], limit=4).samples == 4
+    with pytest.raises(Refused, match="limit: expected 1 or more rows, got 0"):
+        import_files(store, [path], limit=0)
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the real logs (../shared/data) aren't here")
+def test_the_logged_answers_of_four_models(store: Store) -> None:
+    mapping = parse_map(["prompt=question", "answer=ground_truth", "response=*.solution", "reward=*.is_correct"])
+    report = import_files(store, [DATA / "generations/gsm8k_openai_6b_175b.jsonl.gz"], mapping=mapping)
+    assert (report.samples, report.groups, report.scored, report.refused) == (5276, 1319, 5276, [])
+    assert {g.size for g in store.groups()} == {4}
+    assert store.counts().sources == dict.fromkeys(
+        ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification"), 1319
+    )
+    text = gzip.decompress((DATA / "generations/gsm8k_openai_6b_175b.jsonl.gz").read_bytes()).decode()
+    rows = [json.loads(line) for line in text.strip().split("\n")]
+    right = Counter(s.source for s in store.samples() if s.reward == 1.0)
+    assert right == {m: sum(row[m]["is_correct"] for row in rows) for m in right}
+    first = next(store.samples(prompt_id=store.groups()[0].prompt_id))
+    assert first.meta == {"answer": rows[0]["ground_truth"]}
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the real logs (../shared/data) aren't here")
+def test_the_logged_answers_to_game_24(store: Store) -> None:
+    """100 puzzles, 100 responses each, mean reward 0.0403; 51 groups whose rewards are all equal."""
+    mapping = parse_map(["prompt=puzzle", "response=responses", "reward=rewards"])
+    report = import_files(store, [DATA / "game24/game24_gpt4_cot_100x100.jsonl.gz"], mapping=mapping)
+    assert (report.samples, report.groups, report.scored, report.refused) == (10_000, 100, 10_000, [])
+    groups = store.groups()
+    assert {g.size for g in groups} == {100}
+    assert sum(g.reward_min == g.reward_max for g in groups) == 51
+    assert sum(s.reward or 0 for s in store.samples()) == 403
