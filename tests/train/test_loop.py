@@ -20,6 +20,7 @@ def run(tmp_path: Path, name: str = "run", **changes) -> Path:
     return Trainer(tiny(tmp_path, **changes), tmp_path / name).run()
 
 
+@pytest.mark.report
 def test_a_fresh_run_leaves_what_the_contract_names(tmp_path: Path) -> None:
     folder = run(tmp_path, data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(60, 80)), evaluate__every=3)
     assert {"config.json", "metrics.jsonl", "store.db", "checkpoints", "model", "report.html"} <= {p.name for p in folder.iterdir()}

@@ -1,0 +1,99 @@
+"""½ Var(R) on held-out groups: what it is, and what can't be asked of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from runs import DIGITS, fill_store, metrics, tiny
+
+from agro.config import RunConfig
+from agro.errors import Refused
+from agro.policy import Policy
+from agro.store import Store
+from agro.train.consistency import HeldOutGroups
+from agro.train.loop import Trainer
+from agro.types import Sample, prompt_hash
+
+BETA = 0.3
+
+
+def held_out(path: Path, prompts: range = range(200, 205)) -> str:
+    """Groups of 2, 3, 2, … responses; one prompt has a character that the tiny vocabulary lacks."""
+    with Store.open(path) as store:
+        store.append(
+            Sample(f"{p}>", DIGITS[i : i + 2 + p % 3], reward=float((i + p) % 2))
+            for p in prompts
+            for i in range(2 + p % 2)
+        )
+        store.append(Sample("x>", "12", reward=float(i)) for i in range(2))
+    return str(path)
+
+
+def log_run(tmp_path: Path, **changes) -> RunConfig:
+    tmp_path.mkdir(exist_ok=True)
+    fill_store(tmp_path / "log.db")
+    data = {"store": str(tmp_path / "log.db"), "replay": 1.0, "eval_store": held_out(tmp_path / "held.db")}
+    return tiny(tmp_path, data=data, **({"objective__beta": BETA} | changes))
+
+
+def total_logp(policy: Policy, sample: Sample) -> float:
+    """log π(y|x) from the model's own logits."""
+    s = policy.encode(sample)
+    ids = torch.tensor(s.tokens)[None].long()
+    logp = torch.log_softmax(policy.model(ids).logits[0, :-1].double(), -1).gather(1, ids[0, 1:, None])[:, 0]
+    return float(logp[torch.tensor(s.action[1:])].detach().sum())
+
+
+def test_is_half_the_variance_of_the_regularised_reward(tmp_path: Path) -> None:
+    config = log_run(tmp_path, evaluate__every=3)
+    folder = Trainer(config, tmp_path / "run").run()
+    rows = [m for m in metrics(folder) if m["eval_consistency"] is not None]
+    assert [m["step"] for m in rows] == [0, 3, 6]
+    assert all((m["eval_groups"], m["eval_left_out"]) == (5, 2) for m in rows)
+
+    seed_model = Trainer(log_run(tmp_path / "start", train__lr=1e-30, train__steps=1), tmp_path / "start" / "run").run()
+    start, now = (
+        Policy.load(RunConfig.of({"policy": {"model": str(f / "model")}}).policy) for f in (seed_model, folder)
+    )
+    before, after = [], []
+    with Store.open(config.data.eval_store, read_only=True) as store:
+        for p in range(200, 205):
+            group = list(store.samples(prompt_id=prompt_hash(f"{p}>")))
+            r = np.array([s.reward for s in group])
+            R = r - BETA * np.array([total_logp(now, s) - total_logp(start, s) for s in group])
+            before.append(np.var(r, ddof=1) / 2)
+            after.append(np.var(R, ddof=1) / 2)
+    fall = np.array(before) - np.array(after)
+    assert rows[0]["eval_consistency"] == pytest.approx(np.mean(before), rel=1e-9)
+    assert rows[0]["eval_consistency_fall"] == pytest.approx(0, abs=1e-12)
+    assert abs(fall.mean()) > 1e-3
+    assert rows[-1]["eval_consistency"] == pytest.approx(np.mean(after), rel=1e-4)
+    assert rows[-1]["eval_consistency_se"] == pytest.approx(np.std(after, ddof=1) / 5**0.5, rel=1e-4)
+    assert rows[-1]["eval_consistency_fall"] == pytest.approx(fall.mean(), rel=1e-3)
+    assert rows[-1]["eval_consistency_fall_se"] == pytest.approx(np.std(fall, ddof=1) / 5**0.5, rel=1e-3)
+
+
+def test_is_not_measured_where_the_objective_has_no_regularised_reward(tmp_path: Path) -> None:
+    phases = [{"name": "sft", "objective": {"name": "sft"}}, {"name": "agro"}]
+    rows = metrics(Trainer(log_run(tmp_path, phases=phases, train__steps=2), tmp_path / "run").run())
+    assert [m["phase"] for m in rows if m["eval_consistency"] is not None] == ["agro"]
+    with pytest.raises(Refused, match=r"data.eval_store: .* no phase's objective"):
+        Trainer(log_run(tmp_path / "b", objective={"name": "rloo"}))
+
+
+def test_groups_that_are_trained_on_are_refused(tmp_path: Path) -> None:
+    config = log_run(tmp_path)
+    held_out(tmp_path / "log.db", range(203, 204))
+    with pytest.raises(Refused, match=r"data.eval_store: 1 of 5 held-out prompts are in the training data"):
+        Trainer(config, tmp_path / "run").run()
+
+
+def test_a_store_without_usable_groups_is_refused(tmp_path: Path) -> None:
+    config = log_run(tmp_path)
+    with Store.open(tmp_path / "empty.db") as store:
+        store.append([Sample("200>", "1", reward=1.0), Sample("201>", "1", reward=0.0)])
+    with pytest.raises(Refused, match="two or more scored responses"):
+        HeldOutGroups.load(tmp_path / "empty.db", config, Policy.load(config.policy))

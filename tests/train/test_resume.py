@@ -1,0 +1,133 @@
+"""A run that is stopped, however, and resumed is the run that was never stopped."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from runs import metrics, tiny, weights, write_prompts, write_toml
+
+from agro.config import RunConfig
+from agro.errors import Refused
+from agro.train.loop import Interrupted, Trainer
+
+KILLED = Path(__file__).parent / "killed.py"
+
+
+def config(tmp_path: Path) -> RunConfig:
+    """Two phases, fresh and stored groups mixed, the second phase's reference its own start."""
+    phases = [
+        {"name": "fresh", "train": {"steps": 7}},
+        {"name": "mixed", "data": {"replay": 0.5}, "train": {"steps": 8, "updates": 2}, "objective": {"beta": 0.3}},
+    ]
+    return tiny(
+        tmp_path, phases=phases, policy__reference="phase", train__checkpoint_every=3, train__schedule="cosine",
+        data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(60, 66)), evaluate__every=5,
+    )  # fmt: skip
+
+
+def draws(run: Path) -> list[tuple]:
+    """What was drawn, in order; without ids, which differ where samples were made again."""
+    with sqlite3.connect(run / "store.db") as db:
+        return db.execute(
+            "SELECT d.step, s.prompt_id, s.response, s.reward, s.version FROM draws d JOIN samples s ON s.id = d.sample ORDER BY d.rowid"
+        ).fetchall()
+
+
+TIMES = {"seconds", "seconds_sample", "seconds_train", "tokens_per_second"}
+
+
+def same(a: Path, b: Path) -> None:
+    assert weights(a) == weights(b)
+    assert draws(a) == draws(b)
+    assert [{k: v for k, v in m.items() if k not in TIMES} for m in metrics(a)] == [
+        {k: v for k, v in m.items() if k not in TIMES} for m in metrics(b)
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return Trainer(config(folder), folder / "run").run()
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 6, 7, 8, 12])
+def test_interrupted_in_the_middle_of_a_step(at: int, tmp_path: Path, undisturbed: Path, monkeypatch) -> None:
+    """Ctrl-C while step `at` + 1 samples or computes: a checkpoint of step `at` is left."""
+    trainer = Trainer(config(tmp_path), tmp_path / "run")
+    plain, calls = Trainer.between, []
+
+    def ask(self: Trainer) -> None:
+        done = metrics(self.out)[-1]["step"] if (self.out / "metrics.jsonl").exists() else 0
+        calls.append(done)
+        if done == at and calls.count(at) == 5:  # after some responses of the step
+            signal.raise_signal(signal.SIGINT)
+        plain(self)
+
+    monkeypatch.setattr(Trainer, "between", ask)
+    with pytest.raises(Interrupted):
+        trainer.run()
+    assert metrics(tmp_path / "run")[-1]["step"] == at
+    monkeypatch.setattr(Trainer, "between", plain)
+    Trainer(config(tmp_path), tmp_path / "run", resume=True).run()
+    same(tmp_path / "run", undisturbed)
+
+
+def test_killed_at_random_moments(tmp_path: Path, undisturbed: Path) -> None:
+    """SIGKILL, again and again; sampling, scoring, appending, updating, saving: wherever it strikes."""
+    file = write_toml(tmp_path / "config.json", config(tmp_path))
+
+    def go(out: str, event: int, resume: str = "") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(KILLED), str(file), str(tmp_path / out), str(event), resume]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    events = int(go("whole", 0).stdout)
+    same(tmp_path / "whole", undisturbed)
+    rng = random.Random(0)
+    for kill in range(6):
+        done = go("run", rng.randrange(1, events // 4), "resume" if kill else "")
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    assert go("run", 0, "resume").returncode == 0
+    same(tmp_path / "run", undisturbed)
+
+
+def test_sigterm_leaves_a_checkpoint_and_exit_code_130(tmp_path: Path, undisturbed: Path) -> None:
+    file = write_toml(tmp_path / "config.json", config(tmp_path))
+    command = [sys.executable, "-m", "agro", "train", str(file), "--out", str(tmp_path / "run")]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "run" / "metrics.jsonl"
+    for _ in range(2400):
+        if log.exists() and log.read_text().count("\n") >= 3:
+            break
+        time.sleep(0.025)
+    running.send_signal(signal.SIGTERM)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130, errors
+    assert "go on with --resume" in errors
+    assert "Traceback" not in errors
+    resumed = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=120)
+    assert resumed.returncode == 0, resumed.stderr
+    same(tmp_path / "run", undisturbed)
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, undisturbed: Path) -> None:
+    before = weights(undisturbed)
+    made = RunConfig.load(undisturbed / "config.json")
+    Trainer(made, undisturbed, resume=True).run()
+    assert weights(undisturbed) == before
+
+
+def test_a_checkpoint_that_is_not_the_committed_one_is_named(tmp_path: Path) -> None:
+    Trainer(config(tmp_path), tmp_path / "run").run()
+    file = tmp_path / "run" / "checkpoints" / "step-00000015" / "model.safetensors"
+    torn = bytearray(file.read_bytes())
+    torn[-1] ^= 1
+    file.write_bytes(torn)
+    with pytest.raises(Refused, match=r"step-00000015.*digest"):
+        Trainer(config(tmp_path), tmp_path / "run", resume=True).run()
