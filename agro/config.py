@@ -66,6 +66,10 @@ class Data(Section):
     )
     eval_prompts: str | None = Field(None, description="held-out prompts, the same format")
     store: str | None = Field(None, description="the store; RUN/store.db where it is not given")
+    eval_store: str | None = Field(
+        None,
+        description="a store of held-out groups: ½ Var(R) within them is measured (metrics eval_consistency…) where the objective has β > 0",
+    )
     replay: Share = Field(
         0.0, description="share of each step's groups that comes from the store; 1 trains from the store alone"
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.objectives import WAYS_OUT, get
 from agro.train.schedule import lr_at, options_at
-from agro.types import Prompt
 
 
 def check_config(config: RunConfig) -> None:
@@ -18,6 +17,11 @@ def check_config(config: RunConfig) -> None:
                       + ("neither" if config.policy.model is None else "both"))  # fmt: skip
     for name in config.phase_names:
         _check_phase(config.phase(name), f"phase {name}: " if config.phases else "")
+    if config.data.eval_store and not any(measures_consistency(config.phase(n)) for n in config.phase_names):
+        raise Refused(
+            "data.eval_store: ½ Var(R) is measured there, R = r − βρ, but no phase's objective has a β > 0 and groups; "
+            "take the setting out, or train with agro"
+        )
 
 
 def _check_phase(config: RunConfig, where: str) -> None:
@@ -58,14 +62,20 @@ def _check_phase(config: RunConfig, where: str) -> None:
             )
 
 
-def check_heldout(prompts: Sequence[str], heldout: Sequence[Prompt]) -> None:
-    """Raise `Refused` where a held-out prompt is trained on."""
-    shared = set(prompts) & {p.id for p in heldout}
+def check_heldout(prompts: Iterable[str], heldout: Collection[str], where: str = "data.eval_prompts") -> None:
+    """Raise `Refused` where a held-out prompt (both by id) is trained on."""
+    shared = set(prompts) & set(heldout)
     if shared:
         raise Refused(
-            f"data.eval_prompts: {len(shared)} of {len(heldout)} held-out prompts are in the training data "
+            f"{where}: {len(shared)} of {len(heldout)} held-out prompts are in the training data "
             f"(for one: {', '.join(sorted(shared)[:3])}); take them out of one of the two"
         )
+
+
+def measures_consistency(config: RunConfig) -> bool:
+    """Whether a phase's objective has a regularised reward R = r − βρ, the spread of which data.eval_store shows."""
+    objective = get(config.objective.name)
+    return {"reward", "groups", "ref_logp"} <= objective.needs(objective.defaults() | config.objective.options)
 
 
 def reads_reference(config: RunConfig) -> bool:

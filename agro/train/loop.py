@@ -29,8 +29,9 @@ from agro.rewards import Reward, load_reward
 from agro.samplers import HFSampler
 from agro.store import Store
 from agro.train import checkpoint
-from agro.train.check import check_config, check_heldout, reads_reference
+from agro.train.check import check_config, check_heldout, measures_consistency, reads_reference
 from agro.train.checkpoint import Position
+from agro.train.consistency import HeldOutGroups
 from agro.train.data import Drawn, PromptOrder, check_store, derive, draw_rule, sample_fresh, sampling, shares, usable
 from agro.train.measure import describe_batch, describe_heldout, describe_step, empty_metrics
 from agro.train.run import Progress, Run
@@ -66,7 +67,7 @@ class Trainer:
         config = self.config
         self.prompts = _prompts(config.data.prompts)
         self.eval_prompts = _prompts(config.data.eval_prompts)
-        check_heldout([p.id for p in self.prompts], self.eval_prompts)
+        check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
         reward: Reward | None = load_reward(config.reward) if self.prompts or self.eval_prompts else None
         try:
             store_path = Path(config.data.store) if config.data.store else self.out / "store.db"
@@ -107,7 +108,7 @@ class Trainer:
                 checkpoint.load(run.checkpoints / f"step-{begins:08d}", position.anchor, reference.model)
             if phase.data.replay > 0:
                 check_store(phase, store)
-                check_heldout([g.prompt_id for g in store.groups()], self.eval_prompts)
+                check_heldout([g.prompt_id for g in store.groups()], [p.id for p in self.eval_prompts])
             position = self._phase(run, store, policy, reference, reward, phase, position, begins)
         policy.save(run.folder / "model")
 
@@ -135,9 +136,10 @@ class Trainer:
         sampler = HFSampler(policy, position.version)
         order = PromptOrder(self.prompts, derive(train.seed, "prompts", position.phase)) if self.prompts else None
         ends = begins + train.steps
-        if position.step == 0 and self.eval_prompts and reward is not None:
+        held = self._held_out_groups(store, reference, config)
+        if position.step == 0 and (self.eval_prompts or held):
             metrics = {**empty_metrics(), "step": 0, "phase": position.phase, "version": position.version}
-            self._log(run, metrics | self._evaluate(policy, reference, reward, config))
+            self._log(run, metrics | self._evaluate(policy, reference, reward, held, config, 0))
         saved = position.step if position.step else -1
         try:
             while position.step < ends:
@@ -154,8 +156,8 @@ class Trainer:
                     "tokens_per_second": (drawn.sampled_tokens + metrics["tokens"]) / (trained - began),
                 }  # fmt: skip
                 due = step == ends or (config.evaluate.every > 0 and (at + 1) % config.evaluate.every == 0)
-                if due and self.eval_prompts and reward is not None:
-                    metrics |= self._evaluate(policy, reference, reward, config)
+                if due:
+                    metrics |= self._evaluate(policy, reference, reward, held, config, at)
                     if metrics["kl_ref"] is None:
                         metrics["kl_ref"] = metrics["eval_kl_ref"]
                 self._log(run, metrics)
@@ -242,14 +244,35 @@ class Trainer:
         metrics |= {"step": done, "phase": position.phase, "version": version}
         return Position(position.phase, done, version, position.anchor, skipped), metrics
 
-    def _evaluate(self, policy: Policy, reference: Policy | None, reward: Reward, config: RunConfig) -> dict[str, Any]:
-        """Held-out reward at the weights of now, on noise that is the same at every step."""
-        options = replace(
-            sampling(config, derive(config.train.seed, "evaluate")),
-            temperature=config.evaluate.temperature, top_k=0, top_p=1.0, min_p=0.0,
-        )  # fmt: skip
-        found = heldout(HFSampler(policy), reward, self.eval_prompts, config.evaluate.n, options)
-        return describe_heldout(found, policy, reference, config)
+    def _held_out_groups(self, store: Store, reference: Policy | None, config: RunConfig) -> HeldOutGroups | None:
+        """What data.eval_store holds, where the phase's objective has something to measure on it."""
+        if not config.data.eval_store or not measures_consistency(config):
+            return None
+        assert reference is not None
+        held = HeldOutGroups.load(config.data.eval_store, config, reference)
+        trained = {p.id for p in self.prompts} | (
+            {g.prompt_id for g in store.groups()} if config.data.replay else set()
+        )
+        check_heldout(trained, held.prompt_ids, "data.eval_store")
+        return held
+
+    def _evaluate(
+        self, policy: Policy, reference: Policy | None, reward: Reward | None, held: HeldOutGroups | None,
+        config: RunConfig, at: int,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Held-out reward at the weights of now, on noise that is the same at every step, and held-out ½ Var(R)."""
+        out: dict[str, Any] = {}
+        if self.eval_prompts and reward is not None:
+            options = replace(
+                sampling(config, derive(config.train.seed, "evaluate")),
+                temperature=config.evaluate.temperature, top_k=0, top_p=1.0, min_p=0.0,
+            )  # fmt: skip
+            found = heldout(HFSampler(policy), reward, self.eval_prompts, config.evaluate.n, options)
+            out |= describe_heldout(found, policy, reference, config)
+        if held is not None:
+            out |= held.measure(policy, options_at(config.objective.options, at)["beta"]).metrics()
+            out["eval_left_out"] = held.left_out
+        return out
 
     def _save(
         self, run: Run, store: Store, policy: Policy, optimiser: torch.optim.Optimizer, position: Position, begins: int

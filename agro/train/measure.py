@@ -16,6 +16,7 @@ from agro.train.step import Step, collate, streams_of
 
 KEYS = (
     "step", "phase", "version", "reward_mean", "reward_std", "eval_reward", "eval_reward_se", "eval_n", "eval_kl_ref",
+    "eval_consistency", "eval_consistency_se", "eval_consistency_fall", "eval_consistency_fall_se", "eval_groups", "eval_left_out",
     "loss", "kl_ref", "grad_norm", "grad_norm_clipped", "lr", "tokens", "sampled_tokens", "seconds", "seconds_sample",
     "seconds_train", "tokens_per_second", "staleness_mean", "staleness_max", "length_mean", "truncated_share", "groups",
     "groups_equal", "rewards_failed", "left_out", "left_out_reasons", "skipped", "logp_diff_mean", "logp_diff_max",

@@ -113,6 +113,8 @@ class Progress:
             shown += [f"{_short(m['tokens_per_second'])} tok/s", f"{_clock(left)} left"]
         if m.get("eval_reward") is not None:
             shown.append(f"held-out {m['eval_reward']:.3f} ± {m['eval_reward_se']:.3f}")
+        if m.get("eval_consistency") is not None:
+            shown.append(f"held-out ½Var(R) {m['eval_consistency']:.5f} ± {m['eval_consistency_se']:.5f}")
         if m["skipped"]:
             shown.append("update skipped: the gradient isn't finite")
         self.say("  ".join(shown))
