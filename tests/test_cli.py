@@ -1,0 +1,166 @@
+"""The command line as a user's scripts see it: files, exit codes, one JSON document on stdout."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from agro.cli import app
+from agro.config import NewModel
+from agro.policy import new_model
+from agro.store import Store, read_samples
+from agro.types import Sample
+
+SHARED = Path(__file__).parents[1] / ".." / "shared"
+COMMANDS = ("train", "sample", "import", "check", "score", "eval", "report")
+
+
+def agro(*args: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in args], prog_name="agro")
+
+
+def done(*args: object) -> Result:
+    result = agro(*args)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def refused(*args: object) -> str:
+    result = agro(*args)
+    assert result.exit_code == 2, result.output
+    return result.stderr
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    new_model(folder, NewModel(alphabet="0123456789>", hidden=16, layers=1, heads=2, context=32), 0)
+    return folder
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{i}>", "answer": str(i % 10)}) + "\n" for i in range(12)))
+    return path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(command: str) -> None:
+    assert f"agro {command}" in done(command, "--help").stdout
+    assert "Example" in done(command, "--help").stdout
+
+
+def test_sample_score_check_export_and_train(model: Path, prompts: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store.db"
+    done("sample", "--model", model, "--prompts", prompts, "--out", store, "-n", 3, "--max-new", 4)
+    done("sample", "--model", model, "--prompts", prompts, "--out", store, "-n", 1, "--max-new", 4, "--seed", 1)
+    assert "unscored: 48" in agro("check", store).stdout
+    assert "objective agro needs reward: 0 of 48 rows have it" in refused("check", store)
+    scored = json.loads(done("score", store, "--reward", "exact", "--json").stdout)
+    assert scored["scored"] == 48
+    found = json.loads(done("check", store, "--json").stdout)
+    assert (found["samples"], found["groups"], found["with_behavior"], found["trainable"]) == (48, 12, 48, True)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'policy.model = "{model}"\ndata = {{store = "{store}", replay = 1.0}}\nobjective = {{name = "agro", beta = 0.1}}\n')
+    done("train", recipe, "train.steps=2", "train.groups=4", "--out", tmp_path / "run")
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+    done("report", tmp_path / "run")
+    assert "there is a run in this folder" in refused("train", recipe, "--out", tmp_path / "run")
+    assert "unknown key train.stepz; did you mean train.steps?" in refused("train", recipe, "train.stepz=2")
+    assert "train.steps" in refused("train", recipe, "train.steps=many")
+
+
+def test_sample_writes_files_by_their_ending(model: Path, prompts: Path, tmp_path: Path) -> None:
+    for name in ("out.jsonl", "out.jsonl.gz", "out.parquet"):
+        done("sample", "--model", model, "--prompts", prompts, "--out", tmp_path / name, "-n", 2, "--greedy")
+        samples = list(read_samples(tmp_path / name))
+        assert len(samples) == 24
+        assert samples[0].response == samples[1].response
+        assert "there is such a file" in refused("sample", "--model", model, "--prompts", prompts, "--out", tmp_path / name)
+
+
+def test_the_golden_story(tmp_path: Path) -> None:
+    folder = SHARED / "models" / "stories260K"
+    if not folder.exists():
+        pytest.skip("../shared/models/stories260K isn't here")
+    (tmp_path / "empty.jsonl").write_text('{"prompt": ""}\n')
+    done("sample", "--model", folder, "--prompts", tmp_path / "empty.jsonl", "--out", tmp_path / "story.jsonl", "-n", 1, "--greedy", "--max-new", 200)
+    golden = json.loads((SHARED / "models" / "stories260K_golden.json").read_text())["expected_greedy_200"]
+    story = json.loads((tmp_path / "story.jsonl").read_text())["response"]
+    assert story.startswith(golden)
+
+
+def test_import_says_what_it_took_and_refused(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl.gz"
+    rows = ['{"q": "1>", "out": ["1", "2"], "ok": [true, false]}', '{"q": "2>", "out": ["1"], "ok": [0.5]}', '{"q": "3>"', '{"q": "4>", "out": ["1"], "ok": ["yes"]}']
+    log.write_bytes(gzip.compress("\n".join(rows).encode()))
+    command = ("import", log, "--store", tmp_path / "s.db", "--map", "prompt=q", "--map", "response=out", "--map", "reward=ok", "--json")
+    report = json.loads(done(*command).stdout)
+    assert (report["samples"], report["groups"], len(report["refused"])) == (3, 2, 2)
+    assert [r["where"] for r in report["refused"]] == [f"{log}:3", f"{log}:4"]
+    assert json.loads(done(*command).stdout)["samples"] == 0  # the same file again
+    with Store.open(tmp_path / "s.db", read_only=True) as store:
+        assert [s.reward for s in store.samples()] == [1.0, 0.0, 0.5]
+    assert "did you mean response" in refused("import", log, "--store", tmp_path / "s.db", "--map", "respons=out")
+    assert "FIELD=COLUMN" in refused("import", log, "--store", tmp_path / "s.db", "--map", "response")
+
+
+def test_import_counts_what_a_tokenizer_cannot_encode(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"prompt": "1>", "response": "2", "reward": 1}\n{"prompt": "1>", "response": "b", "reward": 0}\n')
+    report = json.loads(done("import", tmp_path / "log.jsonl", "--store", tmp_path / "s.db", "--tokenizer", model, "--json").stdout)
+    assert report["encoding"] == {"usable": 1, "unknown characters": 1}
+
+
+def test_check_names_what_an_objective_lacks(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps({"prompt": "p", "response": r, "reward": 1}) + "\n" for r in "abc"))
+    assert "trainable: True" in done("check", tmp_path / "log.jsonl").stdout
+    result = agro("check", tmp_path / "log.jsonl", "--objective", "grpo", "--json")
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["trainable"] is False
+    assert re.search(r"objective grpo needs behavior_logp: 0 of 3 rows.*sample 1.*sample 2.*sample 3.*What to do", result.stderr)
+
+
+def test_eval_prints_accuracy_and_pass_at_k(model: Path, prompts: Path) -> None:
+    report = json.loads(done("eval", "--model", model, "--prompts", prompts, "--reward", "exact", "-n", 4, "--max-new", 4, "--json").stdout)
+    assert set(report) >= {"accuracy", "pass@1", "pass@2", "pass@4", "unscored", "reward_mean"}
+    assert report["accuracy"]["low"] <= report["accuracy"]["value"] <= report["accuracy"]["high"]
+    assert report["pass@1"]["value"] == pytest.approx(report["accuracy"]["value"])
+    assert report["pass@4"]["value"] >= report["pass@1"]["value"]
+
+
+def test_bad_requests_end_with_2_and_name_the_place(model: Path, prompts: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "1>"}\n{"promt": "2>"}\n')
+    (tmp_path / "nan.jsonl").write_text('{"prompt": "1>", "answer": NaN}\n')
+    eval_ = ("eval", "--model", model, "--reward", "exact", "--prompts")
+    assert f"{tmp_path}/bad.jsonl:2" in refused(*eval_, tmp_path / "bad.jsonl")
+    assert f"{tmp_path}/nan.jsonl:1" in refused(*eval_, tmp_path / "nan.jsonl")
+    assert "no such folder" in refused("eval", "--model", tmp_path / "none", "--reward", "exact", "--prompts", prompts)
+    assert "did you mean exact" in refused("eval", "--model", model, "--reward", "exat", "--prompts", prompts)
+    assert "none.db" in refused("score", tmp_path / "none.db", "--reward", "exact")
+    assert "config.json" in refused("report", tmp_path)
+    assert "recipe" in refused("train", tmp_path / "none.toml")
+    assert agro("trane").exit_code == 2
+
+
+def test_a_users_mistake_has_no_traceback(tmp_path: Path) -> None:
+    out = subprocess.run([sys.executable, "-m", "agro", "train", "none.toml"], capture_output=True, text=True, cwd=tmp_path)
+    assert out.returncode == 2
+    assert out.stdout == ""
+    assert out.stderr == "agro: none.toml: can't be read: No such file or directory; expected a TOML recipe or a run's config.json\n"
+
+
+def test_score_only_what_is_missing(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "s.db") as store:
+        store.append([Sample("p", "a", 0.25, meta={"answer": "a"}), Sample("p", "a", meta={"answer": "a"}), Sample("p", "b")])
+    report = json.loads(done("score", tmp_path / "s.db", "--reward", "exact", "--missing", "--json").stdout)
+    assert (report["scored"], report["failed"]) == (1, 1)
+    with Store.open(tmp_path / "s.db", read_only=True) as store:
+        assert [s.reward for s in store.samples()] == [0.25, 1.0, None]
