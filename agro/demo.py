@@ -29,15 +29,15 @@ CONFIG: dict[str, Any] = {
     "policy": {"new": {"alphabet": DIGITS + ">", "hidden": 144, "layers": 5, "heads": 4, "context": 32}, "reference": "phase"},
     "sampler": {"n": 8, "max_new": LENGTH + 2, "batch": 256},
     "reward": {"name": "exact"},
-    "objective": {"name": "agro", "beta": 0.05},
+    "objective": {"name": "agro", "beta": 0.2},
     "train": {"groups": 16, "micro_batch": 128, "lr": 1.5e-4, "warmup": 5, "schedule": "linear", "checkpoint_every": 60},
     "evaluate": {"every": 20},
     "phases": [
         {"name": "sft", "objective": {"name": "sft"}, "data": {"replay": 1.0, "roles": ["expert"]},
          "train": {"steps": 240, "groups": 64, "lr": 2e-3, "warmup": 20, "schedule": "cosine", "adam_betas": [0.9, 0.99]},
          "evaluate": {"every": 60}},
-        {"name": "onpolicy", "train": {"steps": 80}},
-        {"name": "store", "data": {"replay": 1.0, "roles": ["policy"]}, "train": {"steps": 60}},
+        {"name": "onpolicy", "train": {"steps": 70}},
+        {"name": "store", "data": {"replay": 1.0, "roles": ["policy"]}, "train": {"steps": 80, "lr": 1e-4}},
     ],
 }  # fmt: skip
 
