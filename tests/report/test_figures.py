@@ -112,7 +112,7 @@ def test_an_svg_is_part_of_a_page(run):
     rows = [r | {"phase": "a <b> & $x$"} for r in run.rows]
     text = svg(learning_curve(dataclasses.replace(run, rows=[*run.rows[:100], *rows[100:]])), "name")
     assert text.startswith("<svg viewBox=")
-    assert "a &lt;b&gt; &amp; $x$" in text
+    assert ">a &lt;b&gt; &amp; $x$<" in text
     assert "http" not in text
     assert "<style" not in text
     assert set(re.findall(r"#[0-9a-f]{6}\b", text)) == set()  # every colour is the page's

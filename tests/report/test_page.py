@@ -7,12 +7,12 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
-from conftest import CONFIG
 
 from agro.report import report
 from agro.store import Store
 from agro.types import Sample
 
+RUN = "0123456789abcdef"  # of the made-up configuration
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 
 
@@ -123,7 +123,7 @@ def test_what_a_page_names_is_escaped(run_folder):
     path = run_folder / "metrics.jsonl"
     path.write_text(path.read_text().replace('"sft"', json.dumps(evil.replace("\ud800", ""))))
     with Store.open(run_folder / "store.db") as store:
-        store.append([Sample(evil, evil, reward=1.0, source=evil, meta={"answer": evil})], run=CONFIG["run"])
+        store.append([Sample(evil, evil, reward=1.0, source=evil, meta={"answer": evil})], run=RUN)
     page = read(run_folder)
     assert not page.tags & {"script", "i", "u", "s"}
     assert page.text.count("<script>alert(1)</script>\"'&\\ud800") >= 4
@@ -135,7 +135,7 @@ def test_responses(bare_folder):
     own += [Sample(chat, "", reward=5.0, meta={"finish": "length"}), Sample("failed", "no reward")]
     other = [Sample("of another", "run", reward=99.0), Sample("long", "y" * 2100, reward=-1.0)]
     with Store.open(bare_folder / "store.db") as store:
-        store.append(own, run=CONFIG["run"])
+        store.append(own, run=RUN)
         store.append(other)
     text = read(bare_folder).text
     best, worst = (

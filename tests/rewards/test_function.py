@@ -100,13 +100,13 @@ def test_module_from_the_working_folder(write, monkeypatch):
         assert outcome(reward.score([Sample("p", "r")])) == [2.0]
 
 
-def named(completions, **kw):
-    return [len(c) for c in completions]
+def test_a_function_object(write, monkeypatch):
+    path = write("def count(completions, **kw): return [len(c) for c in completions]", "module_of_mine.py")
+    monkeypatch.syspath_prepend(path.parent)
+    import module_of_mine
 
-
-def test_a_function_object(monkeypatch):
-    with closing(FunctionReward(named)) as reward:
-        assert reward.name == f"{__name__}:named"
+    with closing(FunctionReward(module_of_mine.count)) as reward:
+        assert reward.name == "module_of_mine:count"
         assert outcome(reward.score([Sample("p", "four")])) == [4.0]
     with pytest.raises(Refused, match="can't be found by another process"):
         FunctionReward(lambda completions: [])
@@ -276,7 +276,6 @@ PARENT = """
     [
         ("reward.score([Sample('p', 'r')])", signal.SIGINT),
         ("time.sleep(60)", signal.SIGKILL),
-        ("", None),
     ],
 )
 def test_no_orphans(write, then, number):
@@ -292,10 +291,9 @@ def test_no_orphans(write, then, number):
     assert process.stdout
     assert process.stdout.readline() == b"ready\n"
     pid = int(Path(f"{path}.pid").read_text())
-    if number is not None:
-        assert alive(pid)
-        time.sleep(0.3)
-        process.send_signal(number)
+    assert alive(pid)
+    time.sleep(0.3)
+    process.send_signal(number)
     process.wait(10)
     process.stdout.close()
     assert gone(pid)

@@ -1,0 +1,49 @@
+"""Which responses are shown."""
+
+import pytest
+
+from agro.report import responses
+from agro.report.responses import choose
+from agro.store import Store
+from agro.types import Sample
+
+
+def chosen(path, rewards, run="me"):
+    """`rewards`: [(prompt, reward), …] in the order of the store; what is best and worst, by place in that order."""
+    with Store.open(path / "store.db") as store:
+        store.append([Sample(prompt, "r", reward=reward) for prompt, reward in rewards], run=run)
+    found = choose(path / "store.db", "me")
+    return [(s.id or 0) - 1 for s in found.best], [(s.id or 0) - 1 for s in found.worst], found.of, found.own
+
+
+def test_one_a_prompt_and_of_equal_ones_the_later(tmp_path):
+    rewards = [("a", 1.0), ("a", 1.0), ("b", 0.0), ("b", 0.0), ("c", 1.0), ("d", 0.5), ("e", 0.5), ("f", 0.0)]
+    assert chosen(tmp_path, rewards) == ([4, 1, 6], [7, 3, 5], 8, True)
+
+
+def test_none_stands_in_both(tmp_path):
+    assert chosen(tmp_path, [("a", 1.0), ("b", 0.5)]) == ([0, 1], [], 2, True)
+
+
+def test_equal_rewards_have_no_worst(tmp_path):
+    assert chosen(tmp_path, [(p, 0.0) for p in "abcde"]) == ([4, 3, 2], [], 5, True)
+
+
+def test_unscored_responses_and_other_runs_are_passed_over(tmp_path):
+    assert chosen(tmp_path, [("a", None), ("b", 1.0)]) == ([1], [], 1, True)
+    assert chosen(tmp_path, [("c", 5.0)] * 3, run="other") == ([1], [], 1, True)
+
+
+def test_late_responses_of_a_large_store(tmp_path, monkeypatch):
+    monkeypatch.setattr(responses, "LATE", 4)
+    monkeypatch.setattr(responses, "GROUPS", 3)
+    rewards = [(f"p{i}", float(-i)) for i in range(60)]
+    best, worst, of, _ = chosen(tmp_path, [*rewards, *rewards[:57]])  # over 16 · 4: three prompts are read
+    assert (best, worst, of) == ([57, 58, 59], [], 3)
+
+
+@pytest.mark.parametrize("count", [4, 5, 40])
+def test_the_last_responses_of_a_small_store(tmp_path, monkeypatch, count):
+    monkeypatch.setattr(responses, "LATE", 4)
+    best, worst, of, _ = chosen(tmp_path, [(f"p{i}", float(i)) for i in range(count)])
+    assert (best, worst, of) == ([count - 1, count - 2, count - 3], [count - 4], 4)
