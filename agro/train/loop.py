@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +72,17 @@ class Trainer:
         reward: Reward | None = load_reward(config.reward) if self.prompts or self.eval_prompts else None
         try:
             store_path = Path(config.data.store) if config.data.store else self.out / "store.db"
-            first = config.phase(config.phase_names[0])
-            if first.data.replay == 1 and not store_path.exists():
+            phases = [config.phase(name) for name in config.phase_names]
+            alone = sum(1 for _ in takewhile(lambda p: p.data.replay == 1, phases))
+            if alone and not store_path.exists():
                 raise Refused(
                     f"data.store: {store_path} isn't there; data.replay = 1 trains from a store (agro import makes one)"
                 )
-            if store_path.exists() and first.data.replay > 0:
+            if store_path.exists():
                 with Store.open(store_path, read_only=True) as before:
-                    check_store(first, before)
+                    for phase in phases[: alone + 1]:  # what is in the store for later ones isn't known yet
+                        if phase.data.replay > 0:
+                            check_store(phase, before)
             run = Run(self.out, config, resume=self.resume)
             with Store.open(store_path) as store, self._signals():
                 self._run(run, store, reward)

@@ -170,6 +170,8 @@ def test_refusals_come_before_a_model_is_loaded(tmp_path: Path, monkeypatch) -> 
     fill_store(tmp_path / "log.db")
     log = {"store": str(tmp_path / "log.db"), "replay": 1.0}
     refused(tmp_path, r"(?s)objective grpo needs behavior_logp: 0 of 32 rows have it, 32 don't .*sample 1 .*sample 2 .*sample 3 .*What to do", data=log, objective={"name": "grpo"})
+    phases = [{"name": "sft", "objective": {"name": "sft"}}, {"name": "grpo", "objective": {"name": "grpo"}}]
+    refused(tmp_path, "objective grpo needs behavior_logp: 0 of 32 rows have it", data=log, phases=phases)
     refused(tmp_path, "agro_onpolicy needs samples made by the present weights, but data.replay = 1", data=log, objective={"name": "agro_onpolicy", "beta": 0.1})
     refused(tmp_path, "log.db holds no samples that data.roles", data={**log, "roles": ["expert"]})
     refused(tmp_path, "nothing.db isn't there", data={**log, "store": str(tmp_path / "nothing.db")})
