@@ -74,12 +74,14 @@ def draw(
     steps = run.column("step")
     known = [s for s in series if np.isfinite(s.values).any()]
     figure = Figure(figsize=size)
-    axes = figure.add_axes(_margins(size, [s.label for s in known] if len(known) > 1 else [], titled))
+    labels = [s.label for s in known] if len(known) > 1 else []
+    axes = figure.add_axes(_margins(size, labels))
     _plain(axes)
     axes.set_xlim(0, max(1.0, steps[-1]))
     ends = [_line(axes, steps, s, run.spans) for s in known]
     _scale(axes, np.concatenate([s.values for s in known]), scale, percent)
     rows = _phases(axes, run.spans, size)
+    axes.set_position(_margins(size, labels, rows + (unit != "")))
     if unit:
         axes.annotate(
             unit, (0, 1), (0, 4 + rows * 1.4 * FONT), xycoords="axes fraction", textcoords="offset points",
@@ -119,11 +121,11 @@ def png(figure: Figure, path: Path) -> None:
     figure.savefig(path, format="png", dpi=200, facecolor="white")
 
 
-def _margins(size: tuple[float, float], labels: Sequence[str], titled: bool) -> tuple[float, float, float, float]:
-    """Room for tick labels on the left, for the series' names on the right: (left, bottom, width, height)."""
+def _margins(size: tuple[float, float], labels: Sequence[str], rows: int = 0) -> tuple[float, float, float, float]:
+    """Room for tick labels, for names of series on the right and rows of text above: (left, bottom, width, height)."""
     width, height = size[0] * 72, size[1] * 72
     right = max([26.0, *(8 + 0.58 * FONT * len(label) for label in labels)])
-    left, bottom, top = 30.0, 20.0, 34.0
+    left, bottom, top = 30.0, 20.0, 8 + rows * 1.4 * FONT
     return left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height
 
 
@@ -136,7 +138,7 @@ def _plain(axes: Any) -> None:
     axes.patch.set_visible(False)
     axes.grid(axis="y", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 2.5, 5, 10]))
 
 
 def _line(axes: Any, steps: Values, s: Series, spans: Sequence[Span]) -> float:
@@ -175,21 +177,28 @@ def _running_mean(values: Values, width: int) -> Values:
 
 
 def _ends(axes: Any, run: RunData, size: tuple[float, float]) -> None:
-    """The held-out reward in numbers where phases begin and end, the last first; none over another."""
-    marks = {m.step: m for s in run.spans for m in (run.heldout(s.begins, s.begins), run.heldout(s.ends, s.ends)) if m}
+    """The held-out reward in numbers where phases begin and end, the last first; none over another or on its line."""
+    steps, values = run.column("step"), run.column("eval_reward")
+    bounds = {s.begins for s in run.spans} | {s.ends for s in run.spans}
     to_axes, box = axes.transScale + axes.transLimits, axes.get_position()
     width, height = 2.8 * FONT, 1.3 * FONT
     placed: list[tuple[float, float]] = []
-    for m in sorted(marks.values(), key=lambda m: -m.step):
-        x, y = to_axes.transform((m.step, m.value)) * (size[0] * 72 * box.width, size[1] * 72 * box.height)
-        last, floor = m.step == run.spans[-1].ends, y < 1.5 * FONT
-        corner = (x - width if last else x, y if floor else y - height)
+    known = np.flatnonzero(np.isfinite(values))
+    for at in range(len(known) - 1, -1, -1):
+        step, value = steps[known[at]], values[known[at]]
+        if step not in bounds:
+            continue
+        x, y = to_axes.transform((step, value)) * (size[0] * 72 * box.width, size[1] * 72 * box.height)
+        last = step == run.spans[-1].ends
+        other = known[max(0, at - 1) if last else min(at + 1, len(known) - 1)]  # where the line beside the number leads
+        above = y < 1.5 * FONT or values[other] < value
+        corner = (x - width if last else x, y if above else y - height)
         if any(abs(corner[0] - a) < width and abs(corner[1] - b) < height for a, b in placed):
             continue
         placed.append(corner)
         axes.annotate(
-            f"{m.value:.2f}", (m.step, m.value), (-3 if last else 4, 3 if floor else -5), textcoords="offset points",
-            color=SECOND, fontsize=FONT, fontweight="bold", ha="right" if last else "left", va="bottom" if floor else "top",
+            f"{value:.2f}", (step, value), (-3 if last else 3, 5 if above else -5), textcoords="offset points",
+            color=SECOND, fontsize=FONT, fontweight="bold", ha="right" if last else "left", va="bottom" if above else "top",
         )  # fmt: skip
 
 
