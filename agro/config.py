@@ -37,6 +37,10 @@ class NewModel(Section):
     layers: Count = 4
     heads: Count = 4
     context: Count = Field(1024, description="tokens")
+    initializer_range: Positive = Field(
+        0.02,
+        description="standard deviation of the random weights; a narrow model learns from rewards only with a larger one, about 1/√hidden",
+    )
 
 
 class Policy(Section):

@@ -34,6 +34,7 @@ def new_model(folder: str | Path, spec: NewModel, seed: int) -> None:
         num_attention_heads=spec.heads,
         num_key_value_heads=spec.heads,
         max_position_embeddings=spec.context,
+        initializer_range=spec.initializer_range,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
