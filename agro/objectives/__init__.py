@@ -20,6 +20,7 @@ from agro.objectives.core import (
     as_stream,
     differentiate,
     lack,
+    least_responses,
     like,
 )
 from agro.objectives.policy_gradient import kl_pg, reinforce, rloo
@@ -37,6 +38,7 @@ __all__ = [
     "evaluate",
     "get",
     "lack",
+    "least_responses",
     "names",
 ]
 

@@ -161,6 +161,11 @@ def differentiate(
     return Evaluation(float(terms.loss.detach()), grads, metrics)
 
 
+def least_responses(needs: set[Need]) -> int:
+    """The fewest responses that a group may have."""
+    return 3 if "triples" in needs else 2 if "groups" in needs else 1
+
+
 def check(name: str, needs: set[Need], streams: Streams, batch: Batch) -> None:
     """Raise `Refused` where the batch lacks what the objective needs, with counts, three rows and the way out."""
     shape = batch.mask.shape
@@ -198,7 +203,7 @@ def lack(name: str, field: str, rows: Sequence[str], total: int) -> str:
 
 def _kept(name: str, needs: set[Need], batch: Batch, options: Mapping[str, Any]) -> Tensor | None:
     """Rows of groups that are large enough, [K]; None where all are."""
-    least = 3 if "triples" in needs else 2 if "groups" in needs else 1
+    least = least_responses(needs)
     if least == 1:
         return None
     n = Groups.of(batch).n
@@ -241,10 +246,9 @@ def _check_finite(
 def as_stream(value: Any, name: str) -> Tensor:
     """A tensor of a stream given as tensor, array or lists."""
     try:
-        t = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+        return value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
     except (TypeError, ValueError) as error:
         raise Refused(f"stream {name}: expected numbers of shape [B,T], got {value!r:.80}") from error
-    return t if t.is_floating_point() else t.double()
 
 
 def like(value: Tensor, given: Any) -> Any:

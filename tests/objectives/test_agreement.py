@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import FIELDS, NAMED, VARIANTS, Case, batch_of, draw, evaluate, expected, least
+from cases import FIELDS, NAMED, VARIANTS, Case, batch_of, change, draw, evaluate, expected, least
 
-from agro import objectives
+from agro import Batch, objectives
 from agro.objectives import Evaluation
 
 EVERY = pytest.mark.parametrize(("name", "options", "needs"), VARIANTS, ids=NAMED)
@@ -130,13 +130,30 @@ def test_inputs_of_the_batch_may_be_tensors_arrays_or_lists(
         np.testing.assert_array_equal(out.grad, reference.grad)
 
 
-def test_float32_fields_of_the_batch_are_not_summed_in_float32() -> None:
-    """A reference of float32 beside float64 log-probs: only its own rounding may show."""
+@EVERY
+def test_float32_fields_of_the_batch_are_not_summed_in_float32(
+    name: str, options: dict[str, Any], needs: set[str]
+) -> None:
+    """Beside float64 log-probs: only the rounding of the fields themselves may show."""
     case = draw(10, length=40, far=100.0, junk=False)
-    ref = case.ref_logp.astype(np.float32)
-    out = evaluate(case, "agro", {"beta": 0.3}, ref_logp=torch.as_tensor(ref))
-    case.ref_logp = ref.astype(np.float64)
-    agree(out, case, "agro", {"beta": 0.3})
+    rounded = {k: np.asarray(getattr(case, k), dtype=np.float32) for k in ("reward", "weight", *FIELDS)}
+    out = evaluate(case, name, options, **{k: torch.as_tensor(v) for k, v in rounded.items()})
+    agree(out, change(case, **{k: v.astype(np.float64) for k, v in rounded.items()}), name, options)
+
+
+def test_whole_numbers() -> None:
+    """As lists and as tensors of integers: float64 comes back."""
+    given = [[0, -1, -2], [0, -3, -1]]
+    batch = Batch.of(mask=[[0, 1, 1]] * 2, reward=[1, 0], group=[0, 0], ref_logp=[[0, -1, -1]] * 2)
+    for logp in (given, np.array(given), torch.tensor(given)):
+        out = objectives.evaluate("agro", logp, batch, beta=1)
+        assert out.grad.dtype in (np.float64, torch.float64)
+        # R = (1 + 1, 0 + 2): equal, so that neither response is pushed
+        assert out.loss == 0
+        out = objectives.evaluate("agro", logp, batch, beta=2)
+        # R = (1 + 2, 0 + 4): ¼ · 1, ±½
+        assert out.loss == 0.25
+        assert np.asarray(out.grad).tolist() == [[0, 0.5, 0.5], [0, -0.5, -0.5]]
 
 
 def away_from_kinks(seed: int) -> Case:

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import FIELDS, NAMED, VARIANTS, Case, batch_of, change, draw
+from cases import FIELDS, NAMED, VARIANTS, batch_of, change, draw
 
-from agro import objectives
-from agro.objectives import OBJECTIVES, Evaluation, differentiate
+from agro import Batch, objectives
+from agro.objectives import OBJECTIVES, Evaluation, Objective, differentiate
+from agro.objectives.core import Terms
 
 EVERY = pytest.mark.parametrize(("name", "options", "needs"), VARIANTS, ids=NAMED)
 
@@ -83,11 +84,23 @@ def test_masked_positions_say_nothing_and_get_0(name: str, options: dict[str, An
             assert (grad[~case.mask] == 0).all()
 
 
-def grads_of(name: str, options: dict[str, Any], case: Case, streams: dict[str, Any], rows: list[int]) -> Any:
+def test_an_objective_that_forgets_the_mask_or_a_stream_is_kept_to_both() -> None:
+    """The promise is kept outside the functions: gradients of 0 off the mask, and of 0 for a stream that didn't count."""
+    careless = Objective(
+        lambda streams, batch: Terms(streams["logp"].sum()), "here", lambda o: {"kl"}, lambda o: "row", {}
+    )
+    case = draw(4)
+    given = {"logp": torch.as_tensor(case.logp), "kl": torch.as_tensor(case.kl)}
+    out = differentiate("careless", careless, given, batch_of(case), {})
+    np.testing.assert_array_equal(out.grads["logp"].numpy(), case.mask.astype(float))
+    assert (out.grads["kl"] == 0).all()
+
+
+def grads_of(name: str, options: dict[str, Any], batch: Batch, streams: dict[str, Any], rows: list[int]) -> Any:
     """Gradients of `rows`, as the step takes them when it holds no streams but theirs."""
     entry = OBJECTIVES[name]
     given = {k: torch.as_tensor(v) for k, v in streams.items()}
-    out = differentiate(name, entry, given, batch_of(case), entry.resolve(name, options), torch.as_tensor(rows))
+    out = differentiate(name, entry, given, batch, entry.resolve(name, options), torch.as_tensor(rows))
     return {k: v[rows].numpy() for k, v in out.grads.items()}
 
 
@@ -100,9 +113,10 @@ def test_declared_coupling_is_true(name: str, options: dict[str, Any], needs: se
     coupling = objectives.describe(name, **options)["couples"]
     beta_counts = bool(options.get("beta")) and name in ("agro", "agro_onpolicy", "rloo")
     assert coupling == ("group" if beta_counts else "row")
-    case, rng = draw(3), np.random.default_rng(3)
+    case, rng = draw(3, groups=3), np.random.default_rng(3)
+    batch = batch_of(case)
     whole = {"logp": case.logp, "kl": case.kl}
-    own = objectives.evaluate(name, case.logp, batch_of(case), streams={"kl": case.kl}, **options).grads
+    own = objectives.evaluate(name, case.logp, batch, streams={"kl": case.kl}, **options).grads
     units = (
         [[i] for i in range(len(case.mask))]
         if coupling == "row"
@@ -114,11 +128,11 @@ def test_declared_coupling_is_true(name: str, options: dict[str, Any], needs: se
             changed = {k: v.copy() for k, v in whole.items()}
             for v in changed.values():
                 v[others] = noise
-            for stream, grad in grads_of(name, options, case, changed, rows).items():
+            for stream, grad in grads_of(name, options, batch, changed, rows).items():
                 np.testing.assert_array_equal(grad, own[stream][rows])
     if coupling == "group":
         rows = units[0]
         changed = {k: v.copy() for k, v in whole.items()}
         changed["logp"][rows[0]] -= 1.0
-        moved = grads_of(name, options, case, changed, rows)["logp"]
+        moved = grads_of(name, options, batch, changed, rows)["logp"]
         assert all((moved[i] != own["logp"][row]).any() for i, row in enumerate(rows))
