@@ -1,0 +1,223 @@
+"""Digit completion from random weights, by AGRO and by RLOO on fresh samples.
+
+    python reproductions/digits/run.py [--seeds 3] [--out runs/digits] [--record] [KEY=VALUE …]
+
+The prompt `a,b:max,n` asks for the n terms that follow a, b in the arithmetic sequence modulo max, separated by
+commas: `8,3:9,4` -> `7,2,6,1`. Trains recipe.toml for each objective and seed (an interrupted run goes on), prints the
+table and writes result.json and figure.png into --out, with --record beside this script too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from agro.config import RunConfig  # noqa: E402
+from agro.errors import Refused  # noqa: E402
+from agro.prompts import load_prompts  # noqa: E402
+from reproductions import harness  # noqa: E402
+from reproductions.digits.reward import prefix  # noqa: E402
+
+OBJECTIVES = {"agro": (), "rloo": ("objective.name=rloo", "objective.beta=0")}
+GOAL, WINDOW = 0.2, 20  # mean training reward over so many steps, so that one lucky step doesn't count
+
+
+def numbers(prompt: str) -> tuple[int, int, int, int]:
+    """`a,b:max,n`"""
+    a, b, top, n = (int(x) for x in prompt.replace(":", ",").split(","))
+    return a, b, top, n
+
+
+def answer(prompt: str) -> str:
+    """The n terms after b, each b − a further than the one before, modulo max."""
+    a, b, top, n = numbers(prompt)
+    return ",".join(str((b + (b - a) * k) % top) for k in range(1, n + 1))
+
+
+def prepare(folder: Path) -> dict[str, int]:
+    """Write train.jsonl and test.jsonl with answers; a prompt stands once, and what is trained on isn't in the test."""
+    rows, given = {}, {}
+    for part in ("train", "test"):
+        path = harness.need(harness.SHARED / f"data/rl_tasks/digit_completion_{part}.jsonl")
+        asked = [json.loads(line)["prompt"] for line in path.read_text().splitlines()]
+        rows[part], given[part] = list(dict.fromkeys(asked)), asked
+    trained = set(rows["train"])
+    kept = {"train": rows["train"], "test": [p for p in rows["test"] if p not in trained]}
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, prompts in kept.items():
+        lines = (json.dumps({"prompt": p, "answer": answer(p)}) + "\n" for p in prompts)
+        (folder / f"{part}.jsonl").write_text("".join(lines))
+    return {
+        "train_rows": len(given["train"]),
+        "train_duplicates": len(given["train"]) - len(rows["train"]),
+        "train": len(kept["train"]),
+        "test_rows": len(given["test"]),
+        "test_duplicates": len(given["test"]) - len(rows["test"]),
+        "test_in_train": len(rows["test"]) - len(kept["test"]),
+        "test": len(kept["test"]),
+    }
+
+
+def best_constant(answers: Iterable[str]) -> str:
+    """The one response, the empty one aside, with the highest mean reward: reward adds up along an answer."""
+    gain: dict[str, float] = defaultdict(float)
+    for right in answers:
+        for end in range(1, len(right) + 1):
+            gain[right[:end]] += 1 / len(right)
+    return max(gain, key=lambda text: sum(gain[text[:end]] for end in range(1, len(text) + 1)), default="")
+
+
+def baselines(train: Sequence[str], test: Sequence[str]) -> list[dict[str, Any]]:
+    """What needs no model: name, and mean reward with its standard error over prompts, of both parts."""
+    constant = best_constant(map(answer, train))
+    by_n = {n: best_constant(answer(p) for p in train if numbers(p)[3] == n) for n in range(10)}
+    responses: dict[str, Callable[[str], str]] = {
+        "always end": lambda p: "",
+        "repeat the last number n times": lambda p: ",".join([str(numbers(p)[1])] * numbers(p)[3]),
+        "repeat the last number 9 times": lambda p: ",".join([str(numbers(p)[1])] * 9),
+        f"always {constant}": lambda p: constant,
+        "one response for each n, the best in training": lambda p: by_n[numbers(p)[3]],
+    }
+    found = []
+    for name, respond in responses.items():
+        row: dict[str, Any] = {"name": name}
+        for part, prompts in (("train", train), ("test", test)):
+            scores = np.array(prefix([respond(p) for p in prompts], [answer(p) for p in prompts]))
+            row |= {part: scores.mean(), f"{part}_se": scores.std(ddof=1) / len(scores) ** 0.5}
+        found.append(row)
+    return found
+
+
+def measure(objective: str, seed: int, run: dict[str, Any]) -> dict[str, Any]:
+    """What is reported of a run."""
+    metrics = run["metrics"]
+    window = min(WINDOW, len(metrics) - 1)
+    smooth = harness.trailing_mean(harness.column(metrics, "reward_mean"), window)
+    passed = np.flatnonzero(smooth > GOAL)
+    clock = harness.column(metrics, "seconds").cumsum()
+    last = metrics[-1]
+    return {
+        "objective": objective, "seed": seed, "steps": last["step"],
+        "first_training_reward": float(smooth[window - 1]), "last_training_reward": float(smooth[-1]),
+        "passed_at_step": int(passed[0]) + 1 if len(passed) else None,
+        "seconds_until_passed": float(clock[passed[0]]) if len(passed) else None,
+        "test_reward": last["eval_reward"], "test_reward_se": last["eval_reward_se"], "kl_ref": last["eval_kl_ref"],
+        "seconds": run["seconds"], "cpu_seconds": run["cpu_seconds"],
+    }  # fmt: skip
+
+
+def draw(runs: Sequence[tuple[str, dict[str, Any]]], base: Sequence[dict[str, Any]]) -> Figure:
+    """Training reward and held-out reward against steps, one line a seed."""
+    figure = Figure(figsize=(8.4, 3.3), layout="constrained")
+    steps = max(run["metrics"][-1]["step"] for _, run in runs)
+    panels = (
+        ("train", f"training reward (mean of {WINDOW} steps)"),
+        ("test", "reward on held-out prompts (± standard error)"),
+    )
+    best = max(base, key=lambda row: row["train"])
+    for i, (part, title) in enumerate(panels):
+        axes = harness.axes(figure, (1, 2, i + 1), title, steps)
+        ends = defaultdict(list)
+        for name, run in runs:
+            colour = harness.COLOURS[list(OBJECTIVES).index(name)]
+            if part == "train":
+                values = harness.column(run["metrics"], "reward_mean")
+                values = harness.trailing_mean(values, min(WINDOW, len(values)))
+                axes.plot(np.arange(1, len(values) + 1), values, color=colour, linewidth=1.3)
+                ends[name].append(values[-1])
+            else:
+                rows = [m for m in run["metrics"] if m["eval_reward"] is not None]
+                at, y, se = ([m[k] for m in rows] for k in ("step", "eval_reward", "eval_reward_se"))
+                axes.errorbar(at, y, se, color=colour, linewidth=1.3, elinewidth=0.8, marker="o", markersize=3)
+                ends[name].append(y[-1])
+        axes.axhline(best[part], color=harness.MUTED, linewidth=0.9, linestyle="--")
+        axes.annotate(best["name"], (0, best[part]), (3, 2), textcoords="offset points",
+                      color=harness.MUTED, fontsize=7, va="bottom")  # fmt: skip
+        axes.set_ylim(0, None)
+        harness.name_lines(axes, {n: (float(np.mean(y)), harness.COLOURS[list(OBJECTIVES).index(n)])
+                                  for n, y in ends.items()})  # fmt: skip
+    return figure
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result in Markdown."""
+    d = result["data"]
+    lines = [
+        f"{d['train']} training prompts ({d['train_rows']} rows, {d['train_duplicates']} duplicates removed); "
+        f"{d['test']} test prompts ({d['test_rows']} rows, {d['test_duplicates']} duplicates and "
+        f"{d['test_in_train']} that stand in the training set removed).",
+        "",
+        "| without training | on training prompts | on test prompts |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| {b['name']} | {b['train']:.3f} ± {b['train_se']:.3f} | {b['test']:.3f} ± {b['test_se']:.3f} |"
+        for b in result["baselines"]
+    ]
+    lines += [
+        "",
+        f"| objective | seed | training, first {WINDOW} steps | last {WINDOW} steps | above {GOAL} at | test | KL (nats) | minutes | CPU minutes |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in result["runs"]:
+        reached = (
+            "never" if r["passed_at_step"] is None else f"step {r['passed_at_step']}, {r['seconds_until_passed']:.0f} s"
+        )
+        took = " | ".join("–" if r[k] is None else f"{r[k] / 60:.1f}" for k in ("seconds", "cpu_seconds"))
+        lines.append(
+            f"| {r['objective']} | {r['seed']} | {r['first_training_reward']:.3f} | {r['last_training_reward']:.3f} | "
+            f"{reached} | {r['test_reward']:.3f} ± {r['test_reward_se']:.3f} | {r['kl_ref']:.1f} | {took} |"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the recipe, such as train.steps=20")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("runs/digits"))
+    parser.add_argument("--record", action="store_true", help="keep the result beside this script")
+    parser.add_argument("--prepare", type=Path, metavar="FOLDER", help="only write the prompt files")
+    args = parser.parse_args(arguments)
+    if args.seeds < 1:
+        raise Refused(f"--seeds: expected at least 1, got {args.seeds}")
+    counts = prepare(args.prepare or args.out / "data")
+    if args.prepare:
+        return
+    files = {part: args.out / "data" / f"{part}.jsonl" for part in ("train", "test")}
+    asked = {part: [str(p.text) for p in load_prompts(path)] for part, path in files.items()}
+    base = baselines(asked["train"], asked["test"])
+    place = [f'data.prompts="{files["train"]}"', f'data.eval_prompts="{files["test"]}"']
+    place.append(f'reward.name="{HERE / "reward.py"}:prefix"')
+    runs = []
+    for seed in range(args.seeds):
+        for name, options in OBJECTIVES.items():
+            print(f"{name}, seed {seed}", file=sys.stderr, flush=True)
+            config = RunConfig.load(HERE / "recipe.toml", [*place, *options, f"train.seed={seed}", *args.overrides])
+            runs.append((name, seed, harness.train(config, args.out / f"{name}-{seed}")))
+    result = {
+        "data": counts,
+        "baselines": base,
+        "runs": sorted((measure(*run) for run in runs), key=lambda r: (r["objective"], r["seed"])),
+        "overrides": args.overrides,
+        "machine": harness.machine(),
+    }
+    figure = draw([(name, run) for name, _, run in runs], base)
+    for folder in [args.out, *([HERE] if args.record else [])]:
+        harness.record(folder, result, figure)
+    print(table(result))
+
+
+if __name__ == "__main__":
+    harness.guarded(main)

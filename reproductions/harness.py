@@ -1,0 +1,124 @@
+"""What the reproductions share: their data, the run of one configuration, the machine, and the look of a figure."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from agro.config import RunConfig
+from agro.errors import Refused
+from agro.train.loop import Interrupted, Trainer
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
+INK, MUTED, GRID = "#1b1b1f", "#6b6f76", "#dfe1e5"
+COLOURS = ("#0072b2", "#d55e00", "#009e73")  # Okabe and Ito's, which colour-blind people tell apart
+
+
+def need(path: Path) -> Path:
+    """`path`, or `Refused` where it isn't there."""
+    if not path.exists():
+        raise Refused(f"{path} isn't there; expected the shared folder with its data and models beside this repository")
+    return path
+
+
+def train(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """One run, gone on with where it was interrupted: its metrics, and what it took in seconds (null if interrupted).
+
+    `cpu_seconds` counts this process and those that it started.
+    """
+    took = folder / "took.json"
+    resume = (folder / "config.json").exists()
+    clock, cpu = time.perf_counter(), _cpu()
+    Trainer(config, folder, resume=resume).run()
+    if not took.exists():
+        spent = {"seconds": time.perf_counter() - clock, "cpu_seconds": _cpu() - cpu}
+        took.write_text(json.dumps(dict.fromkeys(spent) if resume else spent))
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {"metrics": metrics, **json.loads(took.read_text())}
+
+
+def _cpu() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def machine() -> dict[str, Any]:
+    """Where a result comes from: processor, cores, load, commit."""
+    cpu = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+    git = ["git", "-C", str(ROOT)]
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    return {"cpu": cpu, "cores": os.cpu_count(), "load_average": os.getloadavg()[1], "commit": commit or None}
+
+
+def column(metrics: Sequence[dict[str, Any]], name: str) -> NDArray[np.float64]:
+    """One value a training step; NaN where it isn't known."""
+    return np.array([np.nan if m[name] is None else m[name] for m in metrics if m["step"]], dtype=np.float64)
+
+
+def trailing_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
+    """The mean of the `width` values up to each; NaN for the first ones, which have fewer."""
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    means = np.full(len(values), np.nan)
+    means[width - 1 :] = (sums[width:] - sums[:-width]) / width
+    return means
+
+
+def axes(figure: Figure, place: Any, title: str, steps: int) -> Any:
+    """Axes with a title for the quantity, a light grid and nothing else."""
+    found = figure.add_subplot(place)
+    for side in ("left", "right", "top"):
+        found.spines[side].set_visible(False)
+    found.spines["bottom"].set_color(MUTED)
+    found.tick_params(length=0, labelsize=8, labelcolor=MUTED)
+    found.grid(axis="y", color=GRID, linewidth=0.6)
+    found.set_axisbelow(True)
+    found.set_xlim(0, steps)
+    found.set_title(title, loc="left", fontsize=9, color=INK, fontweight="bold")
+    found.set_xlabel("step", fontsize=8, color=MUTED, loc="right")
+    return found
+
+
+def name_lines(found: Any, ends: Mapping[str, tuple[float, str]]) -> None:
+    """Names of lines, name -> (height, colour), on the right of the axes, moved apart where they would overlap."""
+    low, high = found.get_ylim()
+    apart, before = 0.07 * (high - low), -np.inf
+    for name, (y, colour) in sorted(ends.items(), key=lambda item: item[1][0]):
+        before = max(y, before + apart)
+        found.annotate(
+            name, (1, before), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+            color=colour, fontsize=8, va="center", annotation_clip=False,
+        )  # fmt: skip
+
+
+def record(folder: Path, result: dict[str, Any], figure: Figure) -> None:
+    """Write result.json and figure.png."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").write_text(json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    figure.savefig(folder / "figure.png", dpi=160, facecolor="white")
+
+
+def guarded(main: Callable[[], None]) -> None:
+    """Run a script: what the user can mend ends with a message and 2, an interruption with 130."""
+    try:
+        main()
+    except Refused as error:
+        print(f"{Path(sys.argv[0]).parent.name}: {error}", file=sys.stderr)
+        sys.exit(2)
+    except (Interrupted, KeyboardInterrupt):
+        sys.exit(130)

@@ -1,0 +1,189 @@
+"""AGRO on the fresh stories of a real pretrained model of 260,032 parameters.
+
+    python reproductions/stories/run.py [--seeds 3] [--out runs/stories] [--record] [KEY=VALUE …]
+
+The reward (reward.py) counts the different animals that a story names, so that repetition doesn't pay. Trains
+recipe.toml with each seed (an interrupted run goes on), prints the table and writes result.json, figure.png and
+stories.md into --out, with --record beside this script too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from agro.config import Policy as PolicyConfig  # noqa: E402
+from agro.config import RunConfig  # noqa: E402
+from agro.errors import Refused  # noqa: E402
+from agro.policy import Policy  # noqa: E402
+from agro.prompts import load_prompts  # noqa: E402
+from agro.samplers import HFSampler, Sampling  # noqa: E402
+from agro.store import Store  # noqa: E402
+from agro.types import Sample  # noqa: E402
+from reproductions import harness  # noqa: E402
+from reproductions.stories.reward import animals, fauna, repeated, words  # noqa: E402
+
+MODEL = harness.SHARED / "models/stories260K"
+SHOWN = 4  # held-out openings of which a story before and one after is printed
+
+
+def tenths(folder: Path, steps: int) -> tuple[list[Sample], list[Sample]]:
+    """The samples of the first and the last tenth of a run's steps. A sample's version counts the steps before it."""
+    count = max(1, steps // 10)
+    with Store.open(folder / "store.db", read_only=True) as store:
+        found = list(store.samples())
+    versions = np.array([np.max(s.version) for s in found])
+    return (
+        [s for s, v in zip(found, versions, strict=True) if v < count],
+        [s for s, v in zip(found, versions, strict=True) if v >= steps - count],
+    )
+
+
+def describe(samples: Sequence[Sample]) -> dict[str, float]:
+    """Mean reward with its standard error, a step's responses to one prompt being one independent group; and the text."""
+    groups = defaultdict(list)
+    for s in samples:
+        if s.reward is not None:
+            groups[int(np.max(s.version)), s.prompt_id].append(s.reward)
+    means = np.array([fmean(group) for group in groups.values()])
+    texts = [s.response for s in samples]
+    return {
+        "reward": float(means.mean()), "se": float(means.std(ddof=1) / len(means) ** 0.5), "groups": len(means),
+        "animals": fmean(len(animals(t)) for t in texts), "repeated": fmean(repeated(t) for t in texts),
+        "words": fmean(len(words(t)) for t in texts),
+        "different_words": fmean(len(set(words(t))) / max(1, len(words(t))) for t in texts),
+    }  # fmt: skip
+
+
+def measure(seed: int, folder: Path, run: dict[str, Any]) -> dict[str, Any]:
+    """What is reported of a run."""
+    metrics = run["metrics"]
+    start, last = metrics[0], metrics[-1]
+    if sum(m["skipped"] or 0 for m in metrics):
+        raise Refused(f"{folder}: updates were skipped, so versions aren't steps; the tenths can't be told apart")
+    first, end = (describe(part) for part in tenths(folder, last["step"]))
+    kl = harness.column(metrics, "kl_ref")[-max(1, last["step"] // 10) :]
+    return {
+        "seed": seed, "steps": last["step"], "first_tenth": first, "last_tenth": end,
+        "standard_errors_apart": (end["reward"] - first["reward"]) / float(np.hypot(first["se"], end["se"])),
+        "kl_ref": float(kl.mean()),
+        "held_out": {k: {"reward": m["eval_reward"], "se": m["eval_reward_se"], "kl_ref": m["eval_kl_ref"]}
+                     for k, m in (("before", start), ("after", last))},
+        "logp_diff_max": float(np.nanmax(harness.column(metrics, "logp_diff_max"))),
+        "seconds": run["seconds"], "cpu_seconds": run["cpu_seconds"],
+    }  # fmt: skip
+
+
+def tell(models: dict[str, Path], max_new: int) -> str:
+    """The first story of each model to each of the first held-out openings, in Markdown: the same noise, not chosen."""
+    prompts = load_prompts(HERE / "heldout.jsonl")[:SHOWN]
+    told = {}
+    for name, model in models.items():
+        sampler = HFSampler(Policy.load(PolicyConfig(model=str(model))))
+        found = sampler.sample(prompts, 1, Sampling(max_new=max_new, seed=1))
+        told[name] = sorted(found, key=lambda s: int(s.meta["index"]))
+    lines = []
+    for i, prompt in enumerate(prompts):
+        lines += [f"**{prompt.text}**", ""]
+        for name, found in told.items():
+            text = found[i].response
+            score = fauna([str(prompt.text)], [text])[0]
+            lines += [f"- *{name}* ({score:.2f}): {' '.join(text.split())}"]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def draw(runs: Sequence[tuple[int, dict[str, Any]]]) -> Figure:
+    """Reward and KL against steps, one line a seed."""
+    figure = Figure(figsize=(8.4, 3.1), layout="constrained")
+    steps = max(run["metrics"][-1]["step"] for _, run in runs)
+    window = max(1, steps // 20)
+    panels = (
+        ("reward_mean", f"training reward (mean of {window} steps)"),
+        ("kl_ref", "KL to the pretrained model (nats a response)"),
+    )
+    for i, (key, title) in enumerate(panels):
+        axes = harness.axes(figure, (1, 2, i + 1), title, steps)
+        ends = {}
+        for seed, run in runs:
+            colour = harness.COLOURS[seed % len(harness.COLOURS)]
+            raw = harness.column(run["metrics"], key)
+            smooth = harness.trailing_mean(raw, window)
+            at = np.arange(1, len(raw) + 1)
+            axes.plot(at, raw, color=colour, linewidth=0.5, alpha=0.3)
+            axes.plot(at, smooth, color=colour, linewidth=1.4)
+            ends[f"seed {seed}"] = (float(smooth[-1]), colour)
+        axes.set_ylim(0, None)
+        harness.name_lines(axes, ends)
+    return figure
+
+
+def table(runs: Sequence[dict[str, Any]]) -> str:
+    """The result in Markdown."""
+    lines = [
+        "| seed | reward, first tenth | last tenth | standard errors apart | KL, last tenth (nats) | held-out before | held-out after | minutes | CPU minutes |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in runs:
+        a, b, h = r["first_tenth"], r["last_tenth"], r["held_out"]
+        took = " | ".join("–" if r[k] is None else f"{r[k] / 60:.1f}" for k in ("seconds", "cpu_seconds"))
+        lines.append(
+            f"| {r['seed']} | {a['reward']:.3f} ± {a['se']:.3f} | {b['reward']:.3f} ± {b['se']:.3f} | "
+            f"{r['standard_errors_apart']:.1f} | {r['kl_ref']:.1f} | "
+            + " | ".join(f"{h[k]['reward']:.3f} ± {h[k]['se']:.3f}" for k in ("before", "after"))
+            + f" | {took} |"
+        )
+    lines += [
+        "",
+        "| seed | tenth | animals | words | different words | repeated three-word sequences |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in runs:
+        for name in ("first_tenth", "last_tenth"):
+            d = r[name]
+            lines.append(
+                f"| {r['seed']} | {name.removesuffix('_tenth')} | {d['animals']:.2f} | {d['words']:.1f} | "
+                f"{d['different_words']:.2f} | {d['repeated']:.3f} |"
+            )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the recipe, such as train.steps=20")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("runs/stories"))
+    parser.add_argument("--record", action="store_true", help="keep the result beside this script")
+    args = parser.parse_args(arguments)
+    if args.seeds < 1:
+        raise Refused(f"--seeds: expected at least 1, got {args.seeds}")
+    place = [f'policy.model="{harness.need(MODEL)}"', f'reward.name="{HERE / "reward.py"}:fauna"']
+    place += [f'data.prompts="{HERE / "prompts.jsonl"}"', f'data.eval_prompts="{HERE / "heldout.jsonl"}"']
+    runs = []
+    for seed in range(args.seeds):
+        print(f"seed {seed}", file=sys.stderr, flush=True)
+        config = RunConfig.load(HERE / "recipe.toml", [*place, f"train.seed={seed}", *args.overrides])
+        runs.append((seed, harness.train(config, args.out / f"agro-{seed}")))
+    found = [measure(seed, args.out / f"agro-{seed}", run) for seed, run in runs]
+    stories = tell({"before": MODEL, "after": args.out / "agro-0/model"}, config.sampler.max_new)
+    result = {"runs": found, "overrides": args.overrides, "machine": harness.machine()}
+    figure = draw(runs)
+    for folder in [args.out, *([HERE] if args.record else [])]:
+        harness.record(folder, result, figure)
+        (folder / "stories.md").write_text(stories + "\n")
+    print(table(found), stories, sep="\n\n")
+
+
+if __name__ == "__main__":
+    harness.guarded(main)
