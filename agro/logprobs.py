@@ -97,7 +97,7 @@ def token_streams(
             f"kl: expected a reference with the policy's vocabulary of {head.weight.shape[0]} tokens, "
             f"got {ref_head.weight.shape[0]}; start both from the same model"
         )
-    values = _Streams.apply(
+    values = _Streams.apply(  # type: ignore[no-untyped-call]
         hidden[:, :-1][at], head.weight, head.bias, tokens[:, 1:][at].long(),
         None if ref_hidden is None else ref_hidden[:, :-1][at].detach(),
         _Plan(head, ref_head, temperature, positions(chunk, mask.numel(), head.weight.shape[0]), frozenset(want)),
@@ -112,8 +112,8 @@ def token_streams(
 
 
 def positions(chunk: int, total: int, vocab: int) -> int:
-    """Positions a chunk: `chunk`, or fewer so that its logits stay below 1/128 of [B,T,V], but 4 MiB of them at least."""
-    return min(chunk, max(total // 128, 2**20 // vocab, 1))
+    """Positions a chunk: `chunk`, or fewer so that its logits stay below 1/80 of [B,T,V], but 16 MiB of them at least."""
+    return min(chunk, max(total // 80, 2**22 // vocab, 1))
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class _Streams(torch.autograd.Function):
         return tuple(v.clone() if n in plan.want else None for n, v in zip(STREAMS, values))
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, tokens, ref, values, norms = ctx.saved_tensors
         plan: _Plan = ctx.plan

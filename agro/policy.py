@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import safetensors
 import torch
+from jinja2 import TemplateError
+from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agro import config as configuration
 from agro.errors import Refused
 from agro.logprobs import Head, token_streams
 from agro.newmodel import new_model
+from agro.pretrained import device_of, pretrained, without_bars
 from agro.types import UNKNOWN_VERSION, Sample, Text
 
 __all__ = ["Policy", "Unusable", "new_model"]
 
 Reason = Literal["too long", "unknown characters", "empty", "tokens outside the vocabulary"]
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 _PROBE_TOKENS = 16
 
 
@@ -80,12 +80,12 @@ class Policy:
             )
         if config.threads:
             torch.set_num_threads(config.threads)
-        device = _device(config.device)
-        with tempfile.TemporaryDirectory() as folder:
+        where = device_of(config.device)
+        with tempfile.TemporaryDirectory() as folder, without_bars():
             if config.new is not None:
                 new_model(folder, config.new, seed)
-            model, tokenizer = _pretrained(config.model or folder, config)
-        return cls(model.to(device), tokenizer, temperature=config.temperature, chunk=config.chunk)
+            model, tokenizer = pretrained(config.model or folder, config)
+        return cls(model.to(where), tokenizer, temperature=config.temperature, chunk=config.chunk)
 
     @property
     def device(self) -> torch.device:
@@ -101,22 +101,29 @@ class Policy:
         An empty text is the BOS alone, or the EOS where the tokenizer has no BOS. Messages go through the
         tokenizer's chat template, followed by its generation prompt.
         """
+        prefix = self._prefix if isinstance(text, str) else []
+        ids = prefix + self._ids(self._render(text))
+        start = [i for i in (self.tokenizer.bos_token_id, *self.eos_ids) if i is not None][:1]
+        if not ids and not start:
+            raise Refused(f"{self.name}: an empty prompt, and a tokenizer with neither BOS nor EOS to start from")
+        return ids or start
+
+    def _render(self, text: Text) -> str:
         if isinstance(text, str):
-            ids = self._prefix + self.tokenizer(text, add_special_tokens=False)["input_ids"]
-            start = [i for i in (self.tokenizer.bos_token_id, *self.eos_ids) if i is not None][:1]
-            if not ids and not start:
-                raise Refused(f"{self.name}: an empty prompt, and a tokenizer with neither BOS nor EOS to start from")
-            return ids or start
+            return text
         if not self.tokenizer.chat_template:
             raise Refused(
                 f"prompt {text!r:.80}: messages, but the tokenizer of {self.name} has no chat template; "
                 "give prompts as text, or a tokenizer with a template"
             )
         try:
-            rendered = self.tokenizer.apply_chat_template(text, tokenize=False, add_generation_prompt=True)
-        except (ValueError, TypeError, KeyError) as error:
+            rendered: str = self.tokenizer.apply_chat_template(text, tokenize=False, add_generation_prompt=True)
+        except (TemplateError, ValueError, TypeError, KeyError) as error:
             raise Refused(f"prompt {text!r:.80}: the chat template of {self.name} refuses it: {error}") from None
-        return list(self.tokenizer(rendered, add_special_tokens=False)["input_ids"])
+        return rendered
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def encode(self, sample: Sample, max_length: int | None = None) -> Sample:
         """The sample with `tokens`, `action` and `tokenizer` of this policy.
@@ -149,26 +156,16 @@ class Policy:
         return out
 
     def _encoded(self, sample: Sample, where: str) -> Sample:
-        prompt = self.encode_prompt(sample.prompt)
-        response = list(self.tokenizer(sample.response, add_special_tokens=False)["input_ids"])
-        for what, text, ids in (("prompt", sample.prompt, prompt), ("response", sample.response, response)):
-            if isinstance(text, str) and (bad := self._unknown(text, ids)):
-                raise Unusable(
-                    "unknown characters",
-                    f"{where}: {what}: {bad} that the tokenizer doesn't know; "
-                    "use a model whose vocabulary has them, or leave the sample out",
-                )
+        self._check_known(self._render(sample.prompt), f"{where}: prompt")
+        self._check_known(sample.response, f"{where}: response")
+        prompt, response = self.encode_prompt(sample.prompt), self._ids(sample.response)
         if sample.meta.get("finish") != "length":
             response += self.eos_ids[:1]
         if not response:
             raise Unusable("empty", f"{where}: the response has no tokens, and no end token belongs to it")
         tokens = np.array(prompt + response, dtype=np.int32)
         action = np.arange(len(tokens)) >= len(prompt)
-        if (
-            sample.tokens is not None
-            and np.array_equal(sample.tokens, tokens)
-            and np.array_equal(sample.action, action)  # type: ignore[arg-type]
-        ):
+        if _equal(sample.tokens, tokens) and _equal(sample.action, action):
             return sample.replace(tokenizer=self.fingerprint)
         version = sample.version if isinstance(sample.version, int) else UNKNOWN_VERSION
         return sample.replace(
@@ -176,13 +173,19 @@ class Policy:
             learn=None, behavior_logp=None, token_reward=None, version=version,
         )  # fmt: skip
 
-    def _unknown(self, text: str, ids: Sequence[int]) -> str | None:
-        """How many pieces of the text became the unknown token, where it doesn't spell that token itself."""
-        tokenizer = self.tokenizer
-        if tokenizer.unk_token_id is None:
-            return None
-        count = list(ids).count(tokenizer.unk_token_id) - text.count(tokenizer.unk_token)
-        return f"{count} pieces of text" if count > 0 else None
+    def _check_known(self, text: str, where: str) -> None:
+        """Raise `Unusable` where a piece of the text becomes the unknown token, and doesn't spell that token itself."""
+        unknown = self.tokenizer.unk_token_id
+        if unknown is None or (count := self._ids(text).count(unknown)) == 0:
+            return
+        spelled = 0 if self.tokenizer.split_special_tokens else text.count(self.tokenizer.unk_token)
+        if count > spelled:
+            bad = [c for c in dict.fromkeys(text) if unknown in self._ids(c)]
+            raise Unusable(
+                "unknown characters",
+                f"{where}: the tokenizer doesn't know {', '.join(map(repr, bad[:5]))}{', …' if len(bad) > 5 else ''}; "
+                "use a model whose vocabulary has them, or leave the sample out",
+            )
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
@@ -192,9 +195,10 @@ class Policy:
     def hidden(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """[B,T], [B] -> [B,T,H] last hidden states of right-padded sequences; what stands beyond a length isn't read."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
+        inside = places < lengths[:, None]
         return self.model.base_model(  # type: ignore[no-any-return]
-            input_ids=tokens.long(),
-            attention_mask=(places < lengths[:, None]).long(),
+            input_ids=torch.where(inside, tokens, 0).long(),
+            attention_mask=inside.long(),
             position_ids=places[None].expand(tokens.shape),
             use_cache=False,
         ).last_hidden_state
@@ -210,7 +214,7 @@ class Policy:
         """What `want` names of "logp", "entropy" and "kl" (exact, of π from `reference`), token by token, in nats.
 
         Args:
-            tokens: [B,T], right padded with any ids of the vocabulary.
+            tokens: [B,T], right padded with anything.
             lengths: [B] tokens of each sequence.
             mask: [B,T] where the values are wanted, within the lengths, the first token left out.
         Returns:
@@ -234,8 +238,9 @@ class Policy:
 
     def save(self, folder: str | Path) -> None:
         """Model (safetensors) and tokenizer in transformers format."""
-        self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        with without_bars():
+            self.model.savepretrained(folder)
+            self.tokenizer.savepretrained(folder)
 
     @torch.no_grad()
     def _probe(self) -> None:
@@ -256,54 +261,6 @@ class Policy:
                 f"{difference:.3g} nats (expected {allowed:.2g} at most): this architecture does something to its "
                 "logits that agro doesn't know, or a part of it is random in training; use another model"
             )
-
-
-def _pretrained(name: str, config: configuration.Policy) -> tuple[Any, Any]:
-    """Model and tokenizer from a folder or the hub; every way in which that fails is a `Refused`."""
-    folder = Path(name).expanduser()
-    local = folder.is_dir()
-    if local and not (folder / "config.json").is_file():
-        raise Refused(f"{name}: expected a model in transformers format, but the folder has no config.json")
-    if local and not any((folder / f).is_file() for f in _TOKENIZER_FILES):
-        raise Refused(
-            f"{name}: the folder has no tokenizer (expected {_TOKENIZER_FILES[0]}); "
-            "save the model's tokenizer there: tokenizer.save_pretrained(folder)"
-        )
-    if not local and (folder.exists() or folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
-        raise Refused(f"{name}: expected the folder of a model, and there is no such folder")
-    where = str(folder) if local else name
-    common = {"trust_remote_code": config.trust_remote_code}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(where, **common)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            where, dtype=getattr(torch, config.dtype), use_safetensors=True, output_loading_info=True, **common
-        )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, safetensors.SafetensorError) as error:
-        raise Refused(
-            f"{name}: can't be loaded: {str(error).strip() or type(error).__name__}\n"
-            "expected a causal language model with its tokenizer and model.safetensors, in a folder or on the hub "
-            "(pickled weights are not read: convert them with save_pretrained)"
-        ) from error
-    for what in ("missing_keys", "mismatched_keys"):
-        if report[what]:
-            keys = sorted(str(k) for k in report[what])
-            raise Refused(
-                f"{name}: {len(keys)} {what.replace('_', ' ')} in its weights ({', '.join(keys[:3])}, …): they would be "
-                "drawn at random; expected the whole model, as save_pretrained writes it"
-            )
-    return model, tokenizer
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise Refused(f"policy.device: expected auto, cpu, cuda or cuda:N, got {name!r}") from None
-    if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
-        raise Refused(f"policy.device: {name}: there is no such CUDA device here; use device = 'cpu' or 'auto'")
-    return device
 
 
 def _context(config: Any) -> int:
@@ -350,3 +307,7 @@ def _without_dropout(model: torch.nn.Module) -> None:
                 setattr(module, name, 0.0)
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
             module.p = 0.0
+
+
+def _equal(known: NDArray[Any] | None, found: NDArray[Any]) -> bool:
+    return known is not None and np.array_equal(known, found)

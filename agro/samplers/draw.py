@@ -33,7 +33,7 @@ def truncate(z: Tensor, options: Sampling) -> Tensor:
         kth = z.topk(options.top_k, 1).values[:, -1:]
         z.masked_fill_(z < kth, -math.inf)
     if options.top_p < 1:
-        ordered, order = z.softmax(1, dtype=torch.float64).sort(1, descending=True, stable=True)
+        ordered, order = z.softmax(1, dtype=torch.float64).sort(dim=1, descending=True, stable=True)
         out = ordered.cumsum(1) - ordered >= options.top_p  # what stands before a token is enough already
         out[:, 0] = False
         z.masked_fill_(out.scatter(1, order, out), -math.inf)

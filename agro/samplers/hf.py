@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from agro.errors import Refused
 from agro.policy import Policy
@@ -17,8 +19,16 @@ class HFSampler:
     """Samples from a `Policy` in this process. The weights must not change while an iterator of `sample` is read."""
 
     def __init__(self, policy: Policy, version: int = -1) -> None:
+        """Raises `Refused` for an architecture that can't be decoded as it is trained."""
         self.policy = policy
         self.version = version
+        layers = {type(layer) for layer in DynamicCache(config=policy.model.config).layers}
+        if foreign := sorted(kind.__name__ for kind in layers - {DynamicLayer, DynamicSlidingWindowLayer}):
+            raise Refused(
+                f"{policy.name}: expected a model whose only memory is the keys and values of each layer, got "
+                f"{', '.join(foreign)}; sample from it elsewhere and import the responses"
+            )
+        self._probe()
 
     def sample(self, prompts: Sequence[Prompt], n: int, options: Sampling) -> Iterator[Sample]:
         """See `agro.samplers.Sampler`. `behavior_logp` is under the distribution sampled from: 0 where it is greedy.
@@ -38,6 +48,27 @@ class HFSampler:
                 )
             requests += [Request(i * n + j, prompt, ids, room) for j in range(n)]
         return self._responses(requests, options)
+
+    def _probe(self) -> None:
+        """Raise `Refused` unless a few tokens have the log-probs that the trainer gives them."""
+        policy, ids = self.policy, [i % self.policy.vocab_size for i in range(min(3, self.policy.context - 2))]
+        requests = [Request(i, Prompt(""), prompt, 2) for i, prompt in enumerate((ids, ids[:1]))]
+        rows = Rows(policy, requests, Sampling(temperature=policy.temperature, max_new=2))
+        rows.admit(requests)
+        difference, finished = 0.0, []
+        while rows.live:
+            finished += rows.step()
+        for done in finished:
+            tokens = torch.tensor([[*done.request.ids, *done.tokens.tolist()]])
+            mask = torch.arange(tokens.shape[1])[None] >= len(done.request.ids)
+            with torch.no_grad():
+                own = policy.streams(tokens, torch.tensor([tokens.shape[1]]), mask)["logp"]
+            difference = max(difference, float((own[mask.to(own.device)].cpu() - torch.tensor(done.logp)).abs().max()))
+        if not difference <= (1e-3 if torch.finfo(policy.dtype).bits > 16 else 0.5):  # gross errors, not rounding
+            raise Refused(
+                f"{policy.name}: decoded token by token, its log-probs differ by {difference:.3g} nats from those of "
+                "whole sequences; sample from it elsewhere and import the responses"
+            )
 
     def _responses(self, requests: list[Request], options: Sampling) -> Iterator[Sample]:
         if not requests:

@@ -33,7 +33,7 @@ class Sampling:
             ("top_p", 0 <= self.top_p <= 1, "a share from 0 to 1"),
             ("min_p", 0 <= self.min_p <= 1, "a share from 0 to 1"),
             ("max_new", self.max_new >= 1, "1 or more"),
-            ("stop", not isinstance(self.stop, str) and all(self.stop), "texts that aren't empty"),
+            ("stop", isinstance(self.stop, tuple) and all(self.stop), "a tuple of texts that aren't empty"),
             ("batch", self.batch >= 1, "1 or more"),
         ):
             if not holds:

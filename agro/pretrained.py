@@ -1,0 +1,78 @@
+"""Models and tokenizers from folders and from the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from agro import config as configuration
+from agro.errors import Refused
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
+
+
+def pretrained(name: str, config: configuration.Policy) -> tuple[Any, Any]:
+    """Model and tokenizer from a folder or the hub; every way in which that fails is a `Refused`."""
+    folder = Path(name).expanduser()
+    local = folder.is_dir()
+    if local and not (folder / "config.json").is_file():
+        raise Refused(f"{name}: expected a model in transformers format, but the folder has no config.json")
+    if local and not any((folder / f).is_file() for f in _TOKENIZER_FILES):
+        raise Refused(
+            f"{name}: the folder has no tokenizer (expected {_TOKENIZER_FILES[0]}); "
+            "save the model's tokenizer there: tokenizer.save_pretrained(folder)"
+        )
+    if not local and (folder.exists() or folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
+        raise Refused(f"{name}: expected the folder of a model, and there is no such folder")
+    where = str(folder) if local else name
+    common = {"trust_remote_code": config.trust_remote_code}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, **common)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            where, dtype=getattr(torch, config.dtype), use_safetensors=True, output_loading_info=True, **common
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, safetensors.SafetensorError) as error:
+        raise Refused(
+            f"{name}: can't be loaded: {str(error).strip() or type(error).__name__}\n"
+            "expected a causal language model with its tokenizer and model.safetensors, in a folder or on the hub "
+            "(pickled weights are not read: convert them with save_pretrained)"
+        ) from error
+    for what in ("missing_keys", "mismatched_keys"):
+        if report[what]:
+            keys = sorted(str(k) for k in report[what])
+            raise Refused(
+                f"{name}: {len(keys)} {what.replace('_', ' ')} in its weights ({', '.join(keys[:3])}, …): they would be "
+                "drawn at random; expected the whole model, as save_pretrained writes it"
+            )
+    return model, tokenizer
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """No progress bars of transformers: a policy is saved at every checkpoint."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def device_of(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise Refused(f"policy.device: expected auto, cpu, cuda or cuda:N, got {name!r}") from None
+    if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
+        raise Refused(f"policy.device: {name}: there is no such CUDA device here; use device = 'cpu' or 'auto'")
+    return device
