@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from agro.errors import Refused
 
@@ -38,6 +38,15 @@ class Counts:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class Known(NamedTuple):
+    """What an objective may need to know of a sample before it is read."""
+
+    id: int
+    prompt_id: str
+    scored: bool
+    knows_behavior: bool  # every action has its behaviour log-prob
 
 
 @dataclass(frozen=True)

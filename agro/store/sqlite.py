@@ -13,7 +13,7 @@ from agro.errors import AgroWarning, Refused
 from agro.store import queries
 from agro.store.database import BUSY_TIMEOUT, Database
 from agro.store.exchange import write_samples
-from agro.store.records import Commit, Counts, Group, Pair, Rewound
+from agro.store.records import Commit, Counts, Group, Known, Pair, Rewound
 from agro.store.rows import INSERT, SELECT, STATES, Origin, State, from_row, of_text, state_of, to_row, to_text
 from agro.store.select import Candidate, DrawRule, pick_groups, pick_responses
 from agro.store.strictjson import dumps, loads
@@ -124,6 +124,15 @@ class Store(Database):
             roles=by["role"],
             **{name: by["state"].get(i, 0) for i, name in enumerate(STATES)},
         )
+
+    def known(self, *, roles: Collection[str] | None = None, sources: Collection[str] | None = None) -> list[Known]:
+        """What is known of each sample, without reading it."""
+        clause, args = queries.where(roles=roles, sources=sources)
+        found = self._run(
+            f"SELECT id, prompt_id, state = {queries.SCORED}, knows_behavior FROM samples WHERE {clause} ORDER BY id",
+            args,
+        )
+        return [Known(i, of_text(prompt_id), bool(scored), bool(knows)) for i, prompt_id, scored, knows in found]
 
     def set_rewards(self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]]) -> None:
         """Put in or renew rewards: (id, reward, entries for `meta`).

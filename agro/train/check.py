@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from agro.config import RunConfig
 from agro.errors import Refused
-from agro.objectives import WAYS_OUT, get
+from agro.objectives import WAYS_OUT, get, least_responses
 from agro.train.schedule import lr_at, options_at
 
 
@@ -34,7 +34,7 @@ def _check_phase(config: RunConfig, where: str) -> None:
         raise Refused(
             f"{where}data.replay = {data.replay} samples from prompts, but data.prompts isn't set; set it, or data.replay = 1"
         )
-    least = 3 if "triples" in needs else 2 if "groups" in needs else 1
+    least = least_responses(needs)
     if data.replay < 1 and sampler.n < least:
         raise Refused(
             f"{where}objective {name} needs groups of at least {least} responses, but sampler.n is {sampler.n}"

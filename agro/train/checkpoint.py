@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,11 +24,12 @@ from agro.errors import Refused
 class Position:
     """Where a run stands between two steps."""
 
-    phase: str
-    step: int  # of the run, the last one done
-    version: int  # optimiser steps
+    phase: str = ""
+    step: int = 0  # of the run, the last one done
+    version: int = 0  # optimiser steps
+    skipped: int = 0  # updates in a row whose gradient wasn't finite
     anchor: str = ""  # digest of the checkpoint that the phase began with: its reference, where that is asked
-    skipped: int = 0  # steps in a row whose gradient wasn't finite
+    digest: str = ""  # of the last checkpoint; it can't stand in that checkpoint itself
 
 
 def save(folder: Path, position: Position, model: nn.Module, optimiser: torch.optim.Optimizer) -> str:
@@ -40,7 +41,7 @@ def save(folder: Path, position: Position, model: nn.Module, optimiser: torch.op
     temporary.mkdir(parents=True)
     save_model(model, str(temporary / "model.safetensors"))
     save_file(_moments(model, optimiser), temporary / "optimiser.safetensors")
-    (temporary / "position.json").write_text(json.dumps(asdict(position), indent=1))
+    (temporary / "position.json").write_text(json.dumps(asdict(replace(position, digest="")), indent=1))
     for file in temporary.iterdir():
         _sync(file)
     _sync(temporary)
@@ -59,7 +60,7 @@ def load(folder: Path, digest: str, model: nn.Module) -> Position:
             "What to do: restore the folder from a copy, or start a new run with another --out."
         )
     load_model(model, str(folder / "model.safetensors"))
-    return Position(**json.loads((folder / "position.json").read_text()))
+    return Position(**{**json.loads((folder / "position.json").read_text()), "digest": digest})
 
 
 def load_optimiser(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from agro.config import RunConfig
 from agro.errors import Refused
-from agro.objectives import get, lack
+from agro.objectives import get, lack, least_responses
 from agro.policy import Policy, Unusable
 from agro.rewards import Reward, check_failures
 from agro.samplers import Sampler, Sampling
 from agro.store import DrawRule, Store
+from agro.train.schedule import options_at
 from agro.types import Prompt, Sample
 
 
@@ -75,15 +76,15 @@ def draw_rule(config: RunConfig, groups: int) -> DrawRule:
     needs = entry.needs(config.objective.options)
     return DrawRule(
         groups=groups, group_size=d.group_size, roles=d.roles, sources=d.sources, max_age=d.max_age, order=d.order,
-        min_group=3 if "triples" in needs else 2 if "groups" in needs else 1, scored_only="reward" in needs,
+        min_group=least_responses(needs), scored_only="reward" in needs,
     )  # fmt: skip
 
 
 def sample_fresh(
     config: RunConfig, run: str, step: int, prompts: Sequence[Prompt], sampler: Sampler, reward: Reward, store: Store,
-    between: Callable[[], None],
-) -> tuple[list[Sample], int]:  # fmt: skip
-    """Sample, append unscored, score, record: the scored samples, and how many rewards failed."""
+    drawn: Drawn, between: Callable[[], None],
+) -> list[Sample]:  # fmt: skip
+    """Sample, append unscored, score, record; what is counted goes into `drawn`."""
     found: list[Sample] = []
     for sample in sampler.sample(
         prompts, config.sampler.n, sampling(config, derive(config.train.seed, "sample", step))
@@ -96,10 +97,11 @@ def sample_fresh(
     store.set_rewards(
         (i, s.value, {"reward_error": s.error} if s.error else {}) for i, s in zip(ids, scores, strict=True)
     )
-    check_failures(found, scores, config.reward.max_failed)
+    drawn.failed = check_failures(found, scores, config.reward.max_failed)
     store.record_draws(run, step, ids)
-    scored = [f.replace(id=i, reward=s.value) for i, f, s in zip(ids, found, scores, strict=True)]
-    return scored, sum(s.value is None for s in scores)
+    drawn.fresh = frozenset(ids)
+    drawn.sampled_tokens = sum(int(s.action.sum()) for s in found if s.action is not None)
+    return [f.replace(id=i, reward=s.value) for i, f, s in zip(ids, found, scores, strict=True)]
 
 
 def usable(samples: Sequence[Sample], policy: Policy, config: RunConfig, drawn: Drawn) -> None:
@@ -108,7 +110,7 @@ def usable(samples: Sequence[Sample], policy: Policy, config: RunConfig, drawn: 
     A group that loses so many that the objective can't use it leaves whole.
     """
     needs = get(config.objective.name).needs(config.objective.options)
-    least = 3 if "triples" in needs else 2 if "groups" in needs else 1
+    least = least_responses(needs)
     kept: list[Sample] = []
     for sample in samples:
         try:
@@ -134,26 +136,40 @@ def responses(samples: Sequence[Sample]) -> Counter[str]:
     return Counter(prompt for prompt, _ in seen)
 
 
-def eligible(store: Store, config: RunConfig) -> Iterator[Sample]:
-    """What the store holds for this configuration, whether or not the objective can use it."""
-    return store.samples(roles=config.data.roles, sources=config.data.sources)
-
-
-def check_store(config: RunConfig, store: Store) -> None:
-    """Raise `Refused` where the objective can't train on what would be drawn; before any model is loaded."""
-    name = config.objective.name
-    needs = get(name).needs(config.objective.options)
-    total, lacking, scored = 0, [], 0
-    for sample in eligible(store, config):
-        total += 1
-        scored += sample.reward is not None or sample.token_reward is not None
-        if "behavior_logp" in needs and not sample.knows_behavior:
-            lacking.append(f"sample {sample.id} (prompt {sample.prompt_id})")
-    if total == 0:
+def check_store(config: RunConfig, store: Store) -> list[str]:
+    """Raise `Refused` where the objective can't train on what would be drawn; say what of the store isn't drawn."""
+    name, data = config.objective.name, config.data
+    options = get(name).resolve(name, options_at(config.objective.options, 0))
+    needs = get(name).needs(options)
+    rows = store.known(roles=data.roles, sources=data.sources)
+    if not rows:
         raise Refused(
             f"data.store: {store.path} holds no samples that data.roles and data.sources admit; import some (agro import)"
         )
-    if "reward" in needs and not scored:
-        raise Refused(lack(name, "reward", [f"sample {s.id}" for s in eligible(store, config)][:total], total))
-    if lacking:
-        raise Refused(lack(name, "behavior_logp", lacking, total))
+    lacks = {
+        "reward": [r for r in rows if "reward" in needs and not r.scored],
+        "behavior_logp": [r for r in rows if "behavior_logp" in needs and not r.knows_behavior],
+    }
+    for field_, lacking in lacks.items():
+        if len(lacking) == len(rows) or (field_ == "behavior_logp" and lacking):
+            some = [f"sample {r.id} (prompt {r.prompt_id})" for r in lacking]
+            raise Refused(lack(name, field_, some, len(rows)))
+    notes = (
+        [f"{len(lacks['reward'])} of {len(rows)} samples have no reward and aren't drawn"] if lacks["reward"] else []
+    )
+    least = least_responses(needs)
+    sizes = {
+        g.prompt_id: g.scored if "reward" in needs else g.size
+        for g in store.groups(roles=data.roles, sources=data.sources)
+    }
+    groups = {prompt: n for prompt, n in sizes.items() if n}
+    small = [prompt for prompt, n in groups.items() if n < least]
+    if small and options.get("singletons") != "drop":
+        raise Refused(
+            f"objective {name} needs groups of at least {least} responses: {len(small)} of {len(groups)} groups have "
+            f"fewer in {store.path} (for one: {', '.join(small[:3])}). What to do: add responses, or leave such groups "
+            'out with objective.singletons = "drop".'
+        )
+    return notes + (
+        [f"{len(small)} of {len(groups)} groups have fewer than {least} responses and aren't drawn"] if small else []
+    )

@@ -25,7 +25,6 @@ class Run:
         self.folder = folder
         self.config_file = folder / "config.json"
         self.metrics_file = folder / "metrics.jsonl"
-        self.checkpoints = folder / "checkpoints"
         began = self.config_file.exists()
         if began and not resume:
             raise Refused(f"{folder}: there is a run in this folder; go on with it by --resume, or give another --out")
@@ -36,6 +35,9 @@ class Run:
             self.id = uuid.uuid4().hex
             record = {**config.model_dump(mode="json"), "versions": versions(), "run": self.id}
             write(self.config_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+    def checkpoint(self, step: int) -> Path:
+        return self.folder / "checkpoints" / f"step-{step:08d}"
 
     def _same_run(self, config: RunConfig) -> str:
         before = json.loads(self.config_file.read_text(encoding="utf-8"))

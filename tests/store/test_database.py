@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -130,6 +131,21 @@ def test_another_writer_is_waited_for_and_then_named(path: Path) -> None:
                 store.append([sample()])
         store.append([sample()])
         assert store.counts().samples == 2
+
+
+def test_opening_waits_for_the_lock_that_a_write_ahead_log_takes(path: Path) -> None:
+    """A process that died between making the store and its log leaves a store without one; others may be reading."""
+    with closing(sqlite3.connect(path, check_same_thread=False, isolation_level=None)) as other:
+        other.execute("PRAGMA journal_mode = DELETE")
+        other.execute("BEGIN")
+        other.execute("SELECT count(*) FROM samples").fetchall()
+        with pytest.raises(Refused, match=r"writing for more than 0\.05 s"):
+            Store.open(path, timeout=0.05)
+        timer = threading.Timer(0.2, other.rollback)
+        timer.start()
+        with Store.open(path) as store:
+            assert store._run("PRAGMA journal_mode") == [("wal",)]
+        timer.join()
 
 
 def test_a_store_opened_read_only_is_not_written_to(path: Path) -> None:

@@ -14,6 +14,7 @@ import sys
 import agro.train.loop
 from agro.config import RunConfig
 from agro.store.database import Database
+from agro.train.interruption import Interruption
 
 FILES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}
 
@@ -38,7 +39,7 @@ if __name__ == "__main__":
         return call
 
     Database._run = counted(Database._run)
-    agro.train.loop.Trainer.between = counted(agro.train.loop.Trainer.between)
+    Interruption.check = counted(Interruption.check)
     sys.addaudithook(lambda name, args: tick() if name in FILES else None)
     trainer.run()
     print(last)

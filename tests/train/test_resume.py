@@ -15,7 +15,8 @@ from runs import metrics, tiny, weights, write_prompts, write_toml
 
 from agro.config import RunConfig
 from agro.errors import Refused
-from agro.train.loop import Interrupted, Trainer
+from agro.train.interruption import Interrupted, Interruption
+from agro.train.loop import Trainer
 
 KILLED = Path(__file__).parent / "killed.py"
 
@@ -61,20 +62,20 @@ def undisturbed(tmp_path_factory) -> Path:
 def test_interrupted_in_the_middle_of_a_step(at: int, tmp_path: Path, undisturbed: Path, monkeypatch) -> None:
     """Ctrl-C while step `at` + 1 samples or computes: a checkpoint of step `at` is left."""
     trainer = Trainer(config(tmp_path), tmp_path / "run")
-    plain, calls = Trainer.between, []
+    plain, calls, log = Interruption.check, [], tmp_path / "run" / "metrics.jsonl"
 
-    def ask(self: Trainer) -> None:
-        done = metrics(self.out)[-1]["step"] if (self.out / "metrics.jsonl").exists() else 0
+    def ask(self: Interruption) -> None:
+        done = metrics(log.parent)[-1]["step"] if log.exists() else 0
         calls.append(done)
         if done == at and calls.count(at) == 5:  # after some responses of the step
             signal.raise_signal(signal.SIGINT)
         plain(self)
 
-    monkeypatch.setattr(Trainer, "between", ask)
+    monkeypatch.setattr(Interruption, "check", ask)
     with pytest.raises(Interrupted):
         trainer.run()
     assert metrics(tmp_path / "run")[-1]["step"] == at
-    monkeypatch.setattr(Trainer, "between", plain)
+    monkeypatch.setattr(Interruption, "check", plain)
     Trainer(config(tmp_path), tmp_path / "run", resume=True).run()
     same(tmp_path / "run", undisturbed)
 
@@ -87,7 +88,9 @@ def test_killed_at_random_moments(tmp_path: Path, undisturbed: Path) -> None:
         command = [sys.executable, str(KILLED), str(file), str(tmp_path / out), str(event), resume]
         return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
-    events = int(go("whole", 0).stdout)
+    undisturbed_again = go("whole", 0)
+    assert undisturbed_again.returncode == 0, undisturbed_again.stderr
+    events = int(undisturbed_again.stdout)
     same(tmp_path / "whole", undisturbed)
     rng = random.Random(0)
     for kill in range(6):

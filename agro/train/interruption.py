@@ -1,0 +1,43 @@
+"""Ctrl-C and SIGTERM: work stops at the next place where nothing is half done."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Interrupted(BaseException):
+    """A checkpoint is written, and the run can be resumed."""
+
+
+class Interruption:
+    """Whether somebody asked for a stop."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def check(self) -> None:
+        """Called between pieces of work: raises `Interrupted` if a stop was asked for."""
+        if self.asked:
+            raise Interrupted
+
+    @contextmanager
+    def on_signals(self, say: Callable[[str], None]) -> Iterator[None]:
+        """While it lasts, the first SIGINT or SIGTERM asks for a stop; the second stops at once."""
+
+        def ask(number: int, frame: object) -> None:
+            if self.asked:
+                raise KeyboardInterrupt
+            self.asked = True
+            say("stopping: writing a checkpoint (again: stop at once)")
+
+        try:
+            before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread: signals are the caller's
+            before = {}
+        try:
+            yield
+        finally:
+            for s, handler in before.items():
+                signal.signal(s, handler)
