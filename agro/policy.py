@@ -239,8 +239,8 @@ class Policy:
     def save(self, folder: str | Path) -> None:
         """Model (safetensors) and tokenizer in transformers format."""
         with without_bars():
-            self.model.savepretrained(folder)
-            self.tokenizer.savepretrained(folder)
+            self.model.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
 
     @torch.no_grad()
     def _probe(self) -> None:

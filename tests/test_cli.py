@@ -69,7 +69,9 @@ def test_sample_score_check_export_and_train(model: Path, prompts: Path, tmp_pat
     found = json.loads(done("check", store, "--json").stdout)
     assert (found["samples"], found["groups"], found["with_behavior"], found["trainable"]) == (48, 12, 48, True)
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(f'policy.model = "{model}"\ndata = {{store = "{store}", replay = 1.0}}\nobjective = {{name = "agro", beta = 0.1}}\n')
+    recipe.write_text(
+        f'policy.model = "{model}"\ndata = {{store = "{store}", replay = 1.0}}\nobjective = {{name = "agro", beta = 0.1}}\n'
+    )
     done("train", recipe, "train.steps=2", "train.groups=4", "--out", tmp_path / "run")
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
     done("report", tmp_path / "run")
@@ -84,7 +86,9 @@ def test_sample_writes_files_by_their_ending(model: Path, prompts: Path, tmp_pat
         samples = list(read_samples(tmp_path / name))
         assert len(samples) == 24
         assert samples[0].response == samples[1].response
-        assert "there is such a file" in refused("sample", "--model", model, "--prompts", prompts, "--out", tmp_path / name)
+        assert "there is such a file" in refused(
+            "sample", "--model", model, "--prompts", prompts, "--out", tmp_path / name
+        )
 
 
 def test_the_golden_story(tmp_path: Path) -> None:
@@ -92,7 +96,20 @@ def test_the_golden_story(tmp_path: Path) -> None:
     if not folder.exists():
         pytest.skip("../shared/models/stories260K isn't here")
     (tmp_path / "empty.jsonl").write_text('{"prompt": ""}\n')
-    done("sample", "--model", folder, "--prompts", tmp_path / "empty.jsonl", "--out", tmp_path / "story.jsonl", "-n", 1, "--greedy", "--max-new", 200)
+    done(
+        "sample",
+        "--model",
+        folder,
+        "--prompts",
+        tmp_path / "empty.jsonl",
+        "--out",
+        tmp_path / "story.jsonl",
+        "-n",
+        1,
+        "--greedy",
+        "--max-new",
+        200,
+    )
     golden = json.loads((SHARED / "models" / "stories260K_golden.json").read_text())["expected_greedy_200"]
     story = json.loads((tmp_path / "story.jsonl").read_text())["response"]
     assert story == golden
@@ -100,9 +117,26 @@ def test_the_golden_story(tmp_path: Path) -> None:
 
 def test_import_says_what_it_took_and_refused(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl.gz"
-    rows = ['{"q": "1>", "out": ["1", "2"], "ok": [true, false]}', '{"q": "2>", "out": ["1"], "ok": [0.5]}', '{"q": "3>"', '{"q": "4>", "out": ["1"], "ok": ["yes"]}']
+    rows = [
+        '{"q": "1>", "out": ["1", "2"], "ok": [true, false]}',
+        '{"q": "2>", "out": ["1"], "ok": [0.5]}',
+        '{"q": "3>"',
+        '{"q": "4>", "out": ["1"], "ok": ["yes"]}',
+    ]
     log.write_bytes(gzip.compress("\n".join(rows).encode()))
-    command = ("import", log, "--store", tmp_path / "s.db", "--map", "prompt=q", "--map", "response=out", "--map", "reward=ok", "--json")
+    command = (
+        "import",
+        log,
+        "--store",
+        tmp_path / "s.db",
+        "--map",
+        "prompt=q",
+        "--map",
+        "response=out",
+        "--map",
+        "reward=ok",
+        "--json",
+    )
     report = json.loads(done(*command).stdout)
     assert (report["samples"], report["groups"], len(report["refused"])) == (3, 2, 2)
     assert [r["where"] for r in report["refused"]] == [f"{log}:3", f"{log}:4"]
@@ -114,22 +148,34 @@ def test_import_says_what_it_took_and_refused(tmp_path: Path) -> None:
 
 
 def test_import_counts_what_a_tokenizer_cannot_encode(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "log.jsonl").write_text('{"prompt": "1>", "response": "2", "reward": 1}\n{"prompt": "1>", "response": "b", "reward": 0}\n')
-    report = json.loads(done("import", tmp_path / "log.jsonl", "--store", tmp_path / "s.db", "--tokenizer", model, "--json").stdout)
+    (tmp_path / "log.jsonl").write_text(
+        '{"prompt": "1>", "response": "2", "reward": 1}\n{"prompt": "1>", "response": "b", "reward": 0}\n'
+    )
+    report = json.loads(
+        done("import", tmp_path / "log.jsonl", "--store", tmp_path / "s.db", "--tokenizer", model, "--json").stdout
+    )
     assert report["encoding"] == {"usable": 1, "unknown characters": 1}
 
 
 def test_check_names_what_an_objective_lacks(tmp_path: Path) -> None:
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps({"prompt": "p", "response": r, "reward": 1}) + "\n" for r in "abc"))
+    (tmp_path / "log.jsonl").write_text(
+        "".join(json.dumps({"prompt": "p", "response": r, "reward": 1}) + "\n" for r in "abc")
+    )
     assert "trainable: True" in done("check", tmp_path / "log.jsonl").stdout
     result = agro("check", tmp_path / "log.jsonl", "--objective", "grpo", "--json")
     assert result.exit_code == 2
     assert json.loads(result.stdout)["trainable"] is False
-    assert re.search(r"objective grpo needs behavior_logp: 0 of 3 rows.*sample 1.*sample 2.*sample 3.*What to do", result.stderr)
+    assert re.search(
+        r"objective grpo needs behavior_logp: 0 of 3 rows.*sample 1.*sample 2.*sample 3.*What to do", result.stderr
+    )
 
 
 def test_eval_prints_accuracy_and_pass_at_k(model: Path, prompts: Path) -> None:
-    report = json.loads(done("eval", "--model", model, "--prompts", prompts, "--reward", "exact", "-n", 4, "--max-new", 4, "--json").stdout)
+    report = json.loads(
+        done(
+            "eval", "--model", model, "--prompts", prompts, "--reward", "exact", "-n", 4, "--max-new", 4, "--json"
+        ).stdout
+    )
     assert set(report) >= {"accuracy", "pass@1", "pass@2", "pass@4", "unscored", "reward_mean"}
     assert report["accuracy"]["low"] <= report["accuracy"]["value"] <= report["accuracy"]["high"]
     assert report["pass@1"]["value"] == pytest.approx(report["accuracy"]["value"])
@@ -151,15 +197,22 @@ def test_bad_requests_end_with_2_and_name_the_place(model: Path, prompts: Path, 
 
 
 def test_a_users_mistake_has_no_traceback(tmp_path: Path) -> None:
-    out = subprocess.run([sys.executable, "-m", "agro", "train", "none.toml"], capture_output=True, text=True, cwd=tmp_path)
+    out = subprocess.run(
+        [sys.executable, "-m", "agro", "train", "none.toml"], capture_output=True, text=True, cwd=tmp_path
+    )
     assert out.returncode == 2
     assert out.stdout == ""
-    assert out.stderr == "agro: none.toml: can't be read: No such file or directory; expected a TOML recipe or a run's config.json\n"
+    assert (
+        out.stderr
+        == "agro: none.toml: can't be read: No such file or directory; expected a TOML recipe or a run's config.json\n"
+    )
 
 
 def test_score_only_what_is_missing(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s.db") as store:
-        store.append([Sample("p", "a", 0.25, meta={"answer": "a"}), Sample("p", "a", meta={"answer": "a"}), Sample("p", "b")])
+        store.append(
+            [Sample("p", "a", 0.25, meta={"answer": "a"}), Sample("p", "a", meta={"answer": "a"}), Sample("p", "b")]
+        )
     report = json.loads(done("score", tmp_path / "s.db", "--reward", "exact", "--missing", "--json").stdout)
     assert (report["scored"], report["failed"]) == (1, 1)
     with Store.open(tmp_path / "s.db", read_only=True) as store:

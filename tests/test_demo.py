@@ -45,7 +45,9 @@ def test_held_out_prompts_stand_in_no_training_data(trained) -> None:
         seen = {s.prompt for s in store.samples()}
     assert len(asked) == 512
     assert not asked & seen
-    assert not asked & {json.loads(line)["prompt"] for line in (run / "data" / "prompts.jsonl").read_text().splitlines()}
+    assert not asked & {
+        json.loads(line)["prompt"] for line in (run / "data" / "prompts.jsonl").read_text().splitlines()
+    }
 
 
 def test_fresh_samples_raise_the_held_out_reward(trained) -> None:

@@ -22,7 +22,7 @@ def tiny(folder: Path, **changes: Any) -> RunConfig:
     """Fresh AGRO by default; `changes` are dotted keys with __ for the dot."""
     values: dict[str, Any] = {
         "policy": {"new": {"alphabet": DIGITS + ">", "hidden": 16, "layers": 1, "heads": 2, "context": 16}},
-        "data": {"prompts": write_prompts(folder / "prompts.jsonl", range(0, 60))},
+        "data": {"prompts": write_prompts(folder / "prompts.jsonl", range(60))},
         "sampler": {"n": 3, "max_new": 3},
         "reward": {"name": f"{Path(__file__).parent / 'reward.py'}:digits"},
         "objective": {"name": "agro", "beta": 0.1},

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import fill_store, metrics, tiny, weights, write_prompts
 
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.policy import Policy
 from agro.store import Store
 from agro.train.loop import Trainer
+from runs import fill_store, metrics, tiny, weights, write_prompts
 
 
 def run(tmp_path: Path, name: str = "run", **changes) -> Path:
@@ -23,7 +23,9 @@ def run(tmp_path: Path, name: str = "run", **changes) -> Path:
 @pytest.mark.report
 def test_a_fresh_run_leaves_what_the_contract_names(tmp_path: Path) -> None:
     folder = run(tmp_path, data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(60, 80)), evaluate__every=3)
-    assert {"config.json", "metrics.jsonl", "store.db", "checkpoints", "model", "report.html"} <= {p.name for p in folder.iterdir()}
+    assert {"config.json", "metrics.jsonl", "store.db", "checkpoints", "model", "report.html"} <= {
+        p.name for p in folder.iterdir()
+    }
     rows = metrics(folder)
     assert [m["step"] for m in rows] == list(range(7))
     assert [m["step"] for m in rows if m["eval_reward"] is not None] == [0, 3, 6]
@@ -71,7 +73,9 @@ def test_trains_on_a_log_of_texts_and_rewards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("replay", "fresh"), [(0.5, [2, 2, 2, 2]), (0.75, [1, 1, 1, 1]), (0.9, [0, 0, 1, 0])])
 def test_fresh_and_stored_share_a_step(tmp_path: Path, replay: float, fresh: list[int]) -> None:
     fill_store(tmp_path / "log.db")
-    folder = run(tmp_path, data__store=str(tmp_path / "log.db"), data__replay=replay, data__roles=["log"], train__steps=4)
+    folder = run(
+        tmp_path, data__store=str(tmp_path / "log.db"), data__replay=replay, data__roles=["log"], train__steps=4
+    )
     assert [m["replay_share"] for m in metrics(folder)] == [1 - f / 4 for f in fresh]
 
 
@@ -86,7 +90,9 @@ def test_replayed_samples_of_this_run_know_their_age(tmp_path: Path) -> None:
 def test_several_updates_a_batch(tmp_path: Path) -> None:
     rows = metrics(run(tmp_path, train__updates=3, objective={"name": "grpo", "ratio": "old"}))
     assert [m["version"] for m in rows] == [3, 6, 9, 12, 15, 18]
-    with pytest.raises(Refused, match=r"agro_onpolicy needs samples made by the present weights, but train\.updates = 2"):
+    with pytest.raises(
+        Refused, match=r"agro_onpolicy needs samples made by the present weights, but train\.updates = 2"
+    ):
         Trainer(tiny(tmp_path, train__updates=2, objective={"name": "agro_onpolicy", "beta": 0.1}))
 
 
@@ -128,7 +134,11 @@ def test_updates_without_a_finite_gradient_are_skipped_and_said(tmp_path: Path, 
 
     def broken(self, *args, **kwargs):
         out = plain(self, *args, **kwargs)
-        return {k: v * math.inf for k, v in out.items()} if self.model.training and torch.is_grad_enabled() and next(calls) == 0 else out
+        return (
+            {k: v * math.inf for k, v in out.items()}
+            if self.model.training and torch.is_grad_enabled() and next(calls) == 0
+            else out
+        )
 
     monkeypatch.setattr(Policy, "streams", broken)
     rows = metrics(run(tmp_path))
@@ -141,7 +151,11 @@ def test_updates_without_a_finite_gradient_are_skipped_and_said(tmp_path: Path, 
 def test_too_many_skipped_updates_stop_the_run(tmp_path: Path, monkeypatch) -> None:
     plain = Policy.streams
     monkeypatch.setattr(
-        Policy, "streams", lambda self, *a, **k: {n: v * (math.inf if torch.is_grad_enabled() else 1) for n, v in plain(self, *a, **k).items()}
+        Policy,
+        "streams",
+        lambda self, *a, **k: {
+            n: v * (math.inf if torch.is_grad_enabled() else 1) for n, v in plain(self, *a, **k).items()
+        },
     )
     with pytest.raises(Refused, match="step 2: 2 updates in a row were skipped"):
         run(tmp_path, train__max_skipped=2)
@@ -152,10 +166,21 @@ def test_rows_that_do_not_fit_are_left_out_and_counted(tmp_path: Path) -> None:
     with Store.open(tmp_path / "log.db") as store:
         from agro.types import Sample
 
-        store.append([Sample("900>", "1" * 40, 1.0), Sample("900>", "x", 0.0), Sample("901>", "2", 1.0), Sample("901>", "y", 0.0)])
+        store.append(
+            [
+                Sample("900>", "1" * 40, 1.0),
+                Sample("900>", "x", 0.0),
+                Sample("901>", "2", 1.0),
+                Sample("901>", "y", 0.0),
+            ]
+        )
     data = {"store": str(tmp_path / "log.db"), "replay": 1.0}
     rows = metrics(run(tmp_path, data=data, train__groups=10, train__steps=1))
-    assert rows[0]["left_out_reasons"] == {"too long": 1, "unknown characters": 2, "group too small for what was left out": 1}
+    assert rows[0]["left_out_reasons"] == {
+        "too long": 1,
+        "unknown characters": 2,
+        "group too small for what was left out": 1,
+    }
     assert rows[0]["groups"] == 8
 
 
@@ -169,18 +194,42 @@ def test_refusals_come_before_a_model_is_loaded(tmp_path: Path, monkeypatch) -> 
     monkeypatch.setattr(Policy, "load", lambda *a, **k: pytest.fail("a model was loaded"))
     fill_store(tmp_path / "log.db")
     log = {"store": str(tmp_path / "log.db"), "replay": 1.0}
-    refused(tmp_path, r"(?s)objective grpo needs behavior_logp: 0 of 32 rows have it, 32 don't .*sample 1 .*sample 2 .*sample 3 .*What to do", data=log, objective={"name": "grpo"})
+    refused(
+        tmp_path,
+        r"(?s)objective grpo needs behavior_logp: 0 of 32 rows have it, 32 don't .*sample 1 .*sample 2 .*sample 3 .*What to do",
+        data=log,
+        objective={"name": "grpo"},
+    )
     phases = [{"name": "sft", "objective": {"name": "sft"}}, {"name": "grpo", "objective": {"name": "grpo"}}]
     refused(tmp_path, "objective grpo needs behavior_logp: 0 of 32 rows have it", data=log, phases=phases)
-    refused(tmp_path, "agro_onpolicy needs samples made by the present weights, but data.replay = 1", data=log, objective={"name": "agro_onpolicy", "beta": 0.1})
+    refused(
+        tmp_path,
+        "agro_onpolicy needs samples made by the present weights, but data.replay = 1",
+        data=log,
+        objective={"name": "agro_onpolicy", "beta": 0.1},
+    )
     refused(tmp_path, "log.db holds no samples that data.roles", data={**log, "roles": ["expert"]})
     refused(tmp_path, "nothing.db isn't there", data={**log, "store": str(tmp_path / "nothing.db")})
     refused(tmp_path, "data.prompts isn't set", data={})
     refused(tmp_path, "sampler.n is 1", sampler__n=1)
-    refused(tmp_path, "groups of at least 3 responses, but sampler.n is 2", sampler__n=2, objective={"name": "agro_onpolicy", "beta": 0.1, "baseline": True})
-    refused(tmp_path, "no truncation; got temperature 0.5", sampler__temperature=0.5, objective={"name": "agro_onpolicy", "beta": 0.1})
+    refused(
+        tmp_path,
+        "groups of at least 3 responses, but sampler.n is 2",
+        sampler__n=2,
+        objective={"name": "agro_onpolicy", "beta": 0.1, "baseline": True},
+    )
+    refused(
+        tmp_path,
+        "no truncation; got temperature 0.5",
+        sampler__temperature=0.5,
+        objective={"name": "agro_onpolicy", "beta": 0.1},
+    )
     refused(tmp_path, "both", policy__model="somewhere")
-    refused(tmp_path, "20 of 20 held-out prompts are in the training data", data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(20)))
+    refused(
+        tmp_path,
+        "20 of 20 held-out prompts are in the training data",
+        data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(20)),
+    )
     refused(tmp_path, "no default", objective={"name": "agro"})
     refused(tmp_path, "did you mean beta", objective={"name": "agro", "betta": 1})
     refused(tmp_path, "expected one of agro", objective={"name": "agor", "beta": 1.0})
@@ -191,7 +240,11 @@ def test_unscored_logs_are_refused_with_the_way_out(tmp_path: Path) -> None:
         from agro.types import Sample
 
         store.append([Sample("1>", "2"), Sample("1>", "3")])
-    refused(tmp_path, "objective agro needs reward: 0 of 2 rows have it.*agro score", data={"store": str(tmp_path / "log.db"), "replay": 1.0})
+    refused(
+        tmp_path,
+        "objective agro needs reward: 0 of 2 rows have it.*agro score",
+        data={"store": str(tmp_path / "log.db"), "replay": 1.0},
+    )
 
 
 def test_a_run_does_not_write_over_another(tmp_path: Path) -> None:

@@ -86,7 +86,13 @@ def test_gradient_does_not_depend_on_the_micro_batch(name: str, options: dict, d
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("agro", {"beta": 0.3, "scale": "loss"}), ("rloo", {}), ("kl_pg", {"beta": 0.3}), ("grpo", {"beta": 0.3}), ("sft", {})],
+    [
+        ("agro", {"beta": 0.3, "scale": "loss"}),
+        ("rloo", {}),
+        ("kl_pg", {"beta": 0.3}),
+        ("grpo", {"beta": 0.3}),
+        ("sft", {}),
+    ],
 )
 def test_gradient_is_the_loss_differentiated(name: str, options: dict, policies) -> None:
     """Central differences of the loss along the gradient, whose slope is its norm."""
@@ -152,11 +158,16 @@ def test_micro_batches_hold_whole_groups_and_every_row_once(policies) -> None:
 def test_rows_of_one_episode_stay_together_or_need_a_first_pass(policies) -> None:
     """reinforce couples by row, but the rows of a response share its reward's term."""
     policy, reference = policies
-    rows = [s.replace(episode=f"e{i // 2}", reward=float(i // 2), prompt_id="p") for i, s in enumerate(samples(policy, 2)[:6])]
+    rows = [
+        s.replace(episode=f"e{i // 2}", reward=float(i // 2), prompt_id="p")
+        for i, s in enumerate(samples(policy, 2)[:6])
+    ]
     batch = collate(rows, 0)
     full = gradient("rloo", {"beta": 0.3}, policy, reference, batch, 6)
     for size in (1, 2, 3):
-        assert torch.allclose(gradient("rloo", {"beta": 0.3}, policy, reference, batch, size), full, rtol=1e-10, atol=1e-13)
+        assert torch.allclose(
+            gradient("rloo", {"beta": 0.3}, policy, reference, batch, size), full, rtol=1e-10, atol=1e-13
+        )
 
 
 def test_collate_keeps_unknown_unknown(policies) -> None:
