@@ -176,10 +176,11 @@ class Policy:
     def _check_known(self, text: str, where: str) -> None:
         """Raise `Unusable` where a piece of the text becomes the unknown token, and doesn't spell that token itself."""
         unknown = self.tokenizer.unk_token_id
-        if unknown is None or (count := self._ids(text).count(unknown)) == 0:
+        if unknown is None or unknown not in self._ids(text):
             return
-        spelled = 0 if self.tokenizer.split_special_tokens else text.count(self.tokenizer.unk_token)
-        if count > spelled:
+        if not self.tokenizer.split_special_tokens:
+            text = text.replace(self.tokenizer.unk_token, "")
+        if unknown in self._ids(text):
             bad = [c for c in dict.fromkeys(text) if unknown in self._ids(c)]
             raise Unusable(
                 "unknown characters",

@@ -9,13 +9,15 @@ from typing import Any
 
 import safetensors
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import logging
 
 from agro import config as configuration
 from agro.errors import Refused
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
+_PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")  # all that they do is in tokenizer.json
 
 
 def pretrained(name: str, config: configuration.Policy) -> tuple[Any, Any]:
@@ -34,9 +36,16 @@ def pretrained(name: str, config: configuration.Policy) -> tuple[Any, Any]:
     where = str(folder) if local else name
     common = {"trust_remote_code": config.trust_remote_code}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where, **common)
+        # AutoTokenizer gives some architectures (Qwen2) their own splitting, whatever stands in tokenizer.json.
+        plain = get_tokenizer_config(where).get("tokenizer_class") in _PLAIN_TOKENIZERS
+        tokenizer = (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(where, **common)
         model, report = AutoModelForCausalLM.from_pretrained(
-            where, dtype=getattr(torch, config.dtype), use_safetensors=True, output_loading_info=True, **common
+            where,
+            dtype=getattr(torch, config.dtype),
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
+            output_loading_info=True,
+            **common,
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, safetensors.SafetensorError) as error:
         raise Refused(
@@ -46,7 +55,7 @@ def pretrained(name: str, config: configuration.Policy) -> tuple[Any, Any]:
         ) from error
     for what in ("missing_keys", "mismatched_keys"):
         if report[what]:
-            keys = sorted(str(k) for k in report[what])
+            keys = sorted(k if isinstance(k, str) else k[0] for k in report[what])
             raise Refused(
                 f"{name}: {len(keys)} {what.replace('_', ' ')} in its weights ({', '.join(keys[:3])}, …): they would be "
                 "drawn at random; expected the whole model, as save_pretrained writes it"

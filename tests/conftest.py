@@ -1,0 +1,73 @@
+"""Tiny language models of several architectures, with random weights large enough for logits that differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from agro.config import NewModel
+from agro.newmodel import new_model
+from agro.policy import Policy
+
+SHARED = Path(__file__).parents[1] / "../shared"
+ALPHABET = "abcdefgh "
+
+
+def _causal(name: str, **changes):
+    """A model with the vocabulary of `new_model` over ALPHABET."""
+    sizes = {
+        "vocab_size": 4 + len(ALPHABET), "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 96,
+        "initializer_range": 0.3, "attention_dropout": 0.3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    if name == "GPT2":
+        for key in ("num_key_value_heads", "head_dim", "intermediate_size", "attention_dropout"):
+            del sizes[key]
+        config = transformers.GPT2Config(**sizes | changes)
+        kind = transformers.GPT2LMHeadModel
+    else:
+        config_name = {"Gemma3": "Gemma3TextConfig"}.get(name, f"{name}Config")
+        config = getattr(transformers, config_name)(**sizes | changes)
+        kind = getattr(transformers, f"{name}ForCausalLM")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return kind(config)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    new_model(folder, NewModel(alphabet=ALPHABET, hidden=8, layers=1, heads=1, context=96), 0)
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def causal():
+    """A function: architecture, changes of its configuration -> transformers model."""
+    return _causal
+
+
+@pytest.fixture(scope="session")
+def tiny(tokenizer):
+    """A function: architecture, type of its weights, changes of its configuration -> `Policy`."""
+
+    def make(name: str = "Llama", dtype: torch.dtype = torch.float32, temperature: float = 1.0, **changes) -> Policy:
+        return Policy(_causal(name, **changes).to(dtype), tokenizer, temperature=temperature, chunk=5)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def shared_model():
+    """A function: name -> folder of one of the models beside the repository."""
+
+    def find(name: str) -> Path:
+        folder = SHARED / "models" / name
+        if not folder.is_dir():
+            pytest.skip(f"{folder} isn't there: this test needs that model")
+        return folder
+
+    return find

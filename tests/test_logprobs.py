@@ -1,0 +1,176 @@
+"""Chunked streams against log_softmax of all logits at once, in value and gradient, and the memory they take."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from agro.errors import Refused
+from agro.logprobs import STREAMS, Head, positions, token_streams
+
+B, T, H, V = 3, 11, 8, 37
+
+
+def arrays(dtype=torch.float32, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    hidden, weight, bias = (torch.randn(s, generator=g).to(dtype) for s in ((B, T, H), (V, H), (V,)))
+    tokens = torch.randint(0, V, (B, T), generator=g)
+    mask = torch.rand((B, T), generator=g) < 0.6
+    mask[:, 0] = False
+    return hidden, weight, bias, tokens, mask
+
+
+def naive(hidden, head, tokens, temperature, reference):
+    """Every stream [B,T-1] at positions 1 … T-1, from all logits, with autograd through all of it."""
+
+    def log_probs(hidden, head):
+        z = torch.nn.functional.linear(hidden[:, :-1], head.weight, head.bias)
+        z = (z if z.dtype == torch.float64 else z.float()) * head.scale
+        z = z if head.cap is None else torch.tanh(z / head.cap) * head.cap
+        return torch.log_softmax(z / temperature, -1)
+
+    own, other = log_probs(hidden, head), log_probs(*reference)
+    return {
+        "logp": own.gather(2, tokens[:, 1:, None])[..., 0],
+        "entropy": -(own.exp() * own).sum(-1),
+        "kl": (own.exp() * (own - other)).sum(-1),
+    }
+
+
+@pytest.mark.parametrize("want", [("logp",), ("entropy",), ("kl",), STREAMS])
+@pytest.mark.parametrize(
+    ("dtype", "temperature", "cap", "scale", "with_bias"),
+    [
+        (torch.float32, 1.0, None, 1.0, False),
+        (torch.float32, 0.5, None, 1.0, True),
+        (torch.float32, 1.7, 3.0, 0.25, True),
+        (torch.float64, 0.7, 3.0, 0.25, True),
+    ],
+)
+def test_streams_and_gradients_are_those_of_all_logits(want, dtype, temperature, cap, scale, with_bias):
+    hidden, weight, bias, tokens, mask = arrays(dtype)
+    other = arrays(dtype, seed=1)
+    leaves = [hidden.requires_grad_(), weight.requires_grad_(), *([bias.requires_grad_()] if with_bias else [])]
+    head = Head(weight, bias if with_bias else None, scale, cap)
+    reference = (other[0], Head(other[1], None, scale, cap))
+    found = token_streams(hidden, head, tokens, mask, want=want, temperature=temperature, chunk=4, reference=reference)
+    expected = naive(hidden, head, tokens, temperature, reference)
+    assert set(found) == set(want)
+    inside = mask[:, 1:]
+    factors = {
+        s: torch.randn((B, T), dtype=dtype, generator=torch.Generator().manual_seed(i)) for i, s in enumerate(want)
+    }
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
+    for s in want:
+        assert found[s].dtype == dtype
+        assert torch.equal(found[s].isnan(), ~mask)
+        torch.testing.assert_close(found[s][:, 1:][inside], expected[s][inside], **tolerance)
+    got = torch.autograd.grad(sum((found[s] * factors[s])[mask].sum() for s in want), leaves)
+    right = torch.autograd.grad(sum((expected[s] * factors[s][:, 1:])[inside].sum() for s in want), leaves)
+    for a, b in zip(got, right):
+        torch.testing.assert_close(a, b, **tolerance)
+
+
+def test_a_chunk_of_any_size_gives_the_same():
+    hidden, weight, bias, tokens, mask = arrays()
+    reference = (hidden.flip(0), Head(weight.flip(0)))
+    runs = [
+        token_streams(hidden, Head(weight, bias), tokens, mask, want=STREAMS, chunk=c, reference=reference)
+        for c in (1, 3, 1000)
+    ]
+    for s, run in itertools.product(STREAMS, runs[1:]):
+        torch.testing.assert_close(run[s], runs[0][s], rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def test_log_probs_of_a_bfloat16_model_are_normalised_in_float32():
+    hidden, weight, _, tokens, mask = arrays(torch.bfloat16)
+    found = token_streams(hidden, Head(weight), tokens, mask)["logp"][:, 1:][mask[:, 1:]]
+    logits = torch.nn.functional.linear(hidden, weight)[:, :-1].float()
+    expected = torch.log_softmax(logits, -1).gather(2, tokens[:, 1:, None])[..., 0][mask[:, 1:]]
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_gradient_of_a_bfloat16_head_does_not_erode_over_chunks():
+    """Summed in bfloat16, 511 chunks of one position would lose the small ones: 2e-2 and more."""
+    g = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn((1, 512, H), generator=g), torch.randn((V, H), generator=g)
+    tokens, mask = torch.randint(0, V, (1, 512), generator=g), torch.arange(512)[None] > 0
+    grads = []
+    for dtype, chunk in ((torch.bfloat16, 1), (torch.float64, 1000)):
+        w = weight.bfloat16().to(dtype).requires_grad_()
+        token_streams(hidden.bfloat16().to(dtype), Head(w), tokens, mask, chunk=chunk)["logp"][mask].sum().backward()
+        assert w.grad.dtype == dtype
+        grads.append(w.grad.double())
+    assert (grads[0] - grads[1]).norm() / grads[1].norm() < 6e-3  # bfloat16 keeps 8 bits: 4e-3
+
+
+def test_no_gradient_reaches_the_reference_or_a_frozen_head():
+    hidden, weight, _, tokens, mask = arrays()
+    ref_hidden, ref_weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    hidden.requires_grad_()
+    out = token_streams(hidden, Head(weight), tokens, mask, want=["kl"], reference=(ref_hidden, Head(ref_weight)))
+    (out["kl"][mask] * 2).sum().backward()
+    assert hidden.grad is not None
+    assert ref_hidden.grad is ref_weight.grad is weight.grad is None
+
+
+def test_an_empty_mask_gives_no_value():
+    hidden, weight, _, tokens, mask = arrays()
+    assert token_streams(hidden, Head(weight), tokens, mask & False)["logp"].isnan().all()
+
+
+def test_what_cannot_be_computed_is_refused():
+    hidden, weight, _, tokens, mask = arrays()
+    head = Head(weight)
+    with pytest.raises(ValueError, match="a first token has no log-prob"):
+        token_streams(hidden, head, tokens, mask | True)
+    with pytest.raises(ValueError, match="expected some of logp, entropy, kl, got value"):
+        token_streams(hidden, head, tokens, mask, want=["value"])
+    with pytest.raises(ValueError, match="needs a reference"):
+        token_streams(hidden, head, tokens, mask, want=["kl"])
+    with pytest.raises(Refused, match="vocabulary of 37 tokens, got 36"):
+        token_streams(hidden, head, tokens, mask, want=["kl"], reference=(hidden, Head(weight[1:])))
+
+
+def test_positions_of_a_chunk_shrink_with_the_vocabulary_and_grow_with_the_batch():
+    assert positions(128, 16 * 64, 260) == 128
+    assert positions(128, 2048, 150_000) == 27  # 16 MiB of float32 logits
+    assert positions(128, 16 * 2048, 150_000) == 128
+    assert positions(128, 1, 10**9) == 1
+
+
+def peak_bytes(work) -> int:
+    """Largest sum of tensor memory that `work` holds at once, above what is there before, as torch's allocator tells it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    events = seen.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    return max(itertools.accumulate(size for _, size in changes))
+
+
+def test_peak_bytes_sees_all_logits_of_the_naive_way():
+    hidden, weight = torch.randn(100, 4), torch.randn(5000, 4)
+    assert peak_bytes(lambda: torch.log_softmax(hidden @ weight.T, -1)) >= 2 * 100 * 5000 * 4
+
+
+def test_memory_is_below_a_tenth_of_all_logits(causal, tokenizer):
+    """V = 150,000 and T = 2,048, whole model forward and backward with every stream: gradients of the weights included."""
+    from agro.policy import Policy
+
+    vocabulary, length = 150_000, 2048
+    sizes = {"vocab_size": vocabulary, "hidden_size": 16, "head_dim": 4, "num_hidden_layers": 1}
+    policy = Policy(causal("Llama", **sizes, max_position_embeddings=length, tie_word_embeddings=True), tokenizer)
+    reference = policy.frozen_copy()
+    tokens = torch.randint(0, vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(length)[None] > 0
+
+    def work():
+        out = policy.streams(tokens, torch.tensor([length]), mask, STREAMS, reference)
+        sum(v[mask].sum() for v in out.values()).backward()
+
+    assert peak_bytes(work) <= length * vocabulary * 4 / 10
+    assert all(p.grad is not None for p in policy.model.parameters())

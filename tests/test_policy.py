@@ -1,0 +1,351 @@
+"""Policies of several architectures: log-probs against the model's own logits, encoding, what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from agro.config import NewModel
+from agro.config import Policy as PolicyConfig
+from agro.errors import Refused
+from agro.newmodel import new_model
+from agro.policy import Policy, Unusable
+from agro.types import Sample
+
+ARCHITECTURES = ["Llama", "Qwen2", "Qwen3", "GPT2"]
+LENGTHS = torch.tensor([9, 5, 2])
+
+
+def rows(dtype=torch.long):
+    tokens = torch.randint(4, 13, (3, 9), generator=torch.Generator().manual_seed(1), dtype=dtype)
+    places = torch.arange(9)[None]
+    return tokens, (places > 0) & (places < LENGTHS[:, None])
+
+
+def own_logp(policy: Policy, tokens: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """[T] from the model's own logits of one sequence, without padding."""
+    logits = policy.model(input_ids=tokens[None], use_cache=False).logits[0, :-1].float() / temperature
+    return torch.cat([torch.tensor([torch.nan]), torch.log_softmax(logits, -1).gather(1, tokens[1:, None])[:, 0]])
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_log_probs_and_gradients_are_the_models_own(tiny, name, temperature):
+    policy = tiny(name, temperature=temperature)
+    tokens, mask = rows()
+    expected = [own_logp(policy, row[:length], temperature) for row, length in zip(tokens, LENGTHS)]
+    sum(e[1:].sum() for e in expected).backward()
+    right = {n: p.grad for n, p in policy.model.named_parameters()}
+    policy.model.zero_grad()
+    found = policy.streams(tokens, LENGTHS, mask)["logp"]
+    found[mask].sum().backward()
+    for row, e in zip(found, expected):
+        torch.testing.assert_close(row[: len(e)], e, rtol=1e-5, atol=1e-5, equal_nan=True)
+        assert row[len(e) :].isnan().all()
+    for n, p in policy.model.named_parameters():
+        torch.testing.assert_close(p.grad, right[n], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Gemma2", "Gemma3", "Cohere", "Granite", "Mistral", "Mixtral"])
+def test_capped_and_scaled_logits_are_handled(tiny, name):
+    special = {
+        "Gemma2": {"final_logit_softcapping": 2.0, "sliding_window": 4},
+        "Gemma3": {"final_logit_softcapping": 2.0, "sliding_window": 4},
+        "Cohere": {"logit_scale": 0.3},
+        "Granite": {"logits_scaling": 3.0},
+        "Mistral": {"sliding_window": 4},
+        "Mixtral": {"router_jitter_noise": 0.2},
+    }[name]
+    policy = tiny(name, **special)
+    tokens, mask = rows()
+    found = policy.streams(tokens, LENGTHS, mask)["logp"]
+    torch.testing.assert_close(found[0], own_logp(policy, tokens[0]), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_bfloat16(tiny, name):
+    policy = tiny(name, torch.bfloat16)
+    tokens, mask = rows()
+    with torch.no_grad():
+        found = policy.streams(tokens, LENGTHS, mask, ("logp", "entropy"))
+    assert found["logp"].dtype == torch.float32
+    whole = own_logp(policy, tokens[0])
+    # One unit in the last place of a bfloat16 logit of size 4 to 8 is 2^-5.
+    torch.testing.assert_close(found["logp"][0], whole, rtol=0, atol=0.1, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_neither_padding_nor_neighbours_matter(tiny, name):
+    policy = tiny(name)
+    tokens, mask = rows()
+    reference = tiny(name, initializer_range=0.2).frozen_copy()
+    want = ("logp", "entropy", "kl")
+    together = policy.streams(tokens, LENGTHS, mask, want, reference)
+    wide = torch.nn.functional.pad(tokens, (0, 7), value=-1)
+    wide[1, 5:] = 12
+    padded = policy.streams(wide, LENGTHS, torch.nn.functional.pad(mask, (0, 7)), want, reference)
+    for i, length in enumerate(LENGTHS.tolist()):
+        alone = policy.streams(
+            tokens[i : i + 1, :length], LENGTHS[i : i + 1], mask[i : i + 1, :length], want, reference
+        )
+        for s in want:
+            for other in (together[s][i, :length], padded[s][i, :length]):
+                torch.testing.assert_close(alone[s][0], other, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert padded["kl"][:, 9:].isnan().all()
+
+
+def test_kl_is_the_sum_over_the_whole_vocabulary(tiny):
+    policy, reference = tiny(), tiny(initializer_range=0.2).frozen_copy()
+    tokens, mask = rows()
+    found = policy.streams(tokens, LENGTHS, mask, ["kl"], reference)["kl"]
+    own, other = (
+        torch.log_softmax(p.model(input_ids=tokens[:1]).logits[0, :-1], -1).detach() for p in (policy, reference)
+    )
+    torch.testing.assert_close(found[0, 1:].detach(), (own.exp() * (own - other)).sum(1), rtol=1e-5, atol=1e-5)
+    assert found[0, 1:].min() > 0.01
+    same = policy.streams(tokens, LENGTHS, mask, ["kl"], policy.frozen_copy())["kl"]
+    assert same[mask].abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_dropout_is_off_in_train_mode(tiny, name):
+    changes = (
+        {"attn_pdrop": 0.5, "resid_pdrop": 0.5, "embd_pdrop": 0.5} if name == "GPT2" else {"attention_dropout": 0.5}
+    )
+    policy = tiny(name, **changes)
+    tokens, mask = rows()
+    assert policy.model.training
+    first, second = (policy.streams(tokens, LENGTHS, mask)["logp"][mask] for _ in range(2))
+    assert torch.equal(first, second)
+    for key, value in changes.items():  # what is saved is the user's own configuration
+        assert getattr(policy.model.config, key) == value
+
+
+def test_a_frozen_copy_stays(tiny):
+    policy = tiny()
+    reference = policy.frozen_copy()
+    with torch.no_grad():
+        for p in policy.model.parameters():
+            p += 1
+    assert not any(p.requires_grad for p in reference.model.parameters())
+    fresh = tiny()
+    assert all(torch.equal(a, b) for a, b in zip(reference.model.parameters(), fresh.model.parameters()))
+    assert reference.fingerprint == policy.fingerprint
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_saved_and_loaded_it_is_the_same(tiny, tmp_path, name, dtype):
+    tiny(name).save(tmp_path / "float32")
+    policy = Policy.load(PolicyConfig(model=str(tmp_path / "float32"), dtype=dtype, device="cpu", chunk=5))
+    policy.save(tmp_path)
+    names = {p.name for p in tmp_path.iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= names
+    assert not any(n.endswith((".bin", ".pt", ".pkl")) for n in names)
+    again = Policy.load(PolicyConfig(model=str(tmp_path), dtype=dtype, device="cpu", chunk=5))
+    assert type(again.model) is type(tiny(name).model)
+    assert again.fingerprint == policy.fingerprint
+    assert again.dtype == policy.dtype == getattr(torch, dtype)
+    assert again.encode_prompt("a b") == [1, 4, 12, 5]
+    assert (again.eos_ids, again.context, again.vocab_size) == ((2,), 96, 13)
+    tokens, mask = rows()
+    found, expected = (p.streams(tokens, LENGTHS, mask)["logp"][mask] for p in (again, policy))
+    assert torch.equal(found, expected)
+
+
+def test_a_fingerprint_is_of_what_decides_the_ids(tokenizer, tiny, tmp_path):
+    policy = tiny()
+    before = policy.fingerprint
+    tokenizer(["a", "abc"], padding=True, truncation=True, max_length=2)  # leaves its settings in the tokenizer
+    assert tiny().fingerprint == before
+    assert len(before) == 16
+    int(before, 16)
+    for alphabet in ("abcdefgh ", "abcdefgi ", "abcdefhg "):
+        new_model(tmp_path / alphabet, NewModel(alphabet=alphabet, hidden=8, layers=1, heads=1, context=96), 0)
+    found = {
+        a: Policy.load(PolicyConfig(model=str(tmp_path / a), device="cpu")).fingerprint
+        for a in ("abcdefgh ", "abcdefgi ", "abcdefhg ")
+    }
+    assert found["abcdefgh "] == before
+    assert len(set(found.values())) == 3
+
+
+def test_end_tokens_of_a_real_model(shared_model):
+    policy = Policy.load(PolicyConfig(model=str(shared_model("stories260K")), device="cpu"))
+    assert policy.eos_ids == (2, 1)  # </s> closes a text; generation_config.json names both
+    assert policy.context == 512
+    assert policy.encode_prompt("") == [1]
+    assert policy.decode(policy.encode_prompt("Once upon a time")) == "Once upon a time"
+
+
+def test_prompts_begin_as_the_tokenizer_begins_them(tiny, tokenizer):
+    policy = tiny()
+    assert policy.encode_prompt("") == [1]
+    assert policy.encode_prompt("a b") == [1, 4, 12, 5]
+    bare = tiny("GPT2")
+    bare._prefix = []  # a tokenizer that puts nothing in front, such as GPT-2's
+    assert bare.encode_prompt("a") == [4]
+    assert bare.encode_prompt("") == [1]
+
+
+def test_nothing_is_put_behind_a_prompt(tmp_path, tiny):
+    new_model(tmp_path, NewModel(alphabet="ab", hidden=8, layers=1, heads=1, context=16), 0)
+    file = tmp_path / "tokenizer.json"
+    definition = json.loads(file.read_text())
+    single = definition["post_processor"]["single"]
+    single.append({"SpecialToken": {"id": "<eos>", "type_id": 0}})
+    definition["post_processor"]["special_tokens"]["<eos>"] = {"id": "<eos>", "ids": [2], "tokens": ["<eos>"]}
+    file.write_text(json.dumps(definition))
+    policy = Policy.load(PolicyConfig(model=str(tmp_path), device="cpu"))
+    assert policy.tokenizer("ab")["input_ids"] == [1, 4, 5, 2]
+    assert policy.encode_prompt("ab") == [1, 4, 5]
+
+
+def test_messages_go_through_the_template(tiny, tokenizer):
+    messages = [{"role": "user", "content": "ab"}]
+    with pytest.raises(Refused, match="no chat template; give prompts as text"):
+        tiny().encode_prompt(messages)
+    policy = tiny()
+    policy.tokenizer = copy.deepcopy(tokenizer)
+    policy.tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['content'] }} {% endfor %}{% if add_generation_prompt %}h{% endif %}"
+    )
+    assert policy.encode_prompt(messages) == [4, 5, 12, 11]
+    policy.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(Refused, match="refuses it: roles must alternate"):
+        policy.encode_prompt(messages)
+
+
+def test_encoding_closes_a_response_with_the_end_token(tiny):
+    policy = tiny()
+    out = policy.encode(Sample("ab", "c", reward=1.0))
+    assert out.tokens.tolist() == [1, 4, 5, 6, 2]
+    assert out.action.tolist() == [False, False, False, True, True]
+    assert out.tokenizer == policy.fingerprint
+    assert (out.reward, out.prompt_id) == (1.0, Sample("ab", "c").prompt_id)
+    cut = policy.encode(Sample("ab", "c", meta={"finish": "length"}))
+    assert cut.tokens.tolist() == [1, 4, 5, 6]
+    assert policy.encode(Sample("", "")).tokens.tolist() == [1, 2]
+
+
+def test_tokens_of_this_tokenizer_are_kept(tiny):
+    policy = tiny()
+    sample = Sample(
+        "ab", "c", tokens=[1, 4, 5, 6], action=[0, 0, 0, 1], behavior_logp=[np.nan] * 3 + [-1.0],
+        tokenizer=policy.fingerprint,
+    )  # fmt: skip
+    assert policy.encode(sample) == sample
+
+
+def test_tokens_of_another_tokenizer_are_replaced_with_what_was_known_of_each(tiny):
+    policy = tiny()
+    sample = Sample(
+        "ab", "c", tokens=[7, 8, 9], action=[0, 0, 1], learn=[0, 0, 1], behavior_logp=[np.nan, np.nan, -1.0],
+        version=[3, 3, 3], token_reward=[0, 0, 1.0], tokenizer="another",
+    )  # fmt: skip
+    out = policy.encode(sample)
+    assert out.tokens.tolist() == [1, 4, 5, 6, 2]
+    assert out.learn is out.behavior_logp is out.token_reward is None
+    assert out.version == -1
+    # The same ids under another name lose nothing.
+    sample = Sample("ab", "c", tokens=[1, 4, 5, 6, 2], action=[0, 0, 0, 1, 1], behavior_logp=[np.nan] * 3 + [-1.0] * 2)
+    assert policy.encode(sample) == sample.replace(tokenizer=policy.fingerprint)
+
+
+@pytest.mark.parametrize(
+    ("sample", "limit", "reason", "message"),
+    [
+        (Sample("ab", "c" * 95), None, "too long", "99 tokens, expected 96 at most"),
+        (Sample("ab", "cd"), 5, "too long", "6 tokens, expected 5 at most"),
+        (Sample("ab", "xcyx"), None, "unknown characters", "response: the tokenizer doesn't know 'x', 'y'"),
+        (Sample("aéb", "c"), None, "unknown characters", "prompt: the tokenizer doesn't know 'é'"),
+        (Sample("ab", "", meta={"finish": "length"}), None, "empty", "the response has no tokens"),
+    ],
+)
+def test_what_cannot_be_encoded_says_why(tiny, sample, limit, reason, message):
+    with pytest.raises(Unusable, match=message) as caught:
+        tiny().encode(sample, limit)
+    assert caught.value.reason == reason
+    assert sample.prompt_id in str(caught.value)
+
+
+def test_ids_outside_the_vocabulary_are_refused(tiny):
+    policy = tiny()
+    sample = Sample("ab", "c", tokens=[1, 4, 13], action=[0, 0, 1], tokenizer=policy.fingerprint)
+    with pytest.raises(Unusable, match="expected ids below 13, got 13 at index 2") as caught:
+        policy.encode(sample)
+    assert caught.value.reason == "tokens outside the vocabulary"
+
+
+def test_a_text_may_spell_the_unknown_token(tiny, tokenizer):
+    policy = tiny()
+    policy.tokenizer = copy.deepcopy(tokenizer)
+    policy.tokenizer.split_special_tokens = False
+    assert policy.encode(Sample("ab", "<unk>")).tokens.tolist() == [1, 4, 5, 3, 2]
+    with pytest.raises(Unusable, match="doesn't know 'x'"):
+        policy.encode(Sample("ab", "<unk>x"))
+
+
+def test_logits_that_agro_does_not_know_are_refused_by_name(causal, tokenizer):
+    class OddLlamaForCausalLM(transformers.LlamaForCausalLM):
+        def forward(self, *args, **kwargs):
+            out = super().forward(*args, **kwargs)
+            out.logits = out.logits * 1.01
+            return out
+
+    with pytest.raises(Refused, match=r"^OddLlamaForCausalLM: .* by 0\.0\d+ nats"):
+        Policy(OddLlamaForCausalLM(causal("Llama").config), tokenizer)
+
+
+def test_a_model_that_is_random_in_training_is_refused(causal, tokenizer):
+    class NoisyLlamaForCausalLM(transformers.LlamaForCausalLM):
+        def __init__(self, config):
+            super().__init__(config)
+            self.model.norm.register_forward_hook(lambda module, args, out: out + torch.randn_like(out))
+
+    with pytest.raises(Refused, match=r"NoisyLlamaForCausalLM.*random in training"):
+        Policy(NoisyLlamaForCausalLM(causal("Llama").config), tokenizer)
+
+
+def test_a_head_that_is_not_linear_is_refused(causal, tokenizer):
+    model = causal("Llama")
+    model.lm_head = torch.nn.Sequential(model.lm_head)
+    with pytest.raises(Refused, match=r"LlamaForCausalLM: expected a linear output layer .* got Sequential"):
+        Policy(model, tokenizer)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(causal, tokenizer):
+    with pytest.raises(Refused, match="the tokenizer has 13 tokens, the model's output layer 12"):
+        Policy(causal("Llama", vocab_size=12), tokenizer)
+
+
+def test_threads_are_set_where_they_are_named():
+    before = torch.get_num_threads()
+    spec = NewModel(alphabet="ab", hidden=8, layers=1, heads=1, context=16)
+    try:
+        Policy.load(PolicyConfig(new=spec, threads=2, device="cpu"))
+        assert torch.get_num_threads() == 2
+        Policy.load(PolicyConfig(new=spec, threads=0, device="cpu"))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_cuda_agrees_with_the_cpu(tiny, tmp_path, dtype):
+    tiny().save(tmp_path)
+    tokens, mask = rows()
+    values = []
+    for device in ("cpu", "auto"):
+        policy = Policy.load(PolicyConfig(model=str(tmp_path), device=device, dtype=dtype))
+        out = policy.streams(tokens, LENGTHS, mask, ("logp", "kl"), policy.frozen_copy())
+        values.append(out["logp"].detach().cpu()[mask])
+    assert policy.device.type == "cuda"
+    tolerance = 1e-4 if dtype == "float32" else 0.2
+    torch.testing.assert_close(values[0], values[1], rtol=0, atol=tolerance)

@@ -1,0 +1,101 @@
+"""What is refused when a model is loaded, and how the message helps."""
+
+from __future__ import annotations
+
+import huggingface_hub
+import pytest
+import safetensors.torch
+import torch
+
+from agro.config import NewModel, Policy
+from agro.errors import Refused
+from agro.newmodel import new_model
+from agro.policy import Policy as Loaded
+
+SPEC = NewModel(alphabet="ab", hidden=8, layers=1, heads=1, context=16)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    new_model(tmp_path / "model", SPEC, 0)
+    return tmp_path / "model"
+
+
+def refusal(model, **changes) -> str:
+    with pytest.raises(Refused) as caught:
+        Loaded.load(Policy(model=str(model), **{"device": "cpu"} | changes))
+    assert str(model) in str(caught.value) or changes
+    return str(caught.value)
+
+
+def test_a_folder_loads(folder):
+    assert Loaded.load(Policy(model=str(folder), device="cpu")).name == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./model", "runs/a/model", "~/no-such-folder"])
+def test_a_missing_folder(name):
+    assert "there is no such folder" in refusal(name)
+
+
+def test_a_folder_without_a_model(tmp_path):
+    assert "no config.json" in refusal(tmp_path)
+
+
+def test_a_folder_without_a_tokenizer(folder):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    assert "save the model's tokenizer there" in refusal(folder)
+
+
+def test_pickled_weights_are_not_read(folder):
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    assert "pickled weights are not read" in refusal(folder)
+
+
+def test_weights_that_were_cut_off(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "can't be loaded" in refusal(folder)
+
+
+def test_a_part_of_a_model(folder):
+    file = folder / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    del weights["model.norm.weight"]
+    safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
+    assert "1 missing keys in its weights (model.norm.weight" in refusal(folder)
+
+
+def test_weights_of_another_shape(folder):
+    file = folder / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    weights["model.norm.weight"] = torch.ones(9)
+    safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
+    assert "1 mismatched keys in its weights (model.norm.weight" in refusal(folder)
+
+
+def test_an_unknown_architecture(folder):
+    config = (folder / "config.json").read_text().replace('"llama"', '"nosuchmodel"')
+    (folder / "config.json").write_text(config)
+    assert "nosuchmodel" in refusal(folder)
+
+
+def test_a_hub_name_without_a_network(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert "expected a causal language model" in refusal("nobody/nothing-of-this-name")
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [("gpu0", "expected auto, cpu, cuda or cuda:N"), ("cuda:99", "there is no such CUDA device here")],
+)
+def test_a_device_that_is_not_there(folder, device, message):
+    assert message in refusal(folder, device=device)
+
+
+@pytest.mark.parametrize(("config", "got"), [(Policy(), "neither"), (Policy(model="a", new=SPEC), "both")])
+def test_a_model_comes_from_one_place(config, got):
+    with pytest.raises(Refused, match=f"got {got}"):
+        Loaded.load(config)
