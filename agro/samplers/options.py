@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,4 +40,4 @@ class Sampling:
 
     def as_json(self) -> dict[str, Any]:
         """What stands in a sample's `sampling`."""
-        return {**dataclasses.asdict(self), "stop": list(self.stop)}
+        return {**vars(self), "stop": list(self.stop)}
