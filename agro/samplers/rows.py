@@ -199,8 +199,8 @@ class Rows:
         out = [
             Finished(
                 self.live[i],
-                np.array(self.tokens[i, first[i] : self.end].cpu()),  # a copy: another row moves in
-                np.array(self.logp[i, first[i] : self.end].cpu()),
+                self.tokens[i, first[i] : self.end].cpu().numpy().copy(),  # for another row moves in
+                self.logp[i, first[i] : self.end].cpu().numpy().copy(),
             )
             for i in done
         ]
