@@ -74,6 +74,11 @@ def test_arrays_of_a_sample_are_typed_copied_and_frozen() -> None:
     assert s.tokens.tolist() == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="read-only"):
         s.tokens[0] = 9
+    own = np.arange(4, dtype=np.int32)
+    s = s.replace(tokens=own)
+    own[0] = 9  # of the very type, and yet a copy: neither frozen for its owner nor shared
+    assert s.tokens is not None
+    assert s.tokens[0] == 0
 
 
 def test_the_mask_is_learn_or_else_action() -> None:
@@ -308,7 +313,8 @@ def whole() -> Batch:
     return Batch.of(
         mask=[[False, True, True]] * 5, reward=[0, 1, 2, 3, 4], group=["a", "b", "a", "c", "b"], response=[0, 1, 2, 3, 1],
         ref_logp=[[0, -i, -i] for i in range(5)], age=[0, 1, 2, 3, NAN], role=["log", "policy", "log", "expert", "policy"],
-        weight=[1, 2, 1, 3, 2], pairs=[[0, 2], [1, 3], [4, 1]], votes=[[5, 1], [2, 2], [3, 0]], extra={"gap": [9, 8, 7, 6, 5], "step": 3},
+        weight=[1, 2, 1, 3, 2], pairs=[[0, 2], [1, 3], [0, 1], [4, 1], [3, 2]], votes=[[5, 1], [2, 2], [9, 9], [3, 0], [8, 8]],
+        extra={"gap": [9, 8, 7, 6, 5], "step": 3, "edges": [0.5, 1.5]},
         tokens=[[i, i, i] for i in range(5)], lengths=[3, 3, 3, 2, 3], ids=list("vwxyz"),
     )  # fmt: skip
 
@@ -331,6 +337,7 @@ def test_rows_of_a_batch_are_numbered_anew() -> None:
     assert b.lengths.tolist() == [3, 3, 2]
     assert b.extra["gap"].tolist() == [5, 8, 6]
     assert b.extra["step"] == 3
+    assert b.extra["edges"].tolist() == [0.5, 1.5]
     assert b.behavior_logp is None
 
 

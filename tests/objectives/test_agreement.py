@@ -156,6 +156,18 @@ def test_whole_numbers() -> None:
         assert np.asarray(out.grad).tolist() == [[0, 0.5, 0.5], [0, -0.5, -0.5]]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_log_probs_on_a_device_of_their_own() -> None:
+    """The batch follows the log-probs to the GPU, and the gradient stays there."""
+    case = draw(11)
+    logp, kl = torch.as_tensor(case.logp, device="cuda"), torch.as_tensor(case.kl, device="cuda")
+    for name, options, _ in VARIANTS:
+        out = objectives.evaluate(name, logp, batch_of(case), streams={"kl": kl}, **options)
+        assert all(g.device.type == "cuda" for g in out.grads.values())
+        here = {k: v.cpu().numpy() for k, v in out.grads.items()}
+        agree(Evaluation(out.loss, here, out.metrics), case, name, options)
+
+
 def away_from_kinks(seed: int) -> Case:
     """Token ratios on both sides of both clips of (0.2, 0.2) and (0.1, 0.4), none near an edge."""
     case, rng = draw(seed, groups=2, length=5), np.random.default_rng(seed)
