@@ -11,6 +11,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from agro.config import NewModel
 from agro.errors import Refused
+from agro.pretrained import without_bars
 
 PAD, BOS, EOS, UNK = SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
 
@@ -41,10 +42,11 @@ def new_model(folder: str | Path, spec: NewModel, seed: int) -> None:
         eos_token_id=tokenizer.eos_token_id,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # the CPU's alone
         model = LlamaForCausalLM(config)
     model.generation_config = GenerationConfig.from_model_config(config)
-    model.save_pretrained(folder)
+    with without_bars():
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

@@ -123,6 +123,13 @@ class Policy:
         return rendered
 
     def _ids(self, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise Unusable(
+                "unknown characters",
+                f"text {text!r:.80}: expected Unicode text, got half of a surrogate pair at index {error.start}",
+            ) from None
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def encode(self, sample: Sample, max_length: int | None = None) -> Sample:

@@ -274,6 +274,13 @@ def test_what_cannot_be_encoded_says_why(tiny, sample, limit, reason, message):
     assert sample.prompt_id in str(caught.value)
 
 
+def test_half_a_surrogate_pair_is_no_text():
+    policy = Policy.load(PolicyConfig(new=NewModel(hidden=8, layers=1, heads=1, context=16), device="cpu"))
+    with pytest.raises(Unusable, match="half of a surrogate pair at index 1") as caught:
+        policy.encode(Sample("ab", "c\ud800"))
+    assert caught.value.reason == "unknown characters"
+
+
 def test_ids_outside_the_vocabulary_are_refused(tiny):
     policy = tiny()
     sample = Sample("ab", "c", tokens=[1, 4, 13], action=[0, 0, 1], tokenizer=policy.fingerprint)
