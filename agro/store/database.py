@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,7 +96,8 @@ class Database:
                     self._run(f"PRAGMA user_version = {SCHEMA}")
         self._check_schema()
         if not read_only:
-            self._use_wal()
+            if self._run("PRAGMA journal_mode = WAL") != [("wal",)]:
+                raise Refused(f"{self.path}: SQLite can't keep a write-ahead log here; put the store on a local disk")
             self._run("PRAGMA synchronous = FULL")
             self._run("PRAGMA foreign_keys = ON")
 
@@ -113,21 +113,6 @@ class Database:
                 f"{self.path}: expected schema {SCHEMA} or older, got {schema}: a newer agro wrote this store; "
                 "update agro, or have the newer one export it"
             )
-
-    def _use_wal(self) -> None:
-        # SQLite doesn't wait for other connections here, whatever the timeout: two that create a store would collide.
-        until = time.monotonic() + self.timeout
-        while True:
-            try:
-                [(mode,)] = self._connection.execute("PRAGMA journal_mode = WAL").fetchall()
-                break
-            except sqlite3.OperationalError:
-                if time.monotonic() > until:
-                    with self._plainly():
-                        raise
-                time.sleep(0.01)
-        if mode != "wal":
-            raise Refused(f"{self.path}: SQLite can't keep a write-ahead log here; put the store on a local disk")
 
 
 _MAGIC = b"SQLite format 3\0"

@@ -166,8 +166,8 @@ def test_a_pair_of_surrogates_that_a_file_would_join_is_refused(tmp_path: Path, 
     with Store.open(tmp_path / "s.db") as store:
         store.append([torn])
         assert next(store.samples()).response == "\ud83d\ude00"
-    with pytest.raises(Refused, match="surrogates"):
-        write_samples(tmp_path / f"x{ending}", [torn])
+    with pytest.raises(Refused, match=r"sample 1101 of the export .*surrogates"):
+        write_samples(tmp_path / f"x{ending}", [sample()] * 1100 + [torn])
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
@@ -183,7 +183,15 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 def test_the_same_samples_make_the_same_file(tmp_path: Path) -> None:
     for name in ("a.jsonl.gz", "b.jsonl.gz"):
         write_samples(tmp_path / name, random_samples(2, 5))
-    assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
+    raw = (tmp_path / "a.jsonl.gz").read_bytes()
+    assert raw == (tmp_path / "b.jsonl.gz").read_bytes()
+    assert raw[3:8] == bytes(5)  # gzip's flags (no name) and time of writing
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_record(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "Q", "response": "A"}\r\n{"prompt": "\xef\xbb\xbf", "response": "A"}\r\n')
+    assert [s.prompt for s in read_samples(path)] == ["Q", "\ufeff"]
 
 
 def test_content_is_known_by_its_bytes_and_not_by_its_name(tmp_path: Path) -> None:

@@ -171,6 +171,16 @@ def test_an_episode_is_drawn_whole_or_not_at_all(store: Store) -> None:
     assert one == {("a1", "a2"), ("c",)}
 
 
+def test_what_a_resumed_run_left_behind_is_not_drawn(store: Store) -> None:
+    store.append([sample("p", "lost", episode="a"), sample("p", "lost")], run="r", step=1)
+    store.append([sample("q", "lost")], run="r", step=1)
+    store.rewind("r")
+    store.append([sample("p", "kept", episode="a")], run="r", step=1)
+    assert [s.response for s in draw(store, DrawRule(1))] == ["kept"]
+    with pytest.raises(Refused, match=r"got 1\. The store has 1 samples in 1 groups"):
+        draw(store, DrawRule(2))
+
+
 def test_too_few_groups_are_refused_with_the_counts(store: Store) -> None:
     store.append([*group("p", [1.0, 0.0]), *group("q", [1.0, None]), *group("r", [1.0, 1.0], role="policy")])
     store.append([sample("q", "x", None, meta={"reward_error": "x"})])
