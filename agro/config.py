@@ -1,7 +1,7 @@
 """The configuration of a run: frozen, typed, each value with its unit and meaning; an unknown key is refused by name.
 
 A recipe is TOML. `RunConfig.load(path, overrides)` reads one, or a run's own `config.json`; an override is
-`section.key=value` with a TOML value (a bare word is text). A run has one phase, or those listed under `[[phases]]`,
+`section.key=value` with a TOML value (a bare word is text), or `phases.NAME.section.key=value`. A run has one phase, or those listed under `[[phases]]`,
 each of which changes some values of the sections above it.
 """
 
@@ -46,7 +46,10 @@ class NewModel(Section):
 class Policy(Section):
     model: str | None = Field(None, description="folder or hub name of a causal language model")
     new: NewModel | None = Field(None, description="instead of `model`: start from random weights")
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="of weights and updates: in bfloat16 an update smaller than a 256th of a weight rounds away",
+    )
     device: str = Field("auto", description="auto: CUDA where there is one, else the CPU")
     threads: int = Field(
         1,
@@ -133,7 +136,7 @@ class Train(Section):
     updates: Count = Field(1, description="optimiser steps a batch")
     micro_batch: Count = Field(16, description="sequences in one forward pass; doesn't change the result")
     lr: Positive = 1e-5
-    warmup: int = Field(0, ge=0, description="steps of linear warm-up")
+    warmup: int = Field(0, ge=0, description="optimiser steps of linear warm-up")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="of the learning rate, over the phase, to 0"
     )
@@ -245,11 +248,28 @@ def _override(values: dict[str, Any], item: str) -> None:
         value = raw
     at = values
     *sections, last = key.strip().split(".")
+    phases = {p.get("name"): p for p in values.get("phases", ()) if isinstance(p, dict)}
+    if sections and sections[0] == "phases" and len(sections) > 1:
+        if sections[1] not in phases:
+            raise Refused(
+                f"override {item!r}: expected a phase of {', '.join(map(str, phases)) or 'which there is none'}"
+            )
+        at, sections = phases[sections[1]], sections[2:]
+    else:
+        own = [str(name) for name, phase in phases.items() if _has(phase, [*sections, last])]
+        if own and len(own) == len(phases):
+            raise Refused(
+                f"override {item!r} would change nothing: every phase sets {key} itself; say phases.{own[0]}.{key}={raw}"
+            )
     for section in sections:
         at = at.setdefault(section, {})
         if not isinstance(at, dict):
             raise Refused(f"override {item!r}: {section} is a value, not a section")
     at[last] = value
+
+
+def _has(values: Any, keys: list[str]) -> bool:
+    return not keys or (isinstance(values, dict) and keys[0] in values and _has(values[keys[0]], keys[1:]))
 
 
 def _refuse_infinite(value: Any, where: str, *keys: Any) -> None:

@@ -173,6 +173,13 @@ class Sample:
             and bool(np.isfinite(self.behavior_logp[self.action]).all())
         )
 
+    @property
+    def oldest_version(self) -> int:
+        """The version that its age is counted from: of a version a token, the least among the actions."""
+        if not isinstance(self.version, np.ndarray):
+            return self.version
+        return int((self.version if self.action is None else self.version[self.action]).min())
+
     def replace(self, **changes: Any) -> Sample:
         return dataclasses.replace(self, **changes)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agro.store.strictjson import dumps, loads
-from agro.types import UNKNOWN_VERSION, Sample, Text
+from agro.types import Sample, Text
 
 APPLICATION_ID = int.from_bytes(b"AGRO", "big")
 SCHEMA = 1
@@ -105,7 +105,7 @@ def to_row(sample: Sample, run: str | None, step: int | None, origin: Origin | N
     versions = sample.version if isinstance(sample.version, np.ndarray) else None
     return (
         to_text(sample.prompt_id), to_text(sample.episode), state_of(sample.reward, sample.meta), sample.role,
-        to_text(sample.source), oldest_version(sample), to_text(run), step, sample.knows_behavior,
+        to_text(sample.source), sample.oldest_version, to_text(run), step, sample.knows_behavior,
         sample.tokens is not None, *((origin.file, origin.record, to_text(origin.part)) if origin else (None,) * 3), sample.reward,
         None if chat else to_text(sample.prompt),
         to_text(dumps(sample.prompt, f"{where}: prompt")) if chat else None,
@@ -141,15 +141,6 @@ def from_row(row: tuple[Any, ...]) -> Sample:
         meta=loads(of_text(r["meta"])),
         id=r["id"],
     )
-
-
-def oldest_version(sample: Sample) -> int:
-    """The version that a sample's age is counted from: of a version a token, the least among the actions."""
-    version = sample.version
-    if not isinstance(version, np.ndarray):
-        return version
-    chosen = version if sample.action is None else version[sample.action]
-    return int(chosen.min()) if chosen.size else UNKNOWN_VERSION
 
 
 def to_text(text: Any) -> Any:

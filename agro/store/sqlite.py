@@ -17,7 +17,7 @@ from agro.store.records import Commit, Counts, Group, Known, Pair, Rewound
 from agro.store.rows import INSERT, SELECT, STATES, Origin, State, from_row, of_text, state_of, to_row, to_text
 from agro.store.select import Candidate, DrawRule, pick_groups, pick_responses
 from agro.store.strictjson import dumps, loads
-from agro.types import Sample
+from agro.types import UNKNOWN_VERSION, Sample
 
 PAGE = 256  # samples read at once
 
@@ -201,7 +201,14 @@ class Store(Database):
                     ids.extend(usable[k])
             self.record_draws(run, step, ids)
             drawn = {s.id: s for s in self.samples(ids=ids)}
-        return [drawn[i] for i in ids]
+            others = {
+                i
+                for (i,) in self._run(
+                    "SELECT id FROM samples WHERE run IS NOT ? AND id IN (SELECT value FROM json_each(?))",
+                    [to_text(run), json.dumps(ids)],
+                )
+            }
+        return [drawn[i].replace(version=UNKNOWN_VERSION) if i in others else drawn[i] for i in ids]
 
     def record_draws(self, run: str, step: int, ids: Iterable[int]) -> None:
         """Note that `run` trains on these samples at `step`; `draw` does so itself. Steps of a run only rise."""

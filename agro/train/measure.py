@@ -37,7 +37,7 @@ def describe_batch(drawn: Drawn, version: int) -> dict[str, Any]:
         if s.reward is not None:
             rewards[s.prompt_id].append(s.reward)
     known = [r for group in rewards.values() for r in group]
-    ages = [version - int(np.min(s.version)) for s in samples if int(np.min(s.version)) >= 0]
+    ages = [version - s.oldest_version for s in samples if s.oldest_version >= 0]
     finishes = [s.meta.get("finish") for s in samples if s.meta.get("finish") is not None]
     groups = {s.prompt_id for s in samples}
     replayed = len(groups) - len({s.prompt_id for s in samples if drawn.fresh and s.id in drawn.fresh})

@@ -52,7 +52,7 @@ def collate(samples: Sequence[Sample], version: int) -> Batch:
         group=[s.prompt_id for s in samples],
         response=[("episode", s.episode) if s.episode is not None else i for i, s in enumerate(samples)],
         behavior_logp=padded([s.behavior_logp for s in samples], math.nan, torch.float32) if knows else None,
-        age=[_age(s, version) for s in samples],
+        age=[None if s.oldest_version < 0 else version - s.oldest_version for s in samples],
         role=[s.role for s in samples],
         tokens=padded([s.tokens for s in samples], 0, torch.long),
         lengths=[len(s.tokens) for s in samples if s.tokens is not None],
@@ -65,11 +65,6 @@ def _reward(sample: Sample) -> float:
         return math.nan if sample.reward is None else sample.reward
     known = sample.token_reward[~torch.as_tensor(sample.token_reward.copy()).isnan().numpy()]
     return (sample.reward or 0.0) + float(known.sum(dtype="float64"))
-
-
-def _age(sample: Sample, version: int) -> float:
-    oldest = int(sample.version if isinstance(sample.version, int) else sample.version.min())
-    return math.nan if oldest < 0 else float(version - oldest)
 
 
 def streams_of(

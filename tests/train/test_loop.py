@@ -13,6 +13,7 @@ from agro.errors import Refused
 from agro.policy import Policy
 from agro.store import Store
 from agro.train.loop import Trainer
+from agro.types import Sample
 from runs import fill_store, metrics, tiny, weights, write_prompts
 
 
@@ -164,8 +165,6 @@ def test_too_many_skipped_updates_stop_the_run(tmp_path: Path, monkeypatch) -> N
 def test_rows_that_do_not_fit_are_left_out_and_counted(tmp_path: Path) -> None:
     fill_store(tmp_path / "log.db")
     with Store.open(tmp_path / "log.db") as store:
-        from agro.types import Sample
-
         store.append(
             [
                 Sample("900>", "1" * 40, 1.0),
@@ -237,8 +236,6 @@ def test_refusals_come_before_a_model_is_loaded(tmp_path: Path, monkeypatch) -> 
 
 def test_unscored_logs_are_refused_with_the_way_out(tmp_path: Path) -> None:
     with Store.open(tmp_path / "log.db") as store:
-        from agro.types import Sample
-
         store.append([Sample("1>", "2"), Sample("1>", "3")])
     refused(
         tmp_path,
@@ -253,3 +250,15 @@ def test_a_run_does_not_write_over_another(tmp_path: Path) -> None:
         run(tmp_path)
     with pytest.raises(Refused, match=r"\[train\] differs"):
         Trainer(tiny(tmp_path, train__lr=1.0), tmp_path / "run", resume=True).run()
+
+
+def test_samples_of_another_run_have_no_age(tmp_path: Path) -> None:
+    """Another run counts its optimiser steps by itself: version 5 there isn't version 5 here."""
+    run(tmp_path, "first", data__store=str(tmp_path / "shared.db"))
+    rows = metrics(run(tmp_path, "second", data={"store": str(tmp_path / "shared.db"), "replay": 1.0}))
+    assert all(m["staleness_mean"] is None for m in rows)
+
+
+def test_age_counts_from_the_oldest_action() -> None:
+    s = Sample("p", "ab", tokens=[1, 2, 3], action=[False, True, True], version=[-1, 4, 3])
+    assert s.oldest_version == 3
