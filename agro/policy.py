@@ -201,13 +201,17 @@ class Policy:
         return text
 
     def hidden(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """[B,T], [B] -> [B,T,H] last hidden states of right-padded sequences; what stands beyond a length isn't read."""
+        """[B,T], [B] -> [B,T,H] last hidden states of right-padded sequences; what stands beyond a length isn't read.
+
+        Causal attention never looks to the right, so padding needs no mask, and without one attention runs in its
+        fastest kernel. (A mask of ones, not None: None makes transformers look for packed sequences.)
+        """
         places = torch.arange(tokens.shape[1], device=tokens.device)
-        inside = places < lengths[:, None]
+        ids = torch.where(places < lengths[:, None], tokens, 0).long()
         return self.model.base_model(  # type: ignore[no-any-return]
-            input_ids=torch.where(inside, tokens, 0).long(),
-            attention_mask=inside.long(),
-            position_ids=places[None].expand(tokens.shape),
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            position_ids=places[None].expand(ids.shape),
             use_cache=False,
         ).last_hidden_state
 

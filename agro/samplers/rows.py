@@ -143,7 +143,7 @@ class Rows:
         read = DynamicCache()
         self.policy.model.base_model(
             input_ids=ids,
-            attention_mask=(places < lengths[:, None]).long(),
+            attention_mask=torch.ones_like(ids),  # as in `Policy.hidden`
             position_ids=places[None].expand(ids.shape),
             past_key_values=read,
             use_cache=True,
