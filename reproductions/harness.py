@@ -79,9 +79,9 @@ def trailing_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64
     return means
 
 
-def axes(figure: Figure, place: Any, title: str, steps: int) -> Any:
+def axes(figure: Figure, place: tuple[int, int, int], title: str, steps: int) -> Any:
     """Axes with a title for the quantity, a light grid and nothing else."""
-    found = figure.add_subplot(place)
+    found = figure.add_subplot(*place)
     for side in ("left", "right", "top"):
         found.spines[side].set_visible(False)
     found.spines["bottom"].set_color(MUTED)
@@ -92,6 +92,20 @@ def axes(figure: Figure, place: Any, title: str, steps: int) -> Any:
     found.set_title(title, loc="left", fontsize=9, color=INK, fontweight="bold")
     found.set_xlabel("step", fontsize=8, color=MUTED, loc="right")
     return found
+
+
+def name_phases(found: Any, metrics: Sequence[dict[str, Any]]) -> None:
+    """A thin line where a phase begins, and its name at the top."""
+    begun: dict[str, int] = {}
+    for m in metrics[1:]:
+        begun.setdefault(m["phase"], m["step"] - 1)
+    for name, step in begun.items():
+        if step:
+            found.axvline(step, color=GRID, linewidth=1.0, zorder=0)
+        found.annotate(
+            name, (step, 1), (3, -2), xycoords=("data", "axes fraction"), textcoords="offset points",
+            color=MUTED, fontsize=7, va="top",
+        )  # fmt: skip
 
 
 def name_lines(found: Any, ends: Mapping[str, tuple[float, str]]) -> None:

@@ -94,7 +94,7 @@ def baselines(train: Sequence[str], test: Sequence[str]) -> list[dict[str, Any]]
         row: dict[str, Any] = {"name": name}
         for part, prompts in (("train", train), ("test", test)):
             scores = np.array(prefix([respond(p) for p in prompts], [answer(p) for p in prompts]))
-            row |= {part: scores.mean(), f"{part}_se": scores.std(ddof=1) / len(scores) ** 0.5}
+            row |= {part: float(scores.mean()), f"{part}_se": float(scores.std(ddof=1) / len(scores) ** 0.5)}
         found.append(row)
     return found
 
@@ -144,7 +144,8 @@ def draw(runs: Sequence[tuple[str, dict[str, Any]]], base: Sequence[dict[str, An
         axes.axhline(best[part], color=harness.MUTED, linewidth=0.9, linestyle="--")
         axes.annotate(best["name"], (0, best[part]), (3, 2), textcoords="offset points",
                       color=harness.MUTED, fontsize=7, va="bottom")  # fmt: skip
-        axes.set_ylim(0, None)
+        axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
+        harness.name_phases(axes, runs[0][1]["metrics"])
         harness.name_lines(axes, {n: (float(np.mean(y)), harness.COLOURS[list(OBJECTIVES).index(n)])
                                   for n, y in ends.items()})  # fmt: skip
     return figure
