@@ -135,17 +135,33 @@ def import_(
     from agro.store import Store, import_files
 
     mapping = _pairs(map_, "--map", "FIELD=COLUMN")
-    with Store.open(store) as opened:
-        done = import_files(opened, files, mapping=mapping, prompts=prompts, format=format)
-        report = done.to_json()
-        if tokenizer:
-            report["encoding"] = _encoding(opened, tokenizer)
+    is_new = not store.exists()
+    try:
+        with Store.open(store) as opened:
+            done = import_files(opened, files, mapping=mapping, prompts=prompts, format=format)
+            report = done.to_json()
+            if tokenizer:
+                report["encoding"] = _encoding(opened, tokenizer)
+    except Refused:
+        if is_new and not _holds_samples(store):  # leave nothing behind that looks like a store
+            for left in ("", "-wal", "-shm"):
+                Path(f"{store}{left}").unlink(missing_ok=True)
+        raise
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
         return
     print(done)
     if tokenizer:
         print("encoding: " + ", ".join(f"{k} {v}" for k, v in report["encoding"].items()))
+
+
+def _holds_samples(path: Path) -> bool:
+    from agro.store import Store
+
+    if not path.exists():
+        return False
+    with Store.open(path, read_only=True) as store:
+        return store.counts().samples > 0
 
 
 def _encoding(store: Any, tokenizer: str) -> dict[str, int]:

@@ -292,7 +292,7 @@ def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 def _prefix(tokenizer: Any) -> list[int]:
     """Ids that the tokenizer puts in front of a text."""
-    full, bare = (list(tokenizer("a", add_special_tokens=x)["input_ids"]) for x in (True, False))
+    full, bare = (list(tokenizer("a0.", add_special_tokens=x)["input_ids"]) for x in (True, False))
     at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
     return full[:at]
 

@@ -34,9 +34,9 @@ def load_prompts(path: str | Path) -> list[Prompt]:
             raise Refused(f"{where}: expected one JSON object a line: {error}") from None
         if not isinstance(row, dict) or "prompt" not in row:
             raise Refused(f'{where}: expected an object with "prompt", got {line:.80}')
-        columns: dict[str, Any] = {k: v for k, v in row.items() if k not in ("prompt", "prompt_id")}
+        columns: dict[str, Any] = {k: v for k, v in row.items() if k not in ("prompt", "prompt_id", "id")}
         try:
-            prompt = Prompt(row["prompt"], str(row.get("prompt_id", "")), columns)
+            prompt = Prompt(row["prompt"], str(row.get("prompt_id", row.get("id", ""))), columns)
         except Refused as error:
             raise Refused(f"{where}: {error}") from None
         if prompt.id in seen:

@@ -143,7 +143,8 @@ def test_import_says_what_it_took_and_refused(tmp_path: Path) -> None:
     assert json.loads(done(*command).stdout)["samples"] == 0  # the same file again
     with Store.open(tmp_path / "s.db", read_only=True) as store:
         assert [s.reward for s in store.samples()] == [1.0, 0.0, 0.5]
-    assert "did you mean response" in refused("import", log, "--store", tmp_path / "s.db", "--map", "respons=out")
+    assert "did you mean response" in refused("import", log, "--store", tmp_path / "new.db", "--map", "respons=out")
+    assert not list(tmp_path.glob("new.db*"))
     assert "FIELD=COLUMN" in refused("import", log, "--store", tmp_path / "s.db", "--map", "response")
 
 

@@ -233,7 +233,9 @@ def test_every_key_of_the_contract_exists() -> None:
 
 def test_an_override_that_a_phase_would_undo_is_refused(tmp_path) -> None:
     recipe = tmp_path / "r.toml"
-    recipe.write_text('[train]\nsteps = 5\n[[phases]]\nname = "one"\ntrain.steps = 7\n[[phases]]\nname = "two"\ntrain.steps = 8\n')
+    recipe.write_text(
+        '[train]\nsteps = 5\n[[phases]]\nname = "one"\ntrain.steps = 7\n[[phases]]\nname = "two"\ntrain.steps = 8\n'
+    )
     with pytest.raises(Refused, match=r"every phase sets train\.steps itself; say phases\.one\.train\.steps=9"):
         RunConfig.load(recipe, ["train.steps=9"])
     config = RunConfig.load(recipe, ["phases.one.train.steps=9", "train.lr=0.5"])

@@ -89,7 +89,6 @@ class Rows:
         self.columns = self.longest + room + (_SLACK if len(requests) > self.size else 0)
         self.end = self.longest
         self.low = self.longest
-        self.ragged = False
         device = policy.device
         self.tokens = torch.zeros((self.size, self.columns), dtype=torch.long, device=device)
         self.logp = torch.zeros((self.size, self.columns), dtype=torch.float64, device=device)
@@ -223,9 +222,7 @@ class Rows:
     def _look(self) -> None:
         """Which columns are read from now on."""
         if self.live:
-            start = self.start[: len(self.live)]
-            self.low = int(start.min())
-            self.ragged = int(start.max()) > self.low
+            self.low = int(self.start[: len(self.live)].min())
 
     def _move_left(self) -> None:
         """Make room at the right, and keep as many columns as the longest prompt may need."""

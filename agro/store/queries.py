@@ -43,8 +43,8 @@ def where(
 def eligible(rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:
     """The condition that `run`, at `version`, may draw a row, and its arguments."""
     clause, args = where(roles=rule.roles, sources=rule.sources, scored=True if rule.scored_only else None)
-    if rule.max_age is not None:  # the versions of another run count other steps
-        clause += " AND version BETWEEN max(0, ?) AND ? AND (run IS NULL OR run = ?)"
+    if rule.max_age is not None:  # versions that this run didn't write count other steps
+        clause += " AND version BETWEEN max(0, ?) AND ? AND run = ?"
         args += [version - rule.max_age, version, to_text(run)]
     return f"({clause})", args
 

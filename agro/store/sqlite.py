@@ -176,7 +176,7 @@ class Store(Database):
         """Groups of samples by `rule`, group after group, and a note that `run` drew them at `step`.
 
         `version`: optimiser steps of the weights now, which ages are counted from. A sample's age is unknown where its
-        version is, or where another run, with another count, produced it. Raises `Refused` when the store has fewer
+        version is, or where this run didn't produce it: it comes back with version -1. Raises `Refused` when the store has fewer
         such groups than asked for.
         """
         fits, args = queries.eligible(rule, run, version)

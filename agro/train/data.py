@@ -139,7 +139,7 @@ def responses(samples: Sequence[Sample]) -> Counter[str]:
 def check_store(config: RunConfig, store: Store) -> list[str]:
     """Raise `Refused` where the objective can't train on what would be drawn; say what of the store isn't drawn."""
     name, data = config.objective.name, config.data
-    options = get(name).resolve(name, options_at(config.objective.options, 0))
+    options = options_at(config.objective.options, 0)
     needs = get(name).needs(options)
     rows = store.known(roles=data.roles, sources=data.sources)
     if not rows:

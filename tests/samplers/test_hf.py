@@ -142,7 +142,7 @@ def test_a_stop_text_ends_a_response_and_is_cut_off(tiny):
     policy = tiny()
     policy.eos_ids = ()
     free = by_index(list(HFSampler(policy).sample(PROMPTS, 8, Sampling(max_new=40))))
-    stops = ("dg", "ha", "c")
+    stops = ("g", "dg", "ha")  # "dg" begins before the "g" that ends it
     stopped = by_index(list(HFSampler(policy).sample(PROMPTS, 8, Sampling(max_new=40, stop=stops))))
     finished = Counter()
     for i, s in stopped.items():

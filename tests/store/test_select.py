@@ -142,15 +142,20 @@ def test_age_is_counted_from_the_oldest_action_s_version(store: Store) -> None:
             sample("p", "spans, old", version=np.array([9, 9, 6]), **token),
             sample("p", "spans, unknown", version=np.array([9, 9, -1]), **token),
             sample("p", "future", version=11),
-        ]
+        ],
+        run="r",
+        step=1,
     )
     store.append([sample("p", "another run's", version=9)], run="other", step=1)
+    store.append([sample("p", "nobody's", version=9)])
     store.append([sample("p", "this run's", version=9)], run="r", step=1)
     drawn = draw(store, DrawRule(1, max_age=3), version=10)
     assert {s.response for s in drawn} == {"new", "now", "spans", "this run's"}
     assert {s.response for s in draw(store, DrawRule(1, max_age=99), version=10)} >= {"old", "spans, old"}
     assert "unknown" not in {s.response for s in draw(store, DrawRule(1, max_age=99), version=10)}
-    assert len(draw(store, DrawRule(1), version=10)) == 10
+    assert len(draw(store, DrawRule(1), version=10)) == 11
+    ages = {s.response: s.oldest_version for s in draw(store, DrawRule(1), version=10)}
+    assert (ages["another run's"], ages["nobody's"], ages["this run's"]) == (-1, -1, 9)
 
 
 def test_an_episode_is_drawn_whole_or_not_at_all(store: Store) -> None:
