@@ -51,8 +51,8 @@ def test_the_share_of_repeated_sequences():
     assert repeated("a b c d e") == 0
     assert repeated("a b c a b c") == 1 / 4  # abc bca cab abc
     assert repeated("too short") == 0
-    # 2 animals of 4; 13 sequences, "i like the" again: 1/13 of the way to 0 at TOO_OFTEN = 1/5
-    assert score("I like the big cat today. Sue said i like the old dog.") == pytest.approx(0.5 * (1 - 5 / 10))
+    # 2 animals of 4; 11 sequences of 13 words, one of them ("i like the") again; 0 at a share of 1/5
+    assert score("I like the big cat today. Sue said I like the old dog.") == pytest.approx(2 / 4 * (1 - 5 / 11))
 
 
 def test_animals_are_the_same_young_or_old_one_or_many():
