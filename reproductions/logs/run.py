@@ -296,9 +296,8 @@ def table(result: dict[str, Any]) -> str:
 def draw(results: dict[str, dict[str, Any]]) -> Figure:
     """Held-out ½ Var(R) against steps, in percent of its value at π_ref, a panel a log."""
     figure = Figure(figsize=(4.9 * len(results), 3.4), layout="constrained")
-    grid = figure.add_gridspec(1, len(results))
-    for place, result in zip(grid, results.values(), strict=True):
-        axes = harness.axes(figure, place, result["title"], result["seeds"][0]["curve"][-1]["step"])
+    for i, result in enumerate(results.values()):
+        axes = harness.axes(figure, (1, len(results), i + 1), result["title"], result["seeds"][0]["curve"][-1]["step"])
         names: dict[str, tuple[float, str]] = {}
         for seed, colour in zip(result["seeds"], harness.COLOURS):
             at = [p["step"] for p in seed["curve"]]
