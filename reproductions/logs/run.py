@@ -311,9 +311,10 @@ def draw(results: dict[str, dict[str, Any]]) -> Figure:
                 clip_on=False,
             )
             names[f"seed {seed['seed']}"] = (100 - 100 * seed["relative"], colour)
-        for name, height, style in (("π_ref", 100.0, "-"), ("goal", 100 * (1 - GOAL), "--")):
-            axes.axhline(height, color=harness.MUTED, linewidth=1, linestyle=style, zorder=1)
-            names[name] = (height, harness.MUTED)
+        axes.axhline(100, color=harness.MUTED, linewidth=1, zorder=1)
+        axes.yaxis.set_major_formatter(lambda percent, _: "π_ref" if percent == 100 else f"{percent:g} %")
+        axes.axhline(100 * (1 - GOAL), color=harness.MUTED, linewidth=1, linestyle="--", zorder=1)
+        names["goal"] = (100 * (1 - GOAL), harness.MUTED)
         for constant in filter(None, result["by_source"]):
             axes.axhline(100 - 100 * constant["relative"], color=harness.INK, linewidth=1, linestyle=":")
             names["constant per source"] = (100 - 100 * constant["relative"], harness.INK)
