@@ -6,6 +6,7 @@ import functools
 import json
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated, Any, NoReturn, ParamSpec
 
 import typer
 
-from agro.errors import Refused
+from agro.errors import Interrupted, Refused
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown",
@@ -41,10 +42,8 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             _exit(2, f"agro: {error}")
         except KeyboardInterrupt:
             _exit(130, "agro: interrupted")
-        except BaseException as error:
-            if type(error).__name__ == "Interrupted":
-                _exit(130, "")
-            raise
+        except Interrupted:
+            _exit(130, "")
 
     return run
 
@@ -55,7 +54,9 @@ def _exit(code: int, message: str) -> NoReturn:
     raise SystemExit(code)
 
 
-@app.command(epilog="Example: `agro train recipes/agro.toml train.steps=20 --out runs/first`")
+@app.command(
+    epilog="Example: `agro train recipes/fresh.toml policy.model=MODEL data.prompts=prompts.jsonl --out runs/first`"
+)
 @guarded
 def train(
     config: Annotated[Path, typer.Argument(help="A TOML recipe, or a run's config.json.")],
@@ -82,7 +83,7 @@ def sample(
     n: Annotated[int, typer.Option("-n", min=1, help="Responses a prompt.")] = 4,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
     max_new: Annotated[int, typer.Option("--max-new", min=1, help="Tokens a response at most.")] = 256,
-    temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="1 where it isn't given.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Responses into a store, unscored."""
@@ -96,17 +97,21 @@ def sample(
     as_file = out.name.endswith((".jsonl", ".jsonl.gz", ".parquet"))
     if as_file and out.exists():
         raise Refused(f"{out}: there is such a file; give another --out, or remove it")
-    store = None if as_file else Store.open(out)
+    if greedy and temperature is not None:
+        raise Refused(f"--greedy takes the likeliest token: expected no --temperature beside it, got {temperature}")
     policy = Policy.load(PolicyConfig(model=model))
-    options = Sampling(temperature=0.0 if greedy else temperature, max_new=max_new, seed=seed)
-    found = sorted(HFSampler(policy).sample(asked, n, options), key=lambda s: int(s.meta["index"]))
-    found = [s.replace(source=model) for s in found]
-    if store is None:
-        write_samples(out, found)
+    options = Sampling(
+        temperature=0.0 if greedy else 1.0 if temperature is None else temperature, max_new=max_new, seed=seed
+    )
+    found = (s.replace(source=model) for s in HFSampler(policy).sample(asked, n, options))
+    count = 0
+    if as_file:
+        count = write_samples(out, sorted(found, key=lambda s: int(s.meta["index"])))
     else:
-        with store:
-            store.append(found)
-    print(f"{len(found)} responses to {len(asked)} prompts in {out}", file=sys.stderr)
+        with Store.open(out) as store:
+            while part := list(islice(found, 64)):  # what is finished is kept, whatever happens next
+                count += len(store.append(part))
+    print(f"{count} responses to {len(asked)} prompts in {out}", file=sys.stderr)
 
 
 @app.command(
@@ -166,8 +171,6 @@ def _holds_samples(path: Path) -> bool:
 
 def _encoding(store: Any, tokenizer: str) -> dict[str, int]:
     """How many samples a policy with this tokenizer could train on, and why the others not."""
-    from collections import Counter
-
     from agro.config import Policy as PolicyConfig
     from agro.policy import Policy, Unusable
 
@@ -235,7 +238,7 @@ def score(
     from agro.store import Store
 
     scorer = load_reward(RewardConfig(name=reward, options=_options(option), timeout=timeout))
-    done: dict[str, Any] = {"scored": 0, "failed": 0, "errors": {}}
+    done: dict[str, Any] = {"scored": 0, "failed": 0, "kept": 0, "errors": {}}
     try:
         with Store.open(store, create=False) as opened:
             samples = opened.samples(scored=False) if missing else opened.samples()
@@ -244,20 +247,25 @@ def score(
                 opened.set_rewards(
                     (s.id, x.value, {"reward_error": x.error} if x.error else {})
                     for s, x in zip(part, scores, strict=True)
-                    if s.id is not None
+                    if s.id is not None and (x.value is not None or s.reward is None)  # a failure erases no reward
                 )
-                for x in scores:
-                    done["scored" if x.value is not None else "failed"] += 1
+                for s, x in zip(part, scores, strict=True):
+                    done["scored" if x.value is not None else "failed" if s.reward is None else "kept"] += 1
                     if x.error:
                         done["errors"][x.error] = done["errors"].get(x.error, 0) + 1
     finally:
         scorer.close()
     if as_json:
         print(json.dumps(done, ensure_ascii=False))
-        return
-    print(f"{done['scored']} scored, {done['failed']} without a reward")
-    for error, count in sorted(done["errors"].items(), key=lambda item: -item[1])[:5]:
-        print(f"  {count} × {error}")
+    else:
+        print(
+            f"{done['scored']} scored, {done['failed']} without a reward, {done['kept']} failed and keep their old one"
+        )
+        for error, count in sorted(done["errors"].items(), key=lambda item: -item[1])[:5]:
+            print(f"  {count} × {error}")
+    if done["errors"] and not done["scored"]:
+        cause = next(iter(done["errors"]))
+        raise Refused(f"--reward {reward}: no response could be scored (for one: {cause}); mend the reward")
 
 
 @app.command(
@@ -304,6 +312,8 @@ def eval_(
             )
     if found.unscored:
         print(f"{found.unscored} responses couldn't be scored and count nowhere")
+        for error, count in Counter(found.errors).most_common(3):
+            print(f"  {count} × {error}")
 
 
 @app.command(epilog="Example: `agro report runs/first`")

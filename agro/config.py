@@ -248,7 +248,7 @@ def _override(values: dict[str, Any], item: str) -> None:
         value = raw
     at = values
     *sections, last = key.strip().split(".")
-    phases = {p.get("name"): p for p in values.get("phases", ()) if isinstance(p, dict)}
+    phases = {p.get("name"): p for p in _list(values.get("phases")) if isinstance(p, dict)}
     if sections and sections[0] == "phases" and len(sections) > 1:
         if sections[1] not in phases:
             raise Refused(
@@ -266,6 +266,10 @@ def _override(values: dict[str, Any], item: str) -> None:
         if not isinstance(at, dict):
             raise Refused(f"override {item!r}: {section} is a value, not a section")
     at[last] = value
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _has(values: Any, keys: list[str]) -> bool:

@@ -1,4 +1,4 @@
-"""The two things that agro says to the person who runs it, besides results."""
+"""What agro says to the person who runs it, besides results."""
 
 
 class Refused(ValueError):
@@ -11,3 +11,7 @@ class Refused(ValueError):
 
 class AgroWarning(UserWarning):
     """A setting was passed over or a figure can't be trusted; the run goes on."""
+
+
+class Interrupted(BaseException):
+    """Ctrl-C or SIGTERM: a checkpoint is written, and the run can be resumed."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import json
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from agro.errors import Refused
+from agro.store.strictjson import loads
 from agro.types import Prompt
 
 
@@ -29,14 +29,15 @@ def load_prompts(path: str | Path) -> list[Prompt]:
             continue
         where = f"{path}:{number}"
         try:
-            row = json.loads(line, parse_constant=_refuse_constant)
+            row = loads(line)
         except ValueError as error:
             raise Refused(f"{where}: expected one JSON object a line: {error}") from None
         if not isinstance(row, dict) or "prompt" not in row:
             raise Refused(f'{where}: expected an object with "prompt", got {line:.80}')
         columns: dict[str, Any] = {k: v for k, v in row.items() if k not in ("prompt", "prompt_id", "id")}
+        name = row.get("prompt_id") if row.get("prompt_id") is not None else row.get("id")
         try:
-            prompt = Prompt(row["prompt"], str(row.get("prompt_id", row.get("id", ""))), columns)
+            prompt = Prompt(row["prompt"], "" if name is None else str(name), columns)
         except Refused as error:
             raise Refused(f"{where}: {error}") from None
         if prompt.id in seen:
@@ -48,7 +49,3 @@ def load_prompts(path: str | Path) -> list[Prompt]:
     if not prompts:
         raise Refused(f"{path}: expected at least one prompt, got none")
     return prompts
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} isn't JSON; use null for what is unknown")

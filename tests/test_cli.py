@@ -218,3 +218,42 @@ def test_score_only_what_is_missing(tmp_path: Path) -> None:
     assert (report["scored"], report["failed"]) == (1, 1)
     with Store.open(tmp_path / "s.db", read_only=True) as store:
         assert [s.reward for s in store.samples()] == [0.25, 1.0, None]
+
+
+def test_a_reward_that_fails_erases_none(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("def f(completions, **_):\n    raise RuntimeError('no judge today')\n")
+    with Store.open(tmp_path / "s.db") as store:
+        store.append([Sample("p", "a", 0.25), Sample("p", "b")])
+    assert "no judge today" in refused("score", tmp_path / "s.db", "--reward", f"{tmp_path}/bad.py:f")
+    with Store.open(tmp_path / "s.db", read_only=True) as store:
+        assert [s.reward for s in store.samples()] == [0.25, None]
+
+
+def test_check_knows_that_a_store_is_not_fresh(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text(
+        "".join(json.dumps({"prompt": "p", "response": r, "reward": 1}) + "\n" for r in "abc")
+    )
+    assert "agro_onpolicy needs samples of age 0" in refused(
+        "check", tmp_path / "log.jsonl", "--objective", "agro_onpolicy"
+    )
+
+
+def test_a_refused_sample_leaves_no_store(prompts: Path, model: Path, tmp_path: Path) -> None:
+    refused("sample", "--model", tmp_path / "none", "--prompts", prompts, "--out", tmp_path / "s.db")
+    assert not list(tmp_path.glob("s.db*"))
+    assert "--temperature" in refused(
+        "sample", "--model", model, "--prompts", prompts, "--out", tmp_path / "s.db", "--greedy", "--temperature", 0.5
+    )
+
+
+def test_prompt_ids_and_numbers_of_prompt_files(tmp_path: Path) -> None:
+    from agro.errors import Refused
+    from agro.prompts import load_prompts
+
+    (tmp_path / "p.jsonl").write_text('{"prompt": "x", "prompt_id": null}\n{"prompt": "y", "id": 7}\n')
+    first, second = load_prompts(tmp_path / "p.jsonl")
+    assert len(first.id) == 16
+    assert second.id == "7"
+    (tmp_path / "inf.jsonl").write_text('{"prompt": "x", "answer": 1e999}\n')
+    with pytest.raises(Refused, match=r"inf\.jsonl:1"):
+        load_prompts(tmp_path / "inf.jsonl")

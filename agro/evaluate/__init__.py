@@ -23,6 +23,7 @@ class Heldout:
 
     rewards: NDArray[np.float64]  # [M,n]
     samples: tuple[Sample, ...]  # prompt by prompt
+    errors: tuple[str, ...] = ()  # why responses couldn't be scored
 
     @property
     def mean(self) -> float:
@@ -76,6 +77,11 @@ def pass_at_k(n: int, passed: int, k: int) -> float:
 def heldout(sampler: Sampler, reward: Reward, prompts: Sequence[Prompt], n: int, options: Sampling) -> Heldout:
     """Sample `n` responses to each prompt and score them."""
     samples = sorted(sampler.sample(prompts, n, options), key=lambda s: int(s.meta["index"]))
-    scores = [math.nan if s.value is None else s.value for s in reward.score(samples)]
+    found = reward.score(samples)
+    scores = [math.nan if s.value is None else s.value for s in found]
     scored = [s.replace(reward=None if math.isnan(v) else v) for s, v in zip(samples, scores, strict=True)]
-    return Heldout(np.array(scores, dtype=np.float64).reshape(len(prompts), n), tuple(scored))
+    return Heldout(
+        np.array(scores, dtype=np.float64).reshape(len(prompts), n),
+        tuple(scored),
+        tuple(s.error for s in found if s.error),
+    )

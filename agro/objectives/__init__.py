@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from agro.errors import Refused
 from agro.objectives.clipped import grpo
 from agro.objectives.consistency import agro, agro_onpolicy
@@ -44,7 +46,11 @@ __all__ = [
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf")
+    return (
+        isinstance(value, (int, float, np.integer, np.floating))
+        and not isinstance(value, bool)
+        and bool(np.isfinite(value))
+    )
 
 
 def _not_negative(value: Any) -> bool:
@@ -105,7 +111,7 @@ OBJECTIVES: dict[str, Objective] = {
         reinforce, "REINFORCE, Williams 1992",
         lambda o: {"reward", "groups"} if o.get("baseline") == "mean" else {"reward"}, _fixed("row"),
         {"baseline": Option("none", "reward", "b in r − b: none, the mean of the group, or a number", "'none', 'mean' or a number",
-                            lambda v: v in ("none", "mean") or _number(v)), "singletons": SINGLETONS},
+                            lambda v: (isinstance(v, str) and v in ("none", "mean")) or _number(v)), "singletons": SINGLETONS},
     ),
     "kl_pg": Objective(kl_pg, f"{AGRO}, section 8", _fixed({"reward", "groups", "kl"}), _fixed("row"), {"beta": _beta(), "singletons": SINGLETONS}),
     "grpo": Objective(

@@ -29,7 +29,7 @@ REQUIRED = object()
 WAYS_OUT = {
     "reward": "score them (agro score STORE --reward NAME), or train on them with sft",
     "behavior_logp": "sample anew (our samplers record them), or use an objective that doesn't read them, such as agro",
-    "old_logp": "they are the trainer's own; within a run they are computed when a batch is drawn",
+    "old_logp": "train on fresh samples alone (data.replay = 0), take ratios against recorded behaviour log-probs, or use agro",
     "ref_logp": "give the reference's log-probs, or set beta = 0 where the objective allows it",
     "fresh": "train on fresh samples alone (data.replay = 0, train.updates = 1), or use agro, which is right at any age",
 }
@@ -88,6 +88,10 @@ class Objective:
 
     def defaults(self) -> dict[str, Any]:
         return {k: v.default for k, v in self.options.items() if v.default is not REQUIRED}
+
+    def needed(self, given: Mapping[str, Any]) -> set[Need]:
+        """What it needs with these options, defaults filled in."""
+        return self.needs(self.defaults() | dict(given))
 
     def resolve(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """All options with defaults filled in; raises `Refused` for an unknown, missing or unusable one."""

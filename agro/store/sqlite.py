@@ -172,17 +172,22 @@ class Store(Database):
         for row in self._run("SELECT winner, loser, votes_winner, votes_loser FROM pairs ORDER BY rowid"):
             yield Pair(*row)
 
+    def candidates(self, rule: DrawRule, *, run: str, version: int) -> list[Candidate]:
+        """The groups that `draw` picks from."""
+        fits, args = queries.eligible(rule, run, version)
+        found = self._run(queries.DRAWABLE.format(eligible=fits), [*args, rule.min_group, to_text(run)])
+        return [Candidate(of_text(prompt_id), uses) for prompt_id, uses in found]
+
     def draw(self, rule: DrawRule, *, run: str, step: int, seed: int, version: int) -> list[Sample]:
         """Groups of samples by `rule`, group after group, and a note that `run` drew them at `step`.
 
         `version`: optimiser steps of the weights now, which ages are counted from. A sample's age is unknown where its
-        version is, or where this run didn't produce it: it comes back with version -1. Raises `Refused` when the store has fewer
-        such groups than asked for.
+        version is, or where this run didn't produce it: it comes back with version -1. Raises `Refused` when the
+        store has fewer such groups than asked for.
         """
         fits, args = queries.eligible(rule, run, version)
         with self.transaction():
-            found = self._run(queries.DRAWABLE.format(eligible=fits), [*args, rule.min_group, to_text(run)])
-            candidates = [Candidate(of_text(prompt_id), uses) for prompt_id, uses in found]
+            candidates = self.candidates(rule, run=run, version=version)
             if len(candidates) < rule.groups:
                 raise Refused(self._too_few(rule, len(candidates), run, version))
             ids: list[int] = []

@@ -34,6 +34,11 @@ def _check_phase(config: RunConfig, where: str) -> None:
         raise Refused(
             f"{where}data.replay = {data.replay} samples from prompts, but data.prompts isn't set; set it, or data.replay = 1"
         )
+    if "old_logp" in needs and data.replay > 0:
+        raise Refused(
+            f"{where}objective {name} needs the trainer's log-probs when its samples were made, but data.replay = {data.replay} "
+            f"draws stored ones. What to do: {WAYS_OUT['old_logp']}."
+        )
     least = least_responses(needs)
     if data.replay < 1 and sampler.n < least:
         raise Refused(
@@ -75,10 +80,10 @@ def check_heldout(prompts: Iterable[str], heldout: Collection[str], where: str =
 def measures_consistency(config: RunConfig) -> bool:
     """Whether a phase's objective has a regularised reward R = r − βρ, the spread of which data.eval_store shows."""
     objective = get(config.objective.name)
-    return {"reward", "groups", "ref_logp"} <= objective.needs(objective.defaults() | config.objective.options)
+    return {"reward", "groups", "ref_logp"} <= objective.needed(config.objective.options)
 
 
 def reads_reference(config: RunConfig) -> bool:
     """Whether a phase needs the reference in memory."""
-    needs = get(config.objective.name).needs(config.objective.options)
+    needs = get(config.objective.name).needed(config.objective.options)
     return bool({"ref_logp", "kl"} & needs) or (config.evaluate.kl and config.data.eval_prompts is not None)

@@ -27,6 +27,7 @@ class Position:
     phase: str = ""
     step: int = 0  # of the run, the last one done
     version: int = 0  # optimiser steps
+    prompts: int = 0  # sampled from in this phase
     skipped: int = 0  # updates in a row whose gradient wasn't finite
     anchor: str = ""  # digest of the checkpoint that the phase began with: its reference, where that is asked
     digest: str = ""  # of the last checkpoint; it can't stand in that checkpoint itself

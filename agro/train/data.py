@@ -33,13 +33,13 @@ class Drawn:
     failed: int = 0  # rewards
     fresh: frozenset[int] = frozenset()  # ids of what was sampled in this step
     sampled_tokens: int = 0
+    prompts: int = 0  # sampled from in this step
 
 
-def shares(config: RunConfig, step: int) -> tuple[int, int]:
-    """(groups sampled before, groups to sample) at a phase's step (from 0): data.replay is met exactly over many steps."""
+def stored_groups(config: RunConfig, at: int) -> int:
+    """Groups that a phase's step (from 0) draws from the store: data.replay is met exactly over many steps."""
     per_step = config.train.groups * (1 - config.data.replay)
-    before, after = int(step * per_step + 1e-9), int((step + 1) * per_step + 1e-9)
-    return before, after - before
+    return config.train.groups - (int((at + 1) * per_step + 1e-9) - int(at * per_step + 1e-9))
 
 
 class PromptOrder:
@@ -73,7 +73,7 @@ def sampling(config: RunConfig, seed: int) -> Sampling:
 
 def draw_rule(config: RunConfig, groups: int) -> DrawRule:
     d, entry = config.data, get(config.objective.name)
-    needs = entry.needs(config.objective.options)
+    needs = entry.needed(config.objective.options)
     return DrawRule(
         groups=groups, group_size=d.group_size, roles=d.roles, sources=d.sources, max_age=d.max_age, order=d.order,
         min_group=least_responses(needs), scored_only="reward" in needs,
@@ -109,7 +109,7 @@ def usable(samples: Sequence[Sample], policy: Policy, config: RunConfig, drawn: 
 
     A group that loses so many that the objective can't use it leaves whole.
     """
-    needs = get(config.objective.name).needs(config.objective.options)
+    needs = get(config.objective.name).needed(config.objective.options)
     least = least_responses(needs)
     kept: list[Sample] = []
     for sample in samples:
@@ -140,18 +140,22 @@ def check_store(config: RunConfig, store: Store) -> list[str]:
     """Raise `Refused` where the objective can't train on what would be drawn; say what of the store isn't drawn."""
     name, data = config.objective.name, config.data
     options = options_at(config.objective.options, 0)
-    needs = get(name).needs(options)
+    needs = get(name).needed(options)
     rows = store.known(roles=data.roles, sources=data.sources)
+    if not rows and data.replay < 1:
+        return ["nothing is in the store yet: all groups are sampled until there is"]
     if not rows:
         raise Refused(
             f"data.store: {store.path} holds no samples that data.roles and data.sources admit; import some (agro import)"
         )
     lacks = {
+        "fresh": [r for r in rows if "fresh" in needs],
+        "old_logp": [r for r in rows if "old_logp" in needs],
         "reward": [r for r in rows if "reward" in needs and not r.scored],
         "behavior_logp": [r for r in rows if "behavior_logp" in needs and not r.knows_behavior],
     }
     for field_, lacking in lacks.items():
-        if len(lacking) == len(rows) or (field_ == "behavior_logp" and lacking):
+        if len(lacking) == len(rows) or (field_ != "reward" and lacking):
             some = [f"sample {r.id} (prompt {r.prompt_id})" for r in lacking]
             raise Refused(lack(name, field_, some, len(rows)))
     notes = (

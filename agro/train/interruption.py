@@ -6,9 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-
-class Interrupted(BaseException):
-    """A checkpoint is written, and the run can be resumed."""
+from agro.errors import Interrupted
 
 
 class Interruption:

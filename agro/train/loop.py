@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from agro.config import RunConfig
-from agro.errors import Refused
+from agro.errors import Interrupted, Refused
 from agro.evaluate import heldout
 from agro.objectives import NotFinite, get
 from agro.policy import Policy
@@ -31,8 +31,18 @@ from agro.train import checkpoint
 from agro.train.check import check_config, check_heldout, measures_consistency, reads_reference
 from agro.train.checkpoint import Position
 from agro.train.consistency import HeldOutGroups
-from agro.train.data import Drawn, PromptOrder, check_store, derive, draw_rule, sample_fresh, sampling, shares, usable
-from agro.train.interruption import Interrupted, Interruption
+from agro.train.data import (
+    Drawn,
+    PromptOrder,
+    check_store,
+    derive,
+    draw_rule,
+    sample_fresh,
+    sampling,
+    stored_groups,
+    usable,
+)
+from agro.train.interruption import Interruption
 from agro.train.measure import describe_batch, describe_heldout, describe_step, empty_metrics
 from agro.train.run import Progress, Run
 from agro.train.schedule import lr_at, options_at
@@ -63,6 +73,8 @@ class Trainer:
         check_config(config)
         self.config = config
         self.phases = [(name, config.phase(name)) for name in config.phase_names]
+        if resume and out is None:
+            raise Refused("--resume: expected --out RUN, the folder of the run to go on with")
         self.out = Path(out) if out is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
         self.resume = resume
         self.on_step = on_step
@@ -78,6 +90,7 @@ class Trainer:
         self._check_store(path)
         self.reward = load_reward(self.config.reward) if self.prompts or self.eval_prompts else None
         try:
+            self.policy = Policy.load(self.config.policy, seed=derive(self.config.train.seed, "weights"))
             self.folder = Run(self.out, self.config, resume=self.resume)
             self.progress = Progress(sum(config.train.steps for _, config in self.phases))
             with Store.open(path) as self.store, self.interruption.on_signals(self.progress.say):
@@ -102,7 +115,6 @@ class Trainer:
                         check_store(config, store)
 
     def _train(self) -> None:
-        self.policy = Policy.load(self.config.policy, seed=derive(self.config.train.seed, "weights"))
         needed = any(reads_reference(config) for _, config in self.phases)
         self.reference = self.policy.frozen_copy() if needed else None
         position = self._go_back()
@@ -111,7 +123,7 @@ class Trainer:
             begins, ends = ends, ends + config.train.steps
             if position.step < ends:
                 if position.phase != name:
-                    position = replace(position, phase=name, anchor=position.digest)
+                    position = replace(position, phase=name, prompts=0, anchor=position.digest)
                 if self.reference is not None and config.policy.reference == "phase" and begins:
                     checkpoint.load(self.folder.checkpoint(begins), position.anchor, self.reference.model)
                 position = Phase(self, config, position, begins).train()
@@ -163,8 +175,8 @@ class Phase:
                 self._step(last=self.position.step + 1 == ends)
                 if self.position.skipped >= self.config.train.max_skipped:
                     raise Refused(
-                        f"step {self.position.step}: {self.position.skipped} updates in a row were skipped because their "
-                        "gradients weren't finite. What to do: lower train.lr, raise objective.beta, or train in float32"
+                        f"step {self.position.step}: {self.position.skipped} updates in a row were skipped; the lines above say "
+                        "why. What to do: mend the data, or start anew with a lower train.lr, a higher objective.beta, or in float32"
                     )
         except (Interrupted, Refused) as error:
             if self.position.step != self.saved:
@@ -176,7 +188,7 @@ class Phase:
         return self.position
 
     def _step(self, *, last: bool) -> None:
-        """Draw, update, evaluate, log, save. What raises does so before the weights move."""
+        """Draw, update, evaluate, log, save. What stops a step does so before the weights move or after it is done."""
         train, every = self.config.train, self.config.evaluate.every
         at = self.position.step - self.begins  # of the phase, from 0
         began = time.perf_counter()
@@ -199,16 +211,19 @@ class Phase:
     def _draw(self, at: int) -> Drawn:
         """The step's samples: stored groups are drawn before fresh ones are appended, so that no group is both."""
         config, drawn, step = self.config, Drawn([]), self.position.step + 1
-        before, fresh = shares(config, at)
-        samples = []
-        if fresh < config.train.groups:
-            rule = draw_rule(config, config.train.groups - fresh)
+        stored, samples = stored_groups(config, at), []
+        if stored and config.data.replay < 1:  # a store that is still filling gives what it has
+            rule = draw_rule(config, stored)
+            stored = min(stored, len(self.store.candidates(rule, run=self.run_id, version=self.position.version)))
+        if stored:
+            rule = draw_rule(config, stored)
             samples = self.store.draw(
                 rule, run=self.run_id, step=step, seed=config.train.seed, version=self.position.version
             )
-        if fresh:
+        if fresh := config.train.groups - stored:
             assert self.trainer.reward is not None
-            prompts = self.order.take(before, fresh)
+            prompts = self.order.take(self.position.prompts, fresh)
+            drawn.prompts = fresh
             samples += sample_fresh(
                 config, self.run_id, step, prompts, self.sampler, self.trainer.reward, self.store, drawn, self.between
             )
@@ -222,6 +237,9 @@ class Phase:
         version, skipped = self.position.version, self.position.skipped
         metrics = empty_metrics() | describe_batch(drawn, version)
         updates = train.updates if drawn.samples else 0
+        if not drawn.samples:
+            skipped += 1
+            metrics["skipped"] += 1
         batch = collate(drawn.samples, version).to(self.policy.device) if updates else None
         for u in range(updates):
             assert batch is not None
@@ -250,7 +268,10 @@ class Phase:
                 )
             batch = done.batch.replace(age=done.batch.age + 1)
             version, skipped = version + 1, 0
-        self.position = replace(self.position, step=self.position.step + 1, version=version, skipped=skipped)
+        self.position = replace(
+            self.position, step=self.position.step + 1, version=version, skipped=skipped,
+            prompts=self.position.prompts + drawn.prompts,
+        )  # fmt: skip
         self.sampler.version = version
         return metrics | {"step": self.position.step, "phase": self.position.phase, "version": version}
 

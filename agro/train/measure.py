@@ -15,7 +15,7 @@ from agro.train.data import Drawn
 from agro.train.step import Step, collate, streams_of
 
 KEYS = (
-    "step", "phase", "version", "reward_mean", "reward_std", "eval_reward", "eval_reward_se", "eval_n", "eval_kl_ref",
+    "step", "phase", "version", "reward_mean", "reward_std", "eval_reward", "eval_reward_se", "eval_n", "eval_unscored", "eval_kl_ref",
     "eval_consistency", "eval_consistency_se", "eval_consistency_fall", "eval_consistency_fall_se", "eval_groups", "eval_left_out",
     "loss", "kl_ref", "grad_norm", "grad_norm_clipped", "lr", "tokens", "sampled_tokens", "seconds", "seconds_sample",
     "seconds_train", "tokens_per_second", "staleness_mean", "staleness_max", "length_mean", "truncated_share", "groups",
@@ -84,7 +84,12 @@ def samples_policy(config: RunConfig) -> bool:
 
 def describe_heldout(found: Heldout, policy: Policy, reference: Policy | None, config: RunConfig) -> dict[str, Any]:
     """Held-out reward, and KL to the reference where samples of the policy itself allow it."""
-    out: dict[str, Any] = {"eval_reward": found.mean, "eval_reward_se": found.se, "eval_n": found.rewards.size}
+    out: dict[str, Any] = {
+        "eval_reward": found.mean,
+        "eval_reward_se": found.se,
+        "eval_n": found.rewards.size - found.unscored,
+        "eval_unscored": found.unscored,
+    }
     if reference is not None and config.evaluate.temperature == config.policy.temperature:
         batch = collate(found.samples, 0).to(policy.device)
         size = config.train.micro_batch

@@ -25,30 +25,27 @@ class Run:
         self.folder = folder
         self.config_file = folder / "config.json"
         self.metrics_file = folder / "metrics.jsonl"
-        began = self.config_file.exists()
-        if began and not resume:
+        if self.metrics_file.exists() and not resume:
             raise Refused(f"{folder}: there is a run in this folder; go on with it by --resume, or give another --out")
-        if began:
-            self.id = self._same_run(config)
-        else:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.id = uuid.uuid4().hex
-            record = {**config.model_dump(mode="json"), "versions": versions(), "run": self.id}
-            write(self.config_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        before = json.loads(self.config_file.read_text(encoding="utf-8")) if self.config_file.exists() else {}
+        if before and resume:
+            self._check_same(before, config)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.id = str(before.get("run", uuid.uuid4().hex))  # what a run left before its first step is its own
+        record = {**config.model_dump(mode="json"), "versions": versions(), "run": self.id}
+        write(self.config_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
     def checkpoint(self, step: int) -> Path:
         return self.folder / "checkpoints" / f"step-{step:08d}"
 
-    def _same_run(self, config: RunConfig) -> str:
-        before = json.loads(self.config_file.read_text(encoding="utf-8"))
+    def _check_same(self, before: dict[str, Any], config: RunConfig) -> None:
         now = config.model_dump(mode="json")
         for section in now:
-            if before.get(section) != now[section]:
+            if without_limits(before).get(section) != without_limits(now)[section]:
                 raise Refused(
                     f"{self.folder}: --resume goes on with the same configuration, but [{section}] differs: "
                     f"the run has {before.get(section)}, now it is {now[section]}"
                 )
-        return str(before["run"])
 
     def forget_after(self, step: int) -> None:
         """Drop the metrics of steps that weren't committed."""
@@ -67,6 +64,12 @@ class Run:
         """Append one object; what isn't a finite number is unknown: null."""
         with self.metrics_file.open("a", encoding="utf-8") as f:
             f.write(json.dumps(_known(metrics), allow_nan=False) + "\n")
+
+
+def without_limits(config: dict[str, Any]) -> dict[str, Any]:
+    """What decides the result: how long and how often a reward may fail doesn't, and may change on the way."""
+    free = {"timeout", "max_failed", "workers"}
+    return config | {"reward": {k: v for k, v in config["reward"].items() if k not in free}}
 
 
 def _known(value: Any) -> Any:
@@ -117,8 +120,10 @@ class Progress:
             shown.append(f"held-out {m['eval_reward']:.3f} ± {m['eval_reward_se']:.3f}")
         if m.get("eval_consistency") is not None:
             shown.append(f"held-out ½Var(R) {m['eval_consistency']:.5f} ± {m['eval_consistency_se']:.5f}")
+        if m["left_out"]:
+            shown.append("left out " + ", ".join(f"{n} ({reason})" for reason, n in m["left_out_reasons"].items()))
         if m["skipped"]:
-            shown.append("update skipped: the gradient isn't finite")
+            shown.append("update skipped")
         self.say("  ".join(shown))
 
 

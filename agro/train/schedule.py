@@ -29,9 +29,11 @@ def option_at(value: Any, step: int) -> Any:
     """
     if not isinstance(value, Mapping):
         return value
-    if not {"start", "end", "steps"} <= value.keys() <= KEYS or value.get("shape", "linear") not in (
-        "linear",
-        "cosine",
+    numbers = (value.get(k) for k in ("start", "end", "steps"))
+    if (
+        not all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in numbers)
+        or not value.keys() <= KEYS
+        or value.get("shape", "linear") not in ("linear", "cosine")
     ):
         raise Refused(
             f'schedule of an option: expected {{start, end, steps, shape = "linear" or "cosine"}}, got {dict(value)}'

@@ -262,3 +262,57 @@ def test_samples_of_another_run_have_no_age(tmp_path: Path) -> None:
 def test_age_counts_from_the_oldest_action() -> None:
     s = Sample("p", "ab", tokens=[1, 2, 3], action=[False, True, True], version=[-1, 4, 3])
     assert s.oldest_version == 3
+
+
+def test_a_run_replays_its_own_samples_as_soon_as_it_has_some(tmp_path: Path) -> None:
+    rows = metrics(run(tmp_path, data__replay=0.5))
+    assert [m["replay_share"] for m in rows] == [0, 0.5, 0.5, 0.5, 0.5, 0.5]
+    assert all(0 < m["staleness_max"] <= m["step"] for m in rows[1:])
+
+
+def test_a_run_with_nothing_to_train_on_stops_and_says_why(tmp_path: Path, capsys) -> None:
+    with Store.open(tmp_path / "log.db") as store:
+        store.append([Sample(f"{g}>", text, float(i)) for g in range(4) for i, text in enumerate("xy")])
+    with pytest.raises(Refused, match="step 2: 2 updates in a row were skipped"):
+        run(tmp_path, data={"store": str(tmp_path / "log.db"), "replay": 1.0}, train__max_skipped=2)
+    assert "left out 8 (unknown characters)  update skipped" in capsys.readouterr().err
+
+
+def test_old_log_probs_belong_to_fresh_samples(tmp_path: Path) -> None:
+    data = {"store": "log.db", "replay": 1.0}
+    with pytest.raises(Refused, match=r"trainer's log-probs when its samples were made, but data\.replay = 1"):
+        Trainer(tiny(tmp_path, data=data, objective={"name": "grpo", "ratio": "old"}))
+
+
+def test_a_refused_start_does_not_block_the_corrected_one(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="no such folder"):
+        run(tmp_path, policy={"model": str(tmp_path / "typo")})
+    run(tmp_path)
+
+
+def test_limits_of_a_reward_may_change_on_resuming(tmp_path: Path) -> None:
+    run(tmp_path)
+    Trainer(tiny(tmp_path, reward__timeout=99.0, reward__max_failed=1.0), tmp_path / "run", resume=True).run()
+    assert RunConfig.load(tmp_path / "run" / "config.json").reward.timeout == 99
+    with pytest.raises(Refused, match="expected --out RUN"):
+        Trainer(tiny(tmp_path), resume=True)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [{"start": "a", "end": 1, "steps": 2}, {"start": 1, "end": 0, "steps": "x"}, {"start": True, "end": 0, "steps": 1}],
+)
+def test_a_schedule_of_anything_but_numbers_is_refused(tmp_path: Path, schedule: dict) -> None:
+    with pytest.raises(Refused, match="schedule of an option"):
+        Trainer(tiny(tmp_path, objective={"name": "agro", "beta": schedule}))
+
+
+def test_the_reference_is_held_only_where_it_is_read(tmp_path: Path) -> None:
+    for objective, held in (
+        ({"name": "rloo"}, False),
+        ({"name": "rloo", "beta": 0.1}, True),
+        ({"name": "agro", "beta": 0.1}, True),
+    ):
+        trainer = Trainer(tiny(tmp_path, objective=objective, train__steps=1), tmp_path / str(objective))
+        trainer.run()
+        assert (trainer.reference is not None) == held, objective

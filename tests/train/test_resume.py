@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from agro.config import RunConfig
-from agro.errors import Refused
-from agro.train.interruption import Interrupted, Interruption
+from agro.errors import Interrupted, Refused
+from agro.train.interruption import Interruption
 from agro.train.loop import Trainer
 from runs import metrics, tiny, weights, write_prompts, write_toml
 

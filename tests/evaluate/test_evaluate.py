@@ -1,0 +1,29 @@
+"""pass@k against all subsets, and the mean over prompts by hand."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from agro.evaluate import Heldout, pass_at_k
+
+
+@pytest.mark.parametrize("n", [1, 4, 7])
+def test_pass_at_k_is_the_share_of_subsets_with_a_pass(n: int) -> None:
+    for passed in range(n + 1):
+        for k in range(1, n + 1):
+            subsets = list(combinations([i < passed for i in range(n)], k))
+            assert pass_at_k(n, passed, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+    assert math.isnan(pass_at_k(n, 0, n + 1))
+
+
+def test_means_are_over_prompts_and_the_unknown_counts_nowhere() -> None:
+    found = Heldout(np.array([[1.0, 0.0], [1.0, math.nan], [math.nan, math.nan]]), ())
+    assert found.mean == pytest.approx((0.5 + 1) / 2)
+    assert found.se == pytest.approx(np.std([0.5, 1], ddof=1) / math.sqrt(2))
+    assert found.unscored == 3
+    assert found.to_json()["pass@2"] == {"value": 1.0, "se": None, "low": None, "high": None}
+    assert math.isnan(Heldout(np.full((2, 1), math.nan), ()).mean)
