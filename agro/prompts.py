@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
-from agro.store.strictjson import loads
+from agro.strictjson import loads
 from agro.types import Prompt
 
 

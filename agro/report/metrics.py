@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from agro.config import RunConfig
 from agro.errors import Refused
-from agro.store.strictjson import loads
+from agro.strictjson import loads
 
 Row = dict[str, Any]
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from agro.errors import Refused
 from agro.store import parquet
-from agro.store.strictjson import dumps, loads
+from agro.strictjson import dumps, loads
 from agro.types import UNKNOWN_VERSION, Role, Sample
 
 FIELDS = (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from agro.errors import Refused
-from agro.store.strictjson import dumps, loads
+from agro.strictjson import dumps, loads
 
 _TEXTS = ("prompt", "response", "prompt_id", "episode", "tokenizer", "role", "source")
 _JSON = ("meta", "sampling", "messages", "exact")

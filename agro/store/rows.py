@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from agro.store.strictjson import dumps, loads
+from agro.strictjson import dumps, loads
 from agro.types import Sample, Text
 
 APPLICATION_ID = int.from_bytes(b"AGRO", "big")

@@ -16,7 +16,7 @@ from agro.store.exchange import write_samples
 from agro.store.records import Commit, Counts, Group, Known, Pair, Rewound
 from agro.store.rows import INSERT, SELECT, STATES, Origin, State, from_row, of_text, state_of, to_row, to_text
 from agro.store.select import Candidate, DrawRule, pick_groups, pick_responses
-from agro.store.strictjson import dumps, loads
+from agro.strictjson import dumps, loads
 from agro.types import UNKNOWN_VERSION, Sample
 
 PAGE = 256  # samples read at once
