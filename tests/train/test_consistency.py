@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_runs import DIGITS, fill_store, metrics, tiny
 
 from agro.config import RunConfig
 from agro.errors import Refused
@@ -15,7 +16,6 @@ from agro.store import Store
 from agro.train.consistency import HeldOutGroups
 from agro.train.loop import Trainer
 from agro.types import Sample, prompt_hash
-from runs import DIGITS, fill_store, metrics, tiny
 
 BETA = 0.3
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_runs import fill_store, metrics, tiny, weights, write_prompts
 
 from agro.config import RunConfig
 from agro.errors import Refused
@@ -14,7 +15,6 @@ from agro.policy import Policy
 from agro.store import Store
 from agro.train.loop import Trainer
 from agro.types import Sample
-from runs import fill_store, metrics, tiny, weights, write_prompts
 
 
 def run(tmp_path: Path, name: str = "run", **changes) -> Path:

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+from tiny_runs import metrics, tiny, weights, write_prompts, write_toml
 
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.train.interruption import Interruption
 from agro.train.loop import Trainer
-from runs import metrics, tiny, weights, write_prompts, write_toml
 
 KILLED = Path(__file__).parent / "killed.py"
 
