@@ -142,8 +142,10 @@ def draw(runs: Sequence[tuple[str, dict[str, Any]]], base: Sequence[dict[str, An
                 axes.errorbar(at, y, se, color=colour, linewidth=1.3, elinewidth=0.8, marker="o", markersize=3)
                 ends[name].append(y[-1])
         axes.axhline(best[part], color=harness.MUTED, linewidth=0.9, linestyle="--")
-        axes.annotate(best["name"], (0, best[part]), (3, 2), textcoords="offset points",
-                      color=harness.MUTED, fontsize=7, va="bottom")  # fmt: skip
+        axes.annotate(
+            best["name"], (1, best[part]), (0, -3), xycoords=("axes fraction", "data"), textcoords="offset points",
+            color=harness.MUTED, fontsize=7, ha="right", va="top",
+        )  # fmt: skip
         axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
         harness.name_phases(axes, runs[0][1]["metrics"])
         harness.name_lines(axes, {n: (float(np.mean(y)), harness.COLOURS[list(OBJECTIVES).index(n)])
