@@ -89,9 +89,9 @@ def test_the_trivial_baselines(tmp_path):
 
 @needs_data
 def test_the_reproduction_runs_and_learns_where_to_end(tmp_path, capsys):
-    """Small: 40 steps on responses of two tokens; the end where n = 0 is what is learned first."""
-    small = ["train.steps=40", "train.groups=32", "sampler.max_new=2", "evaluate.n=2", "evaluate.every=0",
-             "policy.new.hidden=32", "train.lr=3e-3"]  # fmt: skip
+    """Small: 40 steps, most of them on one character; the end where n = 0 is what is learned first."""
+    small = ["phases.one character.train.steps=38", "phases.four.train.steps=1", "phases.whole.train.steps=1",
+             "train.groups=32", "policy.new.hidden=32", "train.lr=3e-3", "evaluate.n=2", "evaluate.every=0"]  # fmt: skip
     run.main(["--seeds", "1", "--out", str(tmp_path), *small])
     result = json.loads((tmp_path / "result.json").read_text())
     assert [(r["objective"], r["seed"], r["steps"]) for r in result["runs"]] == [("agro", 0, 40), ("rloo", 0, 40)]
