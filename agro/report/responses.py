@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from agro.types import Sample
 
 SHOWN = 3
 LATE = 2048  # scored responses, counted from the end of the store
-GROUPS = 512  # the last ones, where a store is too large to read whole
 
 
 @dataclass(frozen=True)
@@ -29,18 +27,12 @@ class Responses:
 def choose(path: Path, run: str | None) -> Responses:
     """From the store at `path`: what `run` sampled itself, or all samples where it sampled nothing."""
     with Store.open(path, read_only=True) as store:
-        own = deque(_scored(store, run), LATE) if run is not None else deque[Sample]()
-        late = own or deque(_scored(store, None), LATE)
-        return _extremes(late, bool(own))
+        own = _late(store, run) if run is not None else []
+        return _extremes(list(store.samples(ids=own or _late(store, None))), bool(own))
 
 
-def _scored(store: Store, run: str | None) -> Iterable[Sample]:
-    groups = store.groups(run=run)
-    if sum(group.size for group in groups) <= 16 * LATE:
-        return store.samples(run=run, scored=True)
-    last = [group.prompt_id for group in groups[-GROUPS:]]
-    found = (s for prompt_id in last for s in store.samples(prompt_id=prompt_id, run=run, scored=True))
-    return sorted(found, key=lambda s: s.id or 0)
+def _late(store: Store, run: str | None) -> list[int]:
+    return [known.id for known in store.known(run=run) if known.scored][-LATE:]
 
 
 def _extremes(samples: Sequence[Sample], own: bool) -> Responses:

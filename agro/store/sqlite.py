@@ -125,9 +125,15 @@ class Store(Database):
             **{name: by["state"].get(i, 0) for i, name in enumerate(STATES)},
         )
 
-    def known(self, *, roles: Collection[str] | None = None, sources: Collection[str] | None = None) -> list[Known]:
+    def known(
+        self,
+        *,
+        roles: Collection[str] | None = None,
+        sources: Collection[str] | None = None,
+        run: str | None = None,
+    ) -> list[Known]:
         """What is known of each sample, without reading it."""
-        clause, args = queries.where(roles=roles, sources=sources)
+        clause, args = queries.where(roles=roles, sources=sources, run=run)
         found = self._run(
             f"SELECT id, prompt_id, state = {queries.SCORED}, knows_behavior FROM samples WHERE {clause} ORDER BY id",
             args,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -93,7 +94,7 @@ class Trainer:
             self.policy = Policy.load(self.config.policy, seed=derive(self.config.train.seed, "weights"))
             self.folder = Run(self.out, self.config, resume=self.resume)
             self.progress = Progress(sum(config.train.steps for _, config in self.phases))
-            with Store.open(path) as self.store, self.interruption.on_signals(self.progress.say):
+            with closing(self.folder), Store.open(path) as self.store, self.interruption.on_signals(self.progress.say):
                 self._train()
         finally:
             if self.reward is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import json
 import math
@@ -31,9 +32,21 @@ class Run:
         if before and resume:
             self._check_same(before, config)
         folder.mkdir(parents=True, exist_ok=True)
+        self._lock = (folder / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise Refused(
+                f"{folder}: another process is training in this folder; wait for it, or give another --out"
+            ) from None
         self.id = str(before.get("run", uuid.uuid4().hex))  # what a run left before its first step is its own
         record = {**config.model_dump(mode="json"), "versions": versions(), "run": self.id}
         write(self.config_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+    def close(self) -> None:
+        """Let others train in this folder."""
+        self._lock.close()
 
     def checkpoint(self, step: int) -> Path:
         return self.folder / "checkpoints" / f"step-{step:08d}"

@@ -36,10 +36,9 @@ def test_unscored_responses_and_other_runs_are_passed_over(tmp_path):
 
 def test_late_responses_of_a_large_store(tmp_path, monkeypatch):
     monkeypatch.setattr(responses, "LATE", 4)
-    monkeypatch.setattr(responses, "GROUPS", 3)
     rewards = [(f"p{i}", float(-i)) for i in range(60)]
-    best, worst, of, _ = chosen(tmp_path, [*rewards, *rewards[:57]])  # over 16 · 4: three prompts are read
-    assert (best, worst, of) == ([57, 58, 59], [], 3)
+    best, worst, of, _ = chosen(tmp_path, [*rewards, *rewards[:57]])  # the last four are of p53 … p56
+    assert (best, worst, of) == ([113, 114, 115], [116], 4)
 
 
 @pytest.mark.parametrize("count", [4, 5, 40])

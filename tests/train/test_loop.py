@@ -270,6 +270,17 @@ def test_a_run_replays_its_own_samples_as_soon_as_it_has_some(tmp_path: Path) ->
     assert all(0 < m["staleness_max"] <= m["step"] for m in rows[1:])
 
 
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    import fcntl
+
+    (tmp_path / "run").mkdir()
+    with (tmp_path / "run" / ".lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(Refused, match="another process is training in this folder"):
+            run(tmp_path)
+    run(tmp_path)
+
+
 def test_a_run_with_nothing_to_train_on_stops_and_says_why(tmp_path: Path, capsys) -> None:
     with Store.open(tmp_path / "log.db") as store:
         store.append([Sample(f"{g}>", text, float(i)) for g in range(4) for i, text in enumerate("xy")])
