@@ -267,7 +267,7 @@ class Phase:
                 metrics |= (
                     describe_step(done, drawn, self.config) | norms | {"lr": self.optimiser.param_groups[0]["lr"]}
                 )
-            batch = done.batch.replace(age=done.batch.age + 1)
+            batch = done.batch  # which has the reference's log-probs now
             version, skipped = version + 1, 0
         self.position = replace(
             self.position, step=self.position.step + 1, version=version, skipped=skipped,
