@@ -27,6 +27,7 @@ Text = str | Messages
 Role = Literal["policy", "log", "expert"]
 ROLES: tuple[str, ...] = get_args(Role)
 UNKNOWN_VERSION = -1
+ROUNDING = 1e-3  # by which the log-prob of a token that is all but certain may pass 0, in half precision
 _NUMBERS = (int, float, np.integer, np.floating)
 
 
@@ -319,7 +320,15 @@ class Batch:
                 return None
             if isinstance(value, (list, tuple)):
                 value = [[math.nan] * T if x is None else x for x in value]
-            return _floats(value, (B, T), name)
+            out = _floats(value, (B, T), name)
+            bad = m & (out > ROUNDING)
+            if bad.any():
+                row, at = (int(i) for i in bad.nonzero()[0])
+                raise Refused(
+                    f"{name}: {rows[row]}, index {at}: expected a log-prob (at most 0; NaN where unknown), got "
+                    f"{float(out[row, at])}; give the log of the token's probability"
+                )
+            return out
 
         P = None if pairs is None else _tensor(pairs, "pairs").long()
         if P is not None:

@@ -363,3 +363,11 @@ def test_to_moves_every_tensor() -> None:
     names = ("mask", "reward", "group", "response", "weight", "age", "ref_logp", "pairs", "votes", "tokens", "lengths")
     assert {getattr(moved, n).device.type for n in names} == {"meta"}
     assert {v.device.type for v in moved.extra.values()} == {"meta"}
+
+
+@pytest.mark.parametrize("field", ["ref_logp", "behavior_logp", "old_logp"])
+def test_positive_log_probs_of_a_batch_are_refused_where_the_mask_is_set(field: str) -> None:
+    given = {"mask": [[False, True, True]] * 2, "reward": [0.0, 1.0], "group": ["p", "p"]}
+    with pytest.raises(Refused, match=rf"{field}: row 1 \(group p\), index 2: expected a log-prob .*got 0\.5"):
+        Batch.of(**given, **{field: [[9.0, -1.0, 0.0], [9.0, -1.0, 0.5]]})
+    Batch.of(**given, **{field: [[9.0, -1.0, 0.0], None]})

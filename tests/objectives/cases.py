@@ -79,7 +79,11 @@ def draw(
     mask[:, 0] = False
     mask[~mask.any(1), 1] = True
     logp = -far * np.exp(rng.normal(size=(B, T)))
-    streams = [logp] + [logp + spread * rng.normal(size=(B, T)) for _ in FIELDS] + [np.exp(rng.normal(size=(B, T)))]
+    streams = (
+        [logp]
+        + [np.minimum(logp + spread * rng.normal(size=(B, T)), 0.0) for _ in FIELDS]
+        + [np.exp(rng.normal(size=(B, T)))]
+    )
     if junk:
         for x in streams:
             x[~mask] = rng.choice([np.nan, np.inf, -np.inf, 1e300, 0.0, 5.0], size=int((~mask).sum()))

@@ -171,6 +171,7 @@ def test_log_probs_on_a_device_of_their_own() -> None:
 def away_from_kinks(seed: int) -> Case:
     """Token ratios on both sides of both clips of (0.2, 0.2) and (0.1, 0.4), none near an edge."""
     case, rng = draw(seed, groups=2, length=5), np.random.default_rng(seed)
+    case.logp = case.logp - 1.0  # a ratio of 1/2 leaves the other log-prob below 0
     for name in ("behavior_logp", "old_logp"):
         log_ratio = np.log(rng.choice([0.5, 0.85, 0.95, 1.05, 1.3, 2.0], size=case.mask.shape))
         setattr(case, name, np.where(case.mask, case.logp - log_ratio, np.nan))

@@ -110,7 +110,7 @@ def test_a_shift_of_a_prompts_reference_changes_nothing(name: str, options: dict
     case = draw(1, episodes=False)
     ref = case.ref_logp.copy()
     first = case.mask.argmax(1)
-    ref[np.arange(len(ref)), first] += shift_of(case)
+    ref[np.arange(len(ref)), first] -= shift_of(case)
     before, after = evaluate(case, name, options), evaluate(change(case, ref_logp=ref), name, options)
     same(after.grad, before.grad, 1e-11)
 
@@ -301,7 +301,7 @@ def test_equal_rewards() -> None:
 )  # fmt: skip
 def test_the_clip_holds_only_what_would_go_further(w: float, better: bool, moves: bool, ratio: str) -> None:
     """clip=(0.2, 0.3): no gradient exactly where (A > 0, w > 1.3) or (A < 0, w < 0.8); else w A / n."""
-    anchor = [[0.0, -1.0 - np.log(w)], [0.0, -1.0]]
+    anchor = [[0.0, -2.0 - np.log(w)], [0.0, -2.0]]
     batch = Batch.of(
         mask=[[False, True]] * 2,
         reward=[1.0, 0.0] if better else [0.0, 1.0],
@@ -309,7 +309,7 @@ def test_the_clip_holds_only_what_would_go_further(w: float, better: bool, moves
         behavior_logp=anchor,
         old_logp=anchor,
     )
-    out = objectives.evaluate("grpo", [[0.0, -1.0]] * 2, batch, ratio=ratio, clip=(0.2, 0.3), std=False)
+    out = objectives.evaluate("grpo", [[0.0, -2.0]] * 2, batch, ratio=ratio, clip=(0.2, 0.3), std=False)
     A = 0.5 if better else -0.5
     assert out.grad[0, 1] == pytest.approx(-w * A / 2 if moves else 0.0, abs=1e-15)
     assert out.metrics["clipped_share"] == (0.0 if moves else 0.5)

@@ -150,8 +150,8 @@ def test_a_ratio_that_overflows_names_the_row(options: dict[str, Any]) -> None:
 
 def test_k3_that_overflows_names_the_row() -> None:
     far = [list(row) for row in LOGP]
-    far[5][1] = 800.0
-    said = refusal("grpo", {"beta": 0.1}, ref_logp=far)
+    far[5][1] = -802.0
+    said = refusal("grpo", {"beta": 0.1}, logp=far)
     assert "sample 6" in said
     assert "largest |logp - ref_logp| 801" in said
 
