@@ -43,8 +43,29 @@ class NewModel(Section):
     )
 
 
+class LoRA(Section):
+    """A low-rank adapter (peft): the model's own weights stay, and the reference shares them."""
+
+    rank: Count = Field(16, description="r, the width of the adapter's matrices")
+    alpha: Positive = Field(32.0, description="the adapter's output is scaled by alpha / rank")
+    targets: tuple[str, ...] = Field(
+        ("all-linear",),
+        description="names of the modules that get an adapter; all-linear: every linear layer but the head",
+    )
+    start: str | None = Field(
+        None,
+        description="folder of an adapter to go on with, instead of an empty one; rank, alpha and targets are its own then",
+    )
+    merge: bool = Field(
+        True, description="RUN/model is the model with the adapter merged in; else RUN/model holds the adapter alone"
+    )
+
+
 class Policy(Section):
-    model: str | None = Field(None, description="folder or hub name of a causal language model")
+    model: str | None = Field(
+        None,
+        description="folder or hub name of a causal language model, or of an adapter, which is merged into its model",
+    )
     new: NewModel | None = Field(None, description="instead of `model`: start from random weights")
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
@@ -60,9 +81,17 @@ class Policy(Section):
         1.0,
         description="of π, π_ref and every log-prob of the trainer; sampler.temperature belongs to the behaviour only",
     )
-    reference: Literal["start", "phase"] = Field(
-        "start", description="π_ref: the weights at the start of the run, or of each phase"
+    reference: Literal["start", "phase", "model", "ema", "periodic"] = Field(
+        "start",
+        description="π_ref: the weights at the start of the run or of each phase, another model, an exponential moving average of "
+        "the policy's weights, or a copy of them renewed every so often",
     )
+    reference_model: str | None = Field(None, description="model: the folder or hub name of the reference")
+    reference_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="ema: share of the reference's weights that stays at a step"
+    )
+    reference_every: Count | None = Field(None, description="periodic: steps between copies")
+    lora: LoRA | None = Field(None, description="train an adapter of this kind, not the model's own weights")
     chunk: Count = Field(128, description="positions whose logits exist at once when log-probs are computed")
     trust_remote_code: bool = False
 
@@ -134,7 +163,20 @@ class Train(Section):
     seed: int = Field(0, ge=0, description="of weights, sampling and draws")
     groups: Count = Field(16, description="prompts a step")
     updates: Count = Field(1, description="optimiser steps a batch")
-    micro_batch: Count = Field(16, description="sequences in one forward pass; doesn't change the result")
+    micro_batch: Count | None = Field(
+        None,
+        description="sequences in one forward pass at most; 16 where neither this nor micro_tokens is given. Doesn't change the result",
+    )
+    micro_tokens: Count | None = Field(
+        None,
+        description="tokens in one forward pass at most, padding included; a longer sequence goes alone. Doesn't change the result",
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="compute each layer's activations again in the backward pass rather than keep them"
+    )
+    offload: tuple[Literal["activations", "optimiser"], ...] = Field(
+        (), description="what waits in the CPU's memory while the GPU works on something else"
+    )
     lr: Positive = 1e-5
     warmup: int = Field(0, ge=0, description="optimiser steps of linear warm-up")
     schedule: Literal["constant", "linear", "cosine"] = Field(
@@ -153,10 +195,37 @@ class Train(Section):
     checkpoint_every: Count = Field(50, description="steps")
 
 
+class Guard(Section):
+    """What counts as an explosion, and what happens then: see `agro.train.guard`."""
+
+    loss: Annotated[float, Field(gt=1)] | None = Field(
+        None,
+        description="largest |loss|, in multiples of its median over the last `window` steps; no rule where it is not given",
+    )
+    kl: Positive | None = Field(None, description="largest kl_ref, nats a response; no rule where it is not given")
+    window: Annotated[int, Field(ge=5)] = Field(20, description="steps")
+    action: Literal["skip", "stop", "rollback"] = Field(
+        "stop",
+        description="leave the update out, end the run, or go back to the last checkpoint at half the learning rate",
+    )
+    rollbacks: Count = Field(3, description="how often a run may go back; then it stops")
+    stage_seconds: float = Field(
+        600.0, ge=0, description="a stage without progress for so many seconds is named on the terminal; 0: never"
+    )
+
+
 class Evaluate(Section):
     every: int = Field(
         0, ge=0, description="steps between evaluations on data.eval_prompts; 0: at the ends of phases only"
     )
+    keep_best: bool = Field(
+        False,
+        description="keep the model with the highest eval_reward in RUN/best (the highest of many is flattered by chance)",
+    )
+    patience: int = Field(
+        0, ge=0, description="evaluations in a row without a higher eval_reward after which the run ends; 0: it doesn't"
+    )
+    target: float | None = Field(None, description="the run ends where eval_reward reaches this")
     n: Count = Field(1, description="responses a prompt")
     temperature: float = Field(1.0, ge=0)
     kl: bool = Field(True, description="measure the KL to the reference too; holds a copy of the reference")
@@ -176,6 +245,7 @@ class RunConfig(Section):
     reward: Reward = Reward()
     objective: Objective = Objective()
     train: Train = Train()
+    guard: Guard = Guard()
     evaluate: Evaluate = Evaluate()
     phases: tuple[Phase, ...] = ()
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agro import config as configuration
+from agro.adapters import adapted, merged
 from agro.errors import Refused
 from agro.logprobs import Head, token_streams
 from agro.newmodel import new_model
@@ -45,9 +46,15 @@ class Policy:
     were sampled. All log-probs are in nats, at `temperature`.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, temperature: float = 1.0, chunk: int = 128) -> None:
-        """`chunk`: positions whose logits exist at once. Raises `Refused` for a model that agro can't compute exactly."""
+    def __init__(
+        self, model: Any, tokenizer: Any, *, temperature: float = 1.0, chunk: int = 128, adapter: Any = None
+    ) -> None:
+        """`chunk`: positions whose logits exist at once. `adapter`: the peft model around `model`, where only that trains.
+
+        Raises `Refused` for a model that agro can't compute exactly.
+        """
         self.model = model
+        self.adapter = adapter
         self.tokenizer = tokenizer
         self.temperature = temperature
         self.chunk = chunk
@@ -60,6 +67,7 @@ class Policy:
                 f"{self.name}: the tokenizer has {len(tokenizer)} tokens, the model's output layer {self.vocab_size}; "
                 "use the tokenizer that was saved with the model, or resize the model's embeddings and train them first"
             )
+        self.recompute = False  # gradient checkpointing
         self.fingerprint = _fingerprint(tokenizer)
         self._prefix = _prefix(tokenizer)
         _without_dropout(model)
@@ -68,7 +76,7 @@ class Policy:
 
     @classmethod
     def load(cls, config: configuration.Policy, *, seed: int = 0) -> Policy:
-        """The model of the configuration, by folder or hub name, or a new one with random weights drawn from `seed`.
+        """The model of the configuration, by folder or hub name, or a new one; `seed` draws random weights, an adapter's too.
 
         Safetensors only. Sets the number of CPU threads of the process where the configuration names one: torch takes
         all cores by default, and on models of a few million parameters the threads wait for each other.
@@ -85,11 +93,21 @@ class Policy:
             if config.new is not None:
                 new_model(folder, config.new, seed)
             model, tokenizer = pretrained(config.model or folder, config)
-        return cls(model.to(where), tokenizer, temperature=config.temperature, chunk=config.chunk)
+        model.to(where)
+        adapter = None
+        if config.lora is not None:
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                adapter = adapted(model, config.model or "", config.lora)
+        return cls(model, tokenizer, temperature=config.temperature, chunk=config.chunk, adapter=adapter)
 
     @property
     def device(self) -> torch.device:
         return self.model.device  # type: ignore[no-any-return]
+
+    def weights(self) -> dict[str, Tensor]:
+        """The parameters that training changes: the adapter's, or all."""
+        return {n: p for n, p in self.model.named_parameters() if self.adapter is None or p.requires_grad}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -208,12 +226,25 @@ class Policy:
         """
         places = torch.arange(tokens.shape[1], device=tokens.device)
         ids = torch.where(places < lengths[:, None], tokens, 0).long()
-        return self.model.base_model(  # type: ignore[no-any-return]
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            position_ids=places[None].expand(ids.shape),
-            use_cache=False,
-        ).last_hidden_state
+        with self._recomputing(self.recompute and torch.is_grad_enabled()):
+            return self.model.base_model(  # type: ignore[no-any-return]
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                position_ids=places[None].expand(ids.shape),
+                use_cache=False,
+            ).last_hidden_state
+
+    @contextmanager
+    def _recomputing(self, active: bool) -> Iterator[None]:
+        """While it lasts, layers keep only their inputs. Not for longer: a sampler's cache and recomputing exclude each other."""
+        if not active:
+            yield
+            return
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        try:
+            yield
+        finally:
+            self.model.gradient_checkpointing_disable()
 
     def streams(
         self,
@@ -242,16 +273,11 @@ class Policy:
             want=want, temperature=self.temperature, chunk=self.chunk, reference=other,
         )  # fmt: skip
 
-    def frozen_copy(self) -> Policy:
-        """A copy that doesn't learn: the reference."""
-        out = copy.copy(self)
-        out.model = copy.deepcopy(self.model).requires_grad_(False)
-        return out
-
-    def save(self, folder: str | Path) -> None:
-        """Model (safetensors) and tokenizer in transformers format."""
+    def save(self, folder: str | Path, *, merge: bool = True) -> None:
+        """Model (safetensors) and tokenizer in transformers format; an adapter merged in, or by itself."""
+        model = self.model if self.adapter is None else merged(self.adapter) if merge else self.adapter
         with without_bars():
-            self.model.save_pretrained(folder)
+            model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
 
     @torch.no_grad()

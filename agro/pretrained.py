@@ -14,6 +14,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import logging
 
 from agro import config as configuration
+from agro.adapters import base_of, is_adapter, merged_with
 from agro.errors import Refused
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
@@ -21,7 +22,13 @@ _PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")  # all that
 
 
 def pretrained(name: str, config: configuration.Policy) -> tuple[Any, Any]:
-    """Model and tokenizer from a folder or the hub; every way in which that fails is a `Refused`."""
+    """Model and tokenizer from a folder or the hub; every way in which that fails is a `Refused`.
+
+    The folder of an adapter gives its model with the adapter merged in.
+    """
+    if is_adapter(name):
+        model, tokenizer = pretrained(base_of(name), config)
+        return merged_with(model, name), tokenizer
     folder = Path(name).expanduser()
     local = folder.is_dir()
     if local and not (folder / "config.json").is_file():

@@ -160,11 +160,12 @@ def test_peak_bytes_sees_all_logits_of_the_naive_way():
 def test_memory_is_below_a_tenth_of_all_logits(causal, tokenizer):
     """V = 150,000 and T = 2,048, whole model forward and backward with every stream: gradients of the weights included."""
     from agro.policy import Policy
+    from agro.reference import frozen
 
     vocabulary, length = 150_000, 2048
     sizes = {"vocab_size": vocabulary, "hidden_size": 16, "head_dim": 4, "num_hidden_layers": 1}
     policy = Policy(causal("Llama", **sizes, max_position_embeddings=length, tie_word_embeddings=True), tokenizer)
-    reference = policy.frozen_copy()
+    reference = frozen(policy)
     tokens = torch.randint(0, vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
     mask = torch.arange(length)[None] > 0
 

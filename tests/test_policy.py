@@ -15,6 +15,7 @@ from agro.config import Policy as PolicyConfig
 from agro.errors import Refused
 from agro.newmodel import new_model
 from agro.policy import Policy, Unusable
+from agro.reference import frozen
 from agro.types import Sample
 
 ARCHITECTURES = ["Llama", "Qwen2", "Qwen3", "GPT2"]
@@ -83,7 +84,7 @@ def test_bfloat16(tiny, name):
 def test_neither_padding_nor_neighbours_matter(tiny, name):
     policy = tiny(name)
     tokens, mask = rows()
-    reference = tiny(name, initializer_range=0.2).frozen_copy()
+    reference = frozen(tiny(name, initializer_range=0.2))
     want = ("logp", "entropy", "kl")
     together = policy.streams(tokens, LENGTHS, mask, want, reference)
     wide = torch.nn.functional.pad(tokens, (0, 7), value=-1)
@@ -100,7 +101,7 @@ def test_neither_padding_nor_neighbours_matter(tiny, name):
 
 
 def test_kl_is_the_sum_over_the_whole_vocabulary(tiny):
-    policy, reference = tiny(), tiny(initializer_range=0.2).frozen_copy()
+    policy, reference = tiny(), frozen(tiny(initializer_range=0.2))
     tokens, mask = rows()
     found = policy.streams(tokens, LENGTHS, mask, ["kl"], reference)["kl"]
     own, other = (
@@ -108,7 +109,7 @@ def test_kl_is_the_sum_over_the_whole_vocabulary(tiny):
     )
     torch.testing.assert_close(found[0, 1:].detach(), (own.exp() * (own - other)).sum(1), rtol=1e-5, atol=1e-5)
     assert found[0, 1:].min() > 0.01
-    same = policy.streams(tokens, LENGTHS, mask, ["kl"], policy.frozen_copy())["kl"]
+    same = policy.streams(tokens, LENGTHS, mask, ["kl"], frozen(policy))["kl"]
     assert same[mask].abs().max() < 1e-6
 
 
@@ -128,7 +129,7 @@ def test_dropout_is_off_in_train_mode(tiny, name):
 
 def test_a_frozen_copy_stays(tiny):
     policy = tiny()
-    reference = policy.frozen_copy()
+    reference = frozen(policy)
     with torch.no_grad():
         for p in policy.model.parameters():
             p += 1
@@ -351,7 +352,7 @@ def test_cuda_agrees_with_the_cpu(tiny, tmp_path, dtype):
     values = []
     for device in ("cpu", "auto"):
         policy = Policy.load(PolicyConfig(model=str(tmp_path), device=device, dtype=dtype))
-        out = policy.streams(tokens, LENGTHS, mask, ("logp", "kl"), policy.frozen_copy())
+        out = policy.streams(tokens, LENGTHS, mask, ("logp", "kl"), frozen(policy))
         values.append(out["logp"].detach().cpu()[mask])
     assert policy.device.type == "cuda"
     tolerance = 1e-4 if dtype == "float32" else 0.2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from agro.config import RunConfig
+from agro.config import LoRA, RunConfig
 from agro.errors import Refused
 from agro.objectives import WAYS_OUT, get, least_responses
 from agro.train.schedule import lr_at, options_at
@@ -15,12 +15,67 @@ def check_config(config: RunConfig) -> None:
     if (config.policy.model is None) == (config.policy.new is None):
         raise Refused("policy: expected either policy.model (a folder or hub name) or [policy.new] (random weights), got "
                       + ("neither" if config.policy.model is None else "both"))  # fmt: skip
+    _check_policy(config)
     for name in config.phase_names:
         _check_phase(config.phase(name), f"phase {name}: " if config.phases else "")
     if config.data.eval_store and not any(measures_consistency(config.phase(n)) for n in config.phase_names):
         raise Refused(
             "data.eval_store: ½ Var(R) is measured there, R = r − βρ, but no phase's objective has a β > 0 and groups; "
             "take the setting out, or train with agro"
+        )
+
+
+def _check_policy(config: RunConfig) -> None:
+    policy = config.policy
+    if policy.lora is not None and policy.model is None:
+        raise Refused(
+            "[policy.lora] adapts a trained model, but policy.new starts from random weights; set policy.model, or leave out one of the two"
+        )
+    if policy.lora is not None and policy.lora.start is not None:
+        own = LoRA(start=policy.lora.start, merge=policy.lora.merge)
+        both = [key for key in ("rank", "alpha", "targets") if getattr(policy.lora, key) != getattr(own, key)]
+        if both:
+            raise Refused(
+                f"policy.lora.start brings its own rank, alpha and targets, but policy.lora.{both[0]} is set too; set one of them"
+            )
+    for key, kind in (("reference_model", "model"), ("reference_decay", "ema"), ("reference_every", "periodic")):
+        value = getattr(policy, key)
+        if (value is not None) != (policy.reference == kind):
+            raise Refused(
+                f'policy.{key} and policy.reference = "{kind}" go together: got policy.{key} = {value} and policy.reference = "{policy.reference}"'
+            )
+    _check_references(config)
+    if config.data.eval_store and policy.reference in ("ema", "periodic"):
+        raise Refused(
+            f'data.eval_store measures ½ Var(R) against one reference, but policy.reference = "{policy.reference}" changes on the way; leave out one of the two'
+        )
+    guard = config.guard
+    if guard.action == "skip" and guard.kl is not None:
+        raise Refused(
+            'guard.kl and guard.action = "skip": a policy whose updates are left out keeps its KL, so every later step would be skipped; take "stop" or "rollback"'
+        )
+    rule = config.evaluate
+    for key, value in (("keep_best", rule.keep_best), ("patience", rule.patience), ("target", rule.target)):
+        if value not in (False, 0, None) and not config.data.eval_prompts:
+            raise Refused(
+                f"evaluate.{key} = {value} compares held-out rewards, but data.eval_prompts isn't set; set it, or leave evaluate.{key} out"
+            )
+    if rule.patience and not rule.every:
+        raise Refused(
+            f"evaluate.patience = {rule.patience} counts evaluations, but evaluate.every = 0 makes them at the ends of phases only; set evaluate.every"
+        )
+
+
+def _check_references(config: RunConfig) -> None:
+    """Phases share the policy; of the references only "phase" can begin later."""
+    policies = [config.phase(name).policy for name in config.phase_names]
+    kinds = [p.reference for p in policies]
+    if any(p.model_copy(update={"reference": kinds[0]}) != policies[0] for p in policies):
+        raise Refused("phases: a phase can't change [policy], but for policy.reference; take the change out")
+    if len(set(kinds)) > 1 and (set(kinds) != {"start", "phase"} or kinds != sorted(kinds, reverse=True)):
+        raise Refused(
+            'policy.reference: the phases may have "start" first and "phase" then, or all the same; got '
+            + ", ".join(f"{name}: {kind}" for name, kind in zip(config.phase_names, kinds))
         )
 
 

@@ -16,6 +16,7 @@ from agro.objectives.reduce import Groups
 from agro.policy import Policy
 from agro.store import Store
 from agro.train.data import Drawn, usable
+from agro.train.micro import MicroBatch
 from agro.train.step import collate, streams_of
 from agro.types import Sample
 
@@ -46,19 +47,19 @@ class HeldOutGroups:
     """Stored groups on which ½ Var(R) is measured, encoded once, and the log-probs that π_ref gives them."""
 
     def __init__(
-        self, groups: Sequence[Sequence[Sample]], reference: Policy, *, micro_batch: int, left_out: int = 0
+        self, groups: Sequence[Sequence[Sample]], reference: Policy, micro: MicroBatch, *, left_out: int = 0
     ) -> None:
         """`groups`: encoded and scored samples, two a group at least. `left_out`: how many couldn't be used."""
-        self.micro_batch, self.left_out = micro_batch, left_out
+        self.micro, self.left_out = micro, left_out
         self.prompt_ids = [samples[0].prompt_id for samples in groups]
         self._batches = []
         for samples in groups:
             batch = collate(samples, 0).to(reference.device)
-            logp = streams_of(reference, batch, ["logp"], micro_batch)["logp"]
+            logp = streams_of(reference, batch, ["logp"], micro)["logp"]
             self._batches.append(batch.replace(ref_logp=logp))
 
     @classmethod
-    def load(cls, path: str | Path, config: RunConfig, reference: Policy) -> HeldOutGroups:
+    def load(cls, path: str | Path, config: RunConfig, reference: Policy, micro: MicroBatch) -> HeldOutGroups:
         """The groups of a store, but for the samples that can't be used; raises `Refused` where no group is left."""
         by_prompt: dict[str, list[Sample]] = {}
         with Store.open(path, read_only=True, create=False) as store:
@@ -77,7 +78,7 @@ class HeldOutGroups:
                 f"{len(by_prompt)} groups; left out: {dict(drawn.left_out) or 'nothing'}"
             )
         left_out = sum(map(len, by_prompt.values())) - sum(map(len, groups))
-        return cls(groups, reference, micro_batch=config.train.micro_batch, left_out=left_out)
+        return cls(groups, reference, micro, left_out=left_out)
 
     def measure(self, policy: Policy, beta: float) -> Consistency:
         """½ Var(R) of each group; `beta` in reward per nat."""
@@ -85,7 +86,7 @@ class HeldOutGroups:
         for batch in self._batches:
             groups = Groups.of(batch)
             assert batch.ref_logp is not None
-            logp = streams_of(policy, batch, ["logp"], self.micro_batch)["logp"]
+            logp = streams_of(policy, batch, ["logp"], self.micro)["logp"]
             R = groups.reward - beta * groups.sum_tokens(logp - batch.ref_logp)
             now.append(0.5 * groups.variance(R).item())
             start.append(0.5 * groups.variance(groups.reward).item())

@@ -82,9 +82,10 @@ def draw_rule(config: RunConfig, groups: int) -> DrawRule:
 
 def sample_fresh(
     config: RunConfig, run: str, step: int, prompts: Sequence[Prompt], sampler: Sampler, reward: Reward, store: Store,
-    drawn: Drawn, between: Callable[[], None],
+    drawn: Drawn, between: Callable[[], None], tell: Callable[..., None],
 ) -> list[Sample]:  # fmt: skip
-    """Sample, append unscored, score, record; what is counted goes into `drawn`."""
+    """Sample, append unscored, score, record; what is counted goes into `drawn`. `tell`: of `Callback`'s methods."""
+    tell("before_sample", prompts)
     found: list[Sample] = []
     for sample in sampler.sample(
         prompts, config.sampler.n, sampling(config, derive(config.train.seed, "sample", step))
@@ -93,6 +94,9 @@ def sample_fresh(
         between()
     found.sort(key=lambda s: int(s.meta["index"]))
     ids = store.append(found, run=run, step=step)
+    found = [f.replace(id=i) for i, f in zip(ids, found, strict=True)]
+    tell("after_sample", found)
+    tell("before_score", found)
     scores = reward.score(found)
     store.set_rewards(
         (i, s.value, {"reward_error": s.error} if s.error else {}) for i, s in zip(ids, scores, strict=True)
@@ -101,7 +105,9 @@ def sample_fresh(
     store.record_draws(run, step, ids)
     drawn.fresh = frozenset(ids)
     drawn.sampled_tokens = sum(int(s.action.sum()) for s in found if s.action is not None)
-    return [f.replace(id=i, reward=s.value) for i, f, s in zip(ids, found, scores, strict=True)]
+    scored = [f.replace(reward=s.value) for f, s in zip(found, scores, strict=True)]
+    tell("after_score", scored)
+    return scored
 
 
 def usable(samples: Sequence[Sample], policy: Policy, config: RunConfig, drawn: Drawn) -> None:

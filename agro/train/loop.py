@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import takewhile
@@ -24,11 +24,13 @@ from agro.evaluate import heldout
 from agro.objectives import NotFinite, get
 from agro.policy import Policy
 from agro.prompts import load_prompts
+from agro.reference import follow, load_reference
 from agro.report import report
 from agro.rewards import Reward, load_reward
 from agro.samplers import HFSampler
 from agro.store import Store
 from agro.train import checkpoint
+from agro.train.callbacks import Callback
 from agro.train.check import check_config, check_heldout, measures_consistency, reads_reference
 from agro.train.checkpoint import Position
 from agro.train.consistency import HeldOutGroups
@@ -43,17 +45,22 @@ from agro.train.data import (
     stored_groups,
     usable,
 )
+from agro.train.guard import explosion, remember
 from agro.train.interruption import Interruption
 from agro.train.measure import describe_batch, describe_heldout, describe_step, empty_metrics
+from agro.train.micro import MicroBatch
+from agro.train.offload import state_on_device
 from agro.train.run import Progress, Run
+from agro.train.saving import keep_best, save_model
 from agro.train.schedule import lr_at, options_at
-from agro.train.step import backward, collate, streams_of
+from agro.train.step import Step, backward, collate, streams_of
+from agro.types import Batch
 
 
 class Trainer:
     """Train as `config` says, in the run folder `out` (default: runs/ and the time).
 
-    `on_step` is called with the metrics of every step. After `run`, or while it lasts, `policy` is the policy.
+    `callbacks` are told what happens. After `run`, or while it lasts, `policy` is the policy.
     """
 
     policy: Policy
@@ -69,7 +76,7 @@ class Trainer:
         out: str | Path | None = None,
         *,
         resume: bool = False,
-        on_step: Callable[[Mapping[str, Any]], None] | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         check_config(config)
         self.config = config
@@ -78,8 +85,18 @@ class Trainer:
             raise Refused("--resume: expected --out RUN, the folder of the run to go on with")
         self.out = Path(out) if out is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
         self.resume = resume
-        self.on_step = on_step
+        self.callbacks = callbacks
+        self.stopped = ""  # why the run is to end after the present step
         self.interruption = Interruption()
+
+    def stop(self, why: str) -> None:
+        """End the run after the present step, as if it were the last."""
+        self.stopped = why
+
+    def tell(self, event: str, *about: Any) -> None:
+        """Call a method of every callback."""
+        for callback in self.callbacks:
+            getattr(callback, event)(self, *about)
 
     def run(self) -> Path:
         """Run to the end and return the run folder; raises `Refused` before any compute where data can't be used."""
@@ -117,18 +134,26 @@ class Trainer:
 
     def _train(self) -> None:
         needed = any(reads_reference(config) for _, config in self.phases)
-        self.reference = self.policy.frozen_copy() if needed else None
+        self.reference = load_reference(self.config.policy, self.policy) if needed else None
         position = self._go_back()
         ends = 0
         for name, config in self.phases:
             begins, ends = ends, ends + config.train.steps
-            if position.step < ends:
+            if position.step < ends and not position.stopped:
                 if position.phase != name:
-                    position = replace(position, phase=name, prompts=0, anchor=position.digest)
-                if self.reference is not None and config.policy.reference == "phase" and begins:
-                    checkpoint.load(self.folder.checkpoint(begins), position.anchor, self.reference.model)
+                    position = replace(position, phase=name, prompts=0, losses=(), anchor=position.digest)
+                self._set_reference(config, position, begins)
                 position = Phase(self, config, position, begins).train()
-        self.policy.save(self.out / "model")
+        save_model(self.policy, self.out, self.config.policy.lora)
+
+    def _set_reference(self, config: RunConfig, position: Position, begins: int) -> None:
+        """The reference's weights where a phase begins or goes on; they are those of the start until then."""
+        if self.reference is None:
+            return
+        if begins and config.policy.reference in ("phase", "ema", "periodic"):
+            checkpoint.load(self.folder.checkpoint(begins), position.anchor, self.reference.weights())
+        if position.step > begins and config.policy.reference in ("ema", "periodic"):
+            checkpoint.load_reference(self.folder.checkpoint(position.step), self.reference.weights())
 
     def _go_back(self) -> Position:
         """The last committed step, with its weights: what came after it is undone or marked."""
@@ -138,7 +163,7 @@ class Trainer:
             self.folder.forget_after(-1)
             return Position()
         self.folder.forget_after(committed.step or -1)  # the measurement of step 0 is made again
-        return checkpoint.load(self.folder.checkpoint(committed.step), committed.digest, self.policy.model)
+        return checkpoint.load(self.folder.checkpoint(committed.step), committed.digest, self.policy.weights())
 
 
 class Phase:
@@ -150,31 +175,43 @@ class Phase:
         self.between = trainer.interruption.check
         self.saved = position.step if position.digest else -1
         train = config.train
+        self.micro = MicroBatch.of(train, trainer.progress.say)
+        if position.limits is not None:
+            self.micro.sequences, self.micro.tokens = position.limits
+        self.policy.recompute = train.gradient_checkpointing
         self.order = PromptOrder(trainer.prompts, derive(train.seed, "prompts", position.phase))
         self.sampler = HFSampler(self.policy, position.version)
         self.optimiser = torch.optim.AdamW(
-            [p for p in self.policy.model.parameters() if p.requires_grad],
+            self.policy.weights().values(),
             lr=train.lr, betas=train.adam_betas, eps=train.adam_eps, weight_decay=train.weight_decay,
         )  # fmt: skip
         if position.step > begins:
-            checkpoint.load_optimiser(trainer.folder.checkpoint(position.step), self.policy.model, self.optimiser)
+            checkpoint.load_optimiser(trainer.folder.checkpoint(position.step), self.policy.weights(), self.optimiser)
         if config.data.replay > 0:
             for note in check_store(config, self.store):
                 trainer.progress.say(f"{position.phase}: {note}")
             check_heldout([g.prompt_id for g in self.store.groups()], [p.id for p in trainer.eval_prompts])
         self.held = self._held_out_groups()
 
+    @property
+    def reference_weights(self) -> dict[str, torch.Tensor] | None:
+        """Those of a reference that changes on the way."""
+        follows = self.config.policy.reference in ("ema", "periodic")
+        return self.trainer.reference.weights() if follows and self.trainer.reference is not None else None
+
     def train(self) -> Position:
         """All steps that are left; on an interruption, or a refusal in the middle, a checkpoint is written first."""
-        ends = self.begins + self.config.train.steps
+        config, ends = self.config, self.begins + self.config.train.steps
         try:
             if self.position.step == 0 and (self.trainer.eval_prompts or self.held):
                 start = {"step": 0, "phase": self.position.phase, "version": self.position.version}
                 self._log(empty_metrics() | start | self._evaluate(0))
-            while self.position.step < ends:
+            if config.guard.action == "rollback" and self.saved < 0:
+                self._save()  # where the first steps can go back to
+            while self.position.step < ends and not self.position.stopped:
                 self.between()
                 self._step(last=self.position.step + 1 == ends)
-                if self.position.skipped >= self.config.train.max_skipped:
+                if self.position.skipped >= config.train.max_skipped:
                     raise Refused(
                         f"step {self.position.step}: {self.position.skipped} updates in a row were skipped; the lines above say "
                         "why. What to do: mend the data, or start anew with a lower train.lr, a higher objective.beta, or in float32"
@@ -194,6 +231,7 @@ class Phase:
         at = self.position.step - self.begins  # of the phase, from 0
         began = time.perf_counter()
         drawn = self._draw(at)
+        self.trainer.tell("before_step", drawn.samples)
         sampled = time.perf_counter()
         metrics = self._update(drawn, at)
         trained = time.perf_counter()
@@ -201,12 +239,16 @@ class Phase:
             "seconds_sample": sampled - began, "seconds_train": trained - sampled, "seconds": trained - began,
             "tokens_per_second": (drawn.sampled_tokens + metrics["tokens"]) / (trained - began),
         }  # fmt: skip
+        last = last or bool(self.trainer.stopped)
         if last or (every and (at + 1) % every == 0):
             metrics |= self._evaluate(at)
             if metrics["kl_ref"] is None:
                 metrics["kl_ref"] = metrics["eval_kl_ref"]
         self._log(metrics)
-        if last or (at + 1) % train.checkpoint_every == 0:
+        if self.trainer.stopped:
+            self.position = replace(self.position, stopped=self.trainer.stopped)
+            self.trainer.progress.say(f"stopped after step {self.position.step}: {self.trainer.stopped}")
+        if last or self.trainer.stopped or metrics["rolled_back"] or (at + 1) % train.checkpoint_every == 0:
             self._save()
 
     def _draw(self, at: int) -> Drawn:
@@ -226,55 +268,110 @@ class Phase:
             prompts = self.order.take(self.position.prompts, fresh)
             drawn.prompts = fresh
             samples += sample_fresh(
-                config, self.run_id, step, prompts, self.sampler, self.trainer.reward, self.store, drawn, self.between
-            )
+                config, self.run_id, step, prompts, self.sampler, self.trainer.reward, self.store, drawn, self.between,
+                self.trainer.tell,
+            )  # fmt: skip
         usable(samples, self.policy, config, drawn)
         return drawn
 
     def _update(self, drawn: Drawn, at: int) -> dict[str, Any]:
         """All optimiser steps on one batch; the metrics are of the first, before the weights move."""
-        train, name, model = self.config.train, self.config.objective.name, self.policy.model
-        options = get(name).resolve(name, options_at(self.config.objective.options, at))
-        version, skipped = self.position.version, self.position.skipped
-        metrics = empty_metrics() | describe_batch(drawn, version)
-        updates = train.updates if drawn.samples else 0
-        if not drawn.samples:
-            skipped += 1
-            metrics["skipped"] += 1
-        batch = collate(drawn.samples, version).to(self.policy.device) if updates else None
-        for u in range(updates):
+        train, needs = self.config.train, get(self.config.objective.name).needed(self.config.objective.options)
+        metrics = empty_metrics() | describe_batch(drawn, self.position.version)
+        batch = collate(drawn.samples, self.position.version).to(self.policy.device) if drawn.samples else None
+        if batch is None:
+            self._skip(metrics, "nothing of what was drawn can be trained on")
+        elif "old_logp" in needs and train.updates:
+            batch = batch.replace(old_logp=streams_of(self.policy, batch, ["logp"], self.micro)["logp"])
+        for u in range(train.updates if batch is not None else 0):
             assert batch is not None
-            if "old_logp" in get(name).needs(options) and batch.old_logp is None:
-                batch = batch.replace(old_logp=streams_of(self.policy, batch, ["logp"], train.micro_batch)["logp"])
-            for group in self.optimiser.param_groups:
-                group["lr"] = lr_at(train, at * train.updates + u, train.steps * train.updates)
-            self.optimiser.zero_grad(set_to_none=True)
             try:
-                done = backward(
-                    self.policy, batch, name, options, micro_batch=train.micro_batch, reference=self.trainer.reference,
-                    between=self.between if u == 0 else _nothing,
-                )  # fmt: skip
-                norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip))
-                check_gradient(model, norm)
+                done, norm = self._gradient(batch, at, first=u == 0)
             except NotFinite as error:
-                skipped += 1
-                metrics["skipped"] += 1
-                self.trainer.progress.say(f"update skipped: {error}")
+                self._skip(metrics, str(error))
                 continue
-            self.optimiser.step()
             if metrics["loss"] is None:
-                norms = {"grad_norm": norm, "grad_norm_clipped": min(norm, train.clip)}
-                metrics |= (
-                    describe_step(done, drawn, self.config) | norms | {"lr": self.optimiser.param_groups[0]["lr"]}
-                )
+                metrics |= describe_step(done, drawn, self.config)
+                metrics |= {"grad_norm": norm, "grad_norm_clipped": min(norm, train.clip)}
+                if not self._is_safe(metrics):
+                    break
+            self._move(at * train.updates + u)
+            metrics["lr"] = metrics["lr"] or self.optimiser.param_groups[0]["lr"]
             batch = done.batch  # which has the reference's log-probs now
-            version, skipped = version + 1, 0
+        if self.trainer.reference is not None:
+            follow(self.trainer.reference, self.policy, self.config.policy, at + 1)
         self.position = replace(
-            self.position, step=self.position.step + 1, version=version, skipped=skipped,
-            prompts=self.position.prompts + drawn.prompts,
+            self.position, step=self.position.step + 1, prompts=self.position.prompts + drawn.prompts,
+            limits=(self.micro.sequences, self.micro.tokens),
         )  # fmt: skip
-        self.sampler.version = version
-        return metrics | {"step": self.position.step, "phase": self.position.phase, "version": version}
+        self.sampler.version = self.position.version
+        here = {"step": self.position.step, "phase": self.position.phase, "version": self.position.version}
+        return metrics | here
+
+    def _gradient(self, batch: Batch, at: int, *, first: bool) -> tuple[Step, float]:
+        """The objective's gradient, clipped, and its norm before that; raises `NotFinite`."""
+        train, name = self.config.train, self.config.objective.name
+        done = backward(
+            self.policy, batch, name, get(name).resolve(name, options_at(self.config.objective.options, at)),
+            micro=self.micro, reference=self.trainer.reference, between=self.between if first else _nothing,
+            offload="activations" in train.offload,
+        )  # fmt: skip
+        norm = float(torch.nn.utils.clip_grad_norm_(self.policy.weights().values(), train.clip))
+        check_gradient(self.policy.weights(), norm)
+        return done, norm
+
+    def _move(self, update: int) -> None:
+        """One optimiser step, number `update` of the phase."""
+        train = self.config.train
+        lr = lr_at(train, update, train.steps * train.updates) * 0.5**self.position.rollbacks
+        for group in self.optimiser.param_groups:
+            group["lr"] = lr
+        with state_on_device(self.optimiser, "optimiser" in train.offload):
+            self.optimiser.step()
+        self.position = replace(self.position, version=self.position.version + 1, skipped=0)
+
+    def _skip(self, metrics: dict[str, Any], why: str) -> None:
+        metrics["skipped"] += 1
+        self.position = replace(self.position, skipped=self.position.skipped + 1)
+        self.trainer.progress.say(f"update skipped: {why}")
+
+    def _is_safe(self, metrics: dict[str, Any]) -> bool:
+        """Whether the step may move the weights; where it explodes, the guard's rule is carried out."""
+        guard, position = self.config.guard, self.position
+        why = explosion(guard, metrics["loss"], metrics["kl_ref"], position.losses)
+        if why is None:
+            self.position = replace(position, losses=remember(guard, position.losses, metrics["loss"]))
+            return True
+        if guard.action == "skip":
+            self._skip(metrics, why)
+        elif guard.action == "rollback" and position.rollbacks < guard.rollbacks:
+            self._roll_back(why)
+            metrics["rolled_back"] = 1
+        else:
+            raise Refused(
+                f"step {position.step + 1}: {why}. What to do: look at the samples (agro show), then go on from a lower train.lr or a "
+                "higher objective.beta in a new run, or raise the limit of the guard"
+            )
+        return False
+
+    def _roll_back(self, why: str) -> None:
+        """Weights and optimiser of the last checkpoint, half the learning rate; weights that change get a new version."""
+        committed = self.store.committed(self.run_id)
+        assert committed is not None
+        folder = self.trainer.folder.checkpoint(committed.step)
+        checkpoint.load(folder, committed.digest, self.policy.weights())
+        self.optimiser.state.clear()
+        if committed.step > self.begins:
+            checkpoint.load_optimiser(folder, self.policy.weights(), self.optimiser)
+        if self.reference_weights is not None:
+            if committed.step == self.begins > 0:  # the phase began with a copy
+                checkpoint.load(folder, committed.digest, self.reference_weights)
+            else:
+                checkpoint.load_reference(folder, self.reference_weights)
+        self.position = replace(
+            self.position, version=self.position.version + 1, rollbacks=self.position.rollbacks + 1, losses=()
+        )
+        self.trainer.progress.say(f"{why}: back to the weights of step {committed.step}, at half the learning rate")
 
     def _held_out_groups(self) -> HeldOutGroups | None:
         """What data.eval_store holds, where the phase's objective has something to measure on it."""
@@ -282,7 +379,7 @@ class Phase:
         if not data.eval_store or not measures_consistency(self.config):
             return None
         assert reference is not None
-        held = HeldOutGroups.load(data.eval_store, self.config, reference)
+        held = HeldOutGroups.load(data.eval_store, self.config, reference, self.micro)
         stored = {g.prompt_id for g in self.store.groups()} if data.replay else set()
         check_heldout(stored | {p.id for p in self.trainer.prompts}, held.prompt_ids, "data.eval_store")
         return held
@@ -290,6 +387,8 @@ class Phase:
     def _evaluate(self, at: int) -> dict[str, Any]:
         """Held-out reward at the weights of now, on noise that is the same at every step, and held-out ½ Var(R)."""
         config, out = self.config, dict[str, Any]()
+        if self.trainer.eval_prompts or self.held:
+            self.trainer.tell("before_evaluate")
         if self.trainer.eval_prompts:
             assert self.trainer.reward is not None
             options = replace(
@@ -298,15 +397,34 @@ class Phase:
             )  # fmt: skip
             prompts = self.trainer.eval_prompts
             found = heldout(HFSampler(self.policy), self.trainer.reward, prompts, config.evaluate.n, options)
-            out |= describe_heldout(found, self.policy, self.trainer.reference, config)
+            out |= describe_heldout(found, self.policy, self.trainer.reference, config, self.micro)
+            self._compare(out)
         if self.held is not None:
             out |= self.held.measure(self.policy, options_at(config.objective.options, at)["beta"]).metrics()
             out["eval_left_out"] = self.held.left_out
+        if out:
+            self.trainer.tell("after_evaluate", out)
         return out
+
+    def _compare(self, found: Mapping[str, Any]) -> None:
+        """Held-out reward against the best so far: what is kept, and whether the run goes on."""
+        rule, step, reward = self.config.evaluate, self.position.step, found["eval_reward"]
+        if reward is None:
+            return
+        best, waited = self.position.best, self.position.waited + 1
+        if best is None or reward > best[0]:
+            best, waited = (reward, step), 0
+            if rule.keep_best:
+                keep_best(self.policy, self.trainer.out, self.config.policy.lora, {**found, "step": step})
+        self.position = replace(self.position, best=best, waited=waited)
+        if rule.patience and waited >= rule.patience:
+            self.trainer.stop(f"{waited} evaluations without more than {best[0]:.4f}, which step {best[1]} had")
+        if rule.target is not None and reward >= rule.target:
+            self.trainer.stop(f"eval_reward is {reward:.4f}, evaluate.target {rule.target:g}")
 
     def _save(self) -> None:
         folder = self.trainer.folder.checkpoint(self.position.step)
-        digest = checkpoint.save(folder, self.position, self.policy.model, self.optimiser)
+        digest = checkpoint.save(folder, self.position, self.policy.weights(), self.optimiser, self.reference_weights)
         self.store.commit(self.run_id, self.position.step, digest)
         self.position = replace(self.position, digest=digest)
         self.saved = self.position.step
@@ -315,14 +433,13 @@ class Phase:
     def _log(self, metrics: dict[str, Any]) -> None:
         self.trainer.folder.log(metrics)
         self.trainer.progress.step(metrics)
-        if self.trainer.on_step:
-            self.trainer.on_step(metrics)
+        self.trainer.tell("after_step", metrics)
 
 
-def check_gradient(model: torch.nn.Module, norm: float) -> None:
+def check_gradient(weights: Mapping[str, torch.Tensor], norm: float) -> None:
     """Raise `NotFinite` naming the parameters where the gradient's norm isn't finite."""
     if not math.isfinite(norm):
-        bad = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+        bad = [n for n, p in weights.items() if p.grad is not None and not p.grad.isfinite().all()]
         raise NotFinite(f"the gradient isn't finite in {len(bad)} parameters, {', '.join(bad[:3])} among them")
 
 

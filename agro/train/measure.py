@@ -12,6 +12,7 @@ from agro.config import RunConfig
 from agro.evaluate import Heldout
 from agro.policy import Policy
 from agro.train.data import Drawn
+from agro.train.micro import MicroBatch
 from agro.train.step import Step, collate, streams_of
 
 KEYS = (
@@ -19,7 +20,7 @@ KEYS = (
     "eval_consistency", "eval_consistency_se", "eval_consistency_fall", "eval_consistency_fall_se", "eval_groups", "eval_left_out",
     "loss", "kl_ref", "grad_norm", "grad_norm_clipped", "lr", "tokens", "sampled_tokens", "seconds", "seconds_sample",
     "seconds_train", "tokens_per_second", "staleness_mean", "staleness_max", "length_mean", "truncated_share", "groups",
-    "groups_equal", "rewards_failed", "left_out", "left_out_reasons", "skipped", "logp_diff_mean", "logp_diff_max",
+    "groups_equal", "rewards_failed", "left_out", "left_out_reasons", "skipped", "rolled_back", "logp_diff_mean", "logp_diff_max",
     "replay_share", "objective",
 )  # fmt: skip
 
@@ -56,6 +57,7 @@ def describe_batch(drawn: Drawn, version: int) -> dict[str, Any]:
         "left_out": sum(drawn.left_out.values()),
         "left_out_reasons": dict(drawn.left_out),
         "skipped": 0,
+        "rolled_back": 0,
         "replay_share": replayed / len(groups) if groups else None,
     }
 
@@ -82,7 +84,9 @@ def samples_policy(config: RunConfig) -> bool:
     return s.temperature == config.policy.temperature and not s.top_k and s.top_p == 1 and not s.min_p
 
 
-def describe_heldout(found: Heldout, policy: Policy, reference: Policy | None, config: RunConfig) -> dict[str, Any]:
+def describe_heldout(
+    found: Heldout, policy: Policy, reference: Policy | None, config: RunConfig, micro: MicroBatch
+) -> dict[str, Any]:
     """Held-out reward, and KL to the reference where samples of the policy itself allow it."""
     out: dict[str, Any] = {
         "eval_reward": found.mean,
@@ -92,8 +96,7 @@ def describe_heldout(found: Heldout, policy: Policy, reference: Policy | None, c
     }
     if reference is not None and config.evaluate.temperature == config.policy.temperature:
         batch = collate(found.samples, 0).to(policy.device)
-        size = config.train.micro_batch
-        ours, theirs = (streams_of(p, batch, ["logp"], size)["logp"] for p in (policy, reference))
+        ours, theirs = (streams_of(p, batch, ["logp"], micro)["logp"] for p in (policy, reference))
         out["eval_kl_ref"] = _log_ratio(ours, theirs, batch.mask).mean().item()
     return out
 

@@ -19,6 +19,8 @@ from torch import Tensor
 from agro.objectives import Evaluation, differentiate, get
 from agro.objectives.core import STREAMS
 from agro.policy import Policy
+from agro.train.micro import MicroBatch
+from agro.train.offload import activations
 from agro.types import Batch, Sample
 
 
@@ -68,15 +70,19 @@ def _reward(sample: Sample) -> float:
 
 
 def streams_of(
-    policy: Policy, batch: Batch, want: Sequence[str], micro_batch: int, reference: Policy | None = None
+    policy: Policy, batch: Batch, want: Sequence[str], micro: MicroBatch, reference: Policy | None = None
 ) -> dict[str, Tensor]:
     """Streams of the whole step without gradient, [B,T] each, 0 outside the mask."""
-    out = {s: _blank(batch) for s in want}
-    with torch.no_grad():
-        for rows in by_length(batch, micro_batch):
+
+    @torch.no_grad()
+    def forward() -> dict[str, Tensor]:
+        out = {s: _blank(batch) for s in want}
+        for rows in by_length(batch, micro):
             for s, value in _forward(policy, batch, rows, want, reference).items():
                 out[s][rows, : value.shape[1]] = value.double()
-    return out
+        return out
+
+    return micro.within_memory(forward, len(batch.mask))
 
 
 def backward(
@@ -85,14 +91,15 @@ def backward(
     name: str,
     options: Mapping[str, Any],
     *,
-    micro_batch: int,
+    micro: MicroBatch,
     reference: Policy | None = None,
     between: Callable[[], None] = lambda: None,
+    offload: bool = False,
 ) -> Step:
-    """Add the gradient of objective `name` (resolved `options`) over `batch` to the parameters' `.grad`.
+    """Put the gradient of objective `name` (resolved `options`) over `batch` into the parameters' `.grad`.
 
     `reference` gives ref_logp, and the exact KL where the objective needs them. `between` is called before each
-    forward; what it raises leaves the parameters as they were.
+    forward; what it raises leaves the parameters as they were. `offload`: activations wait in the CPU's memory.
     """
     objective = get(name)
     needs = objective.needs(options)
@@ -100,24 +107,32 @@ def backward(
     batch = batch.to(policy.device)
     if "ref_logp" in needs and batch.ref_logp is None:
         assert reference is not None
-        batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], micro_batch)["logp"])
-    parts = whole(batch, objective.couples(options), micro_batch)
-    seen = {s: _blank(batch) for s in want}
-    if parts is None:
-        seen = streams_of(policy, batch, want, micro_batch, reference)
-        evaluation = differentiate(name, objective, seen, batch, options)
-        for rows in by_length(batch, micro_batch):
+        batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], micro)["logp"])
+
+    def attempt() -> Step:
+        policy.model.zero_grad(set_to_none=True)  # what an attempt that ran out of memory had added
+        parts = whole(batch, objective.couples(options), micro)
+        if parts is None:
+            seen = streams_of(policy, batch, want, micro, reference)
+            evaluation = differentiate(name, objective, seen, batch, options)
+            for rows in by_length(batch, micro):
+                between()
+                with activations(policy.model, offload):
+                    live = _forward(policy, batch, rows, want, reference)
+                _pull(live, evaluation.grads, batch, rows)
+            return Step(evaluation, seen, batch)
+        seen = {s: _blank(batch) for s in want}
+        for rows in parts:
             between()
-            _pull(_forward(policy, batch, rows, want, reference), evaluation.grads, batch, rows)
-        return Step(evaluation, seen, batch)
-    for rows in parts:
-        between()
-        live = _forward(policy, batch, rows, want, reference)
-        for s, value in live.items():
-            seen[s][rows, : value.shape[1]] = value.detach().double()
-        part = differentiate(name, objective, seen, batch, options, rows)
-        _pull(live, part.grads, batch, rows)
-    return Step(differentiate(name, objective, seen, batch, options), seen, batch)
+            with activations(policy.model, offload):
+                live = _forward(policy, batch, rows, want, reference)
+            for s, value in live.items():
+                seen[s][rows, : value.shape[1]] = value.detach().double()
+            part = differentiate(name, objective, seen, batch, options, rows)
+            _pull(live, part.grads, batch, rows)
+        return Step(differentiate(name, objective, seen, batch, options), seen, batch)
+
+    return micro.within_memory(attempt, len(batch.mask))
 
 
 def _pull(live: Mapping[str, Tensor], grads: Mapping[str, Tensor], batch: Batch, rows: Tensor) -> None:
@@ -147,35 +162,26 @@ def _blank(batch: Batch) -> Tensor:
     return torch.zeros(batch.mask.shape, dtype=torch.float64, device=batch.mask.device)
 
 
-def by_length(batch: Batch, size: int) -> list[Tensor]:
-    """Row numbers in micro-batches of at most `size`, rows of like length together."""
-    assert batch.lengths is not None
-    return list(batch.lengths.argsort(descending=True, stable=True).split(size))
+def by_length(batch: Batch, micro: MicroBatch) -> list[Tensor]:
+    """Row numbers in micro-batches, rows of like length together."""
+    parts = _packed([[row] for row in range(len(batch.mask))], batch, micro)
+    assert parts is not None
+    return parts
 
 
-def whole(batch: Batch, couples: str, size: int) -> list[Tensor] | None:
+def whole(batch: Batch, couples: str, micro: MicroBatch) -> list[Tensor] | None:
     """Micro-batches each of which holds all that its rows' gradients depend on; None where that can't be.
 
     A response in several rows couples them, so by "row" is meant by response.
     """
-    if len(batch.mask) <= size:
-        return by_length(batch, size)
-    if couples == "step":
-        return None
-    member = batch.group if couples == "group" else batch.response
-    if couples == "row" and len(member.unique()) == len(member):
-        return by_length(batch, size)
-    blocks: list[list[int]] = []
-    rows_of: dict[int, list[int]] = {}
+    member = {"step": torch.zeros_like(batch.group), "group": batch.group, "row": batch.response}[couples]
+    blocks: dict[int, list[int]] = {}
     for row, m in enumerate(member.tolist()):
-        rows_of.setdefault(m, []).append(row)
+        blocks.setdefault(m, []).append(row)
+    return _packed(list(blocks.values()), batch, micro)
+
+
+def _packed(blocks: list[list[int]], batch: Batch, micro: MicroBatch) -> list[Tensor] | None:
     assert batch.lengths is not None
-    length = batch.lengths.tolist()
-    for rows in sorted(rows_of.values(), key=lambda rows: -max(length[r] for r in rows)):
-        if len(rows) > size:
-            return None
-        if blocks and len(blocks[-1]) + len(rows) <= size:
-            blocks[-1] += rows
-        else:
-            blocks.append(list(rows))
-    return [torch.tensor(b, device=batch.mask.device) for b in blocks]
+    parts = micro.pack(blocks, batch.lengths.tolist())
+    return None if parts is None else [torch.tensor(rows, device=batch.mask.device) for rows in parts]

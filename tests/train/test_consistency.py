@@ -15,6 +15,7 @@ from agro.policy import Policy
 from agro.store import Store
 from agro.train.consistency import HeldOutGroups
 from agro.train.loop import Trainer
+from agro.train.micro import MicroBatch
 from agro.types import Sample, prompt_hash
 
 BETA = 0.3
@@ -96,4 +97,4 @@ def test_a_store_without_usable_groups_is_refused(tmp_path: Path) -> None:
     with Store.open(tmp_path / "empty.db") as store:
         store.append([Sample("200>", "1", reward=1.0), Sample("201>", "1", reward=0.0)])
     with pytest.raises(Refused, match="two or more scored responses"):
-        HeldOutGroups.load(tmp_path / "empty.db", config, Policy.load(config.policy))
+        HeldOutGroups.load(tmp_path / "empty.db", config, Policy.load(config.policy), MicroBatch())

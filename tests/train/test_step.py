@@ -8,6 +8,7 @@ import torch
 
 from agro import config, objectives
 from agro.policy import Policy
+from agro.train.micro import MicroBatch
 from agro.train.step import backward, by_length, collate, streams_of, whole
 from agro.types import Batch, Sample
 
@@ -55,14 +56,14 @@ def batch_for(name: str, options: dict, policy: Policy, reference: Policy) -> Ba
     needs = objectives.get(name).needs(objectives.get(name).resolve(name, options))
     batch = collate(samples(policy, 3 if "triples" in needs else 2 if "groups" in needs else 1), 0)
     if "old_logp" in needs:
-        batch = batch.replace(old_logp=streams_of(policy, batch, ["logp"], 4)["logp"] - 0.1)
+        batch = batch.replace(old_logp=streams_of(policy, batch, ["logp"], MicroBatch(4))["logp"] - 0.1)
     return batch
 
 
 def gradient(name: str, options: dict, policy: Policy, reference: Policy, batch: Batch, size: int) -> torch.Tensor:
     policy.model.zero_grad(set_to_none=True)
     resolved = objectives.get(name).resolve(name, options)
-    backward(policy, batch, name, resolved, micro_batch=size, reference=reference)
+    backward(policy, batch, name, resolved, micro=MicroBatch(size), reference=reference)
     return torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
 
 
@@ -119,13 +120,13 @@ def test_gradient_is_the_loss_differentiated(name: str, options: dict, policies)
 
 def backward_value(policy: Policy, batch: Batch, name: str, options: dict, reference: Policy) -> float:
     with torch.enable_grad():
-        return backward(policy, batch, name, options, micro_batch=100, reference=reference).evaluation.loss
+        return backward(policy, batch, name, options, micro=MicroBatch(100), reference=reference).evaluation.loss
 
 
 def test_first_pass_falls_away_where_a_micro_batch_holds_what_couples(policies, monkeypatch) -> None:
     policy, reference = policies
     batch = batch_for("agro", {"beta": 0.3}, policy, reference)
-    batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], 4)["logp"])
+    batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], MicroBatch(4))["logp"])
     calls: list[int] = []
     plain = policy.streams
 
@@ -135,24 +136,24 @@ def test_first_pass_falls_away_where_a_micro_batch_holds_what_couples(policies, 
 
     monkeypatch.setattr(policy, "streams", counted)
     options = objectives.get("agro").resolve("agro", {"beta": 0.3})
-    backward(policy, batch, "agro", options, micro_batch=5)
+    backward(policy, batch, "agro", options, micro=MicroBatch(5))
     assert sum(calls) == len(batch.mask)  # one pass
     calls.clear()
-    backward(policy, batch, "agro", options, micro_batch=4)  # the group of 5 doesn't fit
+    backward(policy, batch, "agro", options, micro=MicroBatch(4))  # the group of 5 doesn't fit
     assert sum(calls) == 2 * len(batch.mask)
 
 
 def test_micro_batches_hold_whole_groups_and_every_row_once(policies) -> None:
     policy, _ = policies
     batch = collate(samples(policy, 1), 0)
-    parts = whole(batch, "group", 5)
+    parts = whole(batch, "group", MicroBatch(5))
     assert parts is not None
     assert sorted(torch.cat(parts).tolist()) == list(range(len(batch.mask)))
     for g in range(batch.n_groups):
         assert sum((batch.group[p] == g).any().item() for p in parts) == 1
-    assert whole(batch, "group", 4) is None
-    assert whole(batch, "step", len(batch.mask) - 1) is None
-    assert sorted(torch.cat(by_length(batch, 3)).tolist()) == list(range(len(batch.mask)))
+    assert whole(batch, "group", MicroBatch(4)) is None
+    assert whole(batch, "step", MicroBatch(len(batch.mask) - 1)) is None
+    assert sorted(torch.cat(by_length(batch, MicroBatch(3))).tolist()) == list(range(len(batch.mask)))
 
 
 def test_rows_of_one_episode_stay_together_or_need_a_first_pass(policies) -> None:

@@ -1,0 +1,81 @@
+"""Low-rank adapters, through peft (`agro[lora]`)."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+from agro import config as configuration
+from agro.errors import Refused
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def is_adapter(name: str) -> bool:
+    """Whether `name` is the folder of an adapter rather than of a whole model."""
+    return (Path(name).expanduser() / CONFIG).is_file()
+
+
+def base_of(folder: str) -> str:
+    """Folder or hub name of the model that an adapter belongs to."""
+    path = Path(folder).expanduser() / CONFIG
+    try:
+        base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError) as error:
+        raise Refused(f"{path}: can't be read: {error}") from None
+    if not base:
+        raise Refused(f"{path}: base_model_name_or_path: expected the model that the adapter belongs to, got {base!r}")
+    return str(base)
+
+
+def adapted(model: Any, name: str, config: configuration.LoRA) -> Any:
+    """A peft model around `model`, whose linear layers it changes in place: only the adapter trains.
+
+    `name`: what the adapter says that it belongs to.
+    """
+    peft = _peft()
+    base = str(Path(name).expanduser().resolve()) if Path(name).expanduser().is_dir() else name
+    if config.start is not None:
+        return _with_adapter(model, config.start, trainable=True)
+    targets = config.targets[0] if config.targets == ("all-linear",) else list(config.targets)
+    try:
+        return peft.get_peft_model(
+            model,
+            peft.LoraConfig(
+                r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0,
+                task_type="CAUSAL_LM", base_model_name_or_path=base,
+            ),
+        )  # fmt: skip
+    except ValueError as error:
+        raise Refused(f"policy.lora.targets: {', '.join(config.targets)}: {error}") from None
+
+
+def merged_with(model: Any, folder: str) -> Any:
+    """`model` with the adapter of `folder` added to its weights."""
+    return _with_adapter(model, folder, trainable=False).merge_and_unload()
+
+
+def merged(adapter: Any) -> Any:
+    """A plain model with the weights of a peft model and its adapter; the peft model stays as it is."""
+    return copy.deepcopy(adapter).merge_and_unload()
+
+
+def _with_adapter(model: Any, folder: str, *, trainable: bool) -> Any:
+    path = Path(folder).expanduser()
+    for file in (CONFIG, WEIGHTS):  # peft itself would take pickled weights too
+        if not (path / file).is_file():
+            raise Refused(f"{folder}: expected the folder of an adapter with {CONFIG} and {WEIGHTS}; it has no {file}")
+    try:
+        return _peft().PeftModel.from_pretrained(model, str(path), is_trainable=trainable)
+    except (ValueError, RuntimeError, KeyError, OSError) as error:
+        raise Refused(f"{folder}: the adapter doesn't fit the model: {str(error).strip():.300}") from None
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise Refused("an adapter needs peft, which isn't installed: pip install 'agro[lora]'") from None
+    return peft

@@ -1,0 +1,94 @@
+"""The reference π_ref: a frozen copy of a policy, or another model; still, or following the policy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from agro import config as configuration
+from agro.errors import Refused
+from agro.policy import Policy
+
+
+class SharedReference(Policy):
+    """A policy with an adapter as it was: the frozen weights are the policy's own, the adapter's are a copy.
+
+    The copies are in place only while hidden states are computed. (Where the adapter began empty this is the model
+    without it; where it didn't, the model without it isn't the reference.)
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.__dict__.update(policy.__dict__)
+        self._live = policy.weights()
+        self._own: dict[str, Tensor] = {name: p.detach().clone() for name, p in self._live.items()}
+
+    def weights(self) -> dict[str, Tensor]:
+        return self._own
+
+    def hidden(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        with torch.no_grad(), self._in_place():
+            return super().hidden(tokens, lengths)
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        live = {name: p.data for name, p in self._live.items()}
+        try:
+            for name, p in self._live.items():
+                p.data = self._own[name]
+            yield
+        finally:
+            for name, p in self._live.items():
+                p.data = live[name]
+
+
+def frozen(policy: Policy) -> Policy:
+    """A copy that doesn't learn."""
+    if policy.adapter is not None:
+        return SharedReference(policy)
+    out = copy.copy(policy)
+    out.model = copy.deepcopy(policy.model).requires_grad_(False)
+    return out
+
+
+def load_reference(config: configuration.Policy, policy: Policy) -> Policy:
+    """The reference of a run that begins at `policy`.
+
+    Raises `Refused` where `policy.reference_model` has another tokenizer or vocabulary: its log-probs would be of
+    other events.
+    """
+    if config.reference != "model":
+        return frozen(policy)
+    other = Policy.load(config.model_copy(update={"model": config.reference_model, "new": None, "lora": None}))
+    for what, ours, theirs in (
+        ("tokenizer", policy.fingerprint, other.fingerprint),
+        ("vocabulary", policy.vocab_size, other.vocab_size),
+    ):
+        if ours != theirs:
+            raise Refused(
+                f"policy.reference_model: {config.reference_model}: expected the {what} of policy.model ({ours}), got {theirs}: "
+                "the log-probs of other tokens can't be compared"
+            )
+    other.model.requires_grad_(False)
+    return other
+
+
+@torch.no_grad()
+def follow(reference: Policy, policy: Policy, config: configuration.Policy, step: int) -> None:
+    """Let a reference that follows the policy do so after `step` steps (of the phase, from 1)."""
+    if config.reference == "ema":
+        assert config.reference_decay is not None
+        share = 1 - config.reference_decay
+    elif config.reference == "periodic":
+        assert config.reference_every is not None
+        if step % config.reference_every:
+            return
+        share = 1.0
+    else:
+        return
+    live = policy.weights()
+    for name, own in reference.weights().items():
+        own.lerp_(live[name].to(own.dtype), share)
