@@ -240,11 +240,12 @@ class Policy:
         if not active:
             yield
             return
-        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        kind = "activation" if hasattr(self.model, "activation_checkpointing_enable") else "gradient"  # its older name
+        getattr(self.model, f"{kind}_checkpointing_enable")({"use_reentrant": False})
         try:
             yield
         finally:
-            self.model.gradient_checkpointing_disable()
+            getattr(self.model, f"{kind}_checkpointing_disable")()
 
     def streams(
         self,
