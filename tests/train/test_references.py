@@ -1,0 +1,141 @@
+"""References of a run: another model, a moving average, a copy renewed now and then; adapters in a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_runs import metrics, tiny, weights
+
+from agro.config import LoRA, RunConfig
+from agro.config import Policy as PolicyConfig
+from agro.errors import Interrupted, Refused
+from agro.policy import Policy
+from agro.train.callbacks import Callback
+from agro.train.loop import Trainer
+
+
+class Weights(Callback):
+    """The weights of policy and reference after each step."""
+
+    def __init__(self) -> None:
+        self.policy: list[dict[str, torch.Tensor]] = []
+        self.reference: list[dict[str, torch.Tensor]] = []
+
+    def after_step(self, trainer, found) -> None:
+        for kept, now in ((self.policy, trainer.policy), (self.reference, trainer.reference)):
+            kept.append({n: w.detach().clone() for n, w in now.weights().items()})
+
+
+class Stop(Callback):
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def after_step(self, trainer, found) -> None:
+        if found["step"] == self.at:
+            trainer.interruption.asked = True
+
+
+def train(config: RunConfig, out: Path, *callbacks: Callback, resume: bool = False) -> Path:
+    return Trainer(config, out, callbacks=callbacks, resume=resume).run()
+
+
+def interrupted_and_resumed(config: RunConfig, folder: Path, at: int) -> None:
+    """The same weights as a run that wasn't stopped."""
+    plain = train(config, folder / "plain")
+    with pytest.raises(Interrupted):
+        train(config, folder / "stopped", Stop(at))
+    assert weights(train(config, folder / "stopped", resume=True)) == weights(plain)
+
+
+def test_a_moving_average(tmp_path: Path) -> None:
+    config = tiny(tmp_path, policy__reference="ema", policy__reference_decay=0.9)
+    seen = Weights()
+    out = train(config, tmp_path / "run", seen)
+    name = "lm_head.weight" if "lm_head.weight" in seen.policy[0] else next(iter(seen.policy[0]))
+    for i in range(1, 6):
+        expected = 0.9 * seen.reference[i - 1][name] + 0.1 * seen.policy[i][name]
+        torch.testing.assert_close(seen.reference[i][name], expected)
+    stored = load_file(out / "checkpoints/step-00000006/reference.safetensors")
+    assert torch.equal(stored[name], seen.reference[-1][name])
+    interrupted_and_resumed(config, tmp_path, 3)
+
+
+def test_a_copy_renewed_every_few_steps(tmp_path: Path) -> None:
+    config = tiny(tmp_path, policy__reference="periodic", policy__reference_every=2)
+    seen = Weights()
+    train(config, tmp_path / "run", seen)
+    for i in range(1, 6):  # steps 2 to 6
+        source = seen.policy[i] if (i + 1) % 2 == 0 else seen.policy[i - 1]
+        assert all(torch.equal(seen.reference[i][n], source[n]) for n in source)
+    rows = metrics(tmp_path / "run")
+    assert rows[2]["kl_ref"] == pytest.approx(0.0, abs=1e-6)  # renewed a moment ago
+    assert rows[3]["kl_ref"] != pytest.approx(0.0, abs=1e-6)
+    interrupted_and_resumed(config, tmp_path, 3)
+
+
+def base(folder: Path, seed: int = 0) -> str:
+    config = tiny(folder).policy
+    Policy.load(config, seed=seed).save(folder / f"base{seed}")
+    return str(folder / f"base{seed}")
+
+
+def of_model(folder: Path, **policy) -> RunConfig:
+    values = tiny(folder).model_dump()
+    return RunConfig.of({**values, "policy": {"model": base(folder), **policy}})
+
+
+def test_another_model(tmp_path: Path) -> None:
+    config = of_model(tmp_path, reference="model", reference_model=base(tmp_path, 1))
+    out = train(config, tmp_path / "run")
+    assert abs(metrics(out)[0]["kl_ref"]) > 1e-3  # at the first step they differ already
+
+
+def test_a_reference_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    from agro.config import NewModel
+    from agro.newmodel import new_model
+
+    (tmp_path / "other").mkdir()
+    new_model(tmp_path / "other", NewModel(alphabet="xyz", hidden=16, layers=1, heads=2, context=16), 0)
+    config = of_model(tmp_path, reference="model", reference_model=str(tmp_path / "other"))
+    with pytest.raises(Refused, match=r"policy\.reference_model: .*expected the tokenizer of policy\.model"):
+        train(config, tmp_path / "run")
+
+
+def test_an_adapter_trains_and_resumes(tmp_path: Path) -> None:
+    config = of_model(tmp_path, lora={"rank": 2})
+    out = train(config, tmp_path / "run")
+    checkpoint = load_file(out / "checkpoints/step-00000006/model.safetensors")
+    assert all("lora_" in name for name in checkpoint)
+    assert metrics(out)[0]["kl_ref"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics(out)[-1]["grad_norm"] > 0
+    plain, merged = (Policy.load(PolicyConfig(model=m)) for m in (config.policy.model, str(out / "model")))
+    alone = Policy.load(PolicyConfig(model=config.policy.model, lora=LoRA(start=str(out / "adapter"))))
+    tokens, lengths = torch.tensor([[1, 5, 6, 7]]), torch.tensor([4])
+    mask = torch.arange(4)[None] > 0
+    logp = [p.streams(tokens, lengths, mask)["logp"][mask].detach() for p in (plain, merged, alone)]
+    torch.testing.assert_close(logp[1], logp[2], atol=1e-5, rtol=0)
+    assert not torch.allclose(logp[0], logp[1], atol=1e-3)
+    interrupted_and_resumed(config, tmp_path, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"policy__reference": "ema"}, r'policy\.reference_decay and policy\.reference = "ema" go together'),
+        ({"policy__reference_every": 3}, r'policy\.reference_every and policy\.reference = "periodic" go together'),
+        ({"policy__lora": {}}, r"\[policy\.lora\] adapts a trained model, but policy\.new"),
+        ({"guard": {"kl": 1.0, "action": "skip"}}, r'guard\.kl and guard\.action = "skip"'),
+        ({"evaluate__patience": 2}, r"evaluate\.patience = 2 .* data\.eval_prompts"),
+        ({"phases": [{"name": "a", "policy": {"temperature": 2.0}}, {"name": "b"}]}, r"a phase can't change \[policy\]"),
+        (
+            {"policy__reference": "phase", "phases": [{"name": "a"}, {"name": "b", "policy": {"reference": "start"}}]},
+            r"a: phase, b: start",
+        ),
+    ],
+)  # fmt: skip
+def test_contradictions_are_refused_with_both_names(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        Trainer(tiny(tmp_path, **changes), tmp_path / "run")
