@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -50,6 +50,7 @@ from agro.train.interruption import Interruption
 from agro.train.measure import describe_batch, describe_heldout, describe_step, empty_metrics
 from agro.train.micro import MicroBatch
 from agro.train.offload import state_on_device
+from agro.train.plan import plan
 from agro.train.run import Progress, Run
 from agro.train.saving import keep_best, save_model
 from agro.train.schedule import lr_at, options_at
@@ -100,6 +101,29 @@ class Trainer:
 
     def run(self) -> Path:
         """Run to the end and return the run folder; raises `Refused` before any compute where data can't be used."""
+        store = self._prepare()
+        try:
+            self.policy = self._load_policy()
+            self.folder = Run(self.out, self.config, resume=self.resume)
+            self.progress = Progress(sum(config.train.steps for _, config in self.phases))
+            with closing(self.folder), Store.open(store) as self.store, self.interruption.on_signals(self.progress.say):
+                self._train()
+        finally:
+            if self.reward is not None:
+                self.reward.close()
+        report(self.out)
+        return self.out
+
+    def plan(self) -> dict[str, Any]:
+        """What `run` would do, all of it loaded and checked, and nothing written; see `agro.train.plan`."""
+        path = self._prepare()
+        if self.reward is not None:
+            self.reward.close()
+        with Store.open(path, read_only=True) if path.exists() else nullcontext() as store:
+            return plan(self.config, self._load_policy(), self.prompts, self.eval_prompts, store)
+
+    def _prepare(self) -> Path:
+        """Load and check what is cheap; the path of the store."""
         data = self.config.data
         self.prompts = load_prompts(data.prompts) if data.prompts else []
         self.eval_prompts = load_prompts(data.eval_prompts) if data.eval_prompts else []
@@ -107,17 +131,10 @@ class Trainer:
         path = Path(data.store) if data.store else self.out / "store.db"
         self._check_store(path)
         self.reward = load_reward(self.config.reward) if self.prompts or self.eval_prompts else None
-        try:
-            self.policy = Policy.load(self.config.policy, seed=derive(self.config.train.seed, "weights"))
-            self.folder = Run(self.out, self.config, resume=self.resume)
-            self.progress = Progress(sum(config.train.steps for _, config in self.phases))
-            with closing(self.folder), Store.open(path) as self.store, self.interruption.on_signals(self.progress.say):
-                self._train()
-        finally:
-            if self.reward is not None:
-                self.reward.close()
-        report(self.out)
-        return self.out
+        return path
+
+    def _load_policy(self) -> Policy:
+        return Policy.load(self.config.policy, seed=derive(self.config.train.seed, "weights"))
 
     def _check_store(self, path: Path) -> None:
         """Look at what is in the store before anything is loaded; what a fresh phase adds isn't known yet."""

@@ -1,0 +1,53 @@
+"""A dry run says what the run then does, and writes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_runs import fill_store, metrics, tiny, write_prompts
+
+from agro.errors import Refused
+from agro.train.loop import Trainer
+from agro.train.plan import describe
+
+
+def test_counts_are_those_of_the_run(tmp_path: Path) -> None:
+    fill_store(tmp_path / "log.db", groups=8, size=4)
+    phases = [
+        {"name": "mixed", "data": {"replay": 0.5}},
+        {"name": "alone", "data": {"replay": 1.0}, "train": {"steps": 2}},
+    ]
+    config = tiny(
+        tmp_path, phases=phases, data__store=str(tmp_path / "log.db"), data__group_size=3, evaluate__every=2, evaluate__n=2,
+        data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(60, 66)), data__sources=["someone"],
+    )  # fmt: skip
+    found = Trainer(config, tmp_path / "run").plan()
+    assert not (tmp_path / "run").exists()
+    rows = metrics(Trainer(config, tmp_path / "run").run())
+    for phase in found["phases"]:
+        mine = [m for m in rows if m["phase"] == phase["phase"]]
+        steps = [m for m in mine if m["step"]]
+        assert phase["steps"] == len(steps)
+        assert phase["fresh_groups"] == sum(round(m["groups"] * (1 - m["replay_share"])) for m in steps)
+        assert phase["responses_trained"] == sum(m["groups"] * 3 for m in steps)
+        assert phase["tokens_sampled_at_most"] >= sum(m["sampled_tokens"] for m in steps)
+        assert phase["responses_evaluated"] == sum(m["eval_n"] or 0 for m in mine)
+        assert phase["evaluations"] == sum(m["eval_n"] is not None for m in mine)
+    assert found["phases"][1]["responses_sampled"] == 0
+    assert "alone: agro, 2 steps, 2 updates" in describe(found)
+
+
+def test_memory_of_a_model_whose_sizes_are_known(tmp_path: Path) -> None:
+    """float32: 4 bytes a parameter; AdamW has two moments; the reference is a copy."""
+    found = Trainer(tiny(tmp_path), tmp_path / "run").plan()
+    held = found["phases"][0]["memory"]
+    assert held["weights"] == held["gradients"] == held["reference"] == 4 * found["parameters"]
+    assert held["optimiser"] == 8 * found["parameters"]
+    # keys and values: 12 responses of at most 5 + 3 tokens (BOS, "000>"), 1 layer, 2 heads of 8
+    assert held["keys_and_values"] == 2 * 12 * found["phases"][0]["longest_sequence"] * 1 * 2 * 8 * 4
+
+
+def test_it_refuses_what_the_run_would(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"isn't there"):
+        Trainer(tiny(tmp_path, data__replay=1.0), tmp_path / "run").plan()
