@@ -13,9 +13,10 @@ import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from agro.errors import Refused
 from agro.types import Role
@@ -135,16 +136,62 @@ class Sampler(Section):
     batch: Count = Field(64, description="sequences decoded at once")
 
 
+class RewardPart(Section):
+    """One of several rewards; `name` and `options` as in `Reward`."""
+
+    name: str
+    weight: float = Field(1.0, description="of its value in the sum; 0 measures it without counting it")
+    options: dict[str, Any] = {}
+    label: str | None = Field(None, description="its name in metrics and store; `name` where it is not given")
+
+
 class Reward(Section):
-    name: str = Field("exact", description="'exact', 'regex', or a function as module:function or file.py:function")
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="options of a built-in reward, keyword arguments of a function"
+    """One reward, or the weighted sum of several `functions`."""
+
+    name: str | None = Field(
+        None,
+        description="exact (where neither it nor `functions` is given), regex, math, or module:function or file.py:function",
+    )
+    options: dict[str, Any] = Field({}, description="options of a built-in reward, keyword arguments of a function")
+    functions: tuple[RewardPart, ...] = Field(
+        (), description="instead of `name`: several rewards, each with a weight; the reward is Σ weight · value"
     )
     timeout: Positive = Field(
         10.0, description="seconds a call may take for one response; beyond it the reward stays unknown"
     )
     max_failed: Share = Field(0.5, description="the run stops where more than this share of one step's rewards failed")
-    workers: Count = Field(1, description="processes that run a reward function")
+    workers: Count = Field(1, description="processes of each reward that has some: functions, math, regex patterns")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_way(cls, values: Any) -> Any:
+        """A name or functions. Without either the name is put in, so that a run's config.json tells it."""
+        if not isinstance(values, dict):
+            return values
+        for key in ("name", "options"):
+            if values.get("functions") and values.get(key):
+                raise PydanticCustomError(
+                    "reward",
+                    "reward.{key} and reward.functions exclude each other: give {key} to each of the functions, or no functions",
+                    {"key": key},
+                )
+        return values if values.get("functions") or values.get("name") is not None else values | {"name": "exact"}
+
+    @model_validator(mode="after")
+    def _parts_differ(self) -> Self:
+        labels = [part.label or part.name for part in self.functions]
+        if twice := [label for label in labels if labels.count(label) > 1]:
+            raise PydanticCustomError(
+                "reward", "reward.functions: {name} stands twice; give one a label", {"name": twice[0]}
+            )
+        if labels and not any(part.weight for part in self.functions):
+            raise PydanticCustomError("reward", "reward.functions: expected one weight other than 0 at least")
+        return self
+
+    @property
+    def title(self) -> str:
+        """For people: the name, or the sum."""
+        return self.name or " + ".join(f"{part.weight:g} · {part.label or part.name}" for part in self.functions)
 
 
 class Objective(BaseModel):
@@ -371,6 +418,8 @@ def _explain(error: Any, where: str) -> str:
 
 
 def _section(model: Any, key: str) -> Any:
+    if key not in model.model_fields:  # a place in a list of sections
+        return model
     annotation = model.model_fields[key].annotation
     return next(
         (

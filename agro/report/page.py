@@ -133,7 +133,7 @@ def _facts(run: RunData) -> str:
         "tokens trained on": None if trained is None else f"{trained:,.0f}",
         "tokens sampled": None if sampled is None else f"{sampled:,.0f}",
         "held-out responses": None if heldout is None else f"{heldout:,}",
-        "reward": config.reward.name,
+        "reward": config.reward.title,
         "prompts": config.data.prompts or "none",
         "seed": str(config.train.seed),
         "versions": ", ".join(f"{k} {v}" for k, v in versions.items()) if isinstance(versions, dict) else None,

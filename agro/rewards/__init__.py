@@ -1,14 +1,21 @@
 """Rewards: a number for a response, or the reason why there is none."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from difflib import get_close_matches
 
 from agro import config
 from agro.errors import Refused
-from agro.rewards.builtin import AnswerReward, exact, regex
+from agro.rewards.builtin import AnswerReward, exact, mathematical, regex
+from agro.rewards.combined import CombinedReward
 from agro.rewards.function import FunctionReward
 from agro.rewards.protocol import Reward, Score, check_failures
 
-__all__ = ["AnswerReward", "FunctionReward", "Reward", "Score", "check_failures", "exact", "load_reward", "regex"]
+__all__ = ["AnswerReward", "CombinedReward", "FunctionReward", "Reward", "Score", "check_failures", "load_reward"]
+
+BUILTIN: dict[str, Callable[..., Reward]] = {"exact": exact, "regex": regex, "math": mathematical}
 
 
 def load_reward(config: config.Reward) -> Reward:
@@ -16,14 +23,28 @@ def load_reward(config: config.Reward) -> Reward:
 
     Raises `Refused` where there is no such reward or function, or where it has no such option.
     """
-    if config.name == "exact":
-        return exact(config.options)
-    if config.name == "regex":
-        return regex(config.options, config.timeout, config.workers)
-    if ":" in config.name:
-        return FunctionReward(config.name, config.options, timeout=config.timeout, workers=config.workers)
-    near = get_close_matches(config.name, ["exact", "regex"], 1, 0.5)
+    if not config.functions:
+        assert config.name is not None
+        return _load(config.name, config.options, config)
+    parts: dict[str, tuple[Reward, float]] = {}
+    with ExitStack() as opened:
+        for i, part in enumerate(config.functions):
+            try:
+                reward = opened.enter_context(closing(_load(part.name, part.options, config)))
+            except Refused as error:
+                raise Refused(f"reward.functions.{i}: {error}") from None
+            parts[part.label or part.name] = reward, part.weight
+        opened.pop_all()
+    return CombinedReward(config.title, parts)
+
+
+def _load(name: str, options: dict[str, object], config: config.Reward) -> Reward:
+    if name in BUILTIN:
+        return BUILTIN[name](options, timeout=config.timeout, workers=config.workers)
+    if ":" in name:
+        return FunctionReward(name, options, timeout=config.timeout, workers=config.workers)
+    near = get_close_matches(name, BUILTIN, 1, 0.5)
     raise Refused(
-        f"reward.name: expected exact, regex, module:function or file.py:function, got {config.name!r}"
+        f"reward.name: expected {', '.join(BUILTIN)}, module:function or file.py:function, got {name!r}"
         + (f"; did you mean {near[0]}?" if near else "")
     )

@@ -8,6 +8,10 @@ from __future__ import annotations
 import re
 
 MARKER = "the final answer is"
+_BRACE = re.compile(r"\\boxed\s*\{|(?<!\\)[{}]")
+_REPLACES = re.compile(
+    r"(?<!\d)[.!?]\s|\b(?:actually|but|hence|however|no|not|so|then|therefore|thus|wait)\b", re.IGNORECASE
+)
 _NUMBER = re.compile(r"([-+]?)\s*([0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.([0-9]*))?")
 _BEFORE_ANSWER = re.compile(r"[\s:=]*(?:(?:\*\*|__)(?=[\s:=]))?[\s:=]*")  # "**The final answer is:** 18"
 _WRAPPINGS = (
@@ -27,6 +31,40 @@ def after_marker(text: str, marker: str = MARKER) -> str | None:
         return None
     rest = _BEFORE_ANSWER.sub("", text[found[-1].end() :], count=1)
     return rest.splitlines()[0] if rest else ""
+
+
+def conclusion(text: str) -> str:
+    r"""A solution without what comes before its conclusion.
+
+    What is thought doesn't count: all to the last </think>, or from a <think> that is never closed. A last line that
+    begins with #### is the answer (GSM8K's form). Of several \boxed{…} only the last ones stay boxed: a box counts no
+    more where a sentence ends between it and the next one, or a word stands there that takes it back (but, thus, …).
+    """
+    _, thought, rest = text.rpartition("</think>")
+    text = rest if thought else text.partition("<think>")[0]
+    last = text.rstrip().rpartition("\n")[2].lstrip()
+    if last.startswith("####"):
+        return last.lstrip("#").strip()
+    boxes = _boxes(text)
+    joined = len(boxes) - 1
+    while joined > 0 and not _REPLACES.search(text, boxes[joined - 1][2], boxes[joined][0]):
+        joined -= 1
+    for start, inside, end in reversed(boxes[: max(joined, 0)]):
+        text = text[:start] + text[inside : end - 1] + text[end:]
+    return text
+
+
+def _boxes(text: str) -> list[tuple[int, int, int]]:
+    r"""The outermost \boxed{…}: where each starts, where its content does, and where it ends."""
+    open_, found = list[re.Match[str]](), list[tuple[int, int, int]]()
+    for brace in _BRACE.finditer(text):
+        if brace[0] != "}":
+            open_.append(brace)
+        elif open_ and len((first := open_.pop())[0]) > 1:
+            while found and found[-1][0] > first.start():
+                found.pop()
+            found.append((first.start(), first.end(), brace.end()))
+    return found
 
 
 def last_match(text: str, pattern: str) -> str | None:

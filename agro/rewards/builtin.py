@@ -1,7 +1,8 @@
-"""Rewards that compare a response with the sample's answer: `exact` and `regex`."""
+"""Rewards that compare a response with the sample's answer: `exact`, `regex` and `math`."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +12,11 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.rewards import answers
-from agro.rewards.protocol import Score
+from agro.rewards.protocol import Score, score_known
 from agro.rewards.workers import Pool
 from agro.types import Sample
 
+AT_ONCE = 16  # responses that a worker compares in one call: so many are done again where one takes for ever
 Judge = Callable[[list[str], list[str]], list[Score]]  # responses, answers
 
 
@@ -28,15 +30,7 @@ class AnswerReward:
         self._pool = pool
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
-        known: dict[int, str] = {}
-        scores: dict[int, Score] = {}
-        for i, sample in enumerate(samples):
-            try:
-                known[i] = self._answer(sample)
-            except LookupError as error:
-                scores[i] = Score(None, str(error.args[0]))
-        scores.update(zip(known, self._judge([samples[i].response for i in known], list(known.values()))))
-        return [scores[i] for i in range(len(samples))]
+        return score_known(samples, self._answer, lambda known, found: self._judge([s.response for s in known], found))
 
     def _answer(self, sample: Sample) -> str:
         answer = sample.meta.get("answer")
@@ -54,7 +48,7 @@ class AnswerReward:
             self._pool.close()
 
 
-def exact(options: Mapping[str, Any]) -> AnswerReward:
+def exact(options: Mapping[str, Any], **_: Any) -> AnswerReward:
     """1.0 where the response is the answer, else 0.0.
 
     Options: `strip` (true): white space around both doesn't count; `case` (true): letter case counts.
@@ -71,7 +65,7 @@ def exact(options: Mapping[str, Any]) -> AnswerReward:
     return AnswerReward("exact", judge)
 
 
-def regex(options: Mapping[str, Any], timeout: float, workers: int) -> AnswerReward:
+def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> AnswerReward:
     """1.0 where the final answer of the response is the answer (`answers.matches`), else 0.0; 0.0 without one.
 
     Options: `marker` ("the final answer is"): the final answer is what follows its last occurrence on that line;
@@ -112,13 +106,39 @@ def regex(options: Mapping[str, Any], timeout: float, workers: int) -> AnswerRew
     return AnswerReward("regex", judge_in_worker, given["answer_marker"] or None, pool)
 
 
+def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) -> AnswerReward:
+    """1.0 where the response's final answer equals the sample's as mathematics, else 0.0; 0.0 where it has none.
+
+    Both are read by `answers.conclusion` and math-verify (`mathematics`); equal texts or numbers need neither. An answer
+    in which no mathematics can be read, and a comparison that fails or takes more than `timeout` seconds, leave the
+    reward unknown. Workers compare, each process `AT_ONCE` responses a call.
+    """
+    _options("math", options)
+    if importlib.util.find_spec("math_verify") is None:
+        raise Refused("reward.name: math needs math-verify; pip install 'agro[math]'")
+    file = Path(answers.__file__).resolve().with_name("mathematics.py")  # importing it would import SymPy here
+    pool = Pool(f"{file}:grade", {}, timeout=timeout, workers=workers)
+
+    def judge(responses: list[str], known: list[str]) -> list[Score]:
+        concluded = [(answers.conclusion(r), answers.conclusion(a)) for r, a in zip(responses, known)]
+        scores = [Score(1.0)] * len(known)
+        asked = [i for i, (r, a) in enumerate(concluded) if not a or answers.normalise(r) != answers.normalise(a)]
+        columns = {"completions": [concluded[i][0] for i in asked], "answer": [concluded[i][1] for i in asked]}
+        for i, (value, error) in zip(asked, pool.call(columns, len(asked), at_once=AT_ONCE)):
+            unread = f"no mathematics can be read in the sample's answer {known[i]!r:.80}"
+            scores[i] = Score(value, unread if error == "returned None" else error)
+        return scores
+
+    return AnswerReward("math", judge, pool=pool)
+
+
 def _options(name: str, given: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
     for key, value in given.items():
         if key not in defaults:
             near = get_close_matches(key, defaults, 1, 0.5)
             raise Refused(
                 f"reward.options.{key}: {name} has no such option; "
-                + (f"did you mean {near[0]}?" if near else f"it has {', '.join(defaults)}")
+                + (f"did you mean {near[0]}?" if near else f"it has {', '.join(defaults) or 'none'}")
             )
         kind = type(defaults[key])
         if not isinstance(value, kind):

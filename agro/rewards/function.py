@@ -1,4 +1,4 @@
-"""Any Python function as a reward, with the signature that TRL's trainers call.
+"""Any Python function as a reward, with the signature that TRL's or verl's trainers call.
 
     def reward(prompts, completions, **columns) -> list[float | None]
 
@@ -11,6 +11,13 @@ All arguments come by name, each a list with one value a response:
 A function without `**columns` gets what it names. It may be `async`. TRL's `trainer_state`, `log_extra` and
 `log_metric` don't exist here. It should judge each response by itself: which ones share a call isn't promised, and
 a call that fails is repeated response by response.
+
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | dict
+
+A function that names `solution_str` and `ground_truth` is verl's: one call a response, all by name. `solution_str` is
+the response, `data_source` and `extra_info` are the columns of these names (None and {} where there are none),
+`ground_truth` is that column, or `reward_model.ground_truth`, or `answer`. Of a dict "score" is taken. It may be
+`async`: a worker awaits all of its responses at once.
 """
 
 from __future__ import annotations
@@ -22,11 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
-from agro.rewards.protocol import Score
+from agro.rewards.protocol import Score, score_known
 from agro.rewards.workers import Pool
 from agro.types import Sample
 
 PASSED = ("prompts", "completions", "completion_ids")
+VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 RESERVED = frozenset({"prompt", "completion", "finish", "index", "reward_error", "reward_parts", *PASSED})
 
 
@@ -48,10 +56,8 @@ class FunctionReward:
     ) -> None:
         self.name = function if isinstance(function, str) else _name_of(function)
         self._options = dict(options or {})
-        taken = sorted(self._options.keys() & set(PASSED))
-        if taken:
-            raise Refused(f"reward.options.{taken[0]}: {', '.join(PASSED)} come from the samples; remove it")
         self._pool = Pool(_located(self.name), self._options, timeout=timeout, workers=workers)
+        self._is_verl = self._pool.parameters >= {"solution_str", "ground_truth"}
         try:
             self._check()
         except Refused:
@@ -60,9 +66,14 @@ class FunctionReward:
 
     def _check(self) -> None:
         known = sorted(self._pool.parameters)
-        if not self._pool.accepts("completions"):
+        passed = VERL if self._is_verl else PASSED
+        taken = sorted(self._options.keys() & set(passed))
+        if taken:
+            raise Refused(f"reward.options.{taken[0]}: {', '.join(passed)} come from the samples; remove it")
+        if not self._is_verl and not self._pool.accepts("completions"):
             raise Refused(
-                f"reward.name: {self.name}: expected f(prompts, completions, **columns), got f({', '.join(known)})"
+                f"reward.name: {self.name}: expected f(prompts, completions, **columns) or "
+                f"f(data_source, solution_str, ground_truth, extra_info), got f({', '.join(known)})"
             )
         for option in self._options:
             if not self._pool.accepts(option):
@@ -73,7 +84,19 @@ class FunctionReward:
                 )
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
+        if self._is_verl:
+            return score_known(samples, _ground_truth, self._compute_scores)
         return [Score(value, error) for value, error in self._pool.call(self._columns(samples), len(samples))]
+
+    def _compute_scores(self, samples: list[Sample], ground_truths: list[Any]) -> list[Score]:
+        columns: dict[str, list[Any]] = {
+            "data_source": [s.meta.get("data_source") for s in samples],
+            "solution_str": [s.response for s in samples],
+            "ground_truth": ground_truths,
+            "extra_info": [s.meta.get("extra_info") or {} for s in samples],
+        }
+        accepted = {name: values for name, values in columns.items() if self._pool.accepts(name)}
+        return [Score(value, error) for value, error in self._pool.call(accepted, len(samples), each=True)]
 
     def _columns(self, samples: Sequence[Sample]) -> dict[str, list[Any]]:
         names = dict.fromkeys(key for s in samples for key in s.meta if key not in RESERVED)
@@ -99,6 +122,15 @@ def _completion_ids(sample: Sample) -> list[int] | None:
     if sample.tokens is None or sample.action is None:
         return None
     return [int(token) for token in sample.tokens[sample.action]]
+
+
+def _ground_truth(sample: Sample) -> Any:
+    nested = sample.meta.get("reward_model")
+    places = (sample.meta, "ground_truth"), (nested, "ground_truth"), (sample.meta, "answer")
+    for columns, name in places:
+        if isinstance(columns, Mapping) and columns.get(name) is not None:
+            return columns[name]
+    raise LookupError("the sample has no ground_truth, reward_model.ground_truth or answer")
 
 
 def _located(name: str) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from agro.errors import Refused
 from agro.types import Sample
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -19,11 +21,17 @@ class Score:
 
     value: float | None
     error: str | None = None
-    parts: Mapping[str, float] = field(default_factory=dict)  # what the value was made of, where a reward says so
+    parts: Mapping[str, float | None] = field(default_factory=dict)  # unweighted, by name, where there are several
 
     def __post_init__(self) -> None:
         if self.value is not None and not math.isfinite(self.value):
             raise ValueError(f"a score is a finite number or None, got {self.value}")
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What a sample's `meta` keeps of it."""
+        error = {"reward_error": self.error} if self.error else {}
+        return error | ({"reward_parts": dict(self.parts)} if self.parts else {})
 
 
 class Reward(Protocol):
@@ -38,6 +46,21 @@ class Reward(Protocol):
     def close(self) -> None:
         """Give back processes and connections; a closed reward scores no more."""
         ...
+
+
+def score_known(
+    samples: Sequence[Sample], find: Callable[[Sample], T], judge: Callable[[list[Sample], list[T]], list[Score]]
+) -> list[Score]:
+    """`judge` on the samples in which `find` finds what it takes; the message of its `LookupError` is the others' error."""
+    known: dict[int, T] = {}
+    scores: dict[int, Score] = {}
+    for i, sample in enumerate(samples):
+        try:
+            known[i] = find(sample)
+        except LookupError as error:
+            scores[i] = Score(None, str(error.args[0]))
+    scores.update(zip(known, judge([samples[i] for i in known], list(known.values())), strict=True))
+    return [scores[i] for i in range(len(samples))]
 
 
 def check_failures(samples: Sequence[Sample], scores: Sequence[Score], max_failed: float) -> int:
@@ -65,9 +88,9 @@ def check_failures(samples: Sequence[Sample], scores: Sequence[Score], max_faile
 
 
 def _cause(error: str) -> tuple[str, ...]:
-    """Errors of one kind from one line of code are one cause, whatever value their message quotes."""
+    """Errors of one kind from one line of code are one cause, whatever value their message quotes; so are equal texts."""
     place = re.search(r"\(([^()]*:\d+)\)$", error)
-    return (error.split(":", 1)[0], place[1]) if place else (error,)
+    return (error.split(":", 1)[0], place[1]) if place else (re.sub(r"(?<!\w)(['\"]).*\1", "", error),)
 
 
 def _name(sample: Sample) -> str:

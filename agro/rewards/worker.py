@@ -1,8 +1,8 @@
 """The child process of `agro.rewards.workers`: loads one function and calls it, JSON lines in and out.
 
 Standard library only, and never imported: it starts in about 50 ms and can fall without the trainer. The first line
-it reads is {"function", "path", "options", "limit"}, the others {"id", "arguments", "limit"}; it answers each with one
-line: {"parameters", "any"} or {"refused"}, then {"id", "scores": [[value, error], …]} or {"id", "error"}.
+it reads is {"function", "path", "options", "limit"}, the others {"id", "arguments", "n", "each", "limit"}; it answers
+each with one line: {"parameters", "any"} or {"refused"}, then {"id", "scores": [[value, error], …]} or {"id", "error"}.
 """
 
 from __future__ import annotations
@@ -44,15 +44,14 @@ def main() -> None:
     if function is None:
         return reply(refused=refused)
     reply(**describe(function))
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    own_file = code.co_filename if code else ""
     for line in requests:
         request = json.loads(line)
         try:
             with time_limit(request["limit"]):
-                scores = call(function, request["arguments"], first["options"], request["n"])
+                judge = call_each if request["each"] else call
+                scores = judge(function, request["arguments"], first["options"], request["n"])
         except BaseException as error:  # noqa: BLE001 the function is anyone's: SystemExit is its failure too
-            reply(id=request["id"], error=explain(error, own_file))
+            reply(id=request["id"], error=explain(error, file_of(function)))
         else:
             reply(id=request["id"], scores=scores)
     return None
@@ -139,6 +138,33 @@ def call(function: Callable[..., Any], arguments: dict[str, Any], options: dict[
     return [number(value) for value in values]
 
 
+def call_each(function: Callable[..., Any], arguments: dict[str, Any], options: dict[str, Any], n: int) -> list[Any]:
+    """One call a row, with the row's values; coroutines are awaited together. A dict's number is its "score"."""
+    results: list[Any] = []
+    for i in range(n):
+        try:
+            results.append(function(**{name: values[i] for name, values in arguments.items()}, **options))
+        except Exception as error:  # noqa: BLE001 the function is anyone's, and one row's failure is that row's
+            results.append(error)
+    if any(map(inspect.isawaitable, results)):
+        import asyncio
+
+        async def finished(result: Any) -> Any:
+            return await result if inspect.isawaitable(result) else result
+
+        async def together() -> list[Any]:
+            return await asyncio.gather(*map(finished, results), return_exceptions=True)
+
+        results = asyncio.run(together())
+    return [outcome(result, function) for result in results]
+
+
+def outcome(result: Any, function: Callable[..., Any]) -> tuple[float | None, str | None]:
+    if isinstance(result, Exception):
+        return None, explain(result, file_of(function))
+    return number(result["score"] if isinstance(result, dict) and "score" in result else result)
+
+
 class WrongResult(Exception):
     pass
 
@@ -156,6 +182,11 @@ def number(value: Any) -> tuple[float | None, str | None]:
     except OverflowError:
         return None, "returned an integer too large for a float"
     return (value, None) if math.isfinite(value) else (None, f"returned {value}")
+
+
+def file_of(function: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return str(code.co_filename) if code else ""
 
 
 def explain(error: BaseException, file: str) -> str:

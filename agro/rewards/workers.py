@@ -73,16 +73,19 @@ class Pool:
         self._workers.clear()
         self._selector.close()
 
-    def call(self, columns: Mapping[str, Sequence[Any]], n: int) -> list[Outcome]:
+    def call(
+        self, columns: Mapping[str, Sequence[Any]], n: int, *, at_once: int | None = None, each: bool = False
+    ) -> list[Outcome]:
         """The function on `n` rows: `columns` are its arguments, `n` values each. Row i of the result is of row i.
 
-        Each worker gets one run of rows in one call. Rows without a usable number, and all rows of a call that
-        failed, get a call of their own, so that one bad row spoils no other.
+        Each worker gets its share of the rows in one call, or `at_once` rows. Rows without a usable number, and all
+        rows of a call that failed, get a call of their own, so that one bad row spoils no other. `each`: the
+        function takes one value an argument and is called for every row; what it awaits, it awaits for all at once.
         """
         if not self._finalizer.alive:
             raise RuntimeError("this reward is closed")
         results: list[Outcome | None] = [None] * n
-        share = max(1, -(-n // len(self._workers)))
+        share = at_once or max(1, -(-n // len(self._workers)))
         waiting: deque[Rows] = deque(list(range(i, min(i + share, n))) for i in range(0, n, share))
         try:
             while waiting or any(w.rows for w in self._workers):
@@ -90,7 +93,7 @@ class Pool:
                     if worker.process.poll() is not None:
                         self._replace(worker)  # died since its last call, which isn't the next call's fault
                     elif waiting:
-                        self._send(worker, waiting.popleft(), columns)
+                        self._send(worker, waiting.popleft(), columns, each)
                 for rows, outcomes in self._turn():
                     for row, outcome in zip(rows, outcomes):
                         results[row] = outcome
@@ -125,12 +128,13 @@ class Pool:
         self._workers.append(worker)
         self._post(worker, {**self._first, "limit": START_SECONDS})
 
-    def _send(self, worker: _Worker, rows: Rows, columns: Mapping[str, Sequence[Any]]) -> None:
+    def _send(self, worker: _Worker, rows: Rows, columns: Mapping[str, Sequence[Any]], each: bool) -> None:
         limit, self._requests = self._limit(len(rows)), self._requests + 1
         arguments = {name: [values[i] for i in rows] for name, values in columns.items()}
         worker.rows, worker.request, worker.since = rows, self._requests, time.monotonic()
         worker.deadline = worker.since + limit
-        self._post(worker, {"id": worker.request, "arguments": arguments, "n": len(rows), "limit": limit})
+        request = {"id": worker.request, "arguments": arguments, "n": len(rows), "each": each, "limit": limit}
+        self._post(worker, request)
 
     def _post(self, worker: _Worker, message: Mapping[str, Any]) -> None:
         assert worker.process.stdin

@@ -59,6 +59,10 @@ class Database:
         with self._plainly():
             return self._connection.execute(sql, args).fetchall()
 
+    def _run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        with self._plainly():
+            self._connection.executemany(sql, rows)
+
     def _insert(self, sql: str, args: Sequence[Any]) -> int:
         with self._plainly():
             row = self._connection.execute(sql, args).lastrowid

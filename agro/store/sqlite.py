@@ -144,27 +144,25 @@ class Store(Database):
         """Put in or renew rewards: (id, reward, entries for `meta`).
 
         None with a "reward_error" among the entries is a failure; None without one makes the sample unscored again.
-        An error of an earlier scoring is forgotten.
+        The error and the parts of an earlier scoring are forgotten.
         """
         scores = list(scores)
+        ids = [i for i, _, _ in scores]
+        rows = []
         with self.transaction():
-            self._check_ids([i for i, _, _ in scores])
+            self._check_ids(ids)
+            kept = self._run(
+                "SELECT id, meta FROM samples WHERE id IN (SELECT value FROM json_each(?))", [json.dumps(ids)]
+            )
+            metas = {i: loads(of_text(text)) for i, text in kept}
             for i, reward, entries in scores:
                 if reward is not None and not math.isfinite(reward):
                     raise Refused(f"sample {i}: reward: expected a finite number, or None where unknown, got {reward}")
-                [(text,)] = self._run("SELECT meta FROM samples WHERE id = ?", [i])
-                meta = loads(of_text(text))
-                meta.pop("reward_error", None)
-                meta.update(entries)
-                self._run(
-                    "UPDATE samples SET reward = ?, state = ?, meta = ? WHERE id = ?",
-                    [
-                        None if reward is None else float(reward),
-                        state_of(reward, meta),
-                        to_text(dumps(meta, f"sample {i}: meta")),
-                        i,
-                    ],
-                )
+                earlier = {k: v for k, v in metas[i].items() if k not in ("reward_error", "reward_parts")}
+                meta = metas[i] = earlier | dict(entries)
+                text = to_text(dumps(meta, f"sample {i}: meta"))
+                rows.append((None if reward is None else float(reward), state_of(reward, meta), text, i))
+            self._run_many("UPDATE samples SET reward = ?, state = ?, meta = ? WHERE id = ?", rows)
 
     def add_pairs(self, pairs: Iterable[Pair]) -> None:
         """Add judgements. Raises `Refused` for ids that aren't there."""

@@ -98,14 +98,12 @@ def sample_fresh(
     tell("after_sample", found)
     tell("before_score", found)
     scores = reward.score(found)
-    store.set_rewards(
-        (i, s.value, {"reward_error": s.error} if s.error else {}) for i, s in zip(ids, scores, strict=True)
-    )
+    store.set_rewards((i, s.value, s.meta) for i, s in zip(ids, scores, strict=True))
     drawn.failed = check_failures(found, scores, config.reward.max_failed)
     store.record_draws(run, step, ids)
     drawn.fresh = frozenset(ids)
     drawn.sampled_tokens = sum(int(s.action.sum()) for s in found if s.action is not None)
-    scored = [f.replace(reward=s.value) for f, s in zip(found, scores, strict=True)]
+    scored = [f.replace(reward=s.value, meta=f.meta | s.meta) for f, s in zip(found, scores, strict=True)]
     tell("after_score", scored)
     return scored
 

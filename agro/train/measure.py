@@ -16,7 +16,7 @@ from agro.train.micro import MicroBatch
 from agro.train.step import Step, collate, streams_of
 
 KEYS = (
-    "step", "phase", "version", "reward_mean", "reward_std", "eval_reward", "eval_reward_se", "eval_n", "eval_unscored", "eval_kl_ref",
+    "step", "phase", "version", "reward_mean", "reward_std", "reward_parts", "eval_reward", "eval_reward_se", "eval_n", "eval_unscored", "eval_kl_ref",
     "eval_consistency", "eval_consistency_se", "eval_consistency_fall", "eval_consistency_fall_se", "eval_groups", "eval_left_out",
     "loss", "kl_ref", "grad_norm", "grad_norm_clipped", "lr", "tokens", "sampled_tokens", "seconds", "seconds_sample",
     "seconds_train", "tokens_per_second", "staleness_mean", "staleness_max", "length_mean", "truncated_share", "groups",
@@ -37,6 +37,10 @@ def describe_batch(drawn: Drawn, version: int) -> dict[str, Any]:
     for s in samples:
         if s.reward is not None:
             rewards[s.prompt_id].append(s.reward)
+    parts: dict[str, list[float]] = defaultdict(list)
+    for noted in (s.meta.get("reward_parts") for s in samples):
+        for name, value in noted.items() if isinstance(noted, dict) else ():  # an imported log may hold anything
+            parts[name] += [value] if isinstance(value, (int, float)) else []
     known = [r for group in rewards.values() for r in group]
     ages = [version - s.oldest_version for s in samples if s.oldest_version >= 0]
     finishes = [s.meta.get("finish") for s in samples if s.meta.get("finish") is not None]
@@ -45,6 +49,7 @@ def describe_batch(drawn: Drawn, version: int) -> dict[str, Any]:
     return {
         "reward_mean": float(np.mean(known)) if known else None,
         "reward_std": float(np.std(known, ddof=1)) if len(known) > 1 else None,
+        "reward_parts": {name: float(np.mean(v)) if v else None for name, v in parts.items()} or None,
         "tokens": sum(int(s.mask.sum()) for s in samples if s.mask is not None),
         "sampled_tokens": drawn.sampled_tokens,
         "staleness_mean": float(np.mean(ages)) if ages else None,

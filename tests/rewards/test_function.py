@@ -317,7 +317,7 @@ def test_a_worker_inside_c_code_ends_without_its_parent(write):
     assert process.stdin
     for message in (
         {"function": f"{path}:f", "path": sys.path, "options": {}, "limit": 5},
-        {"id": 1, "n": 1, "arguments": {"completions": ["a"]}, "limit": 0.3},
+        {"id": 1, "n": 1, "each": False, "arguments": {"completions": ["a"]}, "limit": 0.3},
     ):
         process.stdin.write(json.dumps(message).encode() + b"\n")
     process.stdin.flush()
@@ -366,7 +366,10 @@ def test_a_worker_that_died_between_calls_is_nobodys_fault(write):
         ("{tmp}/mine.py:zzzzzz", "it has reward"),
         ("{tmp}/mine.py:number", "is a int, not a function"),
         ("{tmp}/mine.py:", "expected module:function or file.py:function"),
-        ("{tmp}/mine.py:other", "expected f(prompts, completions, **columns), got f(x)"),
+        (
+            "{tmp}/mine.py:other",
+            "expected f(prompts, completions, **columns) or f(data_source, solution_str, ground_truth, extra_info), got f(x)",
+        ),
         ("{tmp}/broken.py:f", "broken.py can't be imported: ZeroDivisionError: division by zero (broken.py:2)"),
         ("{tmp}/syntax.py:f", "SyntaxError: expected ':' (syntax.py:1)"),
         ("{tmp}/leaves.py:f", "its process ended with status 4 while importing"),

@@ -1,0 +1,38 @@
+"""Several rewards as one: the weighted sum of their values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from agro.rewards.protocol import Reward, Score
+from agro.types import Sample
+
+
+class CombinedReward:
+    """Σ weight · value over `parts`: name -> (reward, weight).
+
+    A response has no reward where one of its parts is unknown: a part of a sum is no sum. A part of weight 0 is
+    measured and not counted, so the reward is known without it. `Score.parts` holds the unweighted values.
+    """
+
+    def __init__(self, name: str, parts: Mapping[str, tuple[Reward, float]]) -> None:
+        self.name = name
+        self._parts = dict(parts)
+
+    def score(self, samples: Sequence[Sample]) -> list[Score]:
+        found = {name: reward.score(samples) for name, (reward, _) in self._parts.items()}
+        return [self._sum({name: scores[i] for name, scores in found.items()}) for i in range(len(samples))]
+
+    def _sum(self, scores: Mapping[str, Score]) -> Score:
+        values = {name: score.value for name, score in scores.items()}
+        counted = {name: weight for name, (_, weight) in self._parts.items() if weight}
+        errors = [f"{name}: {scores[name].error or 'no reason given'}" for name in counted if values[name] is None]
+        if errors:
+            return Score(None, "; ".join(errors), values)
+        total = sum(weight * (values[name] or 0.0) for name, weight in counted.items())
+        return Score(total, None, values) if math.isfinite(total) else Score(None, f"the sum is {total}", values)
+
+    def close(self) -> None:
+        for reward, _ in self._parts.values():
+            reward.close()
