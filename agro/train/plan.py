@@ -131,7 +131,8 @@ def plan(
     config: RunConfig, policy: Policy, prompts: Sequence[Prompt], eval_prompts: Sequence[Prompt], store: Store | None
 ) -> dict[str, Any]:
     """A JSON document: phases, totals, memory in bytes, and at most so many seconds."""
-    phases, seconds = [], 0.0
+    phases: list[dict[str, Any]] = []
+    seconds = 0.0
     for name in config.phase_names:
         part = config.phase(name)
         width = longest(policy, part, prompts, store)

@@ -130,6 +130,7 @@ def test_an_adapter_trains_and_resumes(tmp_path: Path) -> None:
         ({"guard": {"kl": 1.0, "action": "skip"}}, r'guard\.kl and guard\.action = "skip"'),
         ({"evaluate__patience": 2}, r"evaluate\.patience = 2 .* data\.eval_prompts"),
         ({"phases": [{"name": "a", "policy": {"temperature": 2.0}}, {"name": "b"}]}, r"a phase can't change \[policy\]"),
+        ({"phases": [{"name": "a", "reward": {"name": "exact"}}, {"name": "b"}]}, r"a phase can't change \[reward\]"),
         (
             {"policy__reference": "phase", "phases": [{"name": "a"}, {"name": "b", "policy": {"reference": "start"}}]},
             r"a: phase, b: start",
