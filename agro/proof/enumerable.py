@@ -1,0 +1,181 @@
+"""A policy small enough to enumerate: every expectation over its responses is a finite sum, in float64.
+
+It has what `agro.train.step.backward` asks of a policy, so what is proved of it goes through the objectives and the
+step that train, not through a copy of their formulas.
+
+Axes besides those of `agro.types`: X prompts, Y responses to a prompt, C contexts (prefixes of responses).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+END = 0  # the token that ends a response where lengths differ
+
+
+@dataclass(frozen=True)
+class Space:
+    """All responses of up to `length` tokens out of `vocabulary`; with `early_end` token 0 ends one, else all are full."""
+
+    vocabulary: int = 3
+    length: int = 2
+    prompts: int = 2
+    early_end: bool = False
+
+    @cached_property
+    def responses(self) -> list[tuple[int, ...]]:
+        full = itertools.product(range(self.vocabulary), repeat=self.length)
+        cut = (y[: y.index(END) + 1] if self.early_end and END in y else y for y in full)
+        return list(dict.fromkeys(cut))
+
+    @cached_property
+    def contexts(self) -> list[tuple[int, ...]]:
+        """Prefixes after which a token is chosen."""
+        return list(dict.fromkeys(y[:t] for y in self.responses for t in range(len(y))))
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """[Y,T] padded with 0."""
+        return torch.tensor([[*y, *[0] * (self.length - len(y))] for y in self.responses])
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """[Y]"""
+        return torch.tensor([len(y) for y in self.responses])
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """[Y,T]"""
+        return torch.arange(self.length)[None] < self.lengths[:, None]
+
+    @cached_property
+    def places(self) -> Tensor:
+        """[Y,T] the context in which each token is chosen; 0 beyond the length."""
+        number = {c: i for i, c in enumerate(self.contexts)}
+        return torch.tensor([[number[y[:t]] if t < len(y) else 0 for t in range(self.length)] for y in self.responses])
+
+
+class Table(nn.Module):
+    """Logits [X,C,V] that are the parameters themselves."""
+
+    def __init__(self, space: Space, scale: float, generator: torch.Generator) -> None:
+        super().__init__()
+        shape = (space.prompts, len(space.contexts), space.vocabulary)
+        self.logits = nn.Parameter(scale * torch.randn(shape, generator=generator, dtype=torch.float64))
+
+    def forward(self) -> Tensor:
+        return self.logits
+
+
+class Network(nn.Module):
+    """Logits [X,C,V] of two layers that prompts and contexts share."""
+
+    def __init__(self, space: Space, scale: float, generator: torch.Generator, hidden: int = 6) -> None:
+        super().__init__()
+
+        def draw(*shape: int) -> nn.Parameter:
+            return nn.Parameter(scale * torch.randn(shape, generator=generator, dtype=torch.float64))
+
+        self.prompt, self.token = draw(space.prompts, hidden), draw(space.length, space.vocabulary, hidden)
+        self.mix, self.out = draw(hidden, hidden), draw(hidden, space.vocabulary)
+        self.space = space
+
+    def forward(self) -> Tensor:
+        read = torch.stack(
+            [sum((self.token[t, v] for t, v in enumerate(c)), torch.zeros_like(self.prompt[0])) for c in self.space.contexts]
+        )
+        return torch.tanh((self.prompt[:, None] + read[None]) @ self.mix) @ self.out
+
+
+class Enumerable:
+    """A policy over `space`: what the step needs (`streams`, `model`, `device`, `weights`), and exact expectations.
+
+    The rows that the step sees are [prompt number, tokens…]: the first column holds the prompt.
+    """
+
+    device = torch.device("cpu")
+    adapter = None
+
+    def __init__(self, space: Space, model: nn.Module) -> None:
+        self.space, self.model = space, model
+
+    @classmethod
+    def table(cls, space: Space, seed: int = 0, scale: float = 1.0) -> Enumerable:
+        return cls(space, Table(space, scale, torch.Generator().manual_seed(seed)))
+
+    @classmethod
+    def network(cls, space: Space, seed: int = 0, scale: float = 0.7) -> Enumerable:
+        return cls(space, Network(space, scale, torch.Generator().manual_seed(seed)))
+
+    def weights(self) -> dict[str, Tensor]:
+        return dict(self.model.named_parameters())
+
+    def logp_next(self) -> Tensor:
+        """[X,C,V] log π of every next token, with gradient."""
+        out: Tensor = self.model().log_softmax(-1)
+        return out
+
+    def logp_tokens(self) -> Tensor:
+        """[X,Y,T] log π(y_t | y_<t), 0 beyond the length."""
+        s = self.space
+        return torch.where(s.mask, self.logp_next()[:, s.places, s.tokens], 0.0)
+
+    def logp(self) -> Tensor:
+        """[X,Y] log π(y), with gradient."""
+        return self.logp_tokens().sum(2)
+
+    def streams(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        mask: Tensor,
+        want: Collection[str] = ("logp",),
+        reference: Enumerable | None = None,
+    ) -> dict[str, Tensor]:
+        """As `agro.policy.Policy.streams`."""
+        number = {y: i for i, y in enumerate(self.space.responses)}
+        cut = [tuple(row[1:n]) for row, n in zip(tokens.tolist(), lengths.tolist())]
+        prompt, response = tokens[:, 0], torch.tensor([number[y] for y in cut])
+        logp = self.logp_next()
+        places, chosen = self.space.places[response], self.space.tokens[response]
+        found = {"logp": logp[prompt[:, None], places, chosen]}
+        if "entropy" in want:
+            found["entropy"] = -(logp.exp() * logp).sum(-1)[prompt[:, None], places]
+        if "kl" in want:
+            assert reference is not None
+            kl = (logp.exp() * (logp - reference.logp_next().detach())).sum(-1)
+            found["kl"] = kl[prompt[:, None], places]
+        first = torch.full((len(tokens), 1), math.nan, dtype=torch.float64)
+        width = tokens.shape[1]
+        return {
+            k: torch.where(mask, torch.cat([first, v], 1)[:, :width], math.nan) for k, v in found.items() if k in want
+        }
+
+
+def optimum(reference: Tensor, reward: Tensor, beta: float) -> Tensor:
+    """[X,Y] log π* = log π_ref + r/β − log Z (AGRO, arXiv 2503.19612, the optimum of the regularised objective)."""
+    return (reference + reward / beta).log_softmax(-1)
+
+
+def kl(p: Tensor, q: Tensor) -> Tensor:
+    """[X] KL(p ‖ q) of log-probs [X,Y]."""
+    return (p.exp() * (p - q)).sum(-1)
+
+
+def multisets(responses: int, n: int) -> tuple[Tensor, Tensor]:
+    """All groups of n responses up to order: [G,n] numbers, and [G] in how many orders each comes."""
+    groups = list(itertools.combinations_with_replacement(range(responses), n))
+    orders = [math.factorial(n) / math.prod(math.factorial(g.count(y)) for y in set(g)) for g in groups]
+    return torch.tensor(groups), torch.tensor(orders, dtype=torch.float64)
+
+
+Rule = Callable[[Any], Any]
+__all__: Sequence[str] = ("END", "Enumerable", "Space", "kl", "multisets", "optimum")
