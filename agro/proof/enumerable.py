@@ -90,7 +90,10 @@ class Network(nn.Module):
 
     def forward(self) -> Tensor:
         read = torch.stack(
-            [sum((self.token[t, v] for t, v in enumerate(c)), torch.zeros_like(self.prompt[0])) for c in self.space.contexts]
+            [
+                sum((self.token[t, v] for t, v in enumerate(c)), torch.zeros_like(self.prompt[0]))
+                for c in self.space.contexts
+            ]
         )
         return torch.tanh((self.prompt[:, None] + read[None]) @ self.mix) @ self.out
 

@@ -74,7 +74,12 @@ def all_groups(data: Data, reference: Enumerable, n: int) -> Batch:
 
 
 def gradient(
-    policy: Enumerable, reference: Enumerable, batch: Batch, name: str, options: Mapping[str, Any], size: int | None = None
+    policy: Enumerable,
+    reference: Enumerable,
+    batch: Batch,
+    name: str,
+    options: Mapping[str, Any],
+    size: int | None = None,
 ) -> Tensor:
     """[W] the gradient of `name` over `batch` with respect to all weights, by the step; `size`: its micro-batches."""
     step = backward(
