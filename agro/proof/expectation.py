@@ -69,7 +69,7 @@ def all_groups(data: Data, reference: Enumerable, n: int) -> Batch:
         age=torch.full((len(response),), data.age, dtype=torch.float64),
         tokens=torch.cat([asked[:, None], space.tokens[response]], 1),
         lengths=space.lengths[response] + 1,
-        extra={name: value for name, value in data.extra.items()},
+        extra=dict(data.extra),
     )
 
 
