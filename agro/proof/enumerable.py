@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -178,7 +177,3 @@ def multisets(responses: int, n: int) -> tuple[Tensor, Tensor]:
     groups = list(itertools.combinations_with_replacement(range(responses), n))
     orders = [math.factorial(n) / math.prod(math.factorial(g.count(y)) for y in set(g)) for g in groups]
     return torch.tensor(groups), torch.tensor(orders, dtype=torch.float64)
-
-
-Rule = Callable[[Any], Any]
-__all__: Sequence[str] = ("END", "Enumerable", "Space", "kl", "multisets", "optimum")

@@ -82,7 +82,7 @@ def gradient(
     size: int | None = None,
 ) -> Tensor:
     """[W] the gradient of `name` over `batch` with respect to all weights, by the step; `size`: its micro-batches."""
-    step = backward(
+    backward(
         policy,  # type: ignore[arg-type]
         batch,
         name,
@@ -90,5 +90,4 @@ def gradient(
         micro=MicroBatch(size),
         reference=reference,  # type: ignore[arg-type]
     )
-    del step
     return torch.cat([(torch.zeros_like(w) if w.grad is None else w.grad).flatten() for w in policy.weights().values()])

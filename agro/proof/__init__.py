@@ -1,0 +1,1 @@
+"""Objectives proved by enumeration: expectations over every group of a policy small enough to write down."""
