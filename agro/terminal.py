@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 
+from agro.types import Text
+
 KEPT = "\n\t"
 DIRECTIONS = frozenset(
     "\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -26,3 +28,8 @@ def cut(text: str, limit: int) -> str:
     """The first `limit` characters, visible, and how many more there are; 0 shows all."""
     more = len(text) - limit if limit else 0
     return visible(text[:limit] if limit else text) + (f" … {more:,} more characters" if more > 0 else "")
+
+
+def plain(text: Text) -> str:
+    """A prompt as one text, messages one after the other under their roles."""
+    return text if isinstance(text, str) else "\n".join(f"{m['role']}: {m['content']}" for m in text)

@@ -2,7 +2,9 @@
 
 import typer
 
+from agro.cli.browse import show
 from agro.cli.common import guarded
+from agro.cli.explain import objectives
 from agro.cli.models import eval_, sample
 from agro.cli.runs import report, train
 from agro.cli.stores import check, import_, score
@@ -17,9 +19,11 @@ COMMANDS = (  # name, function, example of its arguments
     ("sample", sample, "--model runs/first/model --prompts prompts.jsonl --out more.db -n 4"),
     ("import", import_, "log.jsonl.gz --store logs.db --map prompt=question --map response=output"),
     ("check", check, "logs.db --objective grpo"),
+    ("show", show, "runs/first/store.db --groups --reward 0.5: --limit 3"),
     ("score", score, "logs.db --reward rewards.py:length"),
     ("eval", eval_, "--model runs/first/model --prompts held_out.jsonl --reward exact -n 8"),
     ("report", report, "runs/first"),
+    ("objectives", objectives, "agro"),
 )
 for name, command, example in COMMANDS:
     app.command(name, epilog=f"Example: `agro {name} {example}`")(guarded(command))

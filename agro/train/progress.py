@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text as Shown
 
-from agro.terminal import cut
+from agro.terminal import cut, plain
 from agro.types import Sample, Text
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -36,8 +36,8 @@ class Progress:
     @classmethod
     def on(cls, last: int, store: Path) -> Progress:
         """On stderr: a display where that is a terminal which can redraw, else plain lines."""
-        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
-        return Progress(last) if plain or not sys.stderr.isatty() else Display(last, store)
+        dull = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
+        return Progress(last) if dull or not sys.stderr.isatty() else Display(last, store)
 
     def say(self, text: str) -> None:
         print(text, file=self.out, flush=True)
@@ -158,8 +158,7 @@ def responses_text(step: int, samples: Sequence[Sample]) -> str:
 
 
 def _indented(text: Text) -> str:
-    flat = text if isinstance(text, str) else "\n".join(f"{m['role']}: {m['content']}" for m in text)
-    return cut(flat, LONGEST).replace("\n", "\n" + " " * 12)
+    return cut(plain(text), LONGEST).replace("\n", "\n" + " " * 12)
 
 
 def _curve(values: Sequence[float | None]) -> str:
