@@ -345,7 +345,7 @@ class RunConfig(Section):
         if name not in self.phase_names:
             raise Refused(f"phase: expected one of {', '.join(self.phase_names)}, got {name!r}")
         changes = next((dict(p.model_extra or {}) for p in self.phases if p.name == name), {})
-        for key in {"phases", "track"} & changes.keys():
+        for key in sorted({"phases", "track"} & changes.keys()):
             raise Refused(f"{where}: phase {name}: {key}: a phase has none of its own")
         return RunConfig.of(_merge(self.model_dump(exclude={"phases"}), changes), f"{where}: phase {name}")
 
@@ -355,7 +355,7 @@ class RunConfig(Section):
 
 
 # What may change without changing the result: limits of a reward's time and failures, and what is shown where.
-FREE = {"reward": {"timeout", "max_failed", "workers"}, "train": {"show_every"}}
+FREE = {"reward": {"timeout", "max_failed", "workers"}, "train": {"show_every"}, "guard": {"stage_seconds"}}
 
 
 def deciding(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from agro.cli.browse import show
 from agro.cli.common import guarded
 from agro.cli.explain import objectives
 from agro.cli.models import eval_, sample
-from agro.cli.runs import report, train
+from agro.cli.runs import compare, report, train
 from agro.cli.stores import check, import_, score
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ COMMANDS = (  # name, function, example of its arguments
     ("show", show, "runs/first/store.db --groups --reward 0.5: --limit 3"),
     ("score", score, "logs.db --reward rewards.py:length"),
     ("eval", eval_, "--model runs/first/model --prompts held_out.jsonl --reward exact -n 8"),
+    ("compare", compare, "runs/agro-0 runs/agro-1 runs/rloo-0 runs/rloo-1"),
     ("report", report, "runs/first"),
     ("objectives", objectives, "agro"),
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json
+from agro.cli.common import Json, terminal
 from agro.errors import Refused
 
 if TYPE_CHECKING:
@@ -159,9 +159,7 @@ def _group_json(samples: list[Sample]) -> dict[str, Any]:
 
 
 def _print(shown: list[Any], more: bool, total: int, columns: int, limit: int) -> None:
-    from rich.console import Console
-
-    console = Console(markup=False, highlight=False, emoji=False)
+    console = terminal()
     if not shown:
         console.print(f"none of {total:,} samples fits")
     for x in shown:

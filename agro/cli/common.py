@@ -7,11 +7,14 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
 
 import typer
 
 from agro.errors import Interrupted, Refused
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 P = ParamSpec("P")
 
@@ -45,6 +48,13 @@ def end(code: int, message: str) -> NoReturn:
     if message:
         print(message, file=sys.stderr)
     raise SystemExit(code)
+
+
+def terminal() -> Console:
+    """stdout for texts of any origin: nothing in them is markup."""
+    from rich.console import Console
+
+    return Console(markup=False, highlight=False, emoji=False)
 
 
 def pairs(items: list[str] | None, flag: str, form: str) -> dict[str, str]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Annotated, Any
 
 import typer
 
-from agro.cli.common import Json
+from agro.cli.common import Json, terminal
+
+COUPLES = {
+    "row": "a row's gradient depends on no other row's log-probs",
+    "group": "a row's gradient depends on the log-probs of its whole group",
+    "step": "a row's gradient depends on the log-probs of the whole step",
+}
 
 
 def objectives(
@@ -25,26 +32,26 @@ def objectives(
 
 
 def _print_all(found: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("objective", "needs", "couples by", "options", "source", show_edge=False)
     for d in found:
         options = (f"{k}{'' if o['required'] else f' = {_shown(o)}'}" for k, o in d["options"].items())
         table.add_row(d["name"], ", ".join(d["needs"]) or "texts alone", d["couples"], "\n".join(options), d["source"])
-    console = Console(markup=False, highlight=False)
+    console = terminal()
     console.print(table)
-    console.print("An option without a value has to be given. One in full: agro objectives NAME")
+    console.print(
+        "Needs are those of the defaults. An option without a value has to be given. One in full: agro objectives NAME"
+    )
 
 
 def _print_one(d: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(markup=False, highlight=False)
-    console.print(f"{d['name']}: {d['source']}\n\n{d['summary']}\n")
+    console = terminal()
+    console.print(f"{d['name']}: {d['source']}\n\n{inspect.cleandoc(d['summary'])}\n")
     console.print(
-        f"needs {', '.join(d['needs']) or 'texts alone'}; the gradient of a row depends on its {d['couples']}\n"
+        f"needs {', '.join(d['needs']) or 'texts alone'}; couples by {d['couples']}: {COUPLES[d['couples']]}\n"
     )
     if d["options"]:
         table = Table("option", "default", "unit", "meaning", "expected", show_edge=False)

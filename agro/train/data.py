@@ -82,7 +82,7 @@ def draw_rule(config: RunConfig, groups: int) -> DrawRule:
 
 def sample_fresh(
     config: RunConfig, run: str, step: int, prompts: Sequence[Prompt], sampler: Sampler, reward: Reward, store: Store,
-    drawn: Drawn, between: Callable[[], None], tell: Callable[..., None], stage: Callable[..., None],
+    drawn: Drawn, between: Callable[[], None], tell: Callable[..., None], stage: Callable[..., None] = lambda *_: None,
 ) -> list[Sample]:  # fmt: skip
     """Sample, append unscored, score, record; what is counted goes into `drawn`. `tell`: of `Callback`'s methods.
 

@@ -416,8 +416,8 @@ class Phase:
     def _evaluate(self, at: int) -> dict[str, Any]:
         """Held-out reward at the weights of now, on noise that is the same at every step, and held-out ½ Var(R)."""
         config, out = self.config, dict[str, Any]()
-        self.stage("evaluating")
         if self.trainer.eval_prompts or self.held:
+            self.stage("evaluating")
             self.trainer.tell("before_evaluate")
         if self.trainer.eval_prompts:
             assert self.trainer.reward is not None
