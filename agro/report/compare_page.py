@@ -15,6 +15,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from agro.errors import Refused
 from agro.report.compare import Comparison, Interval, Line, asked, words
 from agro.report.figures import (
     FONT,
@@ -81,7 +82,10 @@ def figure(found: Comparison, size: tuple[float, float] = WIDE, *, labelled: boo
 
 def write(found: Comparison, out: Path) -> list[Path]:
     """Write compare.png, compare.svg and compare.html into `out`, and return their paths."""
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refused(f"--out {out}: expected a folder to write into: {error.strerror}") from None
     paths = [out / f"compare.{ending}" for ending in ("png", "svg", "html")]
     png(figure(found), paths[0])
     with matplotlib.rc_context({"svg.hashsalt": "compare"}):  # the same runs give the same file
@@ -103,13 +107,10 @@ def notes(found: Comparison) -> list[str]:
     if single:
         said.append(
             f"One seed alone stands for {', '.join(line.label for line in single)}: how much another seed would differ isn't known, so "
-            "there is no interval over seeds. "
-            + (
-                "Where ± is given, it is the run's own standard error over held-out prompts."
-                if found.measure == "eval_reward"
-                else ""
-            )
+            "there is no interval over seeds."
         )
+        if found.measure == "eval_reward":
+            said[-1] += " Where ± is given, it is the run's own standard error over held-out prompts."
     for line in found.lines:
         for run in line.unfinished:
             said.append(f"{run.folder} has reached step {run.spans[-1].ends} of {asked(run)}.")
@@ -120,7 +121,7 @@ def notes(found: Comparison) -> list[str]:
             + ", ".join(f"{line.label} at {line.steps[-1]}" for line in found.lines)
             + "."
         )
-    return [x.strip() for x in said]
+    return said
 
 
 def final_words(line: Line) -> str:
