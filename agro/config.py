@@ -240,6 +240,7 @@ class Train(Section):
     )
     max_skipped: Count = Field(5, description="steps in a row with a non-finite gradient before the run stops")
     checkpoint_every: Count = Field(50, description="steps")
+    show_every: int = Field(0, ge=0, description="steps between sample responses on the terminal; 0 shows none")
 
 
 class Guard(Section):
@@ -278,6 +279,14 @@ class Evaluate(Section):
     kl: bool = Field(True, description="measure the KL to the reference too; holds a copy of the reference")
 
 
+class Track(Section):
+    """Copies of the metrics for other programs; `metrics.jsonl` is always written. They need `agro[track]`."""
+
+    to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field((), description="which programs")
+    project: str = Field("agro", min_length=1, description="of W&B and trackio")
+    name: str | None = Field(None, description="of the run there; the run folder's where it is not given")
+
+
 class Phase(BaseModel):
     """A name, and values that differ from the run's sections while the phase lasts."""
 
@@ -294,6 +303,7 @@ class RunConfig(Section):
     train: Train = Train()
     guard: Guard = Guard()
     evaluate: Evaluate = Evaluate()
+    track: Track = Track()
     phases: tuple[Phase, ...] = ()
 
     @classmethod
@@ -335,13 +345,29 @@ class RunConfig(Section):
         if name not in self.phase_names:
             raise Refused(f"phase: expected one of {', '.join(self.phase_names)}, got {name!r}")
         changes = next((dict(p.model_extra or {}) for p in self.phases if p.name == name), {})
-        if "phases" in changes:
-            raise Refused(f"{where}: phase {name}: phases: a phase has none of its own")
+        for key in sorted({"phases", "track"} & changes.keys()):
+            raise Refused(f"{where}: phase {name}: {key}: a phase has none of its own")
         return RunConfig.of(_merge(self.model_dump(exclude={"phases"}), changes), f"{where}: phase {name}")
 
     @property
     def phase_names(self) -> tuple[str, ...]:
         return tuple(p.name for p in self.phases) or ("train",)
+
+
+# What may change without changing the result: limits of a reward's time and failures, and what is shown where.
+FREE = {"reward": {"timeout", "max_failed", "workers"}, "train": {"show_every"}, "guard": {"stage_seconds"}}
+
+
+def deciding(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a configuration, as `config.json` holds it, that decides the result."""
+    kept = {k: _without_free(k, v) for k, v in values.items() if k in RunConfig.model_fields and k != "track"}
+    return kept | {
+        "phases": [{k: _without_free(k, v) for k, v in phase.items()} for phase in _list(values.get("phases"))]
+    }
+
+
+def _without_free(section: str, value: Any) -> Any:
+    return {k: v for k, v in value.items() if k not in FREE.get(section, ())} if isinstance(value, dict) else value
 
 
 def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from agro import RunConfig
+from agro.config import deciding
 from agro.errors import Refused
 
 RECIPE = """
@@ -243,3 +244,18 @@ def test_an_override_that_a_phase_would_undo_is_refused(tmp_path) -> None:
     assert config.phase("one").train.lr == 0.5
     with pytest.raises(Refused, match="expected a phase of one, two"):
         RunConfig.load(recipe, ["phases.three.train.steps=9"])
+
+
+def test_what_decides_a_result_is_all_but_limits_and_what_is_shown() -> None:
+    def part(**values):
+        return deciding(RunConfig.of(values).model_dump(mode="json"))
+
+    free = {
+        "train": {"show_every": 3},
+        "track": {"to": ["wandb"]},
+        "reward": {"timeout": 1.0, "max_failed": 0.1, "workers": 2},
+    }
+    assert part(**free) == part()
+    assert part(phases=[{"name": "a", "train": {"show_every": 3}}]) == part(phases=[{"name": "a", "train": {}}])
+    assert part(train={"lr": 1.0}) != part()
+    assert part(phases=[{"name": "a", "train": {"lr": 1.0}}]) != part(phases=[{"name": "a", "train": {}}])

@@ -75,13 +75,13 @@ def draw(
     known = [s for s in series if np.isfinite(s.values).any()]
     figure = Figure(figsize=size)
     labels = [s.label for s in known] if len(known) > 1 else []
-    axes = figure.add_axes(_margins(size, labels))
-    _plain(axes)
+    axes = figure.add_axes(margins(size, labels))
+    plain_axes(axes)
     axes.set_xlim(0, max(1.0, steps[-1]))
     ends = [_line(axes, steps, s, run.spans) for s in known]
-    _scale(axes, np.concatenate([s.values for s in known]), scale, percent)
+    scale_axes(axes, np.concatenate([s.values for s in known]), scale, percent)
     rows = _phases(axes, run.spans, size)
-    axes.set_position(_margins(size, labels, rows + (unit != "")))
+    axes.set_position(margins(size, labels, rows + (unit != "")))
     if unit:
         axes.annotate(
             unit, (0, 1), (0, 4 + rows * 1.4 * FONT), xycoords="axes fraction", textcoords="offset points",
@@ -92,7 +92,7 @@ def draw(
         color=MUTED, fontsize=FONT, ha="left", va="top",
     )  # fmt: skip
     if len(known) > 1:
-        _labels(axes, size, [(s, y) for s, y in zip(known, ends, strict=True)])
+        name_series(axes, size, [(s, y) for s, y in zip(known, ends, strict=True)])
     return figure
 
 
@@ -121,7 +121,7 @@ def png(figure: Figure, path: Path) -> None:
     figure.savefig(path, format="png", dpi=200, facecolor="white")
 
 
-def _margins(size: tuple[float, float], labels: Sequence[str], rows: int = 0) -> tuple[float, float, float, float]:
+def margins(size: tuple[float, float], labels: Sequence[str], rows: int = 0) -> tuple[float, float, float, float]:
     """Room for tick labels, for names of series on the right and rows of text above: (left, bottom, width, height)."""
     width, height = size[0] * 72, size[1] * 72
     right = max([26.0, *(8 + 0.58 * FONT * len(label) for label in labels)])
@@ -129,7 +129,7 @@ def _margins(size: tuple[float, float], labels: Sequence[str], rows: int = 0) ->
     return left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height
 
 
-def _plain(axes: Any) -> None:
+def plain_axes(axes: Any) -> None:
     for side in ("left", "right", "top"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(MUTED)
@@ -155,7 +155,7 @@ def _line(axes: Any, steps: Values, s: Series, spans: Sequence[Span]) -> float:
     for span in spans:  # a phase trains on other data, so no line leads from one to the next
         inside = (steps > (-1 if span is spans[0] else span.begins)) & (steps <= span.ends)
         x, y = steps[inside], s.values[inside]
-        bold = _running_mean(y, s.smooth)
+        bold = running_mean(y, s.smooth)
         if s.smooth > 1:
             axes.plot(x, y, color=s.colour, linewidth=0.6, alpha=0.35)
         axes.plot(x, bold, color=s.colour, linewidth=1.4 if s.smooth == 1 else 1.6)
@@ -167,7 +167,7 @@ def _line(axes: Any, steps: Values, s: Series, spans: Sequence[Span]) -> float:
     return end
 
 
-def _running_mean(values: Values, width: int) -> Values:
+def running_mean(values: Values, width: int) -> Values:
     """The mean of up to `width` known values around each. Unknown ones stay unknown and don't count."""
     rows = np.flatnonzero(np.isfinite(values))
     out = np.full_like(values, math.nan)
@@ -202,7 +202,7 @@ def _ends(axes: Any, run: RunData, size: tuple[float, float]) -> None:
         )  # fmt: skip
 
 
-def _scale(axes: Any, values: Values, scale: str, percent: bool) -> None:
+def scale_axes(axes: Any, values: Values, scale: str, percent: bool) -> None:
     values = values[np.isfinite(values)]
     positive = values[values > 0]
     if scale == "log" and positive.size and values.min() >= 0 and values.max() > 20 * positive.min():
@@ -257,20 +257,31 @@ def _phases(axes: Any, spans: Sequence[Span], size: tuple[float, float]) -> int:
     return used
 
 
-def _labels(axes: Any, size: tuple[float, float], ends: Sequence[tuple[Series, float]]) -> None:
+def name_series(axes: Any, size: tuple[float, float], ends: Sequence[tuple[Series, float]]) -> None:
     """Name each series at its end on the right, moved apart where they would overlap."""
     height = size[1] * 72 * axes.get_position().height
     to_axes = axes.transScale + axes.transLimits
     heights_of = [float(to_axes.transform((0, y))[1]) * height for _, y in ends]
     placed = sorted(zip(heights_of, [s for s, _ in ends], strict=True), key=lambda item: item[0])
-    heights = [at for at, _ in placed]
-    for i in range(1, len(heights)):
-        overlap = heights[i - 1] + 1.25 * FONT - heights[i]
-        if overlap > 0:
-            heights[i - 1] -= overlap / 2
-            heights[i] += overlap / 2
+    heights = apart([at for at, _ in placed], 1.25 * FONT)
     for at, (_, s) in zip(heights, placed, strict=True):
         axes.annotate(
             s.label, (1, 0), (5, at), xycoords="axes fraction", textcoords="offset points",
             color=s.colour, fontsize=FONT, ha="left", va="center",
         )  # fmt: skip
+
+
+def apart(heights: Sequence[float], gap: float) -> list[float]:
+    """The rising heights nearest to the given rising ones, in squares, that lie `gap` apart at least.
+
+    Less i · gap each, they need only not fall: neighbours that do are averaged, again and again.
+    """
+    blocks: list[tuple[float, int]] = []
+    for i, height in enumerate(heights):
+        mean, n = height - i * gap, 1
+        while blocks and blocks[-1][0] > mean:
+            other, m = blocks.pop()
+            mean, n = (mean * n + other * m) / (n + m), n + m
+        blocks.append((mean, n))
+    level = [mean for mean, n in blocks for _ in range(n)]
+    return [x + i * gap for i, x in enumerate(level)]

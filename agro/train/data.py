@@ -82,21 +82,27 @@ def draw_rule(config: RunConfig, groups: int) -> DrawRule:
 
 def sample_fresh(
     config: RunConfig, run: str, step: int, prompts: Sequence[Prompt], sampler: Sampler, reward: Reward, store: Store,
-    drawn: Drawn, between: Callable[[], None], tell: Callable[..., None],
+    drawn: Drawn, between: Callable[[], None], tell: Callable[..., None], stage: Callable[..., None] = lambda *_: None,
 ) -> list[Sample]:  # fmt: skip
-    """Sample, append unscored, score, record; what is counted goes into `drawn`. `tell`: of `Callback`'s methods."""
+    """Sample, append unscored, score, record; what is counted goes into `drawn`. `tell`: of `Callback`'s methods.
+
+    `stage`: how far it is, as `Progress.stage`.
+    """
     tell("before_sample", prompts)
     found: list[Sample] = []
+    stage("sampling", 0, len(prompts) * config.sampler.n)
     for sample in sampler.sample(
         prompts, config.sampler.n, sampling(config, derive(config.train.seed, "sample", step))
     ):
         found.append(sample)
+        stage("sampling", len(found), len(prompts) * config.sampler.n)
         between()
     found.sort(key=lambda s: int(s.meta["index"]))
     ids = store.append(found, run=run, step=step)
     found = [f.replace(id=i) for i, f in zip(ids, found, strict=True)]
     tell("after_sample", found)
     tell("before_score", found)
+    stage("scoring")
     scores = reward.score(found)
     store.set_rewards((i, s.value, s.meta) for i, s in zip(ids, scores, strict=True))
     drawn.failed = check_failures(found, scores, config.reward.max_failed)

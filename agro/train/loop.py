@@ -51,10 +51,12 @@ from agro.train.measure import describe_batch, describe_heldout, describe_step, 
 from agro.train.micro import MicroBatch
 from agro.train.offload import state_on_device
 from agro.train.plan import plan
-from agro.train.run import Progress, Run
+from agro.train.progress import Progress, responses_text
+from agro.train.run import Run
 from agro.train.saving import keep_best, save_model
 from agro.train.schedule import lr_at, options_at
 from agro.train.step import Step, backward, collate, streams_of
+from agro.train.track import Trackers, check_trackers, load_trackers
 from agro.types import Batch
 
 
@@ -70,6 +72,7 @@ class Trainer:
     store: Store
     folder: Run
     progress: Progress
+    trackers: Trackers
 
     def __init__(
         self,
@@ -80,6 +83,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         check_config(config)
+        check_trackers(config.track)
         self.config = config
         self.phases = [(name, config.phase(name)) for name in config.phase_names]
         if resume and out is None:
@@ -105,8 +109,12 @@ class Trainer:
         try:
             self.policy = self._load_policy()
             self.folder = Run(self.out, self.config, resume=self.resume)
-            self.progress = Progress(sum(config.train.steps for _, config in self.phases))
-            with closing(self.folder), Store.open(store) as self.store, self.interruption.on_signals(self.progress.say):
+            self.progress = Progress.on(sum(config.train.steps for _, config in self.phases), store)
+            self.trackers = load_trackers(self.config, self.folder, self.progress.say)
+            with (
+                closing(self.folder), closing(self.progress), closing(self.trackers), Store.open(store) as self.store,
+                self.interruption.on_signals(self.progress.say),
+            ):  # fmt: skip
                 self._train()
         finally:
             if self.reward is not None:
@@ -189,7 +197,7 @@ class Phase:
     def __init__(self, trainer: Trainer, config: RunConfig, position: Position, begins: int) -> None:
         self.trainer, self.config, self.position, self.begins = trainer, config, position, begins
         self.policy, self.store, self.run_id = trainer.policy, trainer.store, trainer.folder.id
-        self.between = trainer.interruption.check
+        self.between, self.stage = trainer.interruption.check, trainer.progress.stage
         self.saved = position.step if position.digest else -1
         train = config.train
         self.micro = MicroBatch.of(train, trainer.progress.say)
@@ -262,6 +270,8 @@ class Phase:
             if metrics["kl_ref"] is None:
                 metrics["kl_ref"] = metrics["eval_kl_ref"]
         self._log(metrics)
+        if train.show_every and (at + 1) % train.show_every == 0 and drawn.samples:
+            self.trainer.progress.say(responses_text(self.position.step, drawn.samples))
         if self.trainer.stopped:
             self.position = replace(self.position, stopped=self.trainer.stopped)
             self.trainer.progress.say(f"stopped after step {self.position.step}: {self.trainer.stopped}")
@@ -276,6 +286,7 @@ class Phase:
             rule = draw_rule(config, stored)
             stored = min(stored, len(self.store.candidates(rule, run=self.run_id, version=self.position.version)))
         if stored:
+            self.stage("waiting for the store")
             rule = draw_rule(config, stored)
             samples = self.store.draw(
                 rule, run=self.run_id, step=step, seed=config.train.seed, version=self.position.version
@@ -286,7 +297,7 @@ class Phase:
             drawn.prompts = fresh
             samples += sample_fresh(
                 config, self.run_id, step, prompts, self.sampler, self.trainer.reward, self.store, drawn, self.between,
-                self.trainer.tell,
+                self.trainer.tell, self.stage,
             )  # fmt: skip
         usable(samples, self.policy, config, drawn)
         return drawn
@@ -302,6 +313,7 @@ class Phase:
             batch = batch.replace(old_logp=streams_of(self.policy, batch, ["logp"], self.micro)["logp"])
         for u in range(train.updates if batch is not None else 0):
             assert batch is not None
+            self.stage("updating", u + 1, train.updates)
             try:
                 done, norm = self._gradient(batch, at, first=u == 0)
             except NotFinite as error:
@@ -405,6 +417,7 @@ class Phase:
         """Held-out reward at the weights of now, on noise that is the same at every step, and held-out ½ Var(R)."""
         config, out = self.config, dict[str, Any]()
         if self.trainer.eval_prompts or self.held:
+            self.stage("evaluating")
             self.trainer.tell("before_evaluate")
         if self.trainer.eval_prompts:
             assert self.trainer.reward is not None
@@ -440,6 +453,7 @@ class Phase:
             self.trainer.stop(f"eval_reward is {reward:.4f}, evaluate.target {rule.target:g}")
 
     def _save(self) -> None:
+        self.stage("saving")
         folder = self.trainer.folder.checkpoint(self.position.step)
         digest = checkpoint.save(folder, self.position, self.policy.weights(), self.optimiser, self.reference_weights)
         self.store.commit(self.run_id, self.position.step, digest)
@@ -450,6 +464,7 @@ class Phase:
     def _log(self, metrics: dict[str, Any]) -> None:
         self.trainer.folder.log(metrics)
         self.trainer.progress.step(metrics)
+        self.trainer.trackers.log(metrics)
         self.trainer.tell("after_step", metrics)
 
 

@@ -1,4 +1,4 @@
-"""The run folder: configuration, metrics, the lines on the terminal."""
+"""The run folder: configuration and metrics."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from agro.config import RunConfig
+from agro.config import RunConfig, deciding
 from agro.errors import Refused
 
 LIBRARIES = ("agro", "torch", "transformers", "tokenizers", "numpy")
@@ -52,12 +52,12 @@ class Run:
         return self.folder / "checkpoints" / f"step-{step:08d}"
 
     def _check_same(self, before: dict[str, Any], config: RunConfig) -> None:
-        now = config.model_dump(mode="json")
+        then, now = deciding(before), deciding(config.model_dump(mode="json"))
         for section in now:
-            if without_limits(before).get(section) != without_limits(now)[section]:
+            if then.get(section) != now[section]:
                 raise Refused(
                     f"{self.folder}: --resume goes on with the same configuration, but [{section}] differs: "
-                    f"the run has {before.get(section)}, now it is {now[section]}"
+                    f"the run has {then.get(section)}, now it is {now[section]}"
                 )
 
     def forget_after(self, step: int) -> None:
@@ -77,12 +77,6 @@ class Run:
         """Append one object; what isn't a finite number is unknown: null."""
         with self.metrics_file.open("a", encoding="utf-8") as f:
             f.write(json.dumps(_known(metrics), allow_nan=False) + "\n")
-
-
-def without_limits(config: dict[str, Any]) -> dict[str, Any]:
-    """What decides the result: how long and how often a reward may fail doesn't, and may change on the way."""
-    free = {"timeout", "max_failed", "workers"}
-    return config | {"reward": {k: v for k, v in config["reward"].items() if k not in free}}
 
 
 def _known(value: Any) -> Any:
@@ -109,43 +103,3 @@ def write(path: Path, text: str) -> None:
         f.flush()
         os.fsync(f.fileno())
     temporary.replace(path)
-
-
-class Progress:
-    """One line a step: phase, step, reward, KL, speed, time left."""
-
-    def __init__(self, last: int, out: TextIO | None = None) -> None:
-        self.last = last
-        self.out = out or sys.stderr
-        self.paces: list[float] = []  # seconds of the present phase's steps
-
-    def say(self, text: str) -> None:
-        print(text, file=self.out, flush=True)
-
-    def step(self, m: Mapping[str, Any]) -> None:
-        shown = [f"{m['phase']} {m['step']}/{self.last}"]
-        if m["seconds"] is not None:
-            self.paces = [*self.paces[-19:], m["seconds"]]
-            left = (self.last - m["step"]) * sorted(self.paces)[len(self.paces) // 2]
-            shown += [f"loss {_short(m['loss'])}", f"reward {_short(m['reward_mean'])}", f"KL {_short(m['kl_ref'])}"]
-            shown += [f"{_short(m['tokens_per_second'])} tok/s", f"{_clock(left)} left"]
-        if m.get("eval_reward") is not None:
-            shown.append(f"held-out {m['eval_reward']:.3f} ± {m['eval_reward_se']:.3f}")
-        if m.get("eval_consistency") is not None:
-            shown.append(f"held-out ½Var(R) {m['eval_consistency']:.5f} ± {m['eval_consistency_se']:.5f}")
-        if m["left_out"]:
-            shown.append("left out " + ", ".join(f"{n} ({reason})" for reason, n in m["left_out_reasons"].items()))
-        if m["skipped"]:
-            shown.append("update skipped")
-        self.say("  ".join(shown))
-
-
-def _short(value: Any) -> str:
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return "–"
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

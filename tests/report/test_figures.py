@@ -12,7 +12,7 @@ from matplotlib.text import Text
 
 from agro.errors import Refused
 from agro.report import curve
-from agro.report.figures import FIRST, SECOND, Series, draw, learning_curve, smoothing, svg
+from agro.report.figures import FIRST, SECOND, Series, apart, draw, learning_curve, smoothing, svg
 from agro.report.metrics import RunData, load_run
 
 
@@ -97,6 +97,19 @@ def test_names_of_series_do_not_overlap(run, at):
         (t.get_window_extent() for t in figure.findobj(Text) if t.get_text() in ("s0", "s1")), key=lambda b: b.y0
     )
     assert low.y1 <= high.y0
+
+
+@pytest.mark.parametrize(
+    ("heights", "moved"),
+    [
+        ([0, 5, 20], [-2.5, 7.5, 20]),
+        ([0, 1, 2, 50], [-9, 1, 11, 50]),  # around their mean
+        ([0, 8, 9, 40], [-13 / 3, 17 / 3, 47 / 3, 40]),
+        ([3], [3]),
+    ],
+)
+def test_names_move_no_further_apart_than_they_must(heights, moved):
+    assert apart(heights, 10) == pytest.approx(moved)
 
 
 def test_names_of_short_phases_do_not_overlap(run):

@@ -10,32 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from running import agro, done, refused
 
-from agro.cli import app
 from agro.config import NewModel
 from agro.policy import new_model
 from agro.store import Store, read_samples
 from agro.types import Sample
 
-SHARED = Path(__file__).parents[1] / ".." / "shared"
-COMMANDS = ("train", "sample", "import", "check", "score", "eval", "report")
-
-
-def agro(*args: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in args], prog_name="agro")
-
-
-def done(*args: object) -> Result:
-    result = agro(*args)
-    assert result.exit_code == 0, result.output
-    return result
-
-
-def refused(*args: object) -> str:
-    result = agro(*args)
-    assert result.exit_code == 2, result.output
-    return result.stderr
+SHARED = Path(__file__).parents[2] / ".." / "shared"
+COMMANDS = ("train", "sample", "import", "check", "score", "eval", "report", "show", "objectives", "compare")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,34 @@
+"""The command line. Exit codes: 0 done, 2 refused, 1 our fault, 130 interrupted with everything kept for --resume."""
+
+import typer
+
+from agro.cli.browse import show
+from agro.cli.common import guarded
+from agro.cli.explain import objectives
+from agro.cli.models import eval_, sample
+from agro.cli.runs import compare, report, train
+from agro.cli.stores import check, import_, score
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown",
+    help="Reinforcement learning for language models from any generation: fresh, replayed, logged or taught.",
+)  # fmt: skip
+
+COMMANDS = (  # name, function, example of its arguments
+    ("train", train, "recipes/fresh.toml policy.model=MODEL data.prompts=prompts.jsonl --out runs/first"),
+    ("sample", sample, "--model runs/first/model --prompts prompts.jsonl --out more.db -n 4"),
+    ("import", import_, "log.jsonl.gz --store logs.db --map prompt=question --map response=output"),
+    ("check", check, "logs.db --objective grpo"),
+    ("show", show, "runs/first/store.db --groups --reward 0.5: --limit 3"),
+    ("score", score, "logs.db --reward rewards.py:length"),
+    ("eval", eval_, "--model runs/first/model --prompts held_out.jsonl --reward exact -n 8"),
+    ("compare", compare, "runs/agro-0 runs/agro-1 runs/rloo-0 runs/rloo-1"),
+    ("report", report, "runs/first"),
+    ("objectives", objectives, "agro"),
+)
+for name, command, example in COMMANDS:
+    app.command(name, epilog=f"Example: `agro {name} {example}`")(guarded(command))
+
+
+def main() -> None:
+    app(prog_name="agro")

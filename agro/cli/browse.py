@@ -1,0 +1,220 @@
+"""`agro show`: what is in a store, on the terminal or as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agro.cli.common import Json, terminal
+from agro.errors import Refused
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from agro.store import Store
+    from agro.types import Sample
+
+COLUMN = 26  # characters of a group's column at least
+PAGE = 256  # samples read at once, newest first
+
+
+@dataclass(frozen=True)
+class Range:
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, text: str | None, flag: str) -> Range | None:
+        """LOW:HIGH, both included; an end that is left out is open."""
+        if text is None:
+            return None
+        low, colon, high = text.partition(":")
+        try:
+            found = cls(float(low or "-inf"), float(high or "inf"))
+        except ValueError:
+            found = cls(math.nan, math.nan)
+        if not colon or not found.low <= found.high:
+            raise Refused(f"{flag} {text!r}: expected LOW:HIGH, one of which may be left out, such as 0.5:1 or :0")
+        return found
+
+    def holds(self, value: float | None) -> bool:
+        """What is unknown lies in no range."""
+        return value is not None and self.low <= value <= self.high
+
+
+@dataclass(frozen=True)
+class Filter:
+    reward: Range | None
+    characters: Range | None
+    tokens: Range | None
+    prompt: str | None
+
+    def fits(self, sample: Sample) -> bool:
+        from agro.terminal import plain
+
+        values = (
+            (self.reward, sample.reward), (self.characters, len(sample.response)), (self.tokens, _tokens(sample)),
+        )  # fmt: skip
+        return all(r is None or r.holds(v) for r, v in values) and (
+            self.prompt is None or self.prompt.casefold() in plain(sample.prompt).casefold()
+        )
+
+
+def show(
+    store: Annotated[Path, typer.Argument(help="The store.")],
+    groups: Annotated[bool, typer.Option("--groups", help="The responses to one prompt side by side.")] = False,
+    reward: Annotated[str | None, typer.Option(metavar="LOW:HIGH", help="Only such rewards, such as 0.5:")] = None,
+    source: Annotated[list[str] | None, typer.Option(help="Only this source; may be repeated.")] = None,
+    role: Annotated[list[str] | None, typer.Option(help="Only policy, log or expert; may be repeated.")] = None,
+    characters: Annotated[
+        str | None, typer.Option(metavar="LOW:HIGH", help="Only responses of so many characters.")
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(metavar="LOW:HIGH", help="Only responses of so many tokens, where those are known.")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="Only prompts that contain this text, in any case.")] = None,
+    prompt_id: Annotated[str | None, typer.Option(help="Only this prompt.")] = None,
+    newest: Annotated[bool, typer.Option("--newest", help="The newest first.")] = False,
+    limit: Annotated[int, typer.Option(min=0, help="Samples, or groups, at most; 0 shows all.")] = 10,
+    columns: Annotated[int, typer.Option(min=0, help="Responses of a group, the best first; 0 shows all.")] = 6,
+    cut: Annotated[int, typer.Option(min=0, help="Characters of each text; 0 shows all.")] = 800,
+    as_json: Json = False,
+) -> None:
+    """Browse a store: samples, or groups side by side."""
+    from agro.store import Store
+
+    wanted = Filter(
+        Range.of(reward, "--reward"), Range.of(characters, "--characters"), Range.of(tokens, "--tokens"), prompt
+    )
+    with Store.open(store, read_only=True) as opened:
+        _check(opened, role, source)
+        place = {"roles": role, "sources": source}
+        if groups:
+            found: Iterator[Any] = _groups(opened, prompt_id, newest, wanted.fits, place)
+        else:
+            found = filter(wanted.fits, _samples(opened, prompt_id, newest, place))
+        shown = list(islice(found, limit or None))
+        more = bool(limit) and next(found, None) is not None
+        total = opened.counts().samples
+    if as_json:
+        rows = [_group_json(g) for g in shown] if groups else [_record(s) for s in shown]
+        report = {"store": str(store), "samples_in_store": total, "more": more, "groups" if groups else "samples": rows}
+        print(json.dumps(report, allow_nan=False))  # ASCII: responses may hold what UTF-8 has no place for
+    else:
+        _print(shown, more, total, columns, cut)
+
+
+def _check(store: Store, roles: list[str] | None, sources: list[str] | None) -> None:
+    """Raise `Refused` for a role or source that no sample has."""
+    if roles or sources:
+        counts = store.counts()
+        for flag, asked, known in (("--role", roles, counts.roles), ("--source", sources, counts.sources)):
+            for value in asked or []:
+                if value not in known:
+                    raise Refused(f"{flag} {value!r}: expected one of {', '.join(map(repr, known)) or 'none'}")
+
+
+def _samples(store: Store, prompt_id: str | None, newest: bool, place: dict[str, Any]) -> Iterator[Sample]:
+    if not newest:
+        yield from store.samples(prompt_id=prompt_id, **place)
+        return
+    ids = [k.id for k in reversed(store.known(**place)) if prompt_id in (None, k.prompt_id)]
+    for at in range(0, len(ids), PAGE):
+        yield from reversed(list(store.samples(ids=ids[at : at + PAGE])))
+
+
+def _groups(
+    store: Store, prompt_id: str | None, newest: bool, fits: Callable[[Sample], bool], place: dict[str, Any]
+) -> Iterator[list[Sample]]:
+    """The fitting responses of each group that has any, the best first; groups in the order in which they began."""
+    known = store.groups(**place)
+    for group in reversed(known) if newest else known:
+        if prompt_id in (None, group.prompt_id):
+            found = [s for s in store.samples(prompt_id=group.prompt_id, **place) if fits(s)]
+            if found:
+                yield sorted(found, key=lambda s: -math.inf if s.reward is None else s.reward, reverse=True)
+
+
+def _tokens(sample: Sample) -> int | None:
+    """Of the response."""
+    return None if sample.action is None else int(sample.action.sum())
+
+
+def _record(s: Sample) -> dict[str, Any]:
+    from agro.store.exchange import to_record
+
+    return {"id": s.id, **to_record(s)}
+
+
+def _group_json(samples: list[Sample]) -> dict[str, Any]:
+    first = samples[0]
+    return {"prompt_id": first.prompt_id, "prompt": first.prompt, "responses": [_record(s) for s in samples]}
+
+
+def _print(shown: list[Any], more: bool, total: int, columns: int, limit: int) -> None:
+    console = terminal()
+    if not shown:
+        console.print(f"none of {total:,} samples fits")
+    for x in shown:
+        parts = _group(console, x, columns, limit) if isinstance(x, list) else _sample(x, limit)
+        console.print(*parts, sep="\n")
+        console.print()
+    if more:
+        console.print(f"there are more of the {total:,} samples (--limit 0 shows all)")
+
+
+def _facts(s: Sample) -> list[str]:
+    """Reward, source, version and length, each short."""
+    from agro.terminal import visible
+
+    version = s.oldest_version
+    length = _tokens(s)
+    return [
+        "no reward" if s.reward is None else f"reward {s.reward:g}",
+        visible(s.source or s.role) + (f" ({s.role})" if s.source and s.source != s.role else ""),
+        "version unknown" if version < 0 else f"version {version}",
+        f"{len(s.response):,} characters" if length is None else f"{length:,} tokens",
+    ]
+
+
+def _sample(s: Sample, limit: int) -> Iterable[RenderableType]:
+    from rich.padding import Padding
+    from rich.text import Text as Shown
+
+    from agro.terminal import cut, plain, visible
+
+    yield Shown(f"sample {s.id}  " + "  ".join(_facts(s)), "bold")
+    yield Shown(f"prompt {visible(s.prompt_id)}", "dim")
+    yield Padding(Shown(cut(plain(s.prompt), limit), "cyan"), (0, 0, 0, 2), expand=False)
+    yield Padding(Shown(cut(s.response, limit) or "(empty)"), (0, 0, 0, 2), expand=False)
+    if s.meta.get("reward_error") is not None:
+        yield Shown("reward failed: " + cut(str(s.meta["reward_error"]), limit), "red")
+
+
+def _group(console: Console, samples: list[Sample], columns: int, limit: int) -> Iterable[RenderableType]:
+    from rich.table import Table
+    from rich.text import Text as Shown
+
+    from agro.terminal import cut, plain, visible
+
+    first, some = samples[0], samples[: columns or None]
+    rewards = [s.reward for s in samples if s.reward is not None]
+    spread = f", rewards {min(rewards):g} to {max(rewards):g}" if rewards else ""
+    left = f", {len(samples) - len(some)} not shown (--columns 0 shows all)" if len(some) < len(samples) else ""
+    yield Shown(f"prompt {visible(first.prompt_id)}: {len(samples)} responses{spread}{left}", "bold")
+    yield Shown(cut(plain(first.prompt), limit), "cyan")
+    wide = max(1, console.width // COLUMN)
+    for at in range(0, len(some), wide):
+        part = some[at : at + wide]
+        table = Table(expand=True, show_edge=False)
+        for s in part:
+            table.add_column(Shown("\n".join([f"sample {s.id}", *_facts(s)])), ratio=1, overflow="fold")
+        table.add_row(*(Shown(cut(s.response, limit) or "(empty)") for s in part))
+        yield table

@@ -1,0 +1,80 @@
+"""What commands share: how they end, options that several have, KEY=VALUE."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
+
+import typer
+
+from agro.errors import Interrupted, Refused
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+P = ParamSpec("P")
+
+Model = Annotated[str, typer.Option("--model", help="Folder or hub name of a causal language model.")]
+PromptFile = Annotated[Path, typer.Option("--prompts", help='JSONL, one {"prompt": …, "answer": …} a line.')]
+RewardName = Annotated[str, typer.Option("--reward", help="exact, regex, math, module:function or file.py:function.")]
+RewardOption = Annotated[
+    list[str] | None, typer.Option("--option", help="KEY=VALUE of the reward, such as marker='####'; may be repeated.")
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
+
+
+def guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """What the user can mend ends with its message and 2, an interruption with 130; no traceback for either."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except Refused as error:
+            end(2, f"agro: {error}")
+        except KeyboardInterrupt:
+            end(130, "agro: interrupted")
+        except Interrupted:
+            end(130, "")
+
+    return run
+
+
+def end(code: int, message: str) -> NoReturn:
+    if message:
+        print(message, file=sys.stderr)
+    raise SystemExit(code)
+
+
+def terminal() -> Console:
+    """stdout for texts of any origin: nothing in them is markup."""
+    from rich.console import Console
+
+    return Console(markup=False, highlight=False, emoji=False)
+
+
+def pairs(items: list[str] | None, flag: str, form: str) -> dict[str, str]:
+    found = {}
+    for item in items or []:
+        key, eq, value = item.partition("=")
+        if not (key and eq and value):
+            raise Refused(f"{flag} {item!r}: expected {form}")
+        if key in found:
+            raise Refused(f"{flag}: {key} is given twice")
+        found[key] = value
+    return found
+
+
+def options(items: list[str] | None) -> dict[str, Any]:
+    """KEY=VALUE with a TOML value; a bare word is text."""
+    found: dict[str, Any] = {}
+    for key, raw in pairs(items, "--option", "KEY=VALUE").items():
+        try:
+            found[key] = tomllib.loads(f"value = {raw}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[key] = raw
+    return found

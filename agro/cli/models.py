@@ -1,0 +1,97 @@
+"""Commands that sample from a model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agro.cli.common import Json, Model, PromptFile, RewardName, RewardOption, options
+from agro.errors import Refused
+
+
+def sample(
+    model: Model,
+    prompts: PromptFile,
+    out: Annotated[Path, typer.Option(help="A store, or a .jsonl, .jsonl.gz or .parquet file.")],
+    n: Annotated[int, typer.Option("-n", min=1, help="Responses a prompt.")] = 4,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
+    max_new: Annotated[int, typer.Option("--max-new", min=1, help="Tokens a response at most.")] = 256,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="1 where it isn't given.")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Responses into a store, unscored."""
+    from agro.config import Policy as PolicyConfig
+    from agro.policy import Policy
+    from agro.prompts import load_prompts
+    from agro.samplers import HFSampler, Sampling
+    from agro.store import Store, write_samples
+
+    asked = load_prompts(prompts)
+    as_file = out.name.endswith((".jsonl", ".jsonl.gz", ".parquet"))
+    if as_file and out.exists():
+        raise Refused(f"{out}: there is such a file; give another --out, or remove it")
+    if greedy and temperature is not None:
+        raise Refused(f"--greedy takes the likeliest token: expected no --temperature beside it, got {temperature}")
+    policy = Policy.load(PolicyConfig(model=model))
+    options = Sampling(
+        temperature=0.0 if greedy else 1.0 if temperature is None else temperature, max_new=max_new, seed=seed
+    )
+    found = (s.replace(source=model) for s in HFSampler(policy).sample(asked, n, options))
+    count = 0
+    if as_file:
+        count = write_samples(out, sorted(found, key=lambda s: int(s.meta["index"])))
+    else:
+        with Store.open(out) as store:
+            while part := list(islice(found, 64)):  # what is finished is kept, whatever happens next
+                count += len(store.append(part))
+    print(f"{count} responses to {len(asked)} prompts in {out}", file=sys.stderr)
+
+
+def eval_(
+    model: Model,
+    prompts: PromptFile,
+    reward: RewardName,
+    option: RewardOption = None,
+    n: Annotated[int, typer.Option("-n", min=1, help="Responses a prompt.")] = 8,
+    max_new: Annotated[int, typer.Option("--max-new", min=1, help="Tokens a response at most.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    as_json: Json = False,
+) -> None:
+    """Accuracy, pass@k and their 95 % intervals."""
+    from agro.config import Policy as PolicyConfig
+    from agro.config import Reward as RewardConfig
+    from agro.evaluate import heldout
+    from agro.policy import Policy
+    from agro.prompts import load_prompts
+    from agro.rewards import load_reward
+    from agro.samplers import HFSampler, Sampling
+
+    asked = load_prompts(prompts)
+    scorer = load_reward(RewardConfig(name=reward, options=options(option)))
+    try:
+        sampler = HFSampler(Policy.load(PolicyConfig(model=model)))
+        found = heldout(sampler, scorer, asked, n, Sampling(temperature=temperature, max_new=max_new, seed=seed))
+    finally:
+        scorer.close()
+    report = {"model": model, "prompts": len(asked), "n": n, "temperature": temperature, **found.to_json()}
+    if as_json:
+        print(json.dumps(report, ensure_ascii=False))
+        return
+    print(f"{len(asked)} prompts × {n} responses of {model} at temperature {temperature}")
+    for key, row in report.items():
+        if isinstance(row, dict):
+            print(
+                f"{key}: "
+                + ("unknown" if row["value"] is None else f"{row['value']:.4f}  [{row['low']:.4f}, {row['high']:.4f}]")
+            )
+    if found.unscored:
+        print(f"{found.unscored} responses couldn't be scored and count nowhere")
+        for error, count in Counter(found.errors).most_common(3):
+            print(f"  {count} × {error}")

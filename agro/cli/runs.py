@@ -1,0 +1,68 @@
+"""Commands that make and read run folders."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agro.cli.common import Json, terminal
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="A TOML recipe, or a run's config.json.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE…", help="Such as train.steps=20.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; runs/ and the time where it isn't given.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+) -> None:
+    """One run: from a configuration to a model, metrics and a report."""
+    from agro.config import RunConfig
+
+    loaded = RunConfig.load(config, overrides or [])
+    from agro.train.loop import Trainer
+
+    folder = Trainer(loaded, out, resume=resume).run()
+    print(f"done: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
+
+
+def report(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
+    """A run's figures as one self-contained page."""
+    from agro.report import report as write_report
+
+    print(write_report(run))
+
+
+def compare(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN…", help="Run folders; those that differ in their seed alone are one line."),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder of compare.png, compare.svg and compare.html.")] = Path(
+        "compare"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Curves of several runs, with intervals over seeds, and what differs in their configurations."""
+    from agro.report.compare import compare as read
+    from agro.report.compare_page import NAMES, difference_words, differences_words, final_words, notes, to_json, write
+
+    found = read(runs)
+    paths = write(found, out)
+    if as_json:
+        print(json.dumps(to_json(found, paths), ensure_ascii=False, allow_nan=False))
+        return
+    from rich.table import Table
+
+    table = Table("line", "seeds", f"final {NAMES[found.measure]}", "step", "to the first line", show_edge=False)
+    for line in found.lines:
+        seeds = ", ".join(map(str, line.seeds))
+        table.add_row(line.label, seeds, final_words(line), str(line.steps[-1]), difference_words(found, line))
+    console = terminal()
+    console.print(table)
+    console.print("[…]: 95 % t-interval over seeds\n")
+    for text in ["what differs:", *(differences_words(found) or ["nothing but the seed"]), "", *notes(found)]:
+        console.print(text)
+    print("\n".join(map(str, paths)))

@@ -1,0 +1,160 @@
+"""Commands that fill, check and score stores."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agro.cli.common import Json, RewardName, RewardOption, end, options, pairs
+from agro.errors import Refused
+
+
+def import_(
+    files: Annotated[list[Path], typer.Argument(help="JSONL, gzipped or not, or Parquet.")],
+    store: Annotated[Path, typer.Option("--store", help="The store; made where it isn't there.")],
+    format: Annotated[
+        str | None, typer.Option("--format", help="The files' format, where it isn't recognised.")
+    ] = None,
+    map_: Annotated[
+        list[str] | None,
+        typer.Option("--map", help="FIELD=COLUMN: a dotted path; * expands over the keys of an object."),
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option("--prompts", help="Prompts of rows that hold none, joined by their id.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="Encode with this model's tokenizer, and count what can't be.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Logged responses into a store; says what was recognised, taken and refused."""
+    from agro.store import Store, import_files
+
+    mapping = pairs(map_, "--map", "FIELD=COLUMN")
+    is_new = not store.exists()
+    try:
+        with Store.open(store) as opened:
+            done = import_files(opened, files, mapping=mapping, prompts=prompts, format=format)
+            report = done.to_json()
+            if tokenizer:
+                report["encoding"] = _encoding(opened, tokenizer)
+    except Refused:
+        if is_new and not _holds_samples(store):  # leave nothing behind that looks like a store
+            for left in ("", "-wal", "-shm"):
+                Path(f"{store}{left}").unlink(missing_ok=True)
+        raise
+    if as_json:
+        print(json.dumps(report, ensure_ascii=False))
+        return
+    print(done)
+    if tokenizer:
+        print("encoding: " + ", ".join(f"{k} {v}" for k, v in report["encoding"].items()))
+
+
+def _holds_samples(path: Path) -> bool:
+    from agro.store import Store
+
+    if not path.exists():
+        return False
+    with Store.open(path, read_only=True) as store:
+        return store.counts().samples > 0
+
+
+def _encoding(store: Any, tokenizer: str) -> dict[str, int]:
+    """How many samples a policy with this tokenizer could train on, and why the others not."""
+    from agro.config import Policy as PolicyConfig
+    from agro.policy import Policy, Unusable
+
+    policy, counts = Policy.load(PolicyConfig(model=tokenizer)), Counter[str]()
+    for sample in store.samples():
+        try:
+            policy.encode(sample)
+            counts["usable"] += 1
+        except Unusable as error:
+            counts[error.reason] += 1
+    return dict(counts)
+
+
+def check(
+    path: Annotated[Path, typer.Argument(metavar="FILE-or-STORE", help="A store, or a file of records.")],
+    objective: Annotated[str, typer.Option(help="The objective that is to train on it.")] = "agro",
+    as_json: Json = False,
+) -> None:
+    """What is in a store or file, before training; exit 2 where the objective can't train on it."""
+    import tempfile
+
+    from agro.config import RunConfig
+    from agro.store import Store, import_files
+    from agro.train.data import check_store
+
+    with tempfile.TemporaryDirectory() as folder:
+        is_file = path.name.endswith((".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet"))
+        with Store.open(Path(folder) / "store.db") if is_file else Store.open(path, read_only=True) as store:
+            if is_file:
+                import_files(store, [path])
+            groups = store.groups()
+            report = {
+                **store.counts().to_json(), "groups_equal": sum(g.scored > 1 and g.reward_min == g.reward_max for g in groups),
+                "groups_of_one": sum(g.size == 1 for g in groups), "objective": objective, "trainable": True, "problem": None,
+            }  # fmt: skip
+            try:
+                check_store(RunConfig.of({"objective": {"name": objective}}), store)
+            except Refused as error:
+                report |= {"trainable": False, "problem": str(error)}
+    if as_json:
+        print(json.dumps(report, ensure_ascii=False))
+    else:
+        for key, value in report.items():
+            if key != "problem":
+                print(f"{key}: {value}")
+    if not report["trainable"]:
+        end(2, f"agro: {report['problem']}")
+
+
+def score(
+    store: Annotated[Path, typer.Argument(help="The store.")],
+    reward: RewardName,
+    option: RewardOption = None,
+    missing: Annotated[bool, typer.Option("--missing", help="Only samples without a reward.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds for one response.")] = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Fill in or renew the rewards of a store."""
+    from agro.config import Reward as RewardConfig
+    from agro.rewards import load_reward
+    from agro.store import Store
+
+    scorer = load_reward(RewardConfig(name=reward, options=options(option), timeout=timeout))
+    done: dict[str, Any] = {"scored": 0, "failed": 0, "kept": 0, "errors": {}}
+    try:
+        with Store.open(store, create=False) as opened:
+            samples = opened.samples(scored=False) if missing else opened.samples()
+            while part := list(islice(samples, 256)):
+                scores = scorer.score(part)
+                opened.set_rewards(
+                    (s.id, x.value, {"reward_error": x.error} if x.error else {})
+                    for s, x in zip(part, scores, strict=True)
+                    if s.id is not None and (x.value is not None or s.reward is None)  # a failure erases no reward
+                )
+                for s, x in zip(part, scores, strict=True):
+                    done["scored" if x.value is not None else "failed" if s.reward is None else "kept"] += 1
+                    if x.error:
+                        done["errors"][x.error] = done["errors"].get(x.error, 0) + 1
+    finally:
+        scorer.close()
+    if as_json:
+        print(json.dumps(done, ensure_ascii=False))
+    else:
+        print(
+            f"{done['scored']} scored, {done['failed']} without a reward, {done['kept']} failed and keep their old one"
+        )
+        for error, count in sorted(done["errors"].items(), key=lambda item: -item[1])[:5]:
+            print(f"  {count} × {error}")
+    if done["errors"] and not done["scored"]:
+        cause = next(iter(done["errors"]))
+        raise Refused(f"--reward {reward}: no response could be scored (for one: {cause}); mend the reward")

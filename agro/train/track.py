@@ -1,0 +1,153 @@
+"""Copies of a run's metrics for TensorBoard, W&B and trackio. A tracker that fails never stops a run."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from agro.config import RunConfig, Track
+from agro.errors import Refused
+from agro.train.run import Run
+
+
+class Tracker(Protocol):
+    """Where numbers go. `log`: steps rise within a process; a resumed run begins after its last checkpoint."""
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in RUN/tensorboard."""
+
+    def __init__(self, run: Run, config: RunConfig) -> None:
+        self._folder = run.folder / "tensorboard"
+        self._writer: Any = None
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        if self._writer is None:  # what a resumed run does again hides what it did before
+            self._writer = _module("torch.utils.tensorboard").SummaryWriter(str(self._folder), purge_step=step)
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WandB:
+    """A run at Weights & Biases, or in RUN/wandb where WANDB_MODE=offline; resumed, it is the same run."""
+
+    def __init__(self, run: Run, config: RunConfig) -> None:
+        wandb = _module("wandb")
+        self._run = wandb.init(
+            project=config.track.project, name=_name(run, config), id=run.id,
+            resume="allow", dir=str(run.folder), config=config.model_dump(mode="json"),
+            settings=wandb.Settings(console="off"),  # the terminal is `Progress`'s, redrawings and all
+        )  # fmt: skip
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._run.log(dict(numbers), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Trackio:
+    """A run in trackio's local database; TRACKIO_DIR says where that lies. It knows runs by name alone."""
+
+    def __init__(self, run: Run, config: RunConfig) -> None:
+        self._trackio = _module("trackio")
+        self._trackio.init(
+            project=config.track.project, name=f"{_name(run, config)}-{run.id[:8]}", resume="allow",
+            config=config.model_dump(mode="json"), embed=False,
+        )  # fmt: skip
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._trackio.log(dict(numbers), step=step)
+
+    def close(self) -> None:
+        self._trackio.finish()
+
+
+TRACKERS: dict[str, tuple[str, Callable[[Run, RunConfig], Tracker]]] = {  # name: (module it needs, tracker)
+    "tensorboard": ("torch.utils.tensorboard", TensorBoard),
+    "wandb": ("wandb", WandB),
+    "trackio": ("trackio", Trackio),
+}
+
+
+class Trackers:
+    """All trackers of a run. One that fails is named once, and dropped."""
+
+    def __init__(self, trackers: Mapping[str, Tracker], say: Callable[[str], None]) -> None:
+        self._trackers, self._say = dict(trackers), say
+
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        """The numbers of a step; what is unknown, or isn't a number, isn't sent."""
+        numbers = {k: v for k, v in _numbers(metrics) if k != "step"}
+        working: dict[str, Tracker] = {}
+        for name, tracker in self._trackers.items():
+            with _softly(name, self._say):
+                tracker.log(metrics["step"], numbers)
+                working[name] = tracker
+        self._trackers = working
+
+    def close(self) -> None:
+        for name, tracker in self._trackers.items():
+            with _softly(name, self._say):
+                tracker.close()
+        self._trackers = {}
+
+
+def check_trackers(config: Track) -> None:
+    """Raise `Refused` where a tracker that is asked for can't be imported."""
+    for name in config.to:
+        try:
+            importlib.import_module(TRACKERS[name][0])
+        except ImportError as error:
+            raise Refused(
+                f"track.to: {name} can't be imported ({error}). "
+                f"What to do: pip install 'agro[track]', or take {name} out of track.to"
+            ) from None
+
+
+def load_trackers(config: RunConfig, run: Run, say: Callable[[str], None]) -> Trackers:
+    """Start those that `track.to` names; one that can't start is named by `say` and left out."""
+    started: dict[str, Tracker] = {}
+    for name in dict.fromkeys(config.track.to):
+        with _softly(name, say):
+            started[name] = TRACKERS[name][1](run, config)
+    return Trackers(started, say)
+
+
+@contextmanager
+def _softly(name: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Say what failed, and go on."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 a tracker may fail in any way, of which the run knows nothing
+        say(f"tracker {name} failed and is dropped; the run goes on: {type(error).__name__}: {error}")
+
+
+def _name(run: Run, config: RunConfig) -> str:
+    return config.track.name or run.folder.resolve().name
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def _numbers(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    """Finite numbers, those of nested objects under section/name."""
+    found: list[tuple[str, float]] = []
+    for key, value in metrics.items():
+        if isinstance(value, Mapping):
+            found += _numbers(value, f"{prefix}{key}/")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            found.append((prefix + key, float(value)))
+    return found

@@ -1,0 +1,23 @@
+"""Commands as a user's scripts run them."""
+
+from __future__ import annotations
+
+from typer.testing import CliRunner, Result
+
+from agro.cli import app
+
+
+def agro(*args: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in args], prog_name="agro")
+
+
+def done(*args: object) -> Result:
+    result = agro(*args)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def refused(*args: object) -> str:
+    result = agro(*args)
+    assert result.exit_code == 2, result.output
+    return result.stderr

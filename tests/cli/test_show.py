@@ -1,0 +1,113 @@
+"""`agro show`: which samples it finds, and that nothing in them reaches the terminal as a command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from running import done, refused
+
+from agro.store import Store
+from agro.types import Sample
+
+ALARM = "\x1b]0;owned\x07"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    tokens = {"tokens": [1, 5, 6, 7], "action": [False, False, True, True]}
+    with Store.open(tmp_path / "s.db") as store:
+        store.append(
+            [
+                Sample("2+2=", "4", 1.0, source="gpt", role="expert", **tokens),
+                Sample("2+2=", "five", 0.0, source="ours", role="policy", version=7),
+                Sample("2+2=", "[bold]x[/bold]" + ALARM, None, source="ours", role="policy"),
+                Sample("3+3=", "6 of course", 0.5, source="gpt"),
+                Sample([{"role": "user", "content": "Say Hello"}], "hello\ud800", -1.0),
+            ]
+        )
+    return tmp_path / "s.db"
+
+
+def ids(store: Path, *args: object) -> list[int]:
+    return [s["id"] for s in json.loads(done("show", store, "--json", *args).stdout)["samples"]]
+
+
+@pytest.mark.parametrize(
+    ("args", "found"),
+    [
+        ((), [1, 2, 3, 4, 5]),
+        (("--newest",), [5, 4, 3, 2, 1]),
+        (("--limit", 2), [1, 2]),
+        (("--newest", "--limit", 2), [5, 4]),
+        (("--reward", "0.5:"), [1, 4]),
+        (("--reward", ":0"), [2, 5]),  # a response without a reward lies in no range
+        (("--reward", "-1:0"), [2, 5]),
+        (("--reward", "0.5:0.5"), [4]),
+        (("--source", "gpt"), [1, 4]),
+        (("--source", "gpt", "--role", "expert"), [1]),
+        (("--characters", "2:6"), [2, 5]),
+        (("--tokens", "2:"), [1]),  # the others' tokens aren't known
+        (("--prompt", "say hello"), [5]),
+        (("--prompt", "USER:"), [5]),
+    ],
+)
+def test_filters(store: Path, args: tuple, found: list[int]) -> None:
+    assert ids(store, *args) == found
+
+
+def test_a_prompt_by_its_id(store: Path) -> None:
+    prompt = json.loads(done("show", store, "--json").stdout)["samples"][3]["prompt_id"]
+    assert ids(store, "--prompt-id", prompt) == [4]
+    assert ids(store, "--prompt-id", prompt, "--newest") == [4]
+
+
+def test_json_is_one_document_that_says_whether_there_is_more(store: Path) -> None:
+    found = json.loads(done("show", store, "--limit", 4, "--json").stdout)
+    assert (found["samples_in_store"], found["more"]) == (5, True)
+    assert found["samples"][0]["tokens"] == [1, 5, 6, 7]
+    assert json.loads(done("show", store, "--limit", 5, "--json").stdout)["more"] is False
+    assert json.loads(done("show", store, "--reward", "9:", "--groups", "--json").stdout)["groups"] == []
+
+
+def test_groups_have_their_best_response_first(store: Path) -> None:
+    groups = json.loads(done("show", store, "--groups", "--json").stdout)["groups"]
+    assert [[r["id"] for r in g["responses"]] for g in groups] == [[1, 2, 3], [4], [5]]
+    groups = json.loads(done("show", store, "--groups", "--newest", "--reward", "0:", "--json").stdout)["groups"]
+    assert [[r["id"] for r in g["responses"]] for g in groups] == [[4], [1, 2]]
+
+
+def test_groups_stand_side_by_side(store: Path, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    out = done("show", store, "--groups", "--limit", 1).stdout
+    [heads] = [line for line in out.splitlines() if "sample 1" in line]
+    assert "sample 2" in heads
+    assert "sample 3" in heads
+    assert "3 responses, rewards 0 to 1" in out
+    assert "version 7" in out
+    assert "there are more of the 5 samples" in out
+    assert "1 not shown (--columns 0 shows all)" in done("show", store, "--groups", "--columns", 2).stdout
+
+
+@pytest.mark.parametrize("args", [(), ("--groups",)])
+def test_control_characters_and_markup_are_text(store: Path, args: tuple, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    out = done("show", store, *args).stdout
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    assert "[bold]x[/bold]\\x1b]0;owned\\x07" in out
+    assert "hello\\ud800" in out
+
+
+def test_what_is_cut_is_said(store: Path) -> None:
+    assert "6 of … 7 more characters" in done("show", store, "--cut", 4).stdout
+
+
+def test_refusals_say_what_was_expected(store: Path, tmp_path: Path) -> None:
+    assert "--reward '1': expected LOW:HIGH" in refused("show", store, "--reward", "1")
+    assert "--tokens '5:2': expected LOW:HIGH" in refused("show", store, "--tokens", "5:2")
+    assert "--reward 'nan:1': expected LOW:HIGH" in refused("show", store, "--reward", "nan:1")
+    assert "--source 'gtp': expected one of" in refused("show", store, "--source", "gtp")
+    assert "--role 'teacher': expected one of" in refused("show", store, "--role", "teacher")
+    assert "none.db" in refused("show", tmp_path / "none.db")

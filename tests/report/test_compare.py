@@ -1,0 +1,214 @@
+"""Which runs are one line, and the numbers that stand for it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from agro.cli import app
+from agro.config import RunConfig
+from agro.errors import Refused
+from agro.report.compare import Interval, compare, flat, t_quantile
+from agro.report.compare_page import COLOURS, differences_words, figure, notes, page, to_json
+
+
+def write(
+    folder: Path, seed: int, heldout: Sequence[float | None] = (), training: Sequence[float] = (), **changes: Any
+) -> Path:
+    """A run of as many steps as values are given, step 0 first in `heldout` and 1 in `training`."""
+    folder.mkdir(parents=True)
+    steps = max(1, len(heldout) - 1, len(training))
+    values = {
+        "policy": {"model": "m"},
+        "train": {"seed": seed, "steps": steps},
+        "objective": {"name": "agro", "beta": 0.1},
+    }
+    for key, value in changes.items():
+        *sections, last = key.split("__")
+        at: Any = values
+        for section in sections:
+            at = at.setdefault(section, {})
+        at[last] = value
+    config = RunConfig.of(values).model_dump(mode="json") | {"versions": {"agro": "0"}, "run": folder.name}
+    (folder / "config.json").write_text(json.dumps(config))
+    rows = []
+    for step in range(0 if heldout else 1, steps + 1):
+        row: dict[str, Any] = {"step": step, "phase": "train"}
+        if step < len(heldout) and heldout[step] is not None:
+            row |= {"eval_reward": heldout[step], "eval_reward_se": 0.02}
+        if 1 <= step <= len(training):
+            row["reward_mean"] = training[step - 1]
+        rows.append(json.dumps(row))
+    (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    """Two configurations of three and two seeds."""
+    rloo = {"name": "rloo"}
+    return [
+        write(tmp_path / "a0", 0, [0.1, None, 0.5]),
+        write(tmp_path / "r1", 1, [0.1, None, 0.3], objective=rloo),
+        write(tmp_path / "a2", 2, [0.1, None, 0.9]),
+        write(tmp_path / "a1", 1, [0.1, None, 0.7]),
+        write(tmp_path / "r0", 0, [0.1, None, 0.2], objective=rloo),
+    ]
+
+
+def test_t_quantiles() -> None:
+    """Student's table (Abramowitz and Stegun, table 26.10, two-sided 0.95)."""
+    table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 10: 2.228, 30: 2.042, 120: 1.980}
+    assert {df: round(t_quantile(df), 3) for df in table} == table
+
+
+def test_an_interval_over_seeds_by_hand() -> None:
+    """Mean 0.7, standard deviation 0.2, t of 2 degrees of freedom 4.303: 0.7 ± 4.303 · 0.2 / √3."""
+    found = Interval.of(np.array([0.5, 0.9, 0.7]))
+    assert (found.mean, found.n) == (pytest.approx(0.7), 3)
+    assert found.high - found.mean == pytest.approx(4.303 * 0.2 / math.sqrt(3), abs=1e-4)
+    assert found.mean - found.low == pytest.approx(found.high - found.mean)
+    one = Interval.of(np.array([0.5]))
+    assert one.mean == 0.5
+    assert math.isnan(one.low)
+    assert math.isnan(one.high)
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_line(runs: list[Path]) -> None:
+    found = compare(runs)
+    assert [(line.label, line.seeds) for line in found.lines] == [("agro, beta 0.1", [0, 1, 2]), ("rloo", [0, 1])]
+    assert found.lines[0].steps.tolist() == [0, 2]
+    assert found.lines[0].values.tolist() == [[0.1, 0.5], [0.1, 0.7], [0.1, 0.9]]
+    assert found.lines[0].finals.tolist() == [0.5, 0.7, 0.9]
+    assert differences_words(found) == ["objective.name: agro | rloo", "objective.beta: 0.1 | not set"]
+
+
+def test_a_difference_is_of_equal_seeds(runs: list[Path]) -> None:
+    """Seeds 0 and 1: 0.2 − 0.5 and 0.3 − 0.7, mean −0.35, half-width 12.706 · (0.1/√2) / √2."""
+    found = compare(runs)
+    difference = found.difference(found.lines[1])
+    assert difference is not None
+    assert (difference.mean, difference.n) == (pytest.approx(-0.35), 2)
+    assert difference.high - difference.mean == pytest.approx(12.706 * 0.05, abs=1e-4)
+    assert found.difference(found.lines[0]) is None
+
+
+def test_what_decides_no_result_makes_no_line(tmp_path: Path) -> None:
+    runs = [
+        write(tmp_path / "a", 0, [0.1], train__steps=1, data__prompts=str(tmp_path / "a" / "p.jsonl")),
+        write(
+            tmp_path / "b", 1, [0.1], train__steps=1, data__prompts=str(tmp_path / "b" / "p.jsonl"), train__show_every=3,
+            track={"project": "x"}, reward__timeout=3.0,
+        ),
+    ]  # fmt: skip
+    assert len(compare(runs).lines) == 1
+    write(tmp_path / "c", 1, [0.1], train__steps=1, data__prompts=str(tmp_path / "other.jsonl"))
+    assert list(compare([*runs, tmp_path / "c"]).differences) == ["data.prompts"]
+
+
+def test_phases_are_compared_by_name() -> None:
+    assert flat({"phases": [{"name": "sft", "train": {"steps": 3}}], "train": {"steps": 5}}) == {
+        "phases.sft.train.steps": 3, "train.steps": 5,
+    }  # fmt: skip
+
+
+def test_one_seed_has_no_interval_and_that_is_said(runs: list[Path]) -> None:
+    found = compare([runs[0], runs[1]])
+    document = to_json(found, [])
+    assert document["lines"][0]["final"] == {"mean": 0.5, "low": None, "high": None, "seeds": 1}
+    assert document["lines"][0]["runs"][0]["se"] == 0.02
+    assert document["lines"][1]["difference_to_first"] is None
+    assert any("no interval over seeds" in text and "the run's own standard error" in text for text in notes(found))
+
+
+def test_without_heldout_measurements_training_reward_is_compared_and_that_is_said(tmp_path: Path) -> None:
+    """Final is the mean of the last tenth of the steps, here 2 of 20."""
+    rewards = [0.0] * 18 + [0.4, 0.6]
+    found = compare(
+        [
+            write(tmp_path / "a", 0, training=rewards),
+            write(tmp_path / "b", 0, [0.1] * 21, training=rewards, sampler__n=8),
+        ]
+    )
+    assert found.measure == "reward_mean"
+    assert [line.finals.tolist() for line in found.lines] == [[0.5], [0.5]]
+    [said] = [text for text in notes(found) if "Training reward" in text]
+    assert str(tmp_path / "a") in said
+    assert str(tmp_path / "b") not in said
+
+
+def test_a_run_that_has_not_ended_is_named_and_cuts_its_line(tmp_path: Path) -> None:
+    runs = [
+        write(tmp_path / "a", 0, [0.1, 0.2, 0.3, 0.4], train__steps=3),
+        write(tmp_path / "b", 1, [0.1, 0.2], train__steps=3),
+    ]
+    found = compare(runs)
+    assert found.lines[0].finals.tolist() == [0.2, 0.2]
+    assert f"{runs[1]} has reached step 1 of 3." in notes(found)
+
+
+def test_one_run_does_not_stand_for_two_seeds(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a", 0, [0.1]), write(tmp_path / "b", 0, [0.1])
+    with pytest.raises(Refused, match="the same configuration and the same seed"):
+        compare([a, b])
+    with pytest.raises(Refused, match="expected different runs"):
+        compare([a, tmp_path / "b" / ".." / "a"])
+    with pytest.raises(Refused, match=r"nothing.config\.json"):
+        compare([a, tmp_path / "nothing"])
+
+
+def test_lines_of_one_configuration_that_were_measured_at_no_common_step(tmp_path: Path) -> None:
+    runs = [write(tmp_path / "a", 0, [0.1, None, None]), write(tmp_path / "b", 1, [None, 0.1, None])]
+    with pytest.raises(Refused, match="expected steps at which all of them have eval_reward"):
+        compare(runs)
+
+
+def test_the_figure_draws_means_seeds_and_bands(runs: list[Path]) -> None:
+    axes = figure(compare(runs)).axes[0]
+    drawn = [(line.get_color(), line.get_ydata().tolist()) for line in axes.lines]
+    assert (COLOURS[0], pytest.approx([0.1, 0.7])) in drawn
+    assert (COLOURS[1], pytest.approx([0.1, 0.25])) in drawn
+    assert (COLOURS[0], [0.1, 0.9]) in drawn
+    [band, _] = axes.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert heights.max() == pytest.approx(0.7 + 4.303 * 0.2 / math.sqrt(3), abs=1e-4)
+    assert axes.get_ylim() == (0.0, pytest.approx(0.9 + 0.25 * 0.8))  # bands don't flatten the lines
+
+
+def test_the_page_asks_for_nothing_and_escapes_names(tmp_path: Path) -> None:
+    runs = [write(tmp_path / "<b>a", 0, [0.1, 0.2], sampler__stop=["<script>"]), write(tmp_path / "c", 0, [0.1, 0.2])]
+    text = page(compare(runs))
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert "<b>a" not in text
+    assert not re.search(r'(?:src|href)="(?!#)', text)
+
+
+def test_the_command(runs: list[Path], tmp_path: Path) -> None:
+    arguments = ["compare", *map(str, runs), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["measure"] == "eval_reward"
+    assert document["lines"][0]["final"]["mean"] == pytest.approx(0.7)
+    assert document["differences"]["objective.name"] == ["agro", "rloo"]
+    assert [Path(f).name for f in document["files"]] == ["compare.png", "compare.svg", "compare.html"]
+    ET.parse(tmp_path / "out" / "compare.svg")
+    before = (tmp_path / "out" / "compare.svg").read_bytes()
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "140"})
+    assert "0.700  [0.203, 1.197]" in result.stdout
+    assert "-0.350  [-0.985, +0.285] (2 seeds)" in result.stdout
+    assert "objective.name: agro | rloo" in result.stdout
+    assert (tmp_path / "out" / "compare.svg").read_bytes() == before
+    assert CliRunner().invoke(app, ["compare", str(tmp_path)]).exit_code == 2
+    refused = CliRunner().invoke(app, ["compare", str(runs[0]), "--out", str(runs[0] / "config.json")])
+    assert (refused.exit_code, "expected a folder to write into" in refused.stderr) == (2, True)
