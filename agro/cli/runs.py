@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from agro.cli.common import Json, terminal
+from agro.errors import Refused
 
 
 def train(
@@ -17,14 +18,27 @@ def train(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE…", help="Such as train.steps=20.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/ and the time where it isn't given.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Load and check everything, and say what would happen; write nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: one JSON document on stdout.")] = False,
 ) -> None:
     """One run: from a configuration to a model, metrics and a report."""
     from agro.config import RunConfig
 
+    if as_json and not dry_run:
+        raise Refused("--json belongs to --dry-run; a run's numbers are in RUN/metrics.jsonl")
     loaded = RunConfig.load(config, overrides or [])
     from agro.train.loop import Trainer
 
-    folder = Trainer(loaded, out, resume=resume).run()
+    trainer = Trainer(loaded, out, resume=resume)
+    if dry_run:
+        from agro.train.plan import describe
+
+        plan = trainer.plan()
+        print(json.dumps(plan, ensure_ascii=False) if as_json else describe(plan))
+        return
+    folder = trainer.run()
     print(f"done: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
 
 

@@ -57,6 +57,7 @@ from agro.train.saving import keep_best, save_model
 from agro.train.schedule import lr_at, options_at
 from agro.train.step import Step, backward, collate, streams_of
 from agro.train.track import Trackers, check_trackers, load_trackers
+from agro.train.watchdog import Watchdog
 from agro.types import Batch
 
 
@@ -72,6 +73,7 @@ class Trainer:
     store: Store
     folder: Run
     progress: Progress
+    watchdog: Watchdog
     trackers: Trackers
 
     def __init__(
@@ -98,6 +100,16 @@ class Trainer:
         """End the run after the present step, as if it were the last."""
         self.stopped = why
 
+    def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        """What the run is at, and how far in it."""
+        self.progress.stage(name, done, total)
+        self.watchdog.stage(name, done, total)
+
+    def between(self) -> None:
+        """Called between pieces of work; raises `Interrupted` where a stop was asked for."""
+        self.watchdog.beat()
+        self.interruption.check()
+
     def tell(self, event: str, *about: Any) -> None:
         """Call a method of every callback."""
         for callback in self.callbacks:
@@ -111,9 +123,10 @@ class Trainer:
             self.folder = Run(self.out, self.config, resume=self.resume)
             self.progress = Progress.on(sum(config.train.steps for _, config in self.phases), store)
             self.trackers = load_trackers(self.config, self.folder, self.progress.say)
+            self.watchdog = Watchdog(self.config.guard.stage_seconds, self.progress.say)
             with (
                 closing(self.folder), closing(self.progress), closing(self.trackers), Store.open(store) as self.store,
-                self.interruption.on_signals(self.progress.say),
+                self.interruption.on_signals(self.progress.say), self.watchdog,
             ):  # fmt: skip
                 self._train()
         finally:
@@ -197,7 +210,7 @@ class Phase:
     def __init__(self, trainer: Trainer, config: RunConfig, position: Position, begins: int) -> None:
         self.trainer, self.config, self.position, self.begins = trainer, config, position, begins
         self.policy, self.store, self.run_id = trainer.policy, trainer.store, trainer.folder.id
-        self.between, self.stage = trainer.interruption.check, trainer.progress.stage
+        self.between, self.stage = trainer.between, trainer.stage
         self.saved = position.step if position.digest else -1
         train = config.train
         self.micro = MicroBatch.of(train, trainer.progress.say)

@@ -240,3 +240,16 @@ def test_prompt_ids_and_numbers_of_prompt_files(tmp_path: Path) -> None:
     (tmp_path / "inf.jsonl").write_text('{"prompt": "x", "answer": 1e999}\n')
     with pytest.raises(Refused, match=r"inf\.jsonl:1"):
         load_prompts(tmp_path / "inf.jsonl")
+
+
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(model: Path, prompts: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        '[sampler]\nn = 3\nmax_new = 4\n[objective]\nname = "agro"\nbeta = 0.1\n[train]\nsteps = 5\ngroups = 2\n'
+    )
+    given = [recipe, f"policy.model={model}", f"data.prompts={prompts}", "--out", tmp_path / "run", "--dry-run"]
+    found = json.loads(done("train", *given, "--json").stdout)
+    assert found["phases"][0]["responses_sampled"] == 5 * 2 * 3
+    assert "train: agro, 5 steps" in done("train", *given).stdout
+    assert not (tmp_path / "run").exists()
+    assert "--json belongs to --dry-run" in refused("train", *given[:-1], "--json")

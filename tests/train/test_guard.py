@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,13 @@ def test_patience_and_target_end_a_run_and_the_best_is_kept(tmp_path: Path, monk
     assert weights(out) != (out / "best/model.safetensors").read_bytes()
     given = iter([0.1, 0.3, 0.6, 0.9])
     assert metrics(run(tmp_path, name="target", evaluate__target=0.5, **common))[-1]["step"] == 2
+
+
+def test_a_stage_that_hangs_is_named(tmp_path: Path, capsys) -> None:
+    class Slow(Callback):
+        def before_score(self, trainer, samples) -> None:
+            time.sleep(0.5)
+
+    config = tiny(tmp_path, train__steps=1, guard={"stage_seconds": 0.1})
+    Trainer(config, tmp_path / "run", callbacks=[Slow()]).run()
+    assert "sampling (12 of 12) has made no progress for 0 s; it is in train/" in capsys.readouterr().err
