@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agro.objectives import differentiate, get
 from agro.proof.enumerable import Enumerable, kl
-from agro.proof.expectation import Data, all_groups
+from agro.proof.expectation import AllGroups, Data
 from agro.types import Batch
 
 
@@ -27,7 +27,7 @@ class Path:
 def descend(
     start: Enumerable,
     reference: Enumerable,
-    data: Callable[[Enumerable], Data],
+    data: Data,
     star: Tensor,
     name: str,
     options: Mapping[str, Any],
@@ -39,15 +39,14 @@ def descend(
 ) -> Path:
     """Follow the expected gradient with Adam, whose rate falls from `lr` to a hundredth over the last two thirds.
 
-    `start` is moved. `data(policy)` says where the samples come from, now; data that doesn't depend on the policy is
-    enumerated once. `star` [X,Y]: log π*.
+    `start` is moved; where it is `data.behavior` too, samples come from it as it is then. `star` [X,Y]: log π*.
     """
     optimiser = torch.optim.Adam(start.weights().values(), lr=lr)
     entry = get(name)
     resolved = entry.resolve(name, options)
     want = ["logp", *({"kl"} & entry.needs(resolved))]
-    fixed = data(start).behavior is not start
-    batch = all_groups(data(start), reference, n)
+    groups = AllGroups(data, reference, n)
+    batch = groups.batch
     at = sorted({round(updates * (i / looks) ** 2) for i in range(looks + 1)})
     seen = []
     for update in range(updates + 1):
@@ -55,8 +54,8 @@ def descend(
             seen.append(kl(start.logp().detach(), star))
         if update == updates:
             break
-        if not fixed:
-            batch = all_groups(data(start), reference, n)
+        if data.behavior is start and update:
+            batch = groups.again()
         for group in optimiser.param_groups:
             group["lr"] = lr * 0.01 ** max(0.0, 1.5 * update / updates - 0.5)
         _gradient(start, reference, batch, name, resolved, want)

@@ -55,6 +55,20 @@ class Space:
         """[Y,T]"""
         return torch.arange(self.length)[None] < self.lengths[:, None]
 
+    def find(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """[B,T'], [B] -> [B] the numbers of these responses."""
+        return self._number[self._code(tokens, lengths)]
+
+    def _code(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """A response as a number in base V + 1, whose digit 0 is no token."""
+        at = torch.arange(tokens.shape[1])
+        return (torch.where(at < lengths[:, None], tokens + 1, 0) * (self.vocabulary + 1) ** at).sum(1)
+
+    @cached_property
+    def _number(self) -> Tensor:
+        out = torch.full(((self.vocabulary + 1) ** self.length,), -1)
+        return out.index_put((self._code(self.tokens, self.lengths),), torch.arange(len(self.responses)))
+
     @cached_property
     def places(self) -> Tensor:
         """[Y,T] the context in which each token is chosen; 0 beyond the length."""
@@ -143,9 +157,7 @@ class Enumerable:
         reference: Enumerable | None = None,
     ) -> dict[str, Tensor]:
         """As `agro.policy.Policy.streams`."""
-        number = {y: i for i, y in enumerate(self.space.responses)}
-        cut = [tuple(row[1:n]) for row, n in zip(tokens.tolist(), lengths.tolist())]
-        prompt, response = tokens[:, 0], torch.tensor([number[y] for y in cut])
+        prompt, response = tokens[:, 0], self.space.find(tokens[:, 1:], lengths - 1)
         logp = self.logp_next()
         places, chosen = self.space.places[response], self.space.tokens[response]
         found = {"logp": logp[prompt[:, None], places, chosen]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,9 +18,9 @@ from agro.train.step import backward
 from agro.types import Batch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Data:
-    """Where groups come from: outcomes with their probability and reward; an outcome is a response, or a response and a noise.
+    """Where groups come from: outcomes with their rewards and probabilities; an outcome is a response, or one with a noise.
 
     O outcomes; without noise they are the Y responses.
     """
@@ -29,7 +30,7 @@ class Data:
     response: Tensor | None = None  # [O]; None: the responses themselves
     noise: Tensor | None = None  # [X,O] probability of the outcome given its response; None: 1
     age: float = 0.0  # optimiser steps; NaN: unknown
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    known: frozenset[str] = field(default=frozenset({"behavior_logp", "ref_logp", "reward"}))
 
     @property
     def outcomes(self) -> Tensor:
@@ -37,40 +38,76 @@ class Data:
         return torch.arange(len(self.behavior.space.responses)) if self.response is None else self.response
 
     def probability(self) -> Tensor:
-        """[X,O]"""
+        """[X,O] of now: the behaviour may be the policy that moves."""
         p = self.behavior.logp().detach().exp()[:, self.outcomes]
         return p if self.noise is None else p * self.noise
 
 
+@dataclass(frozen=True, eq=False)
+class AllGroups:
+    """Every group of n outcomes of every prompt, each once whatever its order."""
+
+    data: Data
+    reference: Enumerable
+    n: int
+
+    @cached_property
+    def outcomes(self) -> tuple[Tensor, Tensor]:
+        """[G,n] groups of outcomes, [G] in how many orders each comes."""
+        return multisets(self.data.reward.shape[1], self.n)
+
+    @cached_property
+    def batch(self) -> Batch:
+        """Group g of prompt x weighs as much as it is probable; so means over groups are expectations."""
+        data, space = self.data, self.data.behavior.space
+        X, G = space.prompts, len(self.outcomes[0])
+        asked = torch.arange(X).repeat_interleave(G * self.n)
+        outcome = self.outcomes[0].flatten().repeat(X)
+        response = data.outcomes[outcome]
+
+        def shifted(values: Tensor) -> Tensor:
+            """[X,Y,T] -> [B,T+1]: index 0 is the prompt's."""
+            rows = torch.where(space.mask[response], values[asked, response], math.nan)
+            return torch.cat([torch.full((len(rows), 1), math.nan, dtype=rows.dtype), rows], 1)
+
+        batch = Batch.of(
+            mask=torch.cat([torch.zeros(len(response), 1, dtype=torch.bool), space.mask[response]], 1),
+            reward=data.reward[asked, outcome] if "reward" in data.known else torch.full((len(asked),), math.nan),
+            group=torch.arange(X * G).repeat_interleave(self.n).tolist(),
+            ref_logp=shifted(self.reference.logp_tokens().detach()) if "ref_logp" in data.known else None,
+            age=torch.full((len(response),), data.age, dtype=torch.float64),
+            tokens=torch.cat([asked[:, None], space.tokens[response]], 1),
+            lengths=space.lengths[response] + 1,
+        )
+        return self._of_now(batch, shifted(data.behavior.logp_tokens().detach()))
+
+    def again(self) -> Batch:
+        """The batch at the probabilities of now, where the behaviour has moved."""
+        space = self.data.behavior.space
+        asked, tokens = self.batch.tokens[:, 0], self.response  # type: ignore[index]
+        rows = torch.where(space.mask[tokens], self.data.behavior.logp_tokens().detach()[asked, tokens], math.nan)
+        first = torch.full((len(rows), 1), math.nan, dtype=rows.dtype)
+        return self._of_now(self.batch, torch.cat([first, rows], 1))
+
+    @cached_property
+    def response(self) -> Tensor:
+        """[B] the response of each row."""
+        return self.data.outcomes[self.outcomes[0].flatten().repeat(self.data.behavior.space.prompts)]
+
+    def _of_now(self, batch: Batch, behavior_logp: Tensor) -> Batch:
+        groups, orders = self.outcomes
+        weight = orders * self.data.probability()[:, groups].prod(-1)  # [X,G]
+        possible = (weight > 0).flatten().repeat_interleave(self.n)
+        batch = batch.replace(
+            weight=weight.flatten().repeat_interleave(self.n),
+            behavior_logp=behavior_logp if "behavior_logp" in self.data.known else None,
+        )
+        return batch if possible.all() else batch.rows(possible.nonzero()[:, 0])
+
+
 def all_groups(data: Data, reference: Enumerable, n: int) -> Batch:
-    """Every group of n outcomes of every prompt, each once whatever its order, weighing as much as it is probable."""
-    space = data.behavior.space
-    groups, orders = multisets(data.reward.shape[1], n)
-    p = data.probability()
-    weight = orders * p[:, groups].prod(-1)  # [X,G]
-    prompt, group = (weight > 0).nonzero().T
-    outcome = groups[group]  # [K,n]
-    response = data.outcomes[outcome].flatten()
-    asked = prompt[:, None].expand(-1, n).flatten()
-
-    def shifted(values: Tensor, first: float) -> Tensor:
-        """[X,Y,T] -> [B,T+1]: index 0 is the prompt's."""
-        rows = torch.where(space.mask[response], values[asked, response], math.nan)
-        return torch.cat([torch.full((len(rows), 1), first, dtype=rows.dtype), rows], 1)
-
-    mask = torch.cat([torch.zeros(len(response), 1, dtype=torch.bool), space.mask[response]], 1)
-    return Batch.of(
-        mask=mask,
-        reward=data.reward[asked[:, None], outcome.flatten()[:, None]][:, 0],
-        group=torch.arange(len(prompt)).repeat_interleave(n).tolist(),
-        weight=weight[prompt, group].repeat_interleave(n),
-        behavior_logp=shifted(data.behavior.logp_tokens().detach(), math.nan),
-        ref_logp=shifted(reference.logp_tokens().detach(), math.nan),
-        age=torch.full((len(response),), data.age, dtype=torch.float64),
-        tokens=torch.cat([asked[:, None], space.tokens[response]], 1),
-        lengths=space.lengths[response] + 1,
-        extra=dict(data.extra),
-    )
+    """The batch of `AllGroups`."""
+    return AllGroups(data, reference, n).batch
 
 
 def gradient(
