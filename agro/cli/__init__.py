@@ -6,6 +6,7 @@ from agro.cli.browse import show
 from agro.cli.common import guarded
 from agro.cli.explain import objectives
 from agro.cli.models import eval_, sample
+from agro.cli.proving import prove
 from agro.cli.runs import compare, report, train
 from agro.cli.stores import check, import_, score
 
@@ -25,6 +26,7 @@ COMMANDS = (  # name, function, example of its arguments
     ("compare", compare, "runs/agro-0 runs/agro-1 runs/rloo-0 runs/rloo-1"),
     ("report", report, "runs/first"),
     ("objectives", objectives, "agro"),
+    ("prove", prove, "agro kl_pg --figure proof.png"),
 )
 for name, command, example in COMMANDS:
     app.command(name, epilog=f"Example: `agro {name} {example}`")(guarded(command))

@@ -1,0 +1,60 @@
+"""What is proved of objectives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agro.cli.common import Json, terminal
+
+
+def prove(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME…]", help="Objectives; all where none is given.")
+    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw where descent goes into this .png or .svg.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What is proved of objectives by enumeration: value, bound, verdict; exit 1 where one doesn't hold."""
+    from agro import objectives
+    from agro.proof.passport import passport
+
+    asked = names or objectives.names()
+    for name in asked:
+        objectives.get(name)  # a wrong name is refused before anything is computed
+    rows = [row for name in asked for row in passport(name)]
+    if figure is not None:
+        from agro.proof.figure import draw
+
+        draw(asked, figure)
+    broken = [row for row in rows if row.holds is False]
+    if as_json:
+        print(json.dumps([row.to_json() for row in rows], ensure_ascii=False, allow_nan=False))
+    else:
+        _show(rows)
+    if broken:
+        for row in broken:
+            typer.echo(
+                f"agro: {row.objective}: {row.property} ({row.setting}): {row.value:.3g} is beyond the bound {row.bound:g}",
+                err=True,
+            )
+        raise SystemExit(1)
+
+
+def _show(rows: list) -> None:  # type: ignore[type-arg]
+    from rich.table import Table
+
+    table = Table("objective", "property", "setting", "value", "bound", "holds", show_edge=False)
+    for row in rows:
+        verdict = {True: "yes", False: "NO", None: ""}[row.holds]
+        bound = "" if row.bound is None else f"{row.bound:g}"
+        table.add_row(row.objective, row.property, row.setting, f"{row.value:.3g}", bound, verdict)
+    console = terminal()
+    console.print(table)
+    claimed = [row for row in rows if row.holds is not None]
+    console.print(
+        f"{sum(bool(row.holds) for row in claimed)} of {len(claimed)} claims hold; {len(rows) - len(claimed)} values are told without a claim"
+    )

@@ -1,0 +1,137 @@
+"""What each objective's source claims, written down apart from the objective: the expected gradient, and where descent goes.
+
+`expects` returns a scalar whose gradient in the policy's weights is the claim. It is a formula over all responses of
+the exact distributions, with no groups and no estimators in it.
+
+Letters: π the policy, μ the behaviour, f the reference; p [X,Y] = μ(y), l [X,Y] = log π(y), d = l − log f(y).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from agro.objectives.clipped import EPS
+from agro.proof.enumerable import Enumerable
+
+Ends = Literal["optimum", "elsewhere", "unknown"]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """One policy, its reference and the behaviour, rewards [X,Y], β and the size of groups."""
+
+    policy: Enumerable
+    reference: Enumerable
+    behavior: Enumerable
+    reward: Tensor
+    beta: float
+    n: int
+
+    @property
+    def p(self) -> Tensor:
+        """[X,Y] μ(y), which doesn't move."""
+        return self.behavior.logp().detach().exp()
+
+    @property
+    def d(self) -> Tensor:
+        """[X,Y] log π(y)/f(y)."""
+        return self.policy.logp() - self.reference.logp().detach()
+
+    def mean(self, v: Tensor) -> Tensor:
+        """[X,Y] -> []: E over prompts and the behaviour."""
+        return (self.p * v).sum(1).mean()
+
+    def centred(self, v: Tensor) -> Tensor:
+        """[X,Y] v − E_μ v."""
+        return v - (self.p * v).sum(1, keepdim=True)
+
+    @property
+    def kl(self) -> Tensor:
+        """[X,Y,T] KL(π(·|y_<t) ‖ f(·|y_<t)), with gradient, 0 beyond the length."""
+        s, l_next = self.policy.space, self.policy.logp_next()
+        per_context = (l_next.exp() * (l_next - self.reference.logp_next().detach())).sum(-1)
+        return torch.where(s.mask, per_context[:, s.places], 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Claims:
+    """Of an objective with `options`, whose `beta` is filled in where it has one.
+
+    `off_policy`, `on_policy`: where gradient descent goes: to the regularised optimum, elsewhere, or nothing is claimed.
+    `shift`: whether adding a number to all rewards of a prompt changes nothing; `reference_shift`: to all log f of one.
+    """
+
+    expects: Callable[[Situation], Tensor]
+    options: Mapping[str, Any]
+    off_policy: Ends
+    on_policy: Ends
+    shift: bool = True
+    reference_shift: bool = True
+    policy_gradient: Callable[[float], float] | None = None  # β -> on-policy gradient over that of −E_π r + β KL(π ‖ f)
+    noise: bool = True  # whether rewards that are noisy count with their mean alone
+    n: tuple[int, ...] = (2, 3)
+
+
+def half_variance(s: Situation) -> Tensor:
+    """E_x ½ Var_μ[R], R = r − βd (AGRO, the consistency loss with μ fixed)."""
+    return 0.5 * s.mean(s.centred(s.reward - s.beta * s.d).square())
+
+
+def half_variance_on_policy(s: Situation) -> Tensor:
+    """The same with μ = π, through which the gradient flows too."""
+    p, R = s.policy.logp().exp(), s.reward - s.beta * s.d
+    return 0.5 * (p * (R - (p * R).sum(1, keepdim=True)).square()).sum(1).mean()
+
+
+def advantage(s: Situation, beta: float) -> Tensor:
+    """−E_μ[(R − E_μ R) log π], R = r − βd without gradient. On-policy its gradient is that of −E_π r + β KL(π ‖ f)."""
+    return -s.mean(s.centred(s.reward - beta * s.d).detach() * s.policy.logp())
+
+
+def grpo_pairs(s: Situation) -> Tensor:
+    """GRPO's clipped gain over all ordered pairs of responses (n = 2), where (r_1 − r_2)/2 is the advantage of the first."""
+    assert s.n == 2
+    mask, low, high = s.policy.space.mask, 0.8, 1.2
+    half = (s.reward[:, :, None] - s.reward[:, None]) / 2  # [X,Y,Y]
+    A = (half / (half.abs() * math.sqrt(2) + EPS))[..., None]
+    possible = (s.p > 0)[..., None]  # what is never sampled has no ratio
+    ratio = torch.where(possible, s.policy.logp_tokens() - s.behavior.logp_tokens().detach(), 0.0)
+    w = ratio.exp()[:, :, None]  # [X,Y,1,T]
+    gain = torch.minimum(w * A, w.clamp(low, high) * A)
+    per_response = (gain * mask[:, None]).sum(-1) / mask.sum(1)[:, None]
+    return -(s.p[:, :, None] * s.p[:, None] * per_response).sum((1, 2)).mean()
+
+
+def imitation(s: Situation) -> Tensor:
+    """−Σ log π over the mean number of tokens."""
+    lengths = s.policy.space.lengths.double().expand_as(s.p)
+    return -s.mean(s.policy.logp()) / s.mean(lengths)
+
+
+CLAIMS: dict[str, tuple[Claims, ...]] = {
+    "agro": (
+        Claims(half_variance, {"scale": "loss"}, "optimum", "optimum", policy_gradient=lambda beta: beta),
+        Claims(lambda s: half_variance(s) / s.beta, {"scale": "reward"}, "optimum", "optimum", policy_gradient=lambda beta: 1.0),
+    ),
+    "agro_onpolicy": (Claims(half_variance_on_policy, {}, "unknown", "unknown", noise=False),),
+    "rloo": (
+        Claims(lambda s: advantage(s, 0.0), {"beta": 0.0}, "elsewhere", "elsewhere"),
+        Claims(lambda s: advantage(s, s.beta), {}, "optimum", "optimum", policy_gradient=lambda beta: 1.0),
+    ),
+    "reinforce": (
+        Claims(lambda s: -s.mean(s.reward * s.policy.logp()), {"baseline": "none"}, "elsewhere", "elsewhere", shift=False),
+        Claims(lambda s: -s.mean((s.reward - 0.5) * s.policy.logp()), {"baseline": 0.5}, "elsewhere", "elsewhere", shift=False),
+        # The group's mean holds r_i itself, which takes a share 1/n of the gradient away.
+        Claims(lambda s: (1 - 1 / s.n) * advantage(s, 0.0), {"baseline": "mean"}, "elsewhere", "elsewhere"),
+    ),
+    # The prefixes of the KL are sampled, and no gradient says so: on-policy too it goes a little beside the optimum.
+    "kl_pg": (Claims(lambda s: advantage(s, 0.0) + s.beta * s.mean(s.kl.sum(2)), {}, "elsewhere", "elsewhere"),),
+    "grpo": (Claims(grpo_pairs, {"beta": 0.0}, "elsewhere", "elsewhere", noise=False, n=(2,)),),
+    "sft": (Claims(imitation, {}, "elsewhere", "elsewhere", n=(1, 2)),),
+}  # fmt: skip

@@ -1,0 +1,46 @@
+"""One page of where descent goes: KL to the optimum against updates, on the policy's own samples and on others'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from agro.objectives import get
+from agro.proof.claims import CLAIMS
+from agro.proof.passport import INSTANCES, end, options_of, said
+
+
+def draw(names: Sequence[str], path: Path) -> None:
+    """A PNG or SVG, by the ending of `path`: median and quartiles over the instances."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    panels = {
+        "policy": "its own samples",
+        "reference": "samples of the reference",
+        "uniform": "samples of a uniform policy",
+    }
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.2 * len(panels), 4.2), sharey=True, layout="constrained")
+    for i, name in enumerate(names):
+        for j, claims in enumerate(CLAIMS[name]):
+            for axis, where in zip(axes, panels):
+                if where != "policy" and "fresh" in get(name).needed(options_of(name, claims)):
+                    continue
+                path_ = end(name, claims, where)
+                low, middle, high = path_.distance.clamp(min=1e-17).quantile(
+                    path_.distance.new_tensor([0.25, 0.5, 0.75]), 1
+                )
+                label = name + (f" ({said(claims)})" if said(claims) else "")
+                line = axis.plot(
+                    path_.updates, middle, "-" if j == 0 else ["--", ":"][(j - 1) % 2], color=f"C{i}", label=label
+                )
+                axis.fill_between(path_.updates, low, high, color=line[0].get_color(), alpha=0.15, linewidth=0)
+    for axis, title in zip(axes, panels.values()):
+        axis.set(title=title, xlabel="updates", yscale="log")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel(f"KL(π ‖ π*), nats\nmedian and quartiles of {INSTANCES.prompts} problems")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)

@@ -1,0 +1,312 @@
+"""A passport: what is measured of an objective on enumerable policies, against what its source claims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agro.errors import Refused
+from agro.objectives import differentiate, get
+from agro.proof.claims import CLAIMS, Claims, Situation
+from agro.proof.descent import Path, descend
+from agro.proof.enumerable import Enumerable, Space, optimum
+from agro.proof.expectation import AllGroups, Data, gradient
+from agro.types import Batch
+
+BETA = 0.3
+EXACT = 1e-12  # float64, sums of some hundred terms of order 1
+FAR = 1e-2  # nats: as far from the optimum as nobody would call it reached
+SMALL, RAGGED = Space(3, 2, 2), Space(2, 3, 2, early_end=True)
+INSTANCES = Space(3, 2, 8)  # prompts of a table are independent: 8 random problems at once
+UPDATES = 500
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement. `bound` is None where nothing is claimed and the value alone is told; `holds` is None then too."""
+
+    objective: str
+    property: str
+    setting: str
+    value: float
+    bound: float | None
+    holds: bool | None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def prove(names: Sequence[str]) -> list[Row]:
+    """The passports of these objectives."""
+    return [row for name in names for row in passport(name)]
+
+
+def passport(name: str) -> Iterator[Row]:
+    for claims in CLAIMS[name]:
+        for measure in (expectations, bias, invariances, limits, variances, noise, ends):
+            yield from measure(name, claims)
+    yield needs(name, CLAIMS[name][0])
+
+
+def options_of(name: str, claims: Claims, beta: float = BETA) -> dict[str, Any]:
+    return ({"beta": beta} if "beta" in get(name).options else {}) | dict(claims.options)
+
+
+def said(claims: Claims) -> str:
+    return ", ".join(f"{k}={v}" for k, v in claims.options.items())
+
+
+def _row(
+    name: str,
+    prop: str,
+    setting: str,
+    claims: Claims,
+    value: float,
+    *,
+    most: float | None = None,
+    least: float | None = None,
+) -> Row:
+    holds = None if most is None and least is None else value <= most if most is not None else value >= (least or 0.0)
+    where = ", ".join(x for x in (said(claims), setting) if x)
+    return Row(name, prop, where, value, most if most is not None else least, holds)
+
+
+def problem(space: Space, kind: str = "table") -> tuple[Enumerable, Enumerable, dict[str, Enumerable], Tensor]:
+    """A policy, its reference, behaviours, rewards [X,Y] in 0 … 1; all but the uniform one drawn at random."""
+    make = Enumerable.table if kind == "table" else Enumerable.network
+    reference = make(space, 2)
+    policy = make(space, 1)
+    lacking = Enumerable.table(space, 4)
+    with torch.no_grad():  # the last token is never the first one
+        lacking.weights()["logits"][:, 0, -1] = -math.inf
+    behaviors = {
+        "reference": reference, "uniform": Enumerable.table(space, 0, 0.0), "stale": make(space, 3), "lacks support": lacking,
+    }  # fmt: skip
+    reward = torch.rand(
+        space.prompts, len(space.responses), generator=torch.Generator().manual_seed(7), dtype=torch.float64
+    )
+    return policy, reference, behaviors, reward
+
+
+def expectations(name: str, claims: Claims) -> Iterator[Row]:
+    """The expected gradient over all groups against the derivative of the claim, on- and off-policy."""
+    for space, kind in ((SMALL, "table"), (SMALL, "network"), (RAGGED, "network")):
+        policy, reference, behaviors, reward = problem(space, kind)
+        on_only = "fresh" in get(name).needed(options_of(name, claims))
+        for where, behavior in {"policy": policy, **({} if on_only else behaviors)}.items():
+            for n in claims.n:
+                found = gradient(
+                    policy,
+                    reference,
+                    AllGroups(Data(behavior, reward), reference, n).batch,
+                    name,
+                    options_of(name, claims),
+                )
+                situation = Situation(policy, reference, behavior, reward, BETA, n)
+                worst = (found - _derivative(claims.expects(situation), policy)).abs().max().item()
+                lengths = "ragged" if space.early_end else "full"
+                yield _row(
+                    name, "expected gradient", f"{kind}, {lengths}, from {where}, n={n}", claims, worst, most=EXACT
+                )
+
+
+def _derivative(value: Tensor, policy: Enumerable) -> Tensor:
+    found = torch.autograd.grad(value, list(policy.weights().values()), allow_unused=True, retain_graph=True)
+    return torch.cat(
+        [(torch.zeros_like(w) if g is None else g).flatten() for g, w in zip(found, policy.weights().values())]
+    )
+
+
+def bias(name: str, claims: Claims) -> Iterator[Row]:
+    """On-policy against the gradient of −E_π r + β KL(π ‖ f), as a share of its norm."""
+    policy, reference, _, reward = problem(SMALL, "network")
+    beta = options_of(name, claims).get("beta", 0.0)
+    p = policy.logp().exp()
+    exact = _derivative((p * (beta * (policy.logp() - reference.logp().detach()) - reward)).sum(1).mean(), policy)
+    factor = claims.policy_gradient(BETA) if claims.policy_gradient else 1.0
+    n = claims.n[-1]
+    found = gradient(
+        policy, reference, AllGroups(Data(policy, reward), reference, n).batch, name, options_of(name, claims)
+    )
+    share = ((found / factor - exact).norm() / exact.norm()).item()
+    setting = f"on-policy, n={n}" + (f", divided by {factor:g}" if factor != 1 else "")
+    yield _row(
+        name,
+        "bias against the regularised policy gradient",
+        setting,
+        claims,
+        share,
+        most=EXACT if claims.policy_gradient else None,
+    )
+
+
+def invariances(name: str, claims: Claims) -> Iterator[Row]:
+    """What may change without changing the gradient."""
+    policy, reference, behaviors, reward = problem(RAGGED, "network")
+    options, n = options_of(name, claims), claims.n[0]
+    behavior = policy if "fresh" in get(name).needed(options) else behaviors["stale"]
+
+    def of(batch: Batch, size: int | None = None) -> Tensor:
+        return gradient(policy, reference, batch, name, options, size)
+
+    batch = AllGroups(Data(behavior, reward), reference, n).batch
+    plain = of(batch)
+    shift = torch.tensor([0.7, -1.3], dtype=torch.float64)
+    moved = AllGroups(Data(behavior, reward + shift[:, None]), reference, n).batch
+    change = (of(moved) - plain).abs().max().item()
+    yield _row(name, "a reward shift per prompt" + ("" if claims.shift else " matters"), f"n={n}", claims, change,
+               most=EXACT if claims.shift else None, least=None if claims.shift else 1e-3)  # fmt: skip
+    if batch.ref_logp is not None and "ref_logp" in get(name).needed(options):
+        first = torch.zeros_like(batch.ref_logp)
+        first[:, 1] = shift[batch.tokens[:, 0]] if batch.tokens is not None else 0.0
+        yield _row(name, "a shift of log π_ref per prompt", f"n={n}", claims,
+                   (of(batch.replace(ref_logp=batch.ref_logp + first)) - plain).abs().max().item(), most=EXACT)  # fmt: skip
+    order = torch.randperm(len(batch.mask), generator=torch.Generator().manual_seed(0))
+    yield _row(
+        name, "the order of rows", f"n={n}", claims, (of(batch.rows(order)) - plain).abs().max().item(), most=EXACT
+    )
+    for size in (1, 7):
+        yield _row(
+            name,
+            "the micro-batch",
+            f"{size} rows, n={n}",
+            claims,
+            (of(batch, size) - plain).abs().max().item(),
+            most=EXACT,
+        )
+
+
+def limits(name: str, claims: Claims) -> Iterator[Row]:
+    """β → 0, where there is a claim: RLOO."""
+    if name != "agro" or claims.options.get("scale") != "reward":
+        return
+    policy, reference, behaviors, reward = problem(SMALL, "network")
+    batch = AllGroups(Data(behaviors["stale"], reward), reference, 2).batch
+    rloo = gradient(policy, reference, batch, "rloo", {"beta": 0.0})
+    for beta in (0.0, 1e-9):
+        found = gradient(policy, reference, batch, name, options_of(name, claims, beta))
+        yield _row(
+            name, "RLOO as β → 0", f"β={beta:g}, from stale", claims, (found - rloo).abs().max().item(), most=1e-8
+        )
+
+
+def variances(name: str, claims: Claims) -> Iterator[Row]:
+    """Trace of the covariance of one group's gradient in the logits of a table, against n."""
+    options = options_of(name, claims)
+    if not {"groups", "triples"} & get(name).needed(options) or "kl" in get(name).needed(options):
+        return
+    policy, reference, _, reward = problem(Space(3, 2, 1))
+    found = {n: _variance(policy, reference, reward, name, options, n) for n in (2, 3, 4)}
+    for n, value in found.items():
+        yield _row(name, "variance of a group's gradient", f"on-policy, n={n}", claims, value)
+    yield _row(name, "its fall from n = 2 to 4", "on-policy", claims, found[4] / found[2], most=1.0)
+
+
+def _variance(
+    policy: Enumerable, reference: Enumerable, reward: Tensor, name: str, options: dict[str, Any], n: int
+) -> float:
+    groups = AllGroups(Data(policy, reward), reference, n)
+    batch = groups.batch
+    space = policy.space
+    flat = policy.logp_tokens()[0].flatten()  # [Y·T]
+    jacobian = torch.stack([_derivative(x, policy) for x in flat]).view(len(space.responses), space.length, -1)
+    alone = batch.replace(weight=torch.ones_like(batch.weight))  # so that each group's gradient is 1/G of its own
+    assert batch.tokens is not None
+    assert batch.lengths is not None
+    live = policy.streams(batch.tokens, batch.lengths, batch.mask)
+    g = (
+        differentiate(name, get(name), live, alone, get(name).resolve(name, options)).grads["logp"][:, 1:]
+        * batch.n_groups
+    )
+    rows = torch.einsum("bt,btw->bw", g, jacobian[groups.response])
+    each = torch.zeros(batch.n_groups, rows.shape[1], dtype=torch.float64).index_add(0, batch.group, rows)
+    p = batch.weight[::n]
+    mean = (p[:, None] * each).sum(0)
+    return float((p[:, None] * (each - mean).square()).sum())
+
+
+def noise(name: str, claims: Claims) -> Iterator[Row]:
+    """Rewards that are 0.3 u lower with probability ¼ and 0.1 u higher with ¾: against their mean. u is a response's own."""
+    policy, reference, behaviors, reward = problem(SMALL, "network")
+    options, n = options_of(name, claims), claims.n[0]
+    if "reward" not in get(name).needed(options):
+        return
+    behavior = policy if "fresh" in get(name).needed(options) else behaviors["stale"]
+    Y = len(SMALL.responses)
+    p = torch.tensor([0.25] * Y + [0.75] * Y, dtype=torch.float64).expand(2, -1)
+    u = torch.linspace(0, 2, Y, dtype=torch.float64)
+    noisy = Data(behavior, torch.cat([reward - 0.3 * u, reward + 0.1 * u], 1), torch.arange(Y).repeat(2), p)
+    found, plain = (
+        gradient(policy, reference, AllGroups(d, reference, n).batch, name, options)
+        for d in (noisy, Data(behavior, reward))
+    )
+    change = (found - plain).abs().max().item()
+    yield _row(name, "noisy rewards count with their mean" if claims.noise else "noise in the rewards matters", f"n={n}", claims, change,
+               most=EXACT if claims.noise else None, least=None if claims.noise else 1e-3)  # fmt: skip
+
+
+def ends(name: str, claims: Claims) -> Iterator[Row]:
+    """Where exact gradient descent goes: the median over instances of KL(π ‖ π*)."""
+    on_only = "fresh" in get(name).needed(options_of(name, claims))
+    for where in ("policy",) if on_only else ("policy", "reference", "uniform", "stale", "lacks support"):
+        claim = claims.on_policy if where == "policy" else claims.off_policy
+        path = end(name, claims, where)
+        claim = "unknown" if where == "lacks support" else claim
+        value = path.distance[-1].max().item() if claim == "optimum" else path.distance[-1].median().item()
+        yield _row(
+            name, "KL to the optimum at the end of descent",
+            f"from {where}, {UPDATES} updates, {'worst' if claim == 'optimum' else 'median'} of {INSTANCES.prompts} instances", claims,
+            max(value, 0.0), most=EXACT if claim == "optimum" else None, least=FAR if claim == "elsewhere" and where != "policy" else None,
+        )  # fmt: skip
+
+
+@cache
+def end(name: str, claims: Claims, where: str) -> Path:
+    """Descent from π_ref on data of that behaviour."""
+    _, reference, behaviors, reward = problem(INSTANCES)
+    start = Enumerable.table(INSTANCES, 2)
+    behavior = start if where == "policy" else behaviors[where]
+    star = optimum(reference.logp().detach(), reward, BETA)
+    return descend(
+        start, reference, Data(behavior, reward), star, name, options_of(name, claims), n=claims.n[0], updates=UPDATES
+    )
+
+
+def needs(name: str, claims: Claims) -> Row:
+    """The share of what it declares that it refuses to do without, each withheld by itself."""
+    policy, reference, _, reward = problem(SMALL)
+    options, entry = options_of(name, claims), get(name)
+    resolved = entry.resolve(name, options)
+    batch = AllGroups(Data(policy, reward), reference, max(claims.n)).batch.replace(old_logp=None)
+    assert batch.tokens is not None
+    assert batch.lengths is not None
+    declared = entry.needs(resolved)
+    live = policy.streams(batch.tokens, batch.lengths, batch.mask, ("logp", "kl", "entropy"), reference)
+    refused = 0
+    for need in declared:
+        lacking, streams = batch, dict(live)
+        if need == "reward":
+            lacking = batch.replace(reward=torch.full_like(batch.reward, math.nan))
+        elif need == "fresh":
+            lacking = batch.replace(age=torch.full_like(batch.age, math.nan))
+        elif need in ("groups", "triples"):
+            rows = torch.cat([torch.arange(max(claims.n), len(batch.mask)), torch.tensor([0])])
+            lacking, streams = batch.rows(rows), {k: v[rows] for k, v in streams.items()}
+        elif need in ("kl", "entropy"):
+            del streams[need]
+        else:
+            lacking = batch.replace(**{need: None})
+        try:
+            differentiate(name, entry, streams, lacking, resolved)
+        except Refused:
+            refused += 1
+    share = refused / len(declared) if declared else 1.0
+    return _row(
+        name, "what it needs and lacks is refused", ", ".join(sorted(declared)) or "nothing", claims, share, least=1.0
+    )
