@@ -7,9 +7,10 @@ from typing import Protocol
 
 from agro.samplers.hf import HFSampler
 from agro.samplers.options import Sampling
+from agro.samplers.rows import Finished, Request
 from agro.types import Prompt, Sample
 
-__all__ = ["HFSampler", "Sampler", "Sampling"]
+__all__ = ["Finished", "HFSampler", "Request", "Sampler", "Sampling"]
 
 
 class Sampler(Protocol):
