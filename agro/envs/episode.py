@@ -86,7 +86,7 @@ class Episode:
         meta = {
             **self.prompt.columns, **meta, "finish": self.finish, "turns": len(self.turns), "last_turn": last_turn,
             "tool_calls": sum("tool" in info for info in self.infos),
-            **({"info": self.infos} if any(self.infos) else {}),
+            **({"turn_info": self.infos} if any(self.infos) else {}),
             **({"reward_error": self.error} if self.error else {}),
         }  # fmt: skip
         return [

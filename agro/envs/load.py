@@ -10,6 +10,7 @@ from agro import config
 from agro.envs.calculator import Calculator
 from agro.envs.protocol import Environment
 from agro.envs.search import Search
+from agro.envs.verifiers import Verifiers
 from agro.errors import Refused
 from agro.rewards.worker import explain, load
 
@@ -18,11 +19,13 @@ ENVIRONMENTS: dict[str, Any] = {"calculator": Calculator, "search": Search}
 
 def load_environment(config: config.Environment) -> Environment:
     """Raises `Refused` where there is no such environment, or where it has no such option."""
+    if config.name.startswith("verifiers:"):
+        return Verifiers(config.name.partition(":")[2], config.options)
     make = ENVIRONMENTS.get(config.name)
     if make is None and ":" not in config.name:
         near = get_close_matches(config.name, ENVIRONMENTS, 1, 0.5)
         raise Refused(
-            f"environment.name: expected {', '.join(ENVIRONMENTS)}, module:Class or file.py:Class, got {config.name!r}"
+            f"environment.name: expected {', '.join(ENVIRONMENTS)}, verifiers:ENV_ID, module:Class or file.py:Class, got {config.name!r}"
             + (f"; did you mean {near[0]}?" if near else "")
         )
     if make is None:

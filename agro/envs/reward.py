@@ -13,7 +13,7 @@ class EpisodeReward:
     """Keeps what the environment said, rewards and failures, and lets `inner` score the rest by the last turn.
 
     `inner` sees the last turn as the response, and in `meta`, so as columns, "transcript" (all that follows the
-    prompt), "turns", "tool_calls" and "info". The rows of one episode share its score.
+    prompt), "turns", "tool_calls" and "turn_info". The rows of one episode share its score.
     """
 
     def __init__(self, inner: Reward) -> None:

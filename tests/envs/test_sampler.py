@@ -321,7 +321,7 @@ def test_the_calculator_in_an_episode(tiny):
         EnvironmentConfig(name="calculator", options={"call": ["a", "b"], "result": "c{}c", "error": "h"})
     )
     (s,) = demonstrate(environment, tiny(), Prompt("h"), ["aeb", "f"])  # "e" is no expression
-    assert (s.response, s.meta["tool_calls"], s.meta["info"][0]["error"]) == (
+    assert (s.response, s.meta["tool_calls"], s.meta["turn_info"][0]["error"]) == (
         "aebchcf",
         1,
         "not an arithmetic expression",
