@@ -109,6 +109,7 @@ def checked(said: Any, cut: bool) -> Turn:
         raise ValueError(f"reward: expected a finite number or None, got {said.reward!r:.80}")
     if said.observation is not None and not isinstance(said.observation, str):
         raise TypeError(f"observation: expected text or None, got {said.observation!r:.80}")
+    (said.observation or "").encode()  # half of a surrogate pair has no tokens
     if not (said.done or cut) and not said.observation:
         raise ValueError("step was neither done nor gave an observation")
     dumps(dict(said.info), "info")

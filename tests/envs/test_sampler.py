@@ -160,6 +160,7 @@ def test_an_episode_that_runs_out_ends_with_length(tiny):
     [("reset", r"environment echo: KeyError: 'no such game' \(test_sampler.py:\d+\)"), ("step", "ZeroDivisionError: broken"),
      ("text", "step returned 'text', expected agro.envs.Turn"), (Turn(), "neither done nor gave an observation"),
      (Turn("a", float("nan")), "reward: expected a finite number or None, got nan"), (Turn(5), "observation: expected text"),
+     (Turn("\ud800"), "UnicodeEncodeError"),
      (Turn("a", info={"x": object()}), "info")],
 )  # fmt: skip
 def test_what_fails_leaves_the_reward_unknown_and_the_tokens(tiny, where, error):
