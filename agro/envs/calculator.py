@@ -1,4 +1,7 @@
-"""A calculator: + - * / // % ** and parentheses on numbers, evaluated by its own rules and never by Python's `eval`."""
+"""A calculator: + - * / // % ** and parentheses on numbers as Python writes them (so 07 is none).
+
+Python's parser reads them; they are evaluated by the rules below and never by `eval`.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,10 @@ def test_the_teacher_calls_and_slips_as_often_as_it_says():
     assert right == pytest.approx((1 - 0.05 * 0.9) ** 4, abs=0.05)  # a random digit is the right one in a tenth
     for s in calls:
         call, result = s.response.split("]")[0][1:], s.response.split("(")[1].split(")")[0]
-        assert result == run.answer(f"{call}=")
+        misspelt = any(
+            len(x) == 2 and x != "00" and x[0] == "0" for x in call.split("*")
+        )  # by a slip; no number in Python
+        assert result == ("?" if misspelt else run.answer(f"{call}="))
         assert not s.action[s.tokens.tolist().index(18)]  # 18 is "(": of the result, which isn't the teacher's
     assert np.mean([s.meta["last_turn"] == s.meta["answer"] for s in found if s.meta["turns"] == 1]) < 0.2
 
