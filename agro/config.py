@@ -194,6 +194,16 @@ class Reward(Section):
         return self.name or " + ".join(f"{part.weight:g} · {part.label or part.name}" for part in self.functions)
 
 
+class Environment(Section):
+    """Responses become episodes of several turns; `sampler.max_new` is then of a turn."""
+
+    name: str = Field(
+        description="'calculator', 'search', verifiers:ENV_ID, or an environment as module:Class or file.py:Class"
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the environment")
+    max_turns: Count = Field(8, description="turns of the policy in an episode at most")
+
+
 class Objective(BaseModel):
     """`name` and the options of that objective; see `agro.objectives.describe(name)`."""
 
@@ -299,6 +309,7 @@ class RunConfig(Section):
     data: Data = Data()
     sampler: Sampler = Sampler()
     reward: Reward = Reward()
+    environment: Environment | None = None
     objective: Objective = Objective()
     train: Train = Train()
     guard: Guard = Guard()

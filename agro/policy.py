@@ -27,7 +27,9 @@ from agro.types import UNKNOWN_VERSION, Sample, Text
 
 __all__ = ["Policy", "Unusable", "new_model"]
 
-Reason = Literal["too long", "unknown characters", "empty", "tokens outside the vocabulary"]
+Reason = Literal[
+    "too long", "unknown characters", "empty", "tokens outside the vocabulary", "turns of another tokenizer"
+]
 _PROBE_TOKENS = 16
 
 
@@ -120,13 +122,14 @@ class Policy:
         tokenizer's chat template, followed by its generation prompt.
         """
         prefix = self._prefix if isinstance(text, str) else []
-        ids = prefix + self._ids(self._render(text))
+        ids = prefix + self.encode_text(self.render(text))
         start = [i for i in (self.tokenizer.bos_token_id, *self.eos_ids) if i is not None][:1]
         if not ids and not start:
             raise Refused(f"{self.name}: an empty prompt, and a tokenizer with neither BOS nor EOS to start from")
         return ids or start
 
-    def _render(self, text: Text) -> str:
+    def render(self, text: Text) -> str:
+        """The text that is encoded: messages go through the chat template, followed by its generation prompt."""
         if isinstance(text, str):
             return text
         if not self.tokenizer.chat_template:
@@ -140,7 +143,8 @@ class Policy:
             raise Refused(f"prompt {text!r:.80}: the chat template of {self.name} refuses it: {error}") from None
         return rendered
 
-    def _ids(self, text: str) -> list[int]:
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of the text alone, with nothing in front or behind."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -181,9 +185,15 @@ class Policy:
         return out
 
     def _encoded(self, sample: Sample, where: str) -> Sample:
-        self._check_known(self._render(sample.prompt), f"{where}: prompt")
+        if sample.action is not None and not sample.action[sample.action.argmax() :].all():
+            raise Unusable(
+                "turns of another tokenizer",
+                f"{where}: its response has tokens that the policy didn't choose, and only the tokens of another "
+                "tokenizer say which; use a model with that tokenizer, or leave the sample out",
+            )
+        self._check_known(self.render(sample.prompt), f"{where}: prompt")
         self._check_known(sample.response, f"{where}: response")
-        prompt, response = self.encode_prompt(sample.prompt), self._ids(sample.response)
+        prompt, response = self.encode_prompt(sample.prompt), self.encode_text(sample.response)
         if sample.meta.get("finish") != "length":
             response += self.eos_ids[:1]
         if not response:
@@ -201,12 +211,12 @@ class Policy:
     def _check_known(self, text: str, where: str) -> None:
         """Raise `Unusable` where a piece of the text becomes the unknown token, and doesn't spell that token itself."""
         unknown = self.tokenizer.unk_token_id
-        if unknown is None or unknown not in self._ids(text):
+        if unknown is None or unknown not in self.encode_text(text):
             return
         if not self.tokenizer.split_special_tokens:
             text = text.replace(self.tokenizer.unk_token, "")
-        if unknown in self._ids(text):
-            bad = [c for c in dict.fromkeys(text) if unknown in self._ids(c)]
+        if unknown in self.encode_text(text):
+            bad = [c for c in dict.fromkeys(text) if unknown in self.encode_text(c)]
             raise Unusable(
                 "unknown characters",
                 f"{where}: the tokenizer doesn't know {', '.join(map(repr, bad[:5]))}{', …' if len(bad) > 5 else ''}; "

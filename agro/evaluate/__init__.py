@@ -75,13 +75,14 @@ def pass_at_k(n: int, passed: int, k: int) -> float:
 
 
 def heldout(sampler: Sampler, reward: Reward, prompts: Sequence[Prompt], n: int, options: Sampling) -> Heldout:
-    """Sample `n` responses to each prompt and score them."""
+    """Sample `n` responses to each prompt and score them; rows of one episode are one response."""
     samples = sorted(sampler.sample(prompts, n, options), key=lambda s: int(s.meta["index"]))
     found = reward.score(samples)
     scores = [math.nan if s.value is None else s.value for s in found]
     scored = [s.replace(reward=None if math.isnan(v) else v) for s, v in zip(samples, scores, strict=True)]
+    responses = {int(s.meta["index"]): i for i, s in enumerate(samples)}
     return Heldout(
-        np.array(scores, dtype=np.float64).reshape(len(prompts), n),
+        np.array([scores[i] for i in responses.values()], dtype=np.float64).reshape(len(prompts), n),
         tuple(scored),
-        tuple(s.error for s in found if s.error),
+        tuple(found[i].error or "" for i in responses.values() if found[i].error),
     )

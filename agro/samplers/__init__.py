@@ -7,9 +7,10 @@ from typing import Protocol
 
 from agro.samplers.hf import HFSampler
 from agro.samplers.options import Sampling
+from agro.samplers.rows import Finished, Request
 from agro.types import Prompt, Sample
 
-__all__ = ["HFSampler", "Sampler", "Sampling"]
+__all__ = ["Finished", "HFSampler", "Request", "Sampler", "Sampling"]
 
 
 class Sampler(Protocol):
@@ -20,7 +21,7 @@ class Sampler(Protocol):
     def sample(self, prompts: Sequence[Prompt], n: int, options: Sampling) -> Iterator[Sample]:
         """`n` responses a prompt, unscored, each as soon as it is finished.
 
-        `meta` of a sample holds the prompt's columns, "finish" ("stop": an end token or a stop text; "length"), and
+        `meta` of a sample holds the prompt's columns, "finish" ("stop": an end token or a stop text; "length"; "error": see `agro.envs`), and
         "index": the response's number, n · (index of the prompt) + (0 … n-1), which with the seed decides its noise.
         """
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -37,6 +38,11 @@ class HFSampler:
         whose room is shorter than `max_new` ends there, with "length". The text of a response stops short of a stop
         text; its tokens stay as they were sampled.
         """
+        requests = self.requests(prompts, n, options)
+        return (self._sample(done, options) for done in self.decode(deque(requests), options))
+
+    def requests(self, prompts: Sequence[Prompt], n: int, options: Sampling) -> list[Request]:
+        """`n` requests a prompt, or `Refused` where a prompt leaves no room in the model's context."""
         requests = []
         for i, prompt in enumerate(prompts):
             ids = self.policy.encode_prompt(prompt.text)
@@ -47,7 +53,21 @@ class HFSampler:
                     f"{self.policy.context}; shorten it, or leave it out"
                 )
             requests += [Request(i * n + j, prompt, ids, room) for j in range(n)]
-        return self._responses(requests, options)
+        return requests
+
+    def decode(self, waiting: deque[Request], options: Sampling) -> Iterator[Finished]:
+        """Serve what waits, from the left; the reader may put more there meanwhile, as long as anything is decoded."""
+        if not waiting:
+            return
+        version = self.version
+        rows = Rows(self.policy, waiting, options)
+        while waiting or rows.live:
+            if waiting and rows.free >= max(1, rows.size // 4):
+                rows.admit([waiting.popleft() for _ in range(min(rows.free, len(waiting)))])
+            for done in rows.step():
+                if self.version != version:
+                    raise RuntimeError(f"version {self.version} arrived while version {version} was being sampled from")
+                yield done
 
     def _probe(self) -> None:
         """Raise `Refused` unless a few tokens have the log-probs that the trainer gives them."""
@@ -70,28 +90,10 @@ class HFSampler:
                 "whole sequences; sample from it elsewhere and import the responses"
             )
 
-    def _responses(self, requests: list[Request], options: Sampling) -> Iterator[Sample]:
-        if not requests:
-            return
-        version = self.version
-        rows = Rows(self.policy, requests, options)
-        waiting = requests[::-1]
-        while waiting or rows.live:
-            if waiting and rows.free >= max(1, rows.size // 4):
-                rows.admit([waiting.pop() for _ in range(min(rows.free, len(waiting)))])
-            for done in rows.step():
-                if self.version != version:
-                    raise RuntimeError(f"version {self.version} arrived while version {version} was being sampled from")
-                yield self._sample(done, options, version)
-
-    def _sample(self, done: Finished, options: Sampling, version: int) -> Sample:
+    def _sample(self, done: Finished, options: Sampling) -> Sample:
         request, ids = done.request, done.tokens.tolist()
-        text, finish = self.policy.decode(ids), "length"
-        if ids[-1] in self.policy.eos_ids:
-            finish = "stop"
-        cuts = [at for stop in options.stop if (at := text.find(stop)) >= 0]
-        if cuts:
-            text, finish = text[: min(cuts)], "stop"
+        text, stopped = options.before_stop(self.policy.decode(ids))
+        finish = "stop" if stopped or ids[-1] in self.policy.eos_ids else "length"
         before = len(request.ids)
         return Sample(
             prompt=request.prompt.text,
@@ -102,7 +104,7 @@ class HFSampler:
             tokenizer=self.policy.fingerprint,
             behavior_logp=np.concatenate([np.full(before, np.nan, np.float32), done.logp.astype(np.float32)]),
             sampling=options.as_json(),
-            version=version,
+            version=self.version,
             role="policy",
             source="policy",
             meta={**request.prompt.columns, "finish": finish, "index": request.number},

@@ -10,15 +10,16 @@ from numpy.typing import NDArray
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
-def uniforms(seed: int, responses: Sequence[int], count: int) -> NDArray[np.float64]:
-    """[R,count] numbers in [0,1) for positions 0 … count-1 of each response.
+def uniforms(seed: int, responses: Sequence[int], count: int, first: Sequence[int] | int = 0) -> NDArray[np.float64]:
+    """[R,count] numbers in [0,1) for positions first … first+count-1 of each response; `first` is one number, or [R].
 
     SplitMix64 (Steele, Lea and Flood 2014) run three times: over the seed, then the response, then the position. 51
     bits are kept: u·x rounds to less than x for every float64 x, so an inverse CDF never passes the last token.
     """
     of_seed = _mix(np.array([seed % 2**64], dtype=np.uint64) + _GAMMA)
     of_response = _mix(of_seed + _GAMMA * (np.array(responses, dtype=np.uint64) + np.uint64(1)))
-    bits = _mix(of_response[:, None] + _GAMMA * np.arange(1, count + 1, dtype=np.uint64))
+    places: NDArray[np.uint64] = np.add.outer(np.array(first), np.arange(1, count + 1)).astype(np.uint64)
+    bits = _mix(of_response[:, None] + _GAMMA * places)
     return (bits >> np.uint64(13)).astype(np.float64) * 2.0**-51
 
 

@@ -38,6 +38,11 @@ class Sampling:
             if not holds:
                 raise Refused(f"sampling: {name}: expected {expected}, got {getattr(self, name)!r}")
 
+    def before_stop(self, text: str) -> tuple[str, bool]:
+        """The text up to the first stop text, and whether there is one."""
+        cuts = [at for stop in self.stop if (at := text.find(stop)) >= 0]
+        return (text[: min(cuts)], True) if cuts else (text, False)
+
     def as_json(self) -> dict[str, Any]:
         """What stands in a sample's `sampling`."""
         return {**vars(self), "stop": list(self.stop)}

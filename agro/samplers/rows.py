@@ -5,11 +5,12 @@ shorter, and a step is one forward of [b,1] tokens whatever the rows' ages. A ro
 last row moves into its place. A row that enters gets the keys and values of its prompt, all tokens but the last, so
 that they end at the column before the current one; the last is read with everybody's next step. Prompts are read
 right padded, as in training, once for all rows that enter together. When the columns are used up, what is still read
-moves to the left.
+moves to the left; when a row is longer than any before, columns are added there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from agro.logprobs import Head
@@ -33,8 +35,9 @@ _SLACK = 256  # columns beyond what a row may need, so that moving to the left i
 class Request:
     number: int  # of the response
     prompt: Prompt
-    ids: list[int]  # of the prompt; the same list for all responses to it
+    ids: list[int]  # of the prompt, or of an episode so far; the same list for all responses to it
     room: int  # tokens that the response may have
+    position: int = 0  # of its first token in the noise: tokens that were sampled in the episode before
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,8 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 class Rows:
     """`live` requests stand in rows 0 … b-1 of the buffers; columns low … end-1 hold their tokens."""
 
-    def __init__(self, policy: Policy, requests: list[Request], options: Sampling) -> None:
-        """`requests`: all that will be admitted, for the sizes."""
+    def __init__(self, policy: Policy, requests: Collection[Request], options: Sampling) -> None:
+        """`requests`: those known by now, for the sizes: none that comes later may have more room than these."""
         self.policy = policy
         self.options = options
         self.live: list[Request] = []
@@ -111,6 +114,8 @@ class Rows:
     @torch.no_grad()
     def admit(self, wave: list[Request]) -> None:
         """Let requests in: at most `free`."""
+        if (longest := max(len(r.ids) for r in wave)) > self.longest:
+            self._widen(longest)
         if not self.live:
             self.end = self.longest
         b, e, device = len(self.live), self.end, self.policy.device
@@ -123,7 +128,8 @@ class Rows:
         self.first[new] = e
         self.limit[new] = e + torch.tensor([r.room for r in wave], device=device)
         self.seen[new] = self.places >= self.start[new, None]
-        noise = uniforms(self.options.seed, [r.number for r in wave], self.noise.shape[1])
+        numbers, positions = [r.number for r in wave], [r.position for r in wave]
+        noise = uniforms(self.options.seed, numbers, self.noise.shape[1], positions)
         self.noise[new] = torch.from_numpy(noise).to(device)
         self._read(wave, b)
         self.live += wave
@@ -223,6 +229,21 @@ class Rows:
         """Which columns are read from now on."""
         if self.live:
             self.low = int(self.start[: len(self.live)].min())
+
+    def _widen(self, longest: int) -> None:
+        """Let prompts have `longest` tokens: columns are added at the left, and some more so that it is seldom done."""
+        by = longest - self.longest + _SLACK
+        self.tokens, self.logp, self.seen = (pad(x, (by, 0)) for x in (self.tokens, self.logp, self.seen))
+        for layer in self.cache.layers:
+            if layer.is_initialized:
+                layer.keys, layer.values = (pad(x, (0, 0, by, 0)) for x in (layer.keys, layer.values))
+        for start in (self.start, self.first, self.limit):
+            start += by
+        self.longest = longest
+        self.columns += by
+        self.low += by
+        self.end += by
+        self.places = torch.arange(self.columns, device=self.places.device)
 
     def _move_left(self) -> None:
         """Make room at the right, and keep as many columns as the longest prompt may need."""

@@ -20,6 +20,13 @@ def check_config(config: RunConfig) -> None:
         _check_phase(config.phase(name), f"phase {name}: " if config.phases else "")
     if any(config.phase(name).reward != config.reward for name in config.phase_names):
         raise Refused("phases: a phase can't change [reward], which is one for the whole run; take the change out")
+    if not (config.data.prompts or config.data.eval_prompts) and any(
+        config.phase(n).environment for n in config.phase_names
+    ):
+        raise Refused(
+            "environment: episodes are played from data.prompts or data.eval_prompts, and neither is set; "
+            "set one, or take [environment] out"
+        )
     if config.data.eval_store and not any(measures_consistency(config.phase(n)) for n in config.phase_names):
         raise Refused(
             "data.eval_store: ½ Var(R) is measured there, R = r − βρ, but no phase's objective has a β > 0 and groups; "

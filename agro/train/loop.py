@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from agro.config import RunConfig
+from agro.envs import EpisodeReward, in_environment, load_environment
 from agro.errors import Interrupted, Refused
 from agro.evaluate import heldout
 from agro.objectives import NotFinite, get
@@ -27,7 +28,7 @@ from agro.prompts import load_prompts
 from agro.reference import follow, load_reference
 from agro.report import report
 from agro.rewards import Reward, load_reward
-from agro.samplers import HFSampler
+from agro.samplers import HFSampler, Sampler
 from agro.store import Store
 from agro.train import checkpoint
 from agro.train.callbacks import Callback
@@ -58,7 +59,7 @@ from agro.train.schedule import lr_at, options_at
 from agro.train.step import Step, backward, collate, streams_of
 from agro.train.track import Trackers, check_trackers, load_trackers
 from agro.train.watchdog import Watchdog
-from agro.types import Batch
+from agro.types import UNKNOWN_VERSION, Batch
 
 
 class Trainer:
@@ -151,7 +152,11 @@ class Trainer:
         check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
         path = Path(data.store) if data.store else self.out / "store.db"
         self._check_store(path)
+        asked = {name: config.environment for name, config in self.phases if config.environment is not None}
+        self.environments = {name: load_environment(environment) for name, environment in asked.items()}
         self.reward = load_reward(self.config.reward) if self.prompts or self.eval_prompts else None
+        if self.reward is not None and self.environments:
+            self.reward = EpisodeReward(self.reward)
         return path
 
     def _load_policy(self) -> Policy:
@@ -218,7 +223,8 @@ class Phase:
             self.micro.sequences, self.micro.tokens = position.limits
         self.policy.recompute = train.gradient_checkpointing
         self.order = PromptOrder(trainer.prompts, derive(train.seed, "prompts", position.phase))
-        self.sampler = HFSampler(self.policy, position.version)
+        self.environment = trainer.environments.get(position.phase)
+        self.sampler = self._sampler(position.version)
         self.optimiser = torch.optim.AdamW(
             self.policy.weights().values(),
             lr=train.lr, betas=train.adam_betas, eps=train.adam_eps, weight_decay=train.weight_decay,
@@ -426,6 +432,9 @@ class Phase:
         check_heldout(stored | {p.id for p in self.trainer.prompts}, held.prompt_ids, "data.eval_store")
         return held
 
+    def _sampler(self, version: int = UNKNOWN_VERSION) -> Sampler:
+        return in_environment(HFSampler(self.policy, version), self.environment, self.config.environment)
+
     def _evaluate(self, at: int) -> dict[str, Any]:
         """Held-out reward at the weights of now, on noise that is the same at every step, and held-out ½ Var(R)."""
         config, out = self.config, dict[str, Any]()
@@ -439,7 +448,7 @@ class Phase:
                 temperature=config.evaluate.temperature, top_k=0, top_p=1.0, min_p=0.0,
             )  # fmt: skip
             prompts = self.trainer.eval_prompts
-            found = heldout(HFSampler(self.policy), self.trainer.reward, prompts, config.evaluate.n, options)
+            found = heldout(self._sampler(), self.trainer.reward, prompts, config.evaluate.n, options)
             out |= describe_heldout(found, self.policy, self.trainer.reference, config, self.micro)
             self._compare(out)
         if self.held is not None:

@@ -1,0 +1,41 @@
+"""Episodes of a teacher, as a policy would have them: for imitation (`sft`), or as experience beside its own."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+from agro.envs.episode import Episode
+from agro.envs.protocol import Environment
+from agro.errors import Refused
+from agro.policy import Policy
+from agro.types import Prompt, Sample
+
+
+def demonstrate(
+    environment: Environment, policy: Policy, prompt: Prompt, turns: Sequence[str], *, source: str = "teacher"
+) -> list[Sample]:
+    """The episode in which a teacher writes `turns`: tokens of the policy, of which only the teacher's are actions.
+
+    An end token follows a turn that doesn't end with a stop text of the environment. One sample, unless the chat
+    template rewrites history. The reward is the environment's, else None. Raises `Refused` where the episode ends
+    before the last turn or doesn't end with it, where the environment fails, and for characters that the policy
+    doesn't know.
+    """
+    where = f"demonstration for prompt {prompt.id}"
+    episode = Episode(environment, policy, prompt, policy.encode_prompt(prompt.text), len(turns) + 1)
+    more = True
+    for i, text in enumerate(turns):
+        if not more:
+            raise Refused(f"{where}: the episode ended ({episode.finish}) after {i} of {len(turns)} turns")
+        ids = policy.encode_text(text)
+        if policy.tokenizer.unk_token_id is not None and policy.tokenizer.unk_token_id in ids:
+            raise Refused(f"{where}: the tokenizer of {policy.name} doesn't know all characters of {text!r:.80}")
+        if not text.endswith(environment.stop or ("\0",)):
+            ids = ids + list(policy.eos_ids[:1])
+        more = episode.turn(ids, None, cut=False)
+    if episode.error or more or not turns:
+        raise Refused(f"{where}: {episode.error or 'the episode goes on after the last turn: ' + repr(turns)[:80]}")
+    if len(episode.ids) > policy.context:
+        raise Refused(f"{where}: {len(episode.ids)} tokens, but the model's context is {policy.context}")
+    return episode.samples(uuid.uuid4().hex, turns[-1], {}, role="expert", source=source)

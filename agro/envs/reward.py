@@ -1,0 +1,42 @@
+"""The reward of an episode: the environment's, or that of its last turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agro.rewards import Reward, Score
+from agro.types import Sample
+
+
+class EpisodeReward:
+    """Keeps what the environment said, rewards and failures, and lets `inner` score the rest by the last turn.
+
+    `inner` sees the last turn as the response, and in `meta`, so as columns, "transcript" (all that follows the
+    prompt), "turns", "tool_calls" and "turn_info". The rows of one episode share its score.
+    """
+
+    def __init__(self, inner: Reward) -> None:
+        self.inner = inner
+        self.name = inner.name
+
+    def score(self, samples: Sequence[Sample]) -> list[Score]:
+        episodes: dict[Any, list[int]] = {}
+        for i, sample in enumerate(samples):
+            episodes.setdefault(i if sample.episode is None else sample.episode, []).append(i)
+        scores: dict[int, Score] = {}
+        asked: dict[int, Sample] = {}
+        for rows in episodes.values():
+            first = samples[rows[0]]
+            if first.reward is not None or first.meta.get("reward_error") is not None:
+                scores[rows[0]] = Score(first.reward, first.meta.get("reward_error"))
+            else:
+                transcript = "".join(samples[i].response for i in rows)
+                response = first.meta.get("last_turn", transcript)
+                asked[rows[0]] = first.replace(response=response, meta={**first.meta, "transcript": transcript})
+        scores.update(zip(asked, self.inner.score(list(asked.values())), strict=True))
+        shared = {i: scores[rows[0]] for rows in episodes.values() for i in rows}
+        return [shared[i] for i in range(len(samples))]
+
+    def close(self) -> None:
+        self.inner.close()

@@ -1,0 +1,172 @@
+"""Two-digit multiplication from random weights, with a calculator and without.
+
+    python reproductions/calculator/run.py [--seeds 3] [--out runs/calculator] [--record] [KEY=VALUE …]
+
+The prompt `37*46=` asks for `1702`. With the calculator (recipes/multi_turn.toml), a careless teacher is imitated first,
+who calls it in half of the episodes, `[37*46]` -> `(1702)` -> `1702`, slips in its digits, and guesses in the other
+half; then AGRO trains on the model's own episodes. Without it, everything else being equal, the teacher writes the right
+product, always. Prints the table and writes result.json and figure.png into --out, with --record beside this script too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from agro.config import RunConfig  # noqa: E402
+from agro.envs import demonstrate, load_environment  # noqa: E402
+from agro.errors import Refused  # noqa: E402
+from agro.policy import Policy  # noqa: E402
+from agro.store import Store  # noqa: E402
+from agro.types import Prompt, Sample  # noqa: E402
+from reproductions import harness  # noqa: E402
+
+RECIPE = HERE.parents[1] / "recipes/multi_turn.toml"
+TRAIN, TEST = 3000, 512  # prompts; the teacher shows the other 4588 of all 8100
+CALLS, SLIP = 0.5, 0.05  # probabilities: that the teacher calls, that it writes a digit at random
+WAYS = ("with the calculator", "without")
+
+
+def questions(seed: int) -> dict[str, list[str]]:
+    """All products of two-digit numbers, in three parts that share none."""
+    asked = [f"{a}*{b}=" for a in range(10, 100) for b in range(10, 100)]
+    random.Random(seed).shuffle(asked)
+    return {"train": asked[:TRAIN], "test": asked[TRAIN : TRAIN + TEST], "taught": asked[TRAIN + TEST :]}
+
+
+def answer(prompt: str) -> str:
+    a, b = prompt[:-1].split("*")
+    return str(int(a) * int(b))
+
+
+def slip(text: str, share: float, rng: random.Random) -> str:
+    return "".join(rng.choice("0123456789") if c.isdigit() and rng.random() < share else c for c in text)
+
+
+def lessons(config: RunConfig, prompts: Sequence[str], rng: random.Random) -> list[Sample]:
+    """The teacher's episodes; without an environment, the right products."""
+    if config.environment is None:
+        return [Sample(p, answer(p), role="expert", source="teacher", meta={"answer": answer(p)}) for p in prompts]
+    environment, policy = load_environment(config.environment), Policy.load(config.policy)
+    found = []
+    for prompt in prompts:
+        if rng.random() < CALLS:
+            call = slip(prompt[:-1], SLIP, rng)
+            turns = [f"[{call}]", slip(answer(f"{call}="), SLIP, rng)]
+        else:
+            turns = [slip(answer(prompt), 0.5, rng)]
+        found += demonstrate(environment, policy, Prompt(prompt, columns={"answer": answer(prompt)}), turns)
+    return found
+
+
+def prepare(folder: Path, seed: int, config: RunConfig) -> dict[str, str]:
+    """Write train.jsonl, test.jsonl and the teacher's store.db, where they aren't there."""
+    parts = questions(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in ("train", "test"):
+        lines = (json.dumps({"prompt": p, "answer": answer(p)}) + "\n" for p in parts[part])
+        (folder / f"{part}.jsonl").write_text("".join(lines))
+    if not (folder / "store.db").exists():
+        taught = lessons(config, parts["taught"], random.Random(seed))
+        with Store.open(folder / "store.db") as store:
+            store.append(taught)
+    return {"data.prompts": str(folder / "train.jsonl"), "data.eval_prompts": str(folder / "test.jsonl")}
+
+
+def configure(way: str, seed: int, overrides: Sequence[str]) -> RunConfig:
+    config = RunConfig.load(RECIPE, [f"train.seed={seed}", *overrides])
+    return config if way == WAYS[0] else RunConfig.of(config.model_dump(mode="json") | {"environment": None})
+
+
+def measure(way: str, seed: int, run: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Held-out reward after each phase, and how many of the last step's episodes called the calculator."""
+    ends = {m["phase"]: m for m in run["metrics"] if m["eval_reward"] is not None}
+    sft, last = ends["sft"], run["metrics"][-1]
+    with Store.open(folder / "store.db", read_only=True) as store:
+        own = [s for s in store.samples(roles=["policy"]) if s.version == last["version"] - 1]
+    return {
+        "way": way, "seed": seed, "after_sft": sft["eval_reward"], "after_sft_se": sft["eval_reward_se"],
+        "after_episodes": last["eval_reward"], "after_episodes_se": last["eval_reward_se"], "kl_ref": last["eval_kl_ref"],
+        "calls_last_step": float(np.mean([s.meta.get("tool_calls", 0) > 0 for s in own])),
+        "seconds": run["seconds"], "cpu_seconds": run["cpu_seconds"],
+    }  # fmt: skip
+
+
+def draw(runs: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
+    """Held-out reward against steps, one line a seed."""
+    figure = Figure(figsize=(6.4, 3.3), layout="constrained")
+    steps = max(run["metrics"][-1]["step"] for _, run in runs)
+    axes = harness.axes(figure, (1, 1, 1), "reward on held-out prompts (± standard error)", steps)
+    ends = defaultdict(list)
+    for way, run in runs:
+        colour = harness.COLOURS[WAYS.index(way)]
+        rows = [m for m in run["metrics"] if m["eval_reward"] is not None]
+        at, y, se = ([m[k] for m in rows] for k in ("step", "eval_reward", "eval_reward_se"))
+        axes.errorbar(at, y, se, color=colour, linewidth=1.3, elinewidth=0.8, marker="o", markersize=3)
+        ends[way].append(y[-1])
+    axes.set_ylim(-0.02, 1.05)
+    harness.name_phases(axes, runs[0][1]["metrics"])
+    harness.name_lines(axes, {w: (float(np.mean(y)), harness.COLOURS[WAYS.index(w)]) for w, y in ends.items()})
+    return figure
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The result in Markdown."""
+    lines = [
+        "| calculator | seed | after `sft` | after `episodes` | calls in the last step | KL (nats) | minutes | CPU minutes |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    shown: Callable[[float | None], str] = lambda x: "–" if x is None else f"{x / 60:.1f}"  # noqa: E731
+    for r in rows:
+        lines.append(
+            f"| {r['way']} | {r['seed']} | {r['after_sft']:.3f} ± {r['after_sft_se']:.3f} | "
+            f"{r['after_episodes']:.3f} ± {r['after_episodes_se']:.3f} | {r['calls_last_step']:.2f} | {r['kl_ref']:.1f} | "
+            f"{shown(r['seconds'])} | {shown(r['cpu_seconds'])} |"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the recipe, such as objective.beta=0.1")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("runs/calculator"))
+    parser.add_argument("--record", action="store_true", help="keep the result beside this script")
+    parser.add_argument("--prepare", type=Path, metavar="FOLDER", help="only write prompts and the teacher's episodes")
+    args = parser.parse_args(arguments)
+    if args.seeds < 1:
+        raise Refused(f"--seeds: expected at least 1, got {args.seeds}")
+    if args.prepare:
+        prepare(args.prepare, 0, configure(WAYS[0], 0, args.overrides))
+        return
+    runs, rows = [], []
+    for seed in range(args.seeds):
+        for number, way in enumerate(WAYS):
+            print(f"{way}, seed {seed}", file=sys.stderr, flush=True)
+            folder = args.out / f"{('calculator', 'alone')[number]}-{seed}"
+            files = prepare(folder, seed, configure(way, seed, args.overrides))
+            config = configure(way, seed, [*(f'{k}="{v}"' for k, v in files.items()), *args.overrides])
+            run = harness.train(config, folder)
+            runs.append((way, run))
+            rows.append(measure(way, seed, run, folder))
+    rows.sort(key=lambda r: (WAYS.index(r["way"]), r["seed"]))
+    result = {"runs": rows, "overrides": args.overrides, "machine": harness.machine()}
+    for folder in [args.out, *([HERE] if args.record else [])]:
+        harness.record(folder, result, draw(runs))
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    harness.guarded(main)

@@ -1,0 +1,329 @@
+"""Episodes: what is recorded is what was sampled, and what each turn's policy said about it; how they end."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from agro.config import Environment as EnvironmentConfig
+from agro.envs import EpisodeReward, EpisodeSampler, Turn, demonstrate, load_environment
+from agro.errors import Refused
+from agro.evaluate import heldout
+from agro.policy import Unusable
+from agro.rewards import check_failures, exact
+from agro.samplers import HFSampler, Sampling, rows
+from agro.store import Store
+from agro.store.exchange import from_record, to_record
+from agro.train.step import collate
+from agro.types import Prompt
+
+PROMPTS = [Prompt("ab"), Prompt(""), Prompt("abc def gh a"), Prompt("h", columns={"answer": "e"})]
+TEMPLATE = "{% for m in messages %}<bos>{{ 'b' if m.role == 'user' else 'a' }}{{ m.content }}<eos>{% endfor %}{% if add_generation_prompt %}<bos>a{% endif %}"
+FORGETS = TEMPLATE.replace("m.content }}", "m.content if loop.last or m.role == 'user' else '' }}")
+
+
+class Echo:
+    """Says back the last letter of a turn, `turns` times; then the episode is done."""
+
+    name, stop = "echo", ("d",)
+
+    def __init__(self, turns=2, reward=None, words="g{}g", role="user"):
+        self.turns, self.reward, self.words, self.role = turns, reward, words, role
+
+    def reset(self, prompt):
+        return []
+
+    def step(self, state, text):
+        state.append(text)
+        if len(state) > self.turns:
+            return Turn(done=True, reward=self.reward)
+        return Turn(self.words.format(text[-1:]), self.reward, info={"tool": "echo"}, role=self.role)
+
+
+class Fails(Echo):
+    def __init__(self, where):
+        super().__init__()
+        self.where = where
+
+    def reset(self, prompt):
+        if self.where == "reset":
+            raise KeyError("no such game")
+        return []
+
+    def step(self, state, text):
+        if self.where == "step" and state:
+            raise ZeroDivisionError("broken")
+        return super().step(state, text) if self.where == "step" else self.where
+
+
+def play(policy, environment, options=None, prompts=PROMPTS, n=6, max_turns=8, version=3):
+    options = options or Sampling(max_new=6, seed=5)
+    found = list(EpisodeSampler(HFSampler(policy, version), environment, max_turns).sample(prompts, n, options))
+    return sorted(found, key=lambda s: s.meta["index"])
+
+
+def trainer_logp(policy, s):
+    tokens = torch.tensor(s.tokens[None].astype(np.int64))
+    with torch.no_grad():
+        return policy.streams(tokens, torch.tensor([tokens.shape[1]]), torch.tensor(s.action[None]))["logp"][0].numpy()
+
+
+def spans(sample):
+    """Runs of actions and of what isn't, in order, after the prompt."""
+    edges = np.flatnonzero(np.diff(sample.action.astype(int))) + 1
+    return [part.tolist() for part in np.split(sample.tokens, edges)][1:]
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma3"])
+@pytest.mark.parametrize("batch", [64, 3])
+def test_the_record_is_what_was_sampled(tiny, name, batch):
+    policy = tiny(name, **({"sliding_window": 8} if name == "Gemma3" else {}))
+    found = play(policy, Echo(), Sampling(max_new=6, seed=5, batch=batch))
+    assert [s.meta["index"] for s in found] == list(range(24))
+    assert max(s.meta["turns"] for s in found) >= 2
+    for s in found:
+        np.testing.assert_allclose(s.behavior_logp, trainer_logp(policy, s), rtol=0, atol=1e-4)
+        assert np.array_equal(np.isnan(s.behavior_logp), ~s.action)
+        parts = spans(s)
+        assert len(parts) == 2 * s.meta["turns"] - 1
+        for turn, said in zip(parts[::2], parts[1::2]):
+            assert turn[-1] == 2 or policy.decode(turn).endswith("d")  # the end that was sampled is an action
+            assert said == policy.encode_text(f"g{policy.decode(turn)[-1:]}g")
+        assert s.meta["last_turn"] == policy.decode(parts[-1])
+        assert s.response == "".join(map(policy.decode, parts))
+        assert s.tokens[0] == 1
+        assert s.meta["tool_calls"] == min(s.meta["turns"], 2)
+        assert (s.reward, s.episode, s.version, s.role) == (None, None, 3, "policy")
+        assert policy.encode(s) == s
+    assert collate(found, 3).mask.sum() == sum(s.action.sum() for s in found)
+
+
+def test_an_episode_is_the_same_in_any_company(tiny, monkeypatch):
+    monkeypatch.setattr(rows, "_SLACK", 1)  # columns are added and used up again and again
+    policy = tiny()
+    alone = play(policy, Echo(4), Sampling(max_new=9, seed=5, batch=1))
+    assert max(s.meta["turns"] for s in alone) > 2
+    for batch in (64, 7):
+        for a, b in zip(alone, play(policy, Echo(4), Sampling(max_new=9, seed=5, batch=batch)), strict=True):
+            assert a.tokens.tolist() == b.tokens.tolist()
+            np.testing.assert_allclose(a.behavior_logp, b.behavior_logp, rtol=0, atol=1e-4)
+
+
+def test_noise_goes_on_over_the_turns(tiny):
+    """Every token equally likely: the turns are those of one long response with the same noise, cut at the stops."""
+    policy = tiny()
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.zero_()
+    policy.eos_ids = ()
+    whole = list(HFSampler(policy).sample(PROMPTS, 6, Sampling(max_new=24, seed=5)))
+    whole = {s.meta["index"]: s.tokens[s.action].tolist() for s in whole}
+    several = 0
+    for s in play(policy, Echo(3), Sampling(max_new=24, seed=5)):
+        taken = s.tokens[s.action].tolist()
+        several += s.meta["turns"] > 1
+        assert taken[:24] == whole[s.meta["index"]][: len(taken)]
+    assert several > 10
+
+
+def test_one_turn_is_the_response_of_the_plain_sampler(tiny):
+    policy = tiny()
+    plain = sorted(
+        HFSampler(policy, 3).sample(PROMPTS, 6, Sampling(max_new=6, seed=5, stop=("d",))), key=lambda s: s.meta["index"]
+    )
+    for a, b in zip(plain, play(policy, Echo(0)), strict=True):
+        assert a.tokens.tolist() == b.tokens.tolist()
+        assert a.behavior_logp.tobytes() == b.behavior_logp.tobytes()
+        assert a.meta["finish"] == b.meta["finish"]
+
+
+def test_an_episode_that_runs_out_ends_with_length(tiny):
+    policy = tiny()
+    endless = play(policy, Echo(99), max_turns=3)
+    assert {(s.meta["turns"], s.meta["finish"]) for s in endless if s.meta["turns"] == 3} == {(3, "length")}
+    cut = [s for s in endless if len(spans(s)[-1]) == 6 and s.tokens[-1] != 2 and not s.meta["last_turn"].endswith("d")]
+    assert cut
+    assert all(s.meta["finish"] == "length" for s in cut)
+    narrow = tiny(max_position_embeddings=20)
+    found = play(narrow, Echo(99), prompts=[Prompt("a" * 14)], n=20)
+    assert all(len(s.tokens) <= 20 and s.action[-1] and s.meta["finish"] == "length" for s in found)
+    assert {1, 2} <= {s.meta["turns"] for s in found}
+    with pytest.raises(Refused, match="leave no room"):
+        play(narrow, Echo(), prompts=[Prompt("a" * 19)])
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [("reset", r"environment echo: KeyError: 'no such game' \(test_sampler.py:\d+\)"), ("step", "ZeroDivisionError: broken"),
+     ("text", "step returned 'text', expected agro.envs.Turn"), (Turn(), "neither done nor gave an observation"),
+     (Turn("a", float("nan")), "reward: expected a finite number or None, got nan"), (Turn(5), "observation: expected text"),
+     (Turn("\ud800"), "UnicodeEncodeError"),
+     (Turn("a", info={"x": object()}), "info")],
+)  # fmt: skip
+def test_what_fails_leaves_the_reward_unknown_and_the_tokens(tiny, where, error):
+    policy = tiny()
+    found = play(policy, Fails(where), Sampling(max_new=40, seed=5))
+    failed = [s for s in found if "reward_error" in s.meta]
+    assert failed
+    for s in failed:
+        assert s.reward is None
+        assert s.meta["finish"] == "error"
+        assert s.knows_behavior
+        np.testing.assert_allclose(s.behavior_logp, trainer_logp(policy, s), rtol=0, atol=1e-4)
+    assert max(s.meta["turns"] for s in found) == (2 if where == "step" else 1)
+    scores = EpisodeReward(exact({})).score(failed)
+    assert all(x.value is None for x in scores)
+    with pytest.raises(Refused, match=error):
+        check_failures(failed, scores, 0.5)
+
+
+def test_rewards_of_the_environment_add_up_and_are_kept(tiny):
+    found = play(tiny(), Echo(reward=0.25))
+    assert {s.reward / s.meta["turns"] for s in found} == {0.25}
+    assert [x.value for x in EpisodeReward(exact({})).score(found)] == [s.reward for s in found]
+
+
+def test_a_reward_at_some_turns_only_is_unknown(tiny):
+    class Late(Echo):
+        def step(self, state, text):
+            said = super().step(state, text)
+            return Turn(done=True, reward=1.0) if said.done else said
+
+    found = play(tiny(), Late(1))
+    assert {s.reward for s in found if s.meta["turns"] == 1 and s.meta["finish"] == "length"} == {None}
+    late = [s for s in found if s.meta["turns"] == 2]
+    assert all("a reward at 1 of 2 turns" in s.meta["reward_error"] for s in late if s.meta["finish"] == "stop")
+    assert late
+
+
+def test_the_last_turn_is_scored(tiny):
+    policy = tiny()
+    (s,) = demonstrate(Echo(1), policy, Prompt("h", columns={"answer": "e"}), ["ad", "e"])
+    seen = []
+
+    class Watching:
+        name = "watching"
+
+        def score(self, samples):
+            seen.extend(samples)
+            return exact({}).score(samples)
+
+        def close(self):
+            pass
+
+    (score,) = EpisodeReward(Watching()).score([s])
+    assert (score.value, seen[0].response, seen[0].meta["transcript"], s.response) == (1.0, "e", "adgdge", "adgdge")
+
+
+def test_a_stop_text_of_the_configuration_is_cut_from_the_last_turn(tiny):
+    policy = tiny()
+    for s in play(policy, Echo(0), Sampling(max_new=30, stop=("g",))):
+        assert "g" not in s.meta["last_turn"]
+        assert ("g" in s.response) == (s.response != s.meta["last_turn"])
+
+
+def test_a_demonstration_is_encoded_as_the_policy_would_have_played_it(tiny):
+    policy = tiny()
+    (s,) = demonstrate(Echo(1), policy, Prompt("h"), ["ad", "be"], source="me")
+    letters = {c: i + 4 for i, c in enumerate("abcdefgh ")}
+    assert s.tokens.tolist() == [1, *(letters[c] for c in "hadgdgbe"), 2]  # <bos> … <eos>
+    assert s.action.tolist() == [c == "a" for c in "ooaaoooaaa"]
+    assert (s.role, s.source, s.behavior_logp, s.version, s.meta["finish"]) == ("expert", "me", None, -1, "stop")
+    assert from_record(json.loads(json.dumps(to_record(s)))) == s
+
+
+@pytest.mark.parametrize(
+    ("turns", "message"),
+    [(["ad"], "goes on after the last turn"), (["ad", "b", "c"], "ended \\(stop\\) after 2 of 3"), (["xd"], "doesn't know"),
+     ([], "goes on"), (["a" * 90 + "d", "b"], "ended \\(length\\) after 1 of 2")],
+)  # fmt: skip
+def test_a_demonstration_that_does_not_fit_is_refused(tiny, turns, message):
+    with pytest.raises(Refused, match=message):
+        demonstrate(Echo(1), tiny(), Prompt("h"), turns)
+
+
+def test_turns_of_another_tokenizer_are_left_out(tiny):
+    (s,) = demonstrate(Echo(1), tiny(), Prompt("h"), ["ad", "be"])
+    with pytest.raises(Unusable, match="tokens that the policy didn't choose") as error:
+        tiny().encode(s.replace(tokenizer="another"))
+    assert error.value.reason == "turns of another tokenizer"
+
+
+@pytest.fixture
+def chat(tiny, monkeypatch):
+    """A function: chat template -> policy whose prompts are messages, in special tokens as real templates have them."""
+
+    def make(template):
+        policy = tiny()
+        monkeypatch.setattr(policy.tokenizer, "chat_template", template)
+        monkeypatch.setattr(policy.tokenizer, "split_special_tokens", False)
+        return policy
+
+    return make
+
+
+def test_messages_go_on_in_the_chat_template(chat):
+    policy, asked = chat(TEMPLATE), [{"role": "user", "content": "hh"}]
+    (s,) = demonstrate(Echo(2), policy, Prompt(asked), ["ad", "be", "c"])
+    said = [{"role": "assistant", "content": "ad"}, {"role": "user", "content": "gdg"},
+            {"role": "assistant", "content": "be"}, {"role": "user", "content": "geg"}]  # fmt: skip
+    text = policy.render([*asked, *said]) + "c<eos>"
+    assert s.tokens.tolist() == policy.encode_text(text)  # so the tokens are those of the whole conversation
+    # "ad" ended with a stop text, so the template's end token is no action; "be" ended with its own.
+    actions = [policy.tokenizer.decode(p) for p, mine in zip([*spans(s)], [True, False] * 3) if mine]
+    assert actions == ["ad", "be<eos>", "c<eos>"]
+    found = play(policy, Echo(), prompts=[Prompt(asked)], n=12)
+    assert max(s.meta["turns"] for s in found) > 1
+    for s in found:
+        np.testing.assert_allclose(s.behavior_logp, trainer_logp(policy, s), rtol=0, atol=1e-4)
+
+
+def test_a_template_that_rewrites_history_makes_several_rows(chat, tmp_path):
+    policy, asked = chat(FORGETS), [{"role": "user", "content": "hh"}]
+    found = demonstrate(Echo(2), policy, Prompt(asked, columns={"answer": "c"}), ["ad", "be", "c"])
+    shown = [policy.tokenizer.decode(s.tokens) for s in found]
+    assert shown == ["<bos>bhh<eos><bos>aad", "<bos>bhh<eos><bos>a<eos><bos>bgdg<eos><bos>abe<eos>",
+                     "<bos>bhh<eos><bos>a<eos><bos>bgdg<eos><bos>a<eos><bos>bgeg<eos><bos>ac<eos>"]  # fmt: skip
+    assert [policy.tokenizer.decode(s.tokens[s.action]) for s in found] == ["ad", "be<eos>", "c<eos>"]
+    assert len({s.episode for s in found}) == 1
+    assert all(s.context_tokens.tolist() == s.tokens[~s.action].tolist() for s in found[1:])
+    scores = EpisodeReward(exact({})).score(found)
+    assert [x.value for x in scores] == [1.0] * 3
+    batch = collate([s.replace(reward=1.0) for s in found], 0)
+    assert batch.response.tolist() == [0, 0, 0]
+
+    sampler = EpisodeSampler(HFSampler(policy), Echo(), 8)
+    prompts = [Prompt(asked), Prompt([{"role": "user", "content": "b"}])]
+    held = heldout(
+        sampler,
+        EpisodeReward(exact({})),
+        [p.__class__(p.text, columns={"answer": "c"}) for p in prompts],
+        6,
+        Sampling(max_new=6),
+    )
+    assert held.rewards.shape == (2, 6)
+    assert len(held.samples) > 12
+    with Store.open(tmp_path / "s.db") as store:
+        store.append(s.replace(reward=0.0) for s in held.samples)
+        assert [g.size for g in store.groups()] == [6, 6]
+
+
+def test_a_role_that_the_template_does_not_show_is_refused(chat):
+    policy = chat(TEMPLATE.replace("{{ m.content }}", "{{ m.content if m.role != 'tool' else '' }}"))
+    with pytest.raises(Refused, match="doesn't show messages of role 'tool'"):
+        demonstrate(Echo(1, role="tool"), policy, Prompt([{"role": "user", "content": "h"}]), ["ad", "b"])
+
+
+def test_the_calculator_in_an_episode(tiny):
+    environment = load_environment(
+        EnvironmentConfig(name="calculator", options={"call": ["a", "b"], "result": "c{}c", "error": "h"})
+    )
+    (s,) = demonstrate(environment, tiny(), Prompt("h"), ["aeb", "f"])  # "e" is no expression
+    assert (s.response, s.meta["tool_calls"], s.meta["turn_info"][0]["error"]) == (
+        "aebchcf",
+        1,
+        "not an arithmetic expression",
+    )
