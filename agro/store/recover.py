@@ -114,10 +114,10 @@ def _take_over(damaged: sqlite3.Connection, store: Store, size: int) -> Recovere
     with store.transaction():
         last = _last(damaged, "samples", size, report)
         for row in _rows(damaged, "samples", (*COLUMNS, "redone"), has_checksums, last):
-            full = row if row is None or has_checksums else (*row, sample_checksum(row))
-            if full is not None and is_whole(full):
-                store._run(INSERT, full)
-                there.add(full[0])
+            if row is not None and not has_checksums and row[-1] in (0, 1):
+                row = (*row, sample_checksum(row))
+            if row is not None and is_whole(row) and _taken(store, INSERT, row):
+                there.add(row[0])
         report.samples = len(there)
         known = max(there, default=0) if "samples" in report.may_lack else last
         report.lost = [i for i in range(1, known + 1) if i not in there]
@@ -125,16 +125,27 @@ def _take_over(damaged: sqlite3.Connection, store: Store, size: int) -> Recovere
             insert, taken, lost = insert_into(table, ("rowid", *columns, "checksum")), 0, 0
             for row in _rows(damaged, table, columns, has_checksums, _last(damaged, table, size, report)):
                 named = () if row is None or table == "commits" else row[1:3] if table == "pairs" else row[3:4]
-                if row is None or (has_checksums and checksum(row[1:-1]) != row[-1]) or not there.issuperset(named):
-                    lost += 1
-                else:
-                    store._run(insert, row if has_checksums else (*row, checksum(row[1:])))
+                if row is not None and not has_checksums:
+                    row = (*row, checksum(row[1:]))
+                whole = row is not None and checksum(row[1:-1]) == row[-1] and there.issuperset(named)
+                if row is not None and whole and _taken(store, insert, row):
                     taken += 1
+                else:
+                    lost += 1
             setattr(report, table, taken)
             setattr(report, f"lost_{table}", lost if table not in report.may_lack else 0)
         for (run,) in store._run("SELECT DISTINCT run FROM draws"):
             store._run(queries.RECOUNT_USES, [run])
     return report
+
+
+def _taken(store: Store, insert: str, row: Row) -> bool:
+    """Without checksums a row may say what no store can hold; in a damaged tree one may be met twice."""
+    try:
+        store._run(insert, row)
+    except sqlite3.IntegrityError:
+        return False
+    return True
 
 
 def _fresh(folder: Path) -> Path:

@@ -132,7 +132,7 @@ def sample_checksum(row: Sequence[Any]) -> int:
 
 def is_whole(row: Sequence[Any]) -> bool:
     """Whether a row of `SAMPLE` says what was written."""
-    return row[_AT["redone"]] in (0, 1) and sample_checksum(row) == row[-1]
+    return len(row) == len(SAMPLE) and row[_AT["redone"]] in (0, 1) and sample_checksum(row) == row[-1]
 
 
 def state_of(reward: float | None, meta: dict[str, Any]) -> int:

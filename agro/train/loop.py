@@ -210,7 +210,7 @@ class Trainer:
         else:
             if commits:
                 raise Refused(
-                    f"{self.out}: none of the checkpoints that the run committed is whole: {'; '.join(damage)}. "
+                    f"{self.out}: none of the checkpoints that the run committed is whole: {'; '.join(damage[:5])}. "
                     "What to do: restore one of them from a copy, or start a new run with another --out"
                 )
             commit = None
