@@ -250,6 +250,10 @@ class Train(Section):
     )
     max_skipped: Count = Field(5, description="steps in a row with a non-finite gradient before the run stops")
     checkpoint_every: Count = Field(50, description="steps")
+    keep: Count = Field(
+        2,
+        description="checkpoints kept, besides the one that the phase began with: a damaged one is passed over for the one before",
+    )
     show_every: int = Field(0, ge=0, description="steps between sample responses on the terminal; 0 shows none")
 
 
@@ -366,7 +370,7 @@ class RunConfig(Section):
 
 
 # What may change without changing the result: limits of a reward's time and failures, and what is shown where.
-FREE = {"reward": {"timeout", "max_failed", "workers"}, "train": {"show_every"}, "guard": {"stage_seconds"}}
+FREE = {"reward": {"timeout", "max_failed", "workers"}, "train": {"show_every", "keep"}, "guard": {"stage_seconds"}}
 
 
 def deciding(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,10 @@ class Refused(ValueError):
     """
 
 
+class Unwritable(Refused):
+    """The disk is full, or a file or folder can only be read. What was whole before still is."""
+
+
 class AgroWarning(UserWarning):
     """A setting was passed over or a figure can't be trusted; the run goes on."""
 

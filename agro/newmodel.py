@@ -11,6 +11,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from agro.config import NewModel
 from agro.errors import Refused
+from agro.files import writing
 from agro.pretrained import without_bars
 
 PAD, BOS, EOS, UNK = SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
@@ -45,9 +46,9 @@ def new_model(folder: str | Path, spec: NewModel, seed: int) -> None:
         torch.default_generator.manual_seed(seed)  # the CPU's alone
         model = LlamaForCausalLM(config)
     model.generation_config = GenerationConfig.from_model_config(config)
-    with without_bars():
+    with writing(Path(folder)), without_bars():
         model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 def _tokenizer(spec: NewModel) -> PreTrainedTokenizerFast:

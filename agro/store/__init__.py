@@ -3,23 +3,28 @@
 from agro.store.exchange import read_samples, write_samples
 from agro.store.importing import ImportReport, Refusal, import_files
 from agro.store.mapping import parse_map
-from agro.store.records import Commit, Counts, Group, Known, Pair, Rewound
+from agro.store.records import Commit, Counts, Damage, Damaged, Group, Known, Pair, Rewound
+from agro.store.recover import Recovered, recover
 from agro.store.select import DrawRule
 from agro.store.sqlite import Store
 
 __all__ = [
     "Commit",
     "Counts",
+    "Damage",
+    "Damaged",
     "DrawRule",
     "Group",
     "ImportReport",
     "Known",
     "Pair",
+    "Recovered",
     "Refusal",
     "Rewound",
     "Store",
     "import_files",
     "parse_map",
     "read_samples",
+    "recover",
     "write_samples",
 ]

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from agro.errors import Refused
-from agro.store.rows import APPLICATION_ID, SCHEMA, TABLES
+from agro.errors import Refused, Unwritable
+from agro.store import migration
+from agro.store.rows import APPLICATION_ID, LEDGERS, SAMPLE, SCHEMA, TABLES
 
 BUSY_TIMEOUT = 30.0  # seconds that a writer waits for another one
 
 
 class Database:
     """One connection to a store's file. WAL lets readers go on while one process writes; writers take turns."""
+
+    has_checksums = True  # not those of a store of schema 1 that is opened read-only
 
     def __init__(self, path: str | Path, *, read_only: bool, create: bool, timeout: float) -> None:
         self.path = Path(path)
@@ -63,28 +68,28 @@ class Database:
         with self._plainly():
             self._connection.executemany(sql, rows)
 
-    def _insert(self, sql: str, args: Sequence[Any]) -> int:
-        with self._plainly():
-            row = self._connection.execute(sql, args).lastrowid
-        assert row is not None
-        return row
-
     @contextmanager
     def _plainly(self) -> Iterator[None]:
         try:
             yield
         except OverflowError as error:
             raise Refused(f"{self.path}: expected integers of 64 bits: {error}") from None
+        except UnicodeDecodeError as error:  # in SQLite's own message
+            raise Refused(f"{self.path}: {DAMAGED.format(way_out=way_out(self.path))}") from error
         except sqlite3.DatabaseError as error:
-            reason = _REASONS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
-            if reason is None:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code not in _REASONS:
                 raise
-            raise Refused(f"{self.path}: {reason.format(timeout=self.timeout)} ({error})") from error
+            reason = _REASONS[code].format(timeout=self.timeout, way_out=way_out(self.path))
+            kind = Unwritable if code in _UNWRITABLE else Refused
+            raise kind(f"{self.path}: {reason} ({error})") from error
 
     def _connect(self, mode: str, *options: str) -> sqlite3.Connection:
         with self._plainly():
             uri = f"{self.path.absolute().as_uri()}?{'&'.join([f'mode={mode}', *options])}"
-            return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=self.timeout)
+            connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=self.timeout)
+        connection.text_factory = read_text
+        return connection
 
     def _prepare(self, read_only: bool, create: bool) -> None:
         if read_only and _is_still(self.path):
@@ -98,7 +103,13 @@ class Database:
                         self._run(statement)
                     self._run(f"PRAGMA application_id = {APPLICATION_ID}")
                     self._run(f"PRAGMA user_version = {SCHEMA}")
-        self._check_schema()
+        schema = self._check_schema()
+        if schema < SCHEMA and read_only:
+            self.has_checksums = False
+            for view in migration.VIEWS:
+                self._run(view)
+        elif schema < SCHEMA:
+            migration.renew(self)
         if not read_only:
             if self._run("PRAGMA journal_mode = WAL") != [("wal",)]:
                 raise Refused(f"{self.path}: SQLite can't keep a write-ahead log here; put the store on a local disk")
@@ -108,7 +119,7 @@ class Database:
     def _is_empty(self) -> bool:
         return self._run("PRAGMA application_id") == [(0,)] and not self._run("SELECT 1 FROM sqlite_master LIMIT 1")
 
-    def _check_schema(self) -> None:
+    def _check_schema(self) -> int:
         [(application,)], [(schema,)] = self._run("PRAGMA application_id"), self._run("PRAGMA user_version")
         if application != APPLICATION_ID:
             raise Refused(f"{self.path}: not a store: an SQLite file, but not one of agro's; give another path")
@@ -117,20 +128,44 @@ class Database:
                 f"{self.path}: expected schema {SCHEMA} or older, got {schema}: a newer agro wrote this store; "
                 "update agro, or have the newer one export it"
             )
+        if not columns_fit(self._run):
+            raise Refused(f"{self.path}: {DAMAGED.format(way_out=way_out(self.path))}")
+        return int(schema)
 
+
+# Text that a damage made undecodable has to be read to be found out.
+read_text = partial(str, encoding="utf-8", errors="surrogateescape")
 
 _MAGIC = b"SQLite format 3\0"
+DAMAGED = "the store's file is damaged. {way_out}"
 _REASONS = {
     sqlite3.SQLITE_BUSY: "another process has been writing for more than {timeout:g} s; try again when it is done",
     sqlite3.SQLITE_LOCKED: "another connection is writing; try again when it is done",
     sqlite3.SQLITE_READONLY: "the store can only be read: it was opened read-only, or its file or folder is; "
     "change that, or write to a copy",
     sqlite3.SQLITE_NOTADB: "not a store (not an SQLite file); give another path, or import it if it is a log",
-    sqlite3.SQLITE_CORRUPT: "the store's file is damaged; go back to a copy of it",
-    sqlite3.SQLITE_FULL: "the disk is full; make room and try again. Nothing of this write was kept",
-    sqlite3.SQLITE_IOERR: "the disk can't be read or written",
+    sqlite3.SQLITE_CORRUPT: DAMAGED,
+    sqlite3.SQLITE_FULL: "the disk is full; make room and try again. Nothing of this write was kept, all before it was",
+    sqlite3.SQLITE_IOERR: "the disk can't be read or written (is it full?); what was written before is kept",
     sqlite3.SQLITE_CANTOPEN: "the store can't be opened; see whether its folder can be written to",
 }
+_UNWRITABLE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
+
+
+def columns_fit(run: Callable[[str, list[str]], Iterable[tuple[str]]]) -> bool:
+    """Whether the tables have the columns of a store; `run` gives the rows of a statement."""
+    tables = {"samples": SAMPLE, **{table: (*columns, "checksum") for table, columns in LEDGERS.items()}}
+    sql = "SELECT name FROM pragma_table_info(?)"
+    return all({name for (name,) in run(sql, [table])} | {"checksum"} == set(tables[table]) for table in tables)
+
+
+def way_out(path: Path) -> str:
+    """What to do about a damaged store."""
+    name = shlex.quote(str(path))
+    return (
+        f"What to do: `agro recover {name} --out NEW` writes all that is whole into a new store and says what isn't, "
+        "or go back to a copy"
+    )
 
 
 def _check_place(path: Path, read_only: bool, create: bool) -> None:

@@ -10,6 +10,7 @@ from agro.store.select import DrawRule
 
 UNSCORED, FAILED, SCORED = range(len(STATES))
 LAST_COMMITS = "SELECT * FROM commits WHERE rowid IN (SELECT max(rowid) FROM commits GROUP BY run)"
+LAST_STEP = "SELECT step FROM commits WHERE run = ? ORDER BY rowid DESC LIMIT 1"
 
 
 def where(

@@ -80,3 +80,40 @@ class Commit:
 class Rewound:
     draws: int  # rows of draws deleted
     samples: int  # samples marked as redone
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What of a store isn't as it was written; empty, and false, for a whole one."""
+
+    structure: list[str] = field(default_factory=list)  # what SQLite says of its pages and indexes
+    samples: list[int] = field(default_factory=list)  # ids
+    pairs: list[int] = field(default_factory=list)  # rowids, as the following ones
+    draws: list[int] = field(default_factory=list)
+    commits: list[int] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return any(asdict(self).values())
+
+    def __str__(self) -> str:
+        said = [f"the file's structure is damaged: {'; '.join(self.structure[:3])}"] if self.structure else []
+        for one, rows in (
+            ("sample", self.samples),
+            ("pair", self.pairs),
+            ("draw", self.draws),
+            ("commit", self.commits),
+        ):
+            if rows:
+                said.append(
+                    f"{len(rows)} {one}{'s' * (len(rows) > 1)} not as written: {one} {', '.join(map(str, rows[:5]))}"
+                    + (", …" if len(rows) > 5 else "")
+                )
+        return "; ".join(said) or "whole"
+
+
+class Damaged(NamedTuple):
+    """A drawn row that isn't as it was written."""
+
+    id: int
+    prompt_id: str
+    episode: None = None  # a damaged row counts as a response of its own

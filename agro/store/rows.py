@@ -2,10 +2,15 @@
 
 Arrays are little-endian blobs (int32, float32, and bits for bool, whose length is that of `tokens`). Text is TEXT,
 or a BLOB of its bytes where UTF-8 has no place for it (lone surrogates). Structured values are JSON text.
+
+SQLite doesn't notice a byte that the disk changed. So each row carries a checksum of what it says.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -15,7 +20,7 @@ from agro.strictjson import dumps, loads
 from agro.types import Sample, Text
 
 APPLICATION_ID = int.from_bytes(b"AGRO", "big")
-SCHEMA = 1
+SCHEMA = 2  # 1 had no checksums
 
 State = Literal["unscored", "failed", "scored"]
 STATES: tuple[State, ...] = get_args(State)
@@ -41,6 +46,7 @@ CREATE TABLE samples (
   prompt TEXT, messages TEXT, response TEXT NOT NULL,
   tokenizer TEXT, sampling TEXT, meta TEXT NOT NULL,
   tokens BLOB, action BLOB, learn BLOB, behavior_logp BLOB, context_tokens BLOB, token_reward BLOB, versions BLOB,
+  checksum INTEGER NOT NULL,
   CHECK ((prompt IS NULL) <> (messages IS NULL))
 );
 CREATE INDEX samples_draw ON samples (prompt_id, redone, episode, state, role, source, version, run, reward);
@@ -52,9 +58,12 @@ CREATE TABLE pairs (
   winner INTEGER NOT NULL REFERENCES samples (id),
   loser INTEGER NOT NULL REFERENCES samples (id),
   votes_winner REAL,
-  votes_loser REAL
+  votes_loser REAL,
+  checksum INTEGER NOT NULL
 );
-CREATE TABLE draws (run TEXT NOT NULL, step INTEGER NOT NULL, sample INTEGER NOT NULL REFERENCES samples (id));
+CREATE TABLE draws (
+  run TEXT NOT NULL, step INTEGER NOT NULL, sample INTEGER NOT NULL REFERENCES samples (id), checksum INTEGER NOT NULL
+);
 CREATE INDEX draws_run ON draws (run, step);
 CREATE INDEX draws_sample ON draws (sample);
 CREATE TABLE group_uses (
@@ -62,7 +71,8 @@ CREATE TABLE group_uses (
   PRIMARY KEY (run, prompt_id)
 ) WITHOUT ROWID;
 CREATE TABLE commits (
-  run TEXT NOT NULL, step INTEGER NOT NULL, digest TEXT NOT NULL, cursor INTEGER NOT NULL, files TEXT NOT NULL
+  run TEXT NOT NULL, step INTEGER NOT NULL, digest TEXT NOT NULL, cursor INTEGER NOT NULL, files TEXT NOT NULL,
+  checksum INTEGER NOT NULL
 );
 CREATE INDEX commits_run ON commits (run);
 """
@@ -81,14 +91,48 @@ COLUMNS = (
     "file", "record", "part", "reward", "prompt", "messages", "response", "tokenizer", "sampling", "meta",
     "tokens", "action", "learn", "behavior_logp", "context_tokens", "token_reward", "versions",
 )  # fmt: skip
-INSERT = f"INSERT INTO samples ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
+SAMPLE = ("id", *COLUMNS, "redone", "checksum")  # a whole row
+REWARD = ("state", "reward", "meta")  # what a later scoring changes
+LEDGERS = {  # the small tables, and what their checksums cover
+    "pairs": ("winner", "loser", "votes_winner", "votes_loser"),
+    "draws": ("run", "step", "sample"),
+    "commits": ("run", "step", "digest", "cursor", "files"),
+}
+SELECT = f"SELECT {', '.join(SAMPLE)} FROM samples"
 
-_READ = (
-    "id", "prompt_id", "episode", "role", "source", "version", "reward", "prompt", "messages", "response",
-    "tokenizer", "sampling", "meta", "tokens", "action", "learn", "behavior_logp", "context_tokens", "token_reward",
-    "versions",
-)  # fmt: skip
-SELECT = f"SELECT {', '.join(_READ)} FROM samples"
+
+def insert_into(table: str, columns: tuple[str, ...]) -> str:
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+
+
+INSERT = insert_into("samples", SAMPLE)
+_AT = {name: i for i, name in enumerate(SAMPLE)}
+_FIXED = [_AT[name] for name in ("id", *COLUMNS) if name not in REWARD]
+
+
+def checksum(values: Iterable[Any]) -> int:
+    """62 bits, and a lowest one of 0, of values as SQLite gives them back: their types and all of their bytes."""
+    digest = blake2b(b"".join(map(_bytes, values)), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 2 << 1
+
+
+def reward_checksum(i: int, state: int, reward: float | None, meta: Any) -> int:
+    """The share of the values of `REWARD` in the checksum of sample `i`."""
+    return checksum((i, state, reward, meta))
+
+
+def sample_checksum(row: Sequence[Any]) -> int:
+    """Of a row of `SAMPLE` up to `redone` or more: that of what never changes, xor that of the reward, plus redone.
+
+    So a change of the reward or of `redone` renews the checksum from the old one alone, and can't hide a damage.
+    """
+    reward = reward_checksum(row[0], *(row[_AT[name]] for name in REWARD))
+    return (checksum([row[i] for i in _FIXED]) ^ reward) + int(row[_AT["redone"]])
+
+
+def is_whole(row: Sequence[Any]) -> bool:
+    """Whether a row of `SAMPLE` says what was written."""
+    return len(row) == len(SAMPLE) and row[_AT["redone"]] in (0, 1) and sample_checksum(row) == row[-1]
 
 
 def state_of(reward: float | None, meta: dict[str, Any]) -> int:
@@ -98,27 +142,28 @@ def state_of(reward: float | None, meta: dict[str, Any]) -> int:
     return STATES.index("unscored" if meta.get("reward_error") is None else "failed")
 
 
-def to_row(sample: Sample, run: str | None, step: int | None, origin: Origin | None) -> tuple[Any, ...]:
-    """The values of `COLUMNS`. Raises `Refused` where `meta` or the like can't be kept as JSON."""
+def to_row(i: int, sample: Sample, run: str | None, step: int | None, origin: Origin | None) -> tuple[Any, ...]:
+    """The values of `SAMPLE`, `i` its id. Raises `Refused` where `meta` or the like can't be kept as JSON."""
     where = f"sample of prompt {sample.prompt_id}"
     chat = not isinstance(sample.prompt, str)
     versions = sample.version if isinstance(sample.version, np.ndarray) else None
-    return (
-        to_text(sample.prompt_id), to_text(sample.episode), state_of(sample.reward, sample.meta), sample.role,
-        to_text(sample.source), sample.oldest_version, to_text(run), step, sample.knows_behavior,
-        sample.tokens is not None, *((origin.file, origin.record, to_text(origin.part)) if origin else (None,) * 3), sample.reward,
+    row = (
+        i, to_text(sample.prompt_id), to_text(sample.episode), state_of(sample.reward, sample.meta), sample.role,
+        to_text(sample.source), sample.oldest_version, to_text(run), step, int(sample.knows_behavior),
+        int(sample.tokens is not None), *((origin.file, origin.record, to_text(origin.part)) if origin else (None,) * 3), sample.reward,
         None if chat else to_text(sample.prompt),
         to_text(dumps(sample.prompt, f"{where}: prompt")) if chat else None,
         to_text(sample.response), to_text(sample.tokenizer),
         None if sample.sampling is None else to_text(dumps(sample.sampling, f"{where}: sampling")),
         to_text(dumps(sample.meta, f"{where}: meta")),
         _blob(sample.tokens, "<i4"), _bits(sample.action), _bits(sample.learn), _blob(sample.behavior_logp, "<f4"),
-        _blob(sample.context_tokens, "<i4"), _blob(sample.token_reward, "<f4"), _blob(versions, "<i4"),
+        _blob(sample.context_tokens, "<i4"), _blob(sample.token_reward, "<f4"), _blob(versions, "<i4"), 0,
     )  # fmt: skip
+    return (*row, sample_checksum(row))
 
 
 def from_row(row: tuple[Any, ...]) -> Sample:
-    r = dict(zip(_READ, row, strict=True))
+    r = dict(zip(SAMPLE, row, strict=True))
     T = None if r["tokens"] is None else len(r["tokens"]) // 4
     prompt: Text = loads(of_text(r["messages"])) if r["prompt"] is None else of_text(r["prompt"])
     return Sample(
@@ -171,3 +216,14 @@ def _bits(array: NDArray[np.bool_] | None) -> bytes | None:
 
 def _unbits(blob: bytes | None, count: int | None) -> NDArray[np.bool_] | None:
     return None if blob is None else np.unpackbits(np.frombuffer(blob, np.uint8), count=count).astype(np.bool_)
+
+
+def _bytes(value: Any) -> bytes:
+    if value is None:
+        return b"n"
+    if isinstance(value, int):
+        return b"i%d;" % value
+    if isinstance(value, float):
+        return b"f" + struct.pack("<d", value)
+    kind, raw = (b"b", value) if isinstance(value, bytes) else (b"t", value.encode("utf-8", "surrogateescape"))
+    return b"%b%d:%b" % (kind, len(raw), raw)

@@ -5,28 +5,41 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from agro.errors import AgroWarning, Refused
 from agro.store import queries
-from agro.store.database import BUSY_TIMEOUT, Database
+from agro.store.database import BUSY_TIMEOUT
 from agro.store.exchange import write_samples
-from agro.store.records import Commit, Counts, Group, Known, Pair, Rewound
-from agro.store.rows import INSERT, SELECT, STATES, Origin, State, from_row, of_text, state_of, to_row, to_text
+from agro.store.ledger import Ledger
+from agro.store.records import Counts, Damage, Damaged, Group, Known, Pair
+from agro.store.rows import (
+    INSERT,
+    REWARD,
+    STATES,
+    Origin,
+    State,
+    from_row,
+    is_whole,
+    of_text,
+    reward_checksum,
+    state_of,
+    to_row,
+    to_text,
+)  # fmt: skip
 from agro.store.select import Candidate, DrawRule, pick_groups, pick_responses
 from agro.strictjson import dumps, loads
 from agro.types import UNKNOWN_VERSION, Sample
 
-PAGE = 256  # samples read at once
 
-
-class Store(Database):
+class Store(Ledger):
     """Samples in the order in which they came. Opened with `Store.open`, one connection a process and thread.
 
     A method that writes does so in one transaction, on the disk when it returns; `transaction()` joins several.
     A sample is never deleted: what a resumed run makes anew is marked `redone` and left out unless asked for.
+    A sample that isn't as it was written is never given out: reading it is refused, or told to `on_damaged`.
     """
 
     @classmethod
@@ -50,9 +63,11 @@ class Store(Database):
         """Add samples, all or none, and return their ids. `origins`: where imported ones come from, each new."""
         samples = list(samples)  # whatever makes them doesn't hold the lock
         known: Sequence[Origin | None] = origins or [None] * len(samples)
-        rows = [to_row(s, run, step, o) for s, o in zip(samples, known, strict=True)]
         with self.transaction():
-            return [self._insert(INSERT, row) for row in rows]
+            [(last,)] = self._run("SELECT ifnull(max(id), 0) FROM samples")
+            rows = [to_row(i, s, run, step, o) for i, (s, o) in enumerate(zip(samples, known, strict=True), last + 1)]
+            self._run_many(INSERT, rows)
+        return [row[0] for row in rows]
 
     def samples(
         self,
@@ -65,26 +80,30 @@ class Store(Database):
         state: State | None = None,
         run: str | None = None,
         redone: bool = False,
+        on_damaged: Callable[[int], None] | None = None,
     ) -> Iterator[Sample]:
         """Samples in the order of their ids, those that are there when it begins; writing meanwhile is fine.
 
-        `scored=False`: unscored and failed; `state` tells these apart. Raises `Refused` for ids that aren't there.
+        `scored=False`: unscored and failed; `state` tells these apart. Raises `Refused` for ids that aren't there, and
+        for samples that aren't as they were written, unless `on_damaged` takes their ids.
         """
         clause, args = queries.where(
             prompt_id=prompt_id, roles=roles, sources=sources, scored=scored, state=state, run=run, redone=redone
         )
-        if ids is not None:
+        if ids is None:
+            self._check_structure()
+        else:
             ids = sorted(set(ids))
             self._check_ids(ids)
             clause += " AND id IN (SELECT value FROM json_each(?))"
             args.append(json.dumps(ids))
-        [(last,)] = self._run("SELECT ifnull(max(id), 0) FROM samples")
-        after = 0
-        while page := self._run(
-            f"{SELECT} WHERE {clause} AND id > ? AND id <= ? ORDER BY id LIMIT {PAGE}", [*args, after, last]
-        ):
-            yield from map(from_row, page)
-            after = page[-1][0]
+        for row in self._blocks(clause, args):
+            if not self.has_checksums or is_whole(row):
+                yield from_row(row)
+            elif on_damaged is None:
+                raise self._refusal(Damage(samples=self.damaged("samples")))
+            else:
+                on_damaged(row[0])
 
     def groups(
         self,
@@ -105,6 +124,7 @@ class Store(Database):
         return {Origin(file, record, of_text(part)) for file, record, part in self._run(sql, [file, first, last])}
 
     def counts(self) -> Counts:
+        self._check_structure()
         [(samples, groups, tokens, behavior)] = self._run(
             "SELECT count(*), count(DISTINCT prompt_id), total(knows_tokens), total(knows_behavior) "
             "FROM samples WHERE NOT redone"
@@ -151,18 +171,23 @@ class Store(Database):
         rows = []
         with self.transaction():
             self._check_ids(ids)
-            kept = self._run(
-                "SELECT id, meta FROM samples WHERE id IN (SELECT value FROM json_each(?))", [json.dumps(ids)]
+            held = self._run(
+                f"SELECT id, {', '.join(REWARD)}, checksum FROM samples WHERE id IN (SELECT value FROM json_each(?))",
+                [json.dumps(ids)],
             )
-            metas = {i: loads(of_text(text)) for i, text in kept}
+            known = {i: rest for i, *rest in held}
             for i, reward, entries in scores:
                 if reward is not None and not math.isfinite(reward):
                     raise Refused(f"sample {i}: reward: expected a finite number, or None where unknown, got {reward}")
-                earlier = {k: v for k, v in metas[i].items() if k not in ("reward_error", "reward_parts")}
-                meta = metas[i] = earlier | dict(entries)
+                *before, checksum = known[i]
+                earlier = self._meta(i, before[-1])
+                meta = {k: v for k, v in earlier.items() if k not in ("reward_error", "reward_parts")} | dict(entries)
                 text = to_text(dumps(meta, f"sample {i}: meta"))
-                rows.append((None if reward is None else float(reward), state_of(reward, meta), text, i))
-            self._run_many("UPDATE samples SET reward = ?, state = ?, meta = ? WHERE id = ?", rows)
+                after = [state_of(reward, meta), None if reward is None else float(reward), text]
+                checksum ^= reward_checksum(i, *before) ^ reward_checksum(i, *after)
+                known[i] = [*after, checksum]
+                rows.append((*after, checksum, i))
+            self._run_many("UPDATE samples SET state = ?, reward = ?, meta = ?, checksum = ? WHERE id = ?", rows)
 
     def add_pairs(self, pairs: Iterable[Pair]) -> None:
         """Add judgements. Raises `Refused` for ids that aren't there."""
@@ -170,9 +195,12 @@ class Store(Database):
         with self.transaction():
             self._check_ids([i for p in pairs for i in (p.winner, p.loser)])
             for p in pairs:
-                self._run("INSERT INTO pairs VALUES (?, ?, ?, ?)", [p.winner, p.loser, p.votes_winner, p.votes_loser])
+                votes = (None if v is None else v + 0.0 for v in (p.votes_winner, p.votes_loser))  # as REAL keeps them
+                self._enter("pairs", p.winner, p.loser, *votes)
 
     def pairs(self) -> Iterator[Pair]:
+        if damaged := self.damaged("pairs"):
+            raise self._refusal(Damage(pairs=damaged))
         for row in self._run("SELECT winner, loser, votes_winner, votes_loser FROM pairs ORDER BY rowid"):
             yield Pair(*row)
 
@@ -182,19 +210,29 @@ class Store(Database):
         found = self._run(queries.DRAWABLE.format(eligible=fits), [*args, rule.min_group, to_text(run)])
         return [Candidate(of_text(prompt_id), uses) for prompt_id, uses in found]
 
-    def draw(self, rule: DrawRule, *, run: str, step: int, seed: int, version: int) -> list[Sample]:
+    def draw(
+        self,
+        rule: DrawRule,
+        *,
+        run: str,
+        step: int,
+        seed: int,
+        version: int,
+        on_damaged: Callable[[Damaged], None] | None = None,
+    ) -> list[Sample]:
         """Groups of samples by `rule`, group after group, and a note that `run` drew them at `step`.
 
         `version`: optimiser steps of the weights now, which ages are counted from. A sample's age is unknown where its
         version is, or where this run didn't produce it: it comes back with version -1. Raises `Refused` when the
-        store has fewer such groups than asked for.
+        store has fewer such groups than asked for, and for drawn samples that aren't as they were written, unless
+        `on_damaged` takes them; they are missing then from what is returned.
         """
         fits, args = queries.eligible(rule, run, version)
         with self.transaction():
             candidates = self.candidates(rule, run=run, version=version)
             if len(candidates) < rule.groups:
                 raise Refused(self._too_few(rule, len(candidates), run, version))
-            ids: list[int] = []
+            drawn: dict[int, str] = {}  # id: prompt_id
             for prompt_id in pick_groups(candidates, rule, seed=seed, step=step):
                 responses: dict[str | int, list[int]] = {}
                 whole: dict[str | int, bool] = {}
@@ -207,9 +245,11 @@ class Store(Database):
                     whole[key] = whole.get(key, True) and bool(ok)
                 usable = [rows for key, rows in responses.items() if whole[key]]
                 for k in pick_responses(len(usable), rule, seed=seed, step=step, prompt_id=prompt_id):
-                    ids.extend(usable[k])
+                    drawn |= dict.fromkeys(usable[k], prompt_id)
+            ids = list(drawn)
             self.record_draws(run, step, ids)
-            drawn = {s.id: s for s in self.samples(ids=ids)}
+            tell = None if on_damaged is None else lambda i: on_damaged(Damaged(i, drawn[i]))
+            whole_samples = {s.id: s for s in self.samples(ids=ids, redone=True, on_damaged=tell)}
             others = {
                 i
                 for (i,) in self._run(
@@ -217,70 +257,8 @@ class Store(Database):
                     [to_text(run), json.dumps(ids)],
                 )
             }
-        return [drawn[i].replace(version=UNKNOWN_VERSION) if i in others else drawn[i] for i in ids]
-
-    def record_draws(self, run: str, step: int, ids: Iterable[int]) -> None:
-        """Note that `run` trains on these samples at `step`; `draw` does so itself. Steps of a run only rise."""
-        ids = list(ids)
-        with self.transaction():
-            self._check_ids(ids)
-            for i in ids:
-                self._run("INSERT INTO draws VALUES (?, ?, ?)", [to_text(run), step, i])
-            self._run(queries.COUNT_USE, [to_text(run), step, json.dumps(ids)])
-
-    def uses(self, ids: Iterable[int]) -> dict[int, int]:
-        """How often each sample was drawn, by all runs, at steps that they committed."""
-        ids = list(ids)
-        self._check_ids(ids)
-        rows = self._run(
-            f"""
-            SELECT sample, count(*) FROM draws JOIN ({queries.LAST_COMMITS}) AS c ON c.run = draws.run AND draws.step <= c.step
-            WHERE sample IN (SELECT value FROM json_each(?)) GROUP BY sample
-            """,
-            [json.dumps(ids)],
-        )
-        return dict.fromkeys(ids, 0) | dict(rows)
-
-    def commit(self, run: str, step: int, digest: str, *, files: Mapping[str, str] | None = None) -> None:
-        """Declare `run`'s checkpoint of `step` valid. `digest`: of the checkpoint; `files`: of each of its files."""
-        with self.transaction():
-            self._run(
-                "INSERT INTO commits SELECT ?, ?, ?, ifnull(max(id), 0), ? FROM samples",
-                [to_text(run), step, digest, dumps(dict(files or {}), "files of a commit")],
-            )
-
-    def committed(self, run: str) -> Commit | None:
-        """The last commit of `run`."""
-        rows = self._run(
-            f"SELECT step, digest, cursor, files FROM ({queries.LAST_COMMITS}) WHERE run = ?", [to_text(run)]
-        )
-        for step, digest, cursor, files in rows:
-            return Commit(step, digest, cursor, loads(files))
-        return None
-
-    def rewind(self, run: str, step: int | None = None) -> Rewound:
-        """Take `run` back to its last commit: forget its later draws, mark its later samples as redone.
-
-        Without a commit, that is all of its draws and samples. `step`: take it back no further than to the end of
-        this later step. Raises `Refused` for a step before the commit.
-        """
-        name = to_text(run)
-        with self.transaction():
-            at = self.committed(run)
-            if step is not None and at and step < at.step:
-                raise Refused(f"{self.path}: run {run}: expected to go back to step {at.step} or later, got {step}")
-            last = step if step is not None else at.step if at else None
-            draws = self._run(
-                "DELETE FROM draws WHERE run = ?1 AND (?2 IS NULL OR step > ?2) RETURNING rowid", [name, last]
-            )
-            self._run("DELETE FROM group_uses WHERE run = ?", [name])
-            self._run(queries.RECOUNT_USES, [name])
-            samples = self._run(
-                "UPDATE samples SET redone = 1 WHERE run = ?1 AND id > ?2 AND NOT redone AND (?3 IS NULL OR step > ?3) "
-                "RETURNING id",
-                [name, at.cursor if at else 0, step],
-            )
-        return Rewound(len(draws), len(samples))
+        found = [whole_samples[i] for i in ids if i in whole_samples]
+        return [s.replace(version=UNKNOWN_VERSION) if s.id in others else s for s in found]
 
     def export(self, path: str | Path) -> int:
         """Write the samples to a .jsonl, .jsonl.gz or .parquet file, and return how many; judgements stay behind."""
@@ -289,12 +267,11 @@ class Store(Database):
             warnings.warn(f"{path}: the store's {pairs} pairs aren't part of an export", AgroWarning, stacklevel=2)
         return write_samples(path, self.samples())
 
-    def _check_ids(self, ids: list[int]) -> None:
-        missing = self._run(
-            "SELECT value FROM json_each(?) WHERE value NOT IN (SELECT id FROM samples) LIMIT 3", [json.dumps(ids)]
-        )
-        if missing:
-            raise Refused(f"{self.path}: no sample has the id {', '.join(str(i) for (i,) in missing)}")
+    def _meta(self, i: int, text: Any) -> dict[str, Any]:
+        try:
+            return dict(loads(of_text(text)))
+        except (TypeError, ValueError):
+            raise self._refusal(Damage(samples=[i])) from None
 
     def _too_few(self, rule: DrawRule, found: int, run: str, version: int) -> str:
         clause, args = queries.where(roles=rule.roles, sources=rule.sources)

@@ -1,14 +1,14 @@
 """Checkpoints: weights, optimiser state and position as safetensors and JSON, never pickles.
 
 A checkpoint is written to a temporary folder, synced and renamed, and its parent synced; only then one transaction of
-the store writes (run, step, digest): that row says which checkpoint counts.
+the store writes (run, step, digest): that row says which checkpoint counts. The last few are kept, for a disk may
+damage one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from agro.errors import Refused
+from agro.files import whole_folder, writing
+from agro.store import Commit
 
 
 @dataclass(frozen=True)
@@ -46,36 +47,35 @@ def save(
     weights: Mapping[str, Tensor],
     optimiser: torch.optim.Optimizer,
     reference: Mapping[str, Tensor] | None = None,
-) -> str:
-    """Write a checkpoint and return its digest. `reference`: its weights, where they change on the way."""
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    for stale in (temporary, folder):  # left by a run that was killed before it committed
-        if stale.exists():
-            shutil.rmtree(stale)
-    temporary.mkdir(parents=True)
-    save_file(_plain(weights), temporary / "model.safetensors")
-    save_file(_moments(weights, optimiser), temporary / "optimiser.safetensors")
-    if reference is not None:
-        save_file(_plain(reference), temporary / "reference.safetensors")
-    (temporary / "position.json").write_text(json.dumps(asdict(replace(position, digest="")), indent=1))
-    for file in temporary.iterdir():
-        _sync(file)
-    _sync(temporary)
-    digest = digest_of(temporary)
-    temporary.rename(folder)
-    _sync(folder.parent)
-    return digest
+) -> dict[str, str]:
+    """Write a checkpoint and return the digest of each of its files. `reference`: its weights, where they change on the way."""
+    with whole_folder(folder) as temporary:
+        save_file(_plain(weights), temporary / "model.safetensors")
+        save_file(_moments(weights, optimiser), temporary / "optimiser.safetensors")
+        if reference is not None:
+            save_file(_plain(reference), temporary / "reference.safetensors")
+        (temporary / "position.json").write_text(json.dumps(asdict(replace(position, digest="")), indent=1))
+        return _digests(temporary)
+
+
+def damage(folder: Path, commit: Commit) -> str:
+    """What of the checkpoint that was committed isn't as it was written; empty where it is whole."""
+    if not folder.is_dir():
+        return f"{folder} is missing"
+    found = _digests(folder)
+    if not commit.files:  # by a version that noted one digest for all
+        return "" if digest_of(found) == commit.digest else f"{folder} isn't as it was written"
+    said = {name: "isn't as it was written" if name in found else "is missing" for name in commit.files}
+    return ", ".join(f"{folder / name} {said[name]}" for name in said if found.get(name) != commit.files[name])
 
 
 def load(folder: Path, digest: str, weights: Mapping[str, Tensor]) -> Position:
-    """Put the weights of a checkpoint into `weights`; raises `Refused` unless it is the one that was committed."""
-    if not folder.is_dir() or (found := digest_of(folder)) != digest:
-        state = "is missing" if not folder.is_dir() else f"has digest {found[:16]}"
-        raise Refused(
-            f"{folder}: the store says that this checkpoint was written with digest {digest[:16]}, but it {state}. "
-            "What to do: restore the folder from a copy, or start a new run with another --out."
-        )
+    """Put the weights of a checkpoint, which has this digest, into `weights`."""
     _put(load_file(folder / "model.safetensors"), weights)
+    return load_position(folder, digest)
+
+
+def load_position(folder: Path, digest: str) -> Position:
     read = json.loads((folder / "position.json").read_text())
     for name in ("limits", "losses", "best"):  # JSON has no tuples
         read[name] = None if read[name] is None else tuple(read[name])
@@ -97,19 +97,25 @@ def load_optimiser(folder: Path, weights: Mapping[str, Tensor], optimiser: torch
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
 
 
-def digest_of(folder: Path) -> str:
-    """SHA-256 over the names and contents of a folder's files."""
-    total = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
-        with file.open("rb") as f:
-            total.update(f"{file.name} {hashlib.file_digest(f, 'sha256').hexdigest()}\n".encode())
-    return total.hexdigest()
+def digest_of(files: Mapping[str, str]) -> str:
+    """SHA-256 over the names and digests of a checkpoint's files."""
+    return hashlib.sha256("".join(f"{name} {files[name]}\n" for name in sorted(files)).encode()).hexdigest()
 
 
 def prune(folder: Path, keep: set[Path]) -> None:
     """Delete all checkpoints but those."""
     for old in set(folder.glob("step-*")) - keep:
-        shutil.rmtree(old)
+        with writing(old):
+            shutil.rmtree(old)
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file."""
+    found = {}
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def _plain(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -127,11 +133,3 @@ def _put(read: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
 def _moments(weights: Mapping[str, Tensor], optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     state, names = optimiser.state_dict()["state"], list(weights)
     return {f"{names[i]}/{k}": torch.as_tensor(v).contiguous() for i, entry in state.items() for k, v in entry.items()}
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -13,7 +13,7 @@ from agro.objectives import get, lack, least_responses
 from agro.policy import Policy, Unusable
 from agro.rewards import Reward, check_failures
 from agro.samplers import Sampler, Sampling
-from agro.store import DrawRule, Store
+from agro.store import Damaged, DrawRule, Store
 from agro.train.schedule import options_at
 from agro.types import Prompt, Sample
 
@@ -34,6 +34,7 @@ class Drawn:
     fresh: frozenset[int] = frozenset()  # ids of what was sampled in this step
     sampled_tokens: int = 0
     prompts: int = 0  # sampled from in this step
+    damaged: list[Damaged] = field(default_factory=list)  # stored rows that aren't as they were written
 
 
 def stored_groups(config: RunConfig, at: int) -> int:
@@ -115,7 +116,7 @@ def sample_fresh(
 
 
 def usable(samples: Sequence[Sample], policy: Policy, config: RunConfig, drawn: Drawn) -> None:
-    """Put into `drawn` the samples that can be trained on, encoded; count the others by reason.
+    """Put into `drawn` the samples that can be trained on, encoded; count the others, and the damaged, by reason.
 
     A group that loses so many that the objective can't use it leaves whole.
     """
@@ -132,7 +133,9 @@ def usable(samples: Sequence[Sample], policy: Policy, config: RunConfig, drawn: 
             drawn.left_out["no reward"] += 1
         else:
             kept.append(encoded)
-    before, after = responses(samples), responses(kept)
+    if drawn.damaged:
+        drawn.left_out["damaged"] = len(drawn.damaged)
+    before, after = responses([*samples, *drawn.damaged]), responses(kept)
     for sample in kept:
         if after[sample.prompt_id] < least <= before[sample.prompt_id]:
             drawn.left_out["group too small for what was left out"] += 1
@@ -140,7 +143,7 @@ def usable(samples: Sequence[Sample], policy: Policy, config: RunConfig, drawn: 
             drawn.samples.append(sample)
 
 
-def responses(samples: Sequence[Sample]) -> Counter[str]:
+def responses(samples: Sequence[Sample | Damaged]) -> Counter[str]:
     """Responses a prompt has: rows of one episode are one."""
     seen = {(s.prompt_id, s.episode if s.episode is not None else i) for i, s in enumerate(samples)}
     return Counter(prompt for prompt, _ in seen)

@@ -20,8 +20,9 @@ import torch
 
 from agro.config import RunConfig
 from agro.envs import EpisodeReward, in_environment, load_environment
-from agro.errors import Interrupted, Refused
+from agro.errors import Interrupted, Refused, Unwritable
 from agro.evaluate import heldout
+from agro.files import writing
 from agro.objectives import NotFinite, get
 from agro.policy import Policy
 from agro.prompts import load_prompts
@@ -29,7 +30,7 @@ from agro.reference import follow, load_reference
 from agro.report import report
 from agro.rewards import Reward, load_reward
 from agro.samplers import HFSampler, Sampler
-from agro.store import Store
+from agro.store import Commit, Store
 from agro.train import checkpoint
 from agro.train.callbacks import Callback
 from agro.train.check import check_config, check_heldout, measures_consistency, reads_reference
@@ -133,7 +134,8 @@ class Trainer:
         finally:
             if self.reward is not None:
                 self.reward.close()
-        report(self.out)
+        with writing(self.out):
+            report(self.out)
         return self.out
 
     def plan(self) -> dict[str, Any]:
@@ -165,11 +167,12 @@ class Trainer:
     def _check_store(self, path: Path) -> None:
         """Look at what is in the store before anything is loaded; what a fresh phase adds isn't known yet."""
         alone = sum(1 for _ in takewhile(lambda phase: phase[1].data.replay == 1, self.phases))
-        if alone and not path.exists():
+        there = path.exists() and path.stat().st_size > 0  # a run that ended while it made the store leaves it empty
+        if alone and not there:
             raise Refused(
                 f"data.store: {path} isn't there; data.replay = 1 trains from a store (agro import makes one)"
             )
-        if path.exists():
+        if there:
             with Store.open(path, read_only=True) as store:
                 for _, config in self.phases[: alone + 1]:
                     if config.data.replay > 0:
@@ -187,6 +190,7 @@ class Trainer:
                     position = replace(position, phase=name, prompts=0, losses=(), anchor=position.digest)
                 self._set_reference(config, position, begins)
                 position = Phase(self, config, position, begins).train()
+        self.prune(begins, config.train.keep)  # a run killed at its end didn't come to it
         save_model(self.policy, self.out, self.config.policy.lora)
 
     def _set_reference(self, config: RunConfig, position: Position, begins: int) -> None:
@@ -199,14 +203,53 @@ class Trainer:
             checkpoint.load_reference(self.folder.checkpoint(position.step), self.reference.weights())
 
     def _go_back(self) -> Position:
-        """The last committed step, with its weights: what came after it is undone or marked."""
-        committed = self.store.committed(self.folder.id)
-        self.store.rewind(self.folder.id)
-        if committed is None:
-            self.folder.forget_after(-1)
+        """The last committed step whose checkpoint is whole, with its weights: what came after it is undone or marked."""
+        self.store.check()
+        run, commits = self.folder.id, {c.step: c for c in self.store.commits(self.folder.id)}
+        damage = [f"row {row} of the commits in {self.store.path}" for row in self.store.damaged("commits")]
+        for commit in reversed(commits.values()):
+            found = self._damage(commit, commits)
+            if not found:
+                break
+            damage.append(found)
+        else:
+            if commits:
+                raise Refused(
+                    f"{self.out}: none of the checkpoints that the run committed is whole: {'; '.join(damage[:5])}. "
+                    "What to do: restore one of them from a copy, or start a new run with another --out"
+                )
+            commit = None
+        at = commit.step if commit else 0
+        if damage:
+            self.progress.say(f"damaged: {'; '.join(damage)}; going on from step {at}")
+        self.store.rewind(run, to=commit)
+        for line in self.folder.forget_after(at or -1):  # the measurement of step 0 is made again
+            self.progress.say(f"damaged: {self.folder.metrics_file}:{line}; left out")
+        if commit is None:
             return Position()
-        self.folder.forget_after(committed.step or -1)  # the measurement of step 0 is made again
-        return checkpoint.load(self.folder.checkpoint(committed.step), committed.digest, self.policy.weights())
+        return checkpoint.load(self.folder.checkpoint(at), commit.digest, self.policy.weights())
+
+    def prune(self, begins: int, keep: int) -> None:
+        """Delete all checkpoints but the one that the phase began with and the last `keep` that were committed."""
+        kept = {begins, *(c.step for c in self.store.commits(self.folder.id)[-keep:])}
+        checkpoint.prune(self.out / "checkpoints", keep={self.folder.checkpoint(step) for step in kept})
+
+    def _damage(self, commit: Commit, commits: Mapping[int, Commit]) -> str:
+        """What keeps the run from going on at this commit: damage to its checkpoint, or to its phase's reference."""
+        folder = self.folder.checkpoint(commit.step)
+        if found := checkpoint.damage(folder, commit):
+            return found
+        position, begins = checkpoint.load_position(folder, commit.digest), 0
+        for name, config in self.phases:
+            ends = begins + config.train.steps
+            needed = begins and config.policy.reference in ("phase", "ema", "periodic")
+            if needed and name == position.phase and position.step < ends:
+                reference = commits.get(begins)
+                if reference is None or reference.digest != position.anchor:
+                    return f"step {commit.step}: the commit of step {begins}, its reference, is missing"
+                return checkpoint.damage(self.folder.checkpoint(begins), reference)
+            begins = ends
+        return ""
 
 
 class Phase:
@@ -260,6 +303,8 @@ class Phase:
                         f"step {self.position.step}: {self.position.skipped} updates in a row were skipped; the lines above say "
                         "why. What to do: mend the data, or start anew with a lower train.lr, a higher objective.beta, or in float32"
                     )
+        except Unwritable as error:  # no checkpoint can be written now, and a step may be half logged
+            raise Unwritable(f"{error}. The run goes on from step {max(self.saved, 0)} with --resume") from error
         except (Interrupted, Refused) as error:
             if self.position.step != self.saved:
                 self.store.rewind(self.run_id, self.position.step)
@@ -308,8 +353,15 @@ class Phase:
             self.stage("waiting for the store")
             rule = draw_rule(config, stored)
             samples = self.store.draw(
-                rule, run=self.run_id, step=step, seed=config.train.seed, version=self.position.version
+                rule,
+                run=self.run_id,
+                step=step,
+                seed=config.train.seed,
+                version=self.position.version,
+                on_damaged=drawn.damaged.append,
             )
+            for row in drawn.damaged:
+                self.trainer.progress.say(f"damaged: sample {row.id} of {self.store.path}; left out of step {step}")
         if fresh := config.train.groups - stored:
             assert self.trainer.reward is not None
             prompts = self.order.take(self.position.prompts, fresh)
@@ -407,6 +459,10 @@ class Phase:
         committed = self.store.committed(self.run_id)
         assert committed is not None
         folder = self.trainer.folder.checkpoint(committed.step)
+        if found := checkpoint.damage(folder, committed):
+            raise Refused(
+                f"{found}, and step {self.position.step + 1} is to go back to it ({why}). What to do: --resume"
+            )
         checkpoint.load(folder, committed.digest, self.policy.weights())
         self.optimiser.state.clear()
         if committed.step > self.begins:
@@ -476,12 +532,15 @@ class Phase:
 
     def _save(self) -> None:
         self.stage("saving")
-        folder = self.trainer.folder.checkpoint(self.position.step)
-        digest = checkpoint.save(folder, self.position, self.policy.weights(), self.optimiser, self.reference_weights)
-        self.store.commit(self.run_id, self.position.step, digest)
-        self.position = replace(self.position, digest=digest)
-        self.saved = self.position.step
-        checkpoint.prune(folder.parent, keep={folder, self.trainer.folder.checkpoint(self.begins)})
+        folder, position = self.trainer.folder, self.position
+        files = checkpoint.save(
+            folder.checkpoint(position.step), position, self.policy.weights(), self.optimiser, self.reference_weights
+        )
+        self.position = replace(position, digest=checkpoint.digest_of(files))
+        folder.sync()
+        self.store.commit(self.run_id, position.step, self.position.digest, files=files)
+        self.saved = position.step
+        self.trainer.prune(self.begins, self.config.train.keep)
 
     def _log(self, metrics: dict[str, Any]) -> None:
         self.trainer.folder.log(metrics)

@@ -6,7 +6,6 @@ import fcntl
 import importlib.metadata
 import json
 import math
-import os
 import sys
 import uuid
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any
 
 from agro.config import RunConfig, deciding
 from agro.errors import Refused
+from agro.files import remove, sync, write, writing
 
 LIBRARIES = ("agro", "torch", "transformers", "tokenizers", "numpy")
 
@@ -28,11 +28,10 @@ class Run:
         self.metrics_file = folder / "metrics.jsonl"
         if self.metrics_file.exists() and not resume:
             raise Refused(f"{folder}: there is a run in this folder; go on with it by --resume, or give another --out")
-        before = json.loads(self.config_file.read_text(encoding="utf-8")) if self.config_file.exists() else {}
-        if before and resume:
-            self._check_same(before, config)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lock = (folder / ".lock").open("w")
+        before = self._before(config) if resume else {}
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (folder / ".lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -42,7 +41,14 @@ class Run:
             ) from None
         self.id = str(before.get("run", uuid.uuid4().hex))  # what a run left before its first step is its own
         record = {**config.model_dump(mode="json"), "versions": versions(), "run": self.id}
-        write(self.config_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        try:
+            with writing(folder):
+                for unfinished in [*folder.glob(".*.tmp"), *folder.glob("checkpoints/.*.tmp")]:
+                    remove(unfinished)
+            write(self.config_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Let others train in this folder."""
@@ -51,32 +57,46 @@ class Run:
     def checkpoint(self, step: int) -> Path:
         return self.folder / "checkpoints" / f"step-{step:08d}"
 
-    def _check_same(self, before: dict[str, Any], config: RunConfig) -> None:
-        then, now = deciding(before), deciding(config.model_dump(mode="json"))
+    def _before(self, config: RunConfig) -> dict[str, Any]:
+        """What `config.json` says; nothing where the run was killed before there was one."""
+        if not self.config_file.exists() and not self.metrics_file.exists():
+            return {}
+        then, now = (deciding(c.model_dump(mode="json")) for c in (RunConfig.load(self.config_file), config))
         for section in now:
-            if then.get(section) != now[section]:
+            if then[section] != now[section]:
                 raise Refused(
                     f"{self.folder}: --resume goes on with the same configuration, but [{section}] differs: "
-                    f"the run has {then.get(section)}, now it is {now[section]}"
+                    f"the run has {then[section]}, now it is {now[section]}"
                 )
+        return dict(json.loads(self.config_file.read_text(encoding="utf-8")))
 
-    def forget_after(self, step: int) -> None:
-        """Drop the metrics of steps that weren't committed."""
+    def forget_after(self, step: int) -> list[int]:
+        """Drop the metrics of steps that weren't committed; returns the numbers of other lines that can't be read."""
         if not self.metrics_file.exists():
-            return
-        kept = []
-        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
+            return []
+        kept, unreadable = [], []
+        lines = self.metrics_file.read_bytes().splitlines()
+        for number, line in enumerate(lines, 1):
             try:
                 if json.loads(line)["step"] <= step:
-                    kept.append(line)
-            except json.JSONDecodeError:  # the torn last line of a run that was killed
-                break
+                    kept.append(line.decode())
+            except (ValueError, TypeError, KeyError):
+                unreadable.append(number)
+        if unreadable[-1:] == [len(lines)]:  # the torn last line of a run that was killed
+            unreadable.pop()
         write(self.metrics_file, "".join(line + "\n" for line in kept))
+        return unreadable
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Append one object; what isn't a finite number is unknown: null."""
-        with self.metrics_file.open("a", encoding="utf-8") as f:
+        with writing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as f:
             f.write(json.dumps(_known(metrics), allow_nan=False) + "\n")
+
+    def sync(self) -> None:
+        """Wait until the metrics are on the disk."""
+        with writing(self.metrics_file):
+            if self.metrics_file.exists():
+                sync(self.metrics_file)
 
 
 def _known(value: Any) -> Any:
@@ -93,13 +113,3 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:  # run from a folder that isn't installed
             found[name] = "unknown"
     return found
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as f:
-        f.write(text)
-        f.flush()
-        os.fsync(f.fileno())
-    temporary.replace(path)

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from agro.config import LoRA
+from agro.files import whole_folder
 from agro.policy import Policy
 
 
 def save_model(policy: Policy, out: Path, lora: LoRA | None) -> None:
-    """RUN/model, and RUN/adapter beside a model that an adapter was merged into."""
-    policy.save(out / "model", merge=lora is None or lora.merge)
+    """RUN/model, and RUN/adapter beside a model that an adapter was merged into; each whole or not there."""
+    with whole_folder(out / "model") as folder:
+        policy.save(folder, merge=lora is None or lora.merge)
     if lora is not None and lora.merge:
-        policy.save(out / "adapter", merge=False)
+        with whole_folder(out / "adapter") as folder:
+            policy.save(folder, merge=False)
 
 
 def keep_best(policy: Policy, out: Path, lora: LoRA | None, measured: Mapping[str, Any]) -> None:
     """RUN/best: the model, and best.json with what was `measured` of it; whole or not there."""
-    folder, temporary = out / "best", out / ".best.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    policy.save(temporary, merge=lora is None or lora.merge)
-    known = {k: measured[k] for k in ("step", "eval_reward", "eval_reward_se", "eval_n")}
-    (temporary / "best.json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    temporary.rename(folder)
+    with whole_folder(out / "best") as folder:
+        policy.save(folder, merge=lora is None or lora.merge)
+        known = {k: measured[k] for k in ("step", "eval_reward", "eval_reward_se", "eval_n")}
+        (folder / "best.json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import signal
 import sqlite3
 import subprocess
@@ -14,11 +13,9 @@ import pytest
 from tiny_runs import metrics, tiny, weights, write_prompts, write_toml
 
 from agro.config import RunConfig
-from agro.errors import Interrupted, Refused
+from agro.errors import Interrupted
 from agro.train.interruption import Interruption
 from agro.train.loop import Trainer
-
-KILLED = Path(__file__).parent / "killed.py"
 
 
 def config(tmp_path: Path) -> RunConfig:
@@ -80,26 +77,6 @@ def test_interrupted_in_the_middle_of_a_step(at: int, tmp_path: Path, undisturbe
     same(tmp_path / "run", undisturbed)
 
 
-def test_killed_at_random_moments(tmp_path: Path, undisturbed: Path) -> None:
-    """SIGKILL, again and again; sampling, scoring, appending, updating, saving: wherever it strikes."""
-    file = write_toml(tmp_path / "config.json", config(tmp_path))
-
-    def go(out: str, event: int, resume: str = "") -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(KILLED), str(file), str(tmp_path / out), str(event), resume]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-    undisturbed_again = go("whole", 0)
-    assert undisturbed_again.returncode == 0, undisturbed_again.stderr
-    events = int(undisturbed_again.stdout)
-    same(tmp_path / "whole", undisturbed)
-    rng = random.Random(0)
-    for kill in range(6):
-        done = go("run", rng.randrange(1, events // 4), "resume" if kill else "")
-        assert done.returncode == -signal.SIGKILL, done.stderr
-    assert go("run", 0, "resume").returncode == 0
-    same(tmp_path / "run", undisturbed)
-
-
 def test_sigterm_leaves_a_checkpoint_and_exit_code_130(tmp_path: Path, undisturbed: Path) -> None:
     file = write_toml(tmp_path / "config.json", config(tmp_path))
     command = [sys.executable, "-m", "agro", "train", str(file), "--out", str(tmp_path / "run")]
@@ -124,13 +101,3 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, undisturbed: Pa
     made = RunConfig.load(undisturbed / "config.json")
     Trainer(made, undisturbed, resume=True).run()
     assert weights(undisturbed) == before
-
-
-def test_a_checkpoint_that_is_not_the_committed_one_is_named(tmp_path: Path) -> None:
-    Trainer(config(tmp_path), tmp_path / "run").run()
-    file = tmp_path / "run" / "checkpoints" / "step-00000015" / "model.safetensors"
-    torn = bytearray(file.read_bytes())
-    torn[-1] ^= 1
-    file.write_bytes(torn)
-    with pytest.raises(Refused, match=r"step-00000015.*digest"):
-        Trainer(config(tmp_path), tmp_path / "run", resume=True).run()

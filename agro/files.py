@@ -1,0 +1,93 @@
+"""Files and folders that are there whole or not at all, and why one can't be written said plainly."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from agro.errors import Unwritable
+
+_FULL = "the disk is full. What to do: make room and try again"
+_READ_ONLY = "it can only be read. What to do: make its folder writable and try again, or give another path"
+_REASONS = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL.replace("the disk is full", "the disk quota is used up"),
+    errno.EFBIG: "a file may not grow that large here. What to do: raise the limit (ulimit -f) and try again",
+    errno.EROFS: _READ_ONLY,
+    errno.EACCES: _READ_ONLY,
+    errno.EPERM: _READ_ONLY,
+}
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise `Unwritable` where what is written inside, at `path` or in it, can't be; other errors pass through."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _REASONS:
+            raise
+        raise Unwritable(f"{path}: can't be written: {_REASONS[error.errno]}") from error
+    except SafetensorError as error:  # from Rust: the number stands in its text alone
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None or int(code[1]) not in _REASONS:
+            raise
+        raise Unwritable(f"{path}: can't be written: {_REASONS[int(code[1])]}") from error
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with writing(path):
+        try:
+            with temporary.open("w", encoding="utf-8") as f:
+                f.write(text)
+            sync(temporary)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder to write into, which takes the place of `folder` once all of it is on the disk."""
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    with writing(folder):
+        remove(temporary)
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            for file in temporary.iterdir():
+                sync(file)
+            sync(temporary)
+            remove(folder)
+            temporary.rename(folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync(folder.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

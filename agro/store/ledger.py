@@ -1,0 +1,167 @@
+"""What runs did: draws and commits, going back to a commit, and whether the store still says what was written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from agro.errors import Refused
+from agro.store import queries
+from agro.store.database import Database, way_out
+from agro.store.records import Commit, Damage, Rewound
+from agro.store.rows import LEDGERS, SELECT, checksum, insert_into, is_whole, to_text
+from agro.strictjson import dumps, loads
+
+BLOCK = 256  # samples read at once
+
+
+class Ledger(Database):
+    """The part of a store that the trainer keeps its books in."""
+
+    _structure_checked = False
+
+    def record_draws(self, run: str, step: int, ids: Iterable[int]) -> None:
+        """Note that `run` trains on these samples at `step`; `draw` does so itself. Steps of a run only rise."""
+        ids = list(ids)
+        with self.transaction():
+            self._check_ids(ids)
+            for i in ids:
+                self._enter("draws", to_text(run), step, i)
+            self._run(queries.COUNT_USE, [to_text(run), step, json.dumps(ids)])
+
+    def uses(self, ids: Iterable[int]) -> dict[int, int]:
+        """How often each sample was drawn, by all runs, at steps that they committed."""
+        ids = list(ids)
+        self._check_ids(ids)
+        rows = self._run(
+            f"""
+            SELECT sample, count(*) FROM draws JOIN ({queries.LAST_COMMITS}) AS c ON c.run = draws.run AND draws.step <= c.step
+            WHERE sample IN (SELECT value FROM json_each(?)) GROUP BY sample
+            """,
+            [json.dumps(ids)],
+        )
+        return dict.fromkeys(ids, 0) | dict(rows)
+
+    def commit(self, run: str, step: int, digest: str, *, files: Mapping[str, str] | None = None) -> None:
+        """Declare `run`'s checkpoint of `step` valid. `digest`: of the checkpoint; `files`: of each of its files."""
+        with self.transaction():
+            [(cursor,)] = self._run("SELECT ifnull(max(id), 0) FROM samples")
+            self._append_commit(run, Commit(step, digest, cursor, dict(files or {})))
+
+    def commits(self, run: str) -> list[Commit]:
+        """The commits of `run` that count, by rising step: a commit of an earlier step takes the later ones back.
+
+        Damaged rows of the table are left out; `damaged("commits")` has them.
+        """
+        found: list[Commit] = []
+        rows = self._run(
+            "SELECT run, step, digest, cursor, files, checksum FROM commits WHERE run = ? ORDER BY rowid",
+            [to_text(run)],
+        )
+        for row in rows:
+            if self._is_whole(row):
+                _, step, digest, cursor, files, _ = row
+                commit = Commit(step, digest, cursor, loads(files))
+                found = [c for c in found if c.step < commit.step] + [commit]
+        return found
+
+    def committed(self, run: str) -> Commit | None:
+        """The last commit of `run`."""
+        return next(reversed(self.commits(run)), None)
+
+    def rewind(self, run: str, step: int | None = None, *, to: Commit | None = None) -> Rewound:
+        """Take `run` back to a commit: forget its later draws, mark its later samples as redone.
+
+        `to`: one of `commits(run)`, the last one where it isn't given; the later ones don't count any more. Without a
+        commit, all draws and samples of the run go. `step`: take it back no further than to the end of this later step.
+        Raises `Refused` for a step before the commit.
+        """
+        name = to_text(run)
+        with self.transaction():
+            commits = self.commits(run)
+            at = to or next(reversed(commits), None)
+            if to is not None and to not in commits:
+                raise ValueError(f"{self.path}: run {run} has no commit {to}")
+            if step is not None and at and step < at.step:
+                raise Refused(f"{self.path}: run {run}: expected to go back to step {at.step} or later, got {step}")
+            if at is not None and self._run(queries.LAST_STEP, [name]) != [(at.step,)]:
+                self._append_commit(run, at)
+            last = step if step is not None else at.step if at else None
+            draws = self._run(
+                "DELETE FROM draws WHERE run = ?1 AND (?2 IS NULL OR step > ?2) RETURNING rowid", [name, last]
+            )
+            self._run("DELETE FROM group_uses WHERE run = ?", [name])
+            self._run(queries.RECOUNT_USES, [name])
+            samples = self._run(
+                "UPDATE samples SET redone = 1, checksum = checksum + 1 "
+                "WHERE run = ?1 AND id > ?2 AND NOT redone AND (?3 IS NULL OR step > ?3) RETURNING id",
+                [name, at.cursor if at else 0, step],
+            )
+        return Rewound(len(draws), len(samples))
+
+    def check(self) -> None:
+        """Raise `Refused` where the file's structure, its indexes or the notes of draws are damaged.
+
+        Samples are looked at when they are read, commits by `commits`. About a second for a store of 1 GB.
+        """
+        self._check_structure()
+        if draws := self.damaged("draws"):
+            raise self._refusal(Damage(draws=draws))
+
+    def damage(self) -> Damage:
+        """All that isn't as it was written. Reads the whole store."""
+        return Damage(
+            structure=self._structure(),
+            samples=self.damaged("samples"),
+            **{table: self.damaged(table) for table in LEDGERS},
+        )
+
+    def damaged(self, table: str) -> list[int]:
+        """The rowids, which are the ids of samples, of the rows that don't say what was written."""
+        if not self.has_checksums:
+            return []
+        if table == "samples":
+            return [row[0] for row in self._blocks() if not is_whole(row)]
+        columns = ", ".join(LEDGERS[table])
+        rows = self._run(f"SELECT rowid, {columns}, checksum FROM {table} ORDER BY rowid")
+        return [row[0] for row in rows if not self._is_whole(row[1:])]
+
+    def _refusal(self, damage: Damage) -> Refused:
+        return Refused(f"{self.path}: {damage}. {way_out(self.path)}")
+
+    def _check_structure(self) -> None:
+        """Once a connection: in a damaged tree SQLite may find fewer rows than there are, without a word."""
+        if not self._structure_checked and (found := self._structure()):
+            raise self._refusal(Damage(structure=found))
+        self._structure_checked = True
+
+    def _structure(self) -> list[str]:
+        found = [" ".join(str(line).split()) for (line,) in self._run("PRAGMA integrity_check(10)")]
+        return [] if found == ["ok"] else found
+
+    def _blocks(self, clause: str = "TRUE", args: Iterable[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        """The rows of samples in the order of their ids, those that are there when it begins."""
+        args = list(args)
+        [(last,)] = self._run("SELECT ifnull(max(id), 0) FROM samples")
+        after = 0
+        sql = f"{SELECT} WHERE {clause} AND id > ? AND id <= ? ORDER BY id LIMIT {BLOCK}"
+        while block := self._run(sql, [*args, after, last]):
+            yield from block
+            after = block[-1][0]
+
+    def _is_whole(self, row: tuple[Any, ...]) -> bool:
+        return not self.has_checksums or checksum(row[:-1]) == row[-1]
+
+    def _enter(self, table: str, *values: Any) -> None:
+        self._run(insert_into(table, (*LEDGERS[table], "checksum")), [*values, checksum(values)])
+
+    def _append_commit(self, run: str, c: Commit) -> None:
+        self._enter("commits", to_text(run), c.step, c.digest, c.cursor, dumps(c.files, "files of a commit"))
+
+    def _check_ids(self, ids: list[int]) -> None:
+        missing = self._run(
+            "SELECT value FROM json_each(?) WHERE value NOT IN (SELECT id FROM samples) LIMIT 3", [json.dumps(ids)]
+        )
+        if missing:
+            raise Refused(f"{self.path}: no sample has the id {', '.join(str(i) for (i,) in missing)}")

@@ -1,0 +1,138 @@
+"""Where a process is in its work, told to the one that is to kill it, and a way to kill itself at an event.
+
+Events are what the work does to the world: SQL statements, files opened, renamed, removed, and the places between two
+pieces of work, and messages to and from the reward's process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import agro.store.importing
+import agro.train.loop
+from agro.rewards.function import FunctionReward
+from agro.rewards.workers import Pool
+from agro.samplers import HFSampler
+from agro.store import Store
+from agro.store.database import Database
+from agro.train.interruption import Interruption
+from agro.train.loop import Phase, Trainer
+
+STAGES = ("other", "resuming", "sampling", "scoring", "appending", "updating", "saving", "evaluating", "importing")
+_FILES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}
+_PLACES: list[tuple[Any, str, str]] = [
+    (Trainer, "_go_back", "resuming"),
+    (FunctionReward, "score", "scoring"),
+    (Store, "append", "appending"),
+    (Store, "set_rewards", "appending"),
+    (Store, "record_draws", "appending"),
+    (Store, "draw", "appending"),
+    (Phase, "_update", "updating"),
+    (Phase, "_save", "saving"),
+    (Phase, "_evaluate", "evaluating"),
+]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Die in `stage` when it is entered for the `entry`-th time: at its `event`-th event, or, 0, by another's hand."""
+
+    stage: str
+    entry: int
+    event: int
+
+
+@dataclass
+class Measured:
+    """Of a stage in undisturbed work."""
+
+    entries: int = 0
+    seconds: float = 0.0
+    events: int = 0
+
+
+class Watch:
+    """Shared memory that says in which stage a child is. Made by the parent, kept up to date by the child."""
+
+    def __init__(self) -> None:
+        self._shared = mmap.mmap(-1, 1)
+        self.measured: dict[str, Measured] = {stage: Measured() for stage in STAGES}
+
+    @property
+    def stage(self) -> str:
+        return STAGES[self._shared[0]]
+
+    def follow(self, plan: Plan | None, entered: Callable[[], None]) -> None:
+        """In the child: wrap the places where stages begin; `entered` is called where the plan's time begins."""
+        self._shared[0] = 0
+        events = itertools.count(1)
+        due = False  # the planned entry has come
+
+        @contextmanager
+        def within(stage: str) -> Iterator[None]:
+            nonlocal due
+            before, self._shared[0] = self._shared[0], STAGES.index(stage)
+            here, began = self.measured[stage], time.monotonic()
+            here.entries += 1
+            if plan is not None and stage == plan.stage and here.entries == plan.entry:
+                due = True
+                if not plan.event:
+                    entered()
+            try:
+                yield
+            finally:
+                self._shared[0] = before
+                here.seconds += time.monotonic() - began
+
+        def tick(*_: Any) -> None:
+            self.measured[self.stage].events += 1
+            if plan is not None and plan.event and due and self.stage == plan.stage and next(events) == plan.event:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def staged(plain: Any, stage: str) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                with within(stage):
+                    return plain(*args, **kwargs)
+
+            return call
+
+        def ticking(plain: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                tick()
+                return plain(*args, **kwargs)
+
+            return call
+
+        sample, import_files = HFSampler.sample, agro.store.importing.import_files
+
+        def sampling(*args: Any) -> Iterator[Any]:
+            with within("sampling"):
+                yield from sample(*args)
+
+        def importing(*args: Any, **kwargs: Any) -> Any:
+            with within("importing"):
+                return import_files(*args, **kwargs)
+
+        HFSampler.sample = sampling  # type: ignore[method-assign]
+        agro.store.importing.import_files = importing
+        for owner, name, stage in _PLACES:
+            if plan is None or plan.stage != "importing" or owner is not Store:  # an import appends, too
+                setattr(owner, name, staged(getattr(owner, name), stage))
+        for owner, name in (
+            (Database, "_run"),
+            (Database, "_run_many"),
+            (Interruption, "check"),
+            (Pool, "_send"),
+            (Pool, "_turn"),
+        ):
+            setattr(owner, name, ticking(getattr(owner, name)))
+        sys.addaudithook(lambda name, args: tick() if name in _FILES else None)

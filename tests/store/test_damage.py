@@ -1,0 +1,267 @@
+"""A byte that the disk changed is found and named; what is whole can be read, and taken over into a new store."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from making import group, random_samples, sample
+
+from agro.errors import Refused
+from agro.store import Damage, DrawRule, Pair, Store, recover
+from agro.store.rows import COLUMNS, LEDGERS, SCHEMA
+from agro.types import Sample
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Some of everything: 40 random samples, 3 groups of 4 that a run drew twice, one of them redone, and a pair."""
+    path = tmp_path / "s.db"
+    with Store.open(path) as store:
+        store.append(random_samples(5, 40))
+        store.append([s for name in "abc" for s in group(name, [0.0, 1.0, 0.5, None])], run="r", step=1)
+        store.add_pairs([Pair(1, 2, 3, -0.0), Pair(1, 3)])
+        for step in (1, 2, 3):
+            store.draw(DrawRule(4), run="r", step=step, seed=0, version=0)
+            store.commit("r", step, f"digest {step}", files={"model": "x"})
+        store.append([sample("late")], run="r", step=4)
+        store.rewind("r")
+    return path
+
+
+def change(path: Path, sql: str) -> None:
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(sql)
+
+
+def everything(path: Path) -> dict[str, list[tuple]]:
+    with Store.open(path, read_only=True) as store:
+        return {t: store._run(f"SELECT rowid, * FROM {t} ORDER BY 1, 2, 3") for t in ("samples", *LEDGERS, "group_uses")
+                if t != "group_uses"} | {"group_uses": store._run("SELECT * FROM group_uses ORDER BY 1, 2")}  # fmt: skip
+
+
+def test_a_store_that_was_written_to_in_every_way_is_whole(path: Path) -> None:
+    with Store.open(path) as store:
+        assert not store.damage()
+        store.set_rewards([(7, 1.5, {"parts": {"a": 1}}), (8, None, {"reward_error": "x"}), (7, 0.25, {})])
+        assert store.rewind("r", to=store.commits("r")[0]).draws > 0
+        assert store.damage() == Damage()
+        assert str(store.damage()) == "whole"
+
+
+@pytest.mark.parametrize("column", [*COLUMNS, "redone", "checksum"])
+def test_whatever_changes_in_a_sample_is_found(path: Path, column: str) -> None:
+    change(path, "UPDATE samples SET episode = NULL, file = 'f', record = 1, part = 'p' WHERE id = 44")
+    with Store.open(path) as store:
+        assert store.damaged("samples") == [44]
+    change(path, "UPDATE samples SET episode = NULL, file = NULL, record = NULL, part = NULL WHERE id = 44")
+    values = {"reward": "reward + 0.5", "prompt": "prompt || 'x'", "messages": "NULL", "prompt_id": "'other'"}
+    plain = {"state", "version", "step", "knows_behavior", "knows_tokens", "record", "redone", "checksum"}
+    value = values.get(column, f"ifnull({column}, 0) + 1" if column in plain else "x'00'")
+    if column == "messages":
+        change(path, "UPDATE samples SET messages = prompt, prompt = NULL WHERE id = 42")
+    else:
+        change(path, f"UPDATE samples SET {column} = {value} WHERE id = 42")
+    with Store.open(path) as store:
+        assert store.damage().samples == [42]
+        with pytest.raises(
+            Refused, match=r"1 sample not as written: sample 42\. What to do: `agro recover .*s\.db --out"
+        ):
+            list(store.samples(redone=True))
+        told: list[int] = []
+        assert 42 not in [s.id for s in store.samples(redone=True, on_damaged=told.append)]
+        assert told == [42]
+
+
+@pytest.mark.parametrize(
+    ("sql", "found"),
+    [
+        ("UPDATE draws SET step = 9 WHERE rowid = 3", Damage(draws=[3])),
+        ("UPDATE pairs SET votes_winner = 2 WHERE rowid = 1", Damage(pairs=[1])),
+        ("UPDATE commits SET cursor = cursor - 1 WHERE rowid = 2", Damage(commits=[2])),
+        ("UPDATE commits SET files = '{}' WHERE rowid = 1", Damage(commits=[1])),
+    ],
+)
+def test_whatever_changes_in_the_books_is_found(path: Path, sql: str, found: Damage) -> None:
+    change(path, sql)
+    with Store.open(path) as store:
+        assert store.damage() == found
+        if found.pairs:
+            with pytest.raises(Refused, match="1 pair not as written: pair 1"):
+                list(store.pairs())
+        if found.draws:
+            with pytest.raises(Refused, match="1 draw not as written: draw 3"):
+                store.check()
+        if found.commits:
+            store.check()
+            assert [c.step for c in store.commits("r")] == [s for s in (1, 2, 3) if [s] != found.commits]
+
+
+def test_a_later_write_hides_no_damage(path: Path) -> None:
+    change(path, "UPDATE samples SET response = 'other', reward = 9.0 WHERE id IN (42, 53)")
+    with Store.open(path) as store:
+        store.set_rewards([(42, 0.5, {})])
+        store.rewind("r", to=store.commits("r")[0])
+        assert store.damaged("samples") == [42, 53]
+    change(path, "UPDATE samples SET meta = '{' WHERE id = 43")
+    with Store.open(path) as store, pytest.raises(Refused, match="sample 43"):
+        store.set_rewards([(43, 0.5, {})])
+
+
+def test_a_damaged_sample_that_is_drawn_is_told_with_its_group(path: Path) -> None:
+    change(path, "UPDATE samples SET response = 'other' WHERE id = 42")
+    rule = DrawRule(100)
+    with Store.open(path) as store:
+        rule = DrawRule(len(store.candidates(rule, run="s", version=0)))
+        with pytest.raises(Refused, match="sample 42"):
+            store.draw(rule, run="s", step=1, seed=0, version=0)
+        assert store._run("SELECT count(*) FROM draws WHERE run = 's'") == [(0,)]
+        told: list[tuple] = []
+        drawn = store.draw(rule, run="s", step=1, seed=0, version=0, on_damaged=told.append)
+        assert [tuple(t) for t in told] == [(42, sample("a").prompt_id, None)]
+        assert {s.id for s in drawn} == {s.id for s in store.samples(scored=True, on_damaged=lambda i: None)}
+
+
+def test_an_earlier_commit_takes_the_later_ones_back(path: Path) -> None:
+    with Store.open(path) as store:
+        first, second, third = store.commits("r")
+        assert [c.step for c in (first, second, third)] == [1, 2, 3]
+        store.rewind("r", to=second)
+        assert store.commits("r") == [first, second]
+        assert store.committed("r") == second
+        assert {s for (s,) in store._run("SELECT DISTINCT step FROM draws")} == {1, 2}
+        assert store._run("SELECT count(*) FROM commits") == [(4,)]  # only ever appended to
+        store.rewind("r", to=second)
+        assert store._run("SELECT count(*) FROM commits") == [(4,)]
+        store.commit("r", 3, "again")
+        assert [c.digest for c in store.commits("r")] == ["digest 1", "digest 2", "again"]
+        with pytest.raises(ValueError, match="has no commit"):
+            store.rewind("r", to=third)
+
+
+def make_old(path: Path) -> None:
+    """Schema 1 was this one without checksums."""
+    with closing(sqlite3.connect(path)) as db:
+        for table in ("samples", *LEDGERS):
+            db.execute(f"ALTER TABLE {table} DROP COLUMN checksum")
+        db.execute("PRAGMA user_version = 1")
+
+
+def test_a_store_without_checksums_is_renewed_when_it_is_written_to(path: Path) -> None:
+    before = everything(path)
+    with Store.open(path) as store:
+        uses = store.uses([41, 42, 45])
+        assert sum(uses.values()) > 0
+    make_old(path)
+    content = path.read_bytes()
+    with Store.open(path, read_only=True) as store:
+        assert len(list(store.samples(redone=True))) == 53
+        assert [c.step for c in store.commits("r")] == [1, 2, 3]
+        assert len(list(store.pairs())) == 2
+        assert store.uses([41, 42, 45]) == uses
+        assert not store.damage()
+    assert path.read_bytes() == content
+    Store.open(path).close()
+    assert everything(path) == before
+    with Store.open(path) as store:
+        assert store._run("PRAGMA user_version") == [(SCHEMA,)]
+        assert not store.damage()
+        store.append([sample()])
+
+
+def test_recovering_a_whole_store_copies_it(path: Path, tmp_path: Path) -> None:
+    done = recover(path, tmp_path / "new.db")
+    assert (done.samples, done.pairs, done.commits, done.lost, done.may_lack) == (53, 2, 3, [], [])
+    assert sorted(p.name for p in tmp_path.iterdir() if "new" in p.name) == ["new.db"]
+    assert everything(tmp_path / "new.db") == everything(path)
+    with pytest.raises(Refused, match=r"new\.db: there is such a file"):
+        recover(path, tmp_path / "new.db")
+
+
+def test_recovering_takes_what_another_process_is_writing_from_the_log(path: Path, tmp_path: Path) -> None:
+    with Store.open(path) as store:
+        store.append([sample("newest")])  # in the write-ahead log alone
+        assert recover(path, tmp_path / "new.db").samples == 54
+
+
+def test_recovering_leaves_damaged_rows_behind_and_counts_them(path: Path, tmp_path: Path) -> None:
+    with Store.open(path) as store:
+        drawn = store.uses([42])[42]
+        draws = store._run("SELECT count(*) FROM draws")[0][0]
+    change(path, "UPDATE samples SET response = 'other' WHERE id IN (2, 42)")
+    change(path, "UPDATE commits SET digest = 'other' WHERE rowid = 3")
+    done = recover(path, tmp_path / "new.db")
+    assert done.lost == [2, 42]
+    assert (done.samples, done.pairs, done.lost_pairs, done.commits, done.lost_commits) == (51, 1, 1, 2, 1)
+    assert done.lost_draws >= drawn > 0
+    assert done.draws + done.lost_draws == draws
+    assert "lost: 2 samples: 2, 42\nlost: 1 pairs" in str(done)
+    with Store.open(tmp_path / "new.db") as store:
+        assert not store.damage()
+        assert store.committed("r").step == 2
+
+
+def break_first_page(content: bytearray) -> None:
+    content[:4096] = bytes(4096)
+
+
+def break_a_leaf(content: bytearray) -> None:
+    """The page with the last sample's response."""
+    at = content.rindex(b"response 3") // 4096 * 4096
+    content[at : at + 4096] = bytes(4096)
+
+
+@pytest.mark.parametrize("harm", [break_first_page, break_a_leaf])
+def test_a_page_of_zeros(harm: Callable[[bytearray], None], path: Path, tmp_path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    harm(content)
+    path.write_bytes(content)
+    with pytest.raises(Refused, match=r"not a store|agro recover"), Store.open(path) as store:
+        store.counts()
+    done = recover(path, tmp_path / "new.db")
+    if harm is break_first_page:
+        assert (done.samples, done.lost) == (53, [])
+    else:
+        assert 30 <= done.samples < 53
+        assert len(done.lost) == 53 - done.samples
+
+
+def test_nothing_of_a_store_to_recover(tmp_path: Path) -> None:
+    for content in (b"", b"x" * 9000):
+        (tmp_path / "x.db").write_bytes(content)
+        with pytest.raises(Refused, match="no sample of a store can be read"):
+            recover(tmp_path / "x.db", tmp_path / "new.db")
+        assert not (tmp_path / "new.db").exists()
+    with pytest.raises(Refused, match="no such store"):
+        recover(tmp_path / "no.db", tmp_path / "new.db")
+
+
+def test_flipped_bits_anywhere_never_pass_for_what_was_written(path: Path, tmp_path: Path) -> None:
+    """Each of 30 bits of the file, alone: it is harmless, or whoever reads everything is told."""
+    whole, content = {}, path.read_bytes()
+    with Store.open(path, read_only=True) as store:
+        whole = {s.id: s for s in store.samples(redone=True)}
+
+    def read(file: Path) -> dict[int | None, Sample]:
+        with Store.open(file, read_only=True) as store:
+            return {s.id: s for s in store.samples(redone=True)}
+
+    rng, told = random.Random(0), 0
+    for _ in range(30):
+        flipped = bytearray(content)
+        flipped[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(flipped)
+        try:
+            assert read(path) == whole
+        except Refused:
+            told += 1
+        (tmp_path / "new.db").unlink(missing_ok=True)
+        done = recover(path, tmp_path / "new.db")
+        kept = read(tmp_path / "new.db")
+        assert kept == {i: s for i, s in whole.items() if i not in done.lost}
+        assert len(kept) == done.samples
+    assert 5 <= told <= 25

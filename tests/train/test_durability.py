@@ -1,0 +1,198 @@
+"""What a disk does to a run: it is full, it can only be read, it damages a checkpoint or the store."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_resume import config, same
+from tiny_runs import fill_store, metrics, tiny, weights
+
+from agro.errors import Refused, Unwritable
+from agro.store import Store, recover
+from agro.train.loop import Trainer
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    """15 steps; the second phase, whose reference is its start, begins after step 7; checkpoints of 7, 13 and 15 stay."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return Trainer(config(folder), folder / "run").run()
+
+
+def damage(folder: Path, how: str, rng: random.Random) -> str:
+    """Damage a checkpoint; returns the name of what is damaged."""
+    if how == "no folder":
+        shutil.rmtree(folder)
+        return folder.name
+    file = folder / rng.choice(["model.safetensors", "optimiser.safetensors", "position.json"])
+    content = bytearray(file.read_bytes())
+    if how == "flipped byte":
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        file.write_bytes(content)
+    elif how == "cut off":
+        file.write_bytes(content[: rng.randrange(len(content))])
+    elif how == "no file":
+        file.unlink()
+    else:
+        for each in folder.iterdir():
+            each.unlink()
+    return f"{folder.name}/{'model.safetensors' if how == 'empty' else file.name}"
+
+
+@pytest.mark.parametrize("how", ["flipped byte", "cut off", "no file", "no folder", "empty"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_gone_back_to(
+    how: str, tmp_path: Path, undisturbed: Path, capsys
+) -> None:
+    shutil.copytree(undisturbed, tmp_path / "run")
+    named = damage(tmp_path / "run" / "checkpoints" / "step-00000015", how, random.Random(how))
+    Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
+    said = capsys.readouterr().err
+    assert named in said
+    assert "going on from step 13" in said
+    same(tmp_path / "run", undisturbed)
+    with Store.open(tmp_path / "run" / "store.db") as store:
+        assert not store.damage()
+
+
+def test_a_damaged_reference_is_made_again_or_named(tmp_path: Path, undisturbed: Path) -> None:
+    """Step 7 is the reference of steps 8 to 15: without it only the end of the run, step 15, is whole."""
+    shutil.copytree(undisturbed, tmp_path / "run")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    damage(checkpoints / "step-00000007", "flipped byte", random.Random(0))
+    Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
+    same(tmp_path / "run", undisturbed)
+    damage(checkpoints / "step-00000015", "cut off", random.Random(0))
+    with pytest.raises(Refused, match=r"(?s)none of the checkpoints.*step-00000015/.*step-00000007/.*step-00000007/"):
+        Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
+
+
+def test_a_damaged_row_of_the_commits_is_named_and_passed_over(tmp_path: Path, undisturbed: Path, capsys) -> None:
+    shutil.copytree(undisturbed, tmp_path / "run")
+    with sqlite3.connect(tmp_path / "run" / "store.db") as db:
+        db.execute("UPDATE commits SET step = 14 WHERE step = 15")
+    Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
+    said = capsys.readouterr().err
+    assert "row 6 of the commits" in said
+    assert "going on from step 13" in said
+    same(tmp_path / "run", undisturbed)
+
+
+def test_a_damaged_draw_is_refused_by_its_row(tmp_path: Path, undisturbed: Path) -> None:
+    shutil.copytree(undisturbed, tmp_path / "run")
+    with sqlite3.connect(tmp_path / "run" / "store.db") as db:
+        db.execute("UPDATE draws SET sample = sample + 1 WHERE rowid = 5")
+    with pytest.raises(Refused, match=r"1 draw not as written: draw 5.*agro recover"):
+        Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
+    assert recover(tmp_path / "run" / "store.db", tmp_path / "new.db").lost_draws == 1
+    for beside in ("-wal", "-shm"):  # a log of another file would spoil the new one
+        (tmp_path / "run" / f"store.db{beside}").unlink(missing_ok=True)
+    (tmp_path / "new.db").replace(tmp_path / "run" / "store.db")
+    damage(tmp_path / "run" / "checkpoints" / "step-00000015", "no file", random.Random(0))
+    Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
+    assert weights(tmp_path / "run") == weights(undisturbed)
+
+
+def test_a_damaged_line_of_the_metrics_is_named_and_left_out(tmp_path: Path, undisturbed: Path, capsys) -> None:
+    shutil.copytree(undisturbed, tmp_path / "run")
+    log = tmp_path / "run" / "metrics.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join([*lines[:3], lines[3].replace(b"{", b"\xff"), *lines[4:]]))
+    Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
+    assert "metrics.jsonl:4; left out" in capsys.readouterr().err
+    assert [m["step"] for m in metrics(tmp_path / "run")] == [i for i in range(16) if i != 3]
+
+
+def test_training_leaves_a_damaged_sample_out_and_counts_it(tmp_path: Path, capsys) -> None:
+    """8 groups of 4 and one step that draws all of them: group 1 loses sample 5; group 2, all but one of its samples."""
+    fill_store(tmp_path / "log.db")
+    with sqlite3.connect(tmp_path / "log.db") as db:
+        db.execute("UPDATE samples SET response = response || '1' WHERE id IN (5, 9, 10, 11)")
+    made = tiny(tmp_path, data__store=str(tmp_path / "log.db"), data__replay=1, train__groups=8, train__steps=1)
+    Trainer(made, tmp_path / "run").run()
+    (only,) = metrics(tmp_path / "run")
+    assert only["left_out_reasons"] == {"damaged": 4, "group too small for what was left out": 1}
+    assert only["left_out"] == 5
+    assert f"damaged: sample 5 of {tmp_path / 'log.db'}; left out of step 1" in capsys.readouterr().err
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """4 MiB of their own."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True).returncode
+    ):
+        pytest.skip("mounting a small file system isn't permitted here")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+# KiB left, and what can't be written then. 305 is room for most of the first checkpoint, 340 for most of the samples after.
+@pytest.mark.parametrize(
+    ("room", "what"),
+    [(0, "config.json"), (40, "store.db"), (150, "store.db"), (305, "step-00000003"), (400, "store.db")],
+)
+def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(
+    room: int, what: str, small_disk: Path, undisturbed: Path
+) -> None:
+    run, ballast = small_disk / "run", small_disk / "ballast"
+    ballast.write_bytes(b"x" * (shutil.disk_usage(small_disk).free - room * 1024))
+    with pytest.raises(Unwritable, match=rf"{what}: .*the disk is full.*make room"):
+        Trainer(config(undisturbed.parent), run).run()
+    assert not list(run.glob("checkpoints/.*"))
+    ballast.unlink()
+    Trainer(config(undisturbed.parent), run, resume=True).run()
+    same(run, undisturbed)
+
+
+def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path) -> None:
+    """The way to an unwritable checkpoint that needs no rights: the optimiser's state has twice the size of the weights."""
+    made = tiny(tmp_path, policy__new__hidden=128, train__steps=2)
+    whole = Trainer(made, tmp_path / "whole").run()
+    size = (whole / "checkpoints" / "step-00000002" / "optimiser.safetensors").stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, limits[1]))
+    try:
+        with pytest.raises(Unwritable, match=r"step-00000002: can't be written: a file may not grow that large"):
+            Trainer(made, tmp_path / "run").run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+    Trainer(made, tmp_path / "run", resume=True).run()
+    same(tmp_path / "run", whole)
+
+
+def test_a_folder_that_can_only_be_read_is_named() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # that every user can get to
+        Path(folder).chmod(0o755)
+        made = tiny(Path(folder), reward__name="exact", train__steps=2)
+        run = Trainer(made, Path(folder) / "run").run()
+        files = [run, *run.rglob("*")]
+        before = {f: f.read_bytes() for f in files if f.is_file()}
+        for file in files:
+            file.chmod(0o555 if file.is_dir() else 0o444)
+            if not os.geteuid():
+                os.chown(file, 65534, 65534)
+        privileged = not os.geteuid()
+        if privileged:  # whom the bits don't bind
+            os.seteuid(65534)
+        try:
+            with pytest.raises(Unwritable, match=r"run: can't be written: it can only be read.*writable"):
+                Trainer(made, run, resume=True).run()
+        finally:
+            if privileged:
+                os.seteuid(0)
+            for file in files:
+                file.chmod(0o755)
+        assert {f: f.read_bytes() for f in files if f.is_file()} == before
