@@ -369,16 +369,29 @@ class RunConfig(Section):
         return tuple(p.name for p in self.phases) or ("train",)
 
 
-# What may change without changing the result: limits of a reward's time and failures, and what is shown where.
-FREE = {"reward": {"timeout", "max_failed", "workers"}, "train": {"show_every", "keep"}, "guard": {"stage_seconds"}}
+# What may change on the way: limits, when a run ends, what is shown and kept. Nothing that a step computes.
+FREE = {
+    "reward": {"timeout", "max_failed", "workers"},
+    "train": {"show_every", "keep"},
+    "guard": {"stage_seconds", "loss", "kl", "action", "rollbacks"},
+    "evaluate": {"patience", "target", "keep_best"},
+}
 
 
 def deciding(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a configuration, as `config.json` holds it, that decides the result."""
+    """The part of a configuration, as `config.json` holds it, that decides what a step computes."""
     kept = {k: _without_free(k, v) for k, v in values.items() if k in RunConfig.model_fields and k != "track"}
     return kept | {
         "phases": [{k: _without_free(k, v) for k, v in phase.items()} for phase in _list(values.get("phases"))]
     }
+
+
+def take_length(values: dict[str, Any]) -> int | None:
+    """Take the last phase's number of steps, which may grow, out of what `deciding` returns; None where it has none of its own."""
+    phases = values["phases"]
+    section = phases[-1].get("train", {}) if phases else values["train"]
+    steps: int | None = section.pop("steps", None)
+    return steps
 
 
 def _without_free(section: str, value: Any) -> Any:

@@ -8,7 +8,7 @@ from agro.cli.explain import objectives
 from agro.cli.models import eval_, sample
 from agro.cli.proving import prove
 from agro.cli.runs import compare, report, train
-from agro.cli.stores import check, import_, score
+from agro.cli.stores import check, import_, recover, score
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown",
@@ -22,6 +22,7 @@ COMMANDS = (  # name, function, example of its arguments
     ("check", check, "logs.db --objective grpo"),
     ("show", show, "runs/first/store.db --groups --reward 0.5: --limit 3"),
     ("score", score, "logs.db --reward rewards.py:length"),
+    ("recover", recover, "damaged.db --out whole.db"),
     ("eval", eval_, "--model runs/first/model --prompts held_out.jsonl --reward exact -n 8"),
     ("compare", compare, "runs/agro-0 runs/agro-1 runs/rloo-0 runs/rloo-1"),
     ("report", report, "runs/first"),

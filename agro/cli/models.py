@@ -7,12 +7,21 @@ import sys
 from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agro.cli.common import Json, Model, PromptFile, RewardName, RewardOption, options
 from agro.errors import Refused
+
+if TYPE_CHECKING:
+    from agro.policy import Policy
+    from agro.samplers import Sampler
+
+EnvironmentName = Annotated[
+    str | None, typer.Option("--environment", help="Episodes: calculator, search, module:Class or file.py:Class.")
+]
+MaxTurns = Annotated[int, typer.Option("--max-turns", min=1, help="Turns of an episode at most.")]
 
 
 def sample(
@@ -24,12 +33,14 @@ def sample(
     max_new: Annotated[int, typer.Option("--max-new", min=1, help="Tokens a response at most.")] = 256,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="1 where it isn't given.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    environment: EnvironmentName = None,
+    max_turns: MaxTurns = 8,
 ) -> None:
     """Responses into a store, unscored."""
     from agro.config import Policy as PolicyConfig
     from agro.policy import Policy
     from agro.prompts import load_prompts
-    from agro.samplers import HFSampler, Sampling
+    from agro.samplers import Sampling
     from agro.store import Store, write_samples
 
     asked = load_prompts(prompts)
@@ -42,7 +53,8 @@ def sample(
     options = Sampling(
         temperature=0.0 if greedy else 1.0 if temperature is None else temperature, max_new=max_new, seed=seed
     )
-    found = (s.replace(source=model) for s in HFSampler(policy).sample(asked, n, options))
+    sampler = _sampler(policy, environment, max_turns)
+    found = (s.replace(source=model) for s in sampler.sample(asked, n, options))
     count = 0
     if as_file:
         count = write_samples(out, sorted(found, key=lambda s: int(s.meta["index"])))
@@ -62,21 +74,24 @@ def eval_(
     max_new: Annotated[int, typer.Option("--max-new", min=1, help="Tokens a response at most.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    environment: EnvironmentName = None,
+    max_turns: MaxTurns = 8,
     as_json: Json = False,
 ) -> None:
     """Accuracy, pass@k and their 95 % intervals."""
     from agro.config import Policy as PolicyConfig
     from agro.config import Reward as RewardConfig
+    from agro.envs import EpisodeReward
     from agro.evaluate import heldout
     from agro.policy import Policy
     from agro.prompts import load_prompts
     from agro.rewards import load_reward
-    from agro.samplers import HFSampler, Sampling
+    from agro.samplers import Sampling
 
     asked = load_prompts(prompts)
-    scorer = load_reward(RewardConfig(name=reward, options=options(option)))
+    scorer = EpisodeReward(load_reward(RewardConfig(name=reward, options=options(option))))
     try:
-        sampler = HFSampler(Policy.load(PolicyConfig(model=model)))
+        sampler = _sampler(Policy.load(PolicyConfig(model=model)), environment, max_turns)
         found = heldout(sampler, scorer, asked, n, Sampling(temperature=temperature, max_new=max_new, seed=seed))
     finally:
         scorer.close()
@@ -95,3 +110,14 @@ def eval_(
         print(f"{found.unscored} responses couldn't be scored and count nowhere")
         for error, count in Counter(found.errors).most_common(3):
             print(f"  {count} × {error}")
+
+
+def _sampler(policy: Policy, environment: str | None, max_turns: int) -> Sampler:
+    from agro.config import Environment
+    from agro.envs import in_environment, load_environment
+    from agro.samplers import HFSampler
+
+    if environment is None:
+        return HFSampler(policy)
+    config = Environment(name=environment, max_turns=max_turns)
+    return in_environment(HFSampler(policy), load_environment(config), config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from itertools import islice
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ import typer
 
 from agro.cli.common import Json, RewardName, RewardOption, end, options, pairs
 from agro.errors import Refused
+from agro.types import Sample
 
 
 def import_(
@@ -116,6 +117,34 @@ def check(
         end(2, f"agro: {report['problem']}")
 
 
+def _whole_episodes(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
+    """`samples` in parts of about `size`; the rows of an episode, which follow each other, share a part."""
+    part: list[Sample] = []
+    for sample in samples:
+        if len(part) >= size and (sample.episode is None or sample.episode != part[-1].episode):
+            yield part
+            part = []
+        part.append(sample)
+    if part:
+        yield part
+
+
+def _unscored(sample: Sample) -> Sample:
+    return sample.replace(reward=None, meta={k: v for k, v in sample.meta.items() if k != "reward_error"})
+
+
+def recover(
+    store: Annotated[Path, typer.Argument(help="The damaged store.")],
+    out: Annotated[Path, typer.Option("--out", help="The new store.")],
+    as_json: Json = False,
+) -> None:
+    """Copy all that is whole in a damaged store into a new one, and say what is lost."""
+    from agro.store import recover as recover_
+
+    found = recover_(store, out)
+    print(json.dumps(found.to_json(), ensure_ascii=False) if as_json else found)
+
+
 def score(
     store: Annotated[Path, typer.Argument(help="The store.")],
     reward: RewardName,
@@ -126,18 +155,19 @@ def score(
 ) -> None:
     """Fill in or renew the rewards of a store."""
     from agro.config import Reward as RewardConfig
+    from agro.envs import EpisodeReward
     from agro.rewards import load_reward
     from agro.store import Store
 
-    scorer = load_reward(RewardConfig(name=reward, options=options(option), timeout=timeout))
+    scorer = EpisodeReward(load_reward(RewardConfig(name=reward, options=options(option), timeout=timeout)))
     done: dict[str, Any] = {"scored": 0, "failed": 0, "kept": 0, "errors": {}}
     try:
         with Store.open(store, create=False) as opened:
             samples = opened.samples(scored=False) if missing else opened.samples()
-            while part := list(islice(samples, 256)):
-                scores = scorer.score(part)
+            for part in _whole_episodes(samples, 256):
+                scores = scorer.score([_unscored(s) for s in part])
                 opened.set_rewards(
-                    (s.id, x.value, {"reward_error": x.error} if x.error else {})
+                    (s.id, x.value, x.meta)
                     for s, x in zip(part, scores, strict=True)
                     if s.id is not None and (x.value is not None or s.reward is None)  # a failure erases no reward
                 )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agro.config import RunConfig, deciding
+from agro.config import RunConfig, deciding, take_length
 from agro.errors import Refused
 from agro.files import remove, sync, write, writing
 
@@ -28,6 +28,8 @@ class Run:
         self.metrics_file = folder / "metrics.jsonl"
         if self.metrics_file.exists() and not resume:
             raise Refused(f"{folder}: there is a run in this folder; go on with it by --resume, or give another --out")
+        self.changed = False  # since the run was stopped, in what may change
+        self.notes: list[str] = []
         before = self._before(config) if resume else {}
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +63,20 @@ class Run:
         """What `config.json` says; nothing where the run was killed before there was one."""
         if not self.config_file.exists() and not self.metrics_file.exists():
             return {}
-        then, now = (deciding(c.model_dump(mode="json")) for c in (RunConfig.load(self.config_file), config))
+        saved = RunConfig.load(self.config_file)
+        self.changed = saved != config
+        then, now = (deciding(c.model_dump(mode="json")) for c in (saved, config))
+        before, after = take_length(then), take_length(now)
+        if before is not None and after is not None and after < before:
+            raise Refused(
+                f"{self.folder}: --resume may go on for more steps, not fewer: the last phase has {before}, now it is {after}; "
+                "to end early, stop the run with Ctrl-C"
+            )
+        if before != after and config.train.schedule != "constant":
+            self.notes.append(
+                f"train.schedule = {config.train.schedule} now runs over {after} steps, not {before}: the learning rate isn't what it "
+                "would have been in one run of that length"
+            )
         for section in now:
             if then[section] != now[section]:
                 raise Refused(

@@ -18,7 +18,9 @@ from agro.store import Store, read_samples
 from agro.types import Sample
 
 SHARED = Path(__file__).parents[2] / ".." / "shared"
-COMMANDS = ("train", "sample", "import", "check", "score", "eval", "report", "show", "objectives", "compare")
+COMMANDS = (
+    "train", "sample", "import", "check", "score", "eval", "report", "show", "objectives", "compare", "recover", "prove",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -253,3 +255,30 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(model: Path, prompt
     assert "train: agro, 5 steps" in done("train", *given).stdout
     assert not (tmp_path / "run").exists()
     assert "--json belongs to --dry-run" in refused("train", *given[:-1], "--json")
+
+
+def test_episodes_are_sampled_scored_and_measured(model: Path, tmp_path: Path) -> None:
+    """A model of random weights over a calculator's alphabet: what matters is that each command plays turns."""
+    new_model(tmp_path / "m", NewModel(alphabet="0123456789+*[]= ", hidden=16, layers=1, heads=2, context=64), 0)
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text("".join(json.dumps({"prompt": f"{i}+1= ", "answer": str(i + 1)}) + "\n" for i in range(3)))
+    given = ["--model", tmp_path / "m", "--prompts", asked, "--environment", "calculator", "-n", 2, "--max-new", 8]
+    done("sample", *given, "--out", tmp_path / "s.db", "--max-turns", 3)
+    with Store.open(tmp_path / "s.db", read_only=True) as store:
+        samples = list(store.samples())
+    assert len(samples) == 6
+    assert all(1 <= s.meta["turns"] <= 3 for s in samples)
+    done("score", tmp_path / "s.db", "--reward", "exact")
+    with Store.open(tmp_path / "s.db", read_only=True) as store:
+        assert all(s.reward is not None for s in store.samples())
+    assert json.loads(done("eval", *given, "--reward", "exact", "--json").stdout)["prompts"] == 3
+
+
+def test_recover_copies_what_is_whole(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "a.db") as store:
+        store.append([Sample("p", f"response {i}", reward=float(i)) for i in range(5)])
+    found = json.loads(done("recover", tmp_path / "a.db", "--out", tmp_path / "b.db", "--json").stdout)
+    assert found["samples"] == 5
+    with Store.open(tmp_path / "b.db", read_only=True) as store:
+        assert [s.reward for s in store.samples()] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert "no such store" in refused("recover", tmp_path / "none.db", "--out", tmp_path / "c.db")
