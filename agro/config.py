@@ -92,6 +92,11 @@ class Policy(Section):
         None, description="ema: share of the reference's weights that stays at a step"
     )
     reference_every: Count | None = Field(None, description="periodic: steps between copies")
+    cache_reference: bool = Field(
+        False,
+        description="keep the reference's log-probs of each sample in the store, for later steps and other runs with the same reference: "
+        "an epoch after the first saves one forward pass of three",
+    )
     lora: LoRA | None = Field(None, description="train an adapter of this kind, not the model's own weights")
     chunk: Count = Field(128, description="positions whose logits exist at once when log-probs are computed")
     trust_remote_code: bool = False

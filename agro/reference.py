@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -74,6 +75,16 @@ def load_reference(config: configuration.Policy, policy: Policy) -> Policy:
             )
     other.model.requires_grad_(False)
     return other
+
+
+def fingerprint(reference: Policy) -> str:
+    """16 hex digits of all that decides its log-probs but the tokens: weights, shape, temperature."""
+    digest = hashlib.sha256(f"{reference.model.config.to_json_string()}{reference.temperature}".encode())
+    own = reference.weights()
+    for name, p in reference.model.named_parameters():
+        digest.update(name.encode())
+        digest.update(own.get(name, p).detach().cpu().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
 
 
 @torch.no_grad()

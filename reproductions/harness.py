@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from agro.config import RunConfig
-from agro.errors import Refused
-from agro.train.loop import Interrupted, Trainer
+from agro.errors import Interrupted, Refused
+from agro.train.loop import Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"

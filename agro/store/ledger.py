@@ -6,6 +6,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from agro.errors import Refused
 from agro.store import queries
 from agro.store.database import Database, way_out
@@ -91,6 +94,7 @@ class Ledger(Database):
             draws = self._run(
                 "DELETE FROM draws WHERE run = ?1 AND (?2 IS NULL OR step > ?2) RETURNING rowid", [name, last]
             )
+            self._run("DELETE FROM reference_logp WHERE run = ?1 AND (?2 IS NULL OR step > ?2)", [name, last])
             self._run("DELETE FROM group_uses WHERE run = ?", [name])
             self._run(queries.RECOUNT_USES, [name])
             samples = self._run(
@@ -99,6 +103,31 @@ class Ledger(Database):
                 [name, at.cursor if at else 0, step],
             )
         return Rewound(len(draws), len(samples))
+
+    def last_reference_logp(self) -> int:
+        """The number of the newest entry of the cache; see `reference_logp`."""
+        [(last,)] = self._run("SELECT ifnull(max(rowid), 0) FROM reference_logp")
+        return int(last)
+
+    def reference_logp(self, run: str, key: str, ids: Iterable[int], *, until: int) -> dict[int, NDArray[np.float32]]:
+        """What the cache holds of these samples under `key`: the log-probs of the tokens to learn from.
+
+        Of entries of other runs only those up to number `until`: what a run sees doesn't depend on what others do
+        meanwhile. The oldest entry counts.
+        """
+        rows = self._run(
+            "SELECT sample, key, run, step, logp, checksum FROM reference_logp WHERE key = ?1 "
+            "AND sample IN (SELECT value FROM json_each(?2)) AND (run = ?3 OR rowid <= ?4) ORDER BY rowid DESC",
+            [key, json.dumps(list(ids)), to_text(run), until],
+        )
+        return {row[0]: np.frombuffer(row[4], "<f4") for row in rows if self._is_whole(row)}
+
+    def keep_reference_logp(self, run: str, step: int, key: str, found: Mapping[int, NDArray[np.float32]]) -> None:
+        """Put log-probs into the cache; `rewind` takes back what a run put in after the step that it goes back to."""
+        entries = [(i, key, to_text(run), step, logp.astype("<f4").tobytes()) for i, logp in found.items()]
+        columns = ("sample", "key", "run", "step", "logp", "checksum")
+        with self.transaction():
+            self._run_many(insert_into("reference_logp", columns), [(*e, checksum(e)) for e in entries])
 
     def check(self) -> None:
         """Raise `Refused` where the file's structure, its indexes or the notes of draws are damaged.

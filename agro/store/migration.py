@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agro.store.rows import COLUMNS, LEDGERS, SCHEMA, checksum, sample_checksum
+from agro.store.rows import CACHE, COLUMNS, LEDGERS, SCHEMA, checksum, sample_checksum
 
 if TYPE_CHECKING:
     from agro.store.database import Database
@@ -30,4 +30,6 @@ def renew(store: Database) -> None:
                     f"UPDATE {table} SET checksum = ? WHERE rowid = ?", [(of(row[1:]), row[0]) for row in rows]
                 )
                 last = rows[-1][0]
+        for statement in CACHE.split(";"):
+            store._run(statement)
         store._run(f"PRAGMA user_version = {SCHEMA}")

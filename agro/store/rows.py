@@ -76,6 +76,16 @@ CREATE TABLE commits (
 );
 CREATE INDEX commits_run ON commits (run);
 """
+# Log-probs of a reference, which can be computed again: a row that isn't whole counts as missing.
+CACHE = """
+CREATE TABLE reference_logp (
+  sample INTEGER NOT NULL, key TEXT NOT NULL, run TEXT NOT NULL, step INTEGER NOT NULL, logp BLOB NOT NULL,
+  checksum INTEGER NOT NULL
+);
+CREATE INDEX reference_logp_key ON reference_logp (key, sample);
+CREATE INDEX reference_logp_run ON reference_logp (run, step);
+"""
+TABLES += CACHE
 
 
 class Origin(NamedTuple):

@@ -54,6 +54,11 @@ def _check_policy(config: RunConfig) -> None:
                 f'policy.{key} and policy.reference = "{kind}" go together: got policy.{key} = {value} and policy.reference = "{policy.reference}"'
             )
     _check_references(config)
+    if policy.cache_reference and policy.reference in ("ema", "periodic"):
+        raise Refused(
+            f'policy.cache_reference keeps log-probs of one reference, but policy.reference = "{policy.reference}" changes on the way; '
+            "leave out one of the two"
+        )
     if config.data.eval_store and policy.reference in ("ema", "periodic"):
         raise Refused(
             f'data.eval_store measures ½ Var(R) against one reference, but policy.reference = "{policy.reference}" changes on the way; leave out one of the two'

@@ -36,6 +36,7 @@ class Position:
     rollbacks: int = 0  # to an earlier checkpoint; each halves the learning rate
     best: tuple[float, int] | None = None  # highest eval_reward, and its step
     waited: int = 0  # evaluations since then
+    cached: int = -1  # entries of other runs in the cache of reference log-probs that this run may see; -1: not begun
     stopped: str = ""  # why the run ended before its last step
     anchor: str = ""  # digest of the checkpoint that the phase began with: its reference, where that is asked
     digest: str = ""  # of the last checkpoint; it can't stand in that checkpoint itself

@@ -18,6 +18,7 @@ from agro.objectives import NotFinite, get
 from agro.reference import follow
 from agro.samplers import HFSampler, Sampler
 from agro.train import checkpoint
+from agro.train.cache import ReferenceCache
 from agro.train.check import check_heldout, measures_consistency
 from agro.train.checkpoint import Position
 from agro.train.consistency import HeldOutGroups
@@ -74,6 +75,11 @@ class Phase:
                 trainer.progress.say(f"{position.phase}: {note}")
             check_heldout([g.prompt_id for g in self.store.groups()], [p.id for p in trainer.eval_prompts])
         self.held = self._held_out_groups()
+        self.cache: ReferenceCache | None = None
+        if config.policy.cache_reference and trainer.reference is not None:
+            if position.cached < 0:
+                self.position = position = replace(position, cached=self.store.last_reference_logp())
+            self.cache = ReferenceCache(self.store, self.run_id, trainer.reference, self.micro, position.cached)
 
     @property
     def reference_weights(self) -> dict[str, torch.Tensor] | None:
@@ -177,6 +183,8 @@ class Phase:
             self._skip(metrics, "nothing of what was drawn can be trained on")
         elif "old_logp" in needs and train.updates:
             batch = batch.replace(old_logp=streams_of(self.policy, batch, ["logp"], self.micro)["logp"])
+        if batch is not None and self.cache is not None and "ref_logp" in needs:
+            batch = self.cache.fill(batch, drawn.samples, self.position.step + 1)
         for u in range(train.updates if batch is not None else 0):
             assert batch is not None
             self.stage("updating", u + 1, train.updates)

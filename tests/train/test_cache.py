@@ -1,0 +1,87 @@
+"""The cache of reference log-probs: what is computed once, and that a run with it can be killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import fill_store, metrics, tiny, weights
+
+from agro.errors import Interrupted
+from agro.store import Store
+from agro.train import cache
+from agro.train.callbacks import Callback
+from agro.train.loop import Trainer
+
+
+def config(tmp_path: Path, name: str = "log.db", **changes):
+    if not (tmp_path / name).exists():
+        fill_store(tmp_path / name, groups=6)
+    return tiny(
+        tmp_path, data__store=str(tmp_path / name), data__replay=0.5, policy__cache_reference=True, train__steps=8, **changes
+    )  # fmt: skip
+
+
+@pytest.fixture
+def computed(monkeypatch) -> list[int]:
+    """Rows whose reference log-probs were computed, step by step."""
+    rows: list[int] = []
+    plain = cache.streams_of
+
+    def counted(policy, batch, *rest):
+        rows.append(len(batch.mask))
+        return plain(policy, batch, *rest)
+
+    monkeypatch.setattr(cache, "streams_of", counted)
+    return rows
+
+
+def test_each_sample_is_computed_once_and_the_values_are_those_without_a_cache(tmp_path: Path, computed) -> None:
+    out = Trainer(config(tmp_path), tmp_path / "run").run()
+    drawn = sum(m["groups"] * 0.5 * 4 + m["groups"] * 0.5 * 3 for m in metrics(out))
+    with Store.open(tmp_path / "log.db", read_only=True) as store:
+        [(kept, samples)] = store._run("SELECT count(*), count(DISTINCT sample) FROM reference_logp")
+    assert sum(computed) == kept == samples < drawn
+    plain = Trainer(config(tmp_path, "other.db", policy__cache_reference=False), tmp_path / "plain").run()
+    for a, b in zip(metrics(out), metrics(plain), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+
+
+def test_another_run_finds_what_was_there_when_it_began(tmp_path: Path, computed) -> None:
+    alone = config(tmp_path, data__prompts=None, reward={"name": "exact"})
+    alone = alone.model_copy(update={"data": alone.data.model_copy(update={"replay": 1.0})})
+    Trainer(alone, tmp_path / "one").run()
+    computed.clear()
+    Trainer(alone, tmp_path / "two").run()
+    assert computed == []
+    other = alone.model_copy(update={"policy": alone.policy.model_copy(update={"temperature": 2.0})})
+    Trainer(other, tmp_path / "three").run()
+    assert sum(computed) > 0
+
+
+class Stop(Callback):
+    def before_step(self, trainer, samples) -> None:
+        done = metrics(trainer.out)[-1]["step"] if (trainer.out / "metrics.jsonl").exists() else 0
+        if done == 4:
+            raise KeyboardInterrupt  # as a second Ctrl-C: nothing is saved
+
+
+def test_a_killed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
+    plain = Trainer(config(tmp_path), tmp_path / "plain").run()
+    again = config(tmp_path, "second.db")
+    with pytest.raises((Interrupted, KeyboardInterrupt)):
+        Trainer(again, tmp_path / "killed", callbacks=[Stop()]).run()
+    assert weights(Trainer(again, tmp_path / "killed", resume=True).run()) == weights(plain)
+
+
+def test_a_damaged_entry_is_computed_again(tmp_path: Path, computed) -> None:
+    alone = config(tmp_path)
+    alone = alone.model_copy(update={"data": alone.data.model_copy(update={"replay": 1.0})})
+    Trainer(alone, tmp_path / "one").run()
+    with Store.open(tmp_path / "log.db") as store:
+        store._run("UPDATE reference_logp SET logp = zeroblob(length(logp)) WHERE rowid = 3")
+    computed.clear()
+    Trainer(alone, tmp_path / "two").run()
+    assert sum(computed) == 1
+    assert torch.isfinite(torch.tensor([m["loss"] for m in metrics(tmp_path / "two")])).all()
