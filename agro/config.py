@@ -62,6 +62,23 @@ class LoRA(Section):
     )
 
 
+class Chat(Section):
+    """How a prompt becomes the text of a chat model; see `agro.chat`."""
+
+    system: str | None = Field(
+        None, description='the system message of conversations that have none; "" is an empty one'
+    )
+    wrap: bool = Field(
+        False, description="a prompt that is plain text becomes a conversation of one user message; else it stays text"
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="variables that the chat template reads, such as enable_thinking = false"
+    )
+    template: str | None = Field(
+        None, description="file of a Jinja template that takes the place of the tokenizer's own, in RUN/model too"
+    )
+
+
 class Policy(Section):
     model: str | None = Field(
         None,
@@ -97,6 +114,7 @@ class Policy(Section):
         description="keep the reference's log-probs of each sample in the store, for later steps and other runs with the same reference: "
         "an epoch after the first saves one forward pass of three",
     )
+    chat: Chat = Chat()
     lora: LoRA | None = Field(None, description="train an adapter of this kind, not the model's own weights")
     chunk: Count = Field(128, description="positions whose logits exist at once when log-probs are computed")
     trust_remote_code: bool = False
@@ -260,6 +278,12 @@ class Train(Section):
         description="checkpoints kept, besides the one that the phase began with: a damaged one is passed over for the one before",
     )
     show_every: int = Field(0, ge=0, description="steps between sample responses on the terminal; 0 shows none")
+    push: str | None = Field(
+        None,
+        description="USER/NAME on the Hugging Face hub: RUN/model is uploaded there after the run; the token is that of "
+        "hf auth login, or HF_TOKEN",
+    )
+    push_private: bool = Field(True, description="a repository that push makes is private")
 
 
 class Guard(Section):
@@ -374,10 +398,10 @@ class RunConfig(Section):
         return tuple(p.name for p in self.phases) or ("train",)
 
 
-# What may change on the way: limits, when a run ends, what is shown and kept. Nothing that a step computes.
+# What may change on the way: limits, when a run ends, what is shown, kept and uploaded. Nothing that a step computes.
 FREE = {
     "reward": {"timeout", "max_failed", "workers"},
-    "train": {"show_every", "keep"},
+    "train": {"show_every", "keep", "push", "push_private"},
     "guard": {"stage_seconds", "loss", "kl", "action", "rollbacks"},
     "evaluate": {"patience", "target", "keep_best"},
 }

@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from jinja2 import TemplateError
-from numpy.typing import NDArray
 from torch import Tensor
 
 from agro import config as configuration
 from agro.adapters import adapted, merged
+from agro.chat import Chat
+from agro.encoding import Encoder, Unusable
 from agro.errors import Refused
+from agro.generation import end_tokens
 from agro.logprobs import Head, token_streams
 from agro.newmodel import new_model
 from agro.pretrained import device_of, pretrained, without_bars
-from agro.types import UNKNOWN_VERSION, Sample, Text
+from agro.types import Sample, Text
 
 __all__ = ["Policy", "Unusable", "new_model"]
 
-Reason = Literal[
-    "too long", "unknown characters", "empty", "tokens outside the vocabulary", "turns of another tokenizer"
-]
 _PROBE_TOKENS = 16
-
-
-class Unusable(Refused):
-    """A sample that this policy can't be trained on; `reason` is what it is counted under."""
-
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class Policy:
@@ -49,8 +37,9 @@ class Policy:
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, temperature: float = 1.0, chunk: int = 128, adapter: Any = None
-    ) -> None:
+        self, model: Any, tokenizer: Any, *, temperature: float = 1.0, chunk: int = 128, adapter: Any = None,
+        chat: configuration.Chat | None = None,
+    ) -> None:  # fmt: skip
         """`chunk`: positions whose logits exist at once. `adapter`: the peft model around `model`, where only that trains.
 
         Raises `Refused` for a model that agro can't compute exactly.
@@ -63,15 +52,16 @@ class Policy:
         self.name = type(model).__name__
         self.vocab_size: int = Head.of(model).weight.shape[0]
         self.context = _context(model.config.get_text_config())
-        self.eos_ids = _eos_ids(model, tokenizer)
+        self.chat = Chat.of(tokenizer, chat or configuration.Chat())
+        self.eos_ids = end_tokens(model, self.chat)
         if len(tokenizer) > self.vocab_size:
             raise Refused(
                 f"{self.name}: the tokenizer has {len(tokenizer)} tokens, the model's output layer {self.vocab_size}; "
                 "use the tokenizer that was saved with the model, or resize the model's embeddings and train them first"
             )
         self.recompute = False  # gradient checkpointing
-        self.fingerprint = _fingerprint(tokenizer)
-        self._prefix = _prefix(tokenizer)
+        self.fingerprint = self.chat.fingerprint
+        self.encoder = Encoder(self.chat, self.eos_ids, self.vocab_size, self.context, self.name)
         _without_dropout(model)
         model.train()
         self._probe()
@@ -101,7 +91,9 @@ class Policy:
             with torch.random.fork_rng():
                 torch.manual_seed(seed)
                 adapter = adapted(model, config.model or "", config.lora)
-        return cls(model, tokenizer, temperature=config.temperature, chunk=config.chunk, adapter=adapter)
+        return cls(
+            model, tokenizer, temperature=config.temperature, chunk=config.chunk, adapter=adapter, chat=config.chat
+        )
 
     @property
     def device(self) -> torch.device:
@@ -116,112 +108,20 @@ class Policy:
         return Head.of(self.model).weight.dtype
 
     def encode_prompt(self, text: Text) -> list[int]:
-        """Ids of a prompt, with what the tokenizer puts in front (a BOS, where it does so) and nothing behind.
+        """Ids of a prompt; see `Encoder.prompt`."""
+        return self.encoder.prompt(text)
 
-        An empty text is the BOS alone, or the EOS where the tokenizer has no BOS. Messages go through the
-        tokenizer's chat template, followed by its generation prompt.
-        """
-        prefix = self._prefix if isinstance(text, str) else []
-        ids = prefix + self.encode_text(self.render(text))
-        start = [i for i in (self.tokenizer.bos_token_id, *self.eos_ids) if i is not None][:1]
-        if not ids and not start:
-            raise Refused(f"{self.name}: an empty prompt, and a tokenizer with neither BOS nor EOS to start from")
-        return ids or start
-
-    def render(self, text: Text) -> str:
-        """The text that is encoded: messages go through the chat template, followed by its generation prompt."""
-        if isinstance(text, str):
-            return text
-        if not self.tokenizer.chat_template:
-            raise Refused(
-                f"prompt {text!r:.80}: messages, but the tokenizer of {self.name} has no chat template; "
-                "give prompts as text, or a tokenizer with a template"
-            )
-        try:
-            rendered: str = self.tokenizer.apply_chat_template(text, tokenize=False, add_generation_prompt=True)
-        except (TemplateError, ValueError, TypeError, KeyError) as error:
-            raise Refused(f"prompt {text!r:.80}: the chat template of {self.name} refuses it: {error}") from None
-        return rendered
+    def encode(self, sample: Sample, max_length: int | None = None) -> Sample:
+        """The sample with `tokens`, `action` and `tokenizer` of this policy; see `Encoder.encode`."""
+        return self.encoder.encode(sample, max_length)
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of the text alone, with nothing in front or behind."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise Unusable(
-                "unknown characters",
-                f"text {text!r:.80}: expected Unicode text, got half of a surrogate pair at index {error.start}",
-            ) from None
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self.encoder.ids(text)
 
-    def encode(self, sample: Sample, max_length: int | None = None) -> Sample:
-        """The sample with `tokens`, `action` and `tokenizer` of this policy.
-
-        Tokens of this very tokenizer are kept. Else prompt and response are encoded each by itself, and an end token
-        follows unless the response was cut (`meta["finish"] == "length"`); what was known of each token of another
-        encoding (`learn`, `behavior_logp`, `token_reward`, a version each) is unknown of the new ones, unless both
-        are the same.
-
-        Raises `Unusable` with a `reason`: longer than `max_length` or the model's context, characters that the
-        tokenizer doesn't know, nothing to learn from, ids outside the model's vocabulary.
-        """
-        where = f"sample {sample.id if sample.id is not None else ''} of prompt {sample.prompt_id}".replace("  ", " ")
-        out = sample if sample.tokens is not None and sample.tokenizer == self.fingerprint else None
-        out = out or self._encoded(sample, where)
-        assert out.tokens is not None
-        if out.tokens.max() >= self.vocab_size:
-            raise Unusable(
-                "tokens outside the vocabulary",
-                f"{where}: tokens: expected ids below {self.vocab_size}, got {out.tokens.max()} at index "
-                f"{out.tokens.argmax()}; encode it with the model's own tokenizer",
-            )
-        limit = min(self.context, max_length or self.context)
-        if len(out.tokens) > limit:
-            raise Unusable(
-                "too long",
-                f"{where}: {len(out.tokens)} tokens, expected {limit} at most "
-                f"(the model's context is {self.context}, train.max_length {max_length})",
-            )
-        return out
-
-    def _encoded(self, sample: Sample, where: str) -> Sample:
-        if sample.action is not None and not sample.action[sample.action.argmax() :].all():
-            raise Unusable(
-                "turns of another tokenizer",
-                f"{where}: its response has tokens that the policy didn't choose, and only the tokens of another "
-                "tokenizer say which; use a model with that tokenizer, or leave the sample out",
-            )
-        self._check_known(self.render(sample.prompt), f"{where}: prompt")
-        self._check_known(sample.response, f"{where}: response")
-        prompt, response = self.encode_prompt(sample.prompt), self.encode_text(sample.response)
-        if sample.meta.get("finish") != "length":
-            response += self.eos_ids[:1]
-        if not response:
-            raise Unusable("empty", f"{where}: the response has no tokens, and no end token belongs to it")
-        tokens = np.array(prompt + response, dtype=np.int32)
-        action = np.arange(len(tokens)) >= len(prompt)
-        if _equal(sample.tokens, tokens) and _equal(sample.action, action):
-            return sample.replace(tokenizer=self.fingerprint)
-        version = sample.version if isinstance(sample.version, int) else UNKNOWN_VERSION
-        return sample.replace(
-            tokens=tokens, action=action, tokenizer=self.fingerprint,
-            learn=None, behavior_logp=None, token_reward=None, version=version,
-        )  # fmt: skip
-
-    def _check_known(self, text: str, where: str) -> None:
-        """Raise `Unusable` where a piece of the text becomes the unknown token, and doesn't spell that token itself."""
-        unknown = self.tokenizer.unk_token_id
-        if unknown is None or unknown not in self.encode_text(text):
-            return
-        if not self.tokenizer.split_special_tokens:
-            text = text.replace(self.tokenizer.unk_token, "")
-        if unknown in self.encode_text(text):
-            bad = [c for c in dict.fromkeys(text) if unknown in self.encode_text(c)]
-            raise Unusable(
-                "unknown characters",
-                f"{where}: the tokenizer doesn't know {', '.join(map(repr, bad[:5]))}{', …' if len(bad) > 5 else ''}; "
-                "use a model whose vocabulary has them, or leave the sample out",
-            )
+    def render(self, text: Text) -> str:
+        """The text of a prompt that is encoded; see `Encoder.render`."""
+        return self.encoder.render(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
@@ -320,34 +220,6 @@ def _context(config: Any) -> int:
     return sys.maxsize
 
 
-def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """What ends a response; first what closes one that is encoded from text."""
-    listed = getattr(model.generation_config, "eos_token_id", None)
-    listed = listed if isinstance(listed, list) else [listed]
-    return tuple(dict.fromkeys(int(i) for i in (tokenizer.eos_token_id, *listed) if i is not None))
-
-
-def _prefix(tokenizer: Any) -> list[int]:
-    """Ids that the tokenizer puts in front of a text."""
-    full, bare = (list(tokenizer("a0.", add_special_tokens=x)["input_ids"]) for x in (True, False))
-    at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
-    return full[:at]
-
-
-def _fingerprint(tokenizer: Any) -> str:
-    """16 hex digits of the SHA-256 of all that decides how text becomes ids."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        definition = json.loads(backend.to_str())
-        for passing in ("truncation", "padding"):  # left behind by the last call
-            definition.pop(passing, None)
-    else:
-        definition = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
-    special = [tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token]
-    text = json.dumps([definition, special, tokenizer.chat_template], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def _without_dropout(model: torch.nn.Module) -> None:
     """Every probability of dropout, of dropped layers and of router jitter becomes 0, whatever the model's config says."""
     for module in model.modules():
@@ -356,7 +228,3 @@ def _without_dropout(model: torch.nn.Module) -> None:
                 setattr(module, name, 0.0)
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
             module.p = 0.0
-
-
-def _equal(known: NDArray[Any] | None, found: NDArray[Any]) -> bool:
-    return known is not None and np.array_equal(known, found)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import safetensors
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -58,7 +59,7 @@ def pretrained(name: str, config: configuration.Policy) -> tuple[Any, Any]:
         raise Refused(
             f"{name}: can't be loaded: {str(error).strip() or type(error).__name__}\n"
             "expected a causal language model with its tokenizer and model.safetensors, in a folder or on the hub "
-            "(pickled weights are not read: convert them with save_pretrained)"
+            "(pickled weights are not read: convert them with save_pretrained)" + _offline(name, local)
         ) from error
     for what in ("missing_keys", "mismatched_keys"):
         if report[what]:
@@ -68,6 +69,15 @@ def pretrained(name: str, config: configuration.Policy) -> tuple[Any, Any]:
                 "drawn at random; expected the whole model, as save_pretrained writes it"
             )
     return model, tokenizer
+
+
+def _offline(name: str, local: bool) -> str:
+    if local or not huggingface_hub.is_offline_mode():
+        return ""
+    return (
+        f"\nHF_HUB_OFFLINE is set, and {name} isn't whole in the hub's cache: unset it, or fetch the model where there is a "
+        f"network (hf download {name}) and name the folder"
+    )
 
 
 @contextmanager

@@ -52,6 +52,20 @@ def check_text(prompt: Any, where: str) -> None:
     )
 
 
+def check_turns(turns: Any, where: str) -> None:
+    """Raise `Refused` unless `turns` are messages that can follow a prompt: the last of them is the assistant's."""
+    if (
+        isinstance(turns, list)
+        and turns
+        and all(isinstance(m, dict) and "role" in m and ("content" in m or "tool_calls" in m) for m in turns)
+        and turns[-1]["role"] == "assistant"
+    ):
+        return
+    raise Refused(
+        f"{where}: expected a list of messages with 'role' and 'content' (or 'tool_calls'), the last one the assistant's, got {turns!r:.80}"
+    )
+
+
 @dataclass(frozen=True)
 class Prompt:
     """What a policy is asked. `id` makes the group; `columns` are what a reward function may read (`answer`, …)."""

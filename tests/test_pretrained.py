@@ -84,7 +84,10 @@ def test_an_unknown_architecture(folder):
 
 def test_a_hub_name_without_a_network(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert "expected a causal language model" in refusal("nobody/nothing-of-this-name")
+    said = refusal("nobody/nothing-of-this-name")
+    assert "expected a causal language model" in said
+    assert "HF_HUB_OFFLINE is set" in said
+    assert "hf download nobody/nothing-of-this-name" in said
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,9 @@ class Transcript:
         """`ids` are those of the prompt."""
         self.policy = policy
         self.rows = [Row(ids)]
-        self.messages: Messages | None = None if isinstance(prompt.text, str) else list(prompt.text)
+        self.messages: Messages | None = (
+            None if policy.chat.is_text(prompt.text) else list(policy.chat.messages(prompt.text))
+        )
         self.text = policy.render(prompt.text)  # of the last row
 
     def act(self, tokens: list[int], logp: list[float] | None = None) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.prompts import load_prompts
+from agro.store.conversation import split
 from agro.store.exchange import Row, fingerprint, from_record, number, read_rows
 from agro.store.mapping import PREFERENCE, Part, check_map, expand, unmapped
 from agro.store.records import Pair
@@ -19,7 +20,7 @@ from agro.store.rows import Origin
 from agro.store.sqlite import Store
 from agro.types import Prompt, Role, Sample
 
-FORMATS = ("interchange", "preference")
+FORMATS = ("interchange", "preference", "conversation")
 ROWS = 500  # rows of a file that are taken in one transaction
 SHOWN = 10  # refusals that a printed report spells out
 
@@ -90,8 +91,9 @@ def import_files(
 ) -> ImportReport:
     """Take the records of JSON Lines (gzipped or not) and Parquet files into the store.
 
-    A row is an interchange record (`response`, its `prompt`, a `reward` where it is known) or a preference record
-    (`chosen`, `rejected`); `format` names one of the two where both could be read. `mapping`: see `agro.store.mapping`.
+    A row is an interchange record (`response`, its `prompt`, a `reward` where it is known), a preference record
+    (`chosen`, `rejected`) or a conversation (`messages`, see `agro.store.conversation`); `format` names one of them where
+    more than one could be read. `mapping`: see `agro.store.mapping`.
     `prompts`: a file of prompts for rows that hold none, joined by `prompt_id` or `id`; its columns go into `meta`.
     `role`, `source` ("file:NAME"): of rows that name none. `limit`: rows of each file.
 
@@ -170,13 +172,18 @@ def _kind(record: Mapping[str, Any], format: str | None) -> str:
         return "interchange"
     if "chosen" in record and "rejected" in record:
         return "preference"
+    if "messages" in record:
+        return "conversation"
     raise Refused(
-        f"expected response, or chosen and rejected, got the columns {', '.join(record) or '(none)'}; "
+        f"expected response, or chosen and rejected, or messages, got the columns {', '.join(record) or '(none)'}; "
         "name the one of the responses with --map response=COLUMN"
     )
 
 
 def _entry(part: Part, kind: str, origin: Origin, prompts: Mapping[str, Prompt], role: Role, source: str) -> _Entry:
+    if kind == "conversation":
+        sample = from_record(split(part.record), role=role, source=source)
+        return _Entry((sample,), (origin._replace(part=part.column("messages")),))
     record = _join(part.record, prompts)
     if kind == "interchange":
         sample = from_record(record, role=role, source=source)

@@ -15,7 +15,7 @@ from agro.errors import Refused
 from agro.store.exchange import FIELDS
 
 PREFERENCE = ("chosen", "rejected", "votes_chosen", "votes_rejected")
-MAPPABLE = (*FIELDS, *PREFERENCE)
+MAPPABLE = (*FIELDS, *PREFERENCE, "messages")
 _WHOLE = ("answer", "meta", "sampling")  # a list in these belongs to every response
 
 

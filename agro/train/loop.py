@@ -28,13 +28,16 @@ from agro.rewards import Reward, load_reward
 from agro.store import Store
 from agro.train import checkpoint
 from agro.train.callbacks import Callback
+from agro.train.card import write_cards
 from agro.train.check import check_config, check_heldout, reads_reference
 from agro.train.checkpoint import Position
 from agro.train.data import (
     check_store,
     derive,
 )
+from agro.train.hub import check_push, push
 from agro.train.interruption import Interruption
+from agro.train.notes import notes
 from agro.train.phase import Phase
 from agro.train.plan import plan
 from agro.train.progress import Progress
@@ -118,6 +121,9 @@ class Trainer:
                 self.reward.close()
         with writing(self.out):
             report(self.out)
+            write_cards(self.out)
+        if where := push(self.out / "model", self.config.train):
+            self.progress.say(f"uploaded to {where}")
         return self.out
 
     def plan(self) -> dict[str, Any]:
@@ -132,6 +138,7 @@ class Trainer:
     def _prepare(self) -> Path:
         """Load and check what is cheap; the path of the store."""
         data = self.config.data
+        check_push(self.config.train)
         self.prompts = load_prompts(data.prompts) if data.prompts else []
         self.eval_prompts = load_prompts(data.eval_prompts) if data.eval_prompts else []
         check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
@@ -162,6 +169,8 @@ class Trainer:
                         check_store(config, store)
 
     def _train(self) -> None:
+        for note in notes(self.policy, self.prompts, self.config):
+            self.progress.say(f"note: {note}")
         needed = any(reads_reference(config) for _, config in self.phases)
         self.reference = load_reference(self.config.policy, self.policy) if needed else None
         position = go_back(self)

@@ -144,10 +144,11 @@ def test_an_earlier_commit_takes_the_later_ones_back(path: Path) -> None:
 
 
 def make_old(path: Path) -> None:
-    """Schema 1 was this one without checksums."""
+    """Schema 1 was this one without checksums and without the cache of reference log-probs."""
     with closing(sqlite3.connect(path)) as db:
         for table in ("samples", *LEDGERS):
             db.execute(f"ALTER TABLE {table} DROP COLUMN checksum")
+        db.execute("DROP TABLE reference_logp")
         db.execute("PRAGMA user_version = 1")
 
 

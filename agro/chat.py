@@ -1,0 +1,187 @@
+"""Prompts and conversations as text: the chat template, its options, and what it does to earlier turns.
+
+The generation prompt, which opens the assistant's turn, is put by `Chat.prompt` and nowhere else. All of it belongs to
+the prompt, a thinking block that the template opens there included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+
+from agro import config as configuration
+from agro.errors import Refused
+from agro.types import Messages, Text
+
+_FREE = {"tools", "documents"}  # parameters of apply_chat_template that are the user's
+_SYSTEM = ("system", "developer")
+
+
+class Rewritten(ValueError):
+    """The template renders a turn otherwise once others follow it.
+
+    Then no one sequence holds what the model read before each of its turns. Qwen3 and DeepSeek-R1 drop the thinking
+    of earlier turns like that.
+    """
+
+
+@dataclass(frozen=True)
+class Chat:
+    """What a tokenizer and the settings of `[policy.chat]` make of prompts."""
+
+    tokenizer: Any
+    system: str | None = None
+    wrap: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tokenizer: Any, config: configuration.Chat) -> Chat:
+        """Gives the tokenizer the template of the configuration, so that it is saved with the model.
+
+        Raises `Refused` for settings that a template, or the lack of one, would ignore.
+        """
+        if config.template is not None:
+            tokenizer.chat_template = _read(config.template)
+        template = tokenizer.chat_template
+        if config != configuration.Chat() and not template:
+            raise Refused(
+                "[policy.chat]: the tokenizer has no chat template; give one with policy.chat.template, or leave the section out"
+            )
+        for name in config.options:
+            if name in set(inspect.signature(tokenizer.apply_chat_template).parameters) - _FREE:
+                raise Refused(f"policy.chat.options: {name}: expected a variable of the template; agro sets this one")
+            if not re.search(rf"\b{re.escape(name)}\b", json.dumps(template)):
+                raise Refused(
+                    f"policy.chat.options: {name}: the chat template doesn't read it, so it would change nothing"
+                )
+        return cls(tokenizer, config.system, config.wrap, config.options)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits of the SHA-256 of all that decides how a prompt and a response become ids."""
+        tokenizer = self.tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            definition = json.loads(backend.to_str())
+            for passing in ("truncation", "padding"):  # left behind by the last call
+                definition.pop(passing, None)
+        else:
+            definition = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+        special = [tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token]
+        decides = [definition, special, tokenizer.chat_template]
+        if self._settings:
+            decides.append(self._settings)
+        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """Those that aren't the defaults."""
+        settings = {"system": self.system, "wrap": self.wrap or None, "options": dict(self.options) or None}
+        return {name: value for name, value in settings.items() if value is not None}
+
+    def is_text(self, prompt: Text) -> bool:
+        """Whether a prompt stays plain text. Raises `Refused` where that would pass over `[policy.chat]`."""
+        if not isinstance(prompt, str) or self.wrap:
+            return False
+        if self._settings:
+            raise Refused(
+                f"prompt {prompt!r:.80}: policy.chat.{next(iter(self._settings))} is for conversations, and this is plain text; "
+                "set policy.chat.wrap = true, which makes it a user message, or leave the setting out"
+            )
+        return True
+
+    def messages(self, prompt: Text) -> Messages:
+        """A prompt that isn't plain text as a conversation, the system message put in."""
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        if self.system is None or any(m["role"] in _SYSTEM for m in messages):
+            return messages
+        return [{"role": "system", "content": self.system}, *messages]
+
+    def prompt(self, messages: Messages) -> str:
+        """A conversation up to the point where the assistant speaks."""
+        return self._rendered(messages, add_generation_prompt=True)
+
+    def turns(
+        self, prompt: Text, turns: Messages, ends: Collection[str], *, closed: bool = True
+    ) -> list[tuple[str, bool]]:
+        """A prompt and the turns that follow it as one text, in parts: (text, whether the assistant chose it).
+
+        A part of the assistant's reaches up to the first of `ends`, the texts of the end tokens; what the template puts
+        behind that belongs to the next part. The last turn has no end token where it isn't `closed`. Raises `Rewritten`.
+        """
+        parts: list[tuple[str, bool]] = []
+        history, so_far = list(self.messages(prompt)), ""
+        for turn in turns:
+            if turn["role"] == "assistant":
+                asked = self.prompt(history)
+                answered = self._rendered([*history, turn])
+                if not (asked.startswith(so_far) and answered.startswith(asked)):
+                    raise Rewritten(f"turn {len(history)}: what stands before it is rendered in more than one way")
+                own = self._own(answered[len(asked) :], ends)
+                parts += [(asked[len(so_far) :], False), (own, True)]
+                so_far = asked + own
+            history.append(turn)
+        if not closed:
+            last = parts[-1][0]
+            parts[-1] = (next((last.removesuffix(end) for end in ends if last.endswith(end)), last), True)
+        return parts
+
+    @cached_property
+    def rewrites(self) -> bool:
+        """Whether the template renders short conversations, with thinking and without, otherwise once they go on."""
+        user = {"role": "user", "content": "ping"}
+        for content in ("pong", "<think>\nping\n</think>\n\npong"):
+            answer = {"role": "assistant", "content": content}
+            try:
+                self.turns([user], [answer, user, answer], ())
+            except Rewritten:
+                return True
+        return False
+
+    @cached_property
+    def ending(self) -> str:
+        """What the template puts behind an assistant's turn; "" where that can't be told."""
+        try:
+            text = self._rendered([{"role": "user", "content": "ping"}, {"role": "assistant", "content": "pong"}])
+        except Refused:
+            return ""
+        return text.rpartition("pong")[2] if "pong" in text else ""
+
+    @cached_property
+    def end_id(self) -> int | None:
+        """The special token that ends an assistant's turn; None without one."""
+        known = self.tokenizer.added_tokens_decoder
+        ids = self.tokenizer(self.ending, add_special_tokens=False)["input_ids"]
+        return next((i for i in ids if i in known and known[i].special), None)
+
+    def _own(self, text: str, ends: Collection[str]) -> str:
+        found = [at + len(end) for end in ends if (at := text.find(end)) >= 0]
+        return text[: min(found)] if found else text.removesuffix(self.ending)
+
+    def _rendered(self, messages: Messages, **how: bool) -> str:
+        if not self.tokenizer.chat_template:
+            raise Refused(
+                f"prompt {messages!r:.80}: messages, but the tokenizer has no chat template; "
+                "give prompts as text, or a template with policy.chat.template"
+            )
+        try:
+            text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, **how, **self.options)
+        except (TemplateError, ValueError, TypeError, KeyError) as error:
+            raise Refused(f"prompt {messages!r:.80}: the chat template refuses it: {error}") from None
+        return text
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(f"policy.chat.template: {path}: expected the file of a Jinja template: {error}") from None

@@ -1,0 +1,293 @@
+"""Conversations as tokens, under small templates modelled on well-known ones."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import transformers
+
+from agro.config import Chat, NewModel
+from agro.envs.transcript import Transcript
+from agro.errors import Refused
+from agro.newmodel import new_model
+from agro.policy import Policy, Unusable
+from agro.samplers import HFSampler, Sampling
+from agro.types import Prompt, Sample
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.content %}{{ m.content }}{% endif %}"
+    "{% for call in m.tool_calls or [] %}<call>{{ call.function.name }}</call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
+    "{% else %}{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}<|im_start|>\n\n{{ m.content | trim }}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant<|im_start|>\n\n{% endif %}"
+)
+QWEN3 = (  # thinking stays after the last user's message only
+    "{% set at = namespace(user=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set at.user = loop.index %}{% endif %}{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content.split('</think>')[-1] if loop.index < at.user else m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}"
+)
+R1 = (  # the generation prompt opens the thinking that is dropped of what was said
+    "{% for m in messages %}{% if m.role == 'user' %}U:{{ m.content }}{% else %}A:{{ m.content.split('</think>')[-1] }}<eos>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}A:<think>\n{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% elif m.role == 'assistant' %} {{ m.content }}</s>{% else %}{{ raise_exception('only user and assistant') }}{% endif %}{% endfor %}"
+)
+PHI3 = (  # closes the whole where nothing is to follow
+    "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>{% else %}<eos>{% endif %}"
+)
+BARE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<|eot|>", "</s>"]
+
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory, causal):
+    """A function: template, settings of [policy.chat] -> `Policy` over bytes and SPECIAL."""
+    folder = tmp_path_factory.mktemp("bytes")
+    new_model(folder, NewModel(hidden=8, layers=1, heads=1, context=16), 0)
+
+    def policy(template: str | None = CHATML, /, **settings: Any) -> Policy:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer.split_special_tokens = False
+        tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
+        tokenizer.chat_template = template
+        model = causal("Llama", vocab_size=len(tokenizer), max_position_embeddings=512)
+        return Policy(model, tokenizer, chat=Chat(**settings))
+
+    return policy
+
+
+def layout(policy: Policy, sample: Sample) -> list[tuple[str, bool]]:
+    """Runs of tokens with and without action, as text."""
+    out = policy.encode(sample)
+    runs = itertools.groupby(zip(out.tokens.tolist(), out.action.tolist()), key=lambda pair: pair[1])
+    return [(policy.tokenizer.decode([i for i, _ in run], skip_special_tokens=False), own) for own, run in runs]
+
+
+def answer(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def several(*turns: dict[str, Any], **meta: Any) -> Sample:
+    return Sample([USER], turns[-1]["content"] or "", meta={"continuation": list(turns), **meta})
+
+
+def test_messages_need_a_template_and_texts_stay_texts(make):
+    bare = make(None)
+    with pytest.raises(Refused, match="no chat template; give prompts as text"):
+        bare.encode_prompt([USER])
+    assert layout(make(), Sample("hi", "yo")) == [("<bos>hi", False), ("yo<eos>", True)]
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "end"),
+    [
+        (CHATML, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>"),
+        (LLAMA3, "<bos><|im_start|>user<|im_start|>\n\nhi<|eot|><|im_start|>assistant<|im_start|>\n\n", "<|eot|>"),
+        (MISTRAL, "<bos>[INST] hi [/INST]", "</s>"),
+        (PHI3, "<|im_start|>hi<|im_end|>\n<|im_start|>", "<|im_end|>"),
+        (R1, "U:hiA:<think>\n", "<eos>"),  # the opened block belongs to the prompt
+        (BARE, "user: hi\nassistant: ", "<eos>"),  # a template that ends no turn: the tokenizer's EOS does
+    ],
+)
+def test_the_generation_prompt_and_the_end_of_a_turn_are_the_templates(make, template, prompt, end):
+    policy = make(template)
+    assert layout(policy, Sample([USER], "yo")) == [(prompt, False), ("yo" + end, True)]
+    assert policy.tokenizer.convert_tokens_to_ids(end) in policy.eos_ids
+    cut = Sample([USER], "yo", meta={"finish": "length"})
+    assert layout(policy, cut) == [(prompt, False), ("yo", True)]
+
+
+def test_the_first_end_token_stays_the_tokenizers(make):
+    """It closes plain texts."""
+    policy = make()
+    assert [policy.tokenizer.decode([i]) for i in policy.eos_ids] == ["<eos>", "<|im_end|>"]
+
+
+def test_a_text_becomes_a_user_message_where_it_is_asked_for(make):
+    policy = make(wrap=True, system="be short")
+    system = "<|im_start|>system\nbe short<|im_end|>\n"
+    assert layout(policy, Sample("hi", "yo")) == [
+        (system + "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False), ("yo<|im_end|>", True),
+    ]  # fmt: skip
+    own = [{"role": "system", "content": "ramble"}, USER]
+    assert "be short" not in layout(policy, Sample(own, "yo"))[0][0]
+    (sampled,) = HFSampler(policy).sample([Prompt("hi")], 1, Sampling(max_new=3))
+    assert sampled.prompt == "hi"
+    assert sampled.tokens[: -int(sampled.action.sum())].tolist() == policy.encode_prompt([USER])
+    assert policy.encode(sampled) is sampled
+
+
+def test_options_reach_the_template(make):
+    thinks, thinks_not = make(QWEN3), make(QWEN3, options={"enable_thinking": False})
+    assert layout(thinks, Sample([USER], "yo"))[0][0].endswith("assistant\n")
+    assert layout(thinks_not, Sample([USER], "yo"))[0][0].endswith("assistant\n<think></think>")
+
+
+def test_a_template_from_a_file_is_saved_with_the_model(make, tmp_path):
+    (tmp_path / "chat.jinja").write_text(CHATML)
+    policy = make(BARE, template=str(tmp_path / "chat.jinja"))
+    assert policy.fingerprint == make(CHATML).fingerprint != make(BARE).fingerprint
+    policy.save(tmp_path / "model")
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "model").chat_template == CHATML
+
+
+def test_settings_that_change_the_tokens_change_the_fingerprint(make):
+    settings = [{}, {"wrap": True}, {"system": ""}, {"system": "s"}, {"options": {"enable_thinking": False}}]
+    assert len({make(QWEN3, **s).fingerprint for s in settings}) == len(settings)
+    assert make(QWEN3, options={"enable_thinking": True}).fingerprint == make(
+        QWEN3, options={"enable_thinking": True}
+    ).fingerprint  # fmt: skip
+
+
+def test_default_settings_leave_the_fingerprint_of_stores_made_before(make):
+    """The digest of tokenizer, special tokens and template alone."""
+    import hashlib
+    import json
+
+    tokenizer = make().tokenizer
+    definition = json.loads(tokenizer.backend_tokenizer.to_str())
+    definition.pop("truncation"), definition.pop("padding")
+    text = json.dumps([definition, ["<bos>", "<eos>", "<unk>"], CHATML], sort_keys=True)
+    assert make().fingerprint == hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize(
+    ("template", "settings", "message"),
+    [
+        (None, {"wrap": True}, "the tokenizer has no chat template"),
+        (CHATML, {"options": {"enable_thinking": False}}, "enable_thinking: the chat template doesn't read it"),
+        (CHATML, {"options": {"add_generation_prompt": False}}, "add_generation_prompt: .* agro sets this one"),
+        (CHATML, {"template": "/no/such.jinja"}, "/no/such.jinja: expected the file of a Jinja template"),
+    ],
+)
+def test_settings_that_would_be_passed_over_are_refused(make, template, settings, message):
+    with pytest.raises(Refused, match=message):
+        make(template, **settings)
+
+
+def test_a_text_under_settings_for_conversations_is_refused(make):
+    with pytest.raises(Refused, match=r"policy\.chat\.system is for conversations.*set policy\.chat\.wrap = true"):
+        make(system="be short").encode_prompt("hi")
+
+
+def test_what_a_template_refuses_is_named(make):
+    with pytest.raises(Refused, match="the chat template refuses it: only user and assistant"):
+        make(MISTRAL, system="be short").encode_prompt([USER])
+    with pytest.raises(Refused, match="the chat template refuses it"):
+        make("{{ messages[0].nothing.more }}").encode_prompt([USER])
+
+
+def test_actions_of_several_turns_are_what_the_assistant_said(make):
+    call = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "clock"}}]}
+    sample = several(call, {"role": "tool", "content": "noon"}, answer("yo"), USER, answer("bye"))
+    assert layout(make(), sample) == [
+        ("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
+        ("<call>clock</call><|im_end|>", True),
+        ("\n<|im_start|>tool\nnoon<|im_end|>\n<|im_start|>assistant\n", False),
+        ("yo<|im_end|>", True),
+        ("\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
+        ("bye<|im_end|>", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (LLAMA3, ["yo<|eot|>", "<|im_start|>user<|im_start|>\n\nhi<|eot|><|im_start|>assistant<|im_start|>\n\n", "bye<|eot|>"]),
+        (MISTRAL, [" yo</s>", "[INST] hi [/INST]", " bye</s>"]),
+        (PHI3, ["yo<|im_end|>", "\n<|im_start|>hi<|im_end|>\n<|im_start|>", "bye<|im_end|>"]),
+        (BARE, ["yo", "\nuser: hi\nassistant: ", "bye<eos>"]),
+        (QWEN3, ["yo<|im_end|>", "\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", "bye<|im_end|>"]),
+    ],
+)  # fmt: skip
+def test_several_turns_under_other_templates(make, template, expected):
+    found = layout(make(template), several(answer("yo"), USER, answer("bye")))
+    assert [text for text, _ in found[1:]] == expected
+    assert [own for _, own in found] == [False, True, False, True]
+
+
+def test_the_mask_is_that_of_the_templates_own_marks(make):
+    """transformers' mask of `{% generation %}` blocks."""
+    policy = make(MARKED)
+    turns = [answer("yo"), USER, answer("bye")]
+    marked = policy.tokenizer.apply_chat_template([USER, *turns], return_assistant_tokens_mask=True, return_dict=True)
+    out = policy.encode(several(*turns))
+    T = len(out.tokens)
+    assert out.tokens.tolist() == marked["input_ids"][:T]
+    assert out.action.tolist() == [bool(x) for x in marked["assistant_masks"][:T]]
+    assert policy.tokenizer.decode(marked["input_ids"][T:]) == "\n"
+
+
+def test_a_last_turn_that_was_cut_has_no_end_token(make):
+    found = layout(make(), several(answer("yo"), USER, answer("bye"), finish="length"))
+    assert found[-1] == ("bye", True)
+    assert found[1] == ("yo<|im_end|>", True)
+
+
+def test_a_template_that_rewrites_history_is_found(make):
+    assert {t: make(t).chat.rewrites for t in (CHATML, MARKED, LLAMA3, QWEN3, R1, MISTRAL, PHI3, BARE)} == {
+        CHATML: False, MARKED: False, LLAMA3: False, QWEN3: True, R1: True, MISTRAL: False, PHI3: False, BARE: False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("template", "settings", "first"),
+    [
+        (QWEN3, {}, "<think>hm</think>yo"),  # dropped once a user speaks
+        (QWEN3, {"options": {"enable_thinking": False}}, "yo"),  # the empty block of the generation prompt is
+        (R1, {}, "hm</think>yo"),
+    ],
+)
+def test_several_turns_under_a_template_that_rewrites_them_are_left_out_by_name(make, template, settings, first):
+    policy = make(template, **settings)
+    with pytest.raises(Unusable, match="renders a turn otherwise") as caught:
+        policy.encode(several(answer(first), USER, answer("bye")))
+    assert caught.value.reason == "template rewrites history"
+    policy.encode(Sample([USER, answer(first), USER], "bye"))  # as history they are what the model read
+
+
+def test_a_turn_that_does_not_continue_its_generation_prompt_is_left_out(make):
+    """One turn is enough where the template drops what the generation prompt opened."""
+    with pytest.raises(Unusable, match="renders a turn otherwise"):
+        make(R1).encode(several(answer("hm</think>yo")))
+
+
+def test_turns_that_are_no_turns_are_refused(make):
+    with pytest.raises(Refused, match=r"meta\.continuation: expected a list of messages"):
+        make().encode(Sample([USER], "yo", meta={"continuation": [answer("yo"), USER]}))
+    with pytest.raises(Refused, match=r"its prompt plain text; give messages, or set policy\.chat\.wrap"):
+        make().encode(Sample("hi", "yo", meta={"continuation": [answer("yo")]}))
+    assert (
+        len(layout(make(wrap=True), Sample("hi", "bye", meta={"continuation": [answer("yo"), USER, answer("bye")]})))
+        == 4
+    )
+
+
+def test_an_episode_that_begins_with_a_wrapped_text_is_a_conversation(make):
+    policy = make(wrap=True, system="s")
+    episode = Transcript(policy, Prompt("hi"), policy.encode_prompt("hi"))
+    episode.act([*policy.encode_text("yo"), policy.chat.end_id])
+    assert episode.observe("more", "user")
+    (row,) = episode.rows
+    assert policy.tokenizer.decode(row.tokens).count("<|im_start|>system\ns<|im_end|>") == 1
+    assert policy.tokenizer.decode(row.tokens[row.context :]) == (
+        "yo<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+    )

@@ -1,0 +1,262 @@
+"""What a run leaves besides figures: cards, the model's own generation_config, an upload to a hub that stands on this machine."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import transformers
+import yaml
+from tiny_runs import DIGITS, metrics, tiny, write_prompts, write_toml
+from typer.testing import CliRunner
+
+from agro.cli import app
+from agro.config import NewModel
+from agro.errors import Refused
+from agro.newmodel import new_model
+from agro.store import Store
+from agro.train.card import write_cards
+from agro.train.loop import Trainer
+from agro.types import Sample
+
+SAMPLING = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05}
+
+
+@pytest.fixture
+def base(tmp_path) -> Path:
+    """A model that brings sampling values of its own."""
+    folder = tmp_path / "base"
+    new_model(folder, NewModel(alphabet=DIGITS + ">", hidden=16, layers=1, heads=2, context=16), 0)
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | SAMPLING))
+    return folder
+
+
+def front(card: Path) -> dict[str, Any]:
+    """The YAML at the head of a card."""
+    return yaml.safe_load(card.read_text(encoding="utf-8").split("---\n")[1])
+
+
+@pytest.mark.report
+def test_a_card_says_what_was_measured_and_can_be_made_again(tmp_path):
+    held_out = write_prompts(tmp_path / "held.jsonl", range(100, 120))
+    config = tiny(tmp_path, train__steps=2, data__eval_prompts=held_out, evaluate__keep_best=True)
+    out = Trainer(config, tmp_path / "run").run()
+    rows = {row["step"]: row for row in metrics(out)}
+    card = (out / "model" / "README.md").read_text()
+    assert front(out / "model" / "README.md") == {
+        "library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["agro", "reinforcement-learning"],
+    }  # fmt: skip
+    for step, name in ((0, "before"), (2, "after 2 steps")):
+        m = rows[step]
+        expected = f"{m['eval_reward']:.4f} ± {m['eval_reward_se']:.4f} (n = {m['eval_n']})"
+        assert f"| held-out reward {name} | {expected} |" in card
+    assert f"| KL to the reference then, nats a response | {rows[2]['eval_kl_ref']:.3f}" in card
+    for said in ("random weights", "2 of 2 steps", "agro (beta = 0.1), fresh samples", "`held.jsonl`", "seed: 0"):
+        assert said in card
+    assert str(tmp_path) not in card  # paths of this machine are nobody's business
+    best = json.loads((out / "best" / "best.json").read_text())
+    assert f"weights of step {best['step']}" in (out / "best" / "README.md").read_text()
+    assert (out / "model" / "report.html").read_bytes() == (out / "report.html").read_bytes()
+    assert (out / "model" / "run_config.json").read_bytes() == (out / "config.json").read_bytes()
+    assert json.loads((out / "model" / "config.json").read_text())["model_type"] == "llama"
+    (out / "model" / "README.md").unlink()
+    write_cards(out)
+    assert (out / "model" / "README.md").read_text() == card
+    rows[0]["eval_reward"] = 0.125
+    (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
+    write_cards(out)
+    assert "| held-out reward before | 0.1250 ±" in (out / "model" / "README.md").read_text()
+
+
+def test_what_was_not_measured_is_said_so(tmp_path):
+    card = (Trainer(tiny(tmp_path, train__steps=1), tmp_path / "run").run() / "model" / "README.md").read_text()
+    assert card.count("| not measured |") == 3
+    assert "held-out prompts: none" in card
+
+
+def test_cards_of_an_adapter_and_of_the_model_it_was_merged_into(tmp_path, base):
+    config = tiny(tmp_path, policy={"model": str(base), "lora": {"rank": 2}}, train__steps=1)
+    out = Trainer(config, tmp_path / "run").run()
+    assert front(out / "adapter" / "README.md")["library_name"] == "peft"
+    assert front(out / "model" / "README.md")["library_name"] == "transformers"
+    text = (out / "adapter" / "README.md").read_text()
+    assert "An adapter (LoRA) of `base`" in text
+    assert "AutoPeftModelForCausalLM" in text
+    assert "base_model" not in front(out / "adapter" / "README.md")  # a folder of this machine isn't one of the hub
+    file = out / "config.json"
+    values = json.loads(file.read_text())
+    values["policy"]["model"] = "someone/a-model"
+    file.write_text(json.dumps(values))
+    write_cards(out)
+    assert front(out / "adapter" / "README.md")["base_model"] == "someone/a-model"
+
+
+@pytest.mark.parametrize("changes", [{}, {"do_sample": False}])
+def test_of_the_generation_config_only_end_tokens_are_taken_and_the_rest_is_said(tmp_path, base, capsys, changes):
+    """do_sample = false beside a temperature is what transformers refuses to save after a change."""
+    file = base / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    before = json.loads(file.read_text())
+    trainer = Trainer(tiny(tmp_path, policy={"model": str(base)}, train__steps=1), tmp_path / "run")
+    out = trainer.run()
+    said = capsys.readouterr().err
+    assert (
+        "note: the model's generation_config asks for temperature = 0.6 (sampler.temperature = 1.0), top_k = 20 (sampler.top_k = 0), "
+        "top_p = 0.95 (sampler.top_p = 1.0), repetition_penalty = 1.05; [sampler] decides" in said
+    )
+    sampled = samples(out)[0]
+    assert (sampled.sampling["temperature"], sampled.sampling["top_k"], sampled.sampling["top_p"]) == (1.0, 0, 1.0)
+    assert json.loads((out / "model" / "generation_config.json").read_text()) == before
+
+
+def samples(run: Path) -> list[Sample]:
+    with Store.open(run / "store.db", read_only=True) as store:
+        return list(store.samples())
+
+
+def test_plain_prompts_to_a_chat_model_are_noted(tmp_path, base, capsys):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    )
+    tokenizer.save_pretrained(base)
+    for wrap, expected in ((False, True), (True, False)):
+        policy = {"model": str(base), "chat": {"wrap": wrap}}
+        out = Trainer(tiny(tmp_path, policy=policy, train__steps=1), tmp_path / f"run{wrap}").run()
+        assert ("60 of 60 prompts are plain text" in capsys.readouterr().err) is expected
+        first = samples(out)[0]
+        assert (first.tokens[:6].tolist().count(tokenizer.convert_tokens_to_ids(">"))) == (2 if wrap else 1)
+        assert ("apply_chat_template" in (out / "model" / "README.md").read_text()) is wrap
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub's HTTP interface as create_repo and upload_folder need, its large files without Xet."""
+
+    server: Any
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        at, store = self.path.split("?")[0], self.server.held
+        store["tokens"].add(self.headers.get("Authorization"))
+        here = f"http://127.0.0.1:{self.server.server_port}"
+        if at == "/api/repos/create":
+            if self.server.declines:
+                return self.answer({"error": "no write access"}, 403)
+            store["repo"] = json.loads(body)
+            return self.answer({"url": f"{here}/someone/fine"})
+        if at == "/api/validate-yaml":
+            yaml.safe_load(json.loads(body)["content"].split("---\n")[1])
+            return self.answer({"warnings": [], "errors": []})
+        if at == "/api/models/someone/fine/preupload/main":
+            large = (".safetensors",)
+            return self.answer(
+                {
+                    "files": [
+                        {
+                            "path": f["path"],
+                            "uploadMode": "lfs" if f["path"].endswith(large) else "regular",
+                            "shouldIgnore": False,
+                        }
+                        for f in json.loads(body)["files"]
+                    ]
+                }
+            )
+        if at == "/someone/fine.git/info/lfs/objects/batch":
+            objects = json.loads(body)["objects"]
+            return self.answer(
+                {"objects": [{**o, "actions": {"upload": {"href": f"{here}/large/{o['oid']}"}}} for o in objects]}
+            )
+        assert at == "/api/models/someone/fine/commit/main", at
+        for line in body.splitlines():
+            item = json.loads(line)
+            value = item["value"]
+            if item["key"] == "file":
+                store["files"][value["path"]] = base64.b64decode(value["content"])
+            if item["key"] == "lfsFile":
+                store["files"][value["path"]] = store["large"][value["oid"]]
+        return self.answer({"commitUrl": f"{here}/someone/fine/commit/0", "commitOid": "0" * 40})
+
+    def do_PUT(self) -> None:
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.held["large"][hashlib.sha256(data).hexdigest()] = data
+        self.answer({})
+
+    def answer(self, value: Any, status: int = 200) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch) -> Iterator[Any]:
+    """A hub on the loopback, and a token for it."""
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.held, server.declines = {"files": {}, "large": {}, "tokens": set()}, False
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_test")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.report
+def test_a_model_is_uploaded_whole_and_private(tmp_path, hub, capsys):
+    out = Trainer(tiny(tmp_path, train__steps=1, train__push="someone/fine"), tmp_path / "run").run()
+    model = out / "model"
+    assert hub.held["files"] == {p.name: p.read_bytes() for p in model.iterdir()}
+    assert {"README.md", "model.safetensors", "report.html", "tokenizer.json"} <= hub.held["files"].keys()
+    assert hub.held["repo"] == {"name": "fine", "organization": "someone", "visibility": "private"}
+    assert "Bearer hf_of_the_test" in hub.held["tokens"]
+    assert "uploaded to" in capsys.readouterr().err
+    for file in (out / "config.json", model / "run_config.json", model / "README.md", out / "metrics.jsonl"):
+        assert "hf_of_the_test" not in file.read_text()
+
+
+def test_what_the_hub_declines_is_kept_and_can_be_tried_again(tmp_path, hub):
+    hub.declines = True
+    config = write_toml(tmp_path / "config.json", tiny(tmp_path, train__steps=1, train__push="someone/fine"))
+    args = ["train", str(config), "--out", str(tmp_path / "run")]
+    declined = CliRunner().invoke(app, args)
+    assert declined.exit_code == 2
+    folder = tmp_path / "run" / "model"
+    assert f"The run is done and kept. Try again with: hf upload someone/fine {folder} . --private" in declined.stderr
+    assert "403" in declined.stderr
+    weights = (folder / "model.safetensors").read_bytes()
+    hub.declines = False
+    again = CliRunner().invoke(app, [*args, "train.push_private=false", "--resume"])
+    assert again.exit_code == 0, again.output
+    assert hub.held["files"]["model.safetensors"] == weights
+    assert hub.held["repo"]["visibility"] == "public"
+
+
+def test_a_push_that_cannot_work_is_refused_before_anything_is_computed(tmp_path, hub, monkeypatch):
+    def refused(name: str) -> str:
+        with pytest.raises(Refused) as caught:
+            Trainer(tiny(tmp_path, train__push=name), tmp_path / "run").run()
+        assert not (tmp_path / "run").exists()
+        return str(caught.value)
+
+    for name in ("fine", "a/b/c", "someone/fi ne"):
+        assert "train.push: expected USER/NAME" in refused(name)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    assert "log in with hf auth login, or set HF_TOKEN" in refused("someone/fine")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE is set" in refused("someone/fine")
