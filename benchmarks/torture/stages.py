@@ -25,12 +25,12 @@ from agro.samplers import HFSampler
 from agro.store import Store
 from agro.store.database import Database
 from agro.train.interruption import Interruption
-from agro.train.loop import Phase, Trainer
+from agro.train.phase import Phase
 
 STAGES = ("other", "resuming", "sampling", "scoring", "appending", "updating", "saving", "evaluating", "importing")
 _FILES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}
 _PLACES: list[tuple[Any, str, str]] = [
-    (Trainer, "_go_back", "resuming"),
+    (agro.train.loop, "go_back", "resuming"),
     (FunctionReward, "score", "scoring"),
     (Store, "append", "appending"),
     (Store, "set_rewards", "appending"),

@@ -18,9 +18,13 @@ from agro.train.loop import Trainer
 def config(tmp_path: Path, name: str = "log.db", **changes):
     if not (tmp_path / name).exists():
         fill_store(tmp_path / name, groups=6)
-    return tiny(
-        tmp_path, data__store=str(tmp_path / name), data__replay=0.5, policy__cache_reference=True, train__steps=8, **changes
-    )  # fmt: skip
+    common = {
+        "data__store": str(tmp_path / name),
+        "data__replay": 0.5,
+        "policy__cache_reference": True,
+        "train__steps": 8,
+    }
+    return tiny(tmp_path, **common | changes)
 
 
 @pytest.fixture
