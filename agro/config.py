@@ -381,7 +381,7 @@ class RunConfig(Section):
         for made_by_a_run in ("versions", "run"):
             values.pop(made_by_a_run, None)
         for item in overrides:
-            _override(values, item)
+            override(values, item)
         return cls.of(values, str(path))
 
     def phase(self, name: str, where: str = "configuration") -> RunConfig:
@@ -438,7 +438,8 @@ def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _override(values: dict[str, Any], item: str) -> None:
+def override(values: dict[str, Any], item: str) -> None:
+    """Put `KEY=VALUE`, a dotted path and a TOML value (a bare word is text), into the values of a configuration."""
     key, eq, raw = item.partition("=")
     if not eq or not key.strip():
         raise Refused(f"override {item!r}: expected KEY=VALUE, such as train.steps=20")

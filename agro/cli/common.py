@@ -16,6 +16,8 @@ from agro.errors import Interrupted, Refused
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from agro import config
+
 P = ParamSpec("P")
 
 Model = Annotated[str, typer.Option("--model", help="Folder or hub name of a causal language model.")]
@@ -23,6 +25,9 @@ PromptFile = Annotated[Path, typer.Option("--prompts", help='JSONL, one {"prompt
 RewardName = Annotated[str, typer.Option("--reward", help="exact, regex, math, module:function or file.py:function.")]
 RewardOption = Annotated[
     list[str] | None, typer.Option("--option", help="KEY=VALUE of the reward, such as marker='####'; may be repeated.")
+]
+PolicySetting = Annotated[
+    list[str] | None, typer.Option("--policy", help="KEY=VALUE of [policy], such as chat.wrap=true; may be repeated.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
 
@@ -55,6 +60,16 @@ def terminal() -> Console:
     from rich.console import Console
 
     return Console(markup=False, highlight=False, emoji=False)
+
+
+def policy_config(model: str, settings: list[str] | None) -> config.Policy:
+    """[policy] with this model and these settings."""
+    from agro.config import RunConfig, override
+
+    values: dict[str, Any] = {"policy": {"model": model}}
+    for item in settings or []:
+        override(values, f"policy.{item}")
+    return RunConfig.of(values, "--policy").policy
 
 
 def pairs(items: list[str] | None, flag: str, form: str) -> dict[str, str]:

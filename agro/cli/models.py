@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agro.cli.common import Json, Model, PromptFile, RewardName, RewardOption, options
+from agro.cli.common import Json, Model, PolicySetting, PromptFile, RewardName, RewardOption, options, policy_config
 from agro.errors import Refused
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ def sample(
     max_new: Annotated[int, typer.Option("--max-new", min=1, help="Tokens a response at most.")] = 256,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="1 where it isn't given.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    policy: PolicySetting = None,
     environment: EnvironmentName = None,
     max_turns: MaxTurns = 8,
 ) -> None:
     """Responses into a store, unscored."""
-    from agro.config import Policy as PolicyConfig
     from agro.policy import Policy
     from agro.prompts import load_prompts
     from agro.samplers import Sampling
@@ -49,11 +49,10 @@ def sample(
         raise Refused(f"{out}: there is such a file; give another --out, or remove it")
     if greedy and temperature is not None:
         raise Refused(f"--greedy takes the likeliest token: expected no --temperature beside it, got {temperature}")
-    policy = Policy.load(PolicyConfig(model=model))
     options = Sampling(
         temperature=0.0 if greedy else 1.0 if temperature is None else temperature, max_new=max_new, seed=seed
     )
-    sampler = _sampler(policy, environment, max_turns)
+    sampler = _sampler(Policy.load(policy_config(model, policy)), environment, max_turns)
     found = (s.replace(source=model) for s in sampler.sample(asked, n, options))
     count = 0
     if as_file:
@@ -74,12 +73,12 @@ def eval_(
     max_new: Annotated[int, typer.Option("--max-new", min=1, help="Tokens a response at most.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    policy: PolicySetting = None,
     environment: EnvironmentName = None,
     max_turns: MaxTurns = 8,
     as_json: Json = False,
 ) -> None:
     """Accuracy, pass@k and their 95 % intervals."""
-    from agro.config import Policy as PolicyConfig
     from agro.config import Reward as RewardConfig
     from agro.envs import EpisodeReward
     from agro.evaluate import heldout
@@ -91,7 +90,7 @@ def eval_(
     asked = load_prompts(prompts)
     scorer = EpisodeReward(load_reward(RewardConfig(name=reward, options=options(option))))
     try:
-        sampler = _sampler(Policy.load(PolicyConfig(model=model)), environment, max_turns)
+        sampler = _sampler(Policy.load(policy_config(model, policy)), environment, max_turns)
         found = heldout(sampler, scorer, asked, n, Sampling(temperature=temperature, max_new=max_new, seed=seed))
     finally:
         scorer.close()

@@ -282,3 +282,11 @@ def test_recover_copies_what_is_whole(tmp_path: Path) -> None:
     with Store.open(tmp_path / "b.db", read_only=True) as store:
         assert [s.reward for s in store.samples()] == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert "no such store" in refused("recover", tmp_path / "none.db", "--out", tmp_path / "c.db")
+
+
+def test_settings_of_the_policy_reach_a_sampler(model: Path, prompts: Path, tmp_path: Path) -> None:
+    given = ["sample", "--model", model, "--prompts", prompts, "-n", 1, "--max-new", 2]
+    assert "chat template" in refused(*given, "--out", tmp_path / "a.db", "--policy", "chat.wrap=true")
+    assert "unknown key policy.tempature; did you mean policy.temperature" in refused(
+        *given, "--out", tmp_path / "b.db", "--policy", "tempature=2"
+    )
