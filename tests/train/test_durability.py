@@ -18,6 +18,7 @@ from tiny_runs import fill_store, metrics, tiny, weights
 
 from agro.errors import Refused, Unwritable
 from agro.store import Store, recover
+from agro.train import checkpoint
 from agro.train.loop import Trainer
 
 
@@ -138,22 +139,44 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", disk], check=True)
 
 
-# KiB left, and what can't be written then. 305 is room for most of the first checkpoint, 340 for most of the samples after.
-@pytest.mark.parametrize(
-    ("room", "what"),
-    [(0, "config.json"), (40, "store.db"), (150, "store.db"), (305, "step-00000003"), (400, "store.db")],
-)
-def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(
-    room: int, what: str, small_disk: Path, undisturbed: Path
-) -> None:
-    run, ballast = small_disk / "run", small_disk / "ballast"
-    ballast.write_bytes(b"x" * (shutil.disk_usage(small_disk).free - room * 1024))
-    with pytest.raises(Unwritable, match=rf"{what}: .*the disk is full.*make room"):
-        Trainer(config(undisturbed.parent), run).run()
+def fill(disk: Path, room: int) -> Path:
+    """Leave `room` KiB."""
+    ballast = disk / "ballast"
+    ballast.write_bytes(b"x" * (shutil.disk_usage(disk).free - room * 1024))
+    return ballast
+
+
+def goes_on(run: Path, undisturbed: Path) -> None:
     assert not list(run.glob("checkpoints/.*"))
-    ballast.unlink()
     Trainer(config(undisturbed.parent), run, resume=True).run()
     same(run, undisturbed)
+
+
+@pytest.mark.parametrize("room", [0, 40, 150, 305, 340, 400])  # KiB: from not even config.json to some steps
+def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(
+    room: int, small_disk: Path, undisturbed: Path
+) -> None:
+    run, ballast = small_disk / "run", fill(small_disk, room)
+    with pytest.raises(Unwritable, match=rf"{run}\S*: .*the disk is full.*make room"):
+        Trainer(config(undisturbed.parent), run).run()
+    ballast.unlink()
+    goes_on(run, undisturbed)
+
+
+def test_a_disk_that_fills_while_a_checkpoint_is_written(small_disk: Path, undisturbed: Path, monkeypatch) -> None:
+    run, ballast = small_disk / "run", []
+    save = checkpoint.save
+
+    def no_room(*args):
+        ballast.append(fill(small_disk, 12))  # for some of the files
+        return save(*args)
+
+    monkeypatch.setattr(checkpoint, "save", no_room)
+    with pytest.raises(Unwritable, match=r"step-00000003: .*the disk is full.*make room"):
+        Trainer(config(undisturbed.parent), run).run()
+    monkeypatch.undo()
+    ballast[0].unlink()
+    goes_on(run, undisturbed)
 
 
 def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path) -> None:
