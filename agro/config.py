@@ -34,10 +34,10 @@ class NewModel(Section):
     """A small Llama with random weights and one token a character (or byte), made at the start of a run."""
 
     alphabet: str = Field("bytes", description="the characters of the vocabulary, or 'bytes' for all 256")
-    hidden: Count = 128
-    layers: Count = 4
-    heads: Count = 4
-    context: Count = Field(1024, description="tokens")
+    hidden: Count = Field(128, description="width of the hidden states; a multiple of `heads`")
+    layers: Count = Field(4, description="transformer blocks")
+    heads: Count = Field(4, description="attention heads of a block")
+    context: Count = Field(1024, description="tokens that the model can read at once, prompt and response together")
     initializer_range: Positive = Field(
         0.02,
         description="standard deviation of the random weights; a narrow model learns from rewards only with a larger one, about 1/√hidden",
@@ -80,6 +80,8 @@ class Chat(Section):
 
 
 class Policy(Section):
+    """The model that is trained, where it runs, and the reference π_ref."""
+
     model: str | None = Field(
         None,
         description="folder or hub name of a causal language model, or of an adapter, which is merged into its model",
@@ -117,10 +119,12 @@ class Policy(Section):
     chat: Chat = Chat()
     lora: LoRA | None = Field(None, description="train an adapter of this kind, not the model's own weights")
     chunk: Count = Field(128, description="positions whose logits exist at once when log-probs are computed")
-    trust_remote_code: bool = False
+    trust_remote_code: bool = Field(False, description="run the code that a model on the hub brings along")
 
 
 class Data(Section):
+    """What a step trains on: prompts to sample from, groups of the store, or a share of each."""
+
     prompts: str | None = Field(
         None, description="JSONL file of prompts to sample from (`prompt`, and what the reward reads, such as `answer`)"
     )
@@ -149,22 +153,28 @@ class Data(Section):
 
 
 class Sampler(Section):
+    """How fresh responses are sampled. Temperature first, then top-k, top-p and min-p leave tokens out, in this order."""
+
     n: Count = Field(4, description="responses a prompt")
     temperature: float = Field(1.0, ge=0, description="0 is greedy")
     top_k: int = Field(0, ge=0, description="0 keeps all tokens")
-    top_p: Share = 1.0
-    min_p: Share = 0.0
+    top_p: Share = Field(
+        1.0, description="keeps the likeliest tokens until their probability reaches this; 1 keeps all"
+    )
+    min_p: Share = Field(
+        0.0, description="keeps tokens with at least this share of the likeliest one's probability; 0 keeps all"
+    )
     max_new: Count = Field(256, description="tokens a response at most")
     stop: tuple[str, ...] = Field((), description="a response ends with the first of these texts")
     batch: Count = Field(64, description="sequences decoded at once")
 
 
 class RewardPart(Section):
-    """One of several rewards; `name` and `options` as in `Reward`."""
+    """One of several rewards."""
 
-    name: str
+    name: str = Field(description="exact, regex, math, module:function or file.py:function")
     weight: float = Field(1.0, description="of its value in the sum; 0 measures it without counting it")
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field({}, description="of this reward, as `reward.options`")
     label: str | None = Field(None, description="its name in metrics and store; `name` where it is not given")
 
 
@@ -173,7 +183,7 @@ class Reward(Section):
 
     name: str | None = Field(
         None,
-        description="exact (where neither it nor `functions` is given), regex, math, or module:function or file.py:function",
+        description="exact (where neither it nor `functions` is given), regex, math, module:function or file.py:function",
     )
     options: dict[str, Any] = Field({}, description="options of a built-in reward, keyword arguments of a function")
     functions: tuple[RewardPart, ...] = Field(
@@ -228,10 +238,10 @@ class Environment(Section):
 
 
 class Objective(BaseModel):
-    """`name` and the options of that objective; see `agro.objectives.describe(name)`."""
+    """What is minimised: the name of an objective, and its options."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
-    name: str = "agro"
+    name: str = Field("agro", description="one of `agro.objectives.names()`")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -239,6 +249,8 @@ class Objective(BaseModel):
 
 
 class Train(Section):
+    """Steps, their size, memory, and the optimiser (AdamW)."""
+
     steps: Count = Field(100, description="batches drawn and trained on")
     seed: int = Field(0, ge=0, description="of weights, sampling and draws")
     groups: Count = Field(16, description="prompts a step")
@@ -257,22 +269,28 @@ class Train(Section):
     offload: tuple[Literal["activations", "optimiser"], ...] = Field(
         (), description="what waits in the CPU's memory while the GPU works on something else"
     )
-    lr: Positive = 1e-5
+    lr: Positive = Field(1e-5, description="largest learning rate, which the warm-up ends at")
     warmup: int = Field(0, ge=0, description="optimiser steps of linear warm-up")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="of the learning rate, over the phase, to 0"
     )
-    adam_betas: tuple[Share, Share] = (0.9, 0.999)
-    adam_eps: Positive = 1e-8
-    weight_decay: float = Field(0.0, ge=0)
-    clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
+    adam_betas: tuple[Share, Share] = Field(
+        (0.9, 0.999), description="decay per update of the gradient's first and second moment"
+    )
+    adam_eps: Positive = Field(1e-8, description="added to the root of the second moment")
+    weight_decay: float = Field(
+        0.0, ge=0, description="share of a weight, times the learning rate, that an update takes off"
+    )
+    clip: float = Field(
+        1.0, gt=0, description="largest norm of the gradient of a step; a larger one is scaled down to it"
+    )
     max_length: int | None = Field(
         None,
         ge=2,
         description="tokens a sequence at most; the model's context where it is not given. Longer rows are left out and counted",
     )
     max_skipped: Count = Field(5, description="steps in a row with a non-finite gradient before the run stops")
-    checkpoint_every: Count = Field(50, description="steps")
+    checkpoint_every: Count = Field(50, description="steps between checkpoints; a killed run loses fewer than these")
     keep: Count = Field(
         2,
         description="checkpoints kept, besides the one that the phase began with: a damaged one is passed over for the one before",
@@ -294,7 +312,7 @@ class Guard(Section):
         description="largest |loss|, in multiples of its median over the last `window` steps; no rule where it is not given",
     )
     kl: Positive | None = Field(None, description="largest kl_ref, nats a response; no rule where it is not given")
-    window: Annotated[int, Field(ge=5)] = Field(20, description="steps")
+    window: Annotated[int, Field(ge=5)] = Field(20, description="steps over which `loss` takes the median")
     action: Literal["skip", "stop", "rollback"] = Field(
         "stop",
         description="leave the update out, end the run, or go back to the last checkpoint at half the learning rate",
@@ -306,6 +324,8 @@ class Guard(Section):
 
 
 class Evaluate(Section):
+    """Measurements on held-out prompts: before the first step, at the end of each phase, and in between as asked."""
+
     every: int = Field(
         0, ge=0, description="steps between evaluations on data.eval_prompts; 0: at the ends of phases only"
     )
@@ -318,7 +338,9 @@ class Evaluate(Section):
     )
     target: float | None = Field(None, description="the run ends where eval_reward reaches this")
     n: Count = Field(1, description="responses a prompt")
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(
+        1.0, ge=0, description="of held-out responses; eval_kl_ref is known only where it equals policy.temperature"
+    )
     kl: bool = Field(True, description="measure the KL to the reference too; holds a copy of the reference")
 
 
@@ -334,7 +356,7 @@ class Phase(BaseModel):
     """A name, and values that differ from the run's sections while the phase lasts."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
-    name: str
+    name: str = Field(description="stands in metrics, report and in overrides: `phases.NAME.section.key=value`")
 
 
 class RunConfig(Section):
