@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types tests clean
+.PHONY: help setup demo test lint types tests docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -36,6 +36,9 @@ types: setup ## mypy
 
 tests: setup ## pytest
 	$(BIN)/python -m pytest
+
+docs: setup ## the guide and the reference as pages in build/docs
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean: ## remove .venv and caches; runs/ stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info

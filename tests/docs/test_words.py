@@ -1,0 +1,151 @@
+"""What the documentation puts in backticks exists: configuration keys, commands and their options, metrics, names."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+
+import pytest
+import typer
+from pages import PAGES, ROOT, blocks, quoted
+
+from agro import config_docs, objectives
+from agro.cli import app
+from agro.config import RunConfig
+from agro.store.mapping import MAPPABLE
+from agro.train.measure import KEYS
+
+CONFIGURATION = ROOT / "docs/configuration.md"
+ROOMS = (
+    "agro", "agro.config", "agro.types", "agro.objectives", "agro.store", "agro.samplers", "agro.rewards", "agro.evaluate", "agro.policy",
+    "agro.train.loop", "agro.train.callbacks", "agro.train.guard", "agro.train.plan",
+)  # fmt: skip
+COMMANDS = {name: command.params for name, command in typer.main.get_command(app).commands.items()}  # type: ignore[attr-defined]
+FOREIGN = {
+    "compute_score",
+    "data_source",
+    "solution_str",
+    "ground_truth",
+    "extra_info",
+    "reward_error",
+}  # verl's; of meta
+
+
+def keys() -> set[str]:
+    """Every dotted key of the configuration, the options of all objectives among them."""
+    schema = RunConfig.model_json_schema()
+
+    def walk(prefix, section) -> Iterator[str]:
+        for key, _, inner in config_docs.values(prefix, section, schema["$defs"]):
+            yield key
+            if inner is not None:
+                yield from walk(f"{key}.", inner)
+
+    return set(walk("", schema)) | {
+        f"objective.{o}" for n in objectives.names() for o in objectives.describe(n)["options"]
+    }
+
+
+KNOWN = keys()
+SECTIONS = "|".join(RunConfig.model_fields)
+
+
+def words() -> set[str]:
+    """What a word with an underscore may be."""
+    found = set(KEYS) | set(MAPPABLE) | {key.rsplit(".", 1)[-1] for key in KNOWN} | set(objectives.names()) | FOREIGN
+    found |= {need for n in objectives.names() for o in ({}, {"beta": 1.0}) for need in needs(n, o)}
+    found |= {
+        "least_used",
+        "old_logp",
+        "completion_ids",
+        "answer_marker",
+        "ratio_max",
+        "clipped_share",
+        "kl_sampled_prefixes",
+        "singletons_dropped",
+    }
+    for room in ROOMS:
+        module = importlib.import_module(room)
+        found |= set(dir(module))
+        for value in vars(module).values():
+            found |= set(dir(value)) if isinstance(value, type) and value.__module__.startswith("agro") else set()
+    return found
+
+
+def needs(name: str, options: dict) -> list[str]:
+    known = objectives.describe(name)["options"]
+    return objectives.describe(name, **{k: v for k, v in options.items() if k in known})["needs"]
+
+
+WORDS = words()
+
+
+def wrong(text: str) -> str:
+    """What is wrong with a text in backticks, or nothing."""
+    for key in re.findall(rf"(?<![\w./-])(?:phases\.\w+\.)?((?:{SECTIONS})(?:\.[a-z_]+)+)", text):
+        if key not in KNOWN and not key.startswith("phases."):
+            return f"no configuration key {key}"
+    for section in re.findall(r"^\[+([a-z_.]+)\]+$", text):
+        if section not in KNOWN:
+            return f"no section {section}"
+    if match := re.match(r"agro ([a-z]+)", text):
+        if match[1] not in COMMANDS:
+            return f"no command agro {match[1]}"
+        options = {o for p in COMMANDS[match[1]] for o in p.opts}
+    else:
+        options = {o for parameters in COMMANDS.values() for p in parameters for o in p.opts}
+    if text.startswith(("agro ", "--")):
+        for option in re.findall(r"(?<!\S)--[a-z-]+", text):
+            if option not in options | {"--help"}:
+                return f"no option {option}"
+    if re.fullmatch(r"[a-z]+(_[a-z]+)+", text) and text not in WORDS:
+        return f"{text} is no metric, key, field or name"
+    if re.fullmatch(r"agro(\.\w+)+", text):
+        return missing(text)
+    if re.fullmatch(r"(recipes|reproductions|tests|examples|docs|agro)/[\w./-]+", text) and not (ROOT / text).exists():
+        return f"no file {text}"
+    return ""
+
+
+def missing(name: str) -> str:
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            if not hasattr(value, part):
+                return f"{name}: no {part}"
+            value = getattr(value, part)
+        return ""
+    return f"no module {name}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, CONFIGURATION], ids=lambda page: page.stem)
+def test_what_stands_in_backticks_exists(page) -> None:
+    found = [f"{where}: `{text}`: {why}" for where, text in quoted(page) if (why := wrong(text))]
+    found += [f"{b.where}: {c}: {why}" for b in blocks(page) for c in b.commands if (why := wrong(c))]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("train.stesp", "no configuration key train.stesp"), ("policy.lora.rank=8", ""), ("objective.singletons", ""),
+        ("[policy.lora]", ""), ("[polcy]", "no section polcy"), ("agro trian x", "no command agro trian"),
+        ("agro eval --modle M", "no option --modle"), ("--json", ""), ("groups_equal", ""), ("groups_same", "groups_same is no metric, key, field or name"),
+        ("agro.store.Store.draw", ""), ("agro.store.Stroe", "agro.store.Stroe: no Stroe"), ("recipes/fresh.toml", ""), ("recipes/frish.toml", "no file recipes/frish.toml"),
+        ("phases.NAME.train.steps", ""),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_found(text: str, why: str) -> None:
+    assert wrong(text) == why
+
+
+def test_every_metric_is_explained() -> None:
+    page = (ROOT / "docs/guide/reading-the-report.md").read_text(encoding="utf-8").split("## Every metric")[1]
+    table = "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
+    assert [key for key in KEYS if f"`{key}`" not in table] == []
+    assert set(re.findall(r"`(\w+)`", table)) <= set(KEYS)
