@@ -374,6 +374,7 @@ class RunConfig(Section):
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "configuration") -> RunConfig:
+        """The configuration of nested values; `where` names them in what is refused."""
         _refuse_infinite(values, where)
         try:
             config = cls.model_validate(values)
@@ -388,6 +389,7 @@ class RunConfig(Section):
 
     @classmethod
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
+        """The configuration of a TOML recipe or a run's config.json, changed by `KEY=VALUE` texts."""
         path = Path(path)
         try:
             text = path.read_text(encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
 def test_the_guide_leads_from_page_to_page(site: Path) -> None:
     listed = re.findall(r"\]\(guide/([\w-]+)\.md\)", (ROOT / "docs/index.md").read_text(encoding="utf-8"))
     assert sorted(f"{name}.md" for name in listed) == sorted(p.name for p in (ROOT / "docs/guide").iterdir())
-    for name, following in zip(listed, listed[1:]):
+    for name, following in itertools.pairwise(listed):
         page = (site / f"guide/{name}.html").read_text(encoding="utf-8")
         assert re.search(rf'rel="next" href="{following}\.html"', page), f"{name} should lead to {following}"
 

@@ -1,0 +1,77 @@
+"""A newcomer's path from the built wheel: an empty folder, the files of the guide's first page, the installed `agro`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+from pages import ROOT, blocks
+
+from agro.config import NewModel
+from agro.newmodel import new_model
+
+SMALL = {"train": ["train.steps=2", "sampler.max_new=4"], "eval": ["--max-new", "4"]}
+
+EVERYTHING_IS_INSTALLED = """
+import importlib, importlib.resources, pkgutil, sys
+import agro
+modules = [m.name for m in pkgutil.walk_packages(agro.__path__, "agro.") if m.name != "agro.__main__"]
+files = {importlib.import_module(name).__file__ for name in modules}
+print(*[f for f in files if not f.startswith(sys.prefix)], sep="\\n", end="")
+data = importlib.resources.files("agro")
+print(*[f for f in sys.argv[1:] if not (data / f).is_file()], sep="\\n", end="")
+"""
+
+
+def run(*command: object, cwd: Path) -> str:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    done = subprocess.run([str(c) for c in command], cwd=cwd, env=clean, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory) -> Path:
+    """The folder of the programs of an environment with the wheel; dependencies are those that are installed here."""
+    source, wheels, home = (tmp_path_factory.mktemp(name) for name in ("source", "wheels", "home"))
+    shutil.copytree(ROOT / "agro", source / "agro", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    quiet = ["--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip"]
+    run(*pip, "wheel", *quiet, "--no-build-isolation", "--wheel-dir", wheels, source, cwd=wheels)
+    venv.create(home, with_pip=False, symlinks=True)
+    run(*pip, "--python", home / "bin/python", "install", *quiet, *wheels.glob("agro-*.whl"), cwd=home)
+    own = Path(sysconfig.get_path("purelib", vars={"base": str(home)}))
+    (own / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return home / "bin"
+
+
+def test_the_wheel_holds_everything(programs: Path, tmp_path: Path) -> None:
+    data = [
+        str(p.relative_to(ROOT / "agro")) for p in (ROOT / "agro").rglob("*") if p.suffix in (".html", ".css", ".typed")
+    ]
+    assert "report/page.html" in data
+    assert run(programs / "python", "-c", EVERYTHING_IS_INSTALLED, "rewards/worker.py", *data, cwd=tmp_path) == ""
+
+
+def test_the_first_page_of_the_guide_works(programs: Path, tmp_path: Path) -> None:
+    new_model(tmp_path / "MODEL", NewModel(hidden=16, layers=1, heads=2, context=128), 0)
+    done = set()
+    for block in blocks(ROOT / "docs/guide/getting-started.md"):
+        if block.file:
+            (tmp_path / block.file).write_text(block.text)
+        for command in block.commands:
+            arguments = shlex.split(command)[1:]
+            if arguments[0] in SMALL.keys() - done:  # each once: starting takes seconds
+                run(programs / "agro", *arguments, *SMALL[arguments[0]], cwd=tmp_path)
+                done.add(arguments[0])
+    assert done == SMALL.keys()
+    assert "<svg" in (tmp_path / "runs/mine/report.html").read_text(encoding="utf-8")
