@@ -86,7 +86,7 @@ def run_command(command: str, expected: str, where: str) -> None:
 
 
 def plain(text: str) -> str:
-    return re.sub(r"\d+", "0", " ".join(text.split()))
+    return re.sub(r"\d[\d,.]*", "0", " ".join(text.split()))
 
 
 def pattern(text: str) -> str:
