@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ RECIPES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "recipes").rglob("*.t
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}\n{% endfor %}assistant:"
 SMALL = ["train.steps=2", "train.groups=2", "sampler.n=3", "sampler.max_new=4", "train.warmup=1"]
-OWN: dict[str, list[str]] = {}  # what a recipe needs besides
+OWN: dict[str, list[str]] = {}  # instead of these
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +78,12 @@ def test_a_recipe_trains_as_its_head_says(recipe: str, here: Path) -> None:
         if program == "agro" and arguments[0] == "train":
             path, *overrides, flag, out = arguments[1:]
             assert (path, flag) == (recipe, "--out")
-            Trainer(RunConfig.load(path, [*overrides, *SMALL, *OWN.get(recipe, [])]), out).run()
+            Trainer(RunConfig.load(path, [*overrides, *OWN.get(recipe, SMALL)]), out).run()
             trained.append(out)
         elif program == "agro":
             assert CliRunner().invoke(app, arguments).exit_code == 0
+        elif program == "python":
+            subprocess.run([sys.executable, ROOT / arguments[0], *arguments[1:]], check=True)
     assert len(trained) == 1, f"{recipe}: expected one `agro train` in the comment at its head"
     rows = [json.loads(line) for line in Path(trained[0], "metrics.jsonl").read_text().splitlines()]
     assert max(row["step"] for row in rows) == sum(c.train.steps for c in phases(trained[0]))
