@@ -23,7 +23,10 @@ RECIPES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "recipes").rglob("*.t
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}\n{% endfor %}assistant:"
 SMALL = ["train.steps=2", "train.groups=2", "sampler.n=3", "sampler.max_new=4", "train.warmup=1"]
-OWN: dict[str, list[str]] = {}  # instead of these
+OWN = {  # instead of these
+    "recipes/multi_turn.toml": ["phases.sft.train.steps=1", "phases.sft.train.groups=4", "phases.episodes.train.steps=2",
+                                "train.groups=2", "sampler.n=3", "policy.new.layers=1", "data.eval_prompts=one.jsonl"],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +49,7 @@ def here(tmp_path, models, monkeypatch) -> Path:
     for name in ("MODEL", "Qwen", "recipes"):
         Path(name).symlink_to((ROOT if name == "recipes" else models) / name)
     write("prompts.jsonl", ({"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)))
+    write("one.jsonl", [{"prompt": "1*1=", "answer": "1"}])
     asked = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
     write("chat.jsonl", ({"prompt": [*asked, {"role": "user", "content": str(i)}], "answer": "2"} for i in range(6)))
     write("log.jsonl", ({"prompt": f"{i}>", "response": "x" * j, "reward": j % 2} for i in range(4) for j in range(3)))

@@ -47,6 +47,7 @@ def here(tmp_path, model, monkeypatch) -> Path:
 
     monkeypatch.setattr(RunConfig, "load", classmethod(small))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     for target in (model, ROOT / "recipes", ROOT / "examples"):
         Path(target.name).symlink_to(target)
     rows = ({"question": f"{i}?", "output": "x" * j, "score": j % 2} for i in range(4) for j in range(3))

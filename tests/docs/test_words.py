@@ -19,7 +19,7 @@ from agro.train.measure import KEYS
 CONFIGURATION = ROOT / "docs/configuration.md"
 ROOMS = (
     "agro", "agro.config", "agro.types", "agro.objectives", "agro.store", "agro.samplers", "agro.rewards", "agro.evaluate", "agro.policy",
-    "agro.train.loop", "agro.train.callbacks", "agro.train.guard", "agro.train.plan",
+    "agro.envs", "agro.train.loop", "agro.train.callbacks", "agro.train.guard", "agro.train.plan",
 )  # fmt: skip
 COMMANDS = {name: command.params for name, command in typer.main.get_command(app).commands.items()}  # type: ignore[attr-defined]
 FOREIGN = {
@@ -103,7 +103,10 @@ def wrong(text: str) -> str:
         return f"{text} is no metric, key, field or name"
     if re.fullmatch(r"agro(\.\w+)+", text):
         return missing(text)
-    if re.fullmatch(r"(recipes|reproductions|tests|examples|docs|agro)/[\w./-]+", text) and not (ROOT / text).exists():
+    if (
+        re.fullmatch(r"(recipes|reproductions|benchmarks|tests|examples|docs|agro)/[\w./-]+", text)
+        and not (ROOT / text).exists()
+    ):
         return f"no file {text}"
     return ""
 
