@@ -62,9 +62,11 @@ def _sections(prefix: str, schema: Schema, definitions: Schema) -> Iterator[str]
 
 
 def _row(key: str, value: Schema, section: Schema, inner: Schema | None) -> str:
+    if inner is not None:
+        return _cells(f"`{key}`", "–", "see below", value.get("description") or inner.get("description", ""))
     required = key.rsplit(".", 1)[-1] in section.get("required", ())
     default = "to be given" if required else _shown(value.get("default"))
-    kind = "see below" if inner is not None else " or ".join(_kind(x) for x in _kinds(value) if x.get("type") != "null")
+    kind = " or ".join(_kind(x) for x in _kinds(value) if x.get("type") != "null")
     return _cells(f"`{key}`", default, kind, value.get("description", ""))
 
 

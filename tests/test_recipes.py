@@ -21,7 +21,10 @@ from agro.train.loop import Trainer
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "recipes").rglob("*.toml"))
 
-TEMPLATE = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}\n{% endfor %}assistant:"
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% if not enable_thinking %}()\n{% endif %}{% endif %}"
+)
 SMALL = ["train.steps=2", "train.groups=2", "sampler.n=3", "sampler.max_new=4", "train.warmup=1"]
 OWN = {  # instead of these
     "recipes/multi_turn.toml": ["phases.sft.train.steps=1", "phases.sft.train.groups=4", "phases.episodes.train.steps=2",
@@ -33,8 +36,8 @@ OWN = {  # instead of these
 def models(tmp_path_factory) -> Path:
     """MODEL, and the chat model of a hub under its name there, with a template."""
     folder = tmp_path_factory.mktemp("models")
-    for name in ("MODEL", "Qwen/Qwen2.5-0.5B-Instruct"):
-        new_model(folder / name, NewModel(hidden=16, layers=1, heads=2, context=128), 0)
+    for name in ("MODEL", "Qwen/Qwen3-0.6B"):
+        new_model(folder / name, NewModel(hidden=16, layers=1, heads=2, context=256), 0)
     tokenizer = AutoTokenizer.from_pretrained(folder / name)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder / name)
@@ -50,8 +53,6 @@ def here(tmp_path, models, monkeypatch) -> Path:
         Path(name).symlink_to((ROOT if name == "recipes" else models) / name)
     write("prompts.jsonl", ({"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)))
     write("one.jsonl", [{"prompt": "1*1=", "answer": "1"}])
-    asked = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
-    write("chat.jsonl", ({"prompt": [*asked, {"role": "user", "content": str(i)}], "answer": "2"} for i in range(6)))
     write("log.jsonl", ({"prompt": f"{i}>", "response": "x" * j, "reward": j % 2} for i in range(4) for j in range(3)))
     Path("my_reward.py").write_text(
         "def score(completions, **columns):\n    return [len(t) % 3 for t in completions]\n"
