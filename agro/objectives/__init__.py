@@ -102,6 +102,8 @@ OBJECTIVES: dict[str, Objective] = {
         agro_onpolicy, f"{AGRO}, eqs. 5 and 6",
         lambda o: _regularised("reward", "fresh", "triples" if o.get("baseline") else "groups")(o), _coupled,
         {"beta": _beta(), "baseline": _choice(False, "lower the variance of the likelihood-ratio part; some bias, groups of 3", False, True),
+         "likelihood_ratio": Option(1.0, "share", "of the likelihood-ratio part: 1 as in the paper, or 'adaptive', which keeps clear of its trap",
+                                    "a number from 0 to 1, or 'adaptive'", lambda v: v == "adaptive" if isinstance(v, str) else _not_negative(v) and v <= 1),
          "singletons": SINGLETONS},
     ),
     "rloo": Objective(

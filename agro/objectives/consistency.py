@@ -5,6 +5,7 @@ With R_i = r_i − β ρ_i, ρ_i = Σ_t log π(y_t) − log π_ref(y_t): the reg
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from agro.objectives.core import Streams, Terms
@@ -38,11 +39,20 @@ def agro(streams: Streams, batch: Batch, *, beta: float, scale: str) -> Terms:
     return Terms(loss, surrogate, {"consistency": loss})
 
 
-def agro_onpolicy(streams: Streams, batch: Batch, *, beta: float, baseline: bool) -> Terms:
-    """The same loss under μ = π, the gradient through the sampling included (AGRO eqs. 5 and 6, Proposition 4).
+def agro_onpolicy(
+    streams: Streams, batch: Batch, *, beta: float, baseline: bool, likelihood_ratio: float | str
+) -> Terms:
+    """On-policy AGRO (eqs. 5 and 6): (1/n) Σ_i [−β (R_i − R̄_{-i}) + c ½ (R_i − R̄_{-i})²] log π(y_i), on fresh samples.
 
-    (1/n) Σ_i [−β (R_i − R̄_{-i}) + ½ (R_i − R̄_{-i})²] ∇log π(y_i); with `baseline`, v_i = ½ (R_i − R̄_{-i})² is
-    replaced by v_i − v̄_{-i}: lower variance, some bias.
+    The first part is the pathwise one (`agro`), the second the likelihood-ratio part, whose share c is
+    `likelihood_ratio`: 1 is the paper's loss. With `baseline` the second part is centred by the others' mean: lower
+    variance, some bias.
+
+    Every deterministic policy minimises the on-policy loss too, and with c = 1 descent from π_ref goes to one where the
+    third central moment of r is above 2β times its variance (0/1 rewards of success rate p: where β < ½ − p): there the
+    second part pushes good responses down harder than the first pushes them up. "adaptive" lets c be in each group
+    min(1, β / max_i (R_i − R̄_{-i})): the weight of a response then falls with its R, so that no response of above-average
+    R is pushed down. π* is stationary for every c, and near it c = 1.
     """
     groups = Groups.of(batch)
     R = regularised_reward(streams, batch, groups, beta)
@@ -50,6 +60,17 @@ def agro_onpolicy(streams: Streams, batch: Batch, *, beta: float, baseline: bool
     v = 0.5 * advantage.square()
     if baseline:
         v = v - groups.mean_others(v)
-    surrogate = groups.average_responses((v - beta * advantage) * groups.sum_tokens(streams["logp"]))
+    best = groups.largest(advantage)
+    if likelihood_ratio == "adaptive":
+        c = beta / best.clamp(min=beta or torch.finfo(best.dtype).tiny)
+    else:
+        c = torch.full_like(best, float(likelihood_ratio))
+    weight = (c[groups.group] * v - beta * advantage).detach()
+    surrogate = groups.average_responses(weight * groups.sum_tokens(streams["logp"]))
     loss = groups.average(0.5 * groups.variance(R))
-    return Terms(loss, surrogate, {"consistency": loss})
+    metrics = {
+        "consistency": loss,
+        "likelihood_ratio": groups.average(c),
+        "reversed_share": groups.average((c * best > 2 * beta).double()),  # groups whose best response is pushed down
+    }
+    return Terms(loss, surrogate, metrics)

@@ -57,6 +57,10 @@ class Groups:
         """[N] -> [N]: the mean of each response's group."""
         return (self.sum(v) / self.n)[self.group]
 
+    def largest(self, v: Tensor) -> Tensor:
+        """[N] -> [G]"""
+        return torch.full_like(self.weight, -torch.inf).scatter_reduce(0, self.group, v, "amax")
+
     def mean_others(self, v: Tensor) -> Tensor:
         """[N] -> [N]: the leave-one-out mean, v̄_{-i}."""
         n = self.n[self.group]

@@ -94,6 +94,15 @@ def advantage(s: Situation, beta: float) -> Tensor:
     return -s.mean(s.centred(s.reward - beta * s.d).detach() * s.policy.logp())
 
 
+def adaptive_pairs(s: Situation) -> Tensor:
+    """On-policy AGRO whose share c of the likelihood-ratio part is min(1, β/|R_1 − R_2|) in each pair (n = 2)."""
+    R = (s.reward - s.beta * s.d).detach()
+    a = R[:, :, None] - R[:, None]  # [X,Y,Y]
+    c = torch.where(a.abs() > s.beta, s.beta / a.abs(), 1.0)
+    weight = -s.beta * a + c * a.square() / 2
+    return ((s.p[:, :, None] * s.p[:, None] * weight).sum(2) * s.policy.logp()).sum(1).mean()
+
+
 def grpo_pairs(s: Situation) -> Tensor:
     """GRPO's clipped gain over all ordered pairs of responses (n = 2), where (r_1 − r_2)/2 is the advantage of the first."""
     assert s.n == 2
@@ -119,7 +128,11 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         Claims(half_variance, {"scale": "loss"}, "optimum", "optimum", policy_gradient=lambda beta: beta),
         Claims(lambda s: half_variance(s) / s.beta, {"scale": "reward"}, "optimum", "optimum", policy_gradient=lambda beta: 1.0),
     ),
-    "agro_onpolicy": (Claims(half_variance_on_policy, {}, "unknown", "unknown", noise=False),),
+    "agro_onpolicy": (
+        Claims(half_variance_on_policy, {"likelihood_ratio": 1.0}, "unknown", "unknown", noise=False),
+        Claims(adaptive_pairs, {"likelihood_ratio": "adaptive"}, "optimum", "optimum", noise=False, n=(2,)),
+        Claims(half_variance, {"likelihood_ratio": 0.0}, "optimum", "optimum", policy_gradient=lambda beta: beta),
+    ),
     "rloo": (
         Claims(lambda s: advantage(s, 0.0), {"beta": 0.0}, "elsewhere", "elsewhere"),
         Claims(lambda s: advantage(s, s.beta), {}, "optimum", "optimum", policy_gradient=lambda beta: 1.0),

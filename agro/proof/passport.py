@@ -24,7 +24,7 @@ EXACT = 1e-12  # float64, sums of some hundred terms of order 1
 FAR = 1e-2  # nats: as far from the optimum as nobody would call it reached
 SMALL, RAGGED = Space(3, 2, 2), Space(2, 3, 2, early_end=True)
 INSTANCES = Space(3, 2, 8)  # prompts of a table are independent: 8 random problems at once
-UPDATES = 500
+UPDATES = 800
 
 
 @dataclass(frozen=True)
