@@ -12,7 +12,8 @@ from matplotlib.text import Text
 
 from agro.errors import Refused
 from agro.report import curve
-from agro.report.figures import FIRST, SECOND, Series, apart, draw, learning_curve, smoothing, svg
+from agro.report.curves import learning_curve, smoothing
+from agro.report.figures import FIRST, SECOND, Series, apart, draw, svg
 from agro.report.metrics import RunData, load_run
 
 

@@ -177,6 +177,6 @@ def test_matplotlib_waits_until_a_figure_is_drawn():
     ("seconds", "text"), [(0.25, "0.25 s"), (59.4, "59.4 s"), (60, "1 min 0 s"), (3700, "1 h 1 min")]
 )
 def test_times(seconds, text):
-    from agro.report.page import _time
+    from agro.report.markup import duration
 
-    assert _time(seconds) == text
+    assert duration(seconds) == text
