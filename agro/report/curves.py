@@ -17,6 +17,7 @@ from agro.report.figures import (
     WIDE,
     Axis,
     Series,
+    cut,
     draw,
     inside,
     margins,
@@ -79,14 +80,14 @@ def against_kl(run: RunData, size: tuple[float, float] = WIDE) -> Figure:
     for i, (part, name) in enumerate(shown):
         axes: Any = figure.add_axes((left + i * (each + gap), bottom, each, height))
         plain_axes(axes)
-        axes.xaxis.set_major_locator(MaxNLocator(max(2, 4 // len(shown) + 1)))
+        axes.xaxis.set_major_locator(MaxNLocator(max(3, 6 // len(shown)), steps=[1, 2, 2.5, 5, 10]))
         for s, kl in pairs:
             _path(axes, s, kl, _known(s, kl, part))
         scale_axes(axes, every, "linear", False)
         low, high = axes.get_xlim()
         axes.set_xlim(min(0.0, low), high)
         axes.annotate(
-            name, (0, 1), (0, 3), xycoords="axes fraction", textcoords="offset points", color=INK, fontsize=FONT, va="bottom",
+            cut(name), (0, 1), (0, 3), xycoords="axes fraction", textcoords="offset points", color=INK, fontsize=FONT, va="bottom",
             parse_math=False,
         )  # fmt: skip
         if i:

@@ -66,6 +66,11 @@ class Experience:
         rest = f"{len(counts) - len(shown)} other sources"
         return [n if n in shown else rest for n in names]
 
+    @cached_property
+    def source_names(self) -> list[str]:
+        """Of `sources`, the most frequent first."""
+        return [name for name, _ in Counter(self.sources).most_common()]
+
     def seen(self, run: RunData) -> Values:
         """Responses drawn until each row of the metrics, repeats counted."""
         return np.searchsorted(np.sort(self.steps), run.column("step"), side="right").astype(np.float64)

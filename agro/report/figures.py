@@ -116,7 +116,7 @@ def margins(
 ) -> tuple[float, float, float, float]:
     """(left, bottom, width, height) with room for tick labels, names of series on the right, rows of text above and below."""
     width, height = size[0] * 72, size[1] * 72
-    right = max([26.0, *(8 + 0.58 * FONT * len(label) for label in labels)])
+    right = max([30.0, *(8 + 0.58 * FONT * len(label) for label in labels)])
     left, bottom, top = 30.0, 20.0 + below * 1.4 * FONT, 8 + rows * 1.4 * FONT
     return left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height
 
@@ -143,14 +143,19 @@ def name_axes(axes: Any, right: str, up: str, rows: int = 0, *, bold: bool = Fal
         )  # fmt: skip
     there = beside(right)
     axes.annotate(
-        right, (1, 0), (4, -4) if there else (0, -16), xycoords="axes fraction", textcoords="offset points",
+        right, (1, 0), (10, -4) if there else (0, -16), xycoords="axes fraction", textcoords="offset points",
         color=MUTED, fontsize=FONT, ha="left" if there else "right", va="top",
     )  # fmt: skip
 
 
+def cut(name: str, longest: int = 20) -> str:
+    """A name that somebody gave, short enough for a figure."""
+    return name if len(name) <= longest else f"{name[: longest - 1]}…"
+
+
 def beside(label: str) -> bool:
     """Whether what lies to the right is said beside the tick labels; a longer text stands under them."""
-    return len(label) <= 6
+    return len(label) <= 5
 
 
 def inside(run: RunData, span: Span) -> NDArray[np.bool_]:
@@ -197,13 +202,19 @@ def running_mean(values: Values, width: int) -> Values:
 def scale_axes(axes: Any, values: Values, scale: str, percent: bool) -> None:
     values = values[np.isfinite(values)]
     positive = values[values > 0]
-    if scale == "log" and positive.size and values.min() >= 0 and values.max() > 20 * positive.min():
-        floor = 10.0 ** math.floor(math.log10(positive.min()))
-        axes.set_yscale("symlog", linthresh=floor)
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.set_ylim(0 if values.min() == 0 else max(floor, values.min() * 0.7), values.max() * 1.4)
-        axes.yaxis.set_major_formatter(FuncFormatter(_power))
-        return
+    if scale == "log" and positive.size:
+        floor = 10.0 ** math.floor(
+            math.log10(np.quantile(positive, 0.05))
+        )  # a few tiny values don't take up the figure
+        if values.min() < 0:
+            floor = max(floor, 10.0 ** math.ceil(math.log10(-values.min())))
+        if values.max() > 20 * floor:
+            low = values.min() * 1.3 if values.min() < 0 else 0 if values.min() < floor else values.min() * 0.7
+            axes.set_yscale("symlog", linthresh=floor)
+            axes.yaxis.set_minor_locator(NullLocator())
+            axes.set_ylim(low, values.max() * 1.4)
+            axes.yaxis.set_major_formatter(FuncFormatter(_power))
+            return
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     low, high = (
         min(0.0, *axes.get_ylim(), values.min()) if values.min() < 0 else 0.0,
@@ -224,7 +235,7 @@ def percent_of(value: float, _: Any = None) -> str:
 def _power(value: float, _: Any = None) -> str:
     if value == 0:
         return "0"
-    return f"{value:g}" if 1e-3 <= value < 1e4 else f"1e{math.floor(math.log10(value) + 0.5)}"
+    return f"{value:g}" if 1e-3 <= abs(value) < 1e4 else f"1e{math.floor(math.log10(value) + 0.5)}"
 
 
 def phases(axes: Any, run: RunData, right: Values, size: tuple[float, float]) -> int:
@@ -239,12 +250,13 @@ def phases(axes: Any, run: RunData, right: Values, size: tuple[float, float]) ->
         begins, ends = ends, float(right[inside(run, span)][-1])
         if i % 2:
             axes.axvspan(begins, ends, color=BAND, linewidth=0, zorder=0)
-        width = 0.6 * FONT * (len(span.name) + 1)
+        name = cut(span.name)
+        width = 0.6 * FONT * (len(name) + 1)
         start = min(begins / last * points, max(0.0, points - width))
         row = next((r for r, end in enumerate(free) if start >= end - 0.01), len(free) - 1)
         free[row], used = start + width, max(used, row + 1)
         axes.annotate(
-            span.name, (start / points, 1), (2, 3 + row * 1.4 * FONT), xycoords="axes fraction", textcoords="offset points",
+            name, (start / points, 1), (2, 3 + row * 1.4 * FONT), xycoords="axes fraction", textcoords="offset points",
             color=INK, fontsize=FONT, ha="left", va="bottom", parse_math=False,
         )  # fmt: skip
     return used
@@ -256,7 +268,10 @@ def name_series(axes: Any, size: tuple[float, float], ends: Sequence[tuple[Serie
     to_axes = axes.transScale + axes.transLimits
     heights_of = [float(to_axes.transform((0, y))[1]) * height for _, y in ends]
     placed = sorted(zip(heights_of, [s for s, _ in ends], strict=True), key=lambda item: item[0])
-    heights = apart([at for at, _ in placed], 1.25 * FONT)
+    gap = 1.25 * FONT
+    heights = apart([at for at, _ in placed], gap)
+    for i in range(len(heights)):  # none on the name of the axis
+        heights[i] = max(heights[i], 0.4 * FONT if i == 0 else heights[i - 1] + gap)
     for at, (_, s) in zip(heights, placed, strict=True):
         axes.annotate(
             s.label, (1, 0), (5, at), xycoords="axes fraction", textcoords="offset points",

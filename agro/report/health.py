@@ -17,7 +17,7 @@ COUNTED = {
     "rolled_back": "returns to a checkpoint",
     "rewards_failed": "rewards that failed",
     "left_out": "responses left out",
-    "eval_unscored": "held-out responses without a reward",
+    "eval_unscored": "held-out without a reward",
 }
 
 
@@ -44,7 +44,7 @@ def _counts(run: RunData) -> str:
         items[title] = None if shown is None else shown + aside(why.get(name, ""))
     groups, equal = run.total("groups"), run.total("groups_equal")
     known = groups and equal is not None
-    items["groups whose rewards are all equal"] = (
+    items["groups of equal rewards"] = (
         f"{equal:,.0f} of {groups:,.0f} ({equal / groups:.0%})" if known and groups and equal is not None else UNKNOWN
     )
     return facts(items)

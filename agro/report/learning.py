@@ -8,7 +8,7 @@ import numpy as np
 
 from agro.report.curves import against_kl, kl_pairs, learning_curve, smoothing
 from agro.report.experience import Experience
-from agro.report.figures import COLOURS, MUTED, NARROW, SECOND, WIDE, Axis, Series, draw
+from agro.report.figures import COLOURS, MUTED, NARROW, SECOND, WIDE, Axis, Series, cut, draw
 from agro.report.markup import UNKNOWN, aside, both, escape, facts, number, panel, table, tabs, unknown
 from agro.report.metrics import Measured, RunData, Span, known
 
@@ -118,12 +118,13 @@ def _parts(run: RunData) -> str:
     names = list(dict.fromkeys(name for row in parts for name in row))
     if len(names) < 2:
         return ""
-    shown = names[: len(COLOURS)]
+    width, shown = smoothing(len(run.rows)), names[: len(COLOURS)]
     lines = [
-        Series(name if len(name) <= 16 else f"{name[:15]}…", known([row.get(name) for row in parts]), colour)
+        Series(cut(name, 16), known([row.get(name) for row in parts]), colour, smooth=width)
         for name, colour in zip(shown, COLOURS, strict=False)
     ]
-    left = f" {len(names) - len(shown)} more are in metrics.jsonl." if len(names) > len(shown) else ""
+    more = len(names) - len(shown)
+    left = f" {more} more {'is' if more == 1 else 'are'} in metrics.jsonl." if more else ""
     return panel("Parts of the reward", f"Mean of each over what a step trained on.{left}", draw(run, lines))
 
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from agro.report.figures import VARIABLES, svg
 
+LONG = 18  # characters of a value that takes twice the room
 UNKNOWN = '<span class="unknown">not measured</span>'
 
 
@@ -39,14 +40,18 @@ def number(value: float | None, form: str = ".3f", se: float = math.nan) -> str:
     """A value and its standard error (NaN: unknown), each in the format `form`."""
     if value is None:
         return UNKNOWN
-    return f"<b>{value:{form}}</b>" + (
-        f' <span class="aside">± {se:{form.lstrip("+")}}</span>' if math.isfinite(se) else ""
-    )
+    error = f' <span class="aside">± {se:{form.lstrip("+")}}</span>' if math.isfinite(se) else ""
+    return f'<span class="number"><b>{value:{form}}</b>{error}</span>'
 
 
 def facts(items: Mapping[str, str | None]) -> str:
     """Names and values, these in HTML; None: not measured."""
-    return "<dl>" + "".join(f"<div><dt>{k}</dt><dd>{UNKNOWN if v is None else v}</dd></div>" for k, v in items.items()) + "</dl>"  # fmt: skip
+    return "<dl>" + "".join(_fact(name, UNKNOWN if value is None else value) for name, value in items.items()) + "</dl>"
+
+
+def _fact(name: str, value: str) -> str:
+    room = ' class="long"' if len(value) > LONG and "<" not in value else ""
+    return f"<div{room}><dt>{name}</dt><dd>{value}</dd></div>"
 
 
 def table(rows: Sequence[Mapping[str, str]], heads: Mapping[str, str] | None = None) -> str:

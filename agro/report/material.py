@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from matplotlib.figure import Figure
 
+from agro.report.curves import smoothing
 from agro.report.experience import Experience, begin_and_end, mean_of
 from agro.report.figures import COLOURS, FIRST, MUTED, SECOND, Series, draw
 from agro.report.markup import UNKNOWN, aside, escape, facts, key, panel, table, unknown
@@ -43,12 +44,13 @@ def _facts(run: RunData) -> str:
 
 
 def _sources(run: RunData, experience: Experience) -> str:
-    """A row a source and phase, in the order in which they were drawn."""
+    """A row a source and phase, the most frequent source of a phase first."""
     phase = {row["step"]: row["phase"] for row in run.rows}
     found: dict[tuple[str, str], list[Draw]] = {}
     for draw_, source in zip(experience.draws, experience.sources, strict=True):
         found.setdefault((phase[draw_.step], source), []).append(draw_)
     total = {name: sum(len(d) for (p, _), d in found.items() if p == name) for name in phase.values()}
+    order = [span.name for span in run.spans]
     rows = [
         {
             **({"phase": escape(name)} if len(run.spans) > 1 else {}),
@@ -58,7 +60,7 @@ def _sources(run: RunData, experience: Experience) -> str:
             "mean reward": _mean(draws, lambda d: d.reward, ".3f"),
             "age": _age(draws),
         }
-        for (name, source), draws in found.items()
+        for (name, source), draws in sorted(found.items(), key=lambda item: (order.index(item[0][0]), -len(item[1])))
     ]
     return table(rows, {"drawn": "responses drawn", "age": "age in steps"})
 
@@ -80,19 +82,21 @@ def _age(draws: list[Draw]) -> str:
 
 
 def _panels(run: RunData, experience: Experience) -> list[str]:
+    width = smoothing(len(run.rows))
+    mean = f", running mean over {width} steps" if width > 1 else ""
     return [
         *_sources_figure(run, experience),
         _spread("Rewards", "reward", experience, experience.rewards),
         _spread("Lengths", "tokens", experience, experience.lengths, whole=True),
         panel(
             "Length over steps",
-            "Mean length of what a step trained on, in tokens.",
-            _lines(run, {"length": "length_mean"}, unit="tokens"),
+            f"Mean length of what a step trained on{mean}.",
+            _lines(run, {"length": "length_mean"}, unit="tokens", smooth=width),
         ),
         panel(
             "Truncated responses",
-            "Share that reached the limit of tokens before their end.",
-            _lines(run, {"truncated": "truncated_share"}, percent=True),
+            f"Share that reached the limit of tokens before their end{mean}.",
+            _lines(run, {"truncated": "truncated_share"}, percent=True, smooth=width),
         ),
         panel(
             "Staleness",
@@ -102,10 +106,12 @@ def _panels(run: RunData, experience: Experience) -> list[str]:
     ]
 
 
-def _lines(run: RunData, columns: dict[str, str], *, unit: str = "", percent: bool = False) -> Figure | None:
+def _lines(
+    run: RunData, columns: dict[str, str], *, unit: str = "", percent: bool = False, smooth: int = 1
+) -> Figure | None:
     """Metrics against steps, the one that is drawn last in the first colour."""
     series = [
-        Series(label, run.column(name), SECOND if i < len(columns) - 1 else FIRST)
+        Series(label, run.column(name), SECOND if i < len(columns) - 1 else FIRST, smooth=smooth)
         for i, (label, name) in enumerate(columns.items())
     ]
     known = any(np.isfinite(s.values).any() for s in series)
@@ -113,7 +119,7 @@ def _lines(run: RunData, columns: dict[str, str], *, unit: str = "", percent: bo
 
 
 def _sources_figure(run: RunData, experience: Experience) -> list[str]:
-    names = list(dict.fromkeys(experience.sources))
+    names = experience.source_names
     if len(names) < 2:
         return []  # the table says it all
     labels = [names.index(n) for n in experience.sources]
@@ -128,7 +134,7 @@ def _spread(title: str, unit: str, experience: Experience, values: Values, *, wh
         return panel(title, "", None)
     begin, end = found
     entries = [
-        (colour, f"steps {w.first} to {w.last}, mean {w.values.mean():.4g}")
+        (colour, f"steps {w.first} to {w.last}, mean {w.values.mean():.3g}")
         for colour, w in ((MUTED, begin), (FIRST, end))
     ]
     figure = spread(begin.values, end.values, unit, whole=whole)

@@ -69,9 +69,12 @@ def sources(
 ) -> Figure:
     """Shares of `count` sources over steps, stacked. `labels`: of each draw its source, from 0; `steps`: its step."""
     figure, axes = _shares(size)
-    last = max(1, run.rows[-1]["step"])
-    edges = np.linspace(0.5, last + 0.5, min(COLUMNS, last) + 1)
-    counts = np.array([np.histogram(steps[np.array(labels) == i], edges)[0] for i in range(count)], np.float64)
+    last = max(1, run.spans[-1].ends)
+    width = math.ceil(last / COLUMNS)
+    edges = np.array(
+        [*(e for s in run.spans for e in range(s.begins, s.ends, width)), last]
+    )  # none lies over two phases
+    counts = np.array([np.histogram(steps[np.array(labels) == i], edges + 0.5)[0] for i in range(count)], np.float64)
     total = counts.sum(0)
     tops = np.cumsum(np.divide(counts, total, out=np.zeros_like(counts), where=total > 0), 0)
     below = np.zeros_like(total)

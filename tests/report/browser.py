@@ -5,15 +5,28 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
+import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SECONDS = 30.0  # for an answer
+OPTIONS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-extensions",
+    "--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--remote-debugging-pipe",
+)  # fmt: skip
+# The pipe's ends become 3 and 4, where Chromium looks for them.
+LAUNCH = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+os.dup2(ends[0], 3), os.dup2(ends[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 # Of every element with text of its own: colour against the nearest background, as WCAG 2.2 defines contrast; the worst.
 CONTRAST = """
@@ -42,22 +55,21 @@ def find() -> str | None:
 
 
 class Browser:
-    """One browser with one page. `requests`: addresses asked for; `complaints`: of the console, whoever wrote them."""
+    """One browser with one page. `complaints`: of the console, whoever wrote them.
+
+    `requests`: addresses asked for, by the browser's own names; `blocked`: those that the page's policy stopped.
+    """
 
     def __init__(self, program: str) -> None:
-        self.requests: list[str] = []
+        self.requests: dict[str, str] = {}
+        self.blocked: list[str] = []
         self.complaints: list[str] = []
         self._profile = tempfile.mkdtemp(prefix="agro-chromium-")
         ours_in, theirs_out = os.pipe()
         theirs_in, ours_out = os.pipe()
-        options = (
-            "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --disable-extensions --hide-scrollbars "
-            "--disable-background-networking --disable-component-update --remote-debugging-pipe --host-resolver-rules='MAP * ~NOTFOUND'"
-        )
-        command = f'exec "$0" {options} --user-data-dir="$1" about:blank 3<&{theirs_in} 4>&{theirs_out}'
         self._process = subprocess.Popen(
-            ["sh", "-c", command, program, self._profile], pass_fds=(theirs_in, theirs_out),
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            [sys.executable, "-IS", "-c", LAUNCH, str(theirs_in), str(theirs_out), program, *OPTIONS, f"--user-data-dir={self._profile}"],
+            pass_fds=(theirs_in, theirs_out), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         os.close(theirs_in)
         os.close(theirs_out)
@@ -90,10 +102,10 @@ class Browser:
                 return dict(found["result"])
 
     def _read(self) -> dict[str, Any]:
-        began = time.monotonic()
         while b"\0" not in self._rest:
-            if time.monotonic() - began > SECONDS or not (part := os.read(self._in, 1 << 16)):
-                raise RuntimeError(f"{self._process.args}: no answer")
+            ready, _, _ = select.select([self._in], [], [], SECONDS)
+            if not ready or not (part := os.read(self._in, 1 << 16)):
+                raise RuntimeError(f"{self._process.args}: no answer in {SECONDS:g} s, or it ended")
             self._rest += part
         text, self._rest = self._rest.split(b"\0", 1)
         message: dict[str, Any] = json.loads(text)
@@ -102,7 +114,9 @@ class Browser:
 
     def _note(self, event: str, about: dict[str, Any]) -> None:
         if event == "Network.requestWillBeSent":
-            self.requests.append(about["request"]["url"])
+            self.requests[about["requestId"]] = about["request"]["url"]
+        elif event == "Network.loadingFailed" and about.get("blockedReason") == "csp":
+            self.blocked.append(self.requests.pop(about["requestId"]))
         elif event in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
             self.complaints.append(json.dumps(about)[:500])
         elif event == "Page.loadEventFired":
@@ -112,6 +126,7 @@ class Browser:
         """Load a file into a window of this width under this colour scheme."""
         self.requests.clear()
         self.complaints.clear()
+        self.blocked.clear()
         self.loaded = False
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call(
