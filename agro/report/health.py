@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 
 from agro.report.figures import FIRST, SECOND, Series, draw
-from agro.report.markup import UNKNOWN, aside, facts, panel
+from agro.report.markup import aside, facts, panel
 from agro.report.metrics import RunData
 
 # What is counted over the run, and what a reader is told that it is.
@@ -43,10 +43,11 @@ def _counts(run: RunData) -> str:
         shown = None if n is None else f"{n:,.0f}" if n == 0 else f'<b class="bad">{n:,.0f}</b>'
         items[title] = None if shown is None else shown + aside(why.get(name, ""))
     groups, equal = run.total("groups"), run.total("groups_equal")
-    known = groups and equal is not None
-    items["groups of equal rewards"] = (
-        f"{equal:,.0f} of {groups:,.0f} ({equal / groups:.0%})" if known and groups and equal is not None else UNKNOWN
-    )
+    if groups and equal is not None:
+        said = f"{equal:,.0f} of {groups:,.0f} ({equal / groups:.0%})"
+        items["groups of equal rewards"] = f'<b class="bad">{said}</b>' if equal > groups / 2 else said
+    else:
+        items["groups of equal rewards"] = None
     return facts(items)
 
 

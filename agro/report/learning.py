@@ -58,10 +58,14 @@ def _curves(run: RunData, experience: Experience) -> str:
 
 
 def _phases(run: RunData) -> str:
-    return table([_phase(run, span) for span in run.spans]) + (
-        '<p class="aside">Held-out reward before and after each phase ± one standard error over prompts. Both ends are measured on the same '
-        "prompts, so that of a change, given as if they weren't, is rather too large.</p>"
-    )
+    if run.heldout(0, run.spans[-1].ends) is None:
+        said = "Held-out reward was not measured: it takes data.eval_prompts."
+    else:
+        said = (
+            "Held-out reward before and after each phase ± one standard error over prompts. Both ends are measured on the same prompts, "
+            "so that of a change, given as if they weren't, is rather too large."
+        )
+    return table([_phase(run, span) for span in run.spans]) + aside(said)
 
 
 def _phase(run: RunData, span: Span) -> dict[str, str]:
