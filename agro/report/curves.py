@@ -52,11 +52,9 @@ def learning_curve(
 
 def kl_pairs(run: RunData) -> list[tuple[Series, Values]]:
     """(rewards, KL) of fresh training responses and of held-out ones, without series of which no row knows both."""
-    kl, heldout = run.column("kl_ref"), run.column("eval_kl_ref")
-    kl = np.where(kl == heldout, math.nan, kl)  # without fresh responses kl_ref is the held-out one
     pairs = [
-        (Series("training", run.column("reward_mean")), kl),
-        (Series("held-out", run.column("eval_reward"), SECOND, points=True), heldout),
+        (Series("training", run.column("reward_mean")), run.training_kl),
+        (Series("held-out", run.column("eval_reward"), SECOND, points=True), run.column("eval_kl_ref")),
     ]
     return [(s, k) for s, k in pairs if np.isfinite(s.values + k).any()]
 

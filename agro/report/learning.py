@@ -59,7 +59,7 @@ def _curves(run: RunData, experience: Experience) -> str:
 
 def _phases(run: RunData) -> str:
     if run.heldout(0, run.spans[-1].ends) is None:
-        said = "Held-out reward was not measured: it takes data.eval_prompts."
+        said = "There is no held-out reward: it takes data.eval_prompts, and a step that evaluates."
     else:
         said = (
             "Held-out reward before and after each phase ± one standard error over prompts. Both ends are measured on the same prompts, "
@@ -133,8 +133,7 @@ def _parts(run: RunData) -> str:
 
 
 def nearness(run: RunData) -> str:
-    kl, heldout = run.column("kl_ref"), run.column("eval_kl_ref")
-    training = np.where(kl == heldout, math.nan, kl)  # without fresh responses kl_ref is the held-out one
+    training, heldout = run.training_kl, run.column("eval_kl_ref")
     anew = run.config.policy.reference == "phase"
     lines = [Series("training", training), Series("held-out", heldout, SECOND, points=True, split=anew)]
     measured = bool(np.isfinite(np.concatenate([training, heldout])).any())

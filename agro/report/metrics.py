@@ -51,6 +51,12 @@ class RunData:
         return known([row.get(name) for row in self.rows])
 
     @property
+    def training_kl(self) -> Values:
+        """KL of fresh responses, one a row; without any, kl_ref is the held-out one, which isn't taken."""
+        kl = self.column("kl_ref")
+        return np.where(kl == self.column("eval_kl_ref"), math.nan, kl)
+
+    @property
     def spans(self) -> list[Span]:
         found: list[Span] = []
         for row in self.rows:
