@@ -21,7 +21,7 @@ SOURCES = 5  # told apart; the others are one
 
 @dataclass(frozen=True)
 class Experience:
-    """`problem`: why nothing is known of the store; empty where something is."""
+    """`problem`: why `responses` aren't known, nor `draws` where there are none; empty where all was read."""
 
     path: Path
     draws: list[Draw] = field(default_factory=list)
@@ -33,15 +33,14 @@ class Experience:
         path = Path(run.config.data.store) if run.config.data.store else run.folder / "store.db"
         if not path.exists():
             return cls(path, problem=f"There is no store at {path}.")
-        name = run.values.get("run")
+        name, logged = run.values.get("run"), {row["step"] for row in run.rows}
+        draws: list[Draw] = []
         try:
             with Store.open(path, read_only=True) as store:
-                draws = store.drawn(name) if isinstance(name, str) else []
-                responses = choose(store, name)
-        except Refused as error:  # moved away, and something else is there now
-            return cls(path, problem=str(error))
-        logged = {row["step"] for row in run.rows}
-        return cls(path, [d for d in draws if d.step in logged], responses)
+                draws = [d for d in store.drawn(name) if d.step in logged] if isinstance(name, str) else []
+                return cls(path, draws, choose(store, name))
+        except Refused as error:  # damaged, or something else is there now
+            return cls(path, draws, problem=str(error))
 
     @cached_property
     def steps(self) -> Values:

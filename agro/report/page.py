@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from agro.report.experience import Experience
 from agro.report.health import health, troubles
@@ -108,7 +109,19 @@ def _response(sample: Sample) -> str:
 
 
 def _prompt_text(prompt: Text) -> str:
-    return prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
+    return prompt if isinstance(prompt, str) else "\n".join(map(_message, prompt))
+
+
+def _message(message: dict[str, Any]) -> str:
+    """The role and the text; what isn't text, such as calls of tools, as JSON."""
+    content = message.get("content")
+    rest = {
+        k: v
+        for k, v in message.items()
+        if k not in ("role", "content") or (k == "content" and not isinstance(v, str | None))
+    }
+    said = [content] if isinstance(content, str) else []
+    return f"{message['role']}: " + " ".join(said + ([json.dumps(rest, ensure_ascii=False)] if rest else []))
 
 
 def _shorten(text: str) -> str:

@@ -267,3 +267,13 @@ def test_the_best_model_is_named(bare_folder):
     path.write_text('{"step": 40}')
     with pytest.raises(Refused, match=r"best\.json: eval_reward: expected a number, got None"):
         report(bare_folder)
+
+
+def test_messages_without_text_are_shown_as_they_are(bare_folder):
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "add <b>"}]}
+    parts = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
+    with Store.open(bare_folder / "store.db") as store:
+        store.append([Sample([parts, call, {"role": "tool", "content": "3"}], "four", reward=1.0)], run=RUN)
+    text = read(bare_folder).text
+    assert 'user: {"content": [{"type": "text", "text": "hi"}]}' in text
+    assert 'assistant: {"tool_calls": [{"name": "add <b>"}]} tool: 3 four' in text
