@@ -18,7 +18,8 @@ def report(run_folder: str | Path) -> Path:
 def curve(run_folder: str | Path, out_png: str | Path) -> Path:
     """Write the learning curve of a run as a PNG; raises `Refused` as `report` does, and where no reward was measured."""
     from agro.errors import Refused
-    from agro.report.figures import learning_curve, png
+    from agro.report.curves import learning_curve
+    from agro.report.figures import png
     from agro.report.metrics import load_run
 
     run, out = load_run(Path(run_folder)), Path(out_png)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import matplotlib
@@ -16,13 +13,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from agro.errors import Refused
+from agro.report import figures
 from agro.report.compare import Comparison, Interval, Line, asked, words
+from agro.report.curves import smoothing
 from agro.report.figures import (
     FONT,
     INK,
     MUTED,
     NARROW,
-    VARIABLES,
     WIDE,
     Series,
     margins,
@@ -31,12 +29,10 @@ from agro.report.figures import (
     png,
     running_mean,
     scale_axes,
-    smoothing,
-    svg,
 )
+from agro.report.markup import both, css, escape, fill, table
 
-# Okabe and Ito's, in an order in which neighbours differ most; the first two are those of a run's figures.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", INK)
+COLOURS = (*figures.COLOURS, INK)
 DASHES = ("-", "--", ":", "-.")
 NAMES = {"eval_reward": "held-out reward", "reward_mean": "training reward"}
 LONGEST = 40  # characters of a label in the figure
@@ -174,36 +170,27 @@ def _known(value: float) -> float | None:
 
 def page(found: Comparison) -> str:
     """One file that asks for nothing else."""
-    here = files("agro.report")
-    rows = "".join(
-        _row({
-            "line": f'<span style="color:{_css(COLOURS[i % len(COLOURS)])}">●</span> {_escape(line.label)}',
-            "seeds": _escape(", ".join(map(str, line.seeds))),
-            "final": f"<b>{_escape(final_words(line))}</b>",
-            "difference": _escape(difference_words(found, line)),
-            "runs": "<br>".join(f"{_escape(str(r.folder))}: {v:.3f}" for r, v in zip(line.runs, line.finals, strict=True)),
-        })
+    rows = [
+        {
+            "line": f'<span style="color:{css(COLOURS[i % len(COLOURS)])}">●</span> {escape(line.label)}',
+            "seeds": escape(", ".join(map(str, line.seeds))),
+            "final": f"<b>{escape(final_words(line))}</b>",
+            "difference": escape(difference_words(found, line)),
+            "runs": "<br>".join(
+                f"{escape(str(r.folder))}: {v:.3f}" for r, v in zip(line.runs, line.finals, strict=True)
+            ),
+        }
         for i, line in enumerate(found.lines)
-    )  # fmt: skip
-    return Template((here / "compare.html").read_text(encoding="utf-8")).substitute(
-        style=(here / "page.css").read_text(encoding="utf-8").strip(),
+    ]
+    heads = {"final": "final, 95 % interval over seeds", "difference": "difference to the first line, seed by seed"}
+    return fill(
+        "compare.html",
         lead=f"{sum(len(line.runs) for line in found.lines)} runs in {len(found.lines)} configurations, by {NAMES[found.measure]}.",
-        notes="".join(f'<p class="note">{_escape(text)}</p>' for text in notes(found)),
-        wide=svg(figure(found), "wide"),
-        narrow=svg(figure(found, NARROW, labelled=False), "narrow"),
-        rows=rows,
-        differences=_escape("\n".join(differences_words(found)) or "none but the seed"),
-        json=_escape(json.dumps(to_json(found, []), indent=1, ensure_ascii=False)),
+        notes="".join(f'<p class="note">{escape(text)}</p>' for text in notes(found)),
+        curves=both(
+            "Reward against steps, one line a configuration", figure(found), figure(found, NARROW, labelled=False)
+        ),
+        table=table(rows, heads),
+        differences=escape("\n".join(differences_words(found)) or "none but the seed"),
+        json=escape(json.dumps(to_json(found, []), indent=1, ensure_ascii=False)),
     )
-
-
-def _row(cells: dict[str, str]) -> str:
-    return "<tr>" + "".join(f'<td data-label="{k}"><div>{v}</div></td>' for k, v in cells.items()) + "</tr>"
-
-
-def _css(colour: str) -> str:
-    return f"var(--{VARIABLES[colour]})" if colour in VARIABLES else colour
-
-
-def _escape(text: str) -> str:
-    return html.escape(text.encode("utf-8", "backslashreplace").decode("utf-8"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from agro.errors import Refused
 from agro.strictjson import loads
 
 Row = dict[str, Any]
+Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,17 @@ class RunData:
     config: RunConfig
     rows: list[Row]
     torn: bool  # the last line of the metrics was cut, as a kill leaves it
+    best: Measured | None = None  # of the model in best/, where one was kept
 
-    def column(self, name: str) -> NDArray[np.float64]:
+    def column(self, name: str) -> Values:
         """One value a row; NaN: unknown or not measured."""
-        return np.array([math.nan if row.get(name) is None else float(row[name]) for row in self.rows])
+        return known([row.get(name) for row in self.rows])
+
+    @property
+    def training_kl(self) -> Values:
+        """KL of fresh responses, one a row; without any, kl_ref is the held-out one, which isn't taken."""
+        kl = self.column("kl_ref")
+        return np.where(kl == self.column("eval_kl_ref"), math.nan, kl)
 
     @property
     def spans(self) -> list[Span]:
@@ -71,21 +80,37 @@ class RunData:
         return float(np.nansum(known)) if np.isfinite(known).any() else None
 
 
+def known(values: Sequence[float | None]) -> Values:
+    """Numbers, NaN for what is unknown."""
+    return np.array([math.nan if v is None else v for v in values], np.float64)
+
+
 def load_run(folder: Path) -> RunData:
     """Read `config.json` and `metrics.jsonl`. Raises `Refused` naming the file, or FILE:LINE."""
     path = folder / "config.json"
-    values = _read_config(path)
+    values = _read_object(path, "a run's configuration")
     known = {key: value for key, value in values.items() if key in RunConfig.model_fields}
     config = RunConfig.of(known, str(path))
     rows, torn = _read_metrics(folder / "metrics.jsonl")
-    return RunData(folder, values, config, rows, torn)
+    return RunData(folder, values, config, rows, torn, _read_best(folder / "best" / "best.json"))
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_best(path: Path) -> Measured | None:
+    if not path.exists():
+        return None
+    values = _read_object(path, "what was measured of the best model")
+    for key in ("step", "eval_reward"):
+        if isinstance(values.get(key), bool) or not isinstance(values.get(key), int | float):
+            raise Refused(f"{path}: {key}: expected a number, got {values.get(key)!r:.80}")
+    se = values.get("eval_reward_se")
+    return Measured(values["eval_reward"], math.nan if se is None else se, values["step"])
+
+
+def _read_object(path: Path, what: str) -> dict[str, Any]:
     try:
         values = loads(_bytes(path).decode("utf-8"))
     except ValueError as error:
-        raise Refused(f"{path}: expected a run's configuration as JSON: {error}") from None
+        raise Refused(f"{path}: expected {what} as JSON: {error}") from None
     if not isinstance(values, dict):
         raise Refused(f"{path}: expected a JSON object, got {type(values).__name__}")
     return values
@@ -119,15 +144,24 @@ def _check(row: Any, before: int, where: str) -> None:
     if not isinstance(phase, str):
         raise Refused(f"{where}: phase: expected text, got {phase!r:.80}")
     for key in COLUMNS:
-        value = row.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise Refused(f"{where}: {key}: expected a number or null, got {value!r:.80}")
+        _check_number(row.get(key), f"{where}: {key}")
+    parts = row.get("reward_parts")
+    if parts is not None and not isinstance(parts, dict):
+        raise Refused(f"{where}: reward_parts: expected an object or null, got {parts!r:.80}")
+    for name, value in (parts or {}).items():
+        _check_number(value, f"{where}: reward_parts: {name}")
+
+
+def _check_number(value: Any, where: str) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise Refused(f"{where}: expected a number or null, got {value!r:.80}")
 
 
 COLUMNS = (
     "reward_mean", "eval_reward", "eval_reward_se", "eval_kl_ref", "kl_ref", "grad_norm", "grad_norm_clipped", "tokens",
     "sampled_tokens", "seconds", "staleness_mean", "staleness_max", "length_mean", "truncated_share", "groups",
-    "groups_equal", "rewards_failed", "left_out", "skipped", "logp_diff_mean", "logp_diff_max",
+    "groups_equal", "rewards_failed", "left_out", "skipped", "rolled_back", "logp_diff_mean", "logp_diff_max", "eval_n",
+    "eval_unscored", "eval_consistency", "eval_consistency_se", "eval_consistency_fall", "eval_consistency_fall_se", "eval_groups",
 )  # fmt: skip
 
 

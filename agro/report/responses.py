@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from agro.store import Store
 from agro.types import Sample
@@ -24,11 +23,10 @@ class Responses:
     own: bool  # the run's own, or whatever its store holds
 
 
-def choose(path: Path, run: str | None) -> Responses:
-    """From the store at `path`: what `run` sampled itself, or all samples where it sampled nothing."""
-    with Store.open(path, read_only=True) as store:
-        own = _late(store, run) if run is not None else []
-        return _extremes(list(store.samples(ids=own or _late(store, None))), bool(own))
+def choose(store: Store, run: str | None) -> Responses:
+    """Of what `run` sampled itself, or of all samples where it sampled nothing."""
+    own = _late(store, run) if run is not None else []
+    return _extremes(list(store.samples(ids=own or _late(store, None))), bool(own))
 
 
 def _late(store: Store, run: str | None) -> list[int]:

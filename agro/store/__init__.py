@@ -3,7 +3,7 @@
 from agro.store.exchange import read_samples, write_samples
 from agro.store.importing import ImportReport, Refusal, import_files
 from agro.store.mapping import parse_map
-from agro.store.records import Commit, Counts, Damage, Damaged, Group, Known, Pair, Rewound
+from agro.store.records import Commit, Counts, Damage, Damaged, Draw, Group, Known, Pair, Rewound
 from agro.store.recover import Recovered, recover
 from agro.store.select import DrawRule
 from agro.store.sqlite import Store
@@ -13,6 +13,7 @@ __all__ = [
     "Counts",
     "Damage",
     "Damaged",
+    "Draw",
     "DrawRule",
     "Group",
     "ImportReport",

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from agro.errors import Refused
 from agro.store import queries
 from agro.store.database import Database, way_out
-from agro.store.records import Commit, Damage, Rewound
-from agro.store.rows import LEDGERS, SELECT, checksum, insert_into, is_whole, to_text
+from agro.store.records import Commit, Damage, Draw, Rewound
+from agro.store.rows import LEDGERS, SELECT, checksum, insert_into, is_whole, of_text, to_text
 from agro.strictjson import dumps, loads
 
 BLOCK = 256  # samples read at once
@@ -32,6 +32,16 @@ class Ledger(Database):
             for i in ids:
                 self._enter("draws", to_text(run), step, i)
             self._run(queries.COUNT_USE, [to_text(run), step, json.dumps(ids)])
+
+    def drawn(self, run: str) -> list[Draw]:
+        """Every row that `run` drew, in the order of its steps; a row drawn twice is there twice."""
+        return [
+            Draw(
+                step, i, reward, role, of_text(source), bool(own), age,
+                None if action is None else int.from_bytes(action, "big").bit_count(),
+            )
+            for step, i, reward, role, source, own, age, action in self._run(queries.DRAWN, [to_text(run)])
+        ]  # fmt: skip
 
     def uses(self, ids: Iterable[int]) -> dict[int, int]:
         """How often each sample was drawn, by all runs, at steps that they committed."""

@@ -78,3 +78,9 @@ COUNT_USE = """
 INSERT INTO group_uses SELECT DISTINCT ?1, prompt_id, 1, ?2 FROM samples WHERE id IN (SELECT value FROM json_each(?3))
 ON CONFLICT DO UPDATE SET uses = uses + (last <> excluded.last), last = excluded.last
 """
+
+# What a run drew, in the order in which it did.
+DRAWN = """
+SELECT d.step, d.sample, s.reward, s.role, s.source, s.run IS d.run, CASE WHEN s.run IS d.run THEN d.step - s.step END, s.action
+FROM draws d JOIN samples s ON s.id = d.sample WHERE d.run = ? ORDER BY d.rowid
+"""

@@ -49,6 +49,19 @@ class Known(NamedTuple):
     knows_behavior: bool  # every action has its behaviour log-prob
 
 
+class Draw(NamedTuple):
+    """One row that a run drew to train on."""
+
+    step: int
+    sample: int
+    reward: float | None
+    role: str
+    source: str
+    own: bool  # sampled by this run
+    age: int | None  # steps between sampling and drawing, 0 = fresh; None: another run's, or not noted
+    length: int | None  # actions; None where the store has no tokens
+
+
 @dataclass(frozen=True)
 class Pair:
     """A judgement: rows of two samples, the better one first, and its votes where they were counted."""

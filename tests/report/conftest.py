@@ -46,13 +46,18 @@ def rows():
                 "staleness_mean": None if phase == "sft" else 0.0 if fresh else 60 + noise.random(),
                 "staleness_max": None if phase == "sft" else 0.0 if fresh else 110.0,
                 "length_mean": 14 + noise.gauss(0, 0.4), "truncated_share": 0.03 * noise.random() if fresh else None,
-                "groups": 16, "groups_equal": noise.randrange(9), "rewards_failed": int(step == 100), "left_out": 0, "skipped": 0,
+                "groups": 16, "groups_equal": noise.randrange(9), "rewards_failed": int(step == 100), "left_out": 0, "skipped": 0, "rolled_back": 0,
                 "logp_diff_mean": 2e-7 * noise.random() if fresh else None, "logp_diff_max": 4e-6 * noise.random() if fresh else None,
                 "objective": {"reward_kl": noise.random()},
             }  # fmt: skip
         if step % 20 == 0:
             held = min(0.97, reward) + noise.gauss(0, 0.01)
-            row |= {"eval_reward": held, "eval_reward_se": math.sqrt(max(held * (1 - held), 0.01) / 256), "eval_n": 256}
+            row |= {
+                "eval_reward": held,
+                "eval_reward_se": math.sqrt(max(held * (1 - held), 0.01) / 256),
+                "eval_n": 256,
+                "eval_unscored": 0,
+            }
             row |= {
                 "eval_kl_ref": max(0.0, 0.01 * (step - 60)),
                 "kl_ref": row["kl_ref"] or max(0.0, 0.01 * (step - 60)),

@@ -191,6 +191,8 @@ def test_the_page_asks_for_nothing_and_escapes_names(tmp_path: Path) -> None:
     assert "&lt;script&gt;" in text
     assert "<b>a" not in text
     assert not re.search(r'(?:src|href)="(?!#)', text)
+    assert not re.search(r"https?:|@import|url\((?!#)", text)
+    assert "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'" in text
 
 
 def test_the_command(runs: list[Path], tmp_path: Path) -> None:

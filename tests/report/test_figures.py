@@ -12,7 +12,8 @@ from matplotlib.text import Text
 
 from agro.errors import Refused
 from agro.report import curve
-from agro.report.figures import FIRST, SECOND, Series, apart, draw, learning_curve, smoothing, svg
+from agro.report.curves import against_kl, kl_pairs, learning_curve, smoothing
+from agro.report.figures import FIRST, SECOND, Axis, Series, apart, draw, svg
 from agro.report.metrics import RunData, load_run
 
 
@@ -148,3 +149,48 @@ def test_a_curve_is_a_png(run_folder, tmp_path):
     (run_folder / "metrics.jsonl").write_text('{"step": 1, "phase": "sft"}\n')
     with pytest.raises(Refused, match=r"metrics\.jsonl: no step has a reward"):
         curve(run_folder, path)
+
+
+def test_the_learning_curve_against_another_axis(run):
+    """Phases, points and numbers move with it: here each step of the second phase counts four times."""
+    steps = run.column("step")
+    axis = Axis(np.where(steps > 60, 60 + 4 * (steps - 60), steps), "responses drawn")
+    figure = learning_curve(run, axis=axis)
+    known = np.isfinite(run.column("eval_reward"))
+    np.testing.assert_array_equal(lines(figure, SECOND)[0][:, 0], axis.values[known])
+    [band] = figure.axes[0].patches
+    assert (band.get_x(), band.get_x() + band.get_width()) == (60, 60 + 4 * 120)
+    assert "responses drawn" in texts(figure)
+    assert "step" not in texts(figure)
+
+
+def test_reward_against_kl_is_of_rows_that_know_both(run):
+    """Training has a KL of its own where it is fresh, steps 61 to 180; at other steps kl_ref is the held-out one."""
+    (training, kl), _ = kl_pairs(run)
+    steps = run.column("step")[np.isfinite(training.values + kl)]
+    assert steps.tolist() == list(range(61, 181))
+    figure = against_kl(run)
+    np.testing.assert_array_equal(
+        lines(figure, SECOND)[0],
+        [(r["eval_kl_ref"], r["eval_reward"]) for r in run.rows if r["eval_reward"] is not None],
+    )
+    dots = lines(figure, FIRST)[0]
+    assert len(dots) == 60  # two steps each
+    np.testing.assert_allclose(
+        dots[0],
+        [
+            (run.rows[61]["kl_ref"] + run.rows[62]["kl_ref"]) / 2,
+            (run.rows[61]["reward_mean"] + run.rows[62]["reward_mean"]) / 2,
+        ],
+    )
+    assert figure.axes[0].get_xlim()[0] <= 0
+
+
+def test_phases_with_references_of_their_own_have_axes_of_their_own(run):
+    config = run.config.model_copy(update={"policy": run.config.policy.model_copy(update={"reference": "phase"})})
+    figure = against_kl(dataclasses.replace(run, config=config))
+    assert len(figure.axes) == 3
+    assert {"sft", "onpolicy", "store"} <= set(texts(figure))
+    paths = [a.lines for a in figure.axes]
+    assert [len(next(x for x in p if x.get_color() == SECOND).get_xdata()) for p in paths] == [4, 6, 2]
+    assert len({a.get_ylim() for a in figure.axes}) == 1

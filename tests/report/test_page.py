@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from agro.errors import Refused
 from agro.report import report
 from agro.store import Store
 from agro.types import Sample
@@ -66,7 +67,7 @@ def test_the_page_of_a_run(run_folder):
     for title in (
         "KL to the reference",
         "Gradient norm",
-        "Response length",
+        "Length over steps",
         "Truncated responses",
         "Sampler against trainer",
         "Staleness",
@@ -74,7 +75,7 @@ def test_the_page_of_a_run(run_folder):
         assert title in page.text
     assert f"{sum(r.get('groups_equal', 0) for r in rows):,} of 3,520" in page.text
     assert '"beta": 0.01' in page.text  # the configuration
-    assert "not measured" not in page.text
+    assert page.text.count("not measured") == 2  # rewards and lengths, for there is no store
 
 
 def test_the_page_asks_for_nothing_and_runs_nothing(run_folder):
@@ -84,7 +85,8 @@ def test_the_page_asks_for_nothing_and_runs_nothing(run_folder):
     assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", text)
     assert all(not name.startswith("on") for name, _ in page.attributes)
     assert all(value.startswith("#") for name, value in page.attributes if name in ("href", "xlink:href", "src"))
-    assert "default-src 'none'" in dict(page.attributes)["content"] or "default-src 'none'" in text
+    policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    assert ("content", policy) in page.attributes
     assert "prefers-color-scheme: dark" in text
     ids = [value for name, value in page.attributes if name == "id"]
     assert len(ids) == len(set(ids))
@@ -95,7 +97,7 @@ def test_what_was_not_measured_is_said(run_folder):
     (run_folder / "metrics.jsonl").write_text('{"step": 1, "phase": "sft"}\n{"step": 2, "phase": "onpolicy"}\n')
     page = read(run_folder)
     assert "No reward was measured." in page.text
-    assert page.text.count("not measured") == 6 + 3 * 2 + 4 + 4  # panels, phases, facts, counts
+    assert page.text.count("not measured") == 8 + 3 * 2 + 2 + 3 + 6 + 1  # panels, phases, KL, material, counts, time
     assert "trained for 2 steps of 220." in page.text
     assert "sft from the store 1 of 60" in page.text
 
@@ -177,6 +179,101 @@ def test_matplotlib_waits_until_a_figure_is_drawn():
     ("seconds", "text"), [(0.25, "0.25 s"), (59.4, "59.4 s"), (60, "1 min 0 s"), (3700, "1 h 1 min")]
 )
 def test_times(seconds, text):
-    from agro.report.page import _time
+    from agro.report.markup import duration
 
-    assert _time(seconds) == text
+    assert duration(seconds) == text
+
+
+def rewrite(folder, change, phases=None):
+    """The made-up run with other rows, and other phases if given."""
+    path = folder / "metrics.jsonl"
+    rows = [change(json.loads(line)) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows if row is not None))
+    if phases is not None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"phases": phases}))
+
+
+HELD_OUT = ("eval_reward", "eval_reward_se", "eval_n", "eval_unscored", "eval_kl_ref")
+
+
+def test_a_run_without_held_out_prompts(run_folder):
+    rewrite(run_folder, lambda row: row | dict.fromkeys(HELD_OUT))
+    text = read(run_folder).text
+    assert "Held-out reward went" not in text
+    assert "Held-out: prompts that aren't trained on" not in text
+    assert text.count("not measured") == 2 + 3 * 3 + 3  # as with them; phases; KL at the end, responses, unscored
+
+
+def test_a_run_on_a_log_alone_has_no_reward_against_kl(run_folder):
+    fresh = ("kl_ref", "logp_diff_mean", "logp_diff_max", "truncated_share", *HELD_OUT)
+    rewrite(run_folder, lambda row: row | dict.fromkeys(fresh))
+    text = read(run_folder).text
+    assert "KL to the reference was not measured." in text
+    assert "Sampler against trainer not measured" in text
+    assert "Reward against KL" not in text
+
+
+def test_a_run_of_one_phase_in_which_all_rewards_are_equal(run_folder):
+    rewrite(
+        run_folder,
+        lambda row: row | {"phase": "sft", "reward_mean": 1.0, "eval_reward": None} if row["step"] <= 60 else None,
+        phases=[],
+    )
+    with Store.open(run_folder / "store.db") as store:
+        ids = store.append([Sample(f"p{i}", "r", reward=1.0, source="teacher", role="expert") for i in range(4)])
+        store.record_draws(RUN, 1, ids)
+    page = read(run_folder)
+    assert "Worst" not in page.text
+    assert "steps 1 to 1, mean 1" in page.text
+    assert "teacher 4 all 4 1.000 unknown" in page.text
+
+
+def test_what_went_wrong_is_counted_at_the_top(run_folder):
+    rewrite(
+        run_folder, lambda row: row | {"skipped": int(row["step"] in (7, 9)), "rolled_back": int(row["step"] == 80)}
+    )
+    page = read(run_folder)
+    assert "updates skipped: 2, returns to a checkpoint: 1, rewards that failed: 1" in page.text
+    assert ("href", "#wrong") in page.attributes
+    rewrite(run_folder, lambda row: row | {"skipped": 0, "rolled_back": 0, "rewards_failed": 0})
+    assert "Counted on the way" not in read(run_folder).text
+
+
+def test_parts_of_the_reward_and_the_held_out_loss_are_shown_where_there_are_any(run_folder):
+    names = ["right", "a <b> form that is long", "c", "d", "e", "f", "g"]
+    assert "Parts of the reward" not in read(run_folder).text
+    held = {"eval_consistency": 0.1, "eval_consistency_se": 0.01, "eval_consistency_fall": 0.02, "eval_groups": 33}
+    rewrite(
+        run_folder,
+        lambda row: (
+            row | {"reward_parts": dict.fromkeys(names, row["step"] / 9)} | (held if row["step"] % 100 == 0 else {})
+        ),
+    )
+    text = read(run_folder).text
+    assert "Parts of the reward" in text
+    assert "a <b> form that…" in text
+    assert "1 more are in metrics.jsonl" not in text
+    assert "1 more is in metrics.jsonl." in text
+    assert "AGRO's loss on 33 stored groups" in text
+    assert "At step 200 it was 0.0200 below the reference's." in text
+
+
+def test_the_best_model_is_named(bare_folder):
+    (bare_folder / "best").mkdir()
+    path = bare_folder / "best" / "best.json"
+    path.write_text('{"step": 40, "eval_reward": 0.75, "eval_reward_se": 0.02, "eval_n": 9}')
+    assert "kept in best/ 0.750 ± 0.020 held-out reward, step 40" in read(bare_folder).text
+    path.write_text('{"step": 40}')
+    with pytest.raises(Refused, match=r"best\.json: eval_reward: expected a number, got None"):
+        report(bare_folder)
+
+
+def test_messages_without_text_are_shown_as_they_are(bare_folder):
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "add <b>"}]}
+    parts = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
+    with Store.open(bare_folder / "store.db") as store:
+        store.append([Sample([parts, call, {"role": "tool", "content": "3"}], "four", reward=1.0)], run=RUN)
+    text = read(bare_folder).text
+    assert 'user: {"content": [{"type": "text", "text": "hi"}]}' in text
+    assert 'assistant: {"tool_calls": [{"name": "add <b>"}]} tool: 3 four' in text

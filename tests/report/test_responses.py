@@ -12,7 +12,7 @@ def chosen(path, rewards, run="me"):
     """`rewards`: [(prompt, reward), …] in the order of the store; what is best and worst, by place in that order."""
     with Store.open(path / "store.db") as store:
         store.append([Sample(prompt, "r", reward=reward) for prompt, reward in rewards], run=run)
-    found = choose(path / "store.db", "me")
+        found = choose(store, "me")
     return [(s.id or 0) - 1 for s in found.best], [(s.id or 0) - 1 for s in found.worst], found.of, found.own
 
 

@@ -1,0 +1,165 @@
+"""The pages in a headless Chromium: nothing asked for, nothing executed, readable light and dark, narrow and wide."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import CONTRAST, Browser, find
+from conftest import write_run
+
+from agro.report import report
+from agro.report.compare import compare
+from agro.report.compare_page import write
+from agro.store import Store
+from agro.types import Sample
+
+RUN = "0123456789abcdef"  # of the made-up configuration
+EVIL = "<script>window.HIT=1</script><img src=x onerror='window.HIT=1'>\"'&<svg onload=window.HIT=1>"
+VISIBLE = "document.body.innerText"
+
+pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium in PATH (Debian: apt-get install chromium)")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = Browser(find() or "")
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with hostile text wherever text comes from outside."""
+    folder = tmp_path_factory.mktemp("browser") / "run <b>"
+    write_run(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["data"]["prompts"] = config["policy"]["reference_model"] = EVIL
+    config["policy"]["reference"] = "model"
+    config["versions"] = {EVIL: EVIL}
+    config["phases"][0]["name"] = EVIL
+    config["phases"][1]["objective"][EVIL] = EVIL
+    path.write_text(json.dumps(config))
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in metrics:
+        row["phase"] = EVIL if row["phase"] == "sft" else row["phase"]
+        row |= {"reward_parts": {EVIL: 0.5, "b": 1.0}, "left_out": 1, "left_out_reasons": {EVIL: 1}}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    with Store.open(folder / "store.db") as store, store.transaction():
+        for step in range(1, 221):
+            texts = [Sample(EVIL, EVIL + "x" * 300, reward=1.0, meta={"answer": EVIL, "finish": "length"}, source=EVIL)]
+            texts += [
+                Sample(f"p{step}", f"r{i}", reward=i / 3, tokens=np.arange(i + 2), action=np.arange(i + 2) > 0)
+                for i in range(3)
+            ]
+            store.record_draws(RUN, step, store.append(texts, run=RUN, step=step))
+        store.record_draws(RUN, 220, store.append([Sample("q", "r", reward=0.1, source=EVIL, role="log")]) * 3)
+    return report(folder)
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folders = [tmp_path_factory.mktemp("compare") / f"{EVIL.replace('/', '')[:40]}{i}" for i in range(2)]
+    for i, folder in enumerate(folders):
+        write_run(folder)
+        config = json.loads((folder / "config.json").read_text())
+        config["sampler"]["stop"] = [EVIL, str(i)]
+        (folder / "config.json").write_text(json.dumps(config))
+    return write(compare(folders), folders[0].parent)[2]
+
+
+@pytest.fixture(params=["page", "comparison"])
+def either(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.getfixturevalue(request.param)
+    return path
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_readable_and_asks_for_nothing(browser: Browser, either: Path, scheme: str, width: int) -> None:
+    browser.open(either, scheme=scheme, width=width)
+    browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert browser.ask("document.documentElement.scrollWidth") <= width
+    contrast, text = browser.ask(CONTRAST)
+    assert contrast >= 4.5, text  # WCAG 2.2, level AA
+    assert (list(browser.requests.values()), browser.blocked) == ([either.resolve().as_uri()], [])
+    assert browser.complaints == []
+    assert browser.ask("typeof window.HIT") == "undefined"
+
+
+def test_light_and_dark_differ(browser: Browser, either: Path) -> None:
+    seen = []
+    for scheme in ("light", "dark"):
+        browser.open(either, scheme=scheme)
+        style = "getComputedStyle(document.querySelector('{}')).{}"
+        seen.append(
+            [
+                browser.ask(style.format(*x))
+                for x in (("body", "backgroundColor"), ("body", "color"), ("svg text", "fill"))
+            ]
+        )
+    assert all(light != dark for light, dark in zip(*seen, strict=True))
+    assert seen[0][0] == "rgb(255, 255, 255)"
+
+
+def test_hostile_text_shows_as_text(browser: Browser, page: Path, comparison: Path) -> None:
+    browser.open(page)
+    browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
+    shown = browser.ask(VISIBLE)
+    # phase twice (the tables), option, left out, prompt, response, answer, source of the response, prompts, reference, versions twice
+    assert shown.count("<script>window.HIT=1</script>") >= 12
+    assert browser.ask("document.scripts.length + document.images.length") == 0
+    browser.open(comparison)
+    assert "<script>window.HIT=1</script>" in browser.ask(VISIBLE)
+    assert browser.ask("document.scripts.length + document.images.length") == 0
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_the_axis_is_chosen_without_a_script(browser: Browser, page: Path, width: int) -> None:
+    browser.open(page, width=width)
+    visible = "[...document.querySelectorAll('.tabs > div')].map(e => e.offsetHeight > 100)"
+    label = "[...document.querySelectorAll('.tabs > div svg')].filter(e => e.getClientRects().length).map(e => e.textContent).join('|')"
+    assert browser.ask(visible) == [True, False, False]
+    for i, axis in enumerate(["step", "responses drawn", "nats a response"]):
+        browser.ask(f"document.querySelectorAll('.tabs > label')[{i}].click()")
+        assert browser.ask(visible) == [j == i for j in range(3)]
+        assert axis in browser.ask(label)
+        assert "|" not in browser.ask(label)  # the wide or the narrow one
+    for kind in ("keyDown", "keyUp"):
+        browser.ask("document.querySelector('.tabs > input:checked').focus()")
+        browser.call("Input.dispatchKeyEvent", type=kind, key="ArrowLeft", code="ArrowLeft", windowsVirtualKeyCode=37)
+    assert browser.ask(visible) == [False, True, False]
+
+
+def test_these_checks_see_what_they_look_for(browser: Browser, tmp_path: Path) -> None:
+    """A page that does all that ours doesn't."""
+    path = tmp_path / "bad.html"
+    wide = "<p style='width:2000px;color:#bbb;background:#fff'>wide</p>"
+    path.write_text(
+        f"<!DOCTYPE html>{wide}<img src='http://example.invalid/x.png' onerror='window.HIT=1'><script>console.log(1)</script>"
+    )
+    browser.open(path)
+    assert "http://example.invalid/x.png" in browser.requests.values()
+    assert len(browser.complaints) >= 2  # what was logged, and what couldn't be loaded
+    assert browser.ask("window.HIT") == 1
+    assert browser.ask(CONTRAST)[0] == pytest.approx(1.92, abs=0.01)  # of #bbb on #fff
+    assert browser.ask("document.documentElement.scrollWidth") > 1400
+
+
+def test_the_policy_of_the_page_stops_what_would_slip_through(browser: Browser, page: Path, tmp_path: Path) -> None:
+    """Were a response not escaped, the content security policy would still run and load nothing."""
+    path = tmp_path / "slipped.html"
+    escaped = html.escape(EVIL)
+    text = page.read_text(encoding="utf-8")
+    assert escaped in text
+    path.write_text(text.replace(escaped, EVIL), encoding="utf-8")
+    browser.open(path)
+    assert browser.ask("document.images.length") > 0
+    assert browser.ask("typeof window.HIT") == "undefined"
+    assert list(browser.requests.values()) == [path.as_uri()]
+    assert set(browser.blocked) == {path.with_name("x").as_uri()}

@@ -1,0 +1,146 @@
+"""What the page says of the material: windows, sources, ages, and stores that can't be read."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agro.report.experience import Experience, begin_and_end, source_of
+from agro.report.figures import COLOURS, FIRST, MUTED
+from agro.report.material import material
+from agro.report.metrics import RunData, load_run
+from agro.report.shares import bins, sources, spread
+from agro.store import Draw, Store
+from agro.types import Sample
+
+RUN = "0123456789abcdef"  # of the made-up configuration
+STEPS = 20
+
+
+@pytest.fixture
+def run(bare_folder: Path) -> RunData:
+    """20 steps in two phases of 10; each draws two fresh responses, and from step 11 on three of a log."""
+    rows = [{"step": i, "phase": "sft" if i <= 10 else "onpolicy"} for i in range(1, STEPS + 1)]
+    (bare_folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with Store.open(bare_folder / "store.db") as store, store.transaction():
+        log = store.append(Sample("q", str(i), reward=float(i), source="file:log", role="log") for i in range(3))
+        for step in range(1, STEPS + 2):  # one more than was logged: the run was killed after it had drawn
+            lengths = [step, 2 * step]
+            fresh = [
+                Sample(f"p{step}", "r", reward=step / 10, tokens=np.arange(n + 1), action=np.arange(n + 1) > 0)
+                for n in lengths
+            ]
+            ids = store.append(fresh, run=RUN, step=step)
+            store.record_draws(RUN, step, ids + (log if step > 10 else []))
+    return load_run(bare_folder)
+
+
+def test_draws_of_steps_that_were_not_logged_are_left_out(run: RunData) -> None:
+    found = Experience.of(run)
+    assert len(found.draws) == 20 * 2 + 10 * 3
+    assert found.seen(run).tolist() == [*range(2, 21, 2), *range(25, 71, 5)]
+
+
+def test_begin_and_end_are_tenths_of_the_steps_that_know_the_value(run: RunData) -> None:
+    """Of 20 steps two: rewards 0.1, 0.1, 0.2, 0.2 at first; 1.9, 1.9, 2.0, 2.0 and twice 0, 1, 2 of the log at last."""
+    found = Experience.of(run)
+    windows = begin_and_end(found.steps, found.rewards)
+    assert windows is not None
+    begin, end = windows
+    assert (begin.first, begin.last, end.first, end.last) == (1, 2, 19, 20)
+    assert begin.values.tolist() == [0.1, 0.1, 0.2, 0.2]
+    assert sorted(end.values.tolist()) == [0, 0, 1, 1, 1.9, 1.9, 2, 2, 2, 2]
+    lengths = begin_and_end(found.steps, found.lengths)
+    assert lengths is not None
+    assert lengths[1].values.tolist() == [19, 38, 20, 40]  # the log has no tokens
+    assert begin_and_end(found.steps, np.full(len(found.steps), math.nan)) is None
+    late = np.where(found.steps > 15, found.rewards, math.nan)
+    windows = begin_and_end(found.steps, late)
+    assert windows is not None
+    assert (windows[0].first, windows[0].last) == (16, 16)
+
+
+def test_the_table_of_sources(run: RunData) -> None:
+    text = material(run, Experience.of(run))
+    cells = [c.split("</div></td>")[0] for c in text.split('<td data-label="source"><div>')[1:]]
+    assert cells == ["fresh samples", "file:log", "fresh samples"]  # by phase, the most frequent first
+    assert '30<div class="aside">60.0%</div>' in text
+    assert "<div>3</div></td>" in text  # different ones of the log
+    assert "<div>1.000</div></td>" in text  # their mean reward
+    assert '<span class="unknown">unknown</span>' in text  # their age
+
+
+def test_sources_have_names(run: RunData) -> None:
+    assert source_of(Draw(3, 1, None, "policy", "m", own=True, age=0, length=None)) == "fresh samples"
+    assert source_of(Draw(3, 1, None, "policy", "m", own=True, age=2, length=None)) == "this run's earlier samples"
+    assert source_of(Draw(3, 1, None, "policy", "m", own=True, age=None, length=None)) == "this run's earlier samples"
+    assert source_of(Draw(3, 1, None, "expert", "", own=False, age=None, length=None)) == "expert"
+    draws = [Draw(1, i, None, "log", f"s{i}", own=False, age=None, length=None) for i in range(7)]
+    found = Experience(Path("x"), draws + draws[3:6])
+    assert sorted(set(found.sources)) == ["3 other sources", "s0", "s3", "s4", "s5"]
+    assert found.source_names[0] == "3 other sources"
+
+
+def test_shares_of_sources_are_stacked_step_by_step(run: RunData) -> None:
+    """From step 11 on, 2 of 5 are fresh."""
+    found = Experience.of(run)
+    names = found.source_names
+    figure = sources(run, found.steps, [names.index(n) for n in found.sources], len(names))
+    tops = {p.get_facecolor(): p.get_data() for p in figure.axes[0].patches if hasattr(p, "get_data")}
+    assert len(tops) == 2
+    first, second = tops.values()
+    assert names[0] == "fresh samples"
+    np.testing.assert_allclose(first.values, [1] * 10 + [0.4] * 10)
+    np.testing.assert_allclose(second.values, 1)
+    np.testing.assert_array_equal(first.edges, range(21))
+    assert COLOURS[0] == FIRST
+
+
+def test_a_spread_is_of_shares() -> None:
+    """Few values get bars, many get bins; a share is of its own window."""
+    axes = spread(np.array([0.0, 0.0, 0.0, 1.0]), np.array([1.0]), "reward").axes[0]
+    heights = {c: [p.get_height() for p in axes.patches if p.get_facecolor() == to_rgba(c)] for c in (MUTED, FIRST)}
+    assert heights == {MUTED: [0.75, 0.25], FIRST: [0.0, 1.0]}
+    axes = spread(np.arange(100.0), np.arange(50.0), "reward").axes[0]
+    shares = [p.get_data().values.sum() for p in axes.patches]
+    assert shares == pytest.approx([1, 1, 1, 1])
+    axes = spread(np.zeros(5), np.zeros(3), "reward").axes[0]
+    assert axes.get_xlim()[0] < axes.get_xlim()[1]
+
+
+def to_rgba(colour: str) -> tuple[float, ...]:
+    from matplotlib.colors import to_rgba as convert
+
+    return convert(colour)
+
+
+def test_bins_of_whole_numbers_hold_equally_many() -> None:
+    assert bins(np.array([7.0, 9.0]), True).tolist() == [6.5, 7.5, 8.5, 9.5]
+    edges = bins(np.array([1.0, 100.0]), True)
+    assert set(np.diff(edges)) == {5}
+    assert edges[0] == 0.5
+    assert edges[-1] > 100
+
+
+@pytest.mark.parametrize("what", ["gone", "text", "newer"])
+def test_a_store_that_cannot_be_read_is_said_and_hinders_nothing(bare_folder: Path, what: str) -> None:
+    path = bare_folder / "store.db"
+    said = "There is no store at"
+    if what == "text":
+        path.write_text("something else is here now")
+        said = "not a store"
+    elif what == "newer":
+        Store.open(path).close()
+        with sqlite3.connect(path) as connection:
+            connection.execute("PRAGMA user_version = 99")
+        connection.close()
+        said = "a newer agro wrote this store"
+    found = Experience.of(load_run(bare_folder))
+    assert said in found.problem
+    assert found.responses is None
+    assert said in material(load_run(bare_folder), found)

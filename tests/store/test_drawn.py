@@ -1,0 +1,28 @@
+"""What a run drew, as the report asks for it."""
+
+from pathlib import Path
+
+import numpy as np
+
+from agro.store import Draw, Store
+from agro.types import Sample
+
+
+def test_draws_say_whose_a_sample_is_how_old_and_how_long(tmp_path: Path) -> None:
+    tokens, action = np.arange(11), np.array([False] * 2 + [True] * 9)
+    with Store.open(tmp_path / "store.db") as store:
+        [log] = store.append([Sample("p", "logged", reward=0.5, source="file:\ud800", role="log")])
+        [mine] = store.append([Sample("p", "sampled", role="policy", tokens=tokens, action=action)], run="me", step=3)
+        [other] = store.append([Sample("p", "of another", reward=-1.0, role="policy", source="x")], run="you", step=1)
+        store.record_draws("me", 3, [mine])
+        store.record_draws("me", 5, [log, mine, other, log])
+        store.record_draws("you", 1, [log])
+        found = store.drawn("me")
+        assert store.drawn("nobody") == []
+    assert found == [
+        Draw(3, mine, None, "policy", "", own=True, age=0, length=9),
+        Draw(5, log, 0.5, "log", "file:\ud800", own=False, age=None, length=None),
+        Draw(5, mine, None, "policy", "", own=True, age=2, length=9),
+        Draw(5, other, -1.0, "policy", "x", own=False, age=None, length=None),
+        Draw(5, log, 0.5, "log", "file:\ud800", own=False, age=None, length=None),
+    ]
