@@ -63,6 +63,8 @@ def words() -> set[str]:
         "ratio_max",
         "clipped_share",
         "kl_sampled_prefixes",
+        "likelihood_ratio",
+        "reversed_share",
         "singletons_dropped",
     }
     for room in ROOMS:

@@ -1,0 +1,113 @@
+"""The trap of on-policy AGRO: 0/1 rewards, exact descent from π_ref over a grid of success rates p and β.
+
+    python reproductions/trap/run.py [--small] [--out FOLDER]
+
+A reference that gives the one rewarded response of four with probability p. Theory (docs/guide/choosing.md): the paper's
+loss (c = 1) raises the reward from π_ref only where β > ½ − p. Beside it the same with c = "adaptive". Writes figure.png
+and result.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from agro.proof.descent import descend
+from agro.proof.enumerable import Enumerable, Space, optimum
+from agro.proof.expectation import Data
+from reproductions import harness
+
+FOLDER = Path(__file__).resolve().parent
+RESPONSES, UPDATES = 4, 800
+SHARES = {"1": 1.0, "adaptive": "adaptive"}  # c, the share of the likelihood-ratio part
+
+
+def reference(p: NDArray[np.float64], seed: int = 0) -> Enumerable:
+    """A policy over one token: response 0 with probability p of each prompt, the others at random."""
+    space = Space(RESPONSES, 1, len(p))
+    policy = Enumerable.table(space, seed)
+    with torch.no_grad():
+        logits = policy.weights()["logits"]
+        rest = logits[:, 0, 1:].log_softmax(-1)
+        logits[:, 0, 0] = torch.from_numpy(np.log(p))
+        logits[:, 0, 1:] = rest + torch.from_numpy(np.log1p(-p))[:, None]
+    return policy
+
+
+def gained(p: NDArray[np.float64], beta: float, share: float | str, updates: int) -> NDArray[np.float64]:
+    """(E r at the end − p) / (E r at the optimum − p): 1 is the optimum, below 0 a fall."""
+    anchor, start = reference(p), reference(p)
+    reward = torch.zeros(len(p), RESPONSES, dtype=torch.float64)
+    reward[:, 0] = 1
+    star = optimum(anchor.logp().detach(), reward, beta)
+    options = {"beta": beta, "likelihood_ratio": share}
+    descend(start, anchor, Data(start, reward), star, "agro_onpolicy", options, updates=updates)
+    end, best = (x.exp()[:, 0].numpy() for x in (start.logp().detach(), star))
+    return (end - p) / (best - p)
+
+
+def measure(small: bool) -> dict[str, Any]:
+    p = np.linspace(0.02, 0.58, 8 if small else 29)
+    betas = np.linspace(0.04, 0.6, 6 if small else 29)
+    updates = 300 if small else UPDATES
+    began = time.perf_counter()
+    grids = {c: np.array([gained(p, b, share, updates) for b in betas]) for c, share in SHARES.items()}
+    below = betas[:, None] < 0.5 - p[None] - 0.02  # clear of the line by a grid's step
+    above = betas[:, None] > 0.5 - p[None] + 0.02
+    paper, adaptive = grids["1"], grids["adaptive"]
+    return {
+        "p": p.tolist(),
+        "beta": betas.tolist(),
+        "gained": {c: g.tolist() for c, g in grids.items()},
+        "fell below the line, c = 1": float((paper[below] < 0).mean()),
+        "rose above the line, c = 1": float((paper[above] > 0).mean()),
+        "least gained, adaptive": float(adaptive.min()),
+        "updates": updates,
+        "seconds": time.perf_counter() - began,
+        **harness.machine(),
+    }
+
+
+def figure(found: dict[str, Any], path: Path) -> None:
+    out = Figure(figsize=(9, 4), layout="constrained")
+    axes = out.subplots(1, 2, sharey=True)
+    p, beta = np.array(found["p"]), np.array(found["beta"])
+    for axis, (c, grid) in zip(axes, found["gained"].items()):
+        image = axis.pcolormesh(p, beta, np.clip(grid, -1, 1), cmap="RdBu", vmin=-1, vmax=1, shading="nearest")
+        axis.plot(p, 0.5 - p, color=harness.INK, linewidth=1.5, label="theory: β = ½ − p")
+        axis.set(
+            title=f"c = {c}", xlabel="success rate p of the reference", ylim=(beta[0], beta[-1]), xlim=(p[0], p[-1])
+        )
+    axes[0].set_ylabel("β, reward per nat")
+    axes[0].legend(loc="upper right", frameon=True)
+    out.colorbar(image, ax=axes, label="share of the optimum's gain in reward")
+    out.savefig(path, dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="a coarse grid, for the tests")
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    found = measure(args.small)
+    (args.out / "result.json").write_text(json.dumps(found) + "\n")
+    figure(found, args.out / "figure.png")
+    for key in ("fell below the line, c = 1", "rose above the line, c = 1", "least gained, adaptive", "seconds"):
+        print(f"{key}: {found[key]:.4g}")
+
+
+if __name__ == "__main__":
+    main()
