@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -130,6 +130,27 @@ class Enumerable:
     @classmethod
     def network(cls, space: Space, seed: int = 0, scale: float = 0.7) -> Enumerable:
         return cls(space, Network(space, scale, torch.Generator().manual_seed(seed)))
+
+    @classmethod
+    def of(cls, space: Space, logp: Tensor) -> Enumerable:
+        """The table that gives responses these log-probs [X,Y]."""
+        out = cls.table(space, scale=0.0)
+        with torch.no_grad():
+            logits = out.weights()["logits"]
+            for c, prefix in enumerate(space.contexts):
+                for v in range(space.vocabulary):
+                    begins = [y[: len(prefix) + 1] == (*prefix, v) for y in space.responses]
+                    logits[:, c, v] = logp[:, begins].logsumexp(1)
+        return out
+
+    @classmethod
+    def joined(cls, tables: Sequence[Enumerable]) -> Enumerable:
+        """Tables over spaces that differ in their prompts alone, as one over all their prompts; a copy."""
+        spaces = [t.space for t in tables]
+        out = cls.table(replace(spaces[0], prompts=sum(s.prompts for s in spaces)))
+        with torch.no_grad():
+            out.weights()["logits"].copy_(torch.cat([t.weights()["logits"] for t in tables]))
+        return out
 
     def weights(self) -> dict[str, Tensor]:
         return dict(self.model.named_parameters())

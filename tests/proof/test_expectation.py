@@ -87,3 +87,13 @@ def test_the_optimum_is_consistent() -> None:
     R = reward - BETA * (star - reference)
     assert (R.max(1).values - R.min(1).values).max() < 1e-12
     assert kl(star, star).abs().max() < 1e-15
+
+
+def test_any_distribution_is_a_table() -> None:
+    space = SPACES[1]
+    logp = torch.randn(
+        2, len(space.responses), generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    ).log_softmax(1)
+    torch.testing.assert_close(Enumerable.of(space, logp).logp().detach(), logp)
+    both = Enumerable.joined([Enumerable.table(space, 1), Enumerable.table(space, 2)])
+    torch.testing.assert_close(both.logp()[2:], Enumerable.table(space, 2).logp())
