@@ -96,7 +96,10 @@ AGRO = "AGRO, arXiv 2503.19612"
 OBJECTIVES: dict[str, Objective] = {
     "agro": Objective(
         agro, f"{AGRO}, eq. 4", _regularised("reward", "groups"), _coupled,
-        {"beta": _beta(), "scale": _choice("reward", "whether the gradient carries the factor beta", "reward", "loss"), "singletons": SINGLETONS},
+        {"beta": _beta(), "scale": _choice("reward", "whether the gradient carries the factor beta", "reward", "loss"),
+         "average": _choice("sum", "over a response's tokens: with 'token' beta is per nat of the mean log-ratio, and stays of one size as responses grow",
+                            "sum", "token"),
+         "singletons": SINGLETONS},
     ),
     "agro_onpolicy": Objective(
         agro_onpolicy, f"{AGRO}, eqs. 5 and 6",

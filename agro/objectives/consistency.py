@@ -5,6 +5,8 @@ With R_i = r_i − β ρ_i, ρ_i = Σ_t log π(y_t) − log π_ref(y_t): the reg
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -13,27 +15,32 @@ from agro.objectives.reduce import Groups
 from agro.types import Batch
 
 
-def regularised_reward(streams: Streams, batch: Batch, groups: Groups, beta: float) -> Tensor:
-    """[N] R_i = r_i − β ρ_i. At β = 0 the reference isn't read."""
+def regularised_reward(
+    streams: Streams, batch: Batch, groups: Groups, beta: float, reduce: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """[N] R_i = r_i − β ρ_i, ρ_i the sum of the log-ratio's tokens or what `reduce` makes of them. At β = 0 the reference isn't read."""
     if beta == 0:
         return groups.reward
     assert batch.ref_logp is not None
-    return groups.reward - beta * groups.sum_tokens(streams["logp"] - batch.ref_logp)
+    return groups.reward - beta * (reduce or groups.sum_tokens)(streams["logp"] - batch.ref_logp)
 
 
-def agro(streams: Streams, batch: Batch, *, beta: float, scale: str) -> Terms:
+def agro(streams: Streams, batch: Batch, *, beta: float, scale: str, average: str) -> Terms:
     """½ Var over the group of R (AGRO statement 4, estimator of eq. 4): right for responses of any origin.
 
     scale "loss": the loss's own gradient, −(β/n)(R_i − R̄_{-i}) ∇log π(y_i); "reward": the same divided by β, which
-    at β = 0 is RLOO.
+    at β = 0 is RLOO. average "token" takes the mean of a response's token log-ratios and not their sum, in R and so in
+    the gradient (1/T_i of each token's); β then keeps its size for longer responses, and the optimum is another:
+    π_ref exp(T r/β) / Z where all lengths are T.
     """
     groups = Groups.of(batch)
-    R = regularised_reward(streams, batch, groups, beta)
+    reduce = groups.sum_tokens if average == "sum" else groups.mean_tokens
+    R = regularised_reward(streams, batch, groups, beta, reduce)
     loss = groups.average(0.5 * groups.variance(R))
     surrogate = None
     if scale == "reward":
         advantage = (R - groups.mean_others(R)).detach()
-        surrogate = groups.average_responses(-advantage * groups.sum_tokens(streams["logp"]))
+        surrogate = groups.average_responses(-advantage * reduce(streams["logp"]))
     elif not loss.requires_grad:  # β = 0: the loss doesn't depend on the policy, its gradient is zero
         surrogate = 0.0 * streams["logp"].sum()
     return Terms(loss, surrogate, {"consistency": loss})

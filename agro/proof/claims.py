@@ -83,6 +83,11 @@ def half_variance(s: Situation) -> Tensor:
     return 0.5 * s.mean(s.centred(s.reward - s.beta * s.d).square())
 
 
+def half_variance_of_means(s: Situation) -> Tensor:
+    """The same with the mean of a response's token log-ratios for their sum, divided by β."""
+    return 0.5 * s.mean(s.centred(s.reward - s.beta * s.d / s.policy.space.lengths).square()) / s.beta
+
+
 def half_variance_on_policy(s: Situation) -> Tensor:
     """The same with μ = π, through which the gradient flows too."""
     p, R = s.policy.logp().exp(), s.reward - s.beta * s.d
@@ -127,6 +132,8 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "agro": (
         Claims(half_variance, {"scale": "loss"}, "optimum", "optimum", policy_gradient=lambda beta: beta),
         Claims(lambda s: half_variance(s) / s.beta, {"scale": "reward"}, "optimum", "optimum", policy_gradient=lambda beta: 1.0),
+        # Its optimum is another: that of β/T. A number more in log f is one over the length in R.
+        Claims(half_variance_of_means, {"average": "token"}, "elsewhere", "elsewhere", reference_shift=False),
     ),
     "agro_onpolicy": (
         Claims(half_variance_on_policy, {"likelihood_ratio": 1.0}, "unknown", "unknown", noise=False),

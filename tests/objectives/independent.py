@@ -80,37 +80,40 @@ def half_variance(values: list[float]) -> float:
     return fsum((values[i] - values[j]) ** 2 for i in range(n) for j in range(i)) / (2 * n * (n - 1))
 
 
-def regularised(case: Case, group: Group, beta: float) -> list[float]:
-    """R_i = r_i - β Σ_t (l_it - f_it); at β = 0 it is r_i, whatever the reference."""
+def regularised(case: Case, group: Group, beta: float, average: str = "sum") -> list[float]:
+    """R_i = r_i - β Σ_t (l_it - f_it), or β times their mean; at β = 0 it is r_i, whatever the reference."""
     if beta == 0:
         return [y.reward for y in group.responses]
     out = []
     for y in group.responses:
         ratio = fsum(term for place in y.places for term in (float(case.logp[place]), -float(case.ref_logp[place])))
-        out.append(y.reward - beta * ratio)
+        out.append(y.reward - beta * ratio / (len(y.places) if average == "token" else 1))
     return out
 
 
-def agro(case: Case, beta: float, scale: str = "reward") -> Result:
-    """[9]. d ½Var(R) / d R_i = (R_i - R̄) / (n-1) = (R_i - R̄_{-i}) / n, and d R_i / d l_it = -β.
+def agro(case: Case, beta: float, scale: str = "reward", average: str = "sum") -> Result:
+    """[9]; [16] for average="token", where d R_i / d l_it = -β / T_i. d ½Var(R) / d R_i = (R_i - R̄) / (n-1) = (R_i - R̄_{-i}) / n, and d R_i / d l_it = -β.
 
     scale="reward" gives the gradient divided by β (its limit at β = 0); the loss stays ½Var(R).
     """
     grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
     W = fsum(g.weight for g in groups)
     for g in groups:
-        R = regularised(case, g, beta)
+        R = regularised(case, g, beta, average)
         n = len(R)
         loss += g.weight / W * half_variance(R)
         for i, y in enumerate(g.responses):
-            factor = beta if scale == "loss" else 1.0
+            factor = (beta if scale == "loss" else 1.0) / (len(y.places) if average == "token" else 1)
             for place in y.places:
                 grad[place] = g.weight / W * -(factor / n) * (R[i] - others_mean(R, i))
     return loss, {"logp": grad}
 
 
-def agro_onpolicy(case: Case, beta: float, baseline: bool = False) -> Result:
-    """[13]: (1/n) [-β A_i + ½ A_i²], A_i = R_i - R̄_{-i}; with the baseline [14]: (1/n) [-β A_i + v_i - v̄_{-i}], v = ½A²."""
+def agro_onpolicy(case: Case, beta: float, baseline: bool = False, likelihood_ratio: float | str = 1.0) -> Result:
+    """[13]: (1/n) [-β A_i + c ½ A_i²], A_i = R_i - R̄_{-i}; with the baseline [14]: (1/n) [-β A_i + c (v_i - v̄_{-i})], v = ½A².
+
+    c is 1 in the paper; "adaptive": the largest number up to 1 with c · A_i <= β for every i of the group.
+    """
     grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 3 if baseline else 2)
     W = fsum(g.weight for g in groups)
     for g in groups:
@@ -119,10 +122,14 @@ def agro_onpolicy(case: Case, beta: float, baseline: bool = False) -> Result:
         loss += g.weight / W * half_variance(R)
         A = [R[i] - others_mean(R, i) for i in range(n)]
         v = [0.5 * a * a for a in A]
+        if likelihood_ratio == "adaptive":
+            c = min([1.0] + [beta / a for a in A if a > 0])
+        else:
+            c = float(likelihood_ratio)
         for i, y in enumerate(g.responses):
             squared = v[i] - others_mean(v, i) if baseline else v[i]
             for place in y.places:
-                grad[place] = g.weight / W * (-beta * A[i] + squared) / n
+                grad[place] = g.weight / W * (-beta * A[i] + c * squared) / n
     return loss, {"logp": grad}
 
 

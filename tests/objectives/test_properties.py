@@ -106,11 +106,16 @@ def test_reinforce_without_a_group_baseline_feels_the_shift() -> None:
 
 @only("agro", "rloo")
 def test_a_shift_of_a_prompts_reference_changes_nothing(name: str, options: dict[str, Any], needs: set[str]) -> None:
-    """ρ + c for all responses of a prompt: the normaliser of π_ref, which no group-centred objective sees."""
+    """ρ + c for all responses of a prompt: the normaliser of π_ref, which no group-centred objective sees.
+
+    With token averages that is c at each token.
+    """
     case = draw(1, episodes=False)
     ref = case.ref_logp.copy()
-    first = case.mask.argmax(1)
-    ref[np.arange(len(ref)), first] -= shift_of(case)
+    if options.get("average") == "token":
+        ref -= shift_of(case)[:, None]
+    else:
+        ref[np.arange(len(ref)), case.mask.argmax(1)] -= shift_of(case)
     before, after = evaluate(case, name, options), evaluate(change(case, ref_logp=ref), name, options)
     same(after.grad, before.grad, 1e-11)
 
