@@ -9,7 +9,7 @@ import numpy as np
 
 from agro.errors import Refused
 from agro.objectives.clipped import grpo
-from agro.objectives.consistency import agro, agro_onpolicy
+from agro.objectives.consistency import agro, agro_onpolicy, squared_consistency
 from agro.objectives.core import (
     REQUIRED,
     WAYS_OUT,
@@ -108,6 +108,16 @@ OBJECTIVES: dict[str, Objective] = {
          "likelihood_ratio": Option(1.0, "share", "of the likelihood-ratio part: 1 as in the paper, or 'adaptive', which keeps clear of its trap",
                                     "a number from 0 to 1, or 'adaptive'", lambda v: v == "adaptive" if isinstance(v, str) else _not_negative(v) and v <= 1),
          "singletons": SINGLETONS},
+    ),
+    "squared_consistency": Objective(
+        squared_consistency, "GVPO, arXiv 2504.19599; VarGrad, arXiv 2503.18929; CoPG, arXiv 2406.19185; OAPL",
+        lambda o: {"reward", "groups", "behavior_logp" if o.get("anchor") == "behavior" else "ref_logp"}, lambda o: "row" if o.get("baseline") == "soft" else "group",
+        {"beta": Option(REQUIRED, "reward per nat of the response's log-ratio", "strength of the pull to the anchor", "a number above 0",
+                        lambda v: _number(v) and v > 0),
+         "anchor": _choice("reference", "the policy that β pulls to: the reference, or the recorded behaviour", "reference", "behavior"),
+         "baseline": _choice("mean", "the group's mean, or its soft maximum of the rewards", "mean", "soft"),
+         "value_beta": Option(None, "reward", "β₁ of the soft maximum; beta where it is not given", "a number above 0", lambda v: v is None or (_number(v) and v > 0)),
+         "scale": _choice("half_variance", "what multiplies the squares", "half_variance", "square", "pairs", "trajectory"), "singletons": SINGLETONS},
     ),
     "rloo": Objective(
         rloo, "RLOO, arXiv 2402.14740", _regularised("reward", "groups"), _coupled, {"beta": _beta(0.0), "singletons": SINGLETONS},

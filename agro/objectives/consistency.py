@@ -81,3 +81,32 @@ def agro_onpolicy(
         "reversed_share": groups.average((c * best > 2 * beta).double()),  # groups whose best response is pushed down
     }
     return Terms(loss, surrogate, metrics)
+
+
+def squared_consistency(
+    streams: Streams, batch: Batch, *, beta: float, anchor: str, baseline: str, value_beta: float | None, scale: str
+) -> Terms:
+    """Σ_i (r_i − β e_i − b)² in a group, e_i = Σ_t log π − log anchor: what several methods share, each with its own parts.
+
+    anchor: π_ref, or the behaviour that the samples were drawn from; the optimum is anchor · exp(r/β) / Z. b: the group's
+    mean of r_i − β e_i, or its soft maximum of r, β₁ log mean exp(r/β₁). scale multiplies the sum: "half_variance"
+    1/(2(n−1)), "square" 1/n, "pairs" n/(n−1), "trajectory" 1/(n β²).
+
+    GVPO (arXiv 2504.19599): behaviour, mean, half_variance. VarGrad, trajectory balance (arXiv 2503.18929): reference,
+    mean, trajectory. CoPG with n samples: reference, mean, pairs. OAPL: behaviour, soft, square. AGRO itself: reference,
+    mean, half_variance.
+    """
+    groups = Groups.of(batch)
+    anchored = batch.ref_logp if anchor == "reference" else batch.behavior_logp
+    assert anchored is not None
+    u = groups.reward - beta * groups.sum_tokens(torch.where(batch.mask, streams["logp"] - anchored, 0.0))
+    if baseline == "mean":
+        off = u - groups.mean(u)
+    else:
+        off = u - groups.soft_maximum(groups.reward, value_beta or beta)
+    n = groups.n.to(u.dtype)
+    factor = {
+        "half_variance": 0.5 / (n - 1), "square": 1.0 / n, "pairs": n / (n - 1), "trajectory": 1.0 / (n * beta**2),
+    }[scale]  # fmt: skip
+    loss = groups.average(factor * groups.sum(off.square()))
+    return Terms(loss, metrics={"consistency": groups.average(0.5 * groups.variance(u))})

@@ -61,6 +61,11 @@ class Groups:
         """[N] -> [G]"""
         return torch.full_like(self.weight, -torch.inf).scatter_reduce(0, self.group, v, "amax")
 
+    def soft_maximum(self, v: Tensor, beta: float) -> Tensor:
+        """[N] -> [N]: β log of the mean of exp(v/β) in each response's group."""
+        most = self.largest(v)[self.group]
+        return most + beta * self.mean(((v - most) / beta).exp()).log()
+
     def mean_others(self, v: Tensor) -> Tensor:
         """[N] -> [N]: the leave-one-out mean, v̄_{-i}."""
         n = self.n[self.group]

@@ -99,6 +99,21 @@ def advantage(s: Situation, beta: float) -> Tensor:
     return -s.mean(s.centred(s.reward - beta * s.d).detach() * s.policy.logp())
 
 
+def half_variance_to_behavior(s: Situation) -> Tensor:
+    """½ Var_μ[r − β (log π − log μ)] (GVPO)."""
+    possible = s.p > 0
+    ratio = torch.where(possible, s.policy.logp() - s.behavior.logp().detach(), 0.0)
+    return 0.5 * s.mean(s.centred(s.reward - s.beta * ratio).square())
+
+
+def soft_pairs(s: Situation) -> Tensor:
+    """E (r_1 − β log π/μ − β log ½(exp r_1/β + exp r_2/β))² over all ordered pairs (OAPL, n = 2)."""
+    ratio = torch.where(s.p > 0, s.policy.logp() - s.behavior.logp().detach(), 0.0)
+    u = s.reward - s.beta * ratio
+    value = s.beta * torch.logaddexp(s.reward[:, :, None] / s.beta, s.reward[:, None] / s.beta) - s.beta * math.log(2)
+    return (s.p[:, :, None] * s.p[:, None] * (u[:, :, None] - value).square()).sum((1, 2)).mean()
+
+
 def adaptive_pairs(s: Situation) -> Tensor:
     """On-policy AGRO whose share c of the likelihood-ratio part is min(1, β/|R_1 − R_2|) in each pair (n = 2)."""
     R = (s.reward - s.beta * s.d).detach()
@@ -139,6 +154,14 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         Claims(half_variance_on_policy, {"likelihood_ratio": 1.0}, "unknown", "unknown", noise=False),
         Claims(adaptive_pairs, {"likelihood_ratio": "adaptive"}, "optimum", "optimum", noise=False, n=(2,)),
         Claims(half_variance, {"likelihood_ratio": 0.0}, "optimum", "optimum", policy_gradient=lambda beta: beta),
+    ),
+    "squared_consistency": (
+        Claims(half_variance, {"scale": "half_variance"}, "optimum", "optimum", policy_gradient=lambda beta: beta),
+        Claims(lambda s: 2 * (s.n - 1) / s.n / s.beta**2 * half_variance(s), {"scale": "trajectory"}, "optimum", "optimum",
+               policy_gradient=lambda beta: 4 / (3 * beta)),
+        Claims(lambda s: 2 * s.n * half_variance(s), {"scale": "pairs"}, "optimum", "optimum", policy_gradient=lambda beta: 6 * beta),
+        Claims(half_variance_to_behavior, {"anchor": "behavior"}, "unknown", "unknown"),
+        Claims(soft_pairs, {"anchor": "behavior", "baseline": "soft", "scale": "square"}, "unknown", "unknown", noise=False, n=(2,)),
     ),
     "rloo": (
         Claims(lambda s: advantage(s, 0.0), {"beta": 0.0}, "elsewhere", "elsewhere"),

@@ -199,14 +199,14 @@ def limits(name: str, claims: Claims) -> Iterator[Row]:
 
 
 def variances(name: str, claims: Claims) -> Iterator[Row]:
-    """Trace of the covariance of one group's gradient in the logits of a table, against n."""
+    """Trace of the covariance of one group's gradient in the logits of a table over its squared mean, against n."""
     options = options_of(name, claims)
     if not {"groups", "triples"} & get(name).needed(options) or "kl" in get(name).needed(options):
         return
     policy, reference, _, reward = problem(Space(3, 2, 1))
     found = {n: _variance(policy, reference, reward, name, options, n) for n in (2, 3, 4)}
     for n, value in found.items():
-        yield _row(name, "variance of a group's gradient", f"on-policy, n={n}", claims, value)
+        yield _row(name, "variance of a group's gradient over its squared mean", f"on-policy, n={n}", claims, value)
     yield _row(name, "its fall from n = 2 to 4", "on-policy", claims, found[4] / found[2], most=1.0)
 
 
@@ -230,7 +230,7 @@ def _variance(
     each = torch.zeros(batch.n_groups, rows.shape[1], dtype=torch.float64).index_add(0, batch.group, rows)
     p = batch.weight[::n]
     mean = (p[:, None] * each).sum(0)
-    return float((p[:, None] * (each - mean).square()).sum())
+    return float((p[:, None] * (each - mean).square()).sum() / mean.square().sum())
 
 
 def noise(name: str, claims: Claims) -> Iterator[Row]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from math import exp, fsum
+from math import exp, fsum, log
 
 import numpy as np
 
@@ -130,6 +130,40 @@ def agro_onpolicy(case: Case, beta: float, baseline: bool = False, likelihood_ra
             squared = v[i] - others_mean(v, i) if baseline else v[i]
             for place in y.places:
                 grad[place] = g.weight / W * (-beta * A[i] + c * squared) / n
+    return loss, {"logp": grad}
+
+
+def squared_consistency(
+    case: Case, beta: float, anchor: str = "reference", baseline: str = "mean", value_beta: float | None = None,
+    scale: str = "half_variance",
+) -> Result:  # fmt: skip
+    """(a_i - b)², a_i = r_i - β Σ_t (l_it - anchor_it), b the group's mean of a or β₁ log mean exp(r/β₁), times the scale's factor.
+
+    d a_i / d l_it = -β; a mean b moves too: d (a_i - ā) / d a_j = δ_ij - 1/n, and Σ_i (a_i - ā) = 0 leaves δ_ij alone.
+    """
+    f = case.ref_logp if anchor == "reference" else case.behavior_logp
+    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
+    W = fsum(g.weight for g in groups)
+    for g in groups:
+        n = len(g.responses)
+        a = [
+            y.reward - beta * fsum(t for p in y.places for t in (float(case.logp[p]), -float(f[p])))
+            for y in g.responses
+        ]
+        rewards, beta1 = [y.reward for y in g.responses], value_beta or beta
+        most = max(rewards)
+        soft = most + beta1 * log(fsum(exp((r - most) / beta1) for r in rewards) / n)
+        b = fsum(a) / n if baseline == "mean" else soft
+        factor = {
+            "half_variance": 1 / (2 * (n - 1)),
+            "square": 1 / n,
+            "pairs": n / (n - 1),
+            "trajectory": 1 / (n * beta * beta),
+        }[scale]
+        loss += g.weight / W * factor * fsum((x - b) ** 2 for x in a)
+        for x, y in zip(a, g.responses):
+            for place in y.places:
+                grad[place] = g.weight / W * factor * 2 * (x - b) * -beta
     return loss, {"logp": grad}
 
 
