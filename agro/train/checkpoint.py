@@ -31,7 +31,9 @@ class Position:
     version: int = 0  # optimiser steps
     prompts: int = 0  # sampled from in this phase
     skipped: int = 0  # updates in a row that weren't made
-    limits: tuple[int | None, int | None] | None = None  # sequences and tokens of a forward pass, where memory ran out
+    limits: tuple[int | None, int | None] | None = (
+        None  # sequences and tokens of a forward pass, halved where memory ran out
+    )
     losses: tuple[float, ...] = ()  # |loss| of the last steps, where a guard compares with them
     rollbacks: int = 0  # to an earlier checkpoint; each halves the learning rate
     best: tuple[float, int] | None = None  # highest eval_reward, and its step
@@ -78,9 +80,8 @@ def load(folder: Path, digest: str, weights: Mapping[str, Tensor]) -> Position:
 
 def load_position(folder: Path, digest: str) -> Position:
     read = json.loads((folder / "position.json").read_text())
-    for name in ("limits", "losses", "best"):  # JSON has no tuples
-        read[name] = None if read[name] is None else tuple(read[name])
-    return Position(**{**read, "digest": digest})
+    tuples = {name: tuple(value) for name, value in read.items() if isinstance(value, list)}  # which JSON doesn't have
+    return Position(**{**read, **tuples, "digest": digest})
 
 
 def load_reference(folder: Path, weights: Mapping[str, Tensor]) -> None:

@@ -174,7 +174,7 @@ class Trainer:
         needed = any(reads_reference(config) for _, config in self.phases)
         self.reference = load_reference(self.config.policy, self.policy) if needed else None
         position = go_back(self)
-        if self.folder.changed:  # also in what ended it
+        if self.folder.changed:
             position = replace(position, stopped="")
         for note in self.folder.notes:
             self.progress.say(note)
@@ -183,9 +183,11 @@ class Trainer:
             begins, ends = ends, ends + config.train.steps
             if position.step < ends and not position.stopped:
                 if position.phase != name:
-                    position = replace(position, phase=name, prompts=0, losses=(), anchor=position.digest)
+                    position = replace(position, phase=name, prompts=0, limits=None, losses=(), anchor=position.digest)
                 self.set_reference(config, position, begins)
                 position = Phase(self, config, position, begins).train()
+            if position.stopped and position.step <= ends:
+                break
         prune(self, begins, config.train.keep)  # a run killed at its end didn't come to it
         save_model(self.policy, self.out, self.config.policy.lora)
 

@@ -204,9 +204,8 @@ class Phase:
         if self.trainer.reference is not None:
             follow(self.trainer.reference, self.policy, self.config.policy, at + 1)
         self.position = replace(
-            self.position, step=self.position.step + 1, prompts=self.position.prompts + drawn.prompts,
-            limits=(self.micro.sequences, self.micro.tokens),
-        )  # fmt: skip
+            self.position, step=self.position.step + 1, prompts=self.position.prompts + drawn.prompts
+        )
         self.sampler.version = self.position.version
         here = {"step": self.position.step, "phase": self.position.phase, "version": self.position.version}
         return metrics | here
@@ -320,10 +319,10 @@ class Phase:
     def _compare(self, found: Mapping[str, Any]) -> None:
         """Held-out reward against the best so far: what is kept, and whether the run goes on."""
         rule, step, reward = self.config.evaluate, self.position.step, found["eval_reward"]
-        if reward is None:
+        if math.isnan(reward):  # nothing could be scored
             return
         best, waited = self.position.best, self.position.waited + 1
-        if best is None or reward > best[0]:
+        if best is None or reward > best[0] or step == best[1]:  # step 0 is measured again where a run goes on from it
             best, waited = (reward, step), 0
             if rule.keep_best:
                 keep_best(self.policy, self.trainer.out, self.config.policy.lora, {**found, "step": step})
@@ -335,7 +334,7 @@ class Phase:
 
     def _save(self) -> None:
         self.stage("saving")
-        folder, position = self.trainer.folder, self.position
+        folder, position = self.trainer.folder, replace(self.position, limits=(self.micro.sequences, self.micro.tokens))
         files = checkpoint.save(
             folder.checkpoint(position.step), position, self.policy.weights(), self.optimiser, self.reference_weights
         )
