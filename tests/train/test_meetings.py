@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from tiny_runs import metrics, tiny, weights, write_prompts
 
 from agro.errors import Interrupted, Refused
@@ -76,6 +78,12 @@ def test_a_position_of_an_earlier_version_can_be_read(tmp_path: Path) -> None:
         '{"phase": "a", "step": 3, "version": 3, "prompts": 12, "skipped": 0, "anchor": "", "digest": ""}'
     )
     assert checkpoint.load_position(tmp_path, "d") == checkpoint.Position("a", 3, 3, 12, digest="d")
+
+
+def test_a_checkpoint_of_other_weights_is_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(Refused, match=r"model\.safetensors: .* \['a', 'b'\] are in one of the two alone"):
+        checkpoint.load(tmp_path, "d", {"b": torch.zeros(1)})
 
 
 def test_rewards_that_could_not_be_measured_are_no_best(tmp_path: Path, monkeypatch) -> None:
