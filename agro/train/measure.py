@@ -99,7 +99,7 @@ def describe_heldout(
         "eval_n": found.rewards.size - found.unscored,
         "eval_unscored": found.unscored,
     }
-    if reference is not None and config.evaluate.temperature == config.policy.temperature:
+    if config.evaluate.kl and reference is not None and config.evaluate.temperature == config.policy.temperature:
         batch = collate(found.samples, 0).to(policy.device)
         ours, theirs = (streams_of(p, batch, ["logp"], micro)["logp"] for p in (policy, reference))
         out["eval_kl_ref"] = _log_ratio(ours, theirs, batch.mask).mean().item()

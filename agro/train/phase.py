@@ -73,7 +73,7 @@ class Phase:
         if config.data.replay > 0:
             for note in check_store(config, self.store):
                 trainer.progress.say(f"{position.phase}: {note}")
-            check_heldout([g.prompt_id for g in self.store.groups()], [p.id for p in trainer.eval_prompts])
+            check_heldout(self._stored_prompts(), [p.id for p in trainer.eval_prompts])
         self.held = self._held_out_groups()
         self.cache: ReferenceCache | None = None
         if config.policy.cache_reference and trainer.reference is not None:
@@ -286,9 +286,14 @@ class Phase:
             return None
         assert reference is not None
         held = HeldOutGroups.load(data.eval_store, self.config, reference, self.micro)
-        stored = {g.prompt_id for g in self.store.groups()} if data.replay else set()
+        stored = self._stored_prompts() if data.replay else set()
         check_heldout(stored | {p.id for p in self.trainer.prompts}, held.prompt_ids, "data.eval_store")
         return held
+
+    def _stored_prompts(self) -> set[str]:
+        """Those of which stored samples may be drawn."""
+        data = self.config.data
+        return {g.prompt_id for g in self.store.groups(roles=data.roles, sources=data.sources)}
 
     def _sampler(self, version: int = UNKNOWN_VERSION) -> Sampler:
         return in_environment(HFSampler(self.policy, version), self.environment, self.config.environment)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_runs import metrics, tiny, weights, write_prompts
+from tiny_runs import fill_store, metrics, tiny, weights, write_prompts
 
+from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.train import checkpoint, phase
 from agro.train.callbacks import Callback
@@ -106,3 +107,49 @@ def test_the_measurement_of_step_0_made_again_is_not_one_without_progress(tmp_pa
     with pytest.raises(Interrupted):
         Trainer(config, tmp_path / "run", callbacks=[Interrupt(0)]).run()
     assert metrics(Trainer(config, tmp_path / "run", resume=True).run())[-1]["step"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"phases": [{"name": "a", "data": {"prompts": "other.jsonl"}}]}, r"phase a: a phase can't change data\.prompts"),
+        ({"phases": [{"name": "a", "train": {"push": "me/it"}}]}, r"phase a: a phase can't change train\.push"),
+        (
+            {"phases": [{"name": "a", "guard": {"kl": 1.0, "action": "skip"}}]},
+            r'phase a: guard\.kl and guard\.action = "skip"',
+        ),
+        ({"guard": {"kl": 1.0}, "objective": {"name": "rloo", "beta": 0.0}}, r"guard\.kl: .* would watch nothing"),
+        ({"policy__cache_reference": True, "objective": {"name": "sft"}}, r"policy\.cache_reference .* take it out"),
+        (
+            {"policy__reference": "ema", "policy__reference_decay": 0.9, "policy__dtype": "bfloat16"},
+            r'policy\.reference = "ema" .* policy\.dtype = "bfloat16"',
+        ),
+    ],
+)  # fmt: skip
+def test_settings_that_would_be_passed_over_are_refused(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        Trainer(tiny(tmp_path, **changes), tmp_path / "run")
+
+
+def test_patience_of_all_phases_and_evaluations_of_one(tmp_path: Path) -> None:
+    phases = [{"name": "a"}, {"name": "b", "evaluate": {"every": 2}}]
+    Trainer(tiny(tmp_path, phases=phases, evaluate__patience=2, data__eval_prompts=held(tmp_path)), tmp_path / "run")
+
+
+def test_the_kl_of_an_evaluation_can_be_left_out(tmp_path: Path) -> None:
+    config = tiny(tmp_path, data__eval_prompts=held(tmp_path), evaluate__kl=False, train__steps=1)
+    assert [m["eval_kl_ref"] for m in metrics(Trainer(config, tmp_path / "run").run())] == [None, None]
+
+
+def test_stored_samples_that_are_never_drawn_may_be_of_held_out_prompts(tmp_path: Path) -> None:
+    fill_store(tmp_path / "log.db")  # of "100>" and so on, by "someone"
+    prompts = tmp_path / "held.jsonl"
+    prompts.write_text('{"prompt": "100>", "answer": "0"}\n')
+    data = {"data__store": str(tmp_path / "log.db"), "data__replay": 0.5, "data__eval_prompts": str(prompts)}
+
+    def config(*sources: str) -> RunConfig:
+        return tiny(tmp_path, data__sources=sources, train__steps=2, **data)
+
+    Trainer(config("policy"), tmp_path / "run").run()
+    with pytest.raises(Refused, match="1 of 1 held-out prompts are in the training data"):
+        Trainer(config("policy", "someone"), tmp_path / "other").run()
