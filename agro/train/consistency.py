@@ -15,7 +15,7 @@ from agro.errors import Refused
 from agro.objectives.reduce import Groups
 from agro.policy import Policy
 from agro.store import Store
-from agro.train.data import Drawn, usable
+from agro.train.data import Drawn, one_each, usable
 from agro.train.micro import MicroBatch
 from agro.train.step import collate, streams_of
 from agro.types import Sample
@@ -71,7 +71,7 @@ class HeldOutGroups:
         kept: dict[str, list[Sample]] = {}
         for sample in drawn.samples:
             kept.setdefault(sample.prompt_id, []).append(sample)
-        groups = [g for g in kept.values() if len(g) > 1]
+        groups = [g for g in kept.values() if len(one_each(g)) > 1]
         if not groups:
             raise Refused(
                 f"data.eval_store: {path}: expected groups of two or more scored responses, got none among "
