@@ -21,7 +21,7 @@ def check_config(config: RunConfig) -> None:
                       + ("neither" if config.policy.model is None else "both"))  # fmt: skip
     phases = {name: config.phase(name) for name in config.phase_names}
     _check_shared(config, phases)
-    _check_references(phases)
+    _check_references(config, phases)
     _check_policy(next(iter(phases.values())))
     for name, phase in phases.items():
         where = f"phase {name}: " if config.phases else ""
@@ -117,11 +117,17 @@ def _check_rules(config: RunConfig, where: str) -> None:
             )
 
 
-def _check_references(phases: Mapping[str, RunConfig]) -> None:
-    """Phases share the policy; of the references only "phase" can begin later."""
+def _check_references(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
+    """Phases share the run's policy, and one reference; of the references only "phase" can begin later."""
     policies = [phase.policy for phase in phases.values()]
     kinds = [p.reference for p in policies]
-    if any(p.model_copy(update={"reference": kinds[0]}) != policies[0] for p in policies):
+    of_run = {
+        key: getattr(config.policy, key) for key in type(config.policy).model_fields if key.startswith("reference")
+    }
+    if any(
+        p.model_copy(update={"reference": kinds[0]}) != policies[0] or p.model_copy(update=of_run) != config.policy
+        for p in policies
+    ):
         raise Refused("phases: a phase can't change [policy], but for policy.reference; take the change out")
     if len(set(kinds)) > 1 and (set(kinds) != {"start", "phase"} or kinds != sorted(kinds, reverse=True)):
         raise Refused(
