@@ -87,8 +87,16 @@ class Phase:
         follows = self.config.policy.reference in ("ema", "periodic")
         return self.trainer.reference.weights() if follows and self.trainer.reference is not None else None
 
+    @property
+    def _half_done(self) -> bool:
+        """Whether a step has moved the weights and hasn't ended."""
+        return self.sampler.version != self.position.version
+
     def train(self) -> Position:
-        """All steps that are left; on an interruption, or a refusal in the middle, a checkpoint is written first."""
+        """All steps that are left; on an interruption, or a refusal in the middle, a checkpoint is written first.
+
+        Not where the weights have moved in the present step: then the last checkpoint is where the run goes on.
+        """
         config, ends = self.config, self.begins + self.config.train.steps
         try:
             if self.position.step == 0 and (self.trainer.eval_prompts or self.held):
@@ -107,7 +115,7 @@ class Phase:
         except Unwritable as error:  # no checkpoint can be written now, and a step may be half logged
             raise Unwritable(f"{error}. The run goes on from step {max(self.saved, 0)} with --resume") from error
         except (Interrupted, Refused) as error:
-            if self.position.step != self.saved:
+            if self.position.step != self.saved and not self._half_done:
                 self.store.rewind(self.run_id, self.position.step)
                 self._save()
             if isinstance(error, Interrupted):

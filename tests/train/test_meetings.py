@@ -153,3 +153,22 @@ def test_stored_samples_that_are_never_drawn_may_be_of_held_out_prompts(tmp_path
     Trainer(config("policy"), tmp_path / "run").run()
     with pytest.raises(Refused, match="1 of 1 held-out prompts are in the training data"):
         Trainer(config("policy", "someone"), tmp_path / "other").run()
+
+
+def test_no_checkpoint_is_written_between_the_updates_of_a_step(tmp_path: Path, monkeypatch) -> None:
+    """The second update of step 2 doesn't fit into memory, for the optimiser has its state by then."""
+    config = tiny(tmp_path, train__updates=2, train__checkpoint_every=3, train__steps=4)
+    plain = Trainer(config, tmp_path / "plain").run()
+    calls: list[int] = []
+    real = phase.backward
+
+    def backward(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 4:
+            raise Refused("out of memory on a single sequence")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(phase, "backward", backward)
+    with pytest.raises(Refused, match="out of memory"):
+        Trainer(config, tmp_path / "run").run()
+    assert weights(Trainer(config, tmp_path / "run", resume=True).run()) == weights(plain)
