@@ -80,14 +80,15 @@ class HeldOutGroups:
         left_out = sum(map(len, by_prompt.values())) - sum(map(len, groups))
         return cls(groups, reference, micro, left_out=left_out)
 
-    def measure(self, policy: Policy, beta: float) -> Consistency:
-        """½ Var(R) of each group; `beta` in reward per nat."""
+    def measure(self, policy: Policy, beta: float, average: str = "sum") -> Consistency:
+        """½ Var(R) of each group; `beta` in reward per nat, `average` over tokens as of the objective agro."""
         now, start = [], []
         for batch in self._batches:
             groups = Groups.of(batch)
             assert batch.ref_logp is not None
             logp = streams_of(policy, batch, ["logp"], self.micro)["logp"]
-            R = groups.reward - beta * groups.sum_tokens(logp - batch.ref_logp)
+            reduce = groups.sum_tokens if average == "sum" else groups.mean_tokens
+            R = groups.reward - beta * reduce(logp - batch.ref_logp)
             now.append(0.5 * groups.variance(R).item())
             start.append(0.5 * groups.variance(groups.reward).item())
         return Consistency(np.array(now), np.array(start))

@@ -314,16 +314,17 @@ class Phase:
             self.trainer.tell("before_evaluate")
         if self.trainer.eval_prompts:
             assert self.trainer.reward is not None
-            options = replace(
+            how = replace(
                 sampling(config, derive(config.train.seed, "evaluate")),
                 temperature=config.evaluate.temperature, top_k=0, top_p=1.0, min_p=0.0,
             )  # fmt: skip
             prompts = self.trainer.eval_prompts
-            found = heldout(self._sampler(), self.trainer.reward, prompts, config.evaluate.n, options)
+            found = heldout(self._sampler(), self.trainer.reward, prompts, config.evaluate.n, how)
             out |= describe_heldout(found, self.policy, self.trainer.reference, config, self.micro)
             self._compare(out)
         if self.held is not None:
-            out |= self.held.measure(self.policy, options_at(config.objective.options, at)["beta"]).metrics()
+            options = options_at(config.objective.options, at)
+            out |= self.held.measure(self.policy, options["beta"], options.get("average", "sum")).metrics()
             out["eval_left_out"] = self.held.left_out
         if out:
             self.trainer.tell("after_evaluate", out)
