@@ -139,11 +139,12 @@ class Encoder:
         """Prompt and response, or the turns: (text, whether the policy chose it)."""
         turns = sample.meta.get("continuation")
         if turns is None:
-            if sample.action is not None and not sample.action[sample.action.argmax() :].all():
+            acted = sample.action is not None and not sample.action[sample.action.argmax() :].all()
+            if acted or sample.context_tokens is not None:
                 raise Unusable(
                     "turns of another tokenizer",
-                    f"{where}: its response has tokens that the policy didn't choose, and only the tokens of another "
-                    "tokenizer say which; use a model with that tokenizer, or leave the sample out",
+                    f"{where}: its response has tokens that the policy didn't choose, or follows what isn't the prompt, and only "
+                    "the tokens of another tokenizer say so; use a model with that tokenizer, or leave the sample out",
                 )
             return [(self.render(sample.prompt), False), (sample.response, True)]
         check_turns(turns, f"{where}: meta.continuation")

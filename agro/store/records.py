@@ -129,4 +129,4 @@ class Damaged(NamedTuple):
 
     id: int
     prompt_id: str
-    episode: None = None  # a damaged row counts as a response of its own
+    episode: str | None = None

@@ -232,7 +232,7 @@ class Store(Ledger):
             candidates = self.candidates(rule, run=run, version=version)
             if len(candidates) < rule.groups:
                 raise Refused(self._too_few(rule, len(candidates), run, version))
-            drawn: dict[int, str] = {}  # id: prompt_id
+            drawn: dict[int, Damaged] = {}  # what is said of a row where it turns out to be damaged
             for prompt_id in pick_groups(candidates, rule, seed=seed, step=step):
                 responses: dict[str | int, list[int]] = {}
                 whole: dict[str | int, bool] = {}
@@ -243,12 +243,13 @@ class Store(Ledger):
                     key = i if episode is None else of_text(episode)
                     responses.setdefault(key, []).append(i)
                     whole[key] = whole.get(key, True) and bool(ok)
-                usable = [rows for key, rows in responses.items() if whole[key]]
+                usable = [(key, rows) for key, rows in responses.items() if whole[key]]
                 for k in pick_responses(len(usable), rule, seed=seed, step=step, prompt_id=prompt_id):
-                    drawn |= dict.fromkeys(usable[k], prompt_id)
+                    key, rows = usable[k]
+                    drawn |= {i: Damaged(i, prompt_id, None if isinstance(key, int) else key) for i in rows}
             ids = list(drawn)
             self.record_draws(run, step, ids)
-            tell = None if on_damaged is None else lambda i: on_damaged(Damaged(i, drawn[i]))
+            tell = None if on_damaged is None else lambda i: on_damaged(drawn[i])
             whole_samples = {s.id: s for s in self.samples(ids=ids, redone=True, on_damaged=tell)}
             others = {
                 i

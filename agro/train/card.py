@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agro.adapters import base_of, is_adapter
+from agro.config import Policy
 from agro.report.metrics import Measured, RunData, Span, load_run
 
 UNKNOWN = "not measured"
@@ -85,9 +86,8 @@ def _lead(run: RunData, kind: str, best: dict[str, Any] | None) -> str:
 def _training(run: RunData) -> str:
     c = run.config
     rows = {"objective": "; ".join(dict.fromkeys(_objective(run, span) for span in run.spans))}
-    reference = c.policy.reference + (f" ({_named(c.policy.reference_model)})" if c.policy.reference_model else "")
     rows |= {
-        "reference": reference,
+        "reference": "; ".join(dict.fromkeys(_reference(run.config.phase(span.name).policy) for span in run.spans)),
         "prompts": _file(c.data.prompts),
         "held-out prompts": _file(c.data.eval_prompts),
         "store": _file(c.data.store) if c.data.store else "the run's own",
@@ -100,6 +100,10 @@ def _training(run: RunData) -> str:
     if c.policy.lora is not None:
         rows["adapter"] = f"rank {c.policy.lora.rank}" if c.policy.lora.start is None else "went on from another"
     return "\n".join(f"- {name}: {value}" for name, value in rows.items())
+
+
+def _reference(policy: Policy) -> str:
+    return policy.reference + (f" ({_named(policy.reference_model)})" if policy.reference_model else "")
 
 
 def _objective(run: RunData, span: Span) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Set
 
 from agro.config import LoRA, RunConfig
 from agro.errors import Refused
 from agro.objectives import WAYS_OUT, get, least_responses
 from agro.train.schedule import lr_at, options_at
+
+SHARED = {  # by all phases: read once
+    "data": ("prompts", "eval_prompts", "store"), "train": ("push", "push_private"), "guard": ("stage_seconds",)
+}  # fmt: skip
 
 
 def check_config(config: RunConfig) -> None:
@@ -15,23 +19,52 @@ def check_config(config: RunConfig) -> None:
     if (config.policy.model is None) == (config.policy.new is None):
         raise Refused("policy: expected either policy.model (a folder or hub name) or [policy.new] (random weights), got "
                       + ("neither" if config.policy.model is None else "both"))  # fmt: skip
-    _check_policy(config)
-    for name in config.phase_names:
-        _check_phase(config.phase(name), f"phase {name}: " if config.phases else "")
-    if any(config.phase(name).reward != config.reward for name in config.phase_names):
-        raise Refused("phases: a phase can't change [reward], which is one for the whole run; take the change out")
-    if not (config.data.prompts or config.data.eval_prompts) and any(
-        config.phase(n).environment for n in config.phase_names
-    ):
+    phases = {name: config.phase(name) for name in config.phase_names}
+    _check_shared(config, phases)
+    _check_references(config, phases)
+    _check_policy(next(iter(phases.values())))
+    for name, phase in phases.items():
+        where = f"phase {name}: " if config.phases else ""
+        _check_rules(phase, where)
+        _check_phase(phase, where)
+    if not (config.data.prompts or config.data.eval_prompts) and any(p.environment for p in phases.values()):
         raise Refused(
             "environment: episodes are played from data.prompts or data.eval_prompts, and neither is set; "
             "set one, or take [environment] out"
         )
-    if config.data.eval_store and not any(measures_consistency(config.phase(n)) for n in config.phase_names):
+    if config.data.eval_store and not any(map(measures_consistency, phases.values())):
         raise Refused(
             "data.eval_store: ½ Var(R) is measured there, R = r − βρ, but no phase's objective has a β > 0 and groups; "
             "take the setting out, or train with agro"
         )
+    watched = [p for p in phases.values() if p.guard.kl is not None]
+    if watched and not any(p.data.replay < 1 and "ref_logp" in _needed(p) for p in watched):
+        raise Refused(
+            "guard.kl: kl_ref is measured on fresh samples (data.replay < 1) where the objective reads the reference, and no phase "
+            "has both, so the guard would watch nothing; take guard.kl out, or use guard.loss"
+        )
+    if config.policy.cache_reference and not any("ref_logp" in _needed(p) for p in phases.values()):
+        raise Refused(
+            "policy.cache_reference keeps log-probs of the reference, but no phase's objective reads them; take it out"
+        )
+    patient = [p.evaluate for p in phases.values() if p.evaluate.patience]
+    if patient and not any(rule.every for rule in patient):
+        raise Refused(
+            f"evaluate.patience = {patient[0].patience} counts evaluations, but evaluate.every = 0 makes them at the ends of phases only; set evaluate.every"
+        )
+
+
+def _check_shared(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
+    """What is read once for the whole run can't differ in a phase."""
+    for name, phase in phases.items():
+        if phase.reward != config.reward:
+            raise Refused("phases: a phase can't change [reward], which is one for the whole run; take the change out")
+        for section, keys in SHARED.items():
+            for key in keys:
+                if getattr(getattr(phase, section), key) != getattr(getattr(config, section), key):
+                    raise Refused(
+                        f"phase {name}: a phase can't change {section}.{key}, which is one for the whole run; take the change out"
+                    )
 
 
 def _check_policy(config: RunConfig) -> None:
@@ -53,7 +86,6 @@ def _check_policy(config: RunConfig) -> None:
             raise Refused(
                 f'policy.{key} and policy.reference = "{kind}" go together: got policy.{key} = {value} and policy.reference = "{policy.reference}"'
             )
-    _check_references(config)
     if policy.cache_reference and policy.reference in ("ema", "periodic"):
         raise Refused(
             f'policy.cache_reference keeps log-probs of one reference, but policy.reference = "{policy.reference}" changes on the way; '
@@ -63,33 +95,44 @@ def _check_policy(config: RunConfig) -> None:
         raise Refused(
             f'data.eval_store measures ½ Var(R) against one reference, but policy.reference = "{policy.reference}" changes on the way; leave out one of the two'
         )
+    if policy.reference == "ema" and policy.dtype == "bfloat16" and policy.lora is None:
+        raise Refused(
+            'policy.reference = "ema" moves by small shares of a difference, which policy.dtype = "bfloat16" rounds away, so that it '
+            'would stay where it is; take float32, an adapter ([policy.lora], whose weights are float32), or "periodic"'
+        )
+
+
+def _check_rules(config: RunConfig, where: str) -> None:
+    """Of guard and evaluation."""
     guard = config.guard
     if guard.action == "skip" and guard.kl is not None:
         raise Refused(
-            'guard.kl and guard.action = "skip": a policy whose updates are left out keeps its KL, so every later step would be skipped; take "stop" or "rollback"'
+            f'{where}guard.kl and guard.action = "skip": a policy whose updates are left out keeps its KL, so every later step would be skipped; take "stop" or "rollback"'
         )
     rule = config.evaluate
     for key, value in (("keep_best", rule.keep_best), ("patience", rule.patience), ("target", rule.target)):
         if value not in (False, 0, None) and not config.data.eval_prompts:
             raise Refused(
-                f"evaluate.{key} = {value} compares held-out rewards, but data.eval_prompts isn't set; set it, or leave evaluate.{key} out"
+                f"{where}evaluate.{key} = {value} compares held-out rewards, but data.eval_prompts isn't set; set it, or leave evaluate.{key} out"
             )
-    if rule.patience and not rule.every:
-        raise Refused(
-            f"evaluate.patience = {rule.patience} counts evaluations, but evaluate.every = 0 makes them at the ends of phases only; set evaluate.every"
-        )
 
 
-def _check_references(config: RunConfig) -> None:
-    """Phases share the policy; of the references only "phase" can begin later."""
-    policies = [config.phase(name).policy for name in config.phase_names]
+def _check_references(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
+    """Phases share the run's policy, and one reference; of the references only "phase" can begin later."""
+    policies = [phase.policy for phase in phases.values()]
     kinds = [p.reference for p in policies]
-    if any(p.model_copy(update={"reference": kinds[0]}) != policies[0] for p in policies):
+    of_run = {
+        key: getattr(config.policy, key) for key in type(config.policy).model_fields if key.startswith("reference")
+    }
+    if any(
+        p.model_copy(update={"reference": kinds[0]}) != policies[0] or p.model_copy(update=of_run) != config.policy
+        for p in policies
+    ):
         raise Refused("phases: a phase can't change [policy], but for policy.reference; take the change out")
     if len(set(kinds)) > 1 and (set(kinds) != {"start", "phase"} or kinds != sorted(kinds, reverse=True)):
         raise Refused(
             'policy.reference: the phases may have "start" first and "phase" then, or all the same; got '
-            + ", ".join(f"{name}: {kind}" for name, kind in zip(config.phase_names, kinds))
+            + ", ".join(f"{name}: {kind}" for name, kind in zip(phases, kinds))
         )
 
 
@@ -148,11 +191,13 @@ def check_heldout(prompts: Iterable[str], heldout: Collection[str], where: str =
 
 def measures_consistency(config: RunConfig) -> bool:
     """Whether a phase's objective has a regularised reward R = r − βρ, the spread of which data.eval_store shows."""
-    objective = get(config.objective.name)
-    return {"reward", "groups", "ref_logp"} <= objective.needed(config.objective.options)
+    return {"reward", "groups", "ref_logp"} <= _needed(config)
 
 
 def reads_reference(config: RunConfig) -> bool:
     """Whether a phase needs the reference in memory."""
-    needs = get(config.objective.name).needed(config.objective.options)
-    return bool({"ref_logp", "kl"} & needs) or (config.evaluate.kl and config.data.eval_prompts is not None)
+    return bool({"ref_logp", "kl"} & _needed(config)) or (config.evaluate.kl and config.data.eval_prompts is not None)
+
+
+def _needed(config: RunConfig) -> Set[str]:
+    return get(config.objective.name).needed(config.objective.options)

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from agro.errors import Refused
 from agro.files import whole_folder, writing
 from agro.store import Commit
 
@@ -31,7 +32,9 @@ class Position:
     version: int = 0  # optimiser steps
     prompts: int = 0  # sampled from in this phase
     skipped: int = 0  # updates in a row that weren't made
-    limits: tuple[int | None, int | None] | None = None  # sequences and tokens of a forward pass, where memory ran out
+    limits: tuple[int | None, int | None] | None = (
+        None  # sequences and tokens of a forward pass, halved where memory ran out
+    )
     losses: tuple[float, ...] = ()  # |loss| of the last steps, where a guard compares with them
     rollbacks: int = 0  # to an earlier checkpoint; each halves the learning rate
     best: tuple[float, int] | None = None  # highest eval_reward, and its step
@@ -72,20 +75,19 @@ def damage(folder: Path, commit: Commit) -> str:
 
 def load(folder: Path, digest: str, weights: Mapping[str, Tensor]) -> Position:
     """Put the weights of a checkpoint, which has this digest, into `weights`."""
-    _put(load_file(folder / "model.safetensors"), weights)
+    _put(folder / "model.safetensors", weights)
     return load_position(folder, digest)
 
 
 def load_position(folder: Path, digest: str) -> Position:
     read = json.loads((folder / "position.json").read_text())
-    for name in ("limits", "losses", "best"):  # JSON has no tuples
-        read[name] = None if read[name] is None else tuple(read[name])
-    return Position(**{**read, "digest": digest})
+    tuples = {name: tuple(value) for name, value in read.items() if isinstance(value, list)}  # which JSON doesn't have
+    return Position(**{**read, **tuples, "digest": digest})
 
 
 def load_reference(folder: Path, weights: Mapping[str, Tensor]) -> None:
     """Put back the weights of a reference that changes on the way."""
-    _put(load_file(folder / "reference.safetensors"), weights)
+    _put(folder / "reference.safetensors", weights)
 
 
 def load_optimiser(folder: Path, weights: Mapping[str, Tensor], optimiser: torch.optim.Optimizer) -> None:
@@ -124,9 +126,14 @@ def _plain(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _put(read: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-    if read.keys() != weights.keys():
-        raise ValueError(f"a checkpoint of other weights: {sorted(read.keys() ^ weights.keys())[:3]}")
+def _put(file: Path, weights: Mapping[str, Tensor]) -> None:
+    read = load_file(file)
+    if read.keys() != weights.keys():  # an earlier version names weights that two layers share by the other layer
+        raise Refused(
+            f"{file}: expected the weights that this version of agro trains, but {sorted(read.keys() ^ weights.keys())[:3]} "
+            "are in one of the two alone. What to do: go on with the version that wrote it (versions in config.json), or "
+            "start a new run"
+        )
     for name, value in read.items():
         weights[name].copy_(value)
 

@@ -15,7 +15,7 @@ from agro.errors import Refused
 from agro.objectives.reduce import Groups
 from agro.policy import Policy
 from agro.store import Store
-from agro.train.data import Drawn, usable
+from agro.train.data import Drawn, one_each, usable
 from agro.train.micro import MicroBatch
 from agro.train.step import collate, streams_of
 from agro.types import Sample
@@ -71,7 +71,7 @@ class HeldOutGroups:
         kept: dict[str, list[Sample]] = {}
         for sample in drawn.samples:
             kept.setdefault(sample.prompt_id, []).append(sample)
-        groups = [g for g in kept.values() if len(g) > 1]
+        groups = [g for g in kept.values() if len(one_each(g)) > 1]
         if not groups:
             raise Refused(
                 f"data.eval_store: {path}: expected groups of two or more scored responses, got none among "
@@ -80,14 +80,15 @@ class HeldOutGroups:
         left_out = sum(map(len, by_prompt.values())) - sum(map(len, groups))
         return cls(groups, reference, micro, left_out=left_out)
 
-    def measure(self, policy: Policy, beta: float) -> Consistency:
-        """½ Var(R) of each group; `beta` in reward per nat."""
+    def measure(self, policy: Policy, beta: float, average: str = "sum") -> Consistency:
+        """½ Var(R) of each group; `beta` in reward per nat, `average` over tokens as of the objective agro."""
         now, start = [], []
         for batch in self._batches:
             groups = Groups.of(batch)
             assert batch.ref_logp is not None
             logp = streams_of(policy, batch, ["logp"], self.micro)["logp"]
-            R = groups.reward - beta * groups.sum_tokens(logp - batch.ref_logp)
+            reduce = groups.sum_tokens if average == "sum" else groups.mean_tokens
+            R = groups.reward - beta * reduce(logp - batch.ref_logp)
             now.append(0.5 * groups.variance(R).item())
             start.append(0.5 * groups.variance(groups.reward).item())
         return Consistency(np.array(now), np.array(start))

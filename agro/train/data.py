@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from agro.config import RunConfig
 from agro.errors import Refused
@@ -16,6 +17,8 @@ from agro.samplers import Sampler, Sampling
 from agro.store import Damaged, DrawRule, Store
 from agro.train.schedule import options_at
 from agro.types import Prompt, Sample
+
+S = TypeVar("S", bound=Sample | Damaged)
 
 
 def derive(*parts: object) -> int:
@@ -118,23 +121,28 @@ def sample_fresh(
 def usable(samples: Sequence[Sample], policy: Policy, config: RunConfig, drawn: Drawn) -> None:
     """Put into `drawn` the samples that can be trained on, encoded; count the others, and the damaged, by reason.
 
-    A group that loses so many that the objective can't use it leaves whole.
+    An episode that loses a row leaves whole, and so does a group that loses so many that the objective can't use it.
     """
     needs = get(config.objective.name).needed(config.objective.options)
     least = least_responses(needs)
-    kept: list[Sample] = []
+    fit: list[Sample] = []
+    split = {d.episode for d in drawn.damaged}
     for sample in samples:
         try:
             encoded = policy.encode(sample, config.train.max_length)
         except Unusable as error:
             drawn.left_out[error.reason] += 1
+            split.add(sample.episode)
             continue
         if "reward" in needs and encoded.reward is None and encoded.token_reward is None:
             drawn.left_out["no reward"] += 1
         else:
-            kept.append(encoded)
+            fit.append(encoded)
     if drawn.damaged:
         drawn.left_out["damaged"] = len(drawn.damaged)
+    kept = [s for s in fit if s.episode is None or s.episode not in split]
+    if len(kept) < len(fit):
+        drawn.left_out["another row of its episode was left out"] = len(fit) - len(kept)
     before, after = responses([*samples, *drawn.damaged]), responses(kept)
     for sample in kept:
         if after[sample.prompt_id] < least <= before[sample.prompt_id]:
@@ -143,10 +151,15 @@ def usable(samples: Sequence[Sample], policy: Policy, config: RunConfig, drawn: 
             drawn.samples.append(sample)
 
 
+def one_each(samples: Sequence[S]) -> list[S]:
+    """A row of each response: rows of one episode are one response."""
+    seen = {(s.prompt_id, s.episode if s.episode is not None else i): s for i, s in enumerate(samples)}
+    return list(seen.values())
+
+
 def responses(samples: Sequence[Sample | Damaged]) -> Counter[str]:
-    """Responses a prompt has: rows of one episode are one."""
-    seen = {(s.prompt_id, s.episode if s.episode is not None else i) for i, s in enumerate(samples)}
-    return Counter(prompt for prompt, _ in seen)
+    """Responses a prompt has."""
+    return Counter(s.prompt_id for s in one_each(samples))
 
 
 def check_store(config: RunConfig, store: Store) -> list[str]:

@@ -1,7 +1,7 @@
 """The rule for a step that explodes.
 
 A step explodes when |loss| is above `guard.loss` times the median |loss| of the last `guard.window` steps (once there
-are `LEAST` of them), or when kl_ref is above `guard.kl`. Both are measured before the weights move. What happens then:
+are `LEAST` of them; a median of 0, as where rewards are rare, is nothing to compare with), or when kl_ref is above `guard.kl`. Both are measured before the weights move. What happens then:
 
 - "skip": this update isn't made; train.max_skipped in a row stop the run.
 - "stop": the run ends as refused, with a checkpoint of the step before.
@@ -25,7 +25,7 @@ def explosion(config: Guard, loss: float, kl: float | None, before: Sequence[flo
     """What explodes, in words, or None. `before`: |loss| of the steps before, the latest last; `kl` None: not measured."""
     if config.loss is not None and len(before) >= LEAST:
         usual = median(before)
-        if abs(loss) > config.loss * usual:
+        if usual and abs(loss) > config.loss * usual:
             return f"|loss| is {abs(loss):.4g}, more than guard.loss = {config.loss:g} times its median of {usual:.4g}"
     if config.kl is not None and kl is not None and kl > config.kl:
         return f"kl_ref is {kl:.4g} nats a response, above guard.kl = {config.kl:g}"

@@ -133,7 +133,8 @@ class Trainer:
             self.reward.close()
         there = path.exists() and path.stat().st_size > 0
         with Store.open(path, read_only=True) if there else nullcontext() as store:
-            return plan(self.config, self._load_policy(), self.prompts, self.eval_prompts, store)
+            policy = self._load_policy()
+            return plan(self.config, policy, self._load_reference(policy), self.prompts, self.eval_prompts, store)
 
     def _prepare(self) -> Path:
         """Load and check what is cheap; the path of the store."""
@@ -154,6 +155,11 @@ class Trainer:
     def _load_policy(self) -> Policy:
         return Policy.load(self.config.policy, seed=derive(self.config.train.seed, "weights"))
 
+    def _load_reference(self, policy: Policy) -> Policy | None:
+        """What stays in memory for the whole run where any of its phases needs it."""
+        needed = any(reads_reference(config) for _, config in self.phases)
+        return load_reference(self.phases[0][1].policy, policy) if needed else None
+
     def _check_store(self, path: Path) -> None:
         """Look at what is in the store before anything is loaded; what a fresh phase adds isn't known yet."""
         alone = sum(1 for _ in takewhile(lambda phase: phase[1].data.replay == 1, self.phases))
@@ -167,14 +173,15 @@ class Trainer:
                 for _, config in self.phases[: alone + 1]:
                     if config.data.replay > 0:
                         check_store(config, store)
+        for held in {c.data.eval_store for _, c in self.phases if c.data.eval_store}:
+            Store.open(held, read_only=True, create=False).close()
 
     def _train(self) -> None:
         for note in notes(self.policy, self.prompts, self.config):
             self.progress.say(f"note: {note}")
-        needed = any(reads_reference(config) for _, config in self.phases)
-        self.reference = load_reference(self.config.policy, self.policy) if needed else None
+        self.reference = self._load_reference(self.policy)
         position = go_back(self)
-        if self.folder.changed:  # also in what ended it
+        if self.folder.changed:
             position = replace(position, stopped="")
         for note in self.folder.notes:
             self.progress.say(note)
@@ -183,9 +190,11 @@ class Trainer:
             begins, ends = ends, ends + config.train.steps
             if position.step < ends and not position.stopped:
                 if position.phase != name:
-                    position = replace(position, phase=name, prompts=0, losses=(), anchor=position.digest)
+                    position = replace(position, phase=name, prompts=0, limits=None, losses=(), anchor=position.digest)
                 self.set_reference(config, position, begins)
                 position = Phase(self, config, position, begins).train()
+            if position.stopped and position.step <= ends:
+                break
         prune(self, begins, config.train.keep)  # a run killed at its end didn't come to it
         save_model(self.policy, self.out, self.config.policy.lora)
 

@@ -11,9 +11,10 @@ import torch
 from agro.config import RunConfig
 from agro.evaluate import Heldout
 from agro.policy import Policy
-from agro.train.data import Drawn
+from agro.train.data import Drawn, one_each
 from agro.train.micro import MicroBatch
 from agro.train.step import Step, collate, streams_of
+from agro.types import Batch
 
 KEYS = (
     "step", "phase", "version", "reward_mean", "reward_std", "reward_parts", "eval_reward", "eval_reward_se", "eval_n", "eval_unscored", "eval_kl_ref",
@@ -32,18 +33,18 @@ def empty_metrics() -> dict[str, Any]:
 
 def describe_batch(drawn: Drawn, version: int) -> dict[str, Any]:
     """What the samples say before anything is computed on them. `version` is the trainer's."""
-    samples = drawn.samples
+    samples, responses = drawn.samples, one_each(drawn.samples)
     rewards = defaultdict(list)
-    for s in samples:
+    for s in responses:
         if s.reward is not None:
             rewards[s.prompt_id].append(s.reward)
     parts: dict[str, list[float]] = defaultdict(list)
-    for noted in (s.meta.get("reward_parts") for s in samples):
+    for noted in (s.meta.get("reward_parts") for s in responses):
         for name, value in noted.items() if isinstance(noted, dict) else ():  # an imported log may hold anything
             parts[name] += [value] if isinstance(value, (int, float)) else []
     known = [r for group in rewards.values() for r in group]
     ages = [version - s.oldest_version for s in samples if s.oldest_version >= 0]
-    finishes = [s.meta.get("finish") for s in samples if s.meta.get("finish") is not None]
+    finishes = [s.meta.get("finish") for s in responses if s.meta.get("finish") is not None]
     groups = {s.prompt_id for s in samples}
     replayed = len(groups) - len({s.prompt_id for s in samples if drawn.fresh and s.id in drawn.fresh})
     return {
@@ -54,7 +55,9 @@ def describe_batch(drawn: Drawn, version: int) -> dict[str, Any]:
         "sampled_tokens": drawn.sampled_tokens,
         "staleness_mean": float(np.mean(ages)) if ages else None,
         "staleness_max": max(ages) if ages else None,
-        "length_mean": float(np.mean([s.action.sum() for s in samples if s.action is not None])) if samples else None,
+        "length_mean": sum(int(s.action.sum()) for s in samples if s.action is not None) / len(responses)
+        if samples
+        else None,
         "truncated_share": finishes.count("length") / len(finishes) if finishes else None,
         "groups": len(groups),
         "groups_equal": sum(min(r) == max(r) for r in rewards.values()),
@@ -76,7 +79,8 @@ def describe_step(step: Step, drawn: Drawn, config: RunConfig) -> dict[str, Any]
     fresh = torch.tensor([s.id in drawn.fresh for s in drawn.samples], device=logp.device)
     out: dict[str, Any] = {"loss": step.evaluation.loss, "objective": step.evaluation.metrics}
     if fresh.any() and batch.ref_logp is not None:
-        out["kl_ref"] = _log_ratio(logp, batch.ref_logp, batch.mask)[fresh].mean().item()
+        rows = fresh.nonzero()[:, 0]
+        out["kl_ref"] = _kl(batch.rows(rows), logp[rows], batch.ref_logp[rows])
     if fresh.any() and batch.behavior_logp is not None and samples_policy(config):
         off = (logp - batch.behavior_logp)[batch.mask & fresh[:, None]].abs()
         out |= {"logp_diff_mean": off.mean().item(), "logp_diff_max": off.max().item()}
@@ -99,13 +103,14 @@ def describe_heldout(
         "eval_n": found.rewards.size - found.unscored,
         "eval_unscored": found.unscored,
     }
-    if reference is not None and config.evaluate.temperature == config.policy.temperature:
+    if config.evaluate.kl and reference is not None and config.evaluate.temperature == config.policy.temperature:
         batch = collate(found.samples, 0).to(policy.device)
         ours, theirs = (streams_of(p, batch, ["logp"], micro)["logp"] for p in (policy, reference))
-        out["eval_kl_ref"] = _log_ratio(ours, theirs, batch.mask).mean().item()
+        out["eval_kl_ref"] = _kl(batch, ours, theirs)
     return out
 
 
-def _log_ratio(logp: torch.Tensor, ref_logp: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """[B] Σ_t log π − log π_ref."""
-    return torch.where(mask, logp - ref_logp, 0.0).sum(1)
+def _kl(batch: Batch, logp: torch.Tensor, ref_logp: torch.Tensor) -> float:
+    """Mean over responses of Σ_t log π − log π_ref, in nats."""
+    total = (logp - ref_logp)[batch.mask].sum()
+    return total.item() / len(batch.response.unique())

@@ -73,7 +73,7 @@ class Phase:
         if config.data.replay > 0:
             for note in check_store(config, self.store):
                 trainer.progress.say(f"{position.phase}: {note}")
-            check_heldout([g.prompt_id for g in self.store.groups()], [p.id for p in trainer.eval_prompts])
+            check_heldout(self._stored_prompts(), [p.id for p in trainer.eval_prompts])
         self.held = self._held_out_groups()
         self.cache: ReferenceCache | None = None
         if config.policy.cache_reference and trainer.reference is not None:
@@ -87,8 +87,16 @@ class Phase:
         follows = self.config.policy.reference in ("ema", "periodic")
         return self.trainer.reference.weights() if follows and self.trainer.reference is not None else None
 
+    @property
+    def _half_done(self) -> bool:
+        """Whether a step has moved the weights and hasn't ended."""
+        return self.sampler.version != self.position.version
+
     def train(self) -> Position:
-        """All steps that are left; on an interruption, or a refusal in the middle, a checkpoint is written first."""
+        """All steps that are left; on an interruption, or a refusal in the middle, a checkpoint is written first.
+
+        Not where the weights have moved in the present step: then the last checkpoint is where the run goes on.
+        """
         config, ends = self.config, self.begins + self.config.train.steps
         try:
             if self.position.step == 0 and (self.trainer.eval_prompts or self.held):
@@ -107,7 +115,7 @@ class Phase:
         except Unwritable as error:  # no checkpoint can be written now, and a step may be half logged
             raise Unwritable(f"{error}. The run goes on from step {max(self.saved, 0)} with --resume") from error
         except (Interrupted, Refused) as error:
-            if self.position.step != self.saved:
+            if self.position.step != self.saved and not self._half_done:
                 self.store.rewind(self.run_id, self.position.step)
                 self._save()
             if isinstance(error, Interrupted):
@@ -204,9 +212,8 @@ class Phase:
         if self.trainer.reference is not None:
             follow(self.trainer.reference, self.policy, self.config.policy, at + 1)
         self.position = replace(
-            self.position, step=self.position.step + 1, prompts=self.position.prompts + drawn.prompts,
-            limits=(self.micro.sequences, self.micro.tokens),
-        )  # fmt: skip
+            self.position, step=self.position.step + 1, prompts=self.position.prompts + drawn.prompts
+        )
         self.sampler.version = self.position.version
         here = {"step": self.position.step, "phase": self.position.phase, "version": self.position.version}
         return metrics | here
@@ -287,9 +294,14 @@ class Phase:
             return None
         assert reference is not None
         held = HeldOutGroups.load(data.eval_store, self.config, reference, self.micro)
-        stored = {g.prompt_id for g in self.store.groups()} if data.replay else set()
+        stored = self._stored_prompts() if data.replay else set()
         check_heldout(stored | {p.id for p in self.trainer.prompts}, held.prompt_ids, "data.eval_store")
         return held
+
+    def _stored_prompts(self) -> set[str]:
+        """Those of which stored samples may be drawn."""
+        data = self.config.data
+        return {g.prompt_id for g in self.store.groups(roles=data.roles, sources=data.sources)}
 
     def _sampler(self, version: int = UNKNOWN_VERSION) -> Sampler:
         return in_environment(HFSampler(self.policy, version), self.environment, self.config.environment)
@@ -302,16 +314,17 @@ class Phase:
             self.trainer.tell("before_evaluate")
         if self.trainer.eval_prompts:
             assert self.trainer.reward is not None
-            options = replace(
+            how = replace(
                 sampling(config, derive(config.train.seed, "evaluate")),
                 temperature=config.evaluate.temperature, top_k=0, top_p=1.0, min_p=0.0,
             )  # fmt: skip
             prompts = self.trainer.eval_prompts
-            found = heldout(self._sampler(), self.trainer.reward, prompts, config.evaluate.n, options)
+            found = heldout(self._sampler(), self.trainer.reward, prompts, config.evaluate.n, how)
             out |= describe_heldout(found, self.policy, self.trainer.reference, config, self.micro)
             self._compare(out)
         if self.held is not None:
-            out |= self.held.measure(self.policy, options_at(config.objective.options, at)["beta"]).metrics()
+            options = options_at(config.objective.options, at)
+            out |= self.held.measure(self.policy, options["beta"], options.get("average", "sum")).metrics()
             out["eval_left_out"] = self.held.left_out
         if out:
             self.trainer.tell("after_evaluate", out)
@@ -320,10 +333,10 @@ class Phase:
     def _compare(self, found: Mapping[str, Any]) -> None:
         """Held-out reward against the best so far: what is kept, and whether the run goes on."""
         rule, step, reward = self.config.evaluate, self.position.step, found["eval_reward"]
-        if reward is None:
+        if math.isnan(reward):  # nothing could be scored
             return
         best, waited = self.position.best, self.position.waited + 1
-        if best is None or reward > best[0]:
+        if best is None or reward > best[0] or step == best[1]:  # step 0 is measured again where a run goes on from it
             best, waited = (reward, step), 0
             if rule.keep_best:
                 keep_best(self.policy, self.trainer.out, self.config.policy.lora, {**found, "step": step})
@@ -335,7 +348,7 @@ class Phase:
 
     def _save(self) -> None:
         self.stage("saving")
-        folder, position = self.trainer.folder, self.position
+        folder, position = self.trainer.folder, replace(self.position, limits=(self.micro.sequences, self.micro.tokens))
         files = checkpoint.save(
             folder.checkpoint(position.step), position, self.policy.weights(), self.optimiser, self.reference_weights
         )

@@ -45,11 +45,16 @@ def phase_counts(config: RunConfig, store: Store | None, evaluated: int, *, firs
         "fresh_groups": fresh,
         "stored_groups": stored,
         "responses_sampled": fresh * sampler.n,
-        "tokens_sampled_at_most": fresh * sampler.n * sampler.max_new,
+        "tokens_sampled_at_most": fresh * sampler.n * _most_new(config),
         "responses_trained": None if stored and rows is None else round(fresh * sampler.n + stored * (rows or 0)),
         "evaluations": evaluations,
         "responses_evaluated": evaluations * evaluated * config.evaluate.n,
     }
+
+
+def _most_new(config: RunConfig) -> int:
+    """Tokens of a response at most that the policy writes itself."""
+    return config.sampler.max_new * (config.environment.max_turns if config.environment else 1)
 
 
 def _stored_rows(config: RunConfig, store: Store | None) -> float | None:
@@ -66,10 +71,10 @@ def _stored_rows(config: RunConfig, store: Store | None) -> float | None:
 
 
 def longest(policy: Policy, config: RunConfig, prompts: Sequence[Prompt], store: Store | None) -> int:
-    """Tokens of the longest sequence, as far as the first prompts and stored samples show."""
+    """Tokens of the longest sequence, as far as the first prompts and stored samples show; without what an environment says."""
     found = [2]
     if config.data.replay < 1:
-        found += [len(policy.encode_prompt(p.text)) + config.sampler.max_new for p in prompts[:LOOKED_AT]]
+        found += [len(policy.encode_prompt(p.text)) + _most_new(config) for p in prompts[:LOOKED_AT]]
     if config.data.replay > 0 and store is not None:
         for sample in islice(store.samples(roles=config.data.roles, sources=config.data.sources), LOOKED_AT):
             with suppress(Unusable):  # it is left out of the run as well
@@ -79,7 +84,7 @@ def longest(policy: Policy, config: RunConfig, prompts: Sequence[Prompt], store:
     return min(max(found), policy.context, config.train.max_length or policy.context)
 
 
-def memory(policy: Policy, config: RunConfig, width: int) -> dict[str, int]:
+def memory(policy: Policy, reference: Policy | None, config: RunConfig, width: int) -> dict[str, int]:
     """Bytes by what takes them, for sequences of `width` tokens; activations are left out, which depend on the kernels."""
     everything = sum(p.nbytes for p in policy.model.parameters())
     trained = sum(w.nbytes for w in policy.weights().values())
@@ -91,7 +96,7 @@ def memory(policy: Policy, config: RunConfig, width: int) -> dict[str, int]:
         "weights": everything,
         "gradients": trained,
         "optimiser": 2 * trained,
-        "reference": 0 if not reads_reference(config) else trained if policy.adapter else everything,
+        "reference": 0 if reference is None else sum(w.nbytes for w in reference.weights().values()),
         "keys_and_values": 2 * batch * width * c.num_hidden_layers * heads * per_head * policy.dtype.itemsize,
         "logits": 3 * config.policy.chunk * policy.vocab_size * 4,
     }
@@ -128,7 +133,12 @@ def speeds(policy: Policy, config: RunConfig, prompts: Sequence[Prompt], width: 
 
 
 def plan(
-    config: RunConfig, policy: Policy, prompts: Sequence[Prompt], eval_prompts: Sequence[Prompt], store: Store | None
+    config: RunConfig,
+    policy: Policy,
+    reference: Policy | None,
+    prompts: Sequence[Prompt],
+    eval_prompts: Sequence[Prompt],
+    store: Store | None,
 ) -> dict[str, Any]:
     """A JSON document: phases, totals, memory in bytes, and at most so many seconds."""
     phases: list[dict[str, Any]] = []
@@ -142,7 +152,7 @@ def plan(
         )
         counts["longest_sequence"] = width
         if pace["sampled_tokens_per_second"]:
-            at_most = counts["responses_evaluated"] * part.sampler.max_new + counts["tokens_sampled_at_most"]
+            at_most = counts["responses_evaluated"] * _most_new(part) + counts["tokens_sampled_at_most"]
             counts["seconds_sampling_at_most"] = at_most / pace["sampled_tokens_per_second"]
             seconds += counts["seconds_sampling_at_most"]
         if counts["responses_trained"] is not None:
@@ -150,7 +160,7 @@ def plan(
             tokens = counts["responses_trained"] * part.train.updates * width
             counts["seconds_training_at_most"] = tokens / pace["trained_tokens_per_second"]
             seconds += counts["seconds_training_at_most"]
-        phases.append({"phase": name, **counts, **pace, "memory": memory(policy, part, width)})
+        phases.append({"phase": name, **counts, **pace, "memory": memory(policy, reference, part, width)})
     return {
         "model": policy.name,
         "device": str(policy.device),

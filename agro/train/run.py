@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agro.config import RunConfig, deciding, take_length
+from agro.config import RunConfig, deciding, ending, take_length
 from agro.errors import Refused
 from agro.files import remove, sync, write, writing
 
@@ -28,7 +28,7 @@ class Run:
         self.metrics_file = folder / "metrics.jsonl"
         if self.metrics_file.exists() and not resume:
             raise Refused(f"{folder}: there is a run in this folder; go on with it by --resume, or give another --out")
-        self.changed = False  # since the run was stopped, in what may change
+        self.changed = False  # since the run was stopped, in what ends it
         self.notes: list[str] = []
         before = self._before(config) if resume else {}
         with writing(folder):
@@ -64,7 +64,7 @@ class Run:
         if not self.config_file.exists() and not self.metrics_file.exists():
             return {}
         saved = RunConfig.load(self.config_file)
-        self.changed = saved != config
+        self.changed = ending(saved) != ending(config)
         then, now = (deciding(c.model_dump(mode="json")) for c in (saved, config))
         before, after = take_length(then), take_length(now)
         if before is not None and after is not None and after < before:
@@ -105,7 +105,7 @@ class Run:
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Append one object; what isn't a finite number is unknown: null."""
         with writing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as f:
-            f.write(json.dumps(_known(metrics), allow_nan=False) + "\n")
+            f.write(json.dumps(known(metrics), allow_nan=False) + "\n")
 
     def sync(self) -> None:
         """Wait until the metrics are on the disk."""
@@ -114,9 +114,10 @@ class Run:
                 sync(self.metrics_file)
 
 
-def _known(value: Any) -> Any:
+def known(value: Any) -> Any:
+    """For JSON: None in place of what isn't a finite number."""
     if isinstance(value, Mapping):
-        return {k: _known(v) for k, v in value.items()}
+        return {k: known(v) for k, v in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

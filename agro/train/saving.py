@@ -10,6 +10,7 @@ from typing import Any
 from agro.config import LoRA
 from agro.files import whole_folder
 from agro.policy import Policy
+from agro.train.run import known
 
 
 def save_model(policy: Policy, out: Path, lora: LoRA | None) -> None:
@@ -25,5 +26,5 @@ def keep_best(policy: Policy, out: Path, lora: LoRA | None, measured: Mapping[st
     """RUN/best: the model, and best.json with what was `measured` of it; whole or not there."""
     with whole_folder(out / "best") as folder:
         policy.save(folder, merge=lora is None or lora.merge)
-        known = {k: measured[k] for k in ("step", "eval_reward", "eval_reward_se", "eval_n")}
-        (folder / "best.json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        told = known({k: measured[k] for k in ("step", "eval_reward", "eval_reward_se", "eval_n")})
+        (folder / "best.json").write_text(json.dumps(told, indent=1, allow_nan=False) + "\n", encoding="utf-8")

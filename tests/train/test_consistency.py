@@ -48,8 +48,9 @@ def total_logp(policy: Policy, sample: Sample) -> float:
     return float(logp[torch.tensor(s.action[1:])].detach().sum())
 
 
-def test_is_half_the_variance_of_the_regularised_reward(tmp_path: Path) -> None:
-    config = log_run(tmp_path, evaluate__every=3)
+@pytest.mark.parametrize("average", ["sum", "token"])
+def test_is_half_the_variance_of_the_regularised_reward(tmp_path: Path, average: str) -> None:
+    config = log_run(tmp_path, evaluate__every=3, objective__average=average)
     folder = Trainer(config, tmp_path / "run").run()
     rows = [m for m in metrics(folder) if m["eval_consistency"] is not None]
     assert [m["step"] for m in rows] == [0, 3, 6]
@@ -64,13 +65,15 @@ def test_is_half_the_variance_of_the_regularised_reward(tmp_path: Path) -> None:
         for p in range(200, 205):
             group = list(store.samples(prompt_id=prompt_hash(f"{p}>")))
             r = np.array([s.reward for s in group])
-            R = r - BETA * np.array([total_logp(now, s) - total_logp(start, s) for s in group])
+            tokens = np.array([now.encode(s).action.sum() for s in group])
+            ratio = np.array([total_logp(now, s) - total_logp(start, s) for s in group])
+            R = r - BETA * (ratio if average == "sum" else ratio / tokens)
             before.append(np.var(r, ddof=1) / 2)
             after.append(np.var(R, ddof=1) / 2)
     fall = np.array(before) - np.array(after)
     assert rows[0]["eval_consistency"] == pytest.approx(np.mean(before), rel=1e-9)
     assert rows[0]["eval_consistency_fall"] == pytest.approx(0, abs=1e-12)
-    assert abs(fall.mean()) > 1e-3
+    assert abs(fall.mean()) > 1e-4
     assert rows[-1]["eval_consistency"] == pytest.approx(np.mean(after), rel=1e-4)
     assert rows[-1]["eval_consistency_se"] == pytest.approx(np.std(after, ddof=1) / 5**0.5, rel=1e-4)
     assert rows[-1]["eval_consistency_fall"] == pytest.approx(fall.mean(), rel=1e-3)

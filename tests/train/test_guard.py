@@ -23,6 +23,7 @@ def test_the_rule() -> None:
     assert explosion(rule, -3.0, None, before) is None
     assert "3 times its median of 1" in str(explosion(rule, -3.1, None, before))
     assert explosion(rule, 100.0, None, before[:4]) is None  # too few to compare with
+    assert explosion(rule, 1.0, None, (0.0, 0.0, 0.0, 0.0, 2.0)) is None  # nothing to learn from, until now
     assert "10.1 nats" in str(explosion(rule, 1.0, 10.1, before))
     assert explosion(Guard(), 1e9, 1e9, before) is None
     assert remember(Guard(loss=3.0, window=5), before, -4.0) == (1.0, 2.0, 1.0, 1.0, 4.0)

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from tiny_runs import fill_store, metrics, tiny, write_prompts
 
+from agro.config import RunConfig
 from agro.errors import Refused
+from agro.policy import Policy
 from agro.train.loop import Trainer
 from agro.train.plan import describe
 
@@ -51,3 +53,26 @@ def test_memory_of_a_model_whose_sizes_are_known(tmp_path: Path) -> None:
 def test_it_refuses_what_the_run_would(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"isn't there"):
         Trainer(tiny(tmp_path, data__replay=1.0), tmp_path / "run").plan()
+    with pytest.raises(Refused, match=r"none\.db"):
+        Trainer(tiny(tmp_path, data__eval_store=str(tmp_path / "none.db")), tmp_path / "run").plan()
+
+
+def test_turns_of_an_environment_are_counted(tmp_path: Path) -> None:
+    """Prompts of 5 tokens (BOS, "000>"), 4 turns of 3 tokens."""
+    turns = {"name": "calculator", "max_turns": 4}
+    one, four = (
+        Trainer(tiny(tmp_path, policy__new__context=64, environment=e), tmp_path / "run").plan()["phases"][0]
+        for e in (None, turns)
+    )
+    assert (one["longest_sequence"], four["longest_sequence"]) == (8, 17)
+    assert four["tokens_sampled_at_most"] == 4 * one["tokens_sampled_at_most"]
+
+
+def test_memory_of_a_reference_of_another_size(tmp_path: Path) -> None:
+    small, large = (tiny(tmp_path, policy__new__layers=n).policy for n in (1, 2))
+    Policy.load(small).save(tmp_path / "small")
+    Policy.load(large).save(tmp_path / "large")
+    policy = {"model": str(tmp_path / "small"), "reference": "model", "reference_model": str(tmp_path / "large")}
+    config = RunConfig.of({**tiny(tmp_path).model_dump(), "policy": policy})
+    held = Trainer(config, tmp_path / "run").plan()["phases"][0]["memory"]
+    assert held["reference"] == sum(p.nbytes for p in Policy.load(large).model.parameters()) > held["weights"]

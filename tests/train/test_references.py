@@ -93,6 +93,13 @@ def test_another_model(tmp_path: Path) -> None:
     assert abs(metrics(out)[0]["kl_ref"]) > 1e-3  # at the first step they differ already
 
 
+def test_another_model_that_the_phases_name(tmp_path: Path) -> None:
+    model = {"reference": "model", "reference_model": base(tmp_path, 1)}
+    config = of_model(tmp_path).model_dump() | {"phases": [{"name": "a", "policy": model}]}
+    out = train(RunConfig.of(config), tmp_path / "run")
+    assert abs(metrics(out)[0]["kl_ref"]) > 1e-3
+
+
 def test_a_reference_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     from agro.config import NewModel
     from agro.newmodel import new_model
@@ -130,6 +137,7 @@ def test_an_adapter_trains_and_resumes(tmp_path: Path) -> None:
         ({"guard": {"kl": 1.0, "action": "skip"}}, r'guard\.kl and guard\.action = "skip"'),
         ({"evaluate__patience": 2}, r"evaluate\.patience = 2 .* data\.eval_prompts"),
         ({"phases": [{"name": "a", "policy": {"temperature": 2.0}}, {"name": "b"}]}, r"a phase can't change \[policy\]"),
+        ({"phases": [{"name": "a", "policy": {"temperature": 2.0}}]}, r"a phase can't change \[policy\]"),
         ({"phases": [{"name": "a", "reward": {"name": "exact"}}, {"name": "b"}]}, r"a phase can't change \[reward\]"),
         (
             {"policy__reference": "phase", "phases": [{"name": "a"}, {"name": "b", "policy": {"reference": "start"}}]},

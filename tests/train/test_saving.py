@@ -83,6 +83,12 @@ def test_what_was_not_measured_is_said_so(tmp_path):
     assert "held-out prompts: none" in card
 
 
+def test_a_card_tells_the_references_of_the_phases(tmp_path):
+    phases = [{"name": "a"}, {"name": "b", "policy": {"reference": "phase"}}]
+    out = Trainer(tiny(tmp_path, phases=phases, train__steps=1), tmp_path / "run").run()
+    assert "- reference: start; phase\n" in (out / "model" / "README.md").read_text()
+
+
 def test_cards_of_an_adapter_and_of_the_model_it_was_merged_into(tmp_path, base):
     config = tiny(tmp_path, policy={"model": str(base), "lora": {"rank": 2}}, train__steps=1)
     out = Trainer(config, tmp_path / "run").run()

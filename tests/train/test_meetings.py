@@ -1,0 +1,174 @@
+"""Where parts of a run meet: phases, early ends, resuming, guards, references, episodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_runs import fill_store, metrics, tiny, weights, write_prompts
+
+from agro.config import RunConfig
+from agro.errors import Interrupted, Refused
+from agro.train import checkpoint, phase
+from agro.train.callbacks import Callback
+from agro.train.loop import Trainer
+
+
+class Stop(Callback):
+    """End the run after a step, as an early stop does."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def after_step(self, trainer, found) -> None:
+        if found["step"] == self.at:
+            trainer.stop("seen enough")
+
+
+class Interrupt(Callback):
+    """Ctrl-C while a step's samples are drawn."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def before_sample(self, trainer, prompts) -> None:
+        done = metrics(trainer.out)[-1]["step"] if (trainer.out / "metrics.jsonl").exists() else 0
+        trainer.interruption.asked = done == self.after
+
+
+def held(folder: Path) -> str:
+    return write_prompts(folder / "held.jsonl", range(60, 66))
+
+
+def three_phases(last: int = 2) -> list[dict]:
+    return [{"name": name, "train": {"steps": steps}} for name, steps in (("a", 2), ("b", 5), ("c", last))]
+
+
+def test_a_run_that_ended_early_in_a_middle_phase_keeps_the_reference_of_that_phase(tmp_path: Path) -> None:
+    def config(last: int):
+        return tiny(
+            tmp_path, phases=three_phases(last), policy__reference="phase", train__checkpoint_every=1, train__keep=1
+        )
+
+    out = Trainer(config(2), tmp_path / "run", callbacks=[Stop(5)]).run()
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-00000002", "step-00000005"]
+    assert metrics(Trainer(config(2), out, resume=True).run())[-1]["step"] == 5
+    whole = Trainer(config(3), tmp_path / "whole").run()
+    assert weights(Trainer(config(3), out, resume=True).run()) == weights(whole)
+
+
+def test_a_run_that_ended_early_stays_ended_where_nothing_that_ends_it_changes(tmp_path: Path) -> None:
+    out = Trainer(tiny(tmp_path), tmp_path / "run", callbacks=[Stop(3)]).run()
+    assert metrics(Trainer(tiny(tmp_path, train__show_every=1), out, resume=True).run())[-1]["step"] == 3
+    assert metrics(Trainer(tiny(tmp_path, train__steps=7), out, resume=True).run())[-1]["step"] == 7
+
+
+def test_a_phase_has_its_own_limits_of_a_forward_pass(tmp_path: Path) -> None:
+    phases = [{"name": "a", "train": {"micro_batch": 8}}, {"name": "b", "train": {"micro_batch": 2}}]
+    out = Trainer(tiny(tmp_path, phases=phases, train__steps=2), tmp_path / "run").run()
+    read = {s: json.loads((out / f"checkpoints/step-0000000{s}/position.json").read_text()) for s in (2, 4)}
+    assert {s: p["limits"] for s, p in read.items()} == {2: [8, None], 4: [2, None]}
+
+
+def test_a_position_of_an_earlier_version_can_be_read(tmp_path: Path) -> None:
+    """The keys that 0.1 had before references, guards and caches were there."""
+    (tmp_path / "position.json").write_text(
+        '{"phase": "a", "step": 3, "version": 3, "prompts": 12, "skipped": 0, "anchor": "", "digest": ""}'
+    )
+    assert checkpoint.load_position(tmp_path, "d") == checkpoint.Position("a", 3, 3, 12, digest="d")
+
+
+def test_a_checkpoint_of_other_weights_is_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(Refused, match=r"model\.safetensors: .* \['a', 'b'\] are in one of the two alone"):
+        checkpoint.load(tmp_path, "d", {"b": torch.zeros(1)})
+
+
+def test_rewards_that_could_not_be_measured_are_no_best(tmp_path: Path, monkeypatch) -> None:
+    given = iter([float("nan"), 0.2, 0.1])
+    real = phase.describe_heldout
+    monkeypatch.setattr(
+        phase, "describe_heldout", lambda *a: real(*a) | {"eval_reward": next(given), "eval_reward_se": float("nan")}
+    )
+    config = tiny(tmp_path, data__eval_prompts=held(tmp_path), evaluate={"every": 1, "keep_best": True}, train__steps=2)
+    out = Trainer(config, tmp_path / "run").run()
+    best = json.loads((out / "best/best.json").read_text(), parse_constant=pytest.fail)  # NaN isn't JSON
+    assert (best["step"], best["eval_reward"], best["eval_reward_se"]) == (1, 0.2, None)
+
+
+def test_the_measurement_of_step_0_made_again_is_not_one_without_progress(tmp_path: Path, monkeypatch) -> None:
+    given = iter([0.5, 0.5, 0.4, 0.3, 0.2])  # step 0, step 0 again, steps 1 to 3
+    real = phase.describe_heldout
+    monkeypatch.setattr(phase, "describe_heldout", lambda *a: real(*a) | {"eval_reward": next(given)})
+    config = tiny(tmp_path, data__eval_prompts=held(tmp_path), evaluate={"every": 1, "patience": 2}, train__steps=3)
+    with pytest.raises(Interrupted):
+        Trainer(config, tmp_path / "run", callbacks=[Interrupt(0)]).run()
+    assert metrics(Trainer(config, tmp_path / "run", resume=True).run())[-1]["step"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"phases": [{"name": "a", "data": {"prompts": "other.jsonl"}}]}, r"phase a: a phase can't change data\.prompts"),
+        ({"phases": [{"name": "a", "train": {"push": "me/it"}}]}, r"phase a: a phase can't change train\.push"),
+        (
+            {"phases": [{"name": "a", "guard": {"kl": 1.0, "action": "skip"}}]},
+            r'phase a: guard\.kl and guard\.action = "skip"',
+        ),
+        ({"guard": {"kl": 1.0}, "objective": {"name": "rloo", "beta": 0.0}}, r"guard\.kl: .* would watch nothing"),
+        ({"policy__cache_reference": True, "objective": {"name": "sft"}}, r"policy\.cache_reference .* take it out"),
+        (
+            {"policy__reference": "ema", "policy__reference_decay": 0.9, "policy__dtype": "bfloat16"},
+            r'policy\.reference = "ema" .* policy\.dtype = "bfloat16"',
+        ),
+    ],
+)  # fmt: skip
+def test_settings_that_would_be_passed_over_are_refused(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        Trainer(tiny(tmp_path, **changes), tmp_path / "run")
+
+
+def test_patience_of_all_phases_and_evaluations_of_one(tmp_path: Path) -> None:
+    phases = [{"name": "a"}, {"name": "b", "evaluate": {"every": 2}}]
+    Trainer(tiny(tmp_path, phases=phases, evaluate__patience=2, data__eval_prompts=held(tmp_path)), tmp_path / "run")
+
+
+def test_the_kl_of_an_evaluation_can_be_left_out(tmp_path: Path) -> None:
+    config = tiny(tmp_path, data__eval_prompts=held(tmp_path), evaluate__kl=False, train__steps=1)
+    assert [m["eval_kl_ref"] for m in metrics(Trainer(config, tmp_path / "run").run())] == [None, None]
+
+
+def test_stored_samples_that_are_never_drawn_may_be_of_held_out_prompts(tmp_path: Path) -> None:
+    fill_store(tmp_path / "log.db")  # of "100>" and so on, by "someone"
+    prompts = tmp_path / "held.jsonl"
+    prompts.write_text('{"prompt": "100>", "answer": "0"}\n')
+    data = {"data__store": str(tmp_path / "log.db"), "data__replay": 0.5, "data__eval_prompts": str(prompts)}
+
+    def config(*sources: str) -> RunConfig:
+        return tiny(tmp_path, data__sources=sources, train__steps=2, **data)
+
+    Trainer(config("policy"), tmp_path / "run").run()
+    with pytest.raises(Refused, match="1 of 1 held-out prompts are in the training data"):
+        Trainer(config("policy", "someone"), tmp_path / "other").run()
+
+
+def test_no_checkpoint_is_written_between_the_updates_of_a_step(tmp_path: Path, monkeypatch) -> None:
+    """The second update of step 2 doesn't fit into memory, for the optimiser has its state by then."""
+    config = tiny(tmp_path, train__updates=2, train__checkpoint_every=3, train__steps=4)
+    plain = Trainer(config, tmp_path / "plain").run()
+    calls: list[int] = []
+    real = phase.backward
+
+    def backward(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 4:
+            raise Refused("out of memory on a single sequence")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(phase, "backward", backward)
+    with pytest.raises(Refused, match="out of memory"):
+        Trainer(config, tmp_path / "run").run()
+    assert weights(Trainer(config, tmp_path / "run", resume=True).run()) == weights(plain)

@@ -1,0 +1,120 @@
+"""Episodes of several rows in a run: each is one response, used whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import metrics, tiny
+
+from agro.config import Policy as PolicyConfig
+from agro.errors import Refused
+from agro.policy import Policy, Unusable
+from agro.store import Store
+from agro.train.callbacks import Callback
+from agro.train.consistency import HeldOutGroups
+from agro.train.data import Drawn, usable
+from agro.train.loop import Trainer
+from agro.train.measure import describe_batch
+from agro.train.micro import MicroBatch
+from agro.types import Sample
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Policy:
+    return Policy.load(PolicyConfig(new=tiny(tmp_path).policy.new))
+
+
+def row(policy: Policy, response: str, episode: str | None = None, *, later: bool = False, **fields) -> Sample:
+    plain = policy.encode(Sample("100>", response, reward=1.0, prompt_id="p"))
+    assert plain.tokens is not None
+    assert plain.action is not None
+    context = {"context_tokens": plain.tokens[~plain.action]} if later else {}
+    return plain.replace(episode=episode, **context, **fields)
+
+
+def test_an_episode_that_loses_a_row_leaves_whole(tmp_path: Path, policy: Policy) -> None:
+    rows = [
+        row(policy, "1", "e"), row(policy, "2" * 8, "e", later=True), row(policy, "3"), row(policy, "4", "f"),
+        row(policy, "5", "f", later=True),
+    ]  # fmt: skip
+    drawn = Drawn([])
+    usable(rows, policy, tiny(tmp_path, train__max_length=12), drawn)
+    assert [s.response for s in drawn.samples] == ["3", "4", "5"]
+    assert drawn.left_out == {"too long": 1, "another row of its episode was left out": 1}
+
+
+def test_an_episode_with_a_damaged_row_leaves_whole(tmp_path: Path, policy: Policy) -> None:
+    with Store.open(tmp_path / "log.db") as store:
+        for g in range(4):
+            for e in range(3):
+                store.append(
+                    row(policy, str(i), f"{g}-{e}", later=bool(i), reward=float(e)).replace(prompt_id=str(g)) for i in range(2)
+                )  # fmt: skip
+        store._run("UPDATE samples SET response = 'x' WHERE id = 2")
+    config = tiny(tmp_path, data__store=str(tmp_path / "log.db"), data__replay=1.0, train__steps=1)
+    [found] = metrics(Trainer(config, tmp_path / "run").run())
+    assert found["left_out_reasons"] == {"damaged": 1, "another row of its episode was left out": 1}
+
+
+def test_means_are_over_responses(policy: Policy) -> None:
+    """A response of 4 tokens in two rows (each with its end token), reward 1, and one of 2, reward 0."""
+    rows = [row(policy, "1", "e"), row(policy, "2", "e", later=True), row(policy, "3", reward=0.0)]
+    rows = [
+        s.replace(meta={"finish": "stop" if s.episode else "length", "reward_parts": {"a": s.reward}}) for s in rows
+    ]
+    found = describe_batch(Drawn(rows), 0)
+    assert (found["reward_mean"], found["reward_std"]) == (0.5, pytest.approx(0.5**0.5))
+    assert (found["length_mean"], found["truncated_share"], found["reward_parts"]) == (3.0, 0.5, {"a": 0.5})
+
+
+def test_a_held_out_group_of_one_episode_is_none(tmp_path: Path, policy: Policy) -> None:
+    with Store.open(tmp_path / "held.db") as store:
+        store.append([row(policy, "1", "e"), row(policy, "2", "e", later=True)])
+    with pytest.raises(Refused, match="expected groups of two or more scored responses, got none among 1 groups"):
+        HeldOutGroups.load(tmp_path / "held.db", tiny(tmp_path), policy, MicroBatch())
+
+
+def test_a_later_row_of_another_tokenizer_is_left_out(policy: Policy) -> None:
+    """Its context isn't the prompt, and only the other tokenizer knows it."""
+    policy.encode(row(policy, "1", "e").replace(tokenizer="another"))
+    with pytest.raises(Unusable, match="follows what isn't the prompt"):
+        policy.encode(row(policy, "1", "e", later=True).replace(tokenizer="another"))
+
+
+class Far(Callback):
+    """Weights away from the reference's; and what kl_ref is of that step's rows."""
+
+    def before_step(self, trainer, samples) -> None:
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for p in trainer.policy.weights().values():
+                p.add_(0.1 * torch.randn(p.shape, generator=generator))
+        total = 0.0
+        for s in samples:
+            tokens, mask = torch.tensor(s.tokens)[None].long(), torch.tensor(s.mask)[None]
+            with torch.no_grad():
+                ours, theirs = (
+                    p.streams(tokens, torch.tensor([len(s.tokens)]), mask)["logp"][mask]
+                    for p in (trainer.policy, trainer.reference)
+                )
+            total += float((ours - theirs).sum())
+        self.expected = total / len({s.episode for s in samples})
+
+
+def test_kl_is_of_a_response(tmp_path: Path, monkeypatch) -> None:
+    """Each sampled response is made an episode together with its neighbour of the group."""
+    from agro.train import data
+
+    real = data.sample_fresh
+
+    def paired(*args, **kwargs):
+        found = real(*args, **kwargs)
+        first = {s.id: found[i - i % 2] for i, s in enumerate(found)}
+        return [s.replace(episode=str(first[s.id].id), reward=first[s.id].reward) for s in found]
+
+    monkeypatch.setattr("agro.train.phase.sample_fresh", paired)
+    far = Far()
+    [found] = metrics(Trainer(tiny(tmp_path, sampler__n=4, train__steps=1), tmp_path / "run", callbacks=[far]).run())
+    assert found["kl_ref"] == pytest.approx(far.expected, rel=1e-4)
