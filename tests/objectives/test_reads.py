@@ -106,22 +106,19 @@ def grads_of(name: str, options: dict[str, Any], batch: Batch, streams: dict[str
 
 @EVERY
 def test_declared_coupling_is_true(name: str, options: dict[str, Any], needs: set[str]) -> None:
-    """The streams of other rows ("row") or groups ("group") may be anything: a row's gradient is the same to the last bit.
+    """The streams of other responses ("row") or groups ("group") may be anything: a row's gradient is the same to the last bit.
 
     And a coupling of "group" isn't declared for nothing.
     """
     coupling = objectives.describe(name, **options)["couples"]
-    beta_counts = bool(options.get("beta")) and name in ("agro", "agro_onpolicy", "rloo")
-    assert coupling == ("group" if beta_counts else "row")
+    beta_counts = bool(options.get("beta")) and name in ("agro", "agro_onpolicy", "rloo", "squared_consistency")
+    assert coupling == ("group" if beta_counts and options.get("baseline") != "soft" else "row")
     case, rng = draw(3, groups=3), np.random.default_rng(3)
     batch = batch_of(case)
     whole = {"logp": case.logp, "kl": case.kl}
     own = objectives.evaluate(name, case.logp, batch, streams={"kl": case.kl}, **options).grads
-    units = (
-        [[i] for i in range(len(case.mask))]
-        if coupling == "row"
-        else [[i for i, h in enumerate(case.group) if h == g] for g in dict.fromkeys(case.group)]
-    )
+    whose = case.response if coupling == "row" else case.group
+    units = [[i for i, h in enumerate(whose) if h == g] for g in dict.fromkeys(whose)]
     for rows in units:
         others = np.setdiff1d(np.arange(len(case.mask)), rows)
         for noise in (-1e4, 0.0, rng.normal(size=(len(others), case.mask.shape[1]))):

@@ -232,8 +232,8 @@ def test_a_clip_may_be_a_list() -> None:
     np.testing.assert_array_equal(a.grad, b.grad)
 
 
-def test_names_are_those_of_the_contract() -> None:
-    assert objectives.names() == ["agro", "agro_onpolicy", "rloo", "reinforce", "kl_pg", "grpo", "sft"]
+def test_the_names_of_the_contract_are_there() -> None:
+    assert {"agro", "agro_onpolicy", "rloo", "reinforce", "kl_pg", "grpo", "sft"} <= set(objectives.names())
 
 
 def test_describe() -> None:
