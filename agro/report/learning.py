@@ -22,7 +22,7 @@ REFERENCES = {
 
 
 def learning(run: RunData, experience: Experience) -> str:
-    panels = "".join(p for p in (_consistency(run), _parts(run)) if p)
+    panels = "".join(p for p in (_consistency(run), _regret(run), _parts(run)) if p)
     return _curves(run, experience) + _phases(run) + (f'<div class="panels">{panels}</div>' if panels else "")
 
 
@@ -114,6 +114,22 @@ def _consistency(run: RunData) -> str:
     )  # fmt: skip
     caption = f"AGRO's loss on {row.get('eval_groups', '?')} stored groups that aren't trained on: lower is better, whoever wrote them.{fell}"
     return panel("Held-out ½ Var(R)", caption, draw(run, lines))
+
+
+def _regret(run: RunData) -> str:
+    """Estimated regret on fresh groups, where there were any and a β."""
+    found = run.column("regret")
+    if not np.isfinite(found).any():
+        return ""
+    caption = (
+        "β log mean exp(R/β) − mean R in the groups that were sampled, R = r − β log π/π_ref: how far the regularised reward is below the "
+        "best. Biased low, for few responses don't show the best; 0 would be the optimum."
+    )
+    return panel(
+        "Estimated regret",
+        caption,
+        draw(run, [Series("regret", found, smooth=smoothing(len(run.rows)))], unit="reward"),
+    )
 
 
 def _parts(run: RunData) -> str:

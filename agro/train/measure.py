@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from agro.config import RunConfig
 from agro.evaluate import Heldout
+from agro.objectives.reduce import Groups
 from agro.policy import Policy
 from agro.train.data import Drawn, one_each
 from agro.train.micro import MicroBatch
@@ -19,7 +21,7 @@ from agro.types import Batch
 KEYS = (
     "step", "phase", "version", "reward_mean", "reward_std", "reward_parts", "eval_reward", "eval_reward_se", "eval_n", "eval_unscored", "eval_kl_ref",
     "eval_consistency", "eval_consistency_se", "eval_consistency_fall", "eval_consistency_fall_se", "eval_groups", "eval_left_out",
-    "loss", "kl_ref", "grad_norm", "grad_norm_clipped", "lr", "tokens", "sampled_tokens", "seconds", "seconds_sample",
+    "loss", "kl_ref", "regret", "grad_norm", "grad_norm_clipped", "lr", "tokens", "sampled_tokens", "seconds", "seconds_sample",
     "seconds_train", "tokens_per_second", "staleness_mean", "staleness_max", "length_mean", "truncated_share", "groups",
     "groups_equal", "rewards_failed", "left_out", "left_out_reasons", "skipped", "rolled_back", "logp_diff_mean", "logp_diff_max",
     "replay_share", "objective",
@@ -70,8 +72,8 @@ def describe_batch(drawn: Drawn, version: int) -> dict[str, Any]:
     }
 
 
-def describe_step(step: Step, drawn: Drawn, config: RunConfig) -> dict[str, Any]:
-    """What the first pass over a batch shows: the objective, and on fresh rows KL and sampler against trainer.
+def describe_step(step: Step, drawn: Drawn, config: RunConfig, beta: float | None) -> dict[str, Any]:
+    """What the first pass over a batch shows: the objective, and on fresh rows KL, regret and sampler against trainer.
 
     kl_ref is the mean over fresh responses of Σ_t log π − log π_ref, in nats: on other rows that isn't a KL.
     """
@@ -81,10 +83,26 @@ def describe_step(step: Step, drawn: Drawn, config: RunConfig) -> dict[str, Any]
     if fresh.any() and batch.ref_logp is not None:
         rows = fresh.nonzero()[:, 0]
         out["kl_ref"] = _kl(batch.rows(rows), logp[rows], batch.ref_logp[rows])
+        out["regret"] = regret(batch.rows(rows), logp[rows], beta) if beta else None
     if fresh.any() and batch.behavior_logp is not None and samples_policy(config):
         off = (logp - batch.behavior_logp)[batch.mask & fresh[:, None]].abs()
         out |= {"logp_diff_mean": off.mean().item(), "logp_diff_max": off.max().item()}
     return out
+
+
+def regret(batch: Batch, logp: Tensor, beta: float) -> float | None:
+    """β log mean exp(R/β) − mean R, R = r − βρ, the mean over groups of two or more of the policy's own samples.
+
+    It estimates β KL(π ‖ π*), which is how far the regularised reward is below the best (AGRO, Lemma 5), and is biased
+    low: a group of n can't show more than β log n.
+    """
+    groups = Groups.of(batch)
+    assert batch.ref_logp is not None
+    R = groups.reward - beta * groups.sum_tokens(torch.where(batch.mask, logp - batch.ref_logp, 0.0))
+    several = groups.n[groups.group] > 1
+    per_response = groups.soft_maximum(R, beta) - groups.mean(R)
+    weight = several / groups.n[groups.group]
+    return float((weight * per_response).sum() / weight.sum()) if several.any() else None
 
 
 def samples_policy(config: RunConfig) -> bool:

@@ -202,7 +202,8 @@ class Phase:
                 self._skip(metrics, str(error))
                 continue
             if metrics["loss"] is None:
-                metrics |= describe_step(done, drawn, self.config)
+                beta = options_at(self.config.objective.options, at).get("beta")
+                metrics |= describe_step(done, drawn, self.config, beta)
                 metrics |= {"grad_norm": norm, "grad_norm_clipped": min(norm, train.clip)}
                 if not self._is_safe(metrics):
                     break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,9 @@ from agro.policy import Policy
 from agro.store import Store
 from agro.train.consistency import HeldOutGroups
 from agro.train.loop import Trainer
+from agro.train.measure import regret
 from agro.train.micro import MicroBatch
-from agro.types import Sample, prompt_hash
+from agro.types import Batch, Sample, prompt_hash
 
 BETA = 0.3
 
@@ -101,3 +103,37 @@ def test_a_store_without_usable_groups_is_refused(tmp_path: Path) -> None:
         store.append([Sample("200>", "1", reward=1.0), Sample("201>", "1", reward=0.0)])
     with pytest.raises(Refused, match="two or more scored responses"):
         HeldOutGroups.load(tmp_path / "empty.db", config, Policy.load(config.policy), MicroBatch())
+
+
+def test_the_estimated_regret_is_that_of_the_groups() -> None:
+    """Two groups by hand: R = 1, 0 and R = 0.5, 0.5; β = 0.5. A single response says nothing."""
+    logp = torch.tensor([[0.0, -1.0], [0.0, -1.0], [0.0, -2.0], [0.0, -1.0], [0.0, -3.0]], dtype=torch.float64)
+    ref = torch.tensor([[0.0, -1.0], [0.0, -1.0], [0.0, -3.0], [0.0, -1.0], [0.0, -1.0]], dtype=torch.float64)
+    batch = Batch.of(
+        mask=[[False, True]] * 5, reward=[1.0, 0.0, 1.0, 0.5, 9.0], group=["a", "a", "b", "b", "c"], ref_logp=ref
+    )
+    first = 0.5 * math.log((math.exp(2.0) + 1.0) / 2) - 0.5
+    assert regret(batch, logp, 0.5) == pytest.approx((first + 0.0) / 2)
+    assert regret(batch.rows(torch.tensor([4])), logp[4:], 0.5) is None
+
+
+def test_at_the_optimum_the_regret_is_none_and_elsewhere_at_most_the_truth() -> None:
+    """β KL(π ‖ π*) of four responses (Lemma 5), against the mean estimate over many groups."""
+    generator = torch.Generator().manual_seed(0)
+    ref, reward, beta = (
+        torch.randn(4, generator=generator).double().log_softmax(0),
+        torch.rand(4, generator=generator).double(),
+        0.3,
+    )
+    star = (ref + reward / beta).log_softmax(0)
+    for policy, truth in ((star, 0.0), (ref, beta * float((ref.exp() * (ref - star)).sum()))):
+        drawn = policy.exp().multinomial(4000 * 8, replacement=True, generator=generator)
+        column = torch.zeros(len(drawn), dtype=torch.float64)
+        batch = Batch.of(
+            mask=[[False, True]] * len(drawn), reward=reward[drawn], group=torch.arange(4000).repeat_interleave(8).tolist(),
+            ref_logp=torch.stack([column, ref[drawn]], 1),
+        )  # fmt: skip
+        found = regret(batch, torch.stack([column, policy[drawn]], 1), beta)
+        assert found is not None
+        assert -1e-12 <= found <= truth + 1e-12
+        assert found >= 0.7 * truth
