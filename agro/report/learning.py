@@ -158,6 +158,13 @@ def nearness(run: RunData) -> str:
         "Mean log-ratio of a whole response. Training: fresh responses; held-out: responses to held-out prompts.",
         draw(run, lines, unit="nats a response", scale="log") if measured else None,
     )
+    betas = run.column("beta")
+    if len(set(betas[np.isfinite(betas)])) > 1:
+        figure += panel(
+            "β",
+            "What it was at each step, where it followed a schedule or the KL.",
+            draw(run, [Series("β", betas)], unit="reward per nat"),
+        )
     last = next((row for row in reversed(run.rows) if row.get("eval_kl_ref") is not None), None)
     highest = run.rows[int(np.nanargmax(training))] if np.isfinite(training).any() else None
     policy = run.config.policy

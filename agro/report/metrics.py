@@ -158,7 +158,7 @@ def _check_number(value: Any, where: str) -> None:
 
 
 COLUMNS = (
-    "reward_mean", "eval_reward", "eval_reward_se", "eval_kl_ref", "kl_ref", "regret", "grad_norm", "grad_norm_clipped", "tokens",
+    "reward_mean", "eval_reward", "eval_reward_se", "eval_kl_ref", "kl_ref", "beta", "regret", "grad_norm", "grad_norm_clipped", "tokens",
     "sampled_tokens", "seconds", "staleness_mean", "staleness_max", "length_mean", "truncated_share", "groups",
     "groups_equal", "rewards_failed", "left_out", "skipped", "rolled_back", "logp_diff_mean", "logp_diff_max", "eval_n",
     "eval_unscored", "eval_consistency", "eval_consistency_se", "eval_consistency_fall", "eval_consistency_fall_se", "eval_groups",

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Set
 from agro.config import LoRA, RunConfig
 from agro.errors import Refused
 from agro.objectives import WAYS_OUT, get, least_responses
-from agro.train.schedule import lr_at, options_at
+from agro.train.schedule import is_tuned, lr_at, options_at
 
 SHARED = {  # by all phases: read once
     "data": ("prompts", "eval_prompts", "store"), "train": ("push", "push_private"), "guard": ("stage_seconds",)
@@ -139,6 +139,13 @@ def _check_references(config: RunConfig, phases: Mapping[str, RunConfig]) -> Non
 def _check_phase(config: RunConfig, where: str) -> None:
     name, data, sampler = config.objective.name, config.data, config.sampler
     options = get(name).resolve(name, options_at(config.objective.options, 0))
+    if is_tuned(config.objective.options.get("beta")) and (
+        data.replay == 1 or "ref_logp" not in get(name).needs(options)
+    ):
+        raise Refused(
+            f"{where}objective.beta with target_kl follows kl_ref, which is measured on fresh samples of an objective that reads the reference, but "
+            f"data.replay = {data.replay} and the objective is {name}; give a number or a schedule"
+        )
     get(name).resolve(name, options_at(config.objective.options, config.train.steps))
     lr_at(config.train, 0, config.train.steps)
     needs = get(name).needs(options)

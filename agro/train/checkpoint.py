@@ -36,6 +36,7 @@ class Position:
         None  # sequences and tokens of a forward pass, halved where memory ran out
     )
     losses: tuple[float, ...] = ()  # |loss| of the last steps, where a guard compares with them
+    beta: float | None = None  # where it is tuned to hold the KL
     rollbacks: int = 0  # to an earlier checkpoint; each halves the learning rate
     best: tuple[float, int] | None = None  # highest eval_reward, and its step
     waited: int = 0  # evaluations since then

@@ -190,7 +190,9 @@ class Trainer:
             begins, ends = ends, ends + config.train.steps
             if position.step < ends and not position.stopped:
                 if position.phase != name:
-                    position = replace(position, phase=name, prompts=0, limits=None, losses=(), anchor=position.digest)
+                    position = replace(
+                        position, phase=name, prompts=0, limits=None, losses=(), beta=None, anchor=position.digest
+                    )
                 self.set_reference(config, position, begins)
                 position = Phase(self, config, position, begins).train()
             if position.stopped and position.step <= ends:

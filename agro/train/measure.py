@@ -21,7 +21,7 @@ from agro.types import Batch
 KEYS = (
     "step", "phase", "version", "reward_mean", "reward_std", "reward_parts", "eval_reward", "eval_reward_se", "eval_n", "eval_unscored", "eval_kl_ref",
     "eval_consistency", "eval_consistency_se", "eval_consistency_fall", "eval_consistency_fall_se", "eval_groups", "eval_left_out",
-    "loss", "kl_ref", "regret", "grad_norm", "grad_norm_clipped", "lr", "tokens", "sampled_tokens", "seconds", "seconds_sample",
+    "loss", "beta", "kl_ref", "regret", "grad_norm", "grad_norm_clipped", "lr", "tokens", "sampled_tokens", "seconds", "seconds_sample",
     "seconds_train", "tokens_per_second", "staleness_mean", "staleness_max", "length_mean", "truncated_share", "groups",
     "groups_equal", "rewards_failed", "left_out", "left_out_reasons", "skipped", "rolled_back", "logp_diff_mean", "logp_diff_max",
     "replay_share", "objective",

@@ -40,7 +40,7 @@ from agro.train.offload import state_on_device
 from agro.train.progress import responses_text
 from agro.train.recovery import prune
 from agro.train.saving import keep_best
-from agro.train.schedule import lr_at, options_at
+from agro.train.schedule import is_tuned, lr_at, options_at, tune
 from agro.train.step import Step, backward, collate, streams_of
 from agro.types import UNKNOWN_VERSION, Batch
 
@@ -202,14 +202,17 @@ class Phase:
                 self._skip(metrics, str(error))
                 continue
             if metrics["loss"] is None:
-                beta = options_at(self.config.objective.options, at).get("beta")
-                metrics |= describe_step(done, drawn, self.config, beta)
+                beta = self._options(at).get("beta")
+                metrics |= describe_step(done, drawn, self.config, beta) | {"beta": beta}
                 metrics |= {"grad_norm": norm, "grad_norm_clipped": min(norm, train.clip)}
                 if not self._is_safe(metrics):
                     break
             self._move(at * train.updates + u)
             metrics["lr"] = metrics["lr"] or self.optimiser.param_groups[0]["lr"]
             batch = done.batch  # which has the reference's log-probs now
+        asked = self.config.objective.options.get("beta", 0.0)
+        if is_tuned(asked) and metrics["kl_ref"] is not None:
+            self.position = replace(self.position, beta=tune(asked, metrics["beta"], metrics["kl_ref"]))
         if self.trainer.reference is not None:
             follow(self.trainer.reference, self.policy, self.config.policy, at + 1)
         self.position = replace(
@@ -219,11 +222,15 @@ class Phase:
         here = {"step": self.position.step, "phase": self.position.phase, "version": self.position.version}
         return metrics | here
 
+    def _options(self, at: int) -> dict[str, Any]:
+        """The objective's options at this step, schedules and a tuned β resolved."""
+        return options_at(self.config.objective.options, at, self.position.beta)
+
     def _gradient(self, batch: Batch, at: int, *, first: bool) -> tuple[Step, float]:
         """The objective's gradient, clipped, and its norm before that; raises `NotFinite`."""
         train, name = self.config.train, self.config.objective.name
         done = backward(
-            self.policy, batch, name, get(name).resolve(name, options_at(self.config.objective.options, at)),
+            self.policy, batch, name, get(name).resolve(name, self._options(at)),
             micro=self.micro, reference=self.trainer.reference, between=self.between if first else _nothing,
             offload="activations" in train.offload,
         )  # fmt: skip
@@ -324,7 +331,7 @@ class Phase:
             out |= describe_heldout(found, self.policy, self.trainer.reference, config, self.micro)
             self._compare(out)
         if self.held is not None:
-            options = options_at(config.objective.options, at)
+            options = self._options(at)
             out |= self.held.measure(self.policy, options["beta"], options.get("average", "sum")).metrics()
             out["eval_left_out"] = self.held.left_out
         if out:

@@ -10,6 +10,7 @@ from agro.config import Train
 from agro.errors import Refused
 
 KEYS = {"start", "end", "steps", "shape"}
+TUNED = {"start", "target_kl", "rate"}
 
 
 def lr_at(config: Train, step: int, last: int) -> float:
@@ -22,13 +23,16 @@ def lr_at(config: Train, step: int, last: int) -> float:
     return config.lr * (1 - done if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def option_at(value: Any, step: int) -> Any:
+def option_at(value: Any, step: int, tuned: float | None = None) -> Any:
     """An option's value at a phase's step (from 0): itself, or for a schedule `{start, end, steps, shape}` what it is then.
 
-    `shape` is "linear" (the default) or "cosine"; after `steps` the value stays at `end`.
+    `shape` is "linear" (the default) or "cosine"; after `steps` the value stays at `end`. Of `{start, target_kl, rate}`
+    it is `tuned`, what `tune` has made of it, or `start`.
     """
     if not isinstance(value, Mapping):
         return value
+    if is_tuned(value):
+        return value["start"] if tuned is None else tuned
     numbers = (value.get(k) for k in ("start", "end", "steps"))
     if (
         not all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in numbers)
@@ -44,5 +48,28 @@ def option_at(value: Any, step: int) -> Any:
     return value["start"] + done * (value["end"] - value["start"])
 
 
-def options_at(options: Mapping[str, Any], step: int) -> dict[str, Any]:
-    return {k: option_at(v, step) for k, v in options.items()}
+def options_at(options: Mapping[str, Any], step: int, tuned: float | None = None) -> dict[str, Any]:
+    return {k: option_at(v, step, tuned) for k, v in options.items()}
+
+
+def is_tuned(value: Any) -> bool:
+    """Whether an option is to hold the KL at a target; raises `Refused` for one that is malformed."""
+    if not isinstance(value, Mapping) or "target_kl" not in value:
+        return False
+    numbers = [value.get(k) for k in ("start", "target_kl", "rate")]
+    if value.keys() != TUNED or not all(
+        isinstance(x, (int, float)) and not isinstance(x, bool) and x > 0 for x in numbers
+    ):
+        raise Refused(
+            f"objective.beta: expected {{start, target_kl, rate}}, numbers above 0 (reward per nat, nats a response, change of log β a step), got {dict(value)}"
+        )
+    return True
+
+
+def tune(value: Mapping[str, float], now: float, kl: float) -> float:
+    """β after a step whose fresh samples had `kl` nats a response to the reference.
+
+    log β moves by rate · (kl / target_kl − 1), by no more than `rate` up or down: dual ascent on the Lagrangian of
+    E r subject to KL <= target_kl, in log β so that β stays positive (as the temperature of SAC, arXiv 1812.05905).
+    """
+    return now * math.exp(value["rate"] * max(-1.0, min(1.0, kl / value["target_kl"] - 1)))
