@@ -87,6 +87,12 @@ def _coupled(o: Mapping[str, Any]) -> Coupling:
     return "row" if o.get("beta", REQUIRED) == 0 else "group"
 
 
+def _fresh_for(o: Mapping[str, Any]) -> set[Need]:
+    """What a token-level estimate of AGRO's regulariser needs besides."""
+    kinds: dict[str, set[Need]] = {"triangular": {"fresh"}, "local": {"fresh", "kl"}}
+    return kinds.get(o.get("regulariser", "sequence"), set())
+
+
 def _fixed(value: Any) -> Any:
     return lambda o: value
 
@@ -95,10 +101,13 @@ AGRO = "AGRO, arXiv 2503.19612"
 
 OBJECTIVES: dict[str, Objective] = {
     "agro": Objective(
-        agro, f"{AGRO}, eq. 4", _regularised("reward", "groups"), _coupled,
+        agro, f"{AGRO}, eq. 4; section 6",
+        lambda o: _regularised("reward", "groups", *_fresh_for(o))(o), lambda o: _coupled(o) if o.get("regulariser", "sequence") == "sequence" else "row",
         {"beta": _beta(), "scale": _choice("reward", "whether the gradient carries the factor beta", "reward", "loss"),
          "average": _choice("sum", "over a response's tokens: with 'token' beta is per nat of the mean log-ratio, and stays of one size as responses grow",
                             "sum", "token"),
+         "regulariser": _choice("sequence", "estimate of the pull to the reference: on any data, or on fresh samples with less variance",
+                                "sequence", "triangular", "local"),
          "singletons": SINGLETONS},
     ),
     "agro_onpolicy": Objective(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from agro.errors import Refused
 from agro.objectives.core import Streams, Terms
 from agro.objectives.reduce import Groups
 from agro.types import Batch
@@ -25,25 +26,58 @@ def regularised_reward(
     return groups.reward - beta * (reduce or groups.sum_tokens)(streams["logp"] - batch.ref_logp)
 
 
-def agro(streams: Streams, batch: Batch, *, beta: float, scale: str, average: str) -> Terms:
+def agro(streams: Streams, batch: Batch, *, beta: float, scale: str, average: str, regulariser: str) -> Terms:
     """½ Var over the group of R (AGRO statement 4, estimator of eq. 4): right for responses of any origin.
 
     scale "loss": the loss's own gradient, −(β/n)(R_i − R̄_{-i}) ∇log π(y_i); "reward": the same divided by β, which
     at β = 0 is RLOO. average "token" takes the mean of a response's token log-ratios and not their sum, in R and so in
     the gradient (1/T_i of each token's); β then keeps its size for longer responses, and the optimum is another:
     π_ref exp(T r/β) / Z where all lengths are T.
+
+    regulariser: how the pull to the reference, E_π[ρ ∇log π], is estimated (section 6). "sequence" is eq. 4 and right on
+    any data. The others leave out or integrate what has zero mean on the policy's own fresh samples, and there alone.
+    "triangular": Σ_t (Σ_{s≥t} ρ_s) ∇log π_t. "local": Σ_t [∇KL_t + (Σ_{s>t} KL_s) ∇log π_t], KL_t over the vocabulary.
     """
     groups = Groups.of(batch)
     reduce = groups.sum_tokens if average == "sum" else groups.mean_tokens
     R = regularised_reward(streams, batch, groups, beta, reduce)
     loss = groups.average(0.5 * groups.variance(R))
     surrogate = None
-    if scale == "reward":
+    if regulariser != "sequence":
+        if average != "sum":
+            raise Refused(
+                f"objective agro: regulariser = {regulariser!r} is an estimate of the pull of sums, but average = {average!r}; set one of the two"
+            )
+        r = groups.reward
+        gain = groups.average_responses(-(r - groups.mean_others(r)) * groups.sum_tokens(streams["logp"]))
+        surrogate = gain + beta * groups.average_responses(groups.sum_tokens(_token_pull(streams, batch, regulariser)))
+        surrogate = surrogate * (beta if scale == "loss" else 1.0)
+    elif scale == "reward":
         advantage = (R - groups.mean_others(R)).detach()
         surrogate = groups.average_responses(-advantage * reduce(streams["logp"]))
     elif not loss.requires_grad:  # β = 0: the loss doesn't depend on the policy, its gradient is zero
         surrogate = 0.0 * streams["logp"].sum()
     return Terms(loss, surrogate, {"consistency": loss})
+
+
+def _token_pull(streams: Streams, batch: Batch, regulariser: str) -> Tensor:
+    """[B,T] a surrogate of the pull to the reference, token by token."""
+    if len(batch.response.unique()) < len(batch.response):
+        raise Refused(
+            f"objective agro: regulariser = {regulariser!r} looks at what follows a token, but a response lies in several rows; "
+            'take "sequence"'
+        )
+    if regulariser == "local":
+        kl = torch.where(batch.mask, streams["kl"], 0.0)
+        return kl + (_from_here_on(kl) - kl).detach() * streams["logp"]
+    assert batch.ref_logp is not None
+    ratio = torch.where(batch.mask, streams["logp"] - batch.ref_logp, 0.0)
+    return _from_here_on(ratio).detach() * streams["logp"]
+
+
+def _from_here_on(x: Tensor) -> Tensor:
+    """[B,T] Σ_{s≥t} x_s."""
+    return x.flip(1).cumsum(1).flip(1)
 
 
 def agro_onpolicy(

@@ -64,7 +64,7 @@ class Groups:
     def soft_maximum(self, v: Tensor, beta: float) -> Tensor:
         """[N] -> [N]: β log of the mean of exp(v/β) in each response's group."""
         most = self.largest(v)[self.group]
-        return most + beta * self.mean(((v - most) / beta).exp()).log()
+        return most + beta * (self.sum(((v - most) / beta).exp()) / self.n)[self.group].log()
 
     def mean_others(self, v: Tensor) -> Tensor:
         """[N] -> [N]: the leave-one-out mean, v̄_{-i}."""

@@ -53,10 +53,8 @@ class Situation:
 
     @property
     def kl(self) -> Tensor:
-        """[X,Y,T] KL(π(·|y_<t) ‖ f(·|y_<t)), with gradient, 0 beyond the length."""
-        s, l_next = self.policy.space, self.policy.logp_next()
-        per_context = (l_next.exp() * (l_next - self.reference.logp_next().detach())).sum(-1)
-        return torch.where(s.mask, per_context[:, s.places], 0.0)
+        """[X,Y,T]; see `Enumerable.kl_tokens`."""
+        return self.policy.kl_tokens(self.reference)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +145,8 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "agro": (
         Claims(half_variance, {"scale": "loss"}, "optimum", "optimum", policy_gradient=lambda beta: beta),
         Claims(lambda s: half_variance(s) / s.beta, {"scale": "reward"}, "optimum", "optimum", policy_gradient=lambda beta: 1.0),
+        Claims(lambda s: half_variance(s) / s.beta, {"regulariser": "triangular"}, "optimum", "optimum", policy_gradient=lambda beta: 1.0),
+        Claims(lambda s: half_variance(s) / s.beta, {"regulariser": "local"}, "optimum", "optimum", policy_gradient=lambda beta: 1.0),
         # Its optimum is another: that of β/T. A number more in log f is one over the length in R.
         Claims(half_variance_of_means, {"average": "token"}, "elsewhere", "elsewhere", reference_shift=False),
     ),

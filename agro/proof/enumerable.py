@@ -165,6 +165,12 @@ class Enumerable:
         s = self.space
         return torch.where(s.mask, self.logp_next()[:, s.places, s.tokens], 0.0)
 
+    def kl_tokens(self, reference: Enumerable) -> Tensor:
+        """[X,Y,T] KL(π(·|y_<t) ‖ π_ref(·|y_<t)), with gradient, 0 beyond the length."""
+        s, logp = self.space, self.logp_next()
+        per_context = (logp.exp() * (logp - reference.logp_next().detach())).sum(-1)
+        return torch.where(s.mask, per_context[:, s.places], 0.0)
+
     def logp(self) -> Tensor:
         """[X,Y] log π(y), with gradient."""
         return self.logp_tokens().sum(2)

@@ -49,7 +49,7 @@ def prove(names: Sequence[str]) -> list[Row]:
 
 def passport(name: str) -> Iterator[Row]:
     for claims in CLAIMS[name]:
-        for measure in (expectations, bias, invariances, limits, variances, noise, ends):
+        for measure in (expectations, bias, invariances, limits, variances, token_level, noise, ends):
             yield from measure(name, claims)
     yield needs(name, CLAIMS[name][0])
 
@@ -201,7 +201,7 @@ def limits(name: str, claims: Claims) -> Iterator[Row]:
 def variances(name: str, claims: Claims) -> Iterator[Row]:
     """Trace of the covariance of one group's gradient in the logits of a table over its squared mean, against n."""
     options = options_of(name, claims)
-    if not {"groups", "triples"} & get(name).needed(options) or "kl" in get(name).needed(options):
+    if not {"groups", "triples"} & get(name).needed(options):
         return
     policy, reference, _, reward = problem(Space(3, 2, 1))
     found = {n: _variance(policy, reference, reward, name, options, n) for n in (2, 3, 4)}
@@ -211,26 +211,55 @@ def variances(name: str, claims: Claims) -> Iterator[Row]:
 
 
 def _variance(
-    policy: Enumerable, reference: Enumerable, reward: Tensor, name: str, options: dict[str, Any], n: int
-) -> float:
+    policy: Enumerable, reference: Enumerable, reward: Tensor, name: str, options: dict[str, Any], n: int,
+    *, relative: bool = True,
+) -> float:  # fmt: skip
+    """Trace of the covariance of a group's gradient, over its squared mean where that is asked."""
     groups = AllGroups(Data(policy, reward), reference, n)
     batch = groups.batch
     space = policy.space
-    flat = policy.logp_tokens()[0].flatten()  # [Y·T]
-    jacobian = torch.stack([_derivative(x, policy) for x in flat]).view(len(space.responses), space.length, -1)
     alone = batch.replace(weight=torch.ones_like(batch.weight))  # so that each group's gradient is 1/G of its own
     assert batch.tokens is not None
     assert batch.lengths is not None
-    live = policy.streams(batch.tokens, batch.lengths, batch.mask)
-    g = (
-        differentiate(name, get(name), live, alone, get(name).resolve(name, options)).grads["logp"][:, 1:]
-        * batch.n_groups
-    )
-    rows = torch.einsum("bt,btw->bw", g, jacobian[groups.response])
+    resolved = get(name).resolve(name, options)
+    want = ["logp", *({"kl"} & get(name).needs(resolved))]
+    live = policy.streams(batch.tokens, batch.lengths, batch.mask, want, reference)
+    rows = torch.zeros(len(batch.mask), 1, dtype=torch.float64)
+    for stream, g in differentiate(name, get(name), live, alone, resolved).grads.items():
+        values = policy.logp_tokens() if stream == "logp" else policy.kl_tokens(reference)
+        jacobian = torch.stack([_derivative(x, policy) for x in values[0].flatten()])
+        jacobian = jacobian.view(len(space.responses), space.length, -1)
+        rows = rows + torch.einsum("bt,btw->bw", g[:, 1:] * batch.n_groups, jacobian[groups.response])
     each = torch.zeros(batch.n_groups, rows.shape[1], dtype=torch.float64).index_add(0, batch.group, rows)
     p = batch.weight[::n]
     mean = (p[:, None] * each).sum(0)
-    return float((p[:, None] * (each - mean).square()).sum() / mean.square().sum())
+    variance = (p[:, None] * (each - mean).square()).sum()
+    return float(variance / mean.square().sum() if relative else variance)
+
+
+def token_level(name: str, claims: Claims) -> Iterator[Row]:
+    """The three estimates of the pull to the reference alone (r = 0, β = 1), on two tokens out of three."""
+    if name != "agro" or claims is not CLAIMS[name][0]:
+        return
+    policy, reference, _, reward = problem(Space(3, 2, 1))
+    logits = [
+        "; ".join(" ".join(f"{x:.3f}" for x in c) for c in p.weights()["logits"][0].tolist())
+        for p in (policy, reference)
+    ]
+    before = math.inf
+    for kind in ("sequence", "triangular", "local"):
+        options = {"beta": 1.0, "regulariser": kind}
+        found = _variance(policy, reference, torch.zeros_like(reward), name, options, 2, relative=False)
+        setting = f"{kind}, on-policy, n=2, logits of π [{logits[0]}], of π_ref [{logits[1]}]"
+        yield Row(
+            name,
+            "variance of the pull's estimate, below the one before",
+            setting,
+            found,
+            None if before == math.inf else before,
+            found < before,
+        )
+        before = found
 
 
 def noise(name: str, claims: Claims) -> Iterator[Row]:

@@ -91,12 +91,13 @@ def regularised(case: Case, group: Group, beta: float, average: str = "sum") -> 
     return out
 
 
-def agro(case: Case, beta: float, scale: str = "reward", average: str = "sum") -> Result:
-    """[9]; [16] for average="token", where d R_i / d l_it = -β / T_i. d ½Var(R) / d R_i = (R_i - R̄) / (n-1) = (R_i - R̄_{-i}) / n, and d R_i / d l_it = -β.
+def agro(case: Case, beta: float, scale: str = "reward", average: str = "sum", regulariser: str = "sequence") -> Result:
+    """[9]; [16] for average="token", where d R_i / d l_it = -β / T_i; [18] and [19] for the other regularisers. d ½Var(R) / d R_i = (R_i - R̄) / (n-1) = (R_i - R̄_{-i}) / n, and d R_i / d l_it = -β.
 
     scale="reward" gives the gradient divided by β (its limit at β = 0); the loss stays ½Var(R).
     """
     grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
+    kl_grad = np.zeros(case.logp.shape)
     W = fsum(g.weight for g in groups)
     for g in groups:
         R = regularised(case, g, beta, average)
@@ -104,9 +105,22 @@ def agro(case: Case, beta: float, scale: str = "reward", average: str = "sum") -
         loss += g.weight / W * half_variance(R)
         for i, y in enumerate(g.responses):
             factor = (beta if scale == "loss" else 1.0) / (len(y.places) if average == "token" else 1)
+            if regulariser != "sequence":
+                r = [z.reward for z in g.responses]
+                for k, place in enumerate(y.places):
+                    later = y.places[k:] if regulariser == "triangular" else y.places[k + 1 :]
+                    pull = fsum(
+                        float(case.logp[p]) - float(case.ref_logp[p])
+                        if regulariser == "triangular"
+                        else float(case.kl[p])
+                        for p in later
+                    )
+                    grad[place] = g.weight / W * factor / n * (-(r[i] - others_mean(r, i)) + beta * pull)
+                    kl_grad[place] = g.weight / W * factor / n * beta if regulariser == "local" else 0.0
+                continue
             for place in y.places:
                 grad[place] = g.weight / W * -(factor / n) * (R[i] - others_mean(R, i))
-    return loss, {"logp": grad}
+    return loss, {"logp": grad} | ({"kl": kl_grad} if regulariser == "local" else {})
 
 
 def agro_onpolicy(case: Case, beta: float, baseline: bool = False, likelihood_ratio: float | str = 1.0) -> Result:

@@ -10,6 +10,7 @@ import torch
 from cases import FIELDS, NAMED, VARIANTS, Case, batch_of, change, draw, evaluate, expected, least
 
 from agro import Batch, objectives
+from agro.errors import Refused
 from agro.objectives import Evaluation
 
 EVERY = pytest.mark.parametrize(("name", "options", "needs"), VARIANTS, ids=NAMED)
@@ -204,3 +205,18 @@ def test_finite_differences(name: str, options: dict[str, Any]) -> None:
                     )
                     sides.append(side.loss)
                 assert factor * out.grads[stream][row, t] == pytest.approx((sides[0] - sides[1]) / 2e-5, abs=2e-8)
+
+
+@pytest.mark.parametrize("scale", ["reward", "loss"])
+@pytest.mark.parametrize("regulariser", ["triangular", "local"])
+def test_token_level_estimates_of_the_pull(regulariser: str, scale: str) -> None:
+    options = {"beta": 0.3, "regulariser": regulariser, "scale": scale}
+    for seed in range(4):
+        case = draw(seed, sizes=(2, 5), episodes=False)
+        agree(evaluate(case, "agro", options), case, "agro", options)
+    needs = set(objectives.describe("agro", **options)["needs"])
+    assert needs == {"reward", "groups", "fresh", "ref_logp"} | ({"kl"} if regulariser == "local" else set())
+    with pytest.raises(Refused, match="a response lies in several rows"):
+        evaluate(draw(0), "agro", options)
+    with pytest.raises(Refused, match="average = 'token'"):
+        evaluate(draw(0, episodes=False), "agro", {**options, "average": "token"})

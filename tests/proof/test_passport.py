@@ -37,12 +37,15 @@ def test_agro_holds_all_that_is_claimed() -> None:
     assert all(set(r) == {"objective", "property", "setting", "value", "bound", "holds"} for r in rows)
     ends = [r for r in rows if r["property"].startswith("KL to the optimum")]
     for where in ("reference", "uniform", "stale"):
-        found = [r for r in ends if f"from {where}" in r["setting"]]
+        found = [r for r in ends if f"from {where}" in r["setting"] and "scale=" in r["setting"]]
         assert len(found) == 2
         assert all(0 <= r["value"] <= 1e-12 and r["holds"] for r in found)
     biases = [r for r in rows if r["property"] == "expected gradient"]
-    assert len(biases) == 2 * 3 * 5 * 2
+    assert len(biases) == (3 * 5 + 2 * 1) * 3 * 2  # five behaviours, or the policy alone; three policies; n = 2 and 3
     assert max(r["value"] for r in biases) <= 1e-12
+    pull = [r["value"] for r in rows if r["property"].startswith("variance of the pull's estimate")]
+    assert len(pull) == 3
+    assert pull[0] > pull[1] > pull[2] > 0
 
 
 def test_the_policy_gradient_with_a_kl_term_ends_elsewhere_off_policy() -> None:

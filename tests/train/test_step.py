@@ -14,7 +14,14 @@ from agro.types import Batch, Sample
 
 SIZES = (5, 1, 3, 2)  # ragged groups; 1 only where an objective takes it
 OPTIONS = {
-    "agro": [{"beta": 0.3}, {"beta": 0.3, "scale": "loss"}, {"beta": 0.0}, {"beta": 0.3, "average": "token"}],
+    "agro": [
+        {"beta": 0.3},
+        {"beta": 0.3, "scale": "loss"},
+        {"beta": 0.0},
+        {"beta": 0.3, "average": "token"},
+        {"beta": 0.3, "regulariser": "triangular"},
+        {"beta": 0.3, "regulariser": "local"},
+    ],
     "agro_onpolicy": [{"beta": 0.3}, {"beta": 0.3, "baseline": True}, {"beta": 0.3, "likelihood_ratio": "adaptive"}],
     "squared_consistency": [{"beta": 0.3}, {"beta": 0.3, "anchor": "behavior", "baseline": "soft", "scale": "square"}],
     "rloo": [{}, {"beta": 0.3}],
