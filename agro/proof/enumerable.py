@@ -56,8 +56,8 @@ class Space:
         return torch.arange(self.length)[None] < self.lengths[:, None]
 
     def find(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """[B,T'], [B] -> [B] the numbers of these responses."""
-        return self._number[self._code(tokens, lengths)]
+        """[B,T'], [B] -> [B] the numbers of these responses; what stands beyond their lengths isn't read."""
+        return self._number[self._code(tokens[:, : self.length], lengths)]
 
     def _code(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """A response as a number in base V + 1, whose digit 0 is no token."""
@@ -194,11 +194,11 @@ class Enumerable:
             assert reference is not None
             kl = (logp.exp() * (logp - reference.logp_next().detach())).sum(-1)
             found["kl"] = kl[prompt[:, None], places]
-        first = torch.full((len(tokens), 1), math.nan, dtype=torch.float64)
-        width = tokens.shape[1]
-        return {
-            k: torch.where(mask, torch.cat([first, v], 1)[:, :width], math.nan) for k, v in found.items() if k in want
-        }
+        out = {k: torch.full(mask.shape, math.nan, dtype=torch.float64) for k in found if k in want}
+        width = min(tokens.shape[1], self.space.length + 1)
+        for k, value in out.items():
+            value[:, 1:width] = found[k][:, : width - 1]
+        return {k: torch.where(mask, value, math.nan) for k, value in out.items()}
 
 
 def optimum(reference: Tensor, reward: Tensor, beta: float) -> Tensor:

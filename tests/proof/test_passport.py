@@ -37,7 +37,9 @@ def test_agro_holds_all_that_is_claimed() -> None:
     assert all(set(r) == {"objective", "property", "setting", "value", "bound", "holds"} for r in rows)
     ends = [r for r in rows if r["property"].startswith("KL to the optimum")]
     for where in ("reference", "uniform", "stale"):
-        found = [r for r in ends if f"from {where}" in r["setting"] and "scale=" in r["setting"]]
+        found = [
+            r for r in ends if f"data from {where}, start at reference" in r["setting"] and "scale=" in r["setting"]
+        ]
         assert len(found) == 2
         assert all(0 <= r["value"] <= 1e-12 and r["holds"] for r in found)
     biases = [r for r in rows if r["property"] == "expected gradient"]
