@@ -1,0 +1,41 @@
+"""Every objective on batches of any shape: ragged groups and lengths, log-probs down to −1e4, equal rewards, one group to hundreds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import NAMED, VARIANTS, draw, evaluate, expected, least
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+
+@pytest.mark.parametrize(("name", "options", "needs"), VARIANTS, ids=NAMED)
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 10_000),
+    groups=st.one_of(st.integers(1, 6), st.just(150)),
+    most=st.integers(3, 7),
+    length=st.integers(2, 12),
+    rewards=st.sampled_from(["normal", "binary", "equal"]),
+    spread=st.sampled_from([0.0, 0.3, 3.0]),
+    far=st.sampled_from([0.0, 1.0, 1e4]),
+    episodes=st.booleans(),
+)
+def test_the_gradient_is_that_of_plain_loops(
+    name: str, options: dict[str, Any], needs: set[str],
+    seed: int, groups: int, most: int, length: int, rewards: str, spread: float, far: float, episodes: bool,
+) -> None:  # fmt: skip
+    """Relative to the largest number of the batch, for sums of numbers of 1e4 round in their last places."""
+    case = draw(
+        seed, groups=groups, sizes=(least(needs), most), length=length, rewards=rewards, spread=spread, far=far, episodes=episodes
+    )  # fmt: skip
+    out = evaluate(case, name, options)
+    loss, grads = expected(case, name, options)
+    size = max(1.0, abs(loss), *(np.abs(g).max() for g in grads.values()))
+    assert abs(out.loss - loss) <= 1e-9 * size
+    for stream, grad in grads.items():
+        assert np.isfinite(out.grads[stream]).all()
+        assert (out.grads[stream][~case.mask] == 0).all()
+        assert np.abs(out.grads[stream] - grad).max() <= 1e-9 * size * max(1.0, far)
