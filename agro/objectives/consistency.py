@@ -109,10 +109,12 @@ def agro_onpolicy(
     weight = (c[groups.group] * v - beta * advantage).detach()
     surrogate = groups.average_responses(weight * groups.sum_tokens(streams["logp"]))
     loss = groups.average(0.5 * groups.variance(R))
+    differs = groups.weight * (groups.largest(groups.reward) > -groups.largest(-groups.reward))
     metrics = {
         "consistency": loss,
         "likelihood_ratio": groups.average(c),
-        "reversed_share": groups.average((c * best > 2 * beta).double()),  # groups whose best response is pushed down
+        # Of the groups whose rewards differ, those whose best response is pushed down; NaN where there are none.
+        "reversed_share": (differs * (c * best > 2 * beta)).sum() / differs.sum(),
     }
     return Terms(loss, surrogate, metrics)
 

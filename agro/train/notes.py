@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from agro.config import RunConfig
 from agro.generation import left_aside
 from agro.policy import Policy
+from agro.train.schedule import options_at
 from agro.types import Prompt
 
 
@@ -23,4 +24,13 @@ def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[
         found.append(
             f"the model's generation_config asks for {', '.join(aside)}; [sampler] decides, and these aren't taken over"
         )
+    for name in config.phase_names:
+        objective = config.phase(name).objective
+        options = options_at(objective.options, 0)
+        if objective.name == "agro_onpolicy" and options.get("likelihood_ratio", 1.0) == 1.0 and options["beta"] < 0.5:
+            found.append(
+                f"phase {name}: agro_onpolicy falls where rewards are rare: with rewards of 0 and 1 the reward rises from the reference only "
+                f"on prompts that it solves more often than ½ − β = {0.5 - options['beta']:.3g} of the time (the metric reversed_share counts "
+                'the others); likelihood_ratio = "adaptive" keeps clear of it'
+            )
     return found

@@ -56,6 +56,7 @@ class Phase:
         self.policy, self.store, self.run_id = trainer.policy, trainer.store, trainer.folder.id
         self.between, self.stage = trainer.between, trainer.stage
         self.saved = position.step if position.digest else -1
+        self.warned = False
         train = config.train
         self.micro = MicroBatch.of(train, trainer.progress.say)
         if position.limits is not None:
@@ -207,6 +208,7 @@ class Phase:
                 metrics |= {"grad_norm": norm, "grad_norm_clipped": min(norm, train.clip)}
                 if not self._is_safe(metrics):
                     break
+            self._warn(done.evaluation.metrics)
             self._move(at * train.updates + u)
             metrics["lr"] = metrics["lr"] or self.optimiser.param_groups[0]["lr"]
             batch = done.batch  # which has the reference's log-probs now
@@ -221,6 +223,16 @@ class Phase:
         self.sampler.version = self.position.version
         here = {"step": self.position.step, "phase": self.position.phase, "version": self.position.version}
         return metrics | here
+
+    def _warn(self, metrics: Mapping[str, float]) -> None:
+        """Say once a phase that on-policy AGRO pushes the best responses down (AGRO's loss on-policy; reproductions/trap)."""
+        share = metrics.get("reversed_share", 0.0)
+        if share > 0.5 and not self.warned:
+            self.warned = True
+            self.trainer.progress.say(
+                f"step {self.position.step + 1}: in {share:.0%} of the groups whose rewards differ the best response is pushed down: β is below what on-policy AGRO needs "
+                'at this success rate. What to do: objective.likelihood_ratio = "adaptive", a larger β, or agro'
+            )
 
     def _options(self, at: int) -> dict[str, Any]:
         """The objective's options at this step, schedules and a tuned β resolved."""
