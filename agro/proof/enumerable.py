@@ -22,12 +22,16 @@ END = 0  # the token that ends a response where lengths differ
 
 @dataclass(frozen=True)
 class Space:
-    """All responses of up to `length` tokens out of `vocabulary`; with `early_end` token 0 ends one, else all are full."""
+    """All responses of up to `length` tokens out of `vocabulary`; with `early_end` token 0 ends one, else all are full.
+
+    The tokens at the places `observed` aren't the policy's: a tool wrote them.
+    """
 
     vocabulary: int = 3
     length: int = 2
     prompts: int = 2
     early_end: bool = False
+    observed: tuple[int, ...] = ()
 
     @cached_property
     def responses(self) -> list[tuple[int, ...]]:
@@ -52,8 +56,9 @@ class Space:
 
     @cached_property
     def mask(self) -> Tensor:
-        """[Y,T]"""
-        return torch.arange(self.length)[None] < self.lengths[:, None]
+        """[Y,T] the policy's tokens."""
+        own = torch.tensor([t not in self.observed for t in range(self.length)])
+        return (torch.arange(self.length)[None] < self.lengths[:, None]) & own
 
     def find(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """[B,T'], [B] -> [B] the numbers of these responses; what stands beyond their lengths isn't read."""

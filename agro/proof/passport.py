@@ -49,7 +49,7 @@ def prove(names: Sequence[str]) -> list[Row]:
 
 def passport(name: str) -> Iterator[Row]:
     for claims in CLAIMS[name]:
-        for measure in (expectations, bias, invariances, limits, variances, token_level, noise, ends):
+        for measure in (expectations, bias, invariances, limits, variances, token_level, noise, tools, ends):
             yield from measure(name, claims)
     yield needs(name, CLAIMS[name][0])
 
@@ -290,6 +290,48 @@ def noise(name: str, claims: Claims) -> Iterator[Row]:
     change = (found - plain).abs().max().item()
     yield _row(name, "noisy rewards count with their mean" if claims.noise else "noise in the rewards matters", f"n={n}", claims, change,
                most=EXACT if claims.noise else None, least=None if claims.noise else 1e-3)  # fmt: skip
+
+
+def tools(name: str, claims: Claims) -> Iterator[Row]:
+    """A tool's random output between two actions: how far the fixed point is from the optimum, and without the randomness."""
+    if name != "agro" or claims is not CLAIMS[name][0]:
+        return
+    space = Space(2, 3, 6, observed=(1,))  # action, output, action
+    reference = Enumerable.table(space, 2)
+    reward = torch.rand(6, 8, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    for output, certain in (("random", 0.5), ("certain", 1.0)):
+        chance = torch.tensor([certain if y[1] == 0 else 1 - certain for y in space.responses], dtype=torch.float64)
+        star = _optimum_with_tool(reference, reward, chance)
+        start = Enumerable.table(space, 2)
+        data = Data(reference, reward, noise=chance.expand(6, -1))
+        descend(start, reference, data, star, name, options_of(name, claims), updates=UPDATES)
+        off = (chance * start.logp().detach().exp() * (start.logp().detach() - star)).sum(1)
+        value, setting = (
+            off.median().item(),
+            f"{output} output between two actions, data from reference, median of 6 instances",
+        )
+        if output == "random":
+            yield _row(
+                name, "a tool's random output moves the fixed point off the optimum", setting, claims, value, least=1e-4
+            )
+        else:
+            yield _row(name, "KL to the optimum at the end of descent", setting, claims, max(value, 0.0), most=EXACT)
+
+
+def _optimum_with_tool(reference: Enumerable, reward: Tensor, chance: Tensor) -> Tensor:
+    """[X,Y] log π* of two actions around an output of two tokens: the first one looks at the expected later value.
+
+    `reward` [X,Y], `chance` [Y] of the output, over the responses of Space(2, 3).
+    """
+    X, logp = len(reward), reference.logp_next().detach()
+    after = [i for i, context in enumerate(reference.space.contexts) if len(context) == 2]
+    last = logp[:, after].view(X, 2, 2, 2)  # action, output, action
+    r = reward.view(X, 2, 2, 2)
+    later = BETA * (last + r / BETA).logsumexp(-1)  # the value after the output
+    expected = (later * chance.view(2, 2, 2)[:, :, 0]).sum(-1)
+    first = (logp[:, 0] + expected / BETA).log_softmax(-1)
+    second = (last + r / BETA).log_softmax(-1)
+    return (first[:, :, None, None] + second).reshape(X, 8)
 
 
 def ends(name: str, claims: Claims) -> Iterator[Row]:
