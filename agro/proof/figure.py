@@ -7,7 +7,8 @@ from pathlib import Path
 
 from agro.objectives import get
 from agro.proof.claims import CLAIMS
-from agro.proof.passport import INSTANCES, end, options_of, said
+from agro.proof.ends import end
+from agro.proof.measuring import INSTANCES, options_of, said
 
 
 def draw(names: Sequence[str], path: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,37 +12,11 @@ from torch import Tensor
 from agro.errors import Refused
 from agro.objectives import differentiate, get
 from agro.proof.claims import CLAIMS, Claims, Situation, half_variance
-from agro.proof.descent import Path, descend
-from agro.proof.enumerable import Enumerable, Space, optimum
+from agro.proof.ends import ends, tools
+from agro.proof.enumerable import Enumerable, Space
 from agro.proof.expectation import AllGroups, Data, gradient
+from agro.proof.measuring import BETA, EXACT, RAGGED, SMALL, Row, derivative, options_of, problem, row
 from agro.types import Batch
-
-BETA = 0.3
-EXACT = 1e-12  # float64, sums of some hundred terms of order 1
-FAR = 1e-2  # nats: as far from the optimum as nobody would call it reached
-SMALL, RAGGED = Space(3, 2, 2), Space(2, 3, 2, early_end=True)
-INSTANCES = Space(3, 2, 8)  # prompts of a table are independent: 8 random problems at once
-UPDATES = 800
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measurement. `bound` is None where nothing is claimed and the value alone is told; `holds` is None then too."""
-
-    objective: str
-    property: str
-    setting: str
-    value: float
-    bound: float | None
-    holds: bool | None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def prove(names: Sequence[str]) -> list[Row]:
-    """The passports of these objectives."""
-    return [row for name in names for row in passport(name)]
 
 
 def passport(name: str) -> Iterator[Row]:
@@ -52,46 +24,6 @@ def passport(name: str) -> Iterator[Row]:
         for measure in (expectations, bias, invariances, limits, variances, token_level, noise, tools, ends):
             yield from measure(name, claims)
     yield needs(name, CLAIMS[name][0])
-
-
-def options_of(name: str, claims: Claims, beta: float = BETA) -> dict[str, Any]:
-    return ({"beta": beta} if "beta" in get(name).options else {}) | dict(claims.options)
-
-
-def said(claims: Claims) -> str:
-    return ", ".join(f"{k}={v}" for k, v in claims.options.items())
-
-
-def _row(
-    name: str,
-    prop: str,
-    setting: str,
-    claims: Claims,
-    value: float,
-    *,
-    most: float | None = None,
-    least: float | None = None,
-) -> Row:
-    holds = None if most is None and least is None else value <= most if most is not None else value >= (least or 0.0)
-    where = ", ".join(x for x in (said(claims), setting) if x)
-    return Row(name, prop, where, value, most if most is not None else least, holds)
-
-
-def problem(space: Space, kind: str = "table") -> tuple[Enumerable, Enumerable, dict[str, Enumerable], Tensor]:
-    """A policy, its reference, behaviours, rewards [X,Y] in 0 … 1; all but the uniform one drawn at random."""
-    make = Enumerable.table if kind == "table" else Enumerable.network
-    reference = make(space, 2)
-    policy = make(space, 1)
-    lacking = Enumerable.table(space, 4)
-    with torch.no_grad():  # the last token is never the first one
-        lacking.weights()["logits"][:, 0, -1] = -math.inf
-    behaviors = {
-        "reference": reference, "uniform": Enumerable.table(space, 0, 0.0), "stale": make(space, 3), "lacks support": lacking,
-    }  # fmt: skip
-    reward = torch.rand(
-        space.prompts, len(space.responses), generator=torch.Generator().manual_seed(7), dtype=torch.float64
-    )
-    return policy, reference, behaviors, reward
 
 
 def expectations(name: str, claims: Claims) -> Iterator[Row]:
@@ -109,18 +41,11 @@ def expectations(name: str, claims: Claims) -> Iterator[Row]:
                     options_of(name, claims),
                 )
                 situation = Situation(policy, reference, behavior, reward, BETA, n)
-                worst = (found - _derivative(claims.expects(situation), policy)).abs().max().item()
+                worst = (found - derivative(claims.expects(situation), policy)).abs().max().item()
                 lengths = "ragged" if space.early_end else "full"
-                yield _row(
+                yield row(
                     name, "expected gradient", f"{kind}, {lengths}, from {where}, n={n}", claims, worst, most=EXACT
                 )
-
-
-def _derivative(value: Tensor, policy: Enumerable) -> Tensor:
-    found = torch.autograd.grad(value, list(policy.weights().values()), allow_unused=True, retain_graph=True)
-    return torch.cat(
-        [(torch.zeros_like(w) if g is None else g).flatten() for g, w in zip(found, policy.weights().values())]
-    )
 
 
 def bias(name: str, claims: Claims) -> Iterator[Row]:
@@ -128,7 +53,7 @@ def bias(name: str, claims: Claims) -> Iterator[Row]:
     policy, reference, _, reward = problem(SMALL, "network")
     beta = options_of(name, claims).get("beta", 0.0)
     p = policy.logp().exp()
-    exact = _derivative((p * (beta * (policy.logp() - reference.logp().detach()) - reward)).sum(1).mean(), policy)
+    exact = derivative((p * (beta * (policy.logp() - reference.logp().detach()) - reward)).sum(1).mean(), policy)
     factor = claims.policy_gradient(BETA) if claims.policy_gradient else 1.0
     n = claims.n[-1]
     found = gradient(
@@ -136,7 +61,7 @@ def bias(name: str, claims: Claims) -> Iterator[Row]:
     )
     share = ((found / factor - exact).norm() / exact.norm()).item()
     setting = f"on-policy, n={n}" + (f", divided by {factor:g}" if factor != 1 else "")
-    yield _row(
+    yield row(
         name,
         "bias against the regularised policy gradient",
         setting,
@@ -160,14 +85,14 @@ def invariances(name: str, claims: Claims) -> Iterator[Row]:
     shift = torch.tensor([0.7, -1.3], dtype=torch.float64)
     moved = AllGroups(Data(behavior, reward + shift[:, None]), reference, n).batch
     change = (of(moved) - plain).abs().max().item()
-    yield _row(name, "a reward shift per prompt" + ("" if claims.shift else " matters"), f"n={n}", claims, change,
+    yield row(name, "a reward shift per prompt" + ("" if claims.shift else " matters"), f"n={n}", claims, change,
                most=EXACT if claims.shift else None, least=None if claims.shift else 1e-3)  # fmt: skip
     if batch.ref_logp is not None and "ref_logp" in get(name).needed(options):
         first = torch.zeros_like(batch.ref_logp)
         first[:, 1] = shift[batch.tokens[:, 0]] if batch.tokens is not None else 0.0
         change = (of(batch.replace(ref_logp=batch.ref_logp + first)) - plain).abs().max().item()
         kept = claims.reference_shift
-        yield _row(name, "a shift of log π_ref per prompt" + ("" if kept else " matters"), f"n={n}", claims, change,
+        yield row(name, "a shift of log π_ref per prompt" + ("" if kept else " matters"), f"n={n}", claims, change,
                    most=EXACT if kept else None, least=None if kept else 1e-3)  # fmt: skip
     order = torch.randperm(len(batch.mask), generator=torch.Generator().manual_seed(0))
     for what, setting, found in (
@@ -176,7 +101,7 @@ def invariances(name: str, claims: Claims) -> Iterator[Row]:
         ("the micro-batch", "1 row, ", of(batch, 1)),
         ("the micro-batch", "7 rows, ", of(batch, 7)),
     ):
-        yield _row(name, what, f"{setting}n={n}", claims, (found - plain).abs().max().item(), most=EXACT)
+        yield row(name, what, f"{setting}n={n}", claims, (found - plain).abs().max().item(), most=EXACT)
 
 
 def _padded(batch: Batch, by: int) -> Batch:
@@ -198,14 +123,14 @@ def limits(name: str, claims: Claims) -> Iterator[Row]:
     rloo = gradient(policy, reference, batch, "rloo", {"beta": 0.0})
     for beta in (0.0, 1e-9):
         found = gradient(policy, reference, batch, name, options_of(name, claims, beta))
-        yield _row(
+        yield row(
             name, "RLOO as β → 0", f"β={beta:g}, from stale", claims, (found - rloo).abs().max().item(), most=1e-8
         )
     beta = 1e9
     found = gradient(policy, reference, batch, name, options_of(name, claims, beta)) / beta
     pull = Situation(policy, reference, behaviors["stale"], torch.zeros_like(reward), 1.0, 2)
-    off = (found - _derivative(half_variance(pull), policy)).abs().max().item()
-    yield _row(name, "½ ∇Var[ρ] as β → ∞", f"β={beta:g}, divided by it, from stale", claims, off, most=1e-8)
+    off = (found - derivative(half_variance(pull), policy)).abs().max().item()
+    yield row(name, "½ ∇Var[ρ] as β → ∞", f"β={beta:g}, divided by it, from stale", claims, off, most=1e-8)
 
 
 def variances(name: str, claims: Claims) -> Iterator[Row]:
@@ -216,8 +141,8 @@ def variances(name: str, claims: Claims) -> Iterator[Row]:
     policy, reference, _, reward = problem(Space(3, 2, 1))
     found = {n: _variance(policy, reference, reward, name, options, n) for n in (2, 3, 4)}
     for n, value in found.items():
-        yield _row(name, "variance of a group's gradient over its squared mean", f"on-policy, n={n}", claims, value)
-    yield _row(name, "its fall from n = 2 to 4", "on-policy", claims, found[4] / found[2], most=1.0)
+        yield row(name, "variance of a group's gradient over its squared mean", f"on-policy, n={n}", claims, value)
+    yield row(name, "its fall from n = 2 to 4", "on-policy", claims, found[4] / found[2], most=1.0)
 
 
 def _variance(
@@ -237,7 +162,7 @@ def _variance(
     rows = torch.zeros(len(batch.mask), 1, dtype=torch.float64)
     for stream, g in differentiate(name, get(name), live, alone, resolved).grads.items():
         values = policy.logp_tokens() if stream == "logp" else policy.kl_tokens(reference)
-        jacobian = torch.stack([_derivative(x, policy) for x in values[0].flatten()])
+        jacobian = torch.stack([derivative(x, policy) for x in values[0].flatten()])
         jacobian = jacobian.view(len(space.responses), space.length, -1)
         rows = rows + torch.einsum("bt,btw->bw", g[:, 1:] * batch.n_groups, jacobian[groups.response])
     each = torch.zeros(batch.n_groups, rows.shape[1], dtype=torch.float64).index_add(0, batch.group, rows)
@@ -288,80 +213,8 @@ def noise(name: str, claims: Claims) -> Iterator[Row]:
         for d in (noisy, Data(behavior, reward))
     )
     change = (found - plain).abs().max().item()
-    yield _row(name, "noisy rewards count with their mean" if claims.noise else "noise in the rewards matters", f"n={n}", claims, change,
+    yield row(name, "noisy rewards count with their mean" if claims.noise else "noise in the rewards matters", f"n={n}", claims, change,
                most=EXACT if claims.noise else None, least=None if claims.noise else 1e-3)  # fmt: skip
-
-
-def tools(name: str, claims: Claims) -> Iterator[Row]:
-    """A tool's random output between two actions: how far the fixed point is from the optimum, and without the randomness."""
-    if name != "agro" or claims is not CLAIMS[name][0]:
-        return
-    space = Space(2, 3, 6, observed=(1,))  # action, output, action
-    reference = Enumerable.table(space, 2)
-    reward = torch.rand(6, 8, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
-    for output, certain in (("random", 0.5), ("certain", 1.0)):
-        chance = torch.tensor([certain if y[1] == 0 else 1 - certain for y in space.responses], dtype=torch.float64)
-        star = _optimum_with_tool(reference, reward, chance)
-        start = Enumerable.table(space, 2)
-        data = Data(reference, reward, noise=chance.expand(6, -1))
-        descend(start, reference, data, star, name, options_of(name, claims), updates=UPDATES)
-        off = (chance * start.logp().detach().exp() * (start.logp().detach() - star)).sum(1)
-        value, setting = (
-            off.median().item(),
-            f"{output} output between two actions, data from reference, median of 6 instances",
-        )
-        if output == "random":
-            yield _row(
-                name, "a tool's random output moves the fixed point off the optimum", setting, claims, value, least=1e-4
-            )
-        else:
-            yield _row(name, "KL to the optimum at the end of descent", setting, claims, max(value, 0.0), most=EXACT)
-
-
-def _optimum_with_tool(reference: Enumerable, reward: Tensor, chance: Tensor) -> Tensor:
-    """[X,Y] log π* of two actions around an output of two tokens: the first one looks at the expected later value.
-
-    `reward` [X,Y], `chance` [Y] of the output, over the responses of Space(2, 3).
-    """
-    X, logp = len(reward), reference.logp_next().detach()
-    after = [i for i, context in enumerate(reference.space.contexts) if len(context) == 2]
-    last = logp[:, after].view(X, 2, 2, 2)  # action, output, action
-    r = reward.view(X, 2, 2, 2)
-    later = BETA * (last + r / BETA).logsumexp(-1)  # the value after the output
-    expected = (later * chance.view(2, 2, 2)[:, :, 0]).sum(-1)
-    first = (logp[:, 0] + expected / BETA).log_softmax(-1)
-    second = (last + r / BETA).log_softmax(-1)
-    return (first[:, :, None, None] + second).reshape(X, 8)
-
-
-def ends(name: str, claims: Claims) -> Iterator[Row]:
-    """Where exact gradient descent goes: KL(π ‖ π*), from π_ref on data of each behaviour, and from elsewhere."""
-    on_only = "fresh" in get(name).needed(options_of(name, claims))
-    wheres = ("policy",) if on_only else ("policy", "reference", "uniform", "stale", "lacks support")
-    for where, start in (*((w, "reference") for w in wheres), ("policy" if on_only else "reference", "elsewhere")):
-        claim = claims.on_policy if where == "policy" else claims.off_policy
-        claim = "unknown" if where == "lacks support" else claim
-        last = end(name, claims, where, start).distance[-1]
-        value = (last.max() if claim == "optimum" else last.median()).item()
-        which = "worst" if claim == "optimum" else "median"
-        # What a policy hardly ever samples it learns slowly: from afar on its own samples it is on its way.
-        near = EXACT if (where, start) != ("policy", "elsewhere") else 1e-3
-        yield _row(
-            name, "KL to the optimum at the end of descent",
-            f"data from {where}, start at {start}, {UPDATES} updates, {which} of {INSTANCES.prompts} instances", claims,
-            max(value, 0.0), most=near if claim == "optimum" else None, least=FAR if claim == "elsewhere" and where != "policy" else None,
-        )  # fmt: skip
-
-
-@cache
-def end(name: str, claims: Claims, where: str, start: str = "reference") -> Path:
-    """Descent on data of that behaviour."""
-    _, reference, behaviors, reward = problem(INSTANCES)
-    begun = Enumerable.table(INSTANCES, 2 if start == "reference" else 9)
-    behavior = begun if where == "policy" else behaviors[where]
-    star = optimum(reference.logp().detach(), reward, BETA)
-    options, n = options_of(name, claims), claims.n[0]
-    return descend(begun, reference, Data(behavior, reward), star, name, options, n=n, updates=UPDATES)
 
 
 def needs(name: str, claims: Claims) -> Row:
@@ -393,6 +246,6 @@ def needs(name: str, claims: Claims) -> Row:
         except Refused:
             refused += 1
     share = refused / len(declared) if declared else 1.0
-    return _row(
+    return row(
         name, "what it needs and lacks is refused", ", ".join(sorted(declared)) or "nothing", claims, share, least=1.0
     )

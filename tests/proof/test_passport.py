@@ -17,7 +17,8 @@ from agro.objectives.core import Terms
 from agro.objectives.reduce import Groups
 from agro.proof import passport as module
 from agro.proof.claims import CLAIMS
-from agro.proof.passport import end, passport
+from agro.proof.ends import end
+from agro.proof.passport import passport
 
 
 def test_every_objective_declares_its_claims() -> None:
