@@ -35,6 +35,7 @@ def draw_whole_groups(path: Path, out: Any, together: Any) -> None:
             step += 1
             drawn = store.draw(DrawRule(1, min_group=2), run="trainer", step=step, seed=0, version=0)
             seen[len(drawn)] += 1
+            time.sleep(0.002)  # a trainer computes between draws; SQLite's turns aren't fair to writers that wait
         out.put((step, dict(seen)))
 
 
