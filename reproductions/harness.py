@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -53,6 +55,26 @@ def train(config: RunConfig, folder: Path) -> dict[str, Any]:
 def _cpu() -> float:
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def enumerate_and_draw(
+    doc: str | None,
+    folder: Path,
+    measure: Callable[[bool], dict[str, Any]],
+    figure: Callable[[dict[str, Any], Path], None],
+    tell: Callable[[dict[str, Any]], str],
+) -> None:
+    """What `run.py` of an exact reproduction does: `measure(small)`, and result.json and figure.png of it in `folder`."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
+    parser.add_argument("--out", type=Path, default=folder)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    found = measure(args.small)
+    (args.out / "result.json").write_text(json.dumps(found) + "\n")
+    figure(found, args.out / "figure.png")
+    print(tell(found))
 
 
 def machine() -> dict[str, Any]:

@@ -82,8 +82,9 @@ def describe_step(step: Step, drawn: Drawn, config: RunConfig, beta: float | Non
     out: dict[str, Any] = {"loss": step.evaluation.loss, "objective": step.evaluation.metrics}
     if fresh.any() and batch.ref_logp is not None:
         rows = fresh.nonzero()[:, 0]
-        out["kl_ref"] = _kl(batch.rows(rows), logp[rows], batch.ref_logp[rows])
-        out["regret"] = regret(batch.rows(rows), logp[rows], beta) if beta else None
+        part = batch.rows(rows)
+        out["kl_ref"] = _kl(part, logp[rows], batch.ref_logp[rows])
+        out["regret"] = regret(part, logp[rows], beta) if beta else None
     if fresh.any() and batch.behavior_logp is not None and samples_policy(config):
         off = (logp - batch.behavior_logp)[batch.mask & fresh[:, None]].abs()
         out |= {"logp_diff_mean": off.mean().item(), "logp_diff_max": off.max().item()}

@@ -10,8 +10,6 @@ probability. Writes figure.png and result.json.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import sys
 import time
@@ -107,22 +105,14 @@ def figure(found: dict[str, Any], path: Path) -> None:
     out.savefig(path, dpi=130)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="few problems and updates, for the tests")
-    parser.add_argument("--out", type=Path, default=FOLDER)
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
-    found = measure(args.small)
-    (args.out / "result.json").write_text(json.dumps(found) + "\n")
-    figure(found, args.out / "figure.png")
-    for row in found["rows"]:
-        print(
-            f"{row['objective']:6} β {row['beta']:<4g} data of {row['behavior']:14} {row['updates'][-1]:6} updates: KL median {row['median'][-1]:.2g}, worst {row['worst']:.2g}"
-        )
-    print(f"{found['seconds']:.0f} s")
+def tell(found: dict[str, Any]) -> str:
+    lines = (
+        f"{r['objective']:6} β {r['beta']:<4g} data of {r['behavior']:14} {r['updates'][-1]:6} updates: "
+        f"KL median {r['median'][-1]:.2g}, worst {r['worst']:.2g}"
+        for r in found["rows"]
+    )
+    return "\n".join([*lines, f"{found['seconds']:.0f} s"])
 
 
 if __name__ == "__main__":
-    main()
+    harness.enumerate_and_draw(__doc__, FOLDER, measure, figure, tell)

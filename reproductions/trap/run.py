@@ -9,8 +9,6 @@ and result.json.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -95,19 +93,10 @@ def figure(found: dict[str, Any], path: Path) -> None:
     out.savefig(path, dpi=130)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="a coarse grid, for the tests")
-    parser.add_argument("--out", type=Path, default=FOLDER)
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
-    found = measure(args.small)
-    (args.out / "result.json").write_text(json.dumps(found) + "\n")
-    figure(found, args.out / "figure.png")
-    for key in ("fell below the line, c = 1", "rose above the line, c = 1", "least gained, adaptive", "seconds"):
-        print(f"{key}: {found[key]:.4g}")
+def tell(found: dict[str, Any]) -> str:
+    said = ("fell below the line, c = 1", "rose above the line, c = 1", "least gained, adaptive", "seconds")
+    return "\n".join(f"{key}: {found[key]:.4g}" for key in said)
 
 
 if __name__ == "__main__":
-    main()
+    harness.enumerate_and_draw(__doc__, FOLDER, measure, figure, tell)
