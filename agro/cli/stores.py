@@ -6,13 +6,15 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agro.cli.common import Json, RewardName, RewardOption, end, options, pairs
 from agro.errors import Refused
-from agro.types import Sample
+
+if TYPE_CHECKING:
+    from agro.types import Sample
 
 
 def import_(

@@ -290,3 +290,9 @@ def test_settings_of_the_policy_reach_a_sampler(model: Path, prompts: Path, tmp_
     assert "unknown key policy.tempature; did you mean policy.temperature" in refused(
         *given, "--out", tmp_path / "b.db", "--policy", "tempature=2"
     )
+
+
+def test_help_loads_no_torch() -> None:
+    """It takes a second, which every command would wait for."""
+    code = "import sys, agro.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
