@@ -5,8 +5,6 @@ With R_i = r_i − β ρ_i, ρ_i = Σ_t log π(y_t) − log π_ref(y_t): the reg
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -16,14 +14,12 @@ from agro.objectives.reduce import Groups
 from agro.types import Batch
 
 
-def regularised_reward(
-    streams: Streams, batch: Batch, groups: Groups, beta: float, reduce: Callable[[Tensor], Tensor] | None = None
-) -> Tensor:
-    """[N] R_i = r_i − β ρ_i, ρ_i the sum of the log-ratio's tokens or what `reduce` makes of them. At β = 0 the reference isn't read."""
+def regularised_reward(streams: Streams, batch: Batch, groups: Groups, beta: float, average: str = "sum") -> Tensor:
+    """[N] R_i = r_i − β ρ_i, ρ_i the sum of the log-ratio's tokens or their mean. At β = 0 the reference isn't read."""
     if beta == 0:
         return groups.reward
     assert batch.ref_logp is not None
-    return groups.reward - beta * (reduce or groups.sum_tokens)(streams["logp"] - batch.ref_logp)
+    return groups.reward - beta * groups.over_tokens(streams["logp"] - batch.ref_logp, average)
 
 
 def agro(streams: Streams, batch: Batch, *, beta: float, scale: str, average: str, regulariser: str) -> Terms:
@@ -39,8 +35,7 @@ def agro(streams: Streams, batch: Batch, *, beta: float, scale: str, average: st
     "triangular": Σ_t (Σ_{s≥t} ρ_s) ∇log π_t. "local": Σ_t [∇KL_t + (Σ_{s>t} KL_s) ∇log π_t], KL_t over the vocabulary.
     """
     groups = Groups.of(batch)
-    reduce = groups.sum_tokens if average == "sum" else groups.mean_tokens
-    R = regularised_reward(streams, batch, groups, beta, reduce)
+    R = regularised_reward(streams, batch, groups, beta, average)
     loss = groups.average(0.5 * groups.variance(R))
     surrogate = None
     if regulariser != "sequence":
@@ -54,7 +49,7 @@ def agro(streams: Streams, batch: Batch, *, beta: float, scale: str, average: st
         surrogate = surrogate * (beta if scale == "loss" else 1.0)
     elif scale == "reward":
         advantage = (R - groups.mean_others(R)).detach()
-        surrogate = groups.average_responses(-advantage * reduce(streams["logp"]))
+        surrogate = groups.average_responses(-advantage * groups.over_tokens(streams["logp"], average))
     elif not loss.requires_grad:  # β = 0: the loss doesn't depend on the policy, its gradient is zero
         surrogate = 0.0 * streams["logp"].sum()
     return Terms(loss, surrogate, {"consistency": loss})

@@ -49,6 +49,10 @@ class Groups:
         """[B,T] -> [N]: the mean over the tokens of a response."""
         return self.sum_tokens(x) / self.sum_tokens(torch.ones_like(x))
 
+    def over_tokens(self, x: Tensor, average: str) -> Tensor:
+        """[B,T] -> [N]: `sum_tokens` for "sum", `mean_tokens` for "token"."""
+        return self.sum_tokens(x) if average == "sum" else self.mean_tokens(x)
+
     def sum(self, v: Tensor) -> Tensor:
         """[N] -> [G]"""
         return torch.zeros_like(self.weight).index_add(0, self.group, v)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from agro.config import RunConfig
 from agro.errors import Refused
+from agro.objectives.consistency import regularised_reward
 from agro.objectives.reduce import Groups
 from agro.policy import Policy
 from agro.store import Store
@@ -85,10 +86,8 @@ class HeldOutGroups:
         now, start = [], []
         for batch in self._batches:
             groups = Groups.of(batch)
-            assert batch.ref_logp is not None
             logp = streams_of(policy, batch, ["logp"], self.micro)["logp"]
-            reduce = groups.sum_tokens if average == "sum" else groups.mean_tokens
-            R = groups.reward - beta * reduce(logp - batch.ref_logp)
+            R = regularised_reward({"logp": logp}, batch, groups, beta, average)
             now.append(0.5 * groups.variance(R).item())
             start.append(0.5 * groups.variance(groups.reward).item())
         return Consistency(np.array(now), np.array(start))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from agro.config import RunConfig
 from agro.evaluate import Heldout
+from agro.objectives.consistency import regularised_reward
 from agro.objectives.reduce import Groups
 from agro.policy import Policy
 from agro.train.data import Drawn, one_each
@@ -72,34 +74,36 @@ def describe_batch(drawn: Drawn, version: int) -> dict[str, Any]:
     }
 
 
-def describe_step(step: Step, drawn: Drawn, config: RunConfig, beta: float | None) -> dict[str, Any]:
+def describe_step(step: Step, drawn: Drawn, config: RunConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     """What the first pass over a batch shows: the objective, and on fresh rows KL, regret and sampler against trainer.
+
+    `options`: the objective's, of this step.
 
     kl_ref is the mean over fresh responses of Σ_t log π − log π_ref, in nats: on other rows that isn't a KL.
     """
     batch, logp = step.batch, step.streams["logp"]
     fresh = torch.tensor([s.id in drawn.fresh for s in drawn.samples], device=logp.device)
-    out: dict[str, Any] = {"loss": step.evaluation.loss, "objective": step.evaluation.metrics}
+    beta, average = options.get("beta"), options.get("average", "sum")
+    out: dict[str, Any] = {"loss": step.evaluation.loss, "objective": step.evaluation.metrics, "beta": beta}
     if fresh.any() and batch.ref_logp is not None:
         rows = fresh.nonzero()[:, 0]
         part = batch.rows(rows)
         out["kl_ref"] = _kl(part, logp[rows], batch.ref_logp[rows])
-        out["regret"] = regret(part, logp[rows], beta) if beta else None
+        out["regret"] = regret(part, logp[rows], beta, average) if beta else None
     if fresh.any() and batch.behavior_logp is not None and samples_policy(config):
         off = (logp - batch.behavior_logp)[batch.mask & fresh[:, None]].abs()
         out |= {"logp_diff_mean": off.mean().item(), "logp_diff_max": off.max().item()}
     return out
 
 
-def regret(batch: Batch, logp: Tensor, beta: float) -> float | None:
+def regret(batch: Batch, logp: Tensor, beta: float, average: str = "sum") -> float | None:
     """β log mean exp(R/β) − mean R, R = r − βρ, the mean over groups of two or more of the policy's own samples.
 
     It estimates β KL(π ‖ π*), which is how far the regularised reward is below the best (AGRO, Lemma 5), and is biased
     low: a group of n can't show more than β log n.
     """
     groups = Groups.of(batch)
-    assert batch.ref_logp is not None
-    R = groups.reward - beta * groups.sum_tokens(torch.where(batch.mask, logp - batch.ref_logp, 0.0))
+    R = regularised_reward({"logp": logp}, batch, groups, beta, average)
     several = groups.n[groups.group] > 1
     per_response = groups.soft_maximum(R, beta) - groups.mean(R)
     weight = several / groups.n[groups.group]

@@ -203,8 +203,7 @@ class Phase:
                 self._skip(metrics, str(error))
                 continue
             if metrics["loss"] is None:
-                beta = self._options(at).get("beta")
-                metrics |= describe_step(done, drawn, self.config, beta) | {"beta": beta}
+                metrics |= describe_step(done, drawn, self.config, self._options(at))
                 metrics |= {"grad_norm": norm, "grad_norm_clipped": min(norm, train.clip)}
                 if not self._is_safe(metrics):
                     break

@@ -137,3 +137,14 @@ def test_at_the_optimum_the_regret_is_none_and_elsewhere_at_most_the_truth() -> 
         assert found is not None
         assert -1e-12 <= found <= truth + 1e-12
         assert found >= 0.7 * truth
+
+
+def test_the_regret_averages_as_the_objective_does() -> None:
+    """Log-ratios of 1 + 1 and 0: ρ is 2 as a sum and 1 as a mean, so R is that of half the β."""
+    logp = torch.tensor([[0.0, -1.0, -1.0], [0.0, -2.0, -2.0]], dtype=torch.float64)
+    ref = torch.tensor([[0.0, -2.0, -2.0], [0.0, -2.0, -2.0]], dtype=torch.float64)
+    batch = Batch.of(mask=[[False, True, True]] * 2, reward=[1.0, 0.0], group=["a", "a"], ref_logp=ref)
+    R = [1.0 - 0.4 * 1.0, 0.0]
+    expected = 0.4 * math.log(sum(math.exp(x / 0.4) for x in R) / 2) - sum(R) / 2
+    assert regret(batch, logp, 0.4, "token") == pytest.approx(expected)
+    assert regret(batch, logp, 0.4) != pytest.approx(expected)
