@@ -134,6 +134,11 @@ class Data(Section):
         None,
         description="a store of held-out groups: ½ Var(R) within them is measured (metrics eval_consistency…) where the objective has β > 0",
     )
+    value_store: str | None = Field(
+        None,
+        description="a store of scored samples of the reference: the soft maximum of a prompt's rewards in it is its stored value, "
+        'where the objective takes one (squared_consistency, baseline = "stored")',
+    )
     replay: Share = Field(
         0.0, description="share of each step's groups that comes from the store; 1 trains from the store alone"
     )
@@ -270,6 +275,10 @@ class Train(Section):
         (), description="what waits in the CPU's memory while the GPU works on something else"
     )
     lr: Positive = Field(1e-5, description="largest learning rate, which the warm-up ends at")
+    value_lr: Positive = Field(
+        1e-2,
+        description="largest learning rate of the value head, where the objective learns a value; warm-up and schedule as of lr",
+    )
     warmup: int = Field(0, ge=0, description="optimiser steps of linear warm-up")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="of the learning rate, over the phase, to 0"

@@ -21,8 +21,10 @@ from agro.errors import Refused
 from agro.generation import end_tokens
 from agro.logprobs import Head, token_streams
 from agro.newmodel import new_model
+from agro.objectives.core import VALUES
 from agro.pretrained import device_of, pretrained, without_bars
 from agro.types import Sample, Text
+from agro.value import ValueHead
 
 __all__ = ["Policy", "Unusable", "new_model"]
 
@@ -60,6 +62,7 @@ class Policy:
                 "use the tokenizer that was saved with the model, or resize the model's embeddings and train them first"
             )
         self.recompute = False  # gradient checkpointing
+        self.value: ValueHead | None = None
         self.fingerprint = self.chat.fingerprint
         self.encoder = Encoder(self.chat, self.eos_ids, self.vocab_size, self.context, self.name)
         _without_dropout(model)
@@ -102,6 +105,20 @@ class Policy:
     def weights(self) -> dict[str, Tensor]:
         """The parameters that training changes: the adapter's, or all."""
         return {n: p for n, p in self.model.named_parameters() if self.adapter is None or p.requires_grad}
+
+    def add_value(self) -> None:
+        """Learn a value too; see `ValueHead`."""
+        self.value = ValueHead(Head.of(self.model).weight.shape[1]).to(self.device)
+
+    def value_weights(self) -> dict[str, Tensor]:
+        """Those of the value head, where there is one: they aren't among `weights`."""
+        return {} if self.value is None else dict(self.value.named_parameters())
+
+    def zero_grad(self) -> None:
+        """No gradient is left, neither the model's nor the value head's."""
+        for module in (self.model, self.value):
+            if module is not None:
+                module.zero_grad(set_to_none=True)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -165,24 +182,30 @@ class Policy:
         want: Collection[str] = ("logp",),
         reference: Policy | None = None,
     ) -> dict[str, Tensor]:
-        """What `want` names of "logp", "entropy" and "kl" (exact, of π from `reference`), token by token, in nats.
+        """What `want` names of "logp", "entropy" and "kl" (exact, of π from `reference`), token by token, in nats, and of values.
 
         Args:
             tokens: [B,T], right padded with anything.
             lengths: [B] tokens of each sequence.
             mask: [B,T] where the values are wanted, within the lengths, the first token left out.
         Returns:
-            name -> [B,T] float32 (float64 for float64 weights), NaN outside the mask, differentiable in the weights.
+            name -> [B,T] float32 (float64 for float64 weights), NaN outside the mask, differentiable in the weights. Of the
+            value head: "prefix_value" [B,T] and "value" [B].
         """
         tokens, lengths, mask = (t.to(self.device) for t in (tokens, lengths, mask))
         other: tuple[Tensor, Head] | None = None
         if "kl" in want and reference is not None:
             with torch.no_grad():
                 other = reference.hidden(tokens, lengths), Head.of(reference.model)
-        return token_streams(
-            self.hidden(tokens, lengths), Head.of(self.model), tokens, mask,
-            want=want, temperature=self.temperature, chunk=self.chunk, reference=other,
+        hidden = self.hidden(tokens, lengths)
+        out = token_streams(
+            hidden, Head.of(self.model), tokens, mask,
+            want=set(want) - VALUES, temperature=self.temperature, chunk=self.chunk, reference=other,
         )  # fmt: skip
+        if VALUES & set(want):
+            assert self.value is not None
+            out |= {s: v for s, v in self.value.streams(hidden, mask).items() if s in want}
+        return out
 
     def save(self, folder: str | Path, *, merge: bool = True) -> None:
         """Model (safetensors) and tokenizer in transformers format; an adapter merged in, or by itself."""

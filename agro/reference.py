@@ -24,6 +24,7 @@ class SharedReference(Policy):
 
     def __init__(self, policy: Policy) -> None:
         self.__dict__.update(policy.__dict__)
+        self.value = None
         self._live = policy.weights()
         self._own: dict[str, Tensor] = {name: p.detach().clone() for name, p in self._live.items()}
 
@@ -51,6 +52,7 @@ def frozen(policy: Policy) -> Policy:
     if policy.adapter is not None:
         return SharedReference(policy)
     out = copy.copy(policy)
+    out.value = None
     out.model = copy.deepcopy(policy.model).requires_grad_(False)
     return out
 

@@ -20,16 +20,17 @@ def prove(
 ) -> None:
     """What is proved of objectives by enumeration: value, bound, verdict; exit 1 where one doesn't hold."""
     from agro import objectives
-    from agro.proof.passport import passport
+    from agro.proof import proving
 
     asked = names or objectives.names()
     for name in asked:
         objectives.get(name)  # a wrong name is refused before anything is computed
-    rows = [row for name in asked for row in passport(name)]
+    found = proving.prove(asked, descents=figure is not None)
+    rows = [row for measured in found.values() for row in measured.rows]
     if figure is not None:
         from agro.proof.figure import draw
 
-        draw(asked, figure)
+        draw(found, figure)
     broken = [row for row in rows if row.holds is False]
     if as_json:
         print(json.dumps([row.to_json() for row in rows], ensure_ascii=False, allow_nan=False))

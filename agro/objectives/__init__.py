@@ -25,6 +25,7 @@ from agro.objectives.core import (
     least_responses,
     like,
 )
+from agro.objectives.learned_value import dro, prefix_consistency
 from agro.objectives.policy_gradient import kl_pg, reinforce, rloo
 from agro.objectives.supervised import sft
 from agro.types import Batch
@@ -76,6 +77,8 @@ def _choice(default: Any, meaning: str, *choices: Any) -> Option:
 
 SINGLETONS = _choice("error", "what to do with groups that have too few responses", "error", "drop")
 
+SCALE = _choice("reward", "whether the gradient carries the factor beta", "reward", "loss")
+
 
 def _regularised(*always: Need) -> Any:
     """Needs of an objective that reads the reference's log-probs unless β is 0."""
@@ -90,7 +93,38 @@ def _coupled(o: Mapping[str, Any]) -> Coupling:
 def _fresh_for(o: Mapping[str, Any]) -> set[Need]:
     """What a token-level estimate of AGRO's regulariser needs besides."""
     kinds: dict[str, set[Need]] = {"triangular": {"fresh"}, "local": {"fresh", "kl"}}
-    return kinds.get(o.get("regulariser", "sequence"), set())
+    return kinds.get(o.get("regulariser", o.get("squared", "sequence")), set())
+
+
+def _agro_conflict(o: Mapping[str, Any]) -> str:
+    if o["regulariser"] == "sequence" or o["average"] == "sum":
+        return ""
+    return f'regulariser = "{o["regulariser"]}" estimates the pull of sums, but average = "{o["average"]}"; set one of the two'
+
+
+def _onpolicy_conflict(o: Mapping[str, Any]) -> str:
+    if o["squared"] == "sequence" or o["likelihood_ratio"] != "adaptive":
+        return ""
+    return (
+        f'squared = "{o["squared"]}" leaves out what has zero mean, but likelihood_ratio = "adaptive" weighs it by the response itself, '
+        "and then it hasn't; set one of the two"
+    )
+
+
+def _squares_of(o: Mapping[str, Any]) -> set[Need]:
+    """Needs of squared_consistency."""
+    anchor: Need = "behavior_logp" if o.get("anchor") == "behavior" else "ref_logp"
+    return {"reward", anchor, "stored_value" if o.get("baseline") == "stored" else "groups"}
+
+
+def _squares_conflict(o: Mapping[str, Any]) -> str:
+    if o["baseline"] != "stored" or o["scale"] in ("square", "trajectory"):
+        return ""
+    return f'scale = "{o["scale"]}" divides by n − 1, which a stored baseline has no need of; take scale = "square" or "trajectory"'
+
+
+def _valued(value: Need) -> Any:
+    return lambda o: _regularised("reward", value)(o)
 
 
 def _fixed(value: Any) -> Any:
@@ -103,30 +137,39 @@ OBJECTIVES: dict[str, Objective] = {
     "agro": Objective(
         agro, f"{AGRO}, eq. 4; section 6",
         lambda o: _regularised("reward", "groups", *_fresh_for(o))(o), lambda o: _coupled(o) if o.get("regulariser", "sequence") == "sequence" else "row",
-        {"beta": _beta(), "scale": _choice("reward", "whether the gradient carries the factor beta", "reward", "loss"),
+        {"beta": _beta(), "scale": SCALE,
          "average": _choice("sum", "over a response's tokens: with 'token' beta is per nat of the mean log-ratio, and stays of one size as responses grow",
                             "sum", "token"),
          "regulariser": _choice("sequence", "estimate of the pull to the reference: on any data, or on fresh samples with less variance",
                                 "sequence", "triangular", "local"),
          "singletons": SINGLETONS},
+        _agro_conflict,
     ),
     "agro_onpolicy": Objective(
         agro_onpolicy, f"{AGRO}, eqs. 5 and 6",
-        lambda o: _regularised("reward", "fresh", "triples" if o.get("baseline") else "groups")(o), _coupled,
+        lambda o: _regularised("reward", "fresh", "triples" if o.get("baseline") else "groups", *_fresh_for(o))(o), _coupled,
         {"beta": _beta(), "baseline": _choice(False, "lower the variance of the likelihood-ratio part; some bias, groups of 3", False, True),
          "likelihood_ratio": Option(1.0, "share", "of the likelihood-ratio part: 1 as in the paper, or 'adaptive', which keeps clear of its trap",
                                     "a number from 0 to 1, or 'adaptive'", lambda v: v == "adaptive" if isinstance(v, str) else _not_negative(v) and v <= 1),
+         "squared": _choice("sequence", "estimate of the squared log-ratio in that part: as it stands, or with less variance", "sequence", "triangular", "local"),
          "singletons": SINGLETONS},
+        _onpolicy_conflict,
     ),
     "squared_consistency": Objective(
-        squared_consistency, "GVPO, arXiv 2504.19599; VarGrad, arXiv 2503.18929; CoPG, arXiv 2406.19185; OAPL",
-        lambda o: {"reward", "groups", "behavior_logp" if o.get("anchor") == "behavior" else "ref_logp"}, lambda o: "row" if o.get("baseline") == "soft" else "group",
+        squared_consistency, "GVPO, arXiv 2504.19599; VarGrad, arXiv 2503.18929; CoPG, arXiv 2406.19185; OAPL, arXiv 2602.19362; A*PO, arXiv 2505.20686",
+        _squares_of, lambda o: "group" if o.get("baseline", "mean") == "mean" else "row",
         {"beta": Option(REQUIRED, "reward per nat of the response's log-ratio", "strength of the pull to the anchor", "a number above 0",
                         lambda v: _number(v) and v > 0),
          "anchor": _choice("reference", "the policy that β pulls to: the reference, or the recorded behaviour", "reference", "behavior"),
-         "baseline": _choice("mean", "the group's mean, or its soft maximum of the rewards", "mean", "soft"),
+         "baseline": _choice("mean", "the group's mean, its soft maximum of the rewards, or one that data.value_store gives", "mean", "soft", "stored"),
          "value_beta": Option(None, "reward", "β₁ of the soft maximum; beta where it is not given", "a number above 0", lambda v: v is None or (_number(v) and v > 0)),
          "scale": _choice("half_variance", "what multiplies the squares", "half_variance", "square", "pairs", "trajectory"), "singletons": SINGLETONS},
+        _squares_conflict,
+    ),
+    "dro": Objective(dro, "DRO-V, arXiv 2405.19107", _valued("value"), _fixed("row"), {"beta": _beta(), "scale": SCALE}),
+    "prefix_consistency": Objective(
+        prefix_consistency, f"{AGRO}, for every prefix; path consistency, arXiv 1702.08892", _valued("prefix_value"), _fixed("row"),
+        {"beta": _beta(), "scale": SCALE},
     ),
     "rloo": Objective(
         rloo, "RLOO, arXiv 2402.14740", _regularised("reward", "groups"), _coupled, {"beta": _beta(0.0), "singletons": SINGLETONS},
@@ -184,8 +227,8 @@ def evaluate(
 ) -> Evaluation:
     """Value and gradient of an objective at given log-probs.
 
-    `logp` [B,T] and each of `streams` ("kl", "entropy", [B,T]) may be tensors, arrays or lists; the gradients come back as
-    tensors for a tensor, else as arrays, in the dtype of `logp`. Positions outside the mask may hold anything and
+    `logp` [B,T] and each of `streams` ("kl", "entropy", "prefix_value" [B,T]; "value" [B]) may be tensors, arrays or lists; the
+    gradients come back as tensors for a tensor, else as arrays, in the dtype of `logp`. Positions outside the mask may hold anything and
     get a gradient of exactly 0. What the objective doesn't need it doesn't read. Computed in float64.
 
     Raises `Refused` naming the objective, the field and the rows where the batch lacks what it needs.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from agro.errors import Refused
 from agro.objectives.core import Streams, Terms
-from agro.objectives.reduce import Groups
+from agro.objectives.reduce import Groups, in_several_rows
 from agro.types import Batch
 
 
@@ -39,10 +39,6 @@ def agro(streams: Streams, batch: Batch, *, beta: float, scale: str, average: st
     loss = groups.average(0.5 * groups.variance(R))
     surrogate = None
     if regulariser != "sequence":
-        if average != "sum":
-            raise Refused(
-                f"objective agro: regulariser = {regulariser!r} is an estimate of the pull of sums, but average = {average!r}; set one of the two"
-            )
         r = groups.reward
         gain = groups.average_responses(-(r - groups.mean_others(r)) * groups.sum_tokens(streams["logp"]))
         surrogate = gain + beta * groups.average_responses(groups.sum_tokens(_token_pull(streams, batch, regulariser)))
@@ -57,11 +53,7 @@ def agro(streams: Streams, batch: Batch, *, beta: float, scale: str, average: st
 
 def _token_pull(streams: Streams, batch: Batch, regulariser: str) -> Tensor:
     """[B,T] a surrogate of the pull to the reference, token by token."""
-    if len(batch.response.unique()) < len(batch.response):
-        raise Refused(
-            f"objective agro: regulariser = {regulariser!r} looks at what follows a token, but a response lies in several rows; "
-            'take "sequence"'
-        )
+    _check_one_row_each(batch, "agro", "regulariser", regulariser)
     if regulariser == "local":
         kl = torch.where(batch.mask, streams["kl"], 0.0)
         return kl + (_from_here_on(kl) - kl).detach() * streams["logp"]
@@ -70,13 +62,20 @@ def _token_pull(streams: Streams, batch: Batch, regulariser: str) -> Tensor:
     return _from_here_on(ratio).detach() * streams["logp"]
 
 
+def _check_one_row_each(batch: Batch, name: str, option: str, value: str) -> None:
+    if split := in_several_rows(batch):
+        raise Refused(
+            f'objective {name}: {option} = "{value}" looks along a response, but that of {split} lies in several rows; take "sequence"'
+        )
+
+
 def _from_here_on(x: Tensor) -> Tensor:
     """[B,T] Σ_{s≥t} x_s."""
     return x.flip(1).cumsum(1).flip(1)
 
 
 def agro_onpolicy(
-    streams: Streams, batch: Batch, *, beta: float, baseline: bool, likelihood_ratio: float | str
+    streams: Streams, batch: Batch, *, beta: float, baseline: bool, likelihood_ratio: float | str, squared: str
 ) -> Terms:
     """On-policy AGRO (eqs. 5 and 6): (1/n) Σ_i [−β (R_i − R̄_{-i}) + c ½ (R_i − R̄_{-i})²] log π(y_i), on fresh samples.
 
@@ -89,6 +88,10 @@ def agro_onpolicy(
     second part pushes good responses down harder than the first pushes them up. "adaptive" lets c be in each group
     min(1, β / max_i (R_i − R̄_{-i})): the weight of a response then falls with its R, so that no response of above-average
     R is pushed down. π* is stationary for every c, and near it c = 1.
+
+    squared: how the part with ρ² of the second one, ½ β² E_π[ρ² ∇log π], is estimated (appendix B.3). "sequence" as it
+    stands; "triangular" leaves out, at each token, the square of what came before it, which has zero mean;
+    "local" besides takes exact KLs for the log-ratios after the token where they meet those before it.
     """
     groups = Groups.of(batch)
     R = regularised_reward(streams, batch, groups, beta)
@@ -103,6 +106,9 @@ def agro_onpolicy(
         c = torch.full_like(best, float(likelihood_ratio))
     weight = (c[groups.group] * v - beta * advantage).detach()
     surrogate = groups.average_responses(weight * groups.sum_tokens(streams["logp"]))
+    if squared != "sequence" and beta:
+        less = groups.sum_tokens(_less_of_square(streams, batch, squared))
+        surrogate = surrogate + c[0] * 0.5 * beta**2 * groups.average_responses(less)
     loss = groups.average(0.5 * groups.variance(R))
     differs = groups.weight * (groups.largest(groups.reward) > -groups.largest(-groups.reward))
     metrics = {
@@ -114,18 +120,37 @@ def agro_onpolicy(
     return Terms(loss, surrogate, metrics)
 
 
+def _less_of_square(streams: Streams, batch: Batch, squared: str) -> Tensor:
+    """[B,T] a surrogate of what statement 21 has in place of ρ² ∇log π, less this, token by token.
+
+    With a_t = Σ_{s<t} ρ_s and b_t = Σ_{s≥t} ρ_s: ρ² = (a_t + b_t)², of which a_t² falls away. In 2 a_t b_t the ρ_s after t
+    may be KL_s.
+    """
+    _check_one_row_each(batch, "agro_onpolicy", "squared", squared)
+    assert batch.ref_logp is not None
+    ratio = torch.where(batch.mask, streams["logp"] - batch.ref_logp, 0.0).detach()
+    later = _from_here_on(ratio)
+    before = later[:, :1] - later
+    less = -before.square()
+    if squared == "local":
+        kl = torch.where(batch.mask, streams["kl"], 0.0).detach()
+        less = less + 2 * before * ((_from_here_on(kl) - kl) - (later - ratio))
+    return less * streams["logp"]
+
+
 def squared_consistency(
     streams: Streams, batch: Batch, *, beta: float, anchor: str, baseline: str, value_beta: float | None, scale: str
 ) -> Terms:
     """Σ_i (r_i − β e_i − b)² in a group, e_i = Σ_t log π − log anchor: what several methods share, each with its own parts.
 
     anchor: π_ref, or the behaviour that the samples were drawn from; the optimum is anchor · exp(r/β) / Z. b: the group's
-    mean of r_i − β e_i, or its soft maximum of r, β₁ log mean exp(r/β₁). scale multiplies the sum: "half_variance"
-    1/(2(n−1)), "square" 1/n, "pairs" n/(n−1), "trajectory" 1/(n β²).
+    mean of r_i − β e_i, or its soft maximum of r, β₁ log mean exp(r/β₁), or a "stored" one, `extra["stored_value"]` [B]: the
+    soft maximum over samples of the anchor that were made before, which lets a group have one response. scale multiplies
+    the sum: "half_variance" 1/(2(n−1)), "square" 1/n, "pairs" n/(n−1), "trajectory" 1/(n β²).
 
     GVPO (arXiv 2504.19599): behaviour, mean, half_variance. VarGrad, trajectory balance (arXiv 2503.18929): reference,
-    mean, trajectory. CoPG with n samples: reference, mean, pairs. OAPL: behaviour, soft, square. AGRO itself: reference,
-    mean, half_variance.
+    mean, trajectory. CoPG with n samples: reference, mean, pairs. OAPL: behaviour, soft, square. A*PO (arXiv 2505.20686):
+    reference, stored, square. AGRO itself: reference, mean, half_variance.
     """
     groups = Groups.of(batch)
     anchored = batch.ref_logp if anchor == "reference" else batch.behavior_logp
@@ -133,11 +158,16 @@ def squared_consistency(
     u = groups.reward - beta * groups.sum_tokens(torch.where(batch.mask, streams["logp"] - anchored, 0.0))
     if baseline == "mean":
         off = u - groups.mean(u)
-    else:
+    elif baseline == "soft":
         off = u - groups.soft_maximum(groups.reward, value_beta or beta)
+    else:
+        off = u - batch.extra["stored_value"].double()[groups.first_row]
     n = groups.n.to(u.dtype)
     factor = {
         "half_variance": 0.5 / (n - 1), "square": 1.0 / n, "pairs": n / (n - 1), "trajectory": 1.0 / (n * beta**2),
     }[scale]  # fmt: skip
     loss = groups.average(factor * groups.sum(off.square()))
-    return Terms(loss, metrics={"consistency": groups.average(0.5 * groups.variance(u))})
+    several = groups.n > 1
+    variance = torch.where(several, groups.variance(u), 0.0)  # of one response there is none
+    share = groups.average(several.double())
+    return Terms(loss, metrics={"consistency": groups.average(0.5 * variance) / share})

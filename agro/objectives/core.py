@@ -1,14 +1,14 @@
 """How an objective is declared, and the one way to evaluate it.
 
 An objective is a pure function `(streams, batch, **options) -> Terms` of whole groups. `streams["logp"]` and what
-else it declares are float64 with zeros outside the mask; it never sees the model. What it returns is differentiated
+else it declares are float64, those of tokens with zeros outside the mask; it never sees the model. What it returns is differentiated
 here, so that a function holds its equation and nothing else.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,10 +20,14 @@ from agro.errors import Refused
 from agro.objectives.reduce import Groups
 from agro.types import Batch
 
-Need = Literal["reward", "groups", "triples", "fresh", "ref_logp", "behavior_logp", "old_logp", "kl", "entropy"]
+Need = Literal[
+    "reward", "groups", "triples", "fresh", "ref_logp", "behavior_logp", "old_logp", "stored_value",
+    "kl", "entropy", "value", "prefix_value",
+]  # fmt: skip
 Coupling = Literal["row", "group", "step"]
 Streams = Mapping[str, Tensor]
-STREAMS = ("logp", "kl", "entropy")
+STREAMS = ("logp", "kl", "entropy", "value", "prefix_value")
+VALUES = frozenset({"value", "prefix_value"})  # the streams that a value head gives
 REQUIRED = object()
 
 WAYS_OUT = {
@@ -32,6 +36,7 @@ WAYS_OUT = {
     "old_logp": "train on fresh samples alone (data.replay = 0), take ratios against recorded behaviour log-probs, or use agro",
     "ref_logp": "give the reference's log-probs, or set beta = 0 where the objective allows it",
     "fresh": "train on fresh samples alone (data.replay = 0, train.updates = 1), or use agro, which is right at any age",
+    "stored_value": "sample those prompts from the reference (agro sample --model REFERENCE -n 8), score them, and name the store in data.value_store",
 }
 
 
@@ -68,6 +73,7 @@ class Objective:
     needs: Callable[[Mapping[str, Any]], set[Need]]
     couples: Callable[[Mapping[str, Any]], Coupling]  # how far one row's gradient depends on other rows' streams
     options: Mapping[str, Option]
+    conflict: Callable[[Mapping[str, Any]], str] = lambda options: ""  # why all options together can't be, where so
 
     def checked(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """The given options, lists as tuples; raises `Refused` for an unknown or unusable one."""
@@ -101,6 +107,8 @@ class Objective:
                 raise Refused(
                     f"objective {name}: option {key} has no default; give it ({option.meaning}, in {option.unit})"
                 )
+        if why := self.conflict(out):
+            raise Refused(f"objective {name}: {why}")
         return out
 
 
@@ -109,7 +117,7 @@ class Evaluation:
     """An objective's value and gradient on one batch. Arrays are of the kind and dtype that `logp` came in."""
 
     loss: float
-    grads: dict[str, Any]  # d loss / d stream, [B,T] each
+    grads: dict[str, Any]  # d loss / d stream, of the stream's shape
     metrics: dict[str, float]
 
     @property
@@ -132,9 +140,8 @@ def differentiate(
     are right and checked, loss and metrics mean nothing.
     """
     needs = objective.needs(options)
-    wanted = [s for s in STREAMS if s == "logp" or s in needs]
+    wanted = wanted_streams(needs)
     check(name, needs, streams, batch)
-    B, T = batch.mask.shape
     keep = _kept(name, needs, batch, options)
     part = batch if keep is None else batch.rows(keep)
     if not part.weight.any():
@@ -142,20 +149,20 @@ def differentiate(
     leaves: dict[str, Tensor] = {}
     for s in wanted:
         value = streams[s] if keep is None else streams[s][keep]
-        leaves[s] = torch.where(part.mask, value.detach().double(), 0.0).requires_grad_()
-        if not leaves[s].isfinite().all():
-            row = int((~leaves[s].isfinite()).any(1).int().argmax())
+        leaves[s] = masked(part, value.detach().double()).requires_grad_()
+        bad = ~leaves[s].isfinite().view(len(value), -1).all(1)
+        if bad.any():
             raise NotFinite(
-                f"objective {name}: stream {s}: expected finite numbers where the mask is set, got others in {part.ids[row]}"
+                f"objective {name}: stream {s}: expected finite numbers where the mask is set, got others in {part.ids[int(bad.int().argmax())]}"
             )
     terms = objective.function(leaves, part, **{k: v for k, v in options.items() if k != "singletons"})
     target = terms.loss if terms.surrogate is None else terms.surrogate
     found = torch.autograd.grad(target, list(leaves.values()), allow_unused=True)
     grads = {}
     for s, g in zip(leaves, found, strict=True):
-        full = torch.zeros(B, T, dtype=torch.float64, device=batch.mask.device)
+        full = blank(batch, s)
         if g is not None:
-            g = torch.where(part.mask, g, 0.0)
+            g = masked(part, g)
             full = g if keep is None else full.index_copy(0, keep, g)
         grads[s] = full
     _check_finite(name, needs, grads, streams, batch, rows)
@@ -165,6 +172,22 @@ def differentiate(
     return Evaluation(float(terms.loss.detach()), grads, metrics)
 
 
+def wanted_streams(needs: Collection[str]) -> list[str]:
+    """Log-probs, and what else is needed."""
+    return [s for s in STREAMS if s == "logp" or s in needs]
+
+
+def blank(batch: Batch, stream: str) -> Tensor:
+    """Zeros [B,T], or [B] for the value of a prompt."""
+    shape = batch.mask.shape[:1] if stream == "value" else batch.mask.shape
+    return torch.zeros(shape, dtype=torch.float64, device=batch.mask.device)
+
+
+def masked(batch: Batch, x: Tensor) -> Tensor:
+    """A stream [B,T] with 0 outside the mask; one of [B] as it is."""
+    return torch.where(batch.mask, x, 0.0) if x.dim() == 2 else x
+
+
 def least_responses(needs: set[Need]) -> int:
     """The fewest responses that a group may have."""
     return 3 if "triples" in needs else 2 if "groups" in needs else 1
@@ -172,10 +195,8 @@ def least_responses(needs: set[Need]) -> int:
 
 def check(name: str, needs: set[Need], streams: Streams, batch: Batch) -> None:
     """Raise `Refused` where the batch lacks what the objective needs, with counts, three rows and the way out."""
-    shape = batch.mask.shape
-    for s in STREAMS:
-        if s != "logp" and s not in needs:
-            continue
+    for s in wanted_streams(needs):
+        shape = blank(batch, s).shape
         if s not in streams:
             raise Refused(f'objective {name} needs the stream "{s}", which wasn\'t given; got {", ".join(streams)}')
         if streams[s].shape != shape:
@@ -191,6 +212,9 @@ def check(name: str, needs: set[Need], streams: Streams, batch: Batch) -> None:
             lacking[key] = (
                 torch.ones_like(batch.mask[:, 0]) if value is None else (batch.mask & ~value.isfinite()).any(1)
             )
+    if "stored_value" in needs:
+        value = batch.extra.get("stored_value")
+        lacking["stored_value"] = torch.ones_like(batch.mask[:, 0]) if value is None else ~value.isfinite()
     for key, lacks in lacking.items():
         if lacks.any():
             raise Refused(lack(name, key, [batch.ids[i] for i in lacks.nonzero().flatten().tolist()], len(lacks)))
@@ -231,7 +255,7 @@ def _check_finite(
     name: str, needs: set[Need], grads: Streams, streams: Streams, batch: Batch, rows: Tensor | None
 ) -> None:
     for s, g in grads.items():
-        bad = ~g.isfinite().all(1)
+        bad = ~g.isfinite().view(len(g), -1).all(1)
         if rows is not None:
             bad = bad & torch.zeros_like(bad).index_fill(0, rows, True)
         if bad.any():
@@ -252,7 +276,8 @@ def as_stream(value: Any, name: str) -> Tensor:
     try:
         return value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
     except (TypeError, ValueError) as error:
-        raise Refused(f"stream {name}: expected numbers of shape [B,T], got {value!r:.80}") from error
+        shape = "[B]" if name == "value" else "[B,T]"
+        raise Refused(f"stream {name}: expected numbers of shape {shape}, got {value!r:.80}") from error
 
 
 def like(value: Tensor, given: Any) -> Any:

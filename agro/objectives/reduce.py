@@ -18,6 +18,7 @@ class Groups:
     batch: Batch
     reward: Tensor  # [N] float64
     group: Tensor  # [N]
+    first_row: Tensor  # [N] of each response
     n: Tensor  # [G] responses
     weight: Tensor  # [G]
 
@@ -38,12 +39,17 @@ class Groups:
             raise Refused(
                 f"weight: {batch.ids[int(differs.int().argmax())]}: expected one weight for the whole group, got different ones"
             )
-        return cls(batch, reward, group, torch.bincount(group, minlength=batch.n_groups), weight)
+        return cls(batch, reward, group, first, torch.bincount(group, minlength=batch.n_groups), weight)
 
     def sum_tokens(self, x: Tensor) -> Tensor:
         """[B,T] -> [N]: the sum over the mask and over the rows of a response."""
         rows = torch.where(self.batch.mask, x, 0.0).sum(1)
         return torch.zeros_like(self.reward).index_add(0, self.batch.response, rows)
+
+    def mean_rows(self, v: Tensor) -> Tensor:
+        """[B] -> [N]: the mean over the rows of a response."""
+        rows = torch.bincount(self.batch.response, minlength=len(self.reward))
+        return torch.zeros_like(self.reward).index_add(0, self.batch.response, v) / rows
 
     def mean_tokens(self, x: Tensor) -> Tensor:
         """[B,T] -> [N]: the mean over the tokens of a response."""
@@ -92,6 +98,12 @@ def token_mean(batch: Batch, x: Tensor) -> Tensor:
     """[B,T] -> []: the mean over all tokens of the step; a weight w counts a row w times."""
     w = torch.where(batch.mask, batch.weight.double()[:, None], 0.0)
     return (w * torch.where(batch.mask, x, 0.0)).sum() / w.sum()
+
+
+def in_several_rows(batch: Batch) -> str | None:
+    """The name of a row that is one of several of its response."""
+    several = torch.bincount(batch.response)[batch.response] > 1
+    return batch.ids[int(several.int().argmax())] if several.any() else None
 
 
 def _first(index: Tensor, size: int) -> Tensor:

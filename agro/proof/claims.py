@@ -52,6 +52,11 @@ class Situation:
         return v - (self.p * v).sum(1, keepdim=True)
 
     @property
+    def value(self) -> Tensor:
+        """[X,1] the learned value of each prompt."""
+        return self.policy.value.prompt[:, None]
+
+    @property
     def kl(self) -> Tensor:
         """[X,Y,T]; see `Enumerable.kl_tokens`."""
         return self.policy.kl_tokens(self.reference)
@@ -74,6 +79,7 @@ class Claims:
     policy_gradient: Callable[[float], float] | None = None  # β -> on-policy gradient over that of −E_π r + β KL(π ‖ f)
     noise: bool = True  # whether rewards that are noisy count with their mean alone
     n: tuple[int, ...] = (2, 3)
+    updates: int = 800  # of the descent
 
 
 def half_variance(s: Situation) -> Tensor:
@@ -135,6 +141,38 @@ def grpo_pairs(s: Situation) -> Tensor:
     return -(s.p[:, :, None] * s.p[:, None] * per_response).sum((1, 2)).mean()
 
 
+def square_with_stored_value(s: Situation) -> Tensor:
+    """E_μ (r − βd − V*)², V* = β log E_f exp(r/β) (A*PO)."""
+    value = s.beta * (s.reference.logp().detach() + s.reward / s.beta).logsumexp(1, keepdim=True)
+    return s.mean((s.reward - s.beta * s.d - value).square())
+
+
+def half_square_with_value(s: Situation) -> Tensor:
+    """½ E_μ (r − βd − V)² (DRO)."""
+    return 0.5 * s.mean((s.reward - s.beta * s.d - s.value).square())
+
+
+def dro_in_units_of_reward(s: Situation) -> Tensor:
+    """The same, the part that goes to the policy divided by β."""
+    off = s.reward - s.beta * s.d.detach() - s.value
+    return 0.5 * s.mean(off.square()) - s.mean(off.detach() * s.policy.logp())
+
+
+def prefix_residuals(s: Situation) -> Tensor:
+    """E_μ of the mean of ½ (V(y_<i) − Σ_{i≤u<j} (r_u − βd_u) − V(y_<j))² over all i < j, r at the last token, V = 0 after it."""
+    space, total = s.policy.space, torch.zeros_like(s.reward)
+    tokens = s.policy.logp_tokens() - s.reference.logp_tokens().detach()
+    for y, T in enumerate(space.lengths.tolist()):
+        values = [s.policy.value.prefix[:, space.places[y, t]] for t in range(T)] + [torch.zeros_like(s.reward[:, 0])]
+        pairs = [(i, j) for j in range(T + 1) for i in range(j)]
+        squares = torch.zeros_like(s.reward[:, 0])
+        for i, j in pairs:
+            gained = -s.beta * tokens[:, y, i:j].sum(1) + (s.reward[:, y] if j == T else 0.0)
+            squares = squares + 0.5 * (values[i] - gained - values[j]).square()
+        total[:, y] = squares / len(pairs)
+    return s.mean(total)
+
+
 def imitation(s: Situation) -> Tensor:
     """−Σ log π over the mean number of tokens."""
     lengths = s.policy.space.lengths.double().expand_as(s.p)
@@ -152,6 +190,8 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     ),
     "agro_onpolicy": (
         Claims(half_variance_on_policy, {"likelihood_ratio": 1.0}, "unknown", "unknown", noise=False),
+        Claims(half_variance_on_policy, {"squared": "triangular"}, "unknown", "unknown", noise=False),
+        Claims(half_variance_on_policy, {"squared": "local"}, "unknown", "unknown", noise=False),
         Claims(adaptive_pairs, {"likelihood_ratio": "adaptive"}, "optimum", "optimum", noise=False, n=(2,)),
         Claims(half_variance, {"likelihood_ratio": 0.0}, "optimum", "optimum", policy_gradient=lambda beta: beta),
     ),
@@ -162,6 +202,18 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         Claims(lambda s: 2 * s.n * half_variance(s), {"scale": "pairs"}, "optimum", "optimum", policy_gradient=lambda beta: 6 * beta),
         Claims(half_variance_to_behavior, {"anchor": "behavior"}, "unknown", "unknown"),
         Claims(soft_pairs, {"anchor": "behavior", "baseline": "soft", "scale": "square"}, "unknown", "unknown", noise=False, n=(2,)),
+        Claims(square_with_stored_value, {"baseline": "stored", "scale": "square"}, "optimum", "optimum", reference_shift=False,
+               policy_gradient=lambda beta: 2 * beta, n=(1, 2)),
+    ),
+    # Policy and value learn at once, which takes its time where the behaviour hardly ever shows some response.
+    "dro": (
+        Claims(dro_in_units_of_reward, {"scale": "reward"}, "optimum", "optimum", shift=False, reference_shift=False,
+               policy_gradient=lambda beta: 1.0, n=(1, 2), updates=3000),
+        Claims(half_square_with_value, {"scale": "loss"}, "optimum", "optimum", shift=False, reference_shift=False,
+               policy_gradient=lambda beta: beta, n=(1, 2), updates=3000),
+    ),
+    "prefix_consistency": (
+        Claims(prefix_residuals, {"scale": "loss"}, "optimum", "optimum", shift=False, reference_shift=False, n=(1, 2), updates=3000),
     ),
     "rloo": (
         Claims(lambda s: advantage(s, 0.0), {"beta": 0.0}, "elsewhere", "elsewhere"),

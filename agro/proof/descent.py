@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from agro.objectives import differentiate, get
+from agro.objectives.core import masked, wanted_streams
 from agro.proof.enumerable import Enumerable, kl
 from agro.proof.expectation import AllGroups, Data
 from agro.types import Batch
@@ -41,10 +42,10 @@ def descend(
 
     `start` is moved; where it is `data.behavior` too, samples come from it as it is then. `star` [X,Y]: log π*.
     """
-    optimiser = torch.optim.Adam(start.weights().values(), lr=lr)
+    optimiser = torch.optim.Adam(start.parameters(), lr=lr)
     entry = get(name)
     resolved = entry.resolve(name, options)
-    want = ["logp", *({"kl"} & entry.needs(resolved))]
+    want = wanted_streams(entry.needs(resolved))
     groups = AllGroups(data, reference, n)
     batch = groups.batch
     at = sorted({round(updates * (i / looks) ** 2) for i in range(looks + 1)})
@@ -69,10 +70,7 @@ def _gradient(
     """Put the gradient into the weights: the objective's own g, as in the step, without its cutting into passes."""
     assert batch.tokens is not None
     assert batch.lengths is not None
-    policy.model.zero_grad(set_to_none=True)
+    policy.zero_grad()
     live = policy.streams(batch.tokens, batch.lengths, batch.mask, want, reference)
-    found = differentiate(name, get(name), live, batch, options)
-    total = torch.zeros((), dtype=torch.float64)
-    for stream, value in live.items():
-        total = total + (found.grads[stream][batch.mask] * value[batch.mask]).sum()
-    total.backward()
+    grads = differentiate(name, get(name), live, batch, options).grads
+    torch.stack([(grads[s] * masked(batch, value)).sum() for s, value in live.items()]).sum().backward()

@@ -13,7 +13,7 @@ from agro.proof.claims import CLAIMS, Claims
 from agro.proof.descent import Path, descend
 from agro.proof.enumerable import Enumerable, Space, optimum
 from agro.proof.expectation import Data
-from agro.proof.measuring import BETA, EXACT, FAR, INSTANCES, UPDATES, Row, options_of, problem, row
+from agro.proof.measuring import BETA, EXACT, FAR, INSTANCES, Row, data_of, options_of, problem, row
 
 
 def tools(name: str, claims: Claims) -> Iterator[Row]:
@@ -28,7 +28,7 @@ def tools(name: str, claims: Claims) -> Iterator[Row]:
         star = _optimum_with_tool(reference, reward, chance)
         start = Enumerable.table(space, 2)
         data = Data(reference, reward, noise=chance.expand(6, -1))
-        descend(start, reference, data, star, name, options_of(name, claims), updates=UPDATES)
+        descend(start, reference, data, star, name, options_of(name, claims), updates=claims.updates)
         off = (chance * start.logp().detach().exp() * (start.logp().detach() - star)).sum(1)
         value, setting = (
             off.median().item(),
@@ -72,7 +72,7 @@ def ends(name: str, claims: Claims) -> Iterator[Row]:
         near = EXACT if (where, start) != ("policy", "elsewhere") else 1e-3
         yield row(
             name, "KL to the optimum at the end of descent",
-            f"data from {where}, start at {start}, {UPDATES} updates, {which} of {INSTANCES.prompts} instances", claims,
+            f"data from {where}, start at {start}, {claims.updates} updates, {which} of {INSTANCES.prompts} instances", claims,
             max(value, 0.0), most=near if claim == "optimum" else None, least=FAR if claim == "elsewhere" and where != "policy" else None,
         )  # fmt: skip
 
@@ -85,4 +85,6 @@ def end(name: str, claims: Claims, where: str, start: str = "reference") -> Path
     behavior = begun if where == "policy" else behaviors[where]
     star = optimum(reference.logp().detach(), reward, BETA)
     options, n = options_of(name, claims), claims.n[0]
-    return descend(begun, reference, Data(behavior, reward), star, name, options, n=n, updates=UPDATES)
+    return descend(
+        begun, reference, data_of(behavior, reward, reference), star, name, options, n=n, updates=claims.updates
+    )

@@ -116,6 +116,16 @@ class Network(nn.Module):
         return torch.tanh((self.prompt[:, None] + read[None]) @ self.mix) @ self.out
 
 
+class Values(nn.Module):
+    """A value of each prompt [X], and one of each context [X,C]."""
+
+    def __init__(self, space: Space, scale: float, generator: torch.Generator) -> None:
+        super().__init__()
+        X, C = space.prompts, len(space.contexts)
+        self.prompt = nn.Parameter(scale * torch.randn(X, generator=generator, dtype=torch.float64))
+        self.prefix = nn.Parameter(scale * torch.randn(X, C, generator=generator, dtype=torch.float64))
+
+
 class Enumerable:
     """A policy over `space`: what the step needs (`streams`, `model`, `device`, `weights`), and exact expectations.
 
@@ -125,16 +135,18 @@ class Enumerable:
     device = torch.device("cpu")
     adapter = None
 
-    def __init__(self, space: Space, model: nn.Module) -> None:
-        self.space, self.model = space, model
+    def __init__(self, space: Space, model: nn.Module, value: Values) -> None:
+        self.space, self.model, self.value = space, model, value
 
     @classmethod
     def table(cls, space: Space, seed: int = 0, scale: float = 1.0) -> Enumerable:
-        return cls(space, Table(space, scale, torch.Generator().manual_seed(seed)))
+        generator = torch.Generator().manual_seed(seed)
+        return cls(space, Table(space, scale, generator), Values(space, scale, generator))
 
     @classmethod
     def network(cls, space: Space, seed: int = 0, scale: float = 0.7) -> Enumerable:
-        return cls(space, Network(space, scale, torch.Generator().manual_seed(seed)))
+        generator = torch.Generator().manual_seed(seed)
+        return cls(space, Network(space, scale, generator), Values(space, scale, generator))
 
     @classmethod
     def of(cls, space: Space, logp: Tensor) -> Enumerable:
@@ -158,7 +170,16 @@ class Enumerable:
         return out
 
     def weights(self) -> dict[str, Tensor]:
+        """Of the policy, without those of its value."""
         return dict(self.model.named_parameters())
+
+    def parameters(self) -> list[Tensor]:
+        """All: the policy's first, then its value's."""
+        return [*self.model.parameters(), *self.value.parameters()]
+
+    def zero_grad(self) -> None:
+        for p in self.parameters():
+            p.grad = None
 
     def logp_next(self) -> Tensor:
         """[X,C,V] log π of every next token, with gradient."""
@@ -199,11 +220,14 @@ class Enumerable:
             assert reference is not None
             kl = (logp.exp() * (logp - reference.logp_next().detach())).sum(-1)
             found["kl"] = kl[prompt[:, None], places]
+        if "prefix_value" in want:
+            found["prefix_value"] = self.value.prefix[prompt[:, None], places]
         out = {k: torch.full(mask.shape, math.nan, dtype=torch.float64) for k in found if k in want}
         width = min(tokens.shape[1], self.space.length + 1)
         for k, value in out.items():
             value[:, 1:width] = found[k][:, : width - 1]
-        return {k: torch.where(mask, value, math.nan) for k, value in out.items()}
+        out = {k: torch.where(mask, value, math.nan) for k, value in out.items()}
+        return out | ({"value": self.value.prompt[prompt]} if "value" in want else {})
 
 
 def optimum(reference: Tensor, reward: Tensor, beta: float) -> Tensor:

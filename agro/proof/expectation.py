@@ -31,6 +31,7 @@ class Data:
     noise: Tensor | None = None  # [X,O] probability of the outcome given its response; None: 1
     age: float = 0.0  # optimiser steps; NaN: unknown
     known: frozenset[str] = field(default=frozenset({"behavior_logp", "ref_logp", "reward"}))
+    stored_value: Tensor | None = None  # [X] V* of the prompts, where it was found out before
 
     @property
     def outcomes(self) -> Tensor:
@@ -76,6 +77,7 @@ class AllGroups:
             group=torch.arange(X * G).repeat_interleave(self.n).tolist(),
             ref_logp=shifted(self.reference.logp_tokens().detach()) if "ref_logp" in data.known else None,
             age=torch.full((len(response),), data.age, dtype=torch.float64),
+            extra=None if data.stored_value is None else {"stored_value": data.stored_value[asked]},
             tokens=torch.cat([asked[:, None], space.tokens[response]], 1),
             lengths=space.lengths[response] + 1,
         )
@@ -118,7 +120,7 @@ def gradient(
     options: Mapping[str, Any],
     size: int | None = None,
 ) -> Tensor:
-    """[W] the gradient of `name` over `batch` with respect to all weights, by the step; `size`: its micro-batches."""
+    """[W] the gradient of `name` over `batch` with respect to all parameters, by the step; `size`: its micro-batches."""
     backward(
         policy,  # type: ignore[arg-type]
         batch,
@@ -127,4 +129,4 @@ def gradient(
         micro=MicroBatch(size),
         reference=reference,  # type: ignore[arg-type]
     )
-    return torch.cat([(torch.zeros_like(w) if w.grad is None else w.grad).flatten() for w in policy.weights().values()])
+    return torch.cat([(torch.zeros_like(w) if w.grad is None else w.grad).flatten() for w in policy.parameters()])

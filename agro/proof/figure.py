@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from agro.objectives import get
 from agro.proof.claims import CLAIMS
-from agro.proof.ends import end
-from agro.proof.measuring import INSTANCES, options_of, said
+from agro.proof.measuring import INSTANCES, said
+from agro.proof.proving import Measured
 
 
-def draw(names: Sequence[str], path: Path) -> None:
+def draw(found: Mapping[str, Measured], path: Path) -> None:
     """A PNG or SVG, by the ending of `path`: median and quartiles over the instances."""
     import matplotlib
 
@@ -24,20 +23,16 @@ def draw(names: Sequence[str], path: Path) -> None:
         "uniform": "samples of a uniform policy",
     }
     figure, axes = pyplot.subplots(1, len(panels), figsize=(4.2 * len(panels), 4.2), sharey=True, layout="constrained")
-    for i, name in enumerate(names):
-        for j, claims in enumerate(CLAIMS[name]):
-            for axis, where in zip(axes, panels):
-                if where != "policy" and "fresh" in get(name).needed(options_of(name, claims)):
-                    continue
-                path_ = end(name, claims, where)
-                low, middle, high = path_.distance.clamp(min=1e-17).quantile(
-                    path_.distance.new_tensor([0.25, 0.5, 0.75]), 1
-                )
-                label = name + (f" ({said(claims)})" if said(claims) else "")
-                line = axis.plot(
-                    path_.updates, middle, "-" if j == 0 else ["--", ":"][(j - 1) % 2], color=f"C{i}", label=label
-                )
-                axis.fill_between(path_.updates, low, high, color=line[0].get_color(), alpha=0.15, linewidth=0)
+    for i, (name, measured) in enumerate(found.items()):
+        for (j, where), went in measured.paths.items():
+            quartiles = went.distance.new_tensor([0.25, 0.5, 0.75])
+            low, middle, high = went.distance.clamp(min=1e-17).quantile(quartiles, 1)
+            claims = CLAIMS[name][j]
+            label = name + (f" ({said(claims)})" if said(claims) else "")
+            style = "-" if j == 0 else ["--", ":"][(j - 1) % 2]
+            axis = axes[list(panels).index(where)]
+            line = axis.plot(went.updates, middle, style, color=f"C{i}", label=label)
+            axis.fill_between(went.updates, low, high, color=line[0].get_color(), alpha=0.15, linewidth=0)
     for axis, title in zip(axes, panels.values()):
         axis.set(title=title, xlabel="updates", yscale="log")
         axis.spines[["top", "right"]].set_visible(False)

@@ -12,13 +12,13 @@ from torch import Tensor
 from agro.objectives import get
 from agro.proof.claims import Claims
 from agro.proof.enumerable import Enumerable, Space
+from agro.proof.expectation import Data
 
 BETA = 0.3
 EXACT = 1e-12  # float64, sums of some hundred terms of order 1
 FAR = 1e-2  # nats: as far from the optimum as nobody would call it reached
 SMALL, RAGGED = Space(3, 2, 2), Space(2, 3, 2, early_end=True)
 INSTANCES = Space(3, 2, 8)  # prompts of a table are independent: 8 random problems at once
-UPDATES = 800
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,16 @@ def problem(space: Space, kind: str = "table") -> tuple[Enumerable, Enumerable, 
 
 
 def derivative(value: Tensor, policy: Enumerable) -> Tensor:
-    found = torch.autograd.grad(value, list(policy.weights().values()), allow_unused=True, retain_graph=True)
-    return torch.cat(
-        [(torch.zeros_like(w) if g is None else g).flatten() for g, w in zip(found, policy.weights().values())]
-    )
+    """[W] with respect to all parameters."""
+    found = torch.autograd.grad(value, policy.parameters(), allow_unused=True, retain_graph=True)
+    return torch.cat([(torch.zeros_like(w) if g is None else g).flatten() for g, w in zip(found, policy.parameters())])
+
+
+def data_of(behavior: Enumerable, reward: Tensor, reference: Enumerable) -> Data:
+    """Groups from that behaviour, with the V* that samples of the reference would have told."""
+    return Data(behavior, reward, stored_value=value_of(reference, reward))
+
+
+def value_of(reference: Enumerable, reward: Tensor, beta: float = BETA) -> Tensor:
+    """[X] V*(x) = β log E_π_ref exp(r/β)."""
+    return beta * (reference.logp().detach() + reward / beta).logsumexp(1)

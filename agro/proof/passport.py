@@ -11,11 +11,24 @@ from torch import Tensor
 
 from agro.errors import Refused
 from agro.objectives import differentiate, get
+from agro.objectives.core import STREAMS, wanted_streams
 from agro.proof.claims import CLAIMS, Claims, Situation, half_variance
 from agro.proof.ends import ends, tools
 from agro.proof.enumerable import Enumerable, Space
 from agro.proof.expectation import AllGroups, Data, gradient
-from agro.proof.measuring import BETA, EXACT, RAGGED, SMALL, Row, derivative, options_of, problem, row
+from agro.proof.measuring import (
+    BETA,
+    EXACT,
+    RAGGED,
+    SMALL,
+    Row,
+    data_of,
+    derivative,
+    options_of,
+    problem,
+    row,
+    value_of,
+)
 from agro.types import Batch
 
 
@@ -36,7 +49,7 @@ def expectations(name: str, claims: Claims) -> Iterator[Row]:
                 found = gradient(
                     policy,
                     reference,
-                    AllGroups(Data(behavior, reward), reference, n).batch,
+                    AllGroups(data_of(behavior, reward, reference), reference, n).batch,
                     name,
                     options_of(name, claims),
                 )
@@ -57,9 +70,14 @@ def bias(name: str, claims: Claims) -> Iterator[Row]:
     factor = claims.policy_gradient(BETA) if claims.policy_gradient else 1.0
     n = claims.n[-1]
     found = gradient(
-        policy, reference, AllGroups(Data(policy, reward), reference, n).batch, name, options_of(name, claims)
+        policy,
+        reference,
+        AllGroups(data_of(policy, reward, reference), reference, n).batch,
+        name,
+        options_of(name, claims),
     )
-    share = ((found / factor - exact).norm() / exact.norm()).item()
+    own = sum(w.numel() for w in policy.weights().values())  # the policy's, without the value's
+    share = ((found / factor - exact)[:own].norm() / exact.norm()).item()
     setting = f"on-policy, n={n}" + (f", divided by {factor:g}" if factor != 1 else "")
     yield row(
         name,
@@ -80,10 +98,10 @@ def invariances(name: str, claims: Claims) -> Iterator[Row]:
     def of(batch: Batch, size: int | None = None) -> Tensor:
         return gradient(policy, reference, batch, name, options, size)
 
-    batch = AllGroups(Data(behavior, reward), reference, n).batch
+    batch = AllGroups(data_of(behavior, reward, reference), reference, n).batch
     plain = of(batch)
     shift = torch.tensor([0.7, -1.3], dtype=torch.float64)
-    moved = AllGroups(Data(behavior, reward + shift[:, None]), reference, n).batch
+    moved = AllGroups(data_of(behavior, reward + shift[:, None], reference), reference, n).batch
     change = (of(moved) - plain).abs().max().item()
     yield row(name, "a reward shift per prompt" + ("" if claims.shift else " matters"), f"n={n}", claims, change,
                most=EXACT if claims.shift else None, least=None if claims.shift else 1e-3)  # fmt: skip
@@ -119,7 +137,7 @@ def limits(name: str, claims: Claims) -> Iterator[Row]:
     if name != "agro" or claims.options.get("scale") != "reward":
         return
     policy, reference, behaviors, reward = problem(SMALL, "network")
-    batch = AllGroups(Data(behaviors["stale"], reward), reference, 2).batch
+    batch = AllGroups(data_of(behaviors["stale"], reward, reference), reference, 2).batch
     rloo = gradient(policy, reference, batch, "rloo", {"beta": 0.0})
     for beta in (0.0, 1e-9):
         found = gradient(policy, reference, batch, name, options_of(name, claims, beta))
@@ -150,14 +168,14 @@ def _variance(
     *, relative: bool = True,
 ) -> float:  # fmt: skip
     """Trace of the covariance of a group's gradient, over its squared mean where that is asked."""
-    groups = AllGroups(Data(policy, reward), reference, n)
+    groups = AllGroups(data_of(policy, reward, reference), reference, n)
     batch = groups.batch
     space = policy.space
     alone = batch.replace(weight=torch.ones_like(batch.weight))  # so that each group's gradient is 1/G of its own
     assert batch.tokens is not None
     assert batch.lengths is not None
     resolved = get(name).resolve(name, options)
-    want = ["logp", *({"kl"} & get(name).needs(resolved))]
+    want = wanted_streams(get(name).needs(resolved))
     live = policy.streams(batch.tokens, batch.lengths, batch.mask, want, reference)
     rows = torch.zeros(len(batch.mask), 1, dtype=torch.float64)
     for stream, g in differentiate(name, get(name), live, alone, resolved).grads.items():
@@ -207,10 +225,16 @@ def noise(name: str, claims: Claims) -> Iterator[Row]:
     Y = len(SMALL.responses)
     p = torch.tensor([0.25] * Y + [0.75] * Y, dtype=torch.float64).expand(2, -1)
     u = torch.linspace(0, 2, Y, dtype=torch.float64)
-    noisy = Data(behavior, torch.cat([reward - 0.3 * u, reward + 0.1 * u], 1), torch.arange(Y).repeat(2), p)
+    noisy = Data(
+        behavior,
+        torch.cat([reward - 0.3 * u, reward + 0.1 * u], 1),
+        torch.arange(Y).repeat(2),
+        p,
+        stored_value=value_of(reference, reward),
+    )
     found, plain = (
         gradient(policy, reference, AllGroups(d, reference, n).batch, name, options)
-        for d in (noisy, Data(behavior, reward))
+        for d in (noisy, data_of(behavior, reward, reference))
     )
     change = (found - plain).abs().max().item()
     yield row(name, "noisy rewards count with their mean" if claims.noise else "noise in the rewards matters", f"n={n}", claims, change,
@@ -222,11 +246,11 @@ def needs(name: str, claims: Claims) -> Row:
     policy, reference, _, reward = problem(SMALL)
     options, entry = options_of(name, claims), get(name)
     resolved = entry.resolve(name, options)
-    batch = AllGroups(Data(policy, reward), reference, max(claims.n)).batch.replace(old_logp=None)
+    batch = AllGroups(data_of(policy, reward, reference), reference, max(claims.n)).batch.replace(old_logp=None)
     assert batch.tokens is not None
     assert batch.lengths is not None
     declared = entry.needs(resolved)
-    live = policy.streams(batch.tokens, batch.lengths, batch.mask, ("logp", "kl", "entropy"), reference)
+    live = policy.streams(batch.tokens, batch.lengths, batch.mask, STREAMS, reference)
     refused = 0
     for need in declared:
         lacking, streams = batch, dict(live)
@@ -237,8 +261,10 @@ def needs(name: str, claims: Claims) -> Row:
         elif need in ("groups", "triples"):
             rows = torch.cat([torch.arange(max(claims.n), len(batch.mask)), torch.tensor([0])])
             lacking, streams = batch.rows(rows), {k: v[rows] for k, v in streams.items()}
-        elif need in ("kl", "entropy"):
+        elif need in STREAMS:
             del streams[need]
+        elif need == "stored_value":
+            lacking = batch.replace(extra={})
         else:
             lacking = batch.replace(**{need: None})
         try:

@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterable, Mapping, Set
 from agro.config import LoRA, RunConfig
 from agro.errors import Refused
 from agro.objectives import WAYS_OUT, get, least_responses
+from agro.objectives.core import VALUES
 from agro.train.schedule import is_tuned, lr_at, options_at
 
 SHARED = {  # by all phases: read once
-    "data": ("prompts", "eval_prompts", "store"), "train": ("push", "push_private"), "guard": ("stage_seconds",)
+    "data": ("prompts", "eval_prompts", "store", "value_store"), "train": ("push", "push_private"), "guard": ("stage_seconds",)
 }  # fmt: skip
 
 
@@ -46,6 +47,12 @@ def check_config(config: RunConfig) -> None:
     if config.policy.cache_reference and not any("ref_logp" in _needed(p) for p in phases.values()):
         raise Refused(
             "policy.cache_reference keeps log-probs of the reference, but no phase's objective reads them; take it out"
+        )
+    takes = any("stored_value" in _needed(p) for p in phases.values())
+    if takes != (config.data.value_store is not None):
+        raise Refused(
+            'data.value_store and squared_consistency with baseline = "stored" go together: got '
+            + ("the baseline alone" if takes else f"data.value_store = {config.data.value_store} alone")
         )
     patient = [p.evaluate for p in phases.values() if p.evaluate.patience]
     if patient and not any(rule.every for rule in patient):
@@ -204,6 +211,11 @@ def measures_consistency(config: RunConfig) -> bool:
 def reads_reference(config: RunConfig) -> bool:
     """Whether a phase needs the reference in memory."""
     return bool({"ref_logp", "kl"} & _needed(config)) or (config.evaluate.kl and config.data.eval_prompts is not None)
+
+
+def learns_value(config: RunConfig) -> bool:
+    """Whether a phase's objective has a value head learn beside the policy."""
+    return bool(VALUES & _needed(config))
 
 
 def _needed(config: RunConfig) -> Set[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -52,11 +52,18 @@ def save(
     weights: Mapping[str, Tensor],
     optimiser: torch.optim.Optimizer,
     reference: Mapping[str, Tensor] | None = None,
+    value: Mapping[str, Tensor] | None = None,
 ) -> dict[str, str]:
-    """Write a checkpoint and return the digest of each of its files. `reference`: its weights, where they change on the way."""
+    """Write a checkpoint and return the digest of each of its files.
+
+    `reference`: its weights, where they change on the way; `value`: those of the value head, where there is one. The
+    optimiser has `weights` first, then `value`.
+    """
     with whole_folder(folder) as temporary:
         save_file(_plain(weights), temporary / "model.safetensors")
-        save_file(_moments(weights, optimiser), temporary / "optimiser.safetensors")
+        save_file(_moments([*weights, *_values(value)], optimiser), temporary / "optimiser.safetensors")
+        if value:
+            save_file(_plain(value), temporary / "value.safetensors")
         if reference is not None:
             save_file(_plain(reference), temporary / "reference.safetensors")
         (temporary / "position.json").write_text(json.dumps(asdict(replace(position, digest="")), indent=1))
@@ -74,9 +81,13 @@ def damage(folder: Path, commit: Commit) -> str:
     return ", ".join(f"{folder / name} {said[name]}" for name in said if found.get(name) != commit.files[name])
 
 
-def load(folder: Path, digest: str, weights: Mapping[str, Tensor]) -> Position:
-    """Put the weights of a checkpoint, which has this digest, into `weights`."""
+def load(
+    folder: Path, digest: str, weights: Mapping[str, Tensor], value: Mapping[str, Tensor] | None = None
+) -> Position:
+    """Put the weights of a checkpoint, which has this digest, into `weights`, and those of its value head into `value`."""
     _put(folder / "model.safetensors", weights)
+    if value:
+        _put(folder / "value.safetensors", value)
     return load_position(folder, digest)
 
 
@@ -91,13 +102,18 @@ def load_reference(folder: Path, weights: Mapping[str, Tensor]) -> None:
     _put(folder / "reference.safetensors", weights)
 
 
-def load_optimiser(folder: Path, weights: Mapping[str, Tensor], optimiser: torch.optim.Optimizer) -> None:
-    """Put the optimiser's state back."""
-    numbers = {name: i for i, name in enumerate(weights)}
+def load_optimiser(
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    optimiser: torch.optim.Optimizer,
+    value: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Put the optimiser's state back; `weights` and `value` as in `save`."""
+    numbers = {name: i for i, name in enumerate([*weights, *_values(value)])}
     state: dict[int, dict[str, Tensor]] = {}
-    for key, value in load_file(folder / "optimiser.safetensors").items():
+    for key, moment in load_file(folder / "optimiser.safetensors").items():
         name, _, kind = key.rpartition("/")
-        state.setdefault(numbers[name], {})[kind] = value
+        state.setdefault(numbers[name], {})[kind] = moment
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
 
 
@@ -139,6 +155,11 @@ def _put(file: Path, weights: Mapping[str, Tensor]) -> None:
         weights[name].copy_(value)
 
 
-def _moments(weights: Mapping[str, Tensor], optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    state, names = optimiser.state_dict()["state"], list(weights)
+def _values(value: Mapping[str, Tensor] | None) -> list[str]:
+    """What the optimiser's file calls the weights of a value head."""
+    return [f"value:{name}" for name in value or {}]
+
+
+def _moments(names: Sequence[str], optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    state = optimiser.state_dict()["state"]
     return {f"{names[i]}/{k}": torch.as_tensor(v).contiguous() for i, entry in state.items() for k, v in entry.items()}

@@ -29,7 +29,7 @@ from agro.store import Store
 from agro.train import checkpoint
 from agro.train.callbacks import Callback
 from agro.train.card import write_cards
-from agro.train.check import check_config, check_heldout, reads_reference
+from agro.train.check import check_config, check_heldout, learns_value, reads_reference
 from agro.train.checkpoint import Position
 from agro.train.data import (
     check_store,
@@ -153,7 +153,10 @@ class Trainer:
         return path
 
     def _load_policy(self) -> Policy:
-        return Policy.load(self.config.policy, seed=derive(self.config.train.seed, "weights"))
+        policy = Policy.load(self.config.policy, seed=derive(self.config.train.seed, "weights"))
+        if any(learns_value(config) for _, config in self.phases):
+            policy.add_value()
+        return policy
 
     def _load_reference(self, policy: Policy) -> Policy | None:
         """What stays in memory for the whole run where any of its phases needs it."""
@@ -173,8 +176,8 @@ class Trainer:
                 for _, config in self.phases[: alone + 1]:
                     if config.data.replay > 0:
                         check_store(config, store)
-        for held in {c.data.eval_store for _, c in self.phases if c.data.eval_store}:
-            Store.open(held, read_only=True, create=False).close()
+        for other in {s for _, c in self.phases for s in (c.data.eval_store, c.data.value_store) if s}:
+            Store.open(other, read_only=True, create=False).close()
 
     def _train(self) -> None:
         for note in notes(self.policy, self.prompts, self.config):

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +43,7 @@ from agro.train.recovery import prune
 from agro.train.saving import keep_best
 from agro.train.schedule import is_tuned, lr_at, options_at, tune
 from agro.train.step import Step, backward, collate, streams_of
+from agro.train.values import StoredValues
 from agro.types import UNKNOWN_VERSION, Batch
 
 if TYPE_CHECKING:
@@ -65,17 +67,22 @@ class Phase:
         self.order = PromptOrder(trainer.prompts, derive(train.seed, "prompts", position.phase))
         self.environment = trainer.environments.get(position.phase)
         self.sampler = self._sampler(position.version)
+        groups = [
+            {"params": list(self.policy.weights().values()), "of_lr": 1.0},
+            {"params": list(self.policy.value_weights().values()), "of_lr": train.value_lr / train.lr, "weight_decay": 0.0},
+        ]  # fmt: skip
         self.optimiser = torch.optim.AdamW(
-            self.policy.weights().values(),
+            [g for g in groups if g["params"]],
             lr=train.lr, betas=train.adam_betas, eps=train.adam_eps, weight_decay=train.weight_decay,
         )  # fmt: skip
         if position.step > begins:
-            checkpoint.load_optimiser(trainer.folder.checkpoint(position.step), self.policy.weights(), self.optimiser)
+            self._load_optimiser(trainer.folder.checkpoint(position.step))
         if config.data.replay > 0:
             for note in check_store(config, self.store):
                 trainer.progress.say(f"{position.phase}: {note}")
             check_heldout(self._stored_prompts(), [p.id for p in trainer.eval_prompts])
         self.held = self._held_out_groups()
+        self.values = StoredValues.load(config.data.value_store, self._prompts()) if config.data.value_store else None
         self.cache: ReferenceCache | None = None
         if config.policy.cache_reference and trainer.reference is not None:
             if position.cached < 0:
@@ -192,6 +199,8 @@ class Phase:
             self._skip(metrics, "nothing of what was drawn can be trained on")
         elif "old_logp" in needs and train.updates:
             batch = batch.replace(old_logp=streams_of(self.policy, batch, ["logp"], self.micro)["logp"])
+        if batch is not None and self.values is not None and "stored_value" in needs:
+            batch = self.values.fill(batch, drawn.samples, self._options(at))
         if batch is not None and self.cache is not None and "ref_logp" in needs:
             batch = self.cache.fill(batch, drawn.samples, self.position.step + 1)
         for u in range(train.updates if batch is not None else 0):
@@ -247,6 +256,8 @@ class Phase:
         )  # fmt: skip
         norm = float(torch.nn.utils.clip_grad_norm_(self.policy.weights().values(), train.clip))
         check_gradient(self.policy.weights(), norm)
+        value = self.policy.value_weights()  # clipped by itself, not to take from the policy's
+        check_gradient(value, float(torch.nn.utils.clip_grad_norm_(value.values(), train.clip)))
         return done, norm
 
     def _move(self, update: int) -> None:
@@ -254,7 +265,7 @@ class Phase:
         train = self.config.train
         lr = lr_at(train, update, train.steps * train.updates) * 0.5**self.position.rollbacks
         for group in self.optimiser.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["of_lr"]
         with state_on_device(self.optimiser, "optimiser" in train.offload):
             self.optimiser.step()
         self.position = replace(self.position, version=self.position.version + 1, skipped=0)
@@ -292,10 +303,10 @@ class Phase:
             raise Refused(
                 f"{found}, and step {self.position.step + 1} is to go back to it ({why}). What to do: --resume"
             )
-        checkpoint.load(folder, committed.digest, self.policy.weights())
+        checkpoint.load(folder, committed.digest, self.policy.weights(), self.policy.value_weights())
         self.optimiser.state.clear()
         if committed.step > self.begins:
-            checkpoint.load_optimiser(folder, self.policy.weights(), self.optimiser)
+            self._load_optimiser(folder)
         if self.reference_weights is not None:
             if committed.step == self.begins > 0:  # the phase began with a copy
                 checkpoint.load(folder, committed.digest, self.reference_weights)
@@ -306,6 +317,9 @@ class Phase:
         )
         self.trainer.progress.say(f"{why}: back to the weights of step {committed.step}, at half the learning rate")
 
+    def _load_optimiser(self, folder: Path) -> None:
+        checkpoint.load_optimiser(folder, self.policy.weights(), self.optimiser, self.policy.value_weights())
+
     def _held_out_groups(self) -> HeldOutGroups | None:
         """What data.eval_store holds, where the phase's objective has something to measure on it."""
         data, reference = self.config.data, self.trainer.reference
@@ -313,9 +327,12 @@ class Phase:
             return None
         assert reference is not None
         held = HeldOutGroups.load(data.eval_store, self.config, reference, self.micro)
-        stored = self._stored_prompts() if data.replay else set()
-        check_heldout(stored | {p.id for p in self.trainer.prompts}, held.prompt_ids, "data.eval_store")
+        check_heldout(self._prompts(), held.prompt_ids, "data.eval_store")
         return held
+
+    def _prompts(self) -> set[str]:
+        """Those that may be trained on."""
+        return (self._stored_prompts() if self.config.data.replay else set()) | {p.id for p in self.trainer.prompts}
 
     def _stored_prompts(self) -> set[str]:
         """Those of which stored samples may be drawn."""
@@ -369,8 +386,9 @@ class Phase:
         self.stage("saving")
         folder, position = self.trainer.folder, replace(self.position, limits=(self.micro.sequences, self.micro.tokens))
         files = checkpoint.save(
-            folder.checkpoint(position.step), position, self.policy.weights(), self.optimiser, self.reference_weights
-        )
+            folder.checkpoint(position.step), position, self.policy.weights(), self.optimiser, self.reference_weights,
+            self.policy.value_weights(),
+        )  # fmt: skip
         self.position = replace(position, digest=checkpoint.digest_of(files))
         folder.sync()
         self.store.commit(self.run_id, position.step, self.position.digest, files=files)

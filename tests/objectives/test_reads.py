@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import FIELDS, NAMED, VARIANTS, batch_of, change, draw
+from cases import FIELDS, NAMED, TOKEN_STREAMS, VARIANTS, batch_of, change, draw, draw_for, evaluate, streams_of
 
 from agro import Batch, objectives
 from agro.objectives import OBJECTIVES, Evaluation, Objective, differentiate
@@ -33,35 +33,36 @@ def identical(a: Evaluation, b: Evaluation) -> None:
 
 @EVERY
 def test_declared_needs_are_those_of_the_contract(name: str, options: dict[str, Any], needs: set[str]) -> None:
-    assert set(objectives.describe(name, **options)["needs"]) == needs
+    assert set(objectives.describe(name, **options)["needs"]) == needs - {"rows"}
 
 
 @EVERY
 def test_what_is_not_needed_is_not_read(name: str, options: dict[str, Any], needs: set[str]) -> None:
     """Missing, NaN in every place, or an object that breaks whoever touches it: the same to the last bit."""
-    case = draw(0)
-    whole = objectives.evaluate(name, case.logp, batch_of(case), streams={"kl": case.kl}, **options)
+    case = draw_for(needs, 0)
+    whole = evaluate(case, name, options)
     nothing = np.full(case.mask.shape, np.nan)
     unread = [f for f in FIELDS if f not in needs]
     rows = {"reward": [np.nan] * len(case.mask)} if "reward" not in needs else {}
     if "fresh" not in needs:
         rows["age"] = [np.nan] * len(case.mask)
-    kl = {"kl": case.kl} if "kl" in needs else {}
+    given = {k: v for k, v in streams_of(case).items() if k in needs}
+    extra = {k: v for k, v in batch_of(case).extra.items() if k in needs or (k, name) == ("token_reward", "prefix_consistency")}
 
-    missing = batch_of(case, **dict.fromkeys(unread), **rows)
-    identical(whole, objectives.evaluate(name, case.logp, missing, streams=kl or None, **options))
+    missing = batch_of(case, **dict.fromkeys(unread), **rows, extra=extra)
+    identical(whole, objectives.evaluate(name, case.logp, missing, streams=given or None, **options))
 
     unknown = batch_of(case, **dict.fromkeys(unread, nothing), **rows, role="expert", pairs=[[0, 1]], votes=[[1, 0]])
-    streams = {"entropy": nothing, "kl": nothing, **kl}
+    streams = {"entropy": nothing, **dict.fromkeys(streams_of(case), nothing), **given}
     identical(whole, objectives.evaluate(name, case.logp, unknown, streams=streams, **options))
 
     spare = [f for f in ("pairs", "votes", "tokens", "lengths", "role") if f not in needs]
-    poisoned = batch_of(case).replace(**{f: Poison() for f in [*unread, *spare]})
+    poisoned = batch_of(case).replace(**{f: Poison() for f in [*unread, *spare]}, extra=batch_of(case, extra=extra).extra)
     if "reward" not in needs:
         poisoned = poisoned.replace(reward=Poison())
     if "fresh" not in needs:
         poisoned = poisoned.replace(age=Poison())
-    streams = {"entropy": Poison(), "kl": Poison(), **kl}
+    streams = {"entropy": Poison(), **dict.fromkeys(streams_of(case), Poison()), **given}
     identical(whole, objectives.evaluate(name, case.logp, poisoned, streams=streams, **options))
 
 
@@ -74,14 +75,14 @@ def test_sft_needs_neither_groups_nor_weights_alike_in_them() -> None:
 
 @EVERY
 def test_masked_positions_say_nothing_and_get_0(name: str, options: dict[str, Any], needs: set[str]) -> None:
-    case = draw(2, junk=False)
-    clean = objectives.evaluate(name, case.logp, batch_of(case), streams={"kl": case.kl}, **options)
+    case = draw_for(needs, 2, junk=False)
+    clean = evaluate(case, name, options)
     for junk in (np.nan, np.inf, -np.inf, 1e308, -1e308):
-        dirty = change(case, **{k: np.where(case.mask, getattr(case, k), junk) for k in ("logp", "kl", *FIELDS)})
-        found = objectives.evaluate(name, dirty.logp, batch_of(dirty), streams={"kl": dirty.kl}, **options)
+        dirty = change(case, **{k: np.where(case.mask, getattr(case, k), junk) for k in (*TOKEN_STREAMS, *FIELDS)})
+        found = evaluate(dirty, name, options)
         identical(clean, found)
-        for grad in found.grads.values():
-            assert (grad[~case.mask] == 0).all()
+        for stream, grad in found.grads.items():
+            assert stream == "value" or (grad[~case.mask] == 0).all()
 
 
 def test_an_objective_that_forgets_the_mask_or_a_stream_is_kept_to_both() -> None:
@@ -112,11 +113,12 @@ def test_declared_coupling_is_true(name: str, options: dict[str, Any], needs: se
     """
     coupling = objectives.describe(name, **options)["couples"]
     beta_counts = bool(options.get("beta")) and name in ("agro", "agro_onpolicy", "rloo", "squared_consistency")
-    assert coupling == ("group" if beta_counts and options.get("baseline") != "soft" else "row")
-    case, rng = draw(3, groups=3), np.random.default_rng(3)
+    alone = options.get("baseline") in ("soft", "stored") or "regulariser" in options
+    assert coupling == ("group" if beta_counts and not alone else "row")
+    case, rng = draw_for(needs, 3, groups=3), np.random.default_rng(3)
     batch = batch_of(case)
-    whole = {"logp": case.logp, "kl": case.kl}
-    own = objectives.evaluate(name, case.logp, batch, streams={"kl": case.kl}, **options).grads
+    whole = {"logp": case.logp, **{k: np.asarray(v) for k, v in streams_of(case).items()}}
+    own = evaluate(case, name, options).grads
     whose = case.response if coupling == "row" else case.group
     units = [[i for i, h in enumerate(whose) if h == g] for g in dict.fromkeys(whose)]
     for rows in units:
@@ -124,7 +126,7 @@ def test_declared_coupling_is_true(name: str, options: dict[str, Any], needs: se
         for noise in (-1e4, 0.0, rng.normal(size=(len(others), case.mask.shape[1]))):
             changed = {k: v.copy() for k, v in whole.items()}
             for v in changed.values():
-                v[others] = noise
+                v[others] = noise if v.ndim == 2 or np.ndim(noise) == 0 else noise[:, 0]
             for stream, grad in grads_of(name, options, batch, changed, rows).items():
                 np.testing.assert_array_equal(grad, own[stream][rows])
     if coupling == "group":

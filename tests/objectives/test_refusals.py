@@ -24,14 +24,15 @@ SIX = {
 }
 LOGP = [[0.0, -1.0, -2.0]] * 6
 KL = [[0.0, 0.1, 0.2]] * 6
-WITHHELD = [
-    (n, o, need) for n, o, needs in VARIANTS for need in sorted(needs) if need not in ("groups", "triples", "kl")
-]
+STREAMS = {"kl": KL, "prefix_value": [[0.0, 0.3, 0.2]] * 6, "value": [0.5] * 6}
+STORED = [0.7, 0.7, 0.7, 0.4, 0.4, 0.4]
+FIELDS = ("reward", "fresh", "ref_logp", "behavior_logp", "old_logp", "stored_value")
+WITHHELD = [(n, o, need) for n, o, needs in VARIANTS for need in sorted(needs) if need in FIELDS]
 
 
 def refusal(name: str, options: dict[str, Any], streams: Any = None, logp: Any = None, **changes: Any) -> str:
-    streams, logp = {"kl": KL} if streams is None else streams, LOGP if logp is None else logp
-    given = {**SIX, **changes}
+    streams, logp = STREAMS if streams is None else streams, LOGP if logp is None else logp
+    given = {**SIX, "extra": {"stored_value": STORED}, **changes}
     with pytest.raises(Refused) as caught:
         objectives.evaluate(name, logp, Batch.of(**given), streams=streams, **options)
     return str(caught.value)
@@ -39,6 +40,8 @@ def refusal(name: str, options: dict[str, Any], streams: Any = None, logp: Any =
 
 def without(need: str, rows: range) -> dict[str, Any]:
     """SIX with `need` unknown in these rows: NaN, or None for a row of log-probs."""
+    if need == "stored_value":
+        return {"extra": {need: [np.nan if i in rows else v for i, v in enumerate(STORED)]}}
     field = "age" if need == "fresh" else need
     values = list(SIX[field])
     for i in rows:
@@ -59,6 +62,8 @@ def test_a_need_unknown_in_some_rows(name: str, options: dict[str, Any], need: s
 @pytest.mark.parametrize(("name", "options", "need"), WITHHELD, ids=str)
 def test_a_need_unknown_everywhere(name: str, options: dict[str, Any], need: str) -> None:
     changes = without(need, range(6)) if need == "reward" else {"age" if need == "fresh" else need: None}
+    if need == "stored_value":
+        changes = {"extra": {}}
     assert "0 of 6 rows have it, 6 don't" in refusal(name, options, **changes)
 
 
@@ -87,7 +92,8 @@ def test_grpo_without_behaviour_names_a_way_out() -> None:
 @pytest.mark.parametrize(("name", "options", "needs"), VARIANTS, ids=NAMED)
 def test_groups_too_small(name: str, options: dict[str, Any], needs: set[str]) -> None:
     if not needs & {"groups", "triples"}:
-        objectives.evaluate(name, LOGP, Batch.of(**{**SIX, "group": list("abcdef")}), **options)
+        alone = Batch.of(**{**SIX, "group": list("abcdef"), "extra": {"stored_value": STORED}})
+        objectives.evaluate(name, LOGP, alone, streams=STREAMS, **options)
         return
     least = 3 if "triples" in needs else 2
     group = [*"aaa", "lone", "b", "c"] if least == 2 else ["a", "a", "a", "b", "b", "lone"]
@@ -130,6 +136,19 @@ def test_a_stream_that_is_not_finite(stream: str, bad: float) -> None:
 def test_log_probs_of_another_shape_or_kind(logp: Any) -> None:
     with pytest.raises(Refused, match="logp"):
         objectives.evaluate("sft", logp, Batch.of(**SIX))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_not_finite(bad: float) -> None:
+    said = refusal("dro", {"beta": 0.1}, streams={"value": [0.5, 0.5, bad, 0.5, 0.5, 0.5]})
+    assert "stream value" in said
+    assert "sample 3" in said
+
+
+def test_a_value_for_each_token_where_one_a_row_is_asked() -> None:
+    said = refusal("dro", {"beta": 0.1}, streams={"value": KL})
+    assert "stream value: expected shape [6], got [6, 3]" in said
+    assert "expected numbers of shape [B]" in refusal("dro", {"beta": 0.1}, streams={"value": "many"})
 
 
 def test_a_second_logp_among_the_streams() -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from agro import objectives
 from agro.cli import app
 from agro.objectives import OBJECTIVES
-from agro.objectives.core import Terms
+from agro.objectives.core import VALUES, Terms
 from agro.objectives.reduce import Groups
 from agro.proof import passport as module
 from agro.proof.claims import CLAIMS
@@ -83,6 +83,20 @@ def test_a_dropped_baseline_is_named(name: str, monkeypatch) -> None:
     monkeypatch.setattr(module, "ends", lambda *_: iter(()))
     for mean in ("mean", "mean_others"):
         monkeypatch.setattr(Groups, mean, lambda self, v: torch.zeros_like(v))
+    done = prove(name)
+    assert done.exit_code == 1
+    assert f"agro: {name}: expected gradient (" in done.stderr
+
+
+@pytest.mark.parametrize("name", [name for name, entry in OBJECTIVES.items() if VALUES & entry.needed({})])
+def test_a_dropped_value_is_named(name: str, monkeypatch) -> None:
+    monkeypatch.setattr(module, "ends", lambda *_: iter(()))
+    entry = OBJECTIVES[name]
+
+    def without(streams, batch, **options):
+        return entry.function({k: 0.0 * v if k in VALUES else v for k, v in streams.items()}, batch, **options)
+
+    monkeypatch.setitem(OBJECTIVES, name, replace(entry, function=without))
     done = prove(name)
     assert done.exit_code == 1
     assert f"agro: {name}: expected gradient (" in done.stderr

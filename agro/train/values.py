@@ -1,0 +1,56 @@
+"""V*(x) from samples of the reference that were made before (A*PO, arXiv 2505.20686)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from agro.errors import Refused
+from agro.store import Store
+from agro.train.data import one_each
+from agro.types import Batch, Sample
+
+
+class StoredValues:
+    """The rewards of a store's responses, prompt by prompt; their soft maximum β log mean exp(r/β) estimates V*(x).
+
+    It is biased low, the more so the fewer responses there are. Whether they are the reference's nobody can check here.
+    """
+
+    def __init__(self, rewards: Mapping[str, NDArray[np.float64]]) -> None:
+        """`rewards`: prompt_id -> [n]"""
+        self.rewards = rewards
+
+    @classmethod
+    def load(cls, path: str | Path, prompts: Collection[str]) -> StoredValues:
+        """Of all scored responses; raises `Refused` where one of `prompts`, which are trained on, has none."""
+        found: dict[str, list[Sample]] = {}
+        with Store.open(path, read_only=True, create=False) as store:
+            for sample in store.samples(scored=True):
+                found.setdefault(sample.prompt_id, []).append(sample)
+        lacking = sorted(set(prompts) - found.keys())
+        if lacking:
+            raise Refused(
+                f"data.value_store: {path}: expected scored samples of the reference for all {len(set(prompts))} prompts that are trained on, "
+                f"but {len(lacking)} have none (for one: {', '.join(lacking[:3])}). What to do: agro sample --model REFERENCE "
+                "--prompts FILE --out STORE -n 8, then agro score"
+            )
+        return cls({p: np.array([s.reward for s in one_each(samples)]) for p, samples in found.items()})
+
+    def value(self, prompt_id: str, beta: float) -> float:
+        """The soft maximum, in units of reward."""
+        r = self.rewards[prompt_id]
+        most = r.max()
+        return float(most + beta * np.log(np.exp((r - most) / beta).mean()))
+
+    def fill(self, batch: Batch, samples: Sequence[Sample], options: Mapping[str, Any]) -> Batch:
+        """The batch of these samples with `extra["stored_value"]` [B]; β is the objective's value_beta, or its beta."""
+        beta = options.get("value_beta") or options["beta"]
+        values = {p: self.value(p, beta) for p in {s.prompt_id for s in samples}}
+        column = torch.tensor([values[s.prompt_id] for s in samples], dtype=torch.float64, device=batch.mask.device)
+        return batch.replace(extra={**batch.extra, "stored_value": column})

@@ -1,0 +1,33 @@
+"""A learned value: what a prefix of a response is worth, read off the policy's own hidden states."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class ValueHead(nn.Module):
+    """V(y_<t) in units of reward, linear in the direction of the last hidden state, which it doesn't change.
+
+    Hidden states are scaled to length 1, so that a learning rate means the same at every width: a step of Adam moves
+    V by at most lr · √H. It begins at 0 everywhere. Its gradient stops here: the policy learns from log-probs alone.
+    """
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, 1)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[…,H] -> […]"""
+        wide = hidden.detach().to(self.linear.weight.dtype)
+        out: Tensor = self.linear(nn.functional.normalize(wide, dim=-1))[..., 0]
+        return out
+
+    def streams(self, hidden: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        """ "prefix_value" [B,T], of what stands before each token, NaN outside the mask; "value" [B], before the first in it."""
+        before = torch.full(mask.shape, torch.nan, dtype=self.linear.weight.dtype, device=mask.device)
+        before[:, 1:] = self(hidden[:, :-1])
+        first = mask.int().argmax(1, keepdim=True)
+        return {"prefix_value": torch.where(mask, before, torch.nan), "value": before.gather(1, first)[:, 0]}
