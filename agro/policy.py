@@ -108,7 +108,8 @@ class Policy:
 
     def add_value(self) -> None:
         """Learn a value too; see `ValueHead`."""
-        self.value = ValueHead(Head.of(self.model).weight.shape[1]).to(self.device)
+        width = Head.of(self.model).weight.shape[1]
+        self.value = ValueHead(width).to(self.device, torch.promote_types(self.dtype, torch.float32))
 
     def value_weights(self) -> dict[str, Tensor]:
         """Those of the value head, where there is one: they aren't among `weights`."""

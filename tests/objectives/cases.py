@@ -42,7 +42,11 @@ VARIANTS: list[tuple[str, dict[str, Any], set[str]]] = [
         {"reward", "triples", "ref_logp", "fresh", "kl", "rows"},
     ),
     ("agro", {"beta": 0.3, "regulariser": "triangular"}, {"reward", "groups", "ref_logp", "fresh", "rows"}),
-    ("agro", {"beta": 0.3, "regulariser": "local", "scale": "loss"}, {"reward", "groups", "ref_logp", "fresh", "kl", "rows"}),
+    (
+        "agro",
+        {"beta": 0.3, "regulariser": "local", "scale": "loss"},
+        {"reward", "groups", "ref_logp", "fresh", "kl", "rows"},
+    ),
     ("agro_onpolicy", {"beta": 0.0}, {"reward", "groups", "fresh"}),
     ("squared_consistency", {"beta": 0.3}, {"reward", "groups", "ref_logp"}),
     ("squared_consistency", {"beta": 0.3, "scale": "trajectory"}, {"reward", "groups", "ref_logp"}),
@@ -53,7 +57,11 @@ VARIANTS: list[tuple[str, dict[str, Any], set[str]]] = [
         {"beta": 0.3, "anchor": "behavior", "baseline": "soft", "value_beta": 0.7, "scale": "square"},
         {"reward", "groups", "behavior_logp"},
     ),
-    ("squared_consistency", {"beta": 0.3, "baseline": "stored", "scale": "square"}, {"reward", "ref_logp", "stored_value"}),
+    (
+        "squared_consistency",
+        {"beta": 0.3, "baseline": "stored", "scale": "square"},
+        {"reward", "ref_logp", "stored_value"},
+    ),
     (
         "squared_consistency",
         {"beta": 0.3, "anchor": "behavior", "baseline": "stored", "scale": "trajectory"},

@@ -185,7 +185,11 @@ def away_from_kinks(seed: int, episodes: bool) -> Case:
 
 @pytest.mark.parametrize(
     ("name", "options", "needs"),
-    [(n, o, needs) for n, o, needs in VARIANTS if n != "agro_onpolicy" and not (n == "rloo" and o) and "regulariser" not in o],
+    [
+        (n, o, needs)
+        for n, o, needs in VARIANTS
+        if n != "agro_onpolicy" and not (n == "rloo" and o) and "regulariser" not in o
+    ],
     ids=lambda x: str(x),
 )
 def test_finite_differences(name: str, options: dict[str, Any], needs: set[str]) -> None:

@@ -47,7 +47,11 @@ def test_what_is_not_needed_is_not_read(name: str, options: dict[str, Any], need
     if "fresh" not in needs:
         rows["age"] = [np.nan] * len(case.mask)
     given = {k: v for k, v in streams_of(case).items() if k in needs}
-    extra = {k: v for k, v in batch_of(case).extra.items() if k in needs or (k, name) == ("token_reward", "prefix_consistency")}
+    extra = {
+        k: v
+        for k, v in batch_of(case).extra.items()
+        if k in needs or (k, name) == ("token_reward", "prefix_consistency")
+    }
 
     missing = batch_of(case, **dict.fromkeys(unread), **rows, extra=extra)
     identical(whole, objectives.evaluate(name, case.logp, missing, streams=given or None, **options))
@@ -57,7 +61,9 @@ def test_what_is_not_needed_is_not_read(name: str, options: dict[str, Any], need
     identical(whole, objectives.evaluate(name, case.logp, unknown, streams=streams, **options))
 
     spare = [f for f in ("pairs", "votes", "tokens", "lengths", "role") if f not in needs]
-    poisoned = batch_of(case).replace(**{f: Poison() for f in [*unread, *spare]}, extra=batch_of(case, extra=extra).extra)
+    poisoned = batch_of(case).replace(
+        **{f: Poison() for f in [*unread, *spare]}, extra=batch_of(case, extra=extra).extra
+    )
     if "reward" not in needs:
         poisoned = poisoned.replace(reward=Poison())
     if "fresh" not in needs:

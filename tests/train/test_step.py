@@ -22,8 +22,20 @@ OPTIONS = {
         {"beta": 0.3, "regulariser": "triangular"},
         {"beta": 0.3, "regulariser": "local"},
     ],
-    "agro_onpolicy": [{"beta": 0.3}, {"beta": 0.3, "baseline": True}, {"beta": 0.3, "likelihood_ratio": "adaptive"}],
-    "squared_consistency": [{"beta": 0.3}, {"beta": 0.3, "anchor": "behavior", "baseline": "soft", "scale": "square"}],
+    "agro_onpolicy": [
+        {"beta": 0.3},
+        {"beta": 0.3, "baseline": True},
+        {"beta": 0.3, "likelihood_ratio": "adaptive"},
+        {"beta": 0.3, "squared": "triangular"},
+        {"beta": 0.3, "squared": "local"},
+    ],
+    "squared_consistency": [
+        {"beta": 0.3},
+        {"beta": 0.3, "anchor": "behavior", "baseline": "soft", "scale": "square"},
+        {"beta": 0.3, "baseline": "stored", "scale": "square"},
+    ],
+    "dro": [{"beta": 0.3}, {"beta": 0.3, "scale": "loss"}, {"beta": 0.0}],
+    "prefix_consistency": [{"beta": 0.3}, {"beta": 0.3, "scale": "loss"}],
     "rloo": [{}, {"beta": 0.3}],
     "reinforce": [{}, {"baseline": "mean"}, {"baseline": 0.5}],
     "kl_pg": [{"beta": 0.3}],
@@ -44,7 +56,14 @@ def policies() -> tuple[Policy, Policy]:
     made = [Policy.load(config.Policy(new=spec, temperature=1.3), seed=s) for s in (0, 1)]
     for p in made:
         p.model.double()
+    made[0].add_value()
+    assert made[0].value is not None
+    torch.nn.init.normal_(made[0].value.linear.weight, generator=torch.Generator().manual_seed(2))
     return made[0], made[1]
+
+
+def parameters(policy: Policy) -> list[torch.Tensor]:
+    return [*policy.model.parameters(), *policy.value_weights().values()]
 
 
 def samples(policy: Policy, least: int, seed: int = 0) -> list[Sample]:
@@ -63,16 +82,18 @@ def samples(policy: Policy, least: int, seed: int = 0) -> list[Sample]:
 def batch_for(name: str, options: dict, policy: Policy, reference: Policy) -> Batch:
     needs = objectives.get(name).needs(objectives.get(name).resolve(name, options))
     batch = collate(samples(policy, 3 if "triples" in needs else 2 if "groups" in needs else 1), 0)
+    if "stored_value" in needs:
+        batch = batch.replace(extra={"stored_value": 0.1 * batch.group.double()})
     if "old_logp" in needs:
         batch = batch.replace(old_logp=streams_of(policy, batch, ["logp"], MicroBatch(4))["logp"] - 0.1)
     return batch
 
 
 def gradient(name: str, options: dict, policy: Policy, reference: Policy, batch: Batch, size: int) -> torch.Tensor:
-    policy.model.zero_grad(set_to_none=True)
+    policy.zero_grad()
     resolved = objectives.get(name).resolve(name, options)
     backward(policy, batch, name, resolved, micro=MicroBatch(size), reference=reference)
-    return torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters(policy)])
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -110,7 +131,9 @@ def test_gradient_is_the_loss_differentiated(name: str, options: dict, policies)
     resolved = objectives.get(name).resolve(name, options)
     found = gradient(name, options, policy, reference, batch, 3)
     norm = float(found.norm())
-    parts = (found / norm).split([p.numel() for p in policy.model.parameters()])
+    own = sum(p.numel() for p in policy.model.parameters())
+    assert (found[own:] == 0).all()  # the value's
+    parts = (found[:own] / norm).split([p.numel() for p in policy.model.parameters()])
     direction = [d.view_as(p) for d, p in zip(parts, policy.model.parameters())]
 
     def loss(shift: float) -> float:
@@ -124,6 +147,47 @@ def test_gradient_is_the_loss_differentiated(name: str, options: dict, policies)
 
     h = 1e-3  # Llama's norms round to float32 inside, whatever its weights: a smaller step would measure that
     assert (loss(h) - loss(-h)) / (2 * h) == pytest.approx(norm, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["dro", "prefix_consistency"])
+def test_gradient_of_the_value_is_the_loss_differentiated(name: str, policies) -> None:
+    policy, reference = policies
+    assert policy.value is not None
+    options = {"beta": 0.3}
+    batch = batch_for(name, options, policy, reference)
+    resolved = objectives.get(name).resolve(name, options)
+    gradient(name, options, policy, reference, batch, 3)
+    found = [p.grad.clone() for p in policy.value.parameters() if p.grad is not None]
+    assert all(g.abs().max() > 1e-3 for g in found)
+
+    def loss(shift: float) -> float:
+        with torch.no_grad():
+            for p, g in zip(policy.value.parameters(), found):
+                p += shift * g
+            out = backward_value(policy, batch, name, resolved, reference)
+            for p, g in zip(policy.value.parameters(), found):
+                p -= shift * g
+        return out
+
+    slope = sum(float(g.square().sum()) for g in found)
+    assert (loss(1e-3) - loss(-1e-3)) / 2e-3 == pytest.approx(slope, rel=1e-6)
+
+
+def test_the_value_does_not_change_what_it_reads(policies) -> None:
+    policy, _ = policies
+    assert policy.value is not None
+    batch = collate(samples(policy, 2), 0)
+    policy.zero_grad()
+    out = policy.streams(batch.tokens, batch.lengths, batch.mask, ("logp", "value", "prefix_value"))
+    out["value"].sum().backward()
+    assert all(p.grad is None for p in policy.model.parameters())
+    first = batch.mask.int().argmax(1)
+    rows = torch.arange(len(first))
+    assert torch.equal(out["value"], out["prefix_value"][rows, first])
+    hidden = policy.hidden(batch.tokens, batch.lengths)[rows, first - 1]
+    unit = hidden / hidden.norm(dim=1, keepdim=True)
+    assert torch.allclose(out["value"], policy.value.linear(unit)[:, 0])
+    assert out["prefix_value"][~batch.mask].isnan().all()
 
 
 def backward_value(policy: Policy, batch: Batch, name: str, options: dict, reference: Policy) -> float:

@@ -1,0 +1,153 @@
+"""A learned value beside the policy, and one that was stored before, through whole runs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from test_resume import same
+from tiny_runs import fill_store, metrics, tiny, weights
+
+from agro.config import RunConfig
+from agro.errors import Interrupted, Refused
+from agro.store import Store
+from agro.train.interruption import Interruption
+from agro.train.loop import Trainer
+from agro.train.step import collate
+from agro.train.values import StoredValues
+from agro.types import Sample
+
+
+def valued(folder: Path, name: str = "dro", **changes) -> RunConfig:
+    """One response a prompt, with a learned value."""
+    given = {"objective": {"name": name, "beta": 0.1}, "sampler__n": 1, "train__steps": 8, "train__groups": 12}
+    return tiny(folder, **{**given, **changes})
+
+
+def value_of(run: Path) -> dict:
+    last = sorted((run / "checkpoints").iterdir())[-1]
+    return load_file(last / "value.safetensors")
+
+
+@pytest.mark.parametrize("name", ["dro", "prefix_consistency"])
+def test_the_value_learns_at_a_rate_of_its_own(name: str, tmp_path: Path) -> None:
+    """It goes to what rewards are about; a run whose value stands still is the same for the first step only."""
+    fast = Trainer(valued(tmp_path, name, train__steps=30), tmp_path / "fast").run()
+    slow = Trainer(valued(tmp_path, name, train__steps=30, train__value_lr=1e-9), tmp_path / "slow").run()
+    moved = [m["objective"]["value_mean"] for m in metrics(fast)]
+    assert moved[0] == 0  # it begins at 0 everywhere
+    reward = sum(m["reward_mean"] for m in metrics(fast)[10:]) / 20
+    assert reward > 0.02
+    assert abs(sum(moved[10:]) / 20 - reward) < reward / 2
+    assert all(abs(m["objective"]["value_mean"]) < 1e-6 for m in metrics(slow))
+    assert metrics(fast)[0]["loss"] == metrics(slow)[0]["loss"]
+    assert [m["lr"] for m in metrics(fast)] == [m["lr"] for m in metrics(slow)]
+    assert weights(fast) != weights(slow)
+
+
+def test_resumed_with_its_value_and_the_moments_of_it(tmp_path: Path, monkeypatch) -> None:
+    whole = Trainer(valued(tmp_path), tmp_path / "whole").run()
+    trainer = Trainer(valued(tmp_path), tmp_path / "run")
+    plain = Interruption.check
+
+    def ask(self: Interruption) -> None:
+        log = tmp_path / "run" / "metrics.jsonl"
+        if log.exists() and len(metrics(log.parent)) == 5:
+            raise Interrupted
+        plain(self)
+
+    monkeypatch.setattr(Interruption, "check", ask)
+    with pytest.raises(Interrupted):
+        trainer.run()
+    monkeypatch.setattr(Interruption, "check", plain)
+    Trainer(valued(tmp_path), tmp_path / "run", resume=True).run()
+    same(tmp_path / "run", whole)
+    ours, theirs = value_of(tmp_path / "run"), value_of(whole)
+    assert ours.keys() == theirs.keys() == {"linear.weight", "linear.bias"}
+    assert all((ours[k] == theirs[k]).all() for k in ours)
+    assert ours["linear.weight"].abs().max() > 0
+
+
+def test_phases_share_the_value_and_one_without_it_leaves_it(tmp_path: Path) -> None:
+    phases = [
+        {"name": "one", "objective": {"name": "dro", "beta": 0.1}, "train": {"steps": 4}},
+        {"name": "other", "train": {"steps": 2}},
+    ]
+    config = tiny(tmp_path, phases=phases, objective={"name": "reinforce"}, train__checkpoint_every=4)
+    run = Trainer(config, tmp_path / "run").run()
+    first = load_file(run / "checkpoints" / "step-00000004" / "value.safetensors")
+    assert all((first[k] == v).all() for k, v in value_of(run).items())
+
+
+def test_a_value_that_is_not_finite_skips_the_update(tmp_path: Path) -> None:
+    class Break:
+        def __getattr__(self, name):
+            return lambda *_: None
+
+        def before_step(self, trainer, samples) -> None:
+            trainer.policy.value.linear.bias.data.fill_(math.inf)
+
+    with pytest.raises(Refused, match="5 updates in a row were skipped"):
+        Trainer(valued(tmp_path), tmp_path / "run", callbacks=[Break()]).run()
+
+
+# The soft maximum of r = (0, 1) at β = 0.5: ½ log ½(1 + e²) = 0.7169.
+def test_the_stored_value_is_the_soft_maximum(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "s.db") as store:
+        store.append([Sample("a", "x", 0.0), Sample("a", "y", 1.0), Sample("b", "x", 3.0), Sample("b", "y")])
+        store.append([Sample("c", "x", 1.0, episode="e"), Sample("c", "y", 1.0, episode="e"), Sample("c", "z", 0.0)])
+    ids = {p: Sample(p, "").prompt_id for p in "abc"}
+    values = StoredValues.load(tmp_path / "s.db", ids.values())
+    expected = 0.5 * math.log(0.5 * (1 + math.e**2))
+    assert values.value(ids["a"], 0.5) == pytest.approx(expected, rel=1e-12)
+    assert values.value(ids["b"], 0.5) == 3.0
+    assert values.value(ids["c"], 0.5) == pytest.approx(expected, rel=1e-12)  # an episode is one response
+    with pytest.raises(Refused, match=r"all 4 prompts .* but 1 have none"):
+        StoredValues.load(tmp_path / "s.db", [*ids.values(), "unheard of"])
+
+
+def stored(folder: Path, **changes) -> RunConfig:
+    fill_store(folder / "log.db", groups=8)
+    given = {
+        "objective": {"name": "squared_consistency", "beta": 0.1, "baseline": "stored", "scale": "square"},
+        "data__store": str(folder / "log.db"), "data__replay": 1.0, "data__prompts": None, "data__group_size": 1,
+        "data__value_store": str(folder / "values.db"),
+    }  # fmt: skip
+    return tiny(folder, **{**given, **changes})
+
+
+def test_one_response_a_prompt_with_a_stored_value(tmp_path: Path) -> None:
+    """The loss of the first step, where R = r, is the mean of (r − V)²."""
+    fill_store(tmp_path / "values.db", groups=8)
+    trainer = Trainer(stored(tmp_path), tmp_path / "run")
+    run = trainer.run()
+    value = 0.1 * math.log(0.5 * (1 + math.exp(1 / 0.1)))  # rewards 0, 1, 0, 1
+    with Store.open(run.parent / "log.db", read_only=True) as store:
+        first = [d for d in store.drawn(trainer.folder.id) if d.step == 1]
+    losses = [(d.reward - value) ** 2 for d in first]
+    assert metrics(run)[0]["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-6)
+    assert len(losses) == 4
+
+
+def test_prompts_without_a_stored_value_are_refused(tmp_path: Path) -> None:
+    fill_store(tmp_path / "values.db", groups=5)
+    with pytest.raises(Refused, match=r"data\.value_store: .*all 8 prompts .* but 3 have none"):
+        Trainer(stored(tmp_path), tmp_path / "run").run()
+
+
+@pytest.mark.parametrize("changes", [{"data__value_store": None}, {"objective": {"name": "reinforce"}}])
+def test_the_store_of_values_and_the_baseline_go_together(changes: dict, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r'data\.value_store and .*baseline = "stored" go together'):
+        Trainer(stored(tmp_path, **changes), tmp_path / "run")
+
+
+def test_token_rewards_reach_the_objective(tmp_path: Path) -> None:
+    plain = Sample("1>", "12", 1.0, tokens=[1, 2, 3], action=[False, True, True])
+    dense = plain.replace(token_reward=[math.nan, 0.5, math.nan])
+    assert "token_reward" not in collate([plain, plain], 0).extra
+    batch = collate([plain, dense], 0)
+    assert batch.extra["token_reward"][1].nan_to_num(9.0).tolist() == [9.0, 0.5, 9.0]
+    assert batch.extra["token_reward"][0].isnan().all()
+    assert batch.reward.tolist() == [1.0, 1.5]
