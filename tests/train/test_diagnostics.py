@@ -151,7 +151,10 @@ def test_a_fresh_regret_reads_the_reference_where_the_objective_does_not(tmp_pat
     assert len({m["regret"] for m in rows[0]}) == 6
 
 
-def test_held_out_responses_are_measured_against_the_reference_without_the_unscored(tmp_path: Path) -> None:
+@pytest.mark.parametrize("average", ["sum", "token"])
+def test_held_out_responses_are_measured_against_the_reference_without_the_unscored(
+    tmp_path: Path, average: str
+) -> None:
     """Expected numbers from the models' own logits, response by response."""
     config = tiny(tmp_path, evaluate__n=3)
     policy, reference = (Policy.load(config.policy, seed=seed) for seed in (1, 2))
@@ -160,9 +163,11 @@ def test_held_out_responses_are_measured_against_the_reference_without_the_unsco
     rewards = [1.0, 0.0, math.nan, 1.0, math.nan, math.nan, 0.0, 0.5, 1.0, 1.0, 1.0, 1.0]
     scored = [s.replace(reward=None if math.isnan(r) else r) for s, r in zip(samples, rewards, strict=True)]
     found = Heldout(np.array(rewards).reshape(4, 3), tuple(scored))
-    out = describe_heldout(found, policy, reference, config, {"beta": 0.2}, MicroBatch())
+    out = describe_heldout(found, policy, reference, config, {"beta": 0.2, "average": average}, MicroBatch())
 
-    R = np.array([r - 0.2 * (total_logp(policy, s) - total_logp(reference, s)) for r, s in zip(rewards, samples)])
+    ratio = np.array([total_logp(policy, s) - total_logp(reference, s) for s in samples])
+    tokens = np.array([s.action.sum() for s in samples]) if average == "token" else 1
+    R = np.array(rewards) - 0.2 * ratio / tokens
     groups = [R[[0, 1]], R[6:9], R[9:12]]
     half = [np.var(g, ddof=1) / 2 for g in groups]
     regret = [0.2 * np.log(np.mean(np.exp(g / 0.2))) - g.mean() for g in groups]
