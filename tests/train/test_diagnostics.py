@@ -18,12 +18,13 @@ from agro.policy import Policy
 from agro.prompts import load_prompts
 from agro.samplers import HFSampler, Sampling
 from agro.train.callbacks import Callback
+from agro.train.data import Drawn
 from agro.train.diagnostics import distances, spreads
 from agro.train.loop import Trainer
-from agro.train.measure import describe_heldout
+from agro.train.measure import describe_heldout, describe_step
 from agro.train.micro import MicroBatch
 from agro.train.step import Step
-from agro.types import Batch
+from agro.types import Batch, Sample
 
 WITHOUT_BETA = {
     "agro": {"beta": 0.0}, "rloo": {}, "reinforce": {"baseline": "mean"}, "grpo": {}, "sft": {},
@@ -75,18 +76,22 @@ def test_at_the_optimum_there_is_no_regret_and_elsewhere_at_most_the_truth() -> 
         assert (half.max() < 1e-20) == (policy is star)
 
 
-def test_the_regret_averages_as_the_objective_does() -> None:
-    """Log-ratios of 1 + 1 and 0: ρ is 2 as a sum and 1 as a mean, so R is that of half the β."""
+def a_step(logp: torch.Tensor, batch: Batch) -> Step:
+    return Step(Evaluation(0.0, {}, {}), {"logp": logp}, batch)
+
+
+@pytest.mark.parametrize(("average", "rho"), [("sum", 2.0), ("token", 1.0)])
+def test_regret_and_pull_average_as_the_objective_does(average: str, rho: float, tmp_path: Path) -> None:
+    """Log-ratios of 1 + 1 and 0; rewards of 1 and 0."""
     logp = torch.tensor([[0.0, -1.0, -1.0], [0.0, -2.0, -2.0]], dtype=torch.float64)
     ref = torch.tensor([[0.0, -2.0, -2.0], [0.0, -2.0, -2.0]], dtype=torch.float64)
     batch = Batch.of(mask=[[False, True, True]] * 2, reward=[1.0, 0.0], group=["a", "a"], ref_logp=ref)
-    for average, R in (("token", [1.0 - 0.4 * 1.0, 0.0]), ("sum", [1.0 - 0.4 * 2.0, 0.0])):
-        expected = 0.4 * math.log(sum(math.exp(x / 0.4) for x in R) / 2) - sum(R) / 2
-        assert distances(batch, logp, 0.4, average)[1] == pytest.approx([expected])
-
-
-def a_step(logp: torch.Tensor, batch: Batch) -> Step:
-    return Step(Evaluation(0.0, {}, {}), {"logp": logp}, batch)
+    drawn = Drawn([Sample("a", "23", id=1), Sample("a", "45", id=2)], fresh=frozenset({1, 2}))
+    options = {"beta": 0.4, "average": average}
+    out = describe_step(a_step(logp, batch), drawn, tiny(tmp_path), options)
+    R = [1.0 - 0.4 * rho, 0.0]
+    assert out["regret"] == pytest.approx(0.4 * math.log(sum(math.exp(x / 0.4) for x in R) / 2) - sum(R) / 2)
+    assert out["pull_to_rewards"] == pytest.approx(0.4 * rho)
 
 
 def test_the_pull_is_as_large_as_the_rewards_at_the_optimum() -> None:
@@ -183,7 +188,7 @@ def test_held_out_responses_are_measured_against_the_reference_without_the_unsco
     assert "eval_regret" not in describe_heldout(single, policy, reference, config, {"beta": 0.2}, MicroBatch())
 
 
-def total_logp(policy: Policy, sample) -> float:
+def total_logp(policy: Policy, sample: Sample) -> float:
     ids = torch.tensor(sample.tokens)[None].long()
     logp = torch.log_softmax(policy.model(ids).logits[0, :-1].double(), -1).gather(1, ids[0, 1:, None])[:, 0]
     return float(logp[torch.tensor(sample.action[1:])].detach().sum())
@@ -203,6 +208,14 @@ def test_a_pull_that_dwarfs_the_rewards_is_said_once_a_phase_with_its_figures(tm
     assert f"in responses of {first['length_mean']:.0f} tokens, rewards ± 0." in said[0]
     assert f"about 1/length, {1 / first['length_mean']:.2g}," in said[0]
     assert 'objective.average = "token"' in said[0]
+
+
+def test_the_guard_watches_a_kl_that_only_the_diagnostics_read(tmp_path: Path) -> None:
+    without = {"objective": {"name": "rloo"}, "guard__kl": 1e-3}
+    with pytest.raises(Refused, match="the guard would watch nothing"):
+        Trainer(tiny(tmp_path, **without))
+    with pytest.raises(Refused, match="above guard.kl"):
+        Trainer(tiny(tmp_path, **without, evaluate__beta=0.5), tmp_path / "run").run()
 
 
 def test_what_nothing_could_measure_is_refused(tmp_path: Path) -> None:
