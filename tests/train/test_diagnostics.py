@@ -214,7 +214,7 @@ def test_the_guard_watches_a_kl_that_only_the_diagnostics_read(tmp_path: Path) -
     without = {"objective": {"name": "rloo"}, "guard__kl": 1e-3}
     with pytest.raises(Refused, match="the guard would watch nothing"):
         Trainer(tiny(tmp_path, **without))
-    with pytest.raises(Refused, match="above guard.kl"):
+    with pytest.raises(Refused, match=r"above guard\.kl"):
         Trainer(tiny(tmp_path, **without, evaluate__beta=0.5), tmp_path / "run").run()
 
 
