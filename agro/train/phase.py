@@ -315,7 +315,7 @@ class Phase:
         self.trainer.progress.say(f"{why}: back to the weights of step {committed.step}, at half the learning rate")
 
     def _held_out_groups(self) -> HeldOutGroups | None:
-        """What data.eval_store holds, where the phase's objective has something to measure on it."""
+        """What data.eval_store holds, where the phase has a β to measure it at."""
         data, reference = self.config.data, self.trainer.reference
         if not data.eval_store or not measures_consistency(self.config):
             return None

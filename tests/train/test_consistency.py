@@ -84,7 +84,7 @@ def test_is_not_measured_where_the_objective_has_no_regularised_reward(tmp_path:
     phases = [{"name": "sft", "objective": {"name": "sft"}}, {"name": "agro"}]
     rows = metrics(Trainer(log_run(tmp_path, phases=phases, train__steps=2), tmp_path / "run").run())
     assert [m["phase"] for m in rows if m["eval_consistency"] is not None] == ["agro"]
-    with pytest.raises(Refused, match=r"data.eval_store: .* no phase.s objective"):
+    with pytest.raises(Refused, match=r"data.eval_store: .* no phase's objective"):
         Trainer(log_run(tmp_path / "b", objective={"name": "rloo"}))
 
 
