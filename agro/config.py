@@ -132,7 +132,7 @@ class Data(Section):
     store: str | None = Field(None, description="the store; RUN/store.db where it is not given")
     eval_store: str | None = Field(
         None,
-        description="a store of held-out groups: ½ Var(R) within them is measured (metrics eval_consistency…) where the objective has β > 0",
+        description="a store of held-out groups: ½ Var(R) within them is measured (metrics eval_consistency…) at evaluate.beta, or the β of an objective that pulls to the reference",
     )
     value_store: str | None = Field(
         None,
@@ -351,6 +351,12 @@ class Evaluate(Section):
         1.0, ge=0, description="of held-out responses; eval_kl_ref is known only where it equals policy.temperature"
     )
     kl: bool = Field(True, description="measure the KL to the reference too; holds a copy of the reference")
+    beta: float | None = Field(
+        None,
+        gt=0,
+        description="reward per nat of the response's log-ratio: β at which ½ Var(R) and regret are measured, whatever the objective, and of nothing else; "
+        "the objective's own where it is not given. An objective that doesn't read the reference then costs a copy of it and a forward over fresh responses a step",
+    )
 
 
 class Track(Section):

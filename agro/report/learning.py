@@ -22,7 +22,7 @@ REFERENCES = {
 
 
 def learning(run: RunData, experience: Experience) -> str:
-    panels = "".join(p for p in (_consistency(run), _regret(run), _parts(run)) if p)
+    panels = "".join(p for p in (_consistency(run), _fresh_consistency(run), _regret(run), _parts(run)) if p)
     return _curves(run, experience) + _phases(run) + (f'<div class="panels">{panels}</div>' if panels else "")
 
 
@@ -116,20 +116,33 @@ def _consistency(run: RunData) -> str:
     return panel("Held-out ½ Var(R)", caption, draw(run, lines))
 
 
-def _regret(run: RunData) -> str:
-    """Estimated regret on fresh groups, where there were any and a β."""
-    found = run.column("regret")
+def _fresh_consistency(run: RunData) -> str:
+    """½ Var(R) of the policy's own responses to held-out prompts, where there were several a prompt and a β."""
+    found = run.column("eval_fresh_consistency")
     if not np.isfinite(found).any():
         return ""
     caption = (
-        "β log mean exp(R/β) − mean R in the groups that were sampled, R = r − β log π/π_ref: how far the regularised reward is below the "
-        "best. Biased low, for few responses don't show the best; 0 would be the optimum."
+        "Of the policy's own responses to held-out prompts, R = r − β log π/π_ref. It is 0 at the optimum, and also for a policy that always "
+        "says the same, so read it beside the reward; from a policy that is seldom right it rises first."
     )
-    return panel(
-        "Estimated regret",
-        caption,
-        draw(run, [Series("regret", found, smooth=smoothing(len(run.rows)))], unit="reward"),
+    line = Series("policy", found, SECOND, run.column("eval_fresh_consistency_se"), points=True)
+    return panel("½ Var(R) of held-out responses", caption, draw(run, [line]))
+
+
+def _regret(run: RunData) -> str:
+    """Estimated regret on fresh and on held-out groups, where there were any and a β."""
+    fresh, heldout = run.column("regret"), run.column("eval_regret")
+    if not np.isfinite([fresh, heldout]).any():
+        return ""
+    caption = (
+        "β log mean exp(R/β) − mean R in groups of the policy's own responses, R = r − β log π/π_ref: how far the regularised reward is below "
+        "the best. Biased low, for few responses don't show the best; 0 would be the optimum."
     )
+    lines = [
+        Series("training", fresh, smooth=smoothing(len(run.rows))),
+        Series("held-out", heldout, SECOND, run.column("eval_regret_se"), points=True),
+    ]
+    return panel("Estimated regret", caption, draw(run, lines, unit="reward"))
 
 
 def _parts(run: RunData) -> str:
@@ -164,6 +177,14 @@ def nearness(run: RunData) -> str:
             "β",
             "What it was at each step, where it followed a schedule or the KL.",
             draw(run, [Series("β", betas)], unit="reward per nat"),
+        )
+    pull = run.column("pull_to_rewards")
+    if np.isfinite(pull).any():
+        figure += panel(
+            "Pull against rewards",
+            "How much β log π/π_ref differs within groups, in units of how much the rewards do there. 1 at the optimum (grey); far above it the "
+            "rewards hardly count.",
+            draw(run, [Series("optimum", np.ones_like(pull), MUTED), Series("pull", pull)], unit="ratio", scale="log"),
         )
     last = next((row for row in reversed(run.rows) if row.get("eval_kl_ref") is not None), None)
     highest = run.rows[int(np.nanargmax(training))] if np.isfinite(training).any() else None

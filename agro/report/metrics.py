@@ -162,6 +162,7 @@ COLUMNS = (
     "sampled_tokens", "seconds", "staleness_mean", "staleness_max", "length_mean", "truncated_share", "groups",
     "groups_equal", "rewards_failed", "left_out", "skipped", "rolled_back", "logp_diff_mean", "logp_diff_max", "eval_n",
     "eval_unscored", "eval_consistency", "eval_consistency_se", "eval_consistency_fall", "eval_consistency_fall_se", "eval_groups",
+    "eval_fresh_consistency", "eval_fresh_consistency_se", "eval_regret", "eval_regret_se", "eval_fresh_groups", "pull_to_rewards",
 )  # fmt: skip
 
 

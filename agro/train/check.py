@@ -8,6 +8,7 @@ from agro.config import LoRA, RunConfig
 from agro.errors import Refused
 from agro.objectives import WAYS_OUT, get, least_responses
 from agro.objectives.core import VALUES
+from agro.train.diagnostics import diagnostic_beta
 from agro.train.schedule import is_tuned, lr_at, options_at
 
 SHARED = {  # by all phases: read once
@@ -35,14 +36,23 @@ def check_config(config: RunConfig) -> None:
         )
     if config.data.eval_store and not any(map(measures_consistency, phases.values())):
         raise Refused(
-            "data.eval_store: ½ Var(R) is measured there, R = r − βρ, but no phase's objective has a β > 0 and groups; "
-            "take the setting out, or train with agro"
+            "data.eval_store: ½ Var(R) is measured there, R = r − βρ, but no phase's objective has a β > 0 that pulls to the "
+            "reference; set evaluate.beta, or take the setting out"
+        )
+    measured = [p for p in phases.values() if p.evaluate.beta is not None]
+    if measured and not any(map(has_groups_to_measure, measured)):
+        raise Refused(
+            f"evaluate.beta = {measured[0].evaluate.beta:g}: ½ Var(R) and regret are measured in groups, and no phase has any: fresh ones "
+            "(data.replay < 1, sampler.n of 2 or more), responses to data.eval_prompts (evaluate.n of 2 or more, evaluate.kl, "
+            "evaluate.temperature = policy.temperature), or a data.eval_store; set one of them, or take evaluate.beta out"
         )
     watched = [p for p in phases.values() if p.guard.kl is not None]
-    if watched and not any(p.data.replay < 1 and "ref_logp" in _needed(p) for p in watched):
+    if watched and not any(
+        p.data.replay < 1 and ("ref_logp" in _needed(p) or p.evaluate.beta is not None) for p in watched
+    ):
         raise Refused(
             "guard.kl: kl_ref is measured on fresh samples (data.replay < 1) where the objective reads the reference, and no phase "
-            "has both, so the guard would watch nothing; take guard.kl out, or use guard.loss"
+            "has both, so the guard would watch nothing; take guard.kl out, use guard.loss, or have the reference read (evaluate.beta)"
         )
     if config.policy.cache_reference and not any("ref_logp" in _needed(p) for p in phases.values()):
         raise Refused(
@@ -204,13 +214,24 @@ def check_heldout(prompts: Iterable[str], heldout: Collection[str], where: str =
 
 
 def measures_consistency(config: RunConfig) -> bool:
-    """Whether a phase's objective has a regularised reward R = r − βρ, the spread of which data.eval_store shows."""
-    return {"reward", "groups", "ref_logp"} <= _needed(config)
+    """Whether a phase has a β for R = r − βρ: evaluate.beta, or that of an objective which pulls to the reference."""
+    return diagnostic_beta(config, config.objective.options) is not None  # a schedule is one
+
+
+def has_groups_to_measure(config: RunConfig) -> bool:
+    """Whether a phase has groups in which ½ Var(R) or regret can be measured: fresh, of an evaluation, or held out."""
+    rule, data = config.evaluate, config.data
+    fresh = data.replay < 1 and config.sampler.n > 1
+    evaluated = (
+        data.eval_prompts is not None and rule.kl and rule.n > 1 and rule.temperature == config.policy.temperature
+    )
+    return fresh or evaluated or data.eval_store is not None
 
 
 def reads_reference(config: RunConfig) -> bool:
     """Whether a phase needs the reference in memory."""
-    return bool({"ref_logp", "kl"} & _needed(config)) or (config.evaluate.kl and config.data.eval_prompts is not None)
+    read = bool({"ref_logp", "kl"} & _needed(config)) or config.evaluate.beta is not None
+    return read or (config.evaluate.kl and config.data.eval_prompts is not None)
 
 
 def learns_value(config: RunConfig) -> bool:

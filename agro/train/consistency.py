@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,10 @@ from numpy.typing import NDArray
 
 from agro.config import RunConfig
 from agro.errors import Refused
-from agro.objectives.consistency import regularised_reward
-from agro.objectives.reduce import Groups
 from agro.policy import Policy
 from agro.store import Store
 from agro.train.data import Drawn, one_each, usable
+from agro.train.diagnostics import distances, standard_error
 from agro.train.micro import MicroBatch
 from agro.train.step import collate, streams_of
 from agro.types import Sample
@@ -37,11 +35,6 @@ class Consistency:
             "eval_consistency_fall": float(fall.mean()), "eval_consistency_fall_se": standard_error(fall),
             "eval_groups": len(fall),
         }  # fmt: skip
-
-
-def standard_error(x: NDArray[np.float64]) -> float:
-    """Of the mean of independent values; NaN for a single one."""
-    return float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.nan
 
 
 class HeldOutGroups:
@@ -71,6 +64,9 @@ class HeldOutGroups:
             usable(samples, reference, config, drawn)
         kept: dict[str, list[Sample]] = {}
         for sample in drawn.samples:
+            if sample.reward is None and sample.token_reward is None:  # an objective that reads no reward lets it in
+                drawn.left_out["no reward"] += 1
+                continue
             kept.setdefault(sample.prompt_id, []).append(sample)
         groups = [g for g in kept.values() if len(one_each(g)) > 1]
         if not groups:
@@ -85,9 +81,8 @@ class HeldOutGroups:
         """½ Var(R) of each group; `beta` in reward per nat, `average` over tokens as of the objective agro."""
         now, start = [], []
         for batch in self._batches:
-            groups = Groups.of(batch)
+            assert batch.ref_logp is not None
             logp = streams_of(policy, batch, ["logp"], self.micro)["logp"]
-            R = regularised_reward({"logp": logp}, batch, groups, beta, average)
-            now.append(0.5 * groups.variance(R).item())
-            start.append(0.5 * groups.variance(groups.reward).item())
-        return Consistency(np.array(now), np.array(start))
+            now.append(distances(batch, logp, beta, average)[0])
+            start.append(distances(batch, batch.ref_logp, beta, average)[0])
+        return Consistency(np.concatenate(now), np.concatenate(start))

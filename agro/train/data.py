@@ -39,6 +39,11 @@ class Drawn:
     prompts: int = 0  # sampled from in this step
     damaged: list[Damaged] = field(default_factory=list)  # stored rows that aren't as they were written
 
+    @property
+    def is_fresh(self) -> list[bool]:
+        """[B] of each of `samples`."""
+        return [s.id in self.fresh for s in self.samples]
+
 
 def stored_groups(config: RunConfig, at: int) -> int:
     """Groups that a phase's step (from 0) draws from the store: data.replay is met exactly over many steps."""

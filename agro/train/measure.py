@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from agro.config import RunConfig
 from agro.evaluate import Heldout
-from agro.objectives.consistency import regularised_reward
-from agro.objectives.reduce import Groups
 from agro.policy import Policy
 from agro.train.data import Drawn, one_each
+from agro.train.diagnostics import diagnostic_beta, distances, fresh_metrics, spreads
 from agro.train.micro import MicroBatch
 from agro.train.step import Step, collate, streams_of
 from agro.types import Batch
@@ -23,7 +21,8 @@ from agro.types import Batch
 KEYS = (
     "step", "phase", "version", "reward_mean", "reward_std", "reward_parts", "eval_reward", "eval_reward_se", "eval_n", "eval_unscored", "eval_kl_ref",
     "eval_consistency", "eval_consistency_se", "eval_consistency_fall", "eval_consistency_fall_se", "eval_groups", "eval_left_out",
-    "loss", "beta", "kl_ref", "regret", "grad_norm", "grad_norm_clipped", "lr", "tokens", "sampled_tokens", "seconds", "seconds_sample",
+    "eval_fresh_consistency", "eval_fresh_consistency_se", "eval_regret", "eval_regret_se", "eval_fresh_groups",
+    "loss", "beta", "kl_ref", "regret", "pull_to_rewards", "grad_norm", "grad_norm_clipped", "lr", "tokens", "sampled_tokens", "seconds", "seconds_sample",
     "seconds_train", "tokens_per_second", "staleness_mean", "staleness_max", "length_mean", "truncated_share", "groups",
     "groups_equal", "rewards_failed", "left_out", "left_out_reasons", "skipped", "rolled_back", "logp_diff_mean", "logp_diff_max",
     "replay_share", "objective",
@@ -75,39 +74,30 @@ def describe_batch(drawn: Drawn, version: int) -> dict[str, Any]:
 
 
 def describe_step(step: Step, drawn: Drawn, config: RunConfig, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the first pass over a batch shows: the objective, and on fresh rows KL, regret and sampler against trainer.
+    """What the first pass over a batch shows: the objective, its pull, and on fresh rows KL, regret and sampler against trainer.
 
     `options`: the objective's, of this step.
 
     kl_ref is the mean over fresh responses of Σ_t log π − log π_ref, in nats: on other rows that isn't a KL.
     """
     batch, logp = step.batch, step.streams["logp"]
-    fresh = torch.tensor([s.id in drawn.fresh for s in drawn.samples], device=logp.device)
-    beta, average = options.get("beta"), options.get("average", "sum")
-    out: dict[str, Any] = {"loss": step.evaluation.loss, "objective": step.evaluation.metrics, "beta": beta}
+    fresh = torch.tensor(drawn.is_fresh, device=logp.device)
+    out: dict[str, Any] = {
+        "loss": step.evaluation.loss, "objective": step.evaluation.metrics, "beta": options.get("beta")
+    }  # fmt: skip
+    if found := spreads(step, config.objective.name, options):
+        out["pull_to_rewards"] = options["beta"] * found[0] / found[1]
     if fresh.any() and batch.ref_logp is not None:
         rows = fresh.nonzero()[:, 0]
         part = batch.rows(rows)
         out["kl_ref"] = _kl(part, logp[rows], batch.ref_logp[rows])
-        out["regret"] = regret(part, logp[rows], beta, average) if beta else None
+        if beta := diagnostic_beta(config, options):
+            _, regret = distances(part, logp[rows], beta, options.get("average", "sum"))
+            out["regret"] = float(regret.mean()) if len(regret) else None
     if fresh.any() and batch.behavior_logp is not None and samples_policy(config):
         off = (logp - batch.behavior_logp)[batch.mask & fresh[:, None]].abs()
         out |= {"logp_diff_mean": off.mean().item(), "logp_diff_max": off.max().item()}
     return out
-
-
-def regret(batch: Batch, logp: Tensor, beta: float, average: str = "sum") -> float | None:
-    """β log mean exp(R/β) − mean R, R = r − βρ, the mean over groups of two or more of the policy's own samples.
-
-    It estimates β KL(π ‖ π*), which is how far the regularised reward is below the best (AGRO, Lemma 5), and is biased
-    low: a group of n can't show more than β log n.
-    """
-    groups = Groups.of(batch)
-    R = regularised_reward({"logp": logp}, batch, groups, beta, average)
-    several = groups.n[groups.group] > 1
-    per_response = groups.soft_maximum(R, beta) - groups.mean(R)
-    weight = several / groups.n[groups.group]
-    return float((weight * per_response).sum() / weight.sum()) if several.any() else None
 
 
 def samples_policy(config: RunConfig) -> bool:
@@ -117,9 +107,17 @@ def samples_policy(config: RunConfig) -> bool:
 
 
 def describe_heldout(
-    found: Heldout, policy: Policy, reference: Policy | None, config: RunConfig, micro: MicroBatch
+    found: Heldout,
+    policy: Policy,
+    reference: Policy | None,
+    config: RunConfig,
+    options: Mapping[str, Any],
+    micro: MicroBatch,
 ) -> dict[str, Any]:
-    """Held-out reward, and KL to the reference where samples of the policy itself allow it."""
+    """Held-out reward, and where samples of the policy itself allow it KL to the reference, ½ Var(R) and regret.
+
+    `options`: the objective's, of this step.
+    """
     out: dict[str, Any] = {
         "eval_reward": found.mean,
         "eval_reward_se": found.se,
@@ -130,6 +128,8 @@ def describe_heldout(
         batch = collate(found.samples, 0).to(policy.device)
         ours, theirs = (streams_of(p, batch, ["logp"], micro)["logp"] for p in (policy, reference))
         out["eval_kl_ref"] = _kl(batch, ours, theirs)
+        if beta := diagnostic_beta(config, options):
+            out |= fresh_metrics(batch.replace(ref_logp=theirs), ours, beta, options.get("average", "sum"))
     return out
 
 

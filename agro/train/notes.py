@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from agro.config import RunConfig
 from agro.generation import left_aside
 from agro.policy import Policy
+from agro.train.check import has_groups_to_measure, measures_consistency
 from agro.train.schedule import options_at
 from agro.types import Prompt
 
@@ -33,4 +34,11 @@ def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[
                 f"on prompts that it solves more often than ½ − β = {0.5 - options['beta']:.3g} of the time (the metric reversed_share counts "
                 'the others); likelihood_ratio = "adaptive" keeps clear of it'
             )
+    phases = {name: config.phase(name) for name in config.phase_names}
+    unmeasured = [n for n, p in phases.items() if has_groups_to_measure(p) and not measures_consistency(p)]
+    if unmeasured:
+        found.append(
+            f"phase {', '.join(unmeasured)}: without a β that pulls to the reference ½ Var(R) and regret aren't measured; "
+            "evaluate.beta (reward per nat) switches them on"
+        )
     return found

@@ -34,6 +34,7 @@ from agro.train.data import (
     stored_groups,
     usable,
 )
+from agro.train.diagnostics import DWARFED, diagnostic_beta, dwarfed, with_reference
 from agro.train.guard import explosion, remember
 from agro.train.measure import describe_batch, describe_heldout, describe_step, empty_metrics
 from agro.train.micro import MicroBatch
@@ -58,7 +59,7 @@ class Phase:
         self.policy, self.store, self.run_id = trainer.policy, trainer.store, trainer.folder.id
         self.between, self.stage = trainer.between, trainer.stage
         self.saved = position.step if position.digest else -1
-        self.warned = False
+        self.warned = self.dwarfed = False
         train = config.train
         self.micro = MicroBatch.of(train, trainer.progress.say)
         if position.limits is not None:
@@ -203,6 +204,9 @@ class Phase:
             batch = self.values.fill(batch, drawn.samples, self._options(at))
         if batch is not None and self.cache is not None and "ref_logp" in needs:
             batch = self.cache.fill(batch, drawn.samples, self.position.step + 1)
+        elif batch is not None and self.config.evaluate.beta is not None and "ref_logp" not in needs:
+            assert self.trainer.reference is not None
+            batch = with_reference(batch, drawn.is_fresh, self.trainer.reference, self.micro)
         for u in range(train.updates if batch is not None else 0):
             assert batch is not None
             self.stage("updating", u + 1, train.updates)
@@ -214,6 +218,10 @@ class Phase:
             if metrics["loss"] is None:
                 metrics |= describe_step(done, drawn, self.config, self._options(at))
                 metrics |= {"grad_norm": norm, "grad_norm_clipped": min(norm, train.clip)}
+                if (metrics["pull_to_rewards"] or 0) > DWARFED and not self.dwarfed:
+                    self.dwarfed = True
+                    said = dwarfed(done, self.config.objective.name, self._options(at), metrics["length_mean"])
+                    self.trainer.progress.say(f"step {self.position.step + 1}: {said}")
                 if not self._is_safe(metrics):
                     break
             self._warn(done.evaluation.metrics)
@@ -321,7 +329,7 @@ class Phase:
         checkpoint.load_optimiser(folder, self.policy.weights(), self.optimiser, self.policy.value_weights())
 
     def _held_out_groups(self) -> HeldOutGroups | None:
-        """What data.eval_store holds, where the phase's objective has something to measure on it."""
+        """What data.eval_store holds, where the phase has a β to measure it at."""
         data, reference = self.config.data, self.trainer.reference
         if not data.eval_store or not measures_consistency(self.config):
             return None
@@ -344,7 +352,7 @@ class Phase:
 
     def _evaluate(self, at: int) -> dict[str, Any]:
         """Held-out reward at the weights of now, on noise that is the same at every step, and held-out ½ Var(R)."""
-        config, out = self.config, dict[str, Any]()
+        config, options, out = self.config, self._options(at), dict[str, Any]()
         if self.trainer.eval_prompts or self.held:
             self.stage("evaluating")
             self.trainer.tell("before_evaluate")
@@ -356,11 +364,10 @@ class Phase:
             )  # fmt: skip
             prompts = self.trainer.eval_prompts
             found = heldout(self._sampler(), self.trainer.reward, prompts, config.evaluate.n, how)
-            out |= describe_heldout(found, self.policy, self.trainer.reference, config, self.micro)
+            out |= describe_heldout(found, self.policy, self.trainer.reference, config, options, self.micro)
             self._compare(out)
-        if self.held is not None:
-            options = self._options(at)
-            out |= self.held.measure(self.policy, options["beta"], options.get("average", "sum")).metrics()
+        if self.held is not None and (beta := diagnostic_beta(config, options)):
+            out |= self.held.measure(self.policy, beta, options.get("average", "sum")).metrics()
             out["eval_left_out"] = self.held.left_out
         if out:
             self.trainer.tell("after_evaluate", out)

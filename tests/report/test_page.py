@@ -259,6 +259,20 @@ def test_parts_of_the_reward_and_the_held_out_loss_are_shown_where_there_are_any
     assert "At step 200 it was 0.0200 below the reference's." in text
 
 
+def test_diagnostics_of_the_optimum_are_shown_where_they_were_measured(run_folder):
+    titles = {
+        "eval_fresh_consistency": "½ Var(R) of held-out responses", "regret": "Estimated regret", "eval_regret": "Estimated regret",
+        "pull_to_rewards": "Pull against rewards",
+    }  # fmt: skip
+    bare = read(run_folder).text
+    assert not any(title in bare for title in titles.values())
+    original = (run_folder / "metrics.jsonl").read_text()
+    for key, title in titles.items():
+        (run_folder / "metrics.jsonl").write_text(original)
+        rewrite(run_folder, lambda row, key=key: row | {key: 0.25 + row["step"]})
+        assert [t for t in dict.fromkeys(titles.values()) if t in read(run_folder).text] == [title]
+
+
 def test_the_best_model_is_named(bare_folder):
     (bare_folder / "best").mkdir()
     path = bare_folder / "best" / "best.json"

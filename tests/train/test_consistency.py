@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,8 @@ from agro.policy import Policy
 from agro.store import Store
 from agro.train.consistency import HeldOutGroups
 from agro.train.loop import Trainer
-from agro.train.measure import regret
 from agro.train.micro import MicroBatch
-from agro.types import Batch, Sample, prompt_hash
+from agro.types import Sample, prompt_hash
 
 BETA = 0.3
 
@@ -105,46 +103,25 @@ def test_a_store_without_usable_groups_is_refused(tmp_path: Path) -> None:
         HeldOutGroups.load(tmp_path / "empty.db", config, Policy.load(config.policy), MicroBatch())
 
 
-def test_the_estimated_regret_is_that_of_the_groups() -> None:
-    """Two groups by hand: R = 1, 0 and R = 0.5, 0.5; β = 0.5. A single response says nothing."""
-    logp = torch.tensor([[0.0, -1.0], [0.0, -1.0], [0.0, -2.0], [0.0, -1.0], [0.0, -3.0]], dtype=torch.float64)
-    ref = torch.tensor([[0.0, -1.0], [0.0, -1.0], [0.0, -3.0], [0.0, -1.0], [0.0, -1.0]], dtype=torch.float64)
-    batch = Batch.of(
-        mask=[[False, True]] * 5, reward=[1.0, 0.0, 1.0, 0.5, 9.0], group=["a", "a", "b", "b", "c"], ref_logp=ref
-    )
-    first = 0.5 * math.log((math.exp(2.0) + 1.0) / 2) - 0.5
-    assert regret(batch, logp, 0.5) == pytest.approx((first + 0.0) / 2)
-    assert regret(batch.rows(torch.tensor([4])), logp[4:], 0.5) is None
+def test_a_beta_given_for_it_serves_any_objective_and_unscored_responses_are_left_out(tmp_path: Path) -> None:
+    """`sft` reads no rewards, so it would let responses without one in. At the start π is π_ref, so R is r."""
+    config = log_run(tmp_path, objective={"name": "sft"}, evaluate={"beta": BETA, "every": 3})
+    with Store.open(config.data.eval_store) as store:
+        store.append([Sample("200>", "77"), Sample("201>", "88")])
+    first, *rest = [m for m in metrics(Trainer(config, tmp_path / "run").run()) if m["eval_consistency"] is not None]
+    rewards = [[float((i + p) % 2) for i in range(2 + p % 2)] for p in range(200, 205)]
+    assert first["eval_consistency"] == pytest.approx(np.mean([np.var(r, ddof=1) / 2 for r in rewards]))
+    assert (first["eval_groups"], first["eval_left_out"]) == (5, 4)
+    assert all(abs(m["eval_consistency_fall"]) > 1e-4 for m in rest)
 
 
-def test_at_the_optimum_the_regret_is_none_and_elsewhere_at_most_the_truth() -> None:
-    """β KL(π ‖ π*) of four responses (Lemma 5), against the mean estimate over many groups."""
-    generator = torch.Generator().manual_seed(0)
-    ref, reward, beta = (
-        torch.randn(4, generator=generator).double().log_softmax(0),
-        torch.rand(4, generator=generator).double(),
-        0.3,
-    )
-    star = (ref + reward / beta).log_softmax(0)
-    for policy, truth in ((star, 0.0), (ref, beta * float((ref.exp() * (ref - star)).sum()))):
-        drawn = policy.exp().multinomial(4000 * 8, replacement=True, generator=generator)
-        column = torch.zeros(len(drawn), dtype=torch.float64)
-        batch = Batch.of(
-            mask=[[False, True]] * len(drawn), reward=reward[drawn], group=torch.arange(4000).repeat_interleave(8).tolist(),
-            ref_logp=torch.stack([column, ref[drawn]], 1),
-        )  # fmt: skip
-        found = regret(batch, torch.stack([column, policy[drawn]], 1), beta)
-        assert found is not None
-        assert -1e-12 <= found <= truth + 1e-12
-        assert found >= 0.7 * truth
-
-
-def test_the_regret_averages_as_the_objective_does() -> None:
-    """Log-ratios of 1 + 1 and 0: ρ is 2 as a sum and 1 as a mean, so R is that of half the β."""
-    logp = torch.tensor([[0.0, -1.0, -1.0], [0.0, -2.0, -2.0]], dtype=torch.float64)
-    ref = torch.tensor([[0.0, -2.0, -2.0], [0.0, -2.0, -2.0]], dtype=torch.float64)
-    batch = Batch.of(mask=[[False, True, True]] * 2, reward=[1.0, 0.0], group=["a", "a"], ref_logp=ref)
-    R = [1.0 - 0.4 * 1.0, 0.0]
-    expected = 0.4 * math.log(sum(math.exp(x / 0.4) for x in R) / 2) - sum(R) / 2
-    assert regret(batch, logp, 0.4, "token") == pytest.approx(expected)
-    assert regret(batch, logp, 0.4) != pytest.approx(expected)
+def test_a_beta_given_for_it_is_taken_before_that_of_the_objective(tmp_path: Path) -> None:
+    rows = [
+        metrics(Trainer(log_run(tmp_path / name, **changes), tmp_path / name / "run").run())[-1]
+        for name, changes in {
+            "own": {"objective__beta": 0.1}, "given": {"objective__beta": 0.1, "evaluate__beta": BETA},
+        }.items()
+    ]  # fmt: skip
+    own, given = rows
+    assert (own["beta"], own["loss"]) == (given["beta"], given["loss"]) == (0.1, own["loss"])
+    assert own["eval_consistency"] != pytest.approx(given["eval_consistency"], rel=1e-3)

@@ -1,0 +1,261 @@
+"""½ Var(R), regret and the share of the pull, in groups of any run."""
+
+from __future__ import annotations
+
+import math
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_runs import metrics, tiny, weights, write_prompts
+
+from agro.errors import Interrupted, Refused
+from agro.evaluate import Heldout
+from agro.objectives import Evaluation
+from agro.policy import Policy
+from agro.prompts import load_prompts
+from agro.samplers import HFSampler, Sampling
+from agro.train.callbacks import Callback
+from agro.train.data import Drawn
+from agro.train.diagnostics import distances, spreads
+from agro.train.loop import Trainer
+from agro.train.measure import describe_heldout, describe_step
+from agro.train.micro import MicroBatch
+from agro.train.step import Step
+from agro.types import Batch, Sample
+
+WITHOUT_BETA = {
+    "agro": {"beta": 0.0}, "rloo": {}, "reinforce": {"baseline": "mean"}, "grpo": {}, "sft": {},
+    "squared_consistency": {"beta": 0.2, "anchor": "behavior"},
+}  # fmt: skip
+
+
+def test_half_variance_and_regret_are_those_of_the_groups_by_hand() -> None:
+    """R = 1, 0 and R = 0.5, 0.5; β = 0.5. A response without a reward is left out, and a group of one says nothing."""
+    logp = torch.tensor([[0.0, -x] for x in (1.0, 1.0, 2.0, 1.0, 7.0, 3.0, 4.0)], dtype=torch.float64)
+    ref = torch.tensor([[0.0, -x] for x in (1.0, 1.0, 3.0, 1.0, 1.0, 1.0, 1.0)], dtype=torch.float64)
+    batch = Batch.of(
+        mask=[[False, True]] * 7, reward=[1.0, 0.0, 1.0, 0.5, math.nan, 9.0, math.nan], group=list("aabbbcc"), ref_logp=ref
+    )  # fmt: skip
+    half, regret = distances(batch, logp, 0.5)
+    assert half == pytest.approx([0.25, 0.0])
+    assert regret == pytest.approx([0.5 * math.log((math.exp(2.0) + 1.0) / 2) - 0.5, 0.0])
+    assert [len(x) for x in distances(batch.rows(torch.tensor([5, 6])), logp[5:], 0.5)] == [0, 0]
+
+
+def four_responses() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
+    """log π_ref, rewards and log π* of a prompt with four responses, and β."""
+    generator = torch.Generator().manual_seed(0)
+    ref = torch.randn(4, generator=generator).double().log_softmax(0)
+    reward, beta = torch.rand(4, generator=generator).double(), 0.3
+    return ref, reward, (ref + reward / beta).log_softmax(0), beta
+
+
+def groups_of_eight(policy: torch.Tensor, count: int) -> tuple[torch.Tensor, Batch]:
+    """log π [B,2] and a batch of groups drawn from `policy`."""
+    ref, reward, _, _ = four_responses()
+    drawn = policy.exp().multinomial(count * 8, replacement=True, generator=torch.Generator().manual_seed(1))
+    column = torch.zeros(len(drawn), dtype=torch.float64)
+    batch = Batch.of(
+        mask=[[False, True]] * len(drawn), reward=reward[drawn], group=torch.arange(count).repeat_interleave(8).tolist(),
+        ref_logp=torch.stack([column, ref[drawn]], 1),
+    )  # fmt: skip
+    return torch.stack([column, policy[drawn]], 1), batch
+
+
+def test_at_the_optimum_there_is_no_regret_and_elsewhere_at_most_the_truth() -> None:
+    """β KL(π ‖ π*) of four responses (Lemma 5), against the mean estimate over many groups."""
+    ref, _, star, beta = four_responses()
+    for policy, truth in ((star, 0.0), (ref, beta * float((ref.exp() * (ref - star)).sum()))):
+        logp, batch = groups_of_eight(policy, 4000)
+        half, regret = distances(batch, logp, beta)
+        assert -1e-12 <= regret.mean() <= truth + 1e-12
+        assert regret.mean() >= 0.7 * truth
+        assert (half.max() < 1e-20) == (policy is star)
+
+
+def a_step(logp: torch.Tensor, batch: Batch) -> Step:
+    return Step(Evaluation(0.0, {}, {}), {"logp": logp}, batch)
+
+
+@pytest.mark.parametrize(("average", "rho"), [("sum", 2.0), ("token", 1.0)])
+def test_regret_and_pull_average_as_the_objective_does(average: str, rho: float, tmp_path: Path) -> None:
+    """Log-ratios of 1 + 1 and 0; rewards of 1 and 0."""
+    logp = torch.tensor([[0.0, -1.0, -1.0], [0.0, -2.0, -2.0]], dtype=torch.float64)
+    ref = torch.tensor([[0.0, -2.0, -2.0], [0.0, -2.0, -2.0]], dtype=torch.float64)
+    batch = Batch.of(mask=[[False, True, True]] * 2, reward=[1.0, 0.0], group=["a", "a"], ref_logp=ref)
+    drawn = Drawn([Sample("a", "23", id=1), Sample("a", "45", id=2)], fresh=frozenset({1, 2}))
+    options = {"beta": 0.4, "average": average}
+    out = describe_step(a_step(logp, batch), drawn, tiny(tmp_path), options)
+    R = [1.0 - 0.4 * rho, 0.0]
+    assert out["regret"] == pytest.approx(0.4 * math.log(sum(math.exp(x / 0.4) for x in R) / 2) - sum(R) / 2)
+    assert out["pull_to_rewards"] == pytest.approx(0.4 * rho)
+
+
+def test_the_pull_is_as_large_as_the_rewards_at_the_optimum() -> None:
+    _, _, star, beta = four_responses()
+    logp, batch = groups_of_eight(star, 50)
+    found = spreads(a_step(logp + 3.0, batch), "agro", {"beta": beta})  # what all log-ratios share doesn't count
+    assert found is not None
+    assert beta * found[0] / found[1] == pytest.approx(1.0)
+
+
+def test_spreads_are_of_groups_whose_rewards_differ() -> None:
+    """ρ = 4, 0 with rewards 1, 0; ρ = 2, 0 with 2, 0; ρ = 9, 0 with equal ones. Sample variances 8, 2 and ½, 2."""
+    rho, reward = [4.0, 0.0, 2.0, 0.0, 9.0, 0.0], [1.0, 0.0, 2.0, 0.0, 1.0, 1.0]
+    ref = torch.full((6, 3), -5.0, dtype=torch.float64)
+    logp = ref + torch.tensor([[0.0, x / 2, x / 2] for x in rho], dtype=torch.float64)
+    batch = Batch.of(
+        mask=[[False, True, True]] * 6, reward=reward, group=list("aabbcc"), ref_logp=ref, behavior_logp=(logp + ref) / 2
+    )  # fmt: skip
+    step, expected = a_step(logp, batch), (5.0**0.5, 1.25**0.5)
+    assert spreads(step, "agro", {"beta": 0.1}) == pytest.approx(expected)
+    assert spreads(step, "rloo", {"beta": 0.1}) == pytest.approx(expected)
+    assert spreads(step, "agro", {"beta": 0.1, "average": "token"}) == pytest.approx((expected[0] / 2, expected[1]))
+    behind = spreads(step, "squared_consistency", {"beta": 0.1, "anchor": "behavior"})
+    assert behind == pytest.approx((expected[0] / 2, expected[1]))
+    assert spreads(step, "agro", {"beta": 0.0}) is spreads(step, "grpo", {"beta": 0.1}) is None
+    equal = batch.rows(torch.tensor([4, 5]))
+    assert spreads(a_step(logp[4:], equal), "agro", {"beta": 0.1}) is None
+
+
+@pytest.mark.parametrize("name", WITHOUT_BETA)
+def test_an_objective_without_a_beta_is_measured_at_the_one_given(name: str, tmp_path: Path) -> None:
+    """It shows, and trains as it did: the second step's regret is that of R at weights that have moved."""
+    changes = {
+        "objective": {"name": name, **WITHOUT_BETA[name]}, "train__steps": 2, "evaluate__n": 2,
+        "data__eval_prompts": write_prompts(tmp_path / "held.jsonl", range(60, 64)),
+    }  # fmt: skip
+    silent = Trainer(tiny(tmp_path, **changes), tmp_path / "silent").run()
+    folder = Trainer(tiny(tmp_path, **changes, evaluate__beta=0.5), tmp_path / "run").run()
+    keys = ("regret", "eval_regret", "eval_regret_se", "eval_fresh_consistency", "eval_fresh_groups")
+    assert {m[key] for m in metrics(silent) for key in keys} == {None}
+    assert weights(silent) == weights(folder)
+    start, first, second = metrics(folder)
+    assert [m["eval_fresh_groups"] for m in (start, first, second)] == [4, None, 4]
+    assert start["eval_regret"] != second["eval_regret"] > 0
+    assert first["kl_ref"] == pytest.approx(0.0, abs=1e-6)
+    assert second["kl_ref"] != pytest.approx(0.0, abs=1e-6)
+    assert first["regret"] > 0
+    assert second["regret"] > 0
+
+
+def test_a_fresh_regret_reads_the_reference_where_the_objective_does_not(tmp_path: Path) -> None:
+    """rloo at β = 0 and at a β too small to matter take the same steps; only the second reads the reference itself."""
+    runs = {"given": {"name": "rloo"}, "read": {"name": "rloo", "beta": 1e-30}}
+    rows = [
+        metrics(Trainer(tiny(tmp_path, objective=o, evaluate__beta=0.5, data__replay=r), tmp_path / f"{name}{r}").run())
+        for r in (0.0, 0.5)
+        for name, o in runs.items()
+    ]
+    for given, read in (rows[:2], rows[2:]):
+        for key in ("regret", "kl_ref"):
+            assert [m[key] for m in given] == pytest.approx([m[key] for m in read], rel=1e-4, abs=1e-6)
+    assert len({m["regret"] for m in rows[0]}) == 6
+
+
+@pytest.mark.parametrize("average", ["sum", "token"])
+def test_held_out_responses_are_measured_against_the_reference_without_the_unscored(
+    tmp_path: Path, average: str
+) -> None:
+    """Expected numbers from the models' own logits, response by response."""
+    config = tiny(tmp_path, evaluate__n=3)
+    policy, reference = (Policy.load(config.policy, seed=seed) for seed in (1, 2))
+    prompts = load_prompts(write_prompts(tmp_path / "held.jsonl", range(60, 64)))
+    samples = sorted(HFSampler(policy).sample(prompts, 3, Sampling(max_new=3)), key=lambda s: int(s.meta["index"]))
+    rewards = [1.0, 0.0, math.nan, 1.0, math.nan, math.nan, 0.0, 0.5, 1.0, 1.0, 1.0, 1.0]
+    scored = [s.replace(reward=None if math.isnan(r) else r) for s, r in zip(samples, rewards, strict=True)]
+    found = Heldout(np.array(rewards).reshape(4, 3), tuple(scored))
+    out = describe_heldout(found, policy, reference, config, {"beta": 0.2, "average": average}, MicroBatch())
+
+    ratio = np.array([total_logp(policy, s) - total_logp(reference, s) for s in samples])
+    tokens = np.array([s.action.sum() for s in samples]) if average == "token" else 1
+    R = np.array(rewards) - 0.2 * ratio / tokens
+    groups = [R[[0, 1]], R[6:9], R[9:12]]
+    half = [np.var(g, ddof=1) / 2 for g in groups]
+    regret = [0.2 * np.log(np.mean(np.exp(g / 0.2))) - g.mean() for g in groups]
+    assert out["eval_fresh_groups"] == 3
+    assert out["eval_fresh_consistency"] == pytest.approx(np.mean(half), rel=1e-4)
+    assert out["eval_fresh_consistency_se"] == pytest.approx(np.std(half, ddof=1) / 3**0.5, rel=1e-4)
+    assert out["eval_regret"] == pytest.approx(np.mean(regret), rel=1e-4)
+    assert out["eval_regret_se"] == pytest.approx(np.std(regret, ddof=1) / 3**0.5, rel=1e-4)
+    for changes in ({"evaluate__n": 3, "evaluate__kl": False}, {"evaluate__temperature": 0.5}):
+        less = describe_heldout(found, policy, reference, tiny(tmp_path, **changes), {"beta": 0.2}, MicroBatch())
+        assert "eval_regret" not in less
+    single = Heldout(found.rewards[1:2], tuple(scored[3:6]))
+    assert "eval_regret" not in describe_heldout(single, policy, reference, config, {"beta": 0.2}, MicroBatch())
+
+
+def total_logp(policy: Policy, sample: Sample) -> float:
+    ids = torch.tensor(sample.tokens)[None].long()
+    logp = torch.log_softmax(policy.model(ids).logits[0, :-1].double(), -1).gather(1, ids[0, 1:, None])[:, 0]
+    return float(logp[torch.tensor(sample.action[1:])].detach().sum())
+
+
+def test_a_pull_that_dwarfs_the_rewards_is_said_once_a_phase_with_its_figures(tmp_path: Path, capsys) -> None:
+    phases = [{"name": "far"}, {"name": "near", "objective": {"beta": 0.1}}, {"name": "again"}]
+    config = tiny(tmp_path, objective__beta=200.0, phases=phases, train__steps=4)
+    rows = metrics(Trainer(config, tmp_path / "run").run())
+    said = [line for line in capsys.readouterr().err.splitlines() if "within groups βρ differs" in line]
+    above = [m for m in rows if m["pull_to_rewards"] is not None and m["pull_to_rewards"] > 10]
+    assert {m["phase"] for m in above} == {"far", "again"}
+    assert len(said) == 2
+    first = above[0]
+    assert said[0].startswith(f"step {first['step']}: within groups βρ differs {first['pull_to_rewards']:.3g} times")
+    assert "β = 200, ρ ± " in said[0]
+    assert f"in responses of {first['length_mean']:.0f} tokens, rewards ± 0." in said[0]
+    assert f"about 1/length, {1 / first['length_mean']:.2g}," in said[0]
+    assert 'objective.average = "token"' in said[0]
+
+
+def test_the_guard_watches_a_kl_that_only_the_diagnostics_read(tmp_path: Path) -> None:
+    without = {"objective": {"name": "rloo"}, "guard__kl": 1e-3}
+    with pytest.raises(Refused, match="the guard would watch nothing"):
+        Trainer(tiny(tmp_path, **without))
+    with pytest.raises(Refused, match=r"above guard\.kl"):
+        Trainer(tiny(tmp_path, **without, evaluate__beta=0.5), tmp_path / "run").run()
+
+
+def test_what_nothing_could_measure_is_refused(tmp_path: Path) -> None:
+    held = write_prompts(tmp_path / "held.jsonl", range(60, 64))
+    log = {"data__replay": 1.0, "data__store": "log.db", "evaluate__beta": 0.1}
+    for changes in (
+        log,
+        log | {"data__eval_prompts": held},
+        {"sampler__n": 1, "objective": {"name": "sft"}, "evaluate__beta": 0.1},
+    ):
+        with pytest.raises(Refused, match=r"evaluate.beta = 0.1: .* no phase has any"):
+            Trainer(tiny(tmp_path, **changes))
+    Trainer(tiny(tmp_path, **log, data__eval_prompts=held, evaluate__n=2))
+    with pytest.raises(Refused, match="greater than 0"):
+        tiny(tmp_path, evaluate__beta=0.0)
+
+
+def test_a_run_says_once_that_a_beta_would_show_more(tmp_path: Path, capsys) -> None:
+    phases = [{"name": "a", "objective": {"name": "sft"}}, {"name": "b"}, {"name": "c", "objective": {"beta": 0.0}}]
+    for name, beta, count in (("without", None, 1), ("with", 0.1, 0)):
+        Trainer(tiny(tmp_path, phases=phases, train__steps=1, evaluate__beta=beta), tmp_path / name).run()
+        assert capsys.readouterr().err.count("note: phase a, c: without a β") == count
+
+
+def test_a_resumed_run_measures_the_same(tmp_path: Path) -> None:
+    changes = {
+        "objective": {"name": "rloo"}, "evaluate__beta": 0.5, "evaluate__n": 2, "evaluate__every": 2, "data__replay": 0.5,
+        "data__eval_prompts": write_prompts(tmp_path / "held.jsonl", range(60, 64)),
+    }  # fmt: skip
+
+    class Stop(Callback):
+        def before_step(self, trainer: Trainer, samples) -> None:
+            if len(metrics(trainer.out)) == 4:
+                signal.raise_signal(signal.SIGINT)
+
+    whole = metrics(Trainer(tiny(tmp_path, **changes), tmp_path / "whole").run())
+    with pytest.raises(Interrupted):
+        Trainer(tiny(tmp_path, **changes), tmp_path / "stopped", callbacks=[Stop()]).run()
+    assert len(metrics(tmp_path / "stopped")) == 4
+    resumed = metrics(Trainer(tiny(tmp_path, **changes), tmp_path / "stopped", resume=True).run())
+    for key in ("regret", "kl_ref", "eval_regret", "eval_fresh_consistency", "pull_to_rewards", "loss"):
+        assert [m[key] for m in resumed] == [m[key] for m in whole]
+    assert all(m["regret"] is not None for m in whole[1:])
