@@ -66,6 +66,8 @@ def words() -> set[str]:
         "likelihood_ratio",
         "reversed_share",
         "singletons_dropped",
+        "value_mean",
+        "value_loss",
     }
     for room in ROOMS:
         module = importlib.import_module(room)
