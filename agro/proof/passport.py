@@ -191,27 +191,24 @@ def _variance(
 
 
 def token_level(name: str, claims: Claims) -> Iterator[Row]:
-    """The three estimates of the pull to the reference alone (r = 0, β = 1), on two tokens out of three."""
-    if name != "agro" or claims is not CLAIMS[name][0]:
+    """The three estimates of the pull to the reference alone (r = 0, β = 1), and of on-policy AGRO with its squared part."""
+    option, length = {"agro": ("regulariser", 2), "agro_onpolicy": ("squared", 3)}.get(name, ("", 0))
+    if not option or claims is not CLAIMS[name][0]:
         return
-    policy, reference, _, reward = problem(Space(3, 2, 1))
+    policy, reference, _, reward = problem(Space(3, length, 1))
     logits = [
         "; ".join(" ".join(f"{x:.3f}" for x in c) for c in p.weights()["logits"][0].tolist())
         for p in (policy, reference)
     ]
     before = math.inf
     for kind in ("sequence", "triangular", "local"):
-        options = {"beta": 1.0, "regulariser": kind}
-        found = _variance(policy, reference, torch.zeros_like(reward), name, options, 2, relative=False)
-        setting = f"{kind}, on-policy, n=2, logits of π [{logits[0]}], of π_ref [{logits[1]}]"
-        yield Row(
-            name,
-            "variance of the pull's estimate, below the one before",
-            setting,
-            found,
-            None if before == math.inf else before,
-            found < before,
+        found = _variance(
+            policy, reference, torch.zeros_like(reward), name, {"beta": 1.0, option: kind}, 2, relative=False
         )
+        setting = f"{option}={kind}, on-policy, n=2, logits of π [{logits[0]}], of π_ref [{logits[1]}]"
+        what = "variance of the pull's estimate, below the one before"
+        bound = None if before == math.inf else before
+        yield Row(name, what, setting, found, bound, None if bound is None else found < bound)
         before = found
 
 
