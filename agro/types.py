@@ -352,11 +352,15 @@ class Batch:
             if ((P < 0) | (P >= B)).any():
                 bad = int(((P < 0) | (P >= B)).any(1).int().argmax())
                 raise Refused(f"pairs: pair {bad}: expected rows 0 to {B - 1}, got {P[bad].tolist()}")
+        v = None if votes is None else _floats(votes, (0 if P is None else len(P), 2), "votes")
+        if v is not None and ((v < 0) | v.isinf()).any():
+            bad = int(((v < 0) | v.isinf()).any(1).int().argmax())
+            raise Refused(f"votes: pair {bad}: expected 0 or more, or NaN where unknown, got {v[bad].tolist()}")
         return cls(
             mask=m, reward=r, group=torch.tensor([names[g] for g in groups]), response=torch.tensor([order[k] for k in member]),
             weight=w, age=a, group_names=tuple(str(g) for g in names), role=tuple(map(str, roles)), ids=rows,
             ref_logp=per_token(ref_logp, "ref_logp"), behavior_logp=per_token(behavior_logp, "behavior_logp"), old_logp=per_token(old_logp, "old_logp"),
-            pairs=P, votes=None if votes is None else _floats(votes, (0 if P is None else len(P), 2), "votes"),
+            pairs=P, votes=v,
             extra={k: _tensor(v, f"extra {k}") for k, v in (extra or {}).items()},
             tokens=None if tokens is None else _tensor(tokens, "tokens", (B, T)).long(),
             lengths=None if lengths is None else _tensor(lengths, "lengths", (B,)).long(),

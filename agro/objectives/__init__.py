@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from agro.objectives.core import (
 )
 from agro.objectives.learned_value import dro, prefix_consistency
 from agro.objectives.policy_gradient import kl_pg, reinforce, rloo
+from agro.objectives.preference import dpo, pair_consistency
 from agro.objectives.supervised import sft
 from agro.types import Batch
 
@@ -71,12 +73,20 @@ def _beta(default: Any = REQUIRED) -> Option:
     )
 
 
+def _beta_above_0() -> Option:
+    """Where β = 0 would leave nothing to learn."""
+    return replace(_beta(), expected="a number above 0", valid=lambda v: _number(v) and v > 0)
+
+
 def _choice(default: Any, meaning: str, *choices: Any) -> Option:
     return Option(default, "choice", meaning, *_one_of(*choices))
 
 
 SINGLETONS = _choice("error", "what to do with groups that have too few responses", "error", "drop")
-
+UNJUDGED = _choice("error", "what to do with groups that have no pair", "error", "drop")
+VOTES = _choice(
+    "ignore", "the chance that the winner is the better one: 1, or the posterior mean of its votes", "ignore", "mean"
+)
 SCALE = _choice("reward", "whether the gradient carries the factor beta", "reward", "loss")
 
 
@@ -127,6 +137,18 @@ def _valued(value: Need) -> Any:
     return lambda o: _regularised("reward", value)(o)
 
 
+def _judged(o: Mapping[str, Any]) -> set[Need]:
+    """What an objective on pairs needs."""
+    votes: set[Need] = {"votes"} if o.get("votes") == "mean" else set()
+    return {"pairs", "ref_logp", *votes}
+
+
+def _judged_conflict(o: Mapping[str, Any]) -> str:
+    if o["gap"] != "reward" or o["votes"] == "ignore":
+        return ""
+    return f'gap = "reward" knows the gap, but votes = "{o["votes"]}" estimates it; set one of the two'
+
+
 def _fixed(value: Any) -> Any:
     return lambda o: value
 
@@ -158,8 +180,7 @@ OBJECTIVES: dict[str, Objective] = {
     "squared_consistency": Objective(
         squared_consistency, "GVPO, arXiv 2504.19599; VarGrad, arXiv 2503.18929; CoPG, arXiv 2406.19185; OAPL, arXiv 2602.19362; A*PO, arXiv 2505.20686",
         _squares_of, lambda o: "group" if o.get("baseline", "mean") == "mean" else "row",
-        {"beta": Option(REQUIRED, "reward per nat of the response's log-ratio", "strength of the pull to the anchor", "a number above 0",
-                        lambda v: _number(v) and v > 0),
+        {"beta": replace(_beta_above_0(), meaning="strength of the pull to the anchor"),
          "anchor": _choice("reference", "the policy that β pulls to: the reference, or the recorded behaviour", "reference", "behavior"),
          "baseline": _choice("mean", "the group's mean, its soft maximum of the rewards, or one that data.value_store gives", "mean", "soft", "stored"),
          "value_beta": Option(None, "reward", "β₁ of the soft maximum; beta where it is not given", "a number above 0", lambda v: v is None or (_number(v) and v > 0)),
@@ -188,6 +209,22 @@ OBJECTIVES: dict[str, Objective] = {
          "clip": Option((0.2, 0.2), "ratio", "how far below and above 1 the ratio may go", "two numbers, 0 or more",
                         lambda v: isinstance(v, tuple) and len(v) == 2 and all(_not_negative(x) for x in v)),
          "std": _choice(True, "divide the advantage by the group's standard deviation", True, False), "beta": _beta(0.0), "singletons": SINGLETONS},
+    ),
+    "pair_consistency": Objective(
+        pair_consistency, f"{AGRO}, Theorem 1 for two responses; IPO, arXiv 2310.12036; CoPG, arXiv 2406.19185; VIPO, arXiv 2410.22891",
+        lambda o: _judged(o) | ({"reward"} if o.get("gap") == "reward" else set()), _fixed("group"),
+        {"beta": _beta_above_0(),
+         "gap": Option(0.5, "reward", "how much better the winner is: a number, or 'reward' for what the rewards say", "a number above 0, or 'reward'",
+                       lambda v: v == "reward" if isinstance(v, str) else _number(v) and v > 0),
+         "votes": VOTES, "singletons": UNJUDGED},
+        _judged_conflict,
+    ),
+    "dpo": Objective(
+        dpo, "DPO, arXiv 2305.18290, eq. 7; VDPO, arXiv 2410.22891", _judged, _fixed("group"),
+        {"beta": replace(_beta_above_0(), unit="logit of a judgement per nat of the response's log-ratio"),
+         "label_smoothing": Option(0.0, "probability", "that a judgement is the wrong way round", "a number from 0 to below 0.5",
+                                   lambda v: _not_negative(v) and v < 0.5),
+         "votes": VOTES, "singletons": UNJUDGED},
     ),
     "sft": Objective(sft, "maximum likelihood", _fixed(set()), _fixed("row"), {}),
 }  # fmt: skip

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from agro.errors import Refused
+from agro.objectives.pairs import Pairs, check_pairs, groups_without_pairs
 from agro.objectives.reduce import Groups
 from agro.types import Batch
 
 Need = Literal[
-    "reward", "groups", "triples", "fresh", "ref_logp", "behavior_logp", "old_logp", "stored_value",
+    "reward", "groups", "triples", "pairs", "votes", "fresh", "ref_logp", "behavior_logp", "old_logp", "stored_value",
     "kl", "entropy", "value", "prefix_value",
 ]  # fmt: skip
 Coupling = Literal["row", "group", "step"]
@@ -167,7 +168,7 @@ def differentiate(
         grads[s] = full
     _check_finite(name, needs, grads, streams, batch, rows)
     metrics = {k: float(v.detach()) for k, v in terms.metrics.items()}
-    if "groups" in needs or "triples" in needs:
+    if least_responses(needs) > 1:
         metrics["singletons_dropped"] = float(batch.n_groups - part.n_groups)
     return Evaluation(float(terms.loss.detach()), grads, metrics)
 
@@ -190,7 +191,7 @@ def masked(batch: Batch, x: Tensor) -> Tensor:
 
 def least_responses(needs: set[Need]) -> int:
     """The fewest responses that a group may have."""
-    return 3 if "triples" in needs else 2 if "groups" in needs else 1
+    return 3 if "triples" in needs else 2 if {"groups", "pairs"} & needs else 1
 
 
 def check(name: str, needs: set[Need], streams: Streams, batch: Batch) -> None:
@@ -218,6 +219,8 @@ def check(name: str, needs: set[Need], streams: Streams, batch: Batch) -> None:
     for key, lacks in lacking.items():
         if lacks.any():
             raise Refused(lack(name, key, [batch.ids[i] for i in lacks.nonzero().flatten().tolist()], len(lacks)))
+    if "pairs" in needs:
+        check_pairs(name, batch, votes="votes" in needs)
 
 
 def lack(name: str, field: str, rows: Sequence[str], total: int) -> str:
@@ -230,16 +233,17 @@ def lack(name: str, field: str, rows: Sequence[str], total: int) -> str:
 
 
 def _kept(name: str, needs: set[Need], batch: Batch, options: Mapping[str, Any]) -> Tensor | None:
-    """Rows of groups that are large enough, [K]; None where all are."""
+    """Rows of groups that are large enough, or have a pair where pairs are needed, [K]; None where all are."""
     least = least_responses(needs)
     if least == 1:
         return None
-    n = Groups.of(batch).n
-    small = n < least
+    small = Pairs.of(batch).count == 0 if "pairs" in needs else Groups.of(batch).n < least
     if not small.any():
         return None
     names = [batch.group_names[g] for g in small.nonzero().flatten().tolist()]
     if options.get("singletons") != "drop":
+        if "pairs" in needs:
+            raise Refused(groups_without_pairs(name, names, batch.n_groups))
         raise Refused(
             f"objective {name} needs groups of at least {least} responses: {len(names)} of {batch.n_groups} groups have fewer "
             f'(for one: {", ".join(names[:3])}). What to do: sample more responses a prompt, or leave such groups out with singletons = "drop".'

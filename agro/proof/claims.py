@@ -80,6 +80,7 @@ class Claims:
     noise: bool = True  # whether rewards that are noisy count with their mean alone
     n: tuple[int, ...] = (2, 3)
     updates: int = 800  # of the descent
+    judged: bool = False  # whether the two responses of a group are judged, as Bradley–Terry has it
 
 
 def half_variance(s: Situation) -> Tensor:
@@ -173,6 +174,17 @@ def prefix_residuals(s: Situation) -> Tensor:
     return s.mean(total)
 
 
+def judged_pairs(s: Situation, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    """E loss(h) over two draws from μ, h = d of the better one minus d of the other; y is better than y' with σ(r(y) − r(y'))."""
+
+    def over(v: Tensor) -> Tensor:
+        """[X,Y] -> [X,Y,Y]: of the better one minus of the other."""
+        return v[:, :, None] - v[:, None]
+
+    chance = 2 * s.p[:, :, None] * s.p[:, None] * over(s.reward).sigmoid()  # of {y, y'} in either order, y the better
+    return (chance * loss(over(s.d))).sum((1, 2)).mean()
+
+
 def imitation(s: Situation) -> Tensor:
     """−Σ log π over the mean number of tokens."""
     lengths = s.policy.space.lengths.double().expand_as(s.p)
@@ -228,5 +240,13 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     # The prefixes of the KL are sampled, and no gradient says so: on-policy too it goes a little beside the optimum.
     "kl_pg": (Claims(lambda s: advantage(s, 0.0) + s.beta * s.mean(s.kl.sum(2)), {}, "elsewhere", "elsewhere"),),
     "grpo": (Claims(grpo_pairs, {"beta": 0.0}, "elsewhere", "elsewhere", noise=False, n=(2,)),),
+    "pair_consistency": (
+        Claims(half_variance, {"gap": "reward"}, "optimum", "optimum", policy_gradient=lambda beta: beta, n=(2,), judged=True),
+        # IPO: judgements that are drawn by σ(r − r') say ½ (2σ − 1), which isn't r − r'.
+        Claims(lambda s: judged_pairs(s, lambda h: (0.5 - s.beta * h).square() / 4), {}, "elsewhere", "elsewhere", n=(2,), judged=True),
+    ),
+    "dpo": (
+        Claims(lambda s: judged_pairs(s, lambda h: torch.log1p((-s.beta * h).exp())), {}, "optimum", "optimum", n=(2,), judged=True),
+    ),
     "sft": (Claims(imitation, {}, "elsewhere", "elsewhere", n=(1, 2)),),
 }  # fmt: skip

@@ -85,6 +85,5 @@ def end(name: str, claims: Claims, where: str, start: str = "reference") -> Path
     behavior = begun if where == "policy" else behaviors[where]
     star = optimum(reference.logp().detach(), reward, BETA)
     options, n = options_of(name, claims), claims.n[0]
-    return descend(
-        begun, reference, data_of(behavior, reward, reference), star, name, options, n=n, updates=claims.updates
-    )
+    data = data_of(behavior, reward, reference, judged=claims.judged)
+    return descend(begun, reference, data, star, name, options, n=n, updates=claims.updates)

@@ -22,7 +22,8 @@ from agro.types import Batch
 class Data:
     """Where groups come from: outcomes with their rewards and probabilities; an outcome is a response, or one with a noise.
 
-    O outcomes; without noise they are the Y responses.
+    O outcomes; without noise they are the Y responses. `judged`: groups are of two, and the better one of them is the
+    first with probability σ(r_1 − r_2) (Bradley–Terry).
     """
 
     behavior: Enumerable
@@ -30,6 +31,7 @@ class Data:
     response: Tensor | None = None  # [O]; None: the responses themselves
     noise: Tensor | None = None  # [X,O] probability of the outcome given its response; None: 1
     age: float = 0.0  # optimiser steps; NaN: unknown
+    judged: bool = False
     known: frozenset[str] = field(default=frozenset({"behavior_logp", "ref_logp", "reward"}))
     stored_value: Tensor | None = None  # [X] V* of the prompts, where it was found out before
 
@@ -46,7 +48,7 @@ class Data:
 
 @dataclass(frozen=True, eq=False)
 class AllGroups:
-    """Every group of n outcomes of every prompt, each once whatever its order."""
+    """Every group of n outcomes of every prompt, each once whatever its order; judged ones in both, the winner first."""
 
     data: Data
     reference: Enumerable
@@ -55,7 +57,12 @@ class AllGroups:
     @cached_property
     def outcomes(self) -> tuple[Tensor, Tensor]:
         """[G,n] groups of outcomes, [G] in how many orders each comes."""
-        return multisets(self.data.reward.shape[1], self.n)
+        outcomes = self.data.reward.shape[1]
+        if not self.data.judged:
+            return multisets(outcomes, self.n)
+        assert self.n == 2
+        ordered = torch.cartesian_prod(torch.arange(outcomes), torch.arange(outcomes))
+        return ordered, torch.ones(len(ordered), dtype=torch.float64)
 
     @cached_property
     def batch(self) -> Batch:
@@ -80,6 +87,7 @@ class AllGroups:
             extra=None if data.stored_value is None else {"stored_value": data.stored_value[asked]},
             tokens=torch.cat([asked[:, None], space.tokens[response]], 1),
             lengths=space.lengths[response] + 1,
+            pairs=torch.arange(len(response)).view(-1, 2) if data.judged else None,
         )
         return self._of_now(batch, shifted(data.behavior.logp_tokens().detach()))
 
@@ -99,6 +107,8 @@ class AllGroups:
     def _of_now(self, batch: Batch, behavior_logp: Tensor) -> Batch:
         groups, orders = self.outcomes
         weight = orders * self.data.probability()[:, groups].prod(-1)  # [X,G]
+        if self.data.judged:
+            weight = weight * (self.data.reward[:, groups[:, 0]] - self.data.reward[:, groups[:, 1]]).sigmoid()
         possible = (weight > 0).flatten().repeat_interleave(self.n)
         batch = batch.replace(
             weight=weight.flatten().repeat_interleave(self.n),

@@ -83,9 +83,9 @@ def derivative(value: Tensor, policy: Enumerable) -> Tensor:
     return torch.cat([(torch.zeros_like(w) if g is None else g).flatten() for g, w in zip(found, policy.parameters())])
 
 
-def data_of(behavior: Enumerable, reward: Tensor, reference: Enumerable) -> Data:
+def data_of(behavior: Enumerable, reward: Tensor, reference: Enumerable, *, judged: bool = False) -> Data:
     """Groups from that behaviour, with the V* that samples of the reference would have told."""
-    return Data(behavior, reward, stored_value=value_of(reference, reward))
+    return Data(behavior, reward, judged=judged, stored_value=value_of(reference, reward))
 
 
 def value_of(reference: Enumerable, reward: Tensor, beta: float = BETA) -> Tensor:

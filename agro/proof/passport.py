@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from agro.objectives.core import STREAMS, wanted_streams
 from agro.proof.claims import CLAIMS, Claims, Situation, half_variance
 from agro.proof.ends import ends, tools
 from agro.proof.enumerable import Enumerable, Space
-from agro.proof.expectation import AllGroups, Data, gradient
+from agro.proof.expectation import AllGroups, gradient
 from agro.proof.measuring import (
     BETA,
     EXACT,
@@ -27,7 +28,6 @@ from agro.proof.measuring import (
     options_of,
     problem,
     row,
-    value_of,
 )
 from agro.types import Batch
 
@@ -49,7 +49,7 @@ def expectations(name: str, claims: Claims) -> Iterator[Row]:
                 found = gradient(
                     policy,
                     reference,
-                    AllGroups(data_of(behavior, reward, reference), reference, n).batch,
+                    AllGroups(data_of(behavior, reward, reference, judged=claims.judged), reference, n).batch,
                     name,
                     options_of(name, claims),
                 )
@@ -72,7 +72,7 @@ def bias(name: str, claims: Claims) -> Iterator[Row]:
     found = gradient(
         policy,
         reference,
-        AllGroups(data_of(policy, reward, reference), reference, n).batch,
+        AllGroups(data_of(policy, reward, reference, judged=claims.judged), reference, n).batch,
         name,
         options_of(name, claims),
     )
@@ -98,10 +98,11 @@ def invariances(name: str, claims: Claims) -> Iterator[Row]:
     def of(batch: Batch, size: int | None = None) -> Tensor:
         return gradient(policy, reference, batch, name, options, size)
 
-    batch = AllGroups(data_of(behavior, reward, reference), reference, n).batch
+    data = data_of(behavior, reward, reference, judged=claims.judged)
+    batch = AllGroups(data, reference, n).batch
     plain = of(batch)
     shift = torch.tensor([0.7, -1.3], dtype=torch.float64)
-    moved = AllGroups(data_of(behavior, reward + shift[:, None], reference), reference, n).batch
+    moved = AllGroups(data_of(behavior, reward + shift[:, None], reference, judged=claims.judged), reference, n).batch
     change = (of(moved) - plain).abs().max().item()
     yield row(name, "a reward shift per prompt" + ("" if claims.shift else " matters"), f"n={n}", claims, change,
                most=EXACT if claims.shift else None, least=None if claims.shift else 1e-3)  # fmt: skip
@@ -222,17 +223,11 @@ def noise(name: str, claims: Claims) -> Iterator[Row]:
     Y = len(SMALL.responses)
     p = torch.tensor([0.25] * Y + [0.75] * Y, dtype=torch.float64).expand(2, -1)
     u = torch.linspace(0, 2, Y, dtype=torch.float64)
-    noisy = Data(
-        behavior,
-        torch.cat([reward - 0.3 * u, reward + 0.1 * u], 1),
-        torch.arange(Y).repeat(2),
-        p,
-        stored_value=value_of(reference, reward),
+    data = data_of(behavior, reward, reference, judged=claims.judged)
+    noisy = replace(
+        data, reward=torch.cat([reward - 0.3 * u, reward + 0.1 * u], 1), response=torch.arange(Y).repeat(2), noise=p
     )
-    found, plain = (
-        gradient(policy, reference, AllGroups(d, reference, n).batch, name, options)
-        for d in (noisy, data_of(behavior, reward, reference))
-    )
+    found, plain = (gradient(policy, reference, AllGroups(d, reference, n).batch, name, options) for d in (noisy, data))
     change = (found - plain).abs().max().item()
     yield row(name, "noisy rewards count with their mean" if claims.noise else "noise in the rewards matters", f"n={n}", claims, change,
                most=EXACT if claims.noise else None, least=None if claims.noise else 1e-3)  # fmt: skip
@@ -243,7 +238,8 @@ def needs(name: str, claims: Claims) -> Row:
     policy, reference, _, reward = problem(SMALL)
     options, entry = options_of(name, claims), get(name)
     resolved = entry.resolve(name, options)
-    batch = AllGroups(data_of(policy, reward, reference), reference, max(claims.n)).batch.replace(old_logp=None)
+    data = data_of(policy, reward, reference, judged=claims.judged)
+    batch = AllGroups(data, reference, max(claims.n)).batch.replace(old_logp=None)
     assert batch.tokens is not None
     assert batch.lengths is not None
     declared = entry.needs(resolved)

@@ -60,6 +60,20 @@ SELECT g.prompt_id, ifnull(u.uses, 0) FROM (
 ) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id
 """
 
+# Groups with a judgement of two eligible responses. CROSS JOIN fixes the order: else a group of n costs n² lookups.
+JUDGED = """
+WITH fit AS (SELECT id, prompt_id, episode, {eligible} AS ok FROM samples WHERE NOT redone),
+broken AS (SELECT DISTINCT prompt_id, episode FROM fit WHERE episode IS NOT NULL AND NOT ok),
+usable AS (
+  SELECT id, prompt_id, ifnull(episode, id) AS response FROM fit
+  WHERE ok AND (episode IS NULL OR (prompt_id, episode) NOT IN (SELECT prompt_id, episode FROM broken))
+)
+SELECT g.prompt_id, ifnull(u.uses, 0) FROM (
+  SELECT DISTINCT w.prompt_id FROM pairs CROSS JOIN usable w ON w.id = winner CROSS JOIN usable l ON l.id = loser
+  WHERE w.prompt_id = l.prompt_id AND w.response <> l.response
+) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id
+"""
+
 # An episode is one response, scored when all of its rows are.
 GROUPS = f"""
 SELECT prompt_id, count(*), sum(scored), avg(reward), min(reward), max(reward) FROM (

@@ -21,6 +21,7 @@ class DrawRule:
 
     The rows of one episode are one response, eligible when all of them are. A group is drawn whole, or
     `group_size` responses of it (all, where it has fewer); groups below `min_group` eligible responses are not drawn.
+    With `pairs` a group is what its judgements join: only eligible responses that were compared with another one.
     """
 
     groups: int
@@ -31,6 +32,7 @@ class DrawRule:
     min_group: int = 1
     order: Literal["least_used", "uniform"] = "least_used"
     scored_only: bool = True
+    pairs: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("groups", 1), ("group_size", self.min_group), ("max_age", 0), ("min_group", 1)):
@@ -70,3 +72,15 @@ def pick_responses(n: int, rule: DrawRule, *, seed: int, step: int, prompt_id: s
     if rule.group_size is None or n <= rule.group_size:
         return list(range(n))
     return sorted(sorted(range(n), key=lambda i: noise(seed, step, prompt_id, i))[: rule.group_size])
+
+
+def pick_pairs(pairs: Sequence[tuple[int, int]], rule: DrawRule, *, seed: int, step: int, prompt_id: str) -> list[int]:
+    """Which of a group's responses, as rising positions among them; `pairs` are of such positions, in their own order.
+
+    Pairs are taken one after the other in an order by hash, each whose responses don't make more than `group_size`.
+    """
+    taken: set[int] = set()
+    for p in sorted(range(len(pairs)), key=lambda p: noise(seed, step, prompt_id, "pair", p)):
+        if rule.group_size is None or len(taken | set(pairs[p])) <= rule.group_size:
+            taken |= set(pairs[p])
+    return sorted(taken)

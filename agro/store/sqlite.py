@@ -17,6 +17,7 @@ from agro.store.ledger import Ledger
 from agro.store.records import Counts, Damage, Damaged, Group, Known, Pair
 from agro.store.rows import (
     INSERT,
+    LEDGERS,
     REWARD,
     STATES,
     Origin,
@@ -29,7 +30,7 @@ from agro.store.rows import (
     to_row,
     to_text,
 )  # fmt: skip
-from agro.store.select import Candidate, DrawRule, pick_groups, pick_responses
+from agro.store.select import Candidate, DrawRule, pick_groups, pick_pairs, pick_responses
 from agro.strictjson import dumps, loads
 from agro.types import UNKNOWN_VERSION, Sample
 
@@ -198,16 +199,29 @@ class Store(Ledger):
                 votes = (None if v is None else v + 0.0 for v in (p.votes_winner, p.votes_loser))  # as REAL keeps them
                 self._enter("pairs", p.winner, p.loser, *votes)
 
-    def pairs(self) -> Iterator[Pair]:
-        if damaged := self.damaged("pairs"):
+    def pairs(self, ids: Iterable[int] | None = None) -> Iterator[Pair]:
+        """Judgements in the order in which they came; with `ids` those that join two of these samples.
+
+        Raises `Refused` for one of them that isn't as it was written.
+        """
+        clause, args = "TRUE", list[str]()
+        if ids is not None:
+            some = "(SELECT value FROM json_each(?1))"
+            clause, args = f"winner IN {some} AND loser IN {some}", [json.dumps(list(ids))]
+        columns = ", ".join(LEDGERS["pairs"])
+        rows = self._run(f"SELECT rowid, {columns}, checksum FROM pairs WHERE {clause} ORDER BY rowid", args)
+        if damaged := [row[0] for row in rows if not self._is_whole(row[1:])]:
             raise self._refusal(Damage(pairs=damaged))
-        for row in self._run("SELECT winner, loser, votes_winner, votes_loser FROM pairs ORDER BY rowid"):
-            yield Pair(*row)
+        for _, *judged, _ in rows:
+            yield Pair(*judged)
 
     def candidates(self, rule: DrawRule, *, run: str, version: int) -> list[Candidate]:
         """The groups that `draw` picks from."""
         fits, args = queries.eligible(rule, run, version)
-        found = self._run(queries.DRAWABLE.format(eligible=fits), [*args, rule.min_group, to_text(run)])
+        if rule.pairs:
+            found = self._run(queries.JUDGED.format(eligible=fits), [*args, to_text(run)])
+        else:
+            found = self._run(queries.DRAWABLE.format(eligible=fits), [*args, rule.min_group, to_text(run)])
         return [Candidate(of_text(prompt_id), uses) for prompt_id, uses in found]
 
     def draw(
@@ -233,19 +247,24 @@ class Store(Ledger):
             if len(candidates) < rule.groups:
                 raise Refused(self._too_few(rule, len(candidates), run, version))
             drawn: dict[int, Damaged] = {}  # what is said of a row where it turns out to be damaged
-            for prompt_id in pick_groups(candidates, rule, seed=seed, step=step):
-                responses: dict[str | int, list[int]] = {}
-                whole: dict[str | int, bool] = {}
-                for i, episode, ok in self._run(
-                    f"SELECT id, episode, {fits} FROM samples WHERE prompt_id = ? AND NOT redone ORDER BY id",
-                    [*args, to_text(prompt_id)],
-                ):
-                    key = i if episode is None else of_text(episode)
-                    responses.setdefault(key, []).append(i)
-                    whole[key] = whole.get(key, True) and bool(ok)
-                usable = [(key, rows) for key, rows in responses.items() if whole[key]]
-                for k in pick_responses(len(usable), rule, seed=seed, step=step, prompt_id=prompt_id):
-                    key, rows = usable[k]
+            groups = {
+                prompt_id: self._usable(prompt_id, fits, args)
+                for prompt_id in pick_groups(candidates, rule, seed=seed, step=step)
+            }
+            judged = (
+                list(self.pairs(i for g in groups.values() for rows in g.values() for i in rows)) if rule.pairs else []
+            )
+            for prompt_id, usable in groups.items():
+                if rule.pairs:
+                    at = {i: k for k, rows in enumerate(usable.values()) for i in rows}
+                    both = [(at[p.winner], at[p.loser]) for p in judged if p.winner in at and p.loser in at]
+                    chosen = pick_pairs(
+                        [p for p in both if p[0] != p[1]], rule, seed=seed, step=step, prompt_id=prompt_id
+                    )
+                else:
+                    chosen = pick_responses(len(usable), rule, seed=seed, step=step, prompt_id=prompt_id)
+                responses = list(usable.items())
+                for key, rows in (responses[k] for k in chosen):
                     drawn |= {i: Damaged(i, prompt_id, None if isinstance(key, int) else key) for i in rows}
             ids = list(drawn)
             self.record_draws(run, step, ids)
@@ -260,6 +279,20 @@ class Store(Ledger):
             }
         found = [whole_samples[i] for i in ids if i in whole_samples]
         return [s.replace(version=UNKNOWN_VERSION) if s.id in others else s for s in found]
+
+    def _usable(self, prompt_id: str, fits: str, args: Sequence[Any]) -> dict[str | int, list[int]]:
+        """The rows of each eligible response of a group, by episode or, outside of one, by row; oldest first."""
+        responses: dict[str | int, list[int]] = {}
+        broken: set[str | int] = set()
+        for i, episode, ok in self._run(
+            f"SELECT id, episode, {fits} FROM samples WHERE prompt_id = ? AND NOT redone ORDER BY id",
+            [*args, to_text(prompt_id)],
+        ):
+            key = i if episode is None else of_text(episode)
+            responses.setdefault(key, []).append(i)
+            if not ok:
+                broken.add(key)
+        return {key: rows for key, rows in responses.items() if key not in broken}
 
     def export(self, path: str | Path) -> int:
         """Write the samples to a .jsonl, .jsonl.gz or .parquet file, and return how many; judgements stay behind."""
@@ -285,7 +318,7 @@ class Store(Ledger):
             [*args, *args, *args, *more],
         )
         return (
-            f"{self.path}: expected {rule.groups} groups with {rule.min_group} or more eligible responses to draw from, "
+            f"{self.path}: expected {rule.groups} groups with {'a pair of' if rule.pairs else f'{rule.min_group} or more'} eligible responses to draw from, "
             f"got {found}. The store has {rows} samples in {groups} groups; {chosen:.0f} are of the roles and sources "
             f"asked for, {unscored:.0f} of them not scored and {failed:.0f} with a failed reward; {fit:.0f} are eligible"
             + (f" (at most {rule.max_age} steps old)" if rule.max_age is not None else "")

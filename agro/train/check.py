@@ -170,6 +170,11 @@ def _check_phase(config: RunConfig, where: str) -> None:
         raise Refused(
             f"{where}data.replay = {data.replay} samples from prompts, but data.prompts isn't set; set it, or data.replay = 1"
         )
+    if "pairs" in needs and data.replay < 1:
+        raise Refused(
+            f"{where}objective {name} needs pairs, which fresh samples don't have, but data.replay = {data.replay}. What to do: "
+            "data.replay = 1, from a data.store with judged pairs (agro import), or an objective on rewards, such as agro."
+        )
     if "old_logp" in needs and data.replay > 0:
         raise Refused(
             f"{where}objective {name} needs the trainer's log-probs when its samples were made, but data.replay = {data.replay} "

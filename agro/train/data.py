@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.objectives import get, lack, least_responses
+from agro.objectives.pairs import groups_without_pairs, no_pairs, no_votes
 from agro.policy import Policy, Unusable
 from agro.rewards import Reward, check_failures
 from agro.samplers import Sampler, Sampling
-from agro.store import Damaged, DrawRule, Store
+from agro.store import Damaged, DrawRule, Known, Pair, Store
 from agro.train.schedule import options_at
 from agro.types import Prompt, Sample
 
@@ -38,6 +39,7 @@ class Drawn:
     sampled_tokens: int = 0
     prompts: int = 0  # sampled from in this step
     damaged: list[Damaged] = field(default_factory=list)  # stored rows that aren't as they were written
+    pairs: list[Pair] = field(default_factory=list)  # judgements of the samples, where the objective needs them
 
     @property
     def is_fresh(self) -> list[bool]:
@@ -85,7 +87,7 @@ def draw_rule(config: RunConfig, groups: int) -> DrawRule:
     needs = entry.needed(config.objective.options)
     return DrawRule(
         groups=groups, group_size=d.group_size, roles=d.roles, sources=d.sources, max_age=d.max_age, order=d.order,
-        min_group=least_responses(needs), scored_only="reward" in needs,
+        min_group=least_responses(needs), scored_only="reward" in needs, pairs="pairs" in needs,
     )  # fmt: skip
 
 
@@ -126,7 +128,8 @@ def sample_fresh(
 def usable(samples: Sequence[Sample], policy: Policy, config: RunConfig, drawn: Drawn) -> None:
     """Put into `drawn` the samples that can be trained on, encoded; count the others, and the damaged, by reason.
 
-    An episode that loses a row leaves whole, and so does a group that loses so many that the objective can't use it.
+    An episode that loses a row leaves whole, and so does a group that loses so many that the objective can't use it. A
+    pair that loses a response leaves, and the other one with it where no pair is left to it.
     """
     needs = get(config.objective.name).needed(config.objective.options)
     least = least_responses(needs)
@@ -148,12 +151,25 @@ def usable(samples: Sequence[Sample], policy: Policy, config: RunConfig, drawn: 
     kept = [s for s in fit if s.episode is None or s.episode not in split]
     if len(kept) < len(fit):
         drawn.left_out["another row of its episode was left out"] = len(fit) - len(kept)
+    if "pairs" in needs:
+        kept = _in_pairs(kept, drawn)
     before, after = responses([*samples, *drawn.damaged]), responses(kept)
     for sample in kept:
         if after[sample.prompt_id] < least <= before[sample.prompt_id]:
             drawn.left_out["group too small for what was left out"] += 1
         else:
             drawn.samples.append(sample)
+
+
+def _in_pairs(samples: list[Sample], drawn: Drawn) -> list[Sample]:
+    """The samples whose responses stand in a pair, both of which are among `samples`; the pairs that are left."""
+    response = {s.id: s.id if s.episode is None else (s.prompt_id, s.episode) for s in samples}
+    drawn.pairs = [p for p in drawn.pairs if p.winner in response and p.loser in response]
+    joined = {response[i] for p in drawn.pairs for i in (p.winner, p.loser)}
+    kept = [s for s in samples if response[s.id] in joined]
+    if len(kept) < len(samples):
+        drawn.left_out["the other response of its pair was left out"] = len(samples) - len(kept)
+    return kept
 
 
 def one_each(samples: Sequence[S]) -> list[S]:
@@ -193,6 +209,8 @@ def check_store(config: RunConfig, store: Store) -> list[str]:
         [f"{len(lacks['reward'])} of {len(rows)} samples have no reward and aren't drawn"] if lacks["reward"] else []
     )
     least = least_responses(needs)
+    if "pairs" in needs:
+        return notes + _check_pairs(name, options, needs, rows, store)
     sizes = {
         g.prompt_id: g.scored if "reward" in needs else g.size
         for g in store.groups(roles=data.roles, sources=data.sources)
@@ -207,4 +225,42 @@ def check_store(config: RunConfig, store: Store) -> list[str]:
         )
     return notes + (
         [f"{len(small)} of {len(groups)} groups have fewer than {least} responses and aren't drawn"] if small else []
+    )
+
+
+def pairs_among(rows: Sequence[Known], needs: Set[str], store: Store) -> dict[str, list[Pair]]:
+    """By prompt the judgements that join two of these samples, with rewards where these are needed."""
+    prompt = {r.id: r.prompt_id for r in rows if r.scored or "reward" not in needs}
+    out: dict[str, list[Pair]] = {}
+    for p in store.pairs():
+        if p.winner in prompt and prompt[p.winner] == prompt.get(p.loser):
+            out.setdefault(prompt[p.winner], []).append(p)
+    return out
+
+
+def _check_pairs(
+    name: str, options: Mapping[str, Any], needs: Set[str], rows: Sequence[Known], store: Store
+) -> list[str]:
+    """`check_store` of an objective on pairs; `rows`: the samples that may be drawn."""
+    judged, groups, found = (
+        pairs_among(rows, needs, store),
+        list(dict.fromkeys(r.prompt_id for r in rows)),
+        store.counts().pairs,
+    )
+    pairs = [p for of_group in judged.values() for p in of_group]
+    if not pairs:
+        of = f"{len(rows)} samples in {len(groups)} groups of {store.path}"
+        if found:
+            of += f" ({found} pairs are of samples that data.roles and data.sources leave out, that have no reward, or of two prompts)"
+        raise Refused(no_pairs(name, of, [f"sample {r.id} (prompt {r.prompt_id})" for r in rows]))
+    bare = [p for p in pairs if p.votes_winner is None or p.votes_loser is None]
+    if "votes" in needs and bare:
+        some = "; ".join(f"sample {p.winner} over sample {p.loser}" for p in bare[:3])
+        raise Refused(no_votes(name, f"{len(bare)} of {len(pairs)} pairs don't have them (for one: {some})"))
+    lone = [g for g in groups if g not in judged]
+    if lone and options.get("singletons") != "drop":
+        raise Refused(groups_without_pairs(name, lone, len(groups)))
+    left = found - len(pairs)
+    return ([f"{left} of {found} pairs aren't drawn"] if left else []) + (
+        [f"{len(lone)} of {len(groups)} groups have no pair and aren't drawn"] if lone else []
     )

@@ -180,6 +180,8 @@ class Phase:
             )
             for row in drawn.damaged:
                 self.trainer.progress.say(f"damaged: sample {row.id} of {self.store.path}; left out of step {step}")
+            if rule.pairs:
+                drawn.pairs = list(self.store.pairs(s.id for s in samples if s.id is not None))
         if fresh := config.train.groups - stored:
             assert self.trainer.reward is not None
             prompts = self.order.take(self.position.prompts, fresh)
@@ -195,7 +197,8 @@ class Phase:
         """All optimiser steps on one batch; the metrics are of the first, before the weights move."""
         train, needs = self.config.train, get(self.config.objective.name).needed(self.config.objective.options)
         metrics = empty_metrics() | describe_batch(drawn, self.position.version)
-        batch = collate(drawn.samples, self.position.version).to(self.policy.device) if drawn.samples else None
+        made = (drawn.samples, self.position.version, drawn.pairs)
+        batch = collate(*made).to(self.policy.device) if drawn.samples else None
         if batch is None:
             self._skip(metrics, "nothing of what was drawn can be trained on")
         elif "old_logp" in needs and train.updates:

@@ -15,11 +15,13 @@ from typing import Any
 import torch
 
 from agro.config import RunConfig
+from agro.objectives import get
 from agro.policy import Policy, Unusable
 from agro.samplers import HFSampler, Sampling
 from agro.store import Store
+from agro.store.select import pick_pairs
 from agro.train.check import reads_reference
-from agro.train.data import draw_rule, stored_groups
+from agro.train.data import draw_rule, pairs_among, stored_groups
 from agro.train.micro import MicroBatch
 from agro.types import Prompt
 
@@ -62,11 +64,17 @@ def _stored_rows(config: RunConfig, store: Store | None) -> float | None:
     if store is None or not config.data.replay:
         return None
     rule = draw_rule(config, 1)
-    sizes = [
-        min(g.scored if rule.scored_only else g.size, rule.group_size or g.size)
-        for g in store.groups(roles=rule.roles, sources=rule.sources)
-        if (g.scored if rule.scored_only else g.size) >= rule.min_group
-    ]
+    if rule.pairs:
+        needs = get(config.objective.name).needed(config.objective.options)
+        judged = pairs_among(store.known(roles=rule.roles, sources=rule.sources), needs, store)
+        joined = ([(p.winner, p.loser) for p in of_group] for of_group in judged.values())
+        sizes = [len(pick_pairs(pairs, rule, seed=0, step=0, prompt_id="")) for pairs in joined]
+    else:
+        sizes = [
+            min(g.scored if rule.scored_only else g.size, rule.group_size or g.size)
+            for g in store.groups(roles=rule.roles, sources=rule.sources)
+            if (g.scored if rule.scored_only else g.size) >= rule.min_group
+        ]
     return sum(sizes) / len(sizes) if sizes else None
 
 

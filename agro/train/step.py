@@ -19,6 +19,7 @@ from torch import Tensor
 from agro.objectives import Evaluation, differentiate, get
 from agro.objectives.core import blank, wanted_streams
 from agro.policy import Policy
+from agro.store import Pair
 from agro.train.micro import MicroBatch
 from agro.train.offload import activations
 from agro.types import Batch, Sample
@@ -33,10 +34,10 @@ class Step:
     batch: Batch  # with ref_logp where it was computed
 
 
-def collate(samples: Sequence[Sample], version: int) -> Batch:
+def collate(samples: Sequence[Sample], version: int, pairs: Sequence[Pair] = ()) -> Batch:
     """Encoded samples as a batch, right-padded; `version` is the trainer's, from which ages count.
 
-    Raises `Refused` for what `Batch.of` and `Sample` refuse. The reward of a response includes its token rewards.
+    `pairs`: judgements of these samples. Raises `Refused` for what `Batch.of` and `Sample` refuse. The reward of a response includes its token rewards.
     """
     T = max(len(s.tokens) for s in samples if s.tokens is not None)
 
@@ -49,6 +50,7 @@ def collate(samples: Sequence[Sample], version: int) -> Batch:
 
     knows = any(s.behavior_logp is not None for s in samples)
     rewarded = any(s.token_reward is not None for s in samples)
+    at = {s.id: row for row, s in enumerate(samples)}
     return Batch.of(
         mask=padded([s.mask for s in samples], 0, torch.bool),
         reward=[_reward(s) for s in samples],
@@ -60,6 +62,8 @@ def collate(samples: Sequence[Sample], version: int) -> Batch:
         extra={"token_reward": padded([s.token_reward for s in samples], math.nan, torch.float64)}
         if rewarded
         else None,
+        pairs=[(at[p.winner], at[p.loser]) for p in pairs] if pairs else None,
+        votes=[(p.votes_winner, p.votes_loser) for p in pairs] if pairs else None,
         tokens=padded([s.tokens for s in samples], 0, torch.long),
         lengths=[len(s.tokens) for s in samples if s.tokens is not None],
         ids=[f"sample {s.id} (prompt {s.prompt_id})" for s in samples],
