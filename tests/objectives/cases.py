@@ -84,6 +84,12 @@ VARIANTS: list[tuple[str, dict[str, Any], set[str]]] = [
     ("grpo", {"clip": (0.1, 0.4), "std": False}, {"reward", "groups", "behavior_logp"}),
     ("grpo", {"beta": 0.3}, {"reward", "groups", "behavior_logp", "ref_logp"}),
     ("grpo", {"ratio": "old", "beta": 0.3, "std": False}, {"reward", "groups", "old_logp", "ref_logp"}),
+    ("pair_consistency", {"beta": 0.3}, {"pairs", "ref_logp"}),
+    ("pair_consistency", {"beta": 0.3, "gap": 1.7, "votes": "mean"}, {"pairs", "votes", "ref_logp"}),
+    ("pair_consistency", {"beta": 0.3, "gap": "reward"}, {"pairs", "reward", "ref_logp"}),
+    ("dpo", {"beta": 0.3}, {"pairs", "ref_logp"}),
+    ("dpo", {"beta": 0.3, "label_smoothing": 0.1}, {"pairs", "ref_logp"}),
+    ("dpo", {"beta": 0.3, "label_smoothing": 0.1, "votes": "mean"}, {"pairs", "votes", "ref_logp"}),
     ("sft", {}, set()),
 ]
 NAMED = [f"{name}-{'-'.join(f'{k}={v}' for k, v in options.items())}".rstrip("-") for name, options, _ in VARIANTS]
@@ -91,7 +97,7 @@ NAMED = [f"{name}-{'-'.join(f'{k}={v}' for k, v in options.items())}".rstrip("-"
 
 def least(needs: set[str]) -> int:
     """Responses that a group must have."""
-    return 3 if "triples" in needs else 2 if "groups" in needs else 1
+    return 3 if "triples" in needs else 2 if needs & {"groups", "pairs"} else 1
 
 
 def draw(
@@ -107,7 +113,7 @@ def draw(
     weights: bool = True,
     junk: bool = True,
 ) -> Case:
-    """A batch with ragged groups and lengths, rows of a group scattered, holes in the mask.
+    """A batch with ragged groups and lengths, rows of a group scattered, holes in the mask, some responses of a group judged.
 
     `spread`: standard deviation of the log-ratios; `far`: factor on the log-probs; `episodes`: some responses have up to
     three rows; `junk`: NaN, infinities and huge numbers where the mask isn't set.
@@ -143,10 +149,21 @@ def draw(
     prefix_value = np.where(mask, more.normal(size=(B, T)), np.nan if junk else 0.0)
     token_reward = np.where(more.random((B, T)) < 0.5, more.normal(size=(B, T)), np.nan)
     known = {g: float(more.normal()) for g in dict.fromkeys(group)}
+    pairs, votes = judgements(group, response, np.random.default_rng([seed, 2]))
     return Case(
         logp, mask, list(reward), list(group), list(response), list(weight), ref, behavior, old, kl,
-        prefix_value, token_reward, list(more.normal(size=B)), [known[g] for g in group],
+        prefix_value, token_reward, list(more.normal(size=B)), [known[g] for g in group], pairs, votes,
     )  # fmt: skip
+
+
+def judgements(group: Any, response: Any, rng: np.random.Generator) -> tuple[list[Any], list[tuple[float, float]]]:
+    """One to three judged pairs of each group that has two responses, and their votes."""
+    pairs: list[Any] = []
+    for g in dict.fromkeys(group):
+        members = list(dict.fromkeys(y for y, h in zip(response, group) if h == g))
+        every = [(a, b) for a in members for b in members if a != b]
+        pairs += [every[i] for i in rng.integers(len(every), size=rng.integers(1, 4))] if every else []
+    return pairs, [(float(a), float(b)) for a, b in rng.integers(6, size=(len(pairs), 2))]
 
 
 def draw_for(needs: set[str], seed: int, **how: Any) -> Case:
@@ -157,10 +174,16 @@ def draw_for(needs: set[str], seed: int, **how: Any) -> Case:
 def batch_of(case: Case, **changes: Any) -> Batch:
     given: dict[str, Any] = {
         "mask": case.mask, "reward": case.reward, "group": case.group, "response": case.response, "weight": case.weight,
-        "age": [0.0] * len(case.mask), **{f: getattr(case, f) for f in FIELDS},
+        "age": [0.0] * len(case.mask), **{f: getattr(case, f) for f in FIELDS}, "pairs": rows_of_pairs(case), "votes": case.votes or None,
         "extra": {"token_reward": case.token_reward, "stored_value": case.stored_value},
     }  # fmt: skip
     return Batch.of(**given | changes)
+
+
+def rows_of_pairs(case: Case) -> list[tuple[int, int]] | None:
+    """A row of each of the two responses: of an episode the last one."""
+    row = {y: i for i, y in enumerate(case.response)}
+    return [(row[a], row[b]) for a, b in case.pairs] or None
 
 
 def evaluate(case: Case, name: str, options: dict[str, Any], **changes: Any) -> Evaluation:
@@ -177,10 +200,16 @@ def expected(case: Case, name: str, options: dict[str, Any]) -> independent.Resu
 
 
 def take(case: Case, rows: Any) -> Case:
-    """The case with those rows, in that order."""
+    """The case with those rows, in that order, and with the pairs whose responses have some."""
     at = [int(i) for i in rows]
-    arrays = {f.name: getattr(case, f.name) for f in dataclasses.fields(case)}
-    return Case(**{k: v[at] if isinstance(v, np.ndarray) else [v[i] for i in at] for k, v in arrays.items()})
+    judged = ("pairs", "votes")
+    arrays = {f.name: getattr(case, f.name) for f in dataclasses.fields(case) if f.name not in judged}
+    there = {case.response[i] for i in at}
+    whole = [p for p, pair in enumerate(case.pairs) if there.issuperset(pair)]
+    return Case(
+        **{k: v[at] if isinstance(v, np.ndarray) else [v[i] for i in at] for k, v in arrays.items()},
+        **{k: [getattr(case, k)[p] for p in whole] for k in judged},
+    )
 
 
 def change(case: Case, **changes: Any) -> Case:
