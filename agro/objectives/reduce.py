@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,7 +17,6 @@ class Groups:
     """The responses of a batch [N] and their groups [G]: rows of one episode are one response."""
 
     batch: Batch
-    reward: Tensor  # [N] float64
     group: Tensor  # [N]
     first_row: Tensor  # [N] of each response
     n: Tensor  # [G] responses
@@ -26,30 +26,29 @@ class Groups:
     def of(cls, batch: Batch) -> Groups:
         N = int(batch.response.max()) + 1
         first = _first(batch.response, N)
-        group, reward, row_weight = batch.group[first], batch.reward.double()[first], batch.weight.double()
-        for name, of_response, of_row in (("group", group, batch.group), ("reward", reward, batch.reward.double())):
-            differs = (of_response[batch.response] != of_row) & ~(of_row != of_row)
-            if differs.any():
-                raise Refused(
-                    f"{name}: {batch.ids[int(differs.int().argmax())]}: rows of one response have different values"
-                )
+        group, row_weight = _of_response(batch, "group", batch.group, first), batch.weight.double()
         weight = row_weight[_first(batch.group, batch.n_groups)]
         differs = weight[batch.group] != row_weight
         if differs.any():
             raise Refused(
                 f"weight: {batch.ids[int(differs.int().argmax())]}: expected one weight for the whole group, got different ones"
             )
-        return cls(batch, reward, group, first, torch.bincount(group, minlength=batch.n_groups), weight)
+        return cls(batch, group, first, torch.bincount(group, minlength=batch.n_groups), weight)
+
+    @cached_property
+    def reward(self) -> Tensor:
+        """[N] float64; not looked at before it is asked for, since not every objective needs rewards."""
+        return _of_response(self.batch, "reward", self.batch.reward.double(), self.first_row)
 
     def sum_tokens(self, x: Tensor) -> Tensor:
         """[B,T] -> [N]: the sum over the mask and over the rows of a response."""
         rows = torch.where(self.batch.mask, x, 0.0).sum(1)
-        return torch.zeros_like(self.reward).index_add(0, self.batch.response, rows)
+        return torch.zeros_like(self.group, dtype=torch.float64).index_add(0, self.batch.response, rows)
 
     def mean_rows(self, v: Tensor) -> Tensor:
         """[B] -> [N]: the mean over the rows of a response."""
-        rows = torch.bincount(self.batch.response, minlength=len(self.reward))
-        return torch.zeros_like(self.reward).index_add(0, self.batch.response, v) / rows
+        rows = torch.bincount(self.batch.response)
+        return torch.zeros_like(rows, dtype=torch.float64).index_add(0, self.batch.response, v) / rows
 
     def mean_tokens(self, x: Tensor) -> Tensor:
         """[B,T] -> [N]: the mean over the tokens of a response."""
@@ -104,6 +103,15 @@ def in_several_rows(batch: Batch) -> str | None:
     """The name of a row that is one of several of its response."""
     several = torch.bincount(batch.response)[batch.response] > 1
     return batch.ids[int(several.int().argmax())] if several.any() else None
+
+
+def _of_response(batch: Batch, name: str, of_row: Tensor, first: Tensor) -> Tensor:
+    """[B] -> [N]: of the first row of each; raises `Refused` where another one says something else."""
+    of_response = of_row[first]
+    differs = (of_response[batch.response] != of_row) & ~(of_row != of_row)
+    if differs.any():
+        raise Refused(f"{name}: {batch.ids[int(differs.int().argmax())]}: rows of one response have different values")
+    return of_response
 
 
 def _first(index: Tensor, size: int) -> Tensor:

@@ -19,7 +19,7 @@ def only(*chosen: str) -> Any:
     return pytest.mark.parametrize(("name", "options", "needs"), [VARIANTS[i] for i in at], ids=[NAMED[i] for i in at])
 
 
-CENTRED = only("agro", "rloo", "reinforce-baseline=mean", "kl_pg", "grpo")
+CENTRED = only("agro", "rloo", "reinforce-baseline=mean", "kl_pg", "grpo", "pair_consistency", "dpo")
 
 
 def same(found: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-12) -> None:
@@ -104,7 +104,7 @@ def test_reinforce_without_a_group_baseline_feels_the_shift() -> None:
     assert np.abs(evaluate(moved, "reinforce", {}).grad - evaluate(case, "reinforce", {}).grad).max() > 0.01
 
 
-@only("agro", "rloo")
+@only("agro", "rloo", "pair_consistency", "dpo")
 def test_a_shift_of_a_prompts_reference_changes_nothing(name: str, options: dict[str, Any], needs: set[str]) -> None:
     """ρ + c for all responses of a prompt: the normaliser of π_ref, which no group-centred objective sees.
 
@@ -154,6 +154,9 @@ def test_weight_2_is_the_group_twice(name: str, options: dict[str, Any], needs: 
     twice = take(case, [*range(len(member)), *copies])
     for i in range(len(member), len(twice.mask)):
         twice.group[i], twice.response[i] = "the copy", ("copy", twice.response[i])
+    judged = [p for p, (winner, _) in enumerate(case.pairs) if member[case.response.index(winner)]]
+    twice.pairs = [*case.pairs, *((("copy", a), ("copy", b)) for a, b in (case.pairs[p] for p in judged))]
+    twice.votes = [*case.votes, *(case.votes[p] for p in judged)]
     a, b = evaluate(doubled, name, options), evaluate(twice, name, options)
     assert a.loss == pytest.approx(b.loss, rel=1e-12)
     for stream in a.grads:
@@ -181,7 +184,7 @@ def test_a_group_of_weight_0_is_not_there(name: str, options: dict[str, Any], ne
     assert (a.grad[gone] == 0).all()
 
 
-@only("agro", "rloo", "reinforce", "kl_pg", "grpo")
+@only("agro", "rloo", "reinforce", "kl_pg", "grpo", "pair_consistency", "dpo")
 def test_groups_weigh_equally_whatever_their_sizes(name: str, options: dict[str, Any], needs: set[str]) -> None:
     """The step's gradient is the mean of those of its groups alone."""
     case = draw_for(needs, 7, groups=5, sizes=(3, 8), weights=False)
@@ -196,7 +199,7 @@ def test_sft_weighs_tokens_equally() -> None:
     np.testing.assert_array_equal(evaluate(case, "sft", {}).grad, np.where(case.mask, -1 / case.mask.sum(), 0.0))
 
 
-@only("agro-", "agro_onpolicy-beta=0.3", "rloo", "reinforce", "kl_pg")
+@only("agro-", "agro_onpolicy-beta=0.3", "rloo", "reinforce", "kl_pg", "pair_consistency", "dpo")
 def test_tokens_of_a_response_share_one_coefficient(name: str, options: dict[str, Any], needs: set[str]) -> None:
     if "rows" in needs:
         pytest.skip("token by token on purpose")

@@ -42,7 +42,7 @@ def test_what_is_not_needed_is_not_read(name: str, options: dict[str, Any], need
     case = draw_for(needs, 0)
     whole = evaluate(case, name, options)
     nothing = np.full(case.mask.shape, np.nan)
-    unread = [f for f in FIELDS if f not in needs]
+    unread = [f for f in (*FIELDS, "votes") if f not in needs]
     rows = {"reward": [np.nan] * len(case.mask)} if "reward" not in needs else {}
     if "fresh" not in needs:
         rows["age"] = [np.nan] * len(case.mask)
@@ -56,11 +56,16 @@ def test_what_is_not_needed_is_not_read(name: str, options: dict[str, Any], need
     missing = batch_of(case, **dict.fromkeys(unread), **rows, extra=extra)
     identical(whole, objectives.evaluate(name, case.logp, missing, streams=given or None, **options))
 
-    unknown = batch_of(case, **dict.fromkeys(unread, nothing), **rows, role="expert", pairs=[[0, 1]], votes=[[1, 0]])
+    judged: dict[str, Any] = {}
+    if "pairs" not in needs:
+        judged = {"pairs": [[0, 1]], "votes": [[1, 0]]}
+    elif "votes" not in needs:
+        judged = {"votes": [[np.nan, np.nan]] * len(case.pairs)}
+    unknown = batch_of(case, **dict.fromkeys(unread, nothing) | rows | judged, role="expert")
     streams = {"entropy": nothing, **dict.fromkeys(streams_of(case), nothing), **given}
     identical(whole, objectives.evaluate(name, case.logp, unknown, streams=streams, **options))
 
-    spare = [f for f in ("pairs", "votes", "tokens", "lengths", "role") if f not in needs]
+    spare = [f for f in ("pairs", "tokens", "lengths", "role") if f not in needs]
     poisoned = batch_of(case).replace(
         **{f: Poison() for f in [*unread, *spare]}, extra=batch_of(case, extra=extra).extra
     )
@@ -120,7 +125,7 @@ def test_declared_coupling_is_true(name: str, options: dict[str, Any], needs: se
     coupling = objectives.describe(name, **options)["couples"]
     beta_counts = bool(options.get("beta")) and name in ("agro", "agro_onpolicy", "rloo", "squared_consistency")
     alone = options.get("baseline") in ("soft", "stored") or "regulariser" in options
-    assert coupling == ("group" if beta_counts and not alone else "row")
+    assert coupling == ("group" if (beta_counts and not alone) or "pairs" in needs else "row")
     case, rng = draw_for(needs, 3, groups=3), np.random.default_rng(3)
     batch = batch_of(case)
     whole = {"logp": case.logp, **{k: np.asarray(v) for k, v in streams_of(case).items()}}
@@ -137,7 +142,10 @@ def test_declared_coupling_is_true(name: str, options: dict[str, Any], needs: se
                 np.testing.assert_array_equal(grad, own[stream][rows])
     if coupling == "group":
         rows = units[0]
+        first = case.pairs[0][0] if "pairs" in needs else case.response[rows[0]]
+        coupled = {y for pair in case.pairs if first in pair for y in pair} if "pairs" in needs else set(case.response)
         changed = {k: v.copy() for k, v in whole.items()}
-        changed["logp"][rows[0]] -= 1.0
+        changed["logp"][case.response.index(first)] -= 1.0
         moved = grads_of(name, options, batch, changed, rows)["logp"]
-        assert all((moved[i] != own["logp"][row]).any() for i, row in enumerate(rows))
+        for i, row in enumerate(rows):
+            assert (moved[i] != own["logp"][row]).any() == (case.response[row] in coupled)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
 from agro import config, objectives
 from agro.policy import Policy
+from agro.store import Pair
 from agro.train.micro import MicroBatch
 from agro.train.step import backward, by_length, collate, streams_of, whole
 from agro.types import Batch, Sample
@@ -40,6 +43,8 @@ OPTIONS = {
     "reinforce": [{}, {"baseline": "mean"}, {"baseline": 0.5}],
     "kl_pg": [{"beta": 0.3}],
     "grpo": [{}, {"beta": 0.3, "std": False}, {"ratio": "old", "clip": (0.01, 0.01)}],
+    "pair_consistency": [{"beta": 0.3}, {"beta": 0.3, "gap": "reward"}],
+    "dpo": [{"beta": 0.3}, {"beta": 0.3, "label_smoothing": 0.1, "votes": "mean"}],
     "sft": [{}],
 }
 CASES = [(name, options) for name, list_ in OPTIONS.items() for options in list_]
@@ -81,7 +86,10 @@ def samples(policy: Policy, least: int, seed: int = 0) -> list[Sample]:
 
 def batch_for(name: str, options: dict, policy: Policy, reference: Policy) -> Batch:
     needs = objectives.get(name).needs(objectives.get(name).resolve(name, options))
-    batch = collate(samples(policy, 3 if "triples" in needs else 2 if "groups" in needs else 1), 0)
+    found = samples(policy, objectives.least_responses(needs))
+    found = [s.replace(id=i) for i, s in enumerate(found)]
+    both = [(a.id, b.id) for a, b in pairwise(found) if a.prompt_id == b.prompt_id] if "pairs" in needs else []
+    batch = collate(found, 0, [Pair(a, b, 3.0, 1.0) for a, b in both if a is not None and b is not None])
     if "stored_value" in needs:
         batch = batch.replace(extra={"stored_value": 0.1 * batch.group.double()})
     if "old_logp" in needs:
@@ -121,6 +129,8 @@ def test_gradient_does_not_depend_on_the_micro_batch(name: str, options: dict, d
         ("rloo", {}),
         ("kl_pg", {"beta": 0.3}),
         ("grpo", {"beta": 0.3}),
+        ("pair_consistency", {"beta": 0.3}),
+        ("dpo", {"beta": 0.3}),
         ("sft", {}),
     ],
 )
