@@ -299,6 +299,8 @@ def test_a_mask_of_zeros_and_ones(mask: Any) -> None:
         ({"pairs": [[-1, 1]]}, "pairs: pair 0: expected rows 0 to 2, got [-1, 1]"),
         ({"pairs": [[0, 1]], "votes": [[1, 0], [1, 0]]}, "votes: expected shape [1, 2], got [2, 2]"),
         ({"votes": [[1, 0]]}, "votes: expected shape [0, 2], got [1, 2]"),
+        ({"pairs": [[0, 1]] * 2, "votes": [[1, math.nan], [-1, 0]]}, "votes: pair 1: expected 0 or more, or NaN where unknown, got [-1.0, 0.0]"),
+        ({"pairs": [[0, 1]], "votes": [[1, math.inf]]}, "votes: pair 0: expected 0 or more"),
         ({"tokens": [[1, 2]]}, "tokens: expected shape [3, 3], got [1, 2]"),
         ({"lengths": [3, 3]}, "lengths: expected shape [3], got [2]"),
         ({"extra": {"trace": "text"}}, "extra trace: expected numbers, got 'text'"),

@@ -14,6 +14,7 @@ from agro import objectives
 from agro.cli import app
 from agro.objectives import OBJECTIVES
 from agro.objectives.core import VALUES, Terms
+from agro.objectives.pairs import Pairs
 from agro.objectives.reduce import Groups
 from agro.proof import passport as module
 from agro.proof.claims import CLAIMS
@@ -97,6 +98,16 @@ def test_a_dropped_value_is_named(name: str, monkeypatch) -> None:
         return entry.function({k: 0.0 * v if k in VALUES else v for k, v in streams.items()}, batch, **options)
 
     monkeypatch.setitem(OBJECTIVES, name, replace(entry, function=without))
+    done = prove(name)
+    assert done.exit_code == 1
+    assert f"agro: {name}: expected gradient (" in done.stderr
+
+
+@pytest.mark.parametrize("name", [name for name, entry in OBJECTIVES.items() if "pairs" in entry.needed({})])
+def test_a_forgotten_loser_is_named(name: str, monkeypatch) -> None:
+    """The other response of a pair is its baseline."""
+    monkeypatch.setattr(module, "ends", lambda *_: iter(()))
+    monkeypatch.setattr(Pairs, "gap", lambda self, v: v[self.winner])
     done = prove(name)
     assert done.exit_code == 1
     assert f"agro: {name}: expected gradient (" in done.stderr

@@ -1,0 +1,128 @@
+"""Draws of judged pairs: whole ones, of eligible responses, the same again for the same seed and step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from making import group, sample
+
+from agro.errors import Refused
+from agro.store import DrawRule, Pair, Store
+from agro.store.select import pick_pairs
+from agro.types import Sample
+
+RULE = DrawRule(1, pairs=True, min_group=2, scored_only=False)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "s.db") as store:
+        yield store
+
+
+def add(store: Store, name: str, pairs: list[tuple[int, int]], size: int = 6, **fields: Any) -> list[int]:
+    """A group of responses without rewards, and judgements of them by their places."""
+    ids = store.append(group(name, [None] * size, **fields))
+    store.add_pairs(Pair(ids[a], ids[b]) for a, b in pairs)
+    return ids
+
+
+def draw(store: Store, step: int = 1, **rule: Any) -> list[Sample]:
+    chosen = DrawRule(**{"groups": 1, "pairs": True, "min_group": 2, "scored_only": False} | rule)
+    return store.draw(chosen, run="r", step=step, seed=0, version=0)
+
+
+def said(samples: list[Sample]) -> str:
+    return "".join(s.response[-1] for s in samples)
+
+
+def test_whole_pairs_up_to_the_size() -> None:
+    """Two of the three pairs have room in 5, or in 4: each is left out a third of the time, 1000 ± 26 of 3000."""
+    pairs = [(0, 1), (2, 3), (4, 5)]
+    for size in (4, 5):
+        rule = DrawRule(1, group_size=size, pairs=True, min_group=2)
+        picks = [pick_pairs(pairs, rule, seed=0, step=s, prompt_id="p") for s in range(3000)]
+        assert all(len(p) == 4 and p == sorted(p) for p in picks)
+        counts = Counter(map(tuple, picks))
+        assert counts.keys() == {(0, 1, 2, 3), (0, 1, 4, 5), (2, 3, 4, 5)}
+        assert max(abs(n - 1000) for n in counts.values()) < 4 * 26
+    assert pick_pairs(pairs, RULE, seed=0, step=0, prompt_id="p") == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_pair_that_fits_is_taken_behind_one_that_does_not() -> None:
+    """All share response 0: 3 responses hold two of the pairs (0, i), and then (1, 2) or its like at no cost."""
+    pairs = [(0, 1), (0, 2), (0, 3), (1, 2)]
+    rule = DrawRule(1, group_size=3, pairs=True, min_group=2)
+    assert {len(pick_pairs(pairs, rule, seed=0, step=s, prompt_id="p")) for s in range(50)} == {3}
+
+
+def test_only_responses_that_were_compared_are_drawn(store: Store) -> None:
+    add(store, "p", [(0, 1), (3, 1)])
+    add(store, "without", [])
+    for step in range(1, 4):
+        assert said(draw(store, step)) == "013"
+    with pytest.raises(Refused, match="expected 2 groups with a pair of eligible responses to draw from, got 1"):
+        draw(store, groups=2)
+
+
+def test_both_responses_of_a_pair_are_eligible(store: Store) -> None:
+    a, b, c, d = store.append([*group("p", [1.0, None, 0.0]), sample("p", "response 3", 1.0, role="expert")])
+    other = store.append(group("q", [1.0]))[0]
+    store.add_pairs([Pair(a, b), Pair(a, c), Pair(d, c), Pair(a, other)])
+    assert said(draw(store)) == "0123"
+    assert said(draw(store, scored_only=True)) == "023"
+    assert said(draw(store, roles=("log",))) == "012"
+    with pytest.raises(Refused, match="got 0"):
+        draw(store, roles=("expert",))
+
+
+def test_a_row_of_an_episode_stands_for_all_of_it(store: Store) -> None:
+    rows = [sample("p", f"{e}{i}", None, episode=e) for e in "abc" for i in range(2)]
+    rows[5] = rows[5].replace(role="expert")
+    a, _, b, last, c, _ = store.append(rows)
+    store.add_pairs([Pair(a, last), Pair(a, c), Pair(b, last)])
+    assert [s.response for s in draw(store, roles=("log",))] == ["a0", "a1", "b0", "b1"]
+    assert len(draw(store)) == 6
+
+
+def test_what_a_resumed_run_left_behind_takes_its_pairs_along(store: Store) -> None:
+    a, b, c = store.append(group("p", [None] * 3), run="r", step=1)
+    kept = store.append(group("p", [None]))[0]
+    store.add_pairs([Pair(a, b), Pair(c, kept)])
+    store.rewind("r")
+    with pytest.raises(Refused, match="got 0"):
+        draw(store)
+
+
+def test_every_group_comes_once_before_any_comes_twice(store: Store) -> None:
+    for i in range(6):
+        add(store, f"p{i}", [(0, 1)], size=2)
+    assert Counter(str(s.prompt) for step in range(3) for s in draw(store, step, groups=2)) == {
+        f"p{i}": 2 for i in range(6)
+    }
+
+
+def test_a_draw_is_noted_and_can_be_repeated(tmp_path: Path) -> None:
+    drawn = []
+    for name in ("a.db", "b.db"):
+        with Store.open(tmp_path / name) as store:
+            for i in range(4):
+                add(store, f"p{i}", [(0, 1), (2, 3), (4, 5), (1, 5)])
+            drawn.append([draw(store, step, groups=2, group_size=4) for step in range(1, 6)])
+            assert [d.sample for d in store.drawn("r")] == [s.id for step in drawn[-1] for s in step]
+    assert drawn[0] == drawn[1]
+    assert len({said(samples) for samples in drawn[0]}) > 1
+
+
+def test_the_pairs_among_some_samples(store: Store) -> None:
+    a, b, c, *_ = add(store, "p", [(0, 1), (2, 0), (0, 1)])
+    assert list(store.pairs([a, b])) == [Pair(a, b), Pair(a, b)]
+    assert list(store.pairs([b, c])) == []
+    store._run("UPDATE pairs SET winner = ?, loser = ? WHERE rowid = 1", [b, a])
+    assert list(store.pairs([a, c])) == [Pair(c, a)]
+    with pytest.raises(Refused, match="1 pair not as written: pair 1"):
+        list(store.pairs([a, b]))

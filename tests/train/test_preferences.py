@@ -1,0 +1,213 @@
+"""Training on judged pairs: from a file of preferences to better answers, and what is left out or refused on the way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import fill_store, metrics, tiny, weights
+from typer.testing import CliRunner
+
+from agro.cli import app
+from agro.config import RunConfig
+from agro.errors import Refused
+from agro.store import Pair, Store, import_files
+from agro.train.callbacks import Callback
+from agro.train.check import check_config
+from agro.train.loop import Trainer
+from agro.types import Sample
+
+BOTH = [{"name": "dpo", "beta": 0.3}, {"name": "pair_consistency", "beta": 0.3}]
+
+
+def preferences(folder: Path, groups: int = 12, each: int = 3, **columns: Any) -> Path:
+    """Of each prompt "1g>" the digit g three times is better than other digits."""
+    path = folder / "preferences.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"prompt": f"{100 + g}>", "chosen": str(g % 10) * 3, "rejected": str((g + k) % 10) * 3} | columns) + "\n"
+            for g in range(groups) for k in range(1, each + 1)
+        )
+    )  # fmt: skip
+    return path
+
+
+def config(folder: Path, objective: dict[str, Any] = BOTH[0], **changes: Any) -> RunConfig:
+    if not (folder / "pairs.db").exists():
+        with Store.open(folder / "pairs.db") as store:
+            import_files(store, [preferences(folder)])
+    data = {"store": str(folder / "pairs.db"), "replay": 1.0, "group_size": 4} | changes.pop("data", {})
+    return tiny(folder, **{"data": data, "objective": objective, "train__steps": 8} | changes)
+
+
+@pytest.mark.parametrize("objective", BOTH, ids=lambda o: o["name"])
+def test_the_better_responses_become_likelier(tmp_path: Path, objective: dict[str, Any]) -> None:
+    rows = metrics(Trainer(config(tmp_path, objective, train__steps=60), tmp_path / "run").run())
+    first, last = rows[0], rows[-1]
+    assert (first["groups"], first["left_out"], first["reward_mean"], first["kl_ref"]) == (4, 0, None, None)
+    assert first["objective"]["implicit_margin"] == pytest.approx(0, abs=1e-5)
+    assert last["objective"]["ordered_share"] > 0.9
+    assert last["loss"] < 0.6 * first["loss"]
+
+
+class Noted(Callback):
+    """The batches that were trained on, as responses and their judgements."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.samples: list[list[str]] = []
+        self.stop_at = stop_at
+
+    def before_step(self, trainer, samples) -> None:
+        if len(self.samples) == self.stop_at:
+            raise KeyboardInterrupt  # as a second Ctrl-C: nothing is saved
+        self.samples.append([s.response for s in samples])
+
+
+def test_a_killed_run_ends_with_the_same_weights_and_draws(tmp_path: Path) -> None:
+    """With the cache of reference log-probs, which a killed run has filled in part."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    through, killed = ({"policy__cache_reference": True, "train__checkpoint_every": 3} for _ in range(2))
+    seen, before, after = Noted(), Noted(stop_at=5), Noted()
+    whole = Trainer(config(tmp_path / "a", **through), tmp_path / "run", callbacks=[seen]).run()
+    made = config(tmp_path / "b", **killed)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(made, tmp_path / "again", callbacks=[before]).run()
+    assert weights(Trainer(made, tmp_path / "again", resume=True, callbacks=[after]).run()) == weights(whole)
+    assert [*before.samples[:3], *after.samples] == seen.samples
+    assert len({tuple(s) for s in seen.samples}) > 1
+
+
+def test_a_response_that_cannot_be_used_takes_the_other_one_along(tmp_path: Path) -> None:
+    """Of 12 groups: in one the loser of a pair is too long, in one a row is damaged, and its only pair with it."""
+    with Store.open(tmp_path / "pairs.db") as store:
+        for g in range(12):
+            long = "2" * (20 if g == 0 else 2)
+            ids = store.append(Sample(f"{100 + g}>", r) for r in ("1", long, "3", "4"))
+            store.add_pairs([Pair(ids[0], ids[1]), Pair(ids[2], ids[3])])
+            if g == 0:
+                store.add_pairs([Pair(ids[0], ids[2])])
+        [a, b] = store.append(Sample("1>", r) for r in "12")
+        store.add_pairs([Pair(a, b)])
+        store._run("UPDATE samples SET response = 'x' WHERE id = ?", [b])
+    made = config(tmp_path, train__groups=13, train__steps=1, train__max_length=12, data={"group_size": None})
+    [found] = metrics(Trainer(made, tmp_path / "run").run())
+    assert found["left_out_reasons"] == {"too long": 1, "damaged": 1, "the other response of its pair was left out": 1}
+    assert found["groups"] == 12
+    assert found["loss"] == pytest.approx(0.6931, abs=1e-3)
+
+
+def test_an_episode_is_one_response_of_a_pair(tmp_path: Path) -> None:
+    """Both rows of it are trained on; where one can't be used the pair is gone, and with it the group."""
+    from agro.policy import Policy
+
+    policy = Policy.load(tiny(tmp_path).policy)
+
+    def row(text: str, episode: str | None, later: bool = False) -> Sample:
+        s = policy.encode(Sample("100>", text, prompt_id="p"))
+        assert s.tokens is not None and s.action is not None  # noqa: PT018
+        return s.replace(episode=episode, **({"context_tokens": s.tokens[~s.action]} if later else {}))
+
+    with Store.open(tmp_path / "pairs.db") as store:
+        ids = store.append([row("1", "e"), row("2", "e", later=True), row("3", None)])
+        store.add_pairs([Pair(ids[1], ids[2])])
+    made = config(tmp_path, train__groups=1, train__steps=1)
+    [found] = metrics(Trainer(made, tmp_path / "run").run())
+    assert (found["tokens"], found["loss"]) == (6, pytest.approx(0.6931, abs=1e-3))
+
+
+def test_a_group_size_of_one_and_fresh_samples_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="needs groups of at least 2 responses, but data\\.group_size is 1"):
+        check_config(config(tmp_path, data={"group_size": 1}))
+    for replay in (0.0, 0.5):
+        with pytest.raises(
+            Refused, match=rf"needs pairs, which fresh samples don't have, but data.replay = {replay}"
+        ) as caught:
+            check_config(tiny(tmp_path, objective=BOTH[0], data__replay=replay))  # fmt: skip
+        assert "data.replay = 1, from a data.store with judged pairs (agro import)" in str(caught.value)
+
+
+def refused(made: RunConfig, folder: Path, monkeypatch) -> str:
+    """What a run says before a model is loaded."""
+    monkeypatch.setattr("agro.train.loop.Policy.load", None)
+    with pytest.raises(Refused) as caught:
+        Trainer(made, folder / "run").run()
+    assert not (folder / "run").exists()
+    return str(caught.value)
+
+
+def test_a_store_without_pairs(tmp_path: Path, monkeypatch) -> None:
+    fill_store(tmp_path / "pairs.db", groups=2)
+    said = refused(config(tmp_path), tmp_path, monkeypatch)
+    assert f"none among 8 samples in 2 groups of {tmp_path / 'pairs.db'} (for one: sample 1 (prompt " in said
+    assert "agro import, records of prompt, chosen and rejected" in said
+
+
+def test_pairs_that_the_rules_leave_out(tmp_path: Path, monkeypatch) -> None:
+    fill_store(tmp_path / "pairs.db", groups=1)
+    said = refused(config(tmp_path, data={"sources": ["someone"]}), tmp_path, monkeypatch)
+    assert "none among 4 samples in 1 groups" in said
+    with Store.open(tmp_path / "pairs.db") as store:
+        import_files(store, [preferences(tmp_path)])
+    said = refused(config(tmp_path, data={"sources": ["someone"]}), tmp_path, monkeypatch)
+    assert "(36 pairs are of samples that data.roles and data.sources leave out" in said
+    gap = {"name": "pair_consistency", "beta": 0.3, "gap": "reward"}
+    said = refused(config(tmp_path, gap, data={"sources": ["file:preferences.jsonl"]}), tmp_path, monkeypatch)
+    assert "needs reward: 0 of 72 rows have it" in said
+
+
+def test_groups_without_a_pair_are_refused_or_dropped(tmp_path: Path, monkeypatch) -> None:
+    fill_store(tmp_path / "pairs.db", groups=1)
+    with Store.open(tmp_path / "pairs.db") as store:
+        import_files(store, [preferences(tmp_path)], mapping=None)
+        store.append([Sample("000>", "1", prompt_id="lone")])
+    said = refused(config(tmp_path), tmp_path, monkeypatch)
+    assert "objective dpo needs a pair in each group: 1 of 13 groups have none (for one: lone)" in said
+    monkeypatch.undo()
+    made = config(tmp_path, BOTH[0] | {"singletons": "drop"}, train__steps=4)
+    rows = metrics(Trainer(made, tmp_path / "dropped").run())
+    assert all(m["groups"] == 4 for m in rows)
+
+
+def test_votes_that_are_not_known(tmp_path: Path, monkeypatch) -> None:
+    votes = {"name": "dpo", "beta": 0.3, "votes": "mean"}
+    said = refused(config(tmp_path, votes), tmp_path, monkeypatch)
+    assert "needs the votes of each pair, but 36 of 36 pairs don't have them" in said
+    assert "(for one: sample 1 over sample 2; sample 3 over sample 4; sample 5 over sample 6)" in said
+    monkeypatch.undo()
+    with Store.open(tmp_path / "voted.db") as store:
+        import_files(store, [preferences(tmp_path, votes_chosen=4, votes_rejected=1)])
+    made = config(tmp_path, votes, data={"store": str(tmp_path / "voted.db")}, train__steps=2)
+    assert len(metrics(Trainer(made, tmp_path / "run").run())) == 2
+
+
+def test_a_damaged_judgement_is_refused(tmp_path: Path, monkeypatch) -> None:
+    made = config(tmp_path)
+    with Store.open(tmp_path / "pairs.db") as store:
+        store._run("UPDATE pairs SET winner = loser, loser = winner WHERE rowid = 2")
+    assert "1 pair not as written: pair 2" in refused(made, tmp_path, monkeypatch)
+
+
+def check(path: Path, objective: str) -> tuple[int, dict[str, Any]]:
+    done = CliRunner().invoke(app, ["check", str(path), "--objective", objective, "--json"])
+    return done.exit_code, json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("objective", ["dpo", "pair_consistency"])
+def test_check_says_whether_it_can_be_trained_on(tmp_path: Path, objective: str) -> None:
+    config(tmp_path)
+    for path in (tmp_path / "preferences.jsonl", tmp_path / "pairs.db"):
+        code, found = check(path, objective)
+        assert (code, found["trainable"], found["pairs"], found["groups"]) == (0, True, 36, 12)
+    fill_store(tmp_path / "log.db")
+    code, found = check(tmp_path / "log.db", objective)
+    assert (code, found["trainable"], found["pairs"]) == (2, False, 0)
+    assert f"objective {objective} needs pairs" in found["problem"]
+
+
+def test_a_dry_run_counts_what_a_draw_takes(tmp_path: Path) -> None:
+    """4 of the 6 responses of a group, which are two of its three pairs, at 4 prompts a step."""
+    plan = Trainer(config(tmp_path, data={"group_size": 5})).plan()
+    assert plan["phases"][0]["responses_trained"] == 8 * 4 * 4
