@@ -81,12 +81,25 @@ def test_both_responses_of_a_pair_are_eligible(store: Store) -> None:
 
 
 def test_a_row_of_an_episode_stands_for_all_of_it(store: Store) -> None:
-    rows = [sample("p", f"{e}{i}", None, episode=e) for e in "abc" for i in range(2)]
+    """The pair within episode d joins nothing."""
+    rows = [sample("p", f"{e}{i}", None, episode=e) for e in "abcd" for i in range(2)]
     rows[5] = rows[5].replace(role="expert")
-    a, _, b, last, c, _ = store.append(rows)
-    store.add_pairs([Pair(a, last), Pair(a, c), Pair(b, last)])
+    a, _, _, last, c, _, d, other = store.append(rows)
+    store.add_pairs([Pair(a, last), Pair(a, c), Pair(d, other)])
     assert [s.response for s in draw(store, roles=("log",))] == ["a0", "a1", "b0", "b1"]
-    assert len(draw(store)) == 6
+    assert [s.response for s in draw(store)] == ["a0", "a1", "b0", "b1", "c0", "c1"]
+
+
+def test_a_group_whose_pairs_cannot_be_drawn_is_no_candidate(store: Store) -> None:
+    """One of two prompts, one within an episode, one with an episode of which a row isn't eligible."""
+    first, second = (store.append(group(name, [None]))[0] for name in ("p", "q"))
+    within = store.append(sample("r", f"{i}", None, episode="e") for i in range(2))
+    broken = store.append([sample("s", "a", None, episode="e"), sample("s", "b", None, episode="e", role="expert")])
+    plain = store.append([sample("s", "c", None)])[0]
+    store.add_pairs([Pair(first, second), Pair(*within), Pair(plain, broken[0])])
+    with pytest.raises(Refused, match="got 0"):
+        draw(store, roles=("log",))
+    assert [s.response for s in draw(store)] == ["a", "b", "c"]
 
 
 def test_what_a_resumed_run_left_behind_takes_its_pairs_along(store: Store) -> None:

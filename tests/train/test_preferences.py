@@ -16,7 +16,10 @@ from agro.errors import Refused
 from agro.store import Pair, Store, import_files
 from agro.train.callbacks import Callback
 from agro.train.check import check_config
+from agro.train.data import check_store
 from agro.train.loop import Trainer
+from agro.train.micro import MicroBatch
+from agro.train.step import collate, streams_of
 from agro.types import Sample
 
 BOTH = [{"name": "dpo", "beta": 0.3}, {"name": "pair_consistency", "beta": 0.3}]
@@ -44,12 +47,21 @@ def config(folder: Path, objective: dict[str, Any] = BOTH[0], **changes: Any) ->
 
 @pytest.mark.parametrize("objective", BOTH, ids=lambda o: o["name"])
 def test_the_better_responses_become_likelier(tmp_path: Path, objective: dict[str, Any]) -> None:
-    rows = metrics(Trainer(config(tmp_path, objective, train__steps=60), tmp_path / "run").run())
+    trainer = Trainer(config(tmp_path, objective, train__steps=60), tmp_path / "run")
+    rows = metrics(trainer.run())
     first, last = rows[0], rows[-1]
     assert (first["groups"], first["left_out"], first["reward_mean"], first["kl_ref"]) == (4, 0, None, None)
     assert first["objective"]["implicit_margin"] == pytest.approx(0, abs=1e-5)
     assert last["objective"]["ordered_share"] > 0.9
     assert last["loss"] < 0.6 * first["loss"]
+    with Store.open(tmp_path / "pairs.db", read_only=True) as store:
+        batch = collate([trainer.policy.encode(s) for s in store.samples()], 0)
+    assert trainer.reference is not None
+    now, start = (
+        streams_of(p, batch, ["logp"], MicroBatch(16))["logp"].sum(1) for p in (trainer.policy, trainer.reference)
+    )
+    ratio = (now - start).view(-1, 2).mean(0)  # of chosen and rejected, as they stand in the file
+    assert ratio[0] > ratio[1] + 1  # nats; h = 1/(2β) = 1.7 is where IPO ends
 
 
 class Noted(Callback):
@@ -156,6 +168,22 @@ def test_pairs_that_the_rules_leave_out(tmp_path: Path, monkeypatch) -> None:
     gap = {"name": "pair_consistency", "beta": 0.3, "gap": "reward"}
     said = refused(config(tmp_path, gap, data={"sources": ["file:preferences.jsonl"]}), tmp_path, monkeypatch)
     assert "needs reward: 0 of 72 rows have it" in said
+
+
+def test_pairs_are_counted_that_can_be_drawn(tmp_path: Path) -> None:
+    """Where rewards are needed those of two scored responses, and never one of two prompts."""
+    with Store.open(tmp_path / "pairs.db") as store:
+        a, b, c, d = store.append(
+            Sample(prompt, "1", reward) for prompt, reward in (("p", 1.0), ("p", 0.0), ("p", None), ("q", 1.0))
+        )
+        store.add_pairs([Pair(a, b), Pair(a, c), Pair(a, d)])
+        gap = {"name": "pair_consistency", "beta": 0.3, "singletons": "drop"}
+        assert check_store(config(tmp_path, gap), store)[0] == "1 of 3 pairs aren't drawn"
+        notes = check_store(config(tmp_path, gap | {"gap": "reward"}), store)
+    assert notes == [
+        "1 of 4 samples have no reward and aren't drawn", "2 of 3 pairs aren't drawn",
+        "1 of 2 groups have no pair and aren't drawn",
+    ]  # fmt: skip
 
 
 def test_groups_without_a_pair_are_refused_or_dropped(tmp_path: Path, monkeypatch) -> None:
