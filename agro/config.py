@@ -143,7 +143,9 @@ class Data(Section):
         0.0, description="share of each step's groups that comes from the store; 1 trains from the store alone"
     )
     group_size: int | None = Field(
-        None, ge=1, description="responses drawn of a stored group; all where it is not given"
+        None,
+        ge=1,
+        description="responses drawn of a stored group, in whole pairs where the objective needs pairs; all where it is not given",
     )
     roles: tuple[Role, ...] | None = Field(None, description="draw only these roles")
     sources: tuple[str, ...] | None = Field(None, description="draw only these sources")

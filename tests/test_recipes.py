@@ -54,6 +54,10 @@ def here(tmp_path, models, monkeypatch) -> Path:
     write("prompts.jsonl", ({"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)))
     write("one.jsonl", [{"prompt": "1*1=", "answer": "1"}])
     write("log.jsonl", ({"prompt": f"{i}>", "response": "x" * j, "reward": j % 2} for i in range(4) for j in range(3)))
+    write(
+        "preferences.jsonl",
+        ({"prompt": f"{i}>", "chosen": "x" * (j + 1), "rejected": "y"} for i in range(4) for j in range(3)),
+    )
     Path("my_reward.py").write_text(
         "def score(completions, **columns):\n    return [len(t) % 3 for t in completions]\n"
     )

@@ -68,6 +68,8 @@ def words() -> set[str]:
         "singletons_dropped",
         "value_mean",
         "value_loss",
+        "ordered_share",
+        "implicit_margin",
     }
     for room in ROOMS:
         module = importlib.import_module(room)
