@@ -241,12 +241,12 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "kl_pg": (Claims(lambda s: advantage(s, 0.0) + s.beta * s.mean(s.kl.sum(2)), {}, "elsewhere", "elsewhere"),),
     "grpo": (Claims(grpo_pairs, {"beta": 0.0}, "elsewhere", "elsewhere", noise=False, n=(2,)),),
     "pair_consistency": (
-        Claims(half_variance, {"gap": "reward"}, "optimum", "optimum", policy_gradient=lambda beta: beta, n=(2,), judged=True),
+        Claims(half_variance, {"gap": "reward"}, "optimum", "optimum", policy_gradient=lambda beta: beta, n=(2,), updates=600, judged=True),
         # IPO: judgements that are drawn by σ(r − r') say ½ (2σ − 1), which isn't r − r'.
-        Claims(lambda s: judged_pairs(s, lambda h: (0.5 - s.beta * h).square() / 4), {}, "elsewhere", "elsewhere", n=(2,), judged=True),
+        Claims(lambda s: judged_pairs(s, lambda h: (0.5 - s.beta * h).square() / 4), {}, "elsewhere", "elsewhere", n=(2,), updates=200, judged=True),
     ),
     "dpo": (
-        Claims(lambda s: judged_pairs(s, lambda h: torch.log1p((-s.beta * h).exp())), {}, "optimum", "optimum", n=(2,), judged=True),
+        Claims(lambda s: judged_pairs(s, lambda h: torch.log1p((-s.beta * h).exp())), {}, "optimum", "optimum", n=(2,), updates=600, judged=True),
     ),
     "sft": (Claims(imitation, {}, "elsewhere", "elsewhere", n=(1, 2)),),
 }  # fmt: skip
