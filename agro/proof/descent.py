@@ -1,8 +1,8 @@
-"""Where exact gradient descent goes: expected gradients of an objective, followed until nothing moves."""
+"""Where gradient descent goes: expected gradients of an objective, or sampled ones, followed until nothing moves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from agro.objectives import differentiate, get
 from agro.objectives.core import masked, wanted_streams
 from agro.proof.enumerable import Enumerable, kl
-from agro.proof.expectation import AllGroups, Data
+from agro.proof.expectation import AllGroups, Data, SampledGroups, gradient
 from agro.types import Batch
 
 
@@ -34,34 +34,48 @@ def descend(
     options: Mapping[str, Any],
     *,
     n: int = 2,
+    seed: int | None = None,
     updates: int = 1000,
     lr: float = 0.1,
     looks: int = 50,
 ) -> Path:
-    """Follow the expected gradient with Adam, whose rate falls from `lr` to a hundredth over the last two thirds.
+    """Follow the expected gradient; with a `seed` the step's gradient on n responses to each prompt, drawn at each update.
 
     `start` is moved; where it is `data.behavior` too, samples come from it as it is then. `star` [X,Y]: log π*.
     """
-    optimiser = torch.optim.Adam(start.parameters(), lr=lr)
     entry = get(name)
     resolved = entry.resolve(name, options)
     want = wanted_streams(entry.needs(resolved))
-    groups = AllGroups(data, reference, n)
-    batch = groups.batch
+    every = AllGroups(data, reference, n) if seed is None else None
+    drawn = SampledGroups(data, reference, n, torch.Generator().manual_seed(seed or 0))
+
+    def pull(update: int) -> None:
+        if every is None:
+            gradient(start, reference, drawn.again(), name, options)
+        else:
+            batch = every.again() if update and data.behavior is start else every.batch
+            _gradient(start, reference, batch, name, resolved, want)
+
+    return follow(start, star, pull, updates=updates, lr=lr, looks=looks)
+
+
+def follow(
+    policy: Enumerable, star: Tensor, pull: Callable[[int], None], *, updates: int, lr: float = 0.1, looks: int = 50
+) -> Path:
+    """Adam on the gradients that `pull(update)` puts into the weights; its rate falls to a hundredth over the last two thirds."""
+    optimiser = torch.optim.Adam(policy.parameters(), lr=lr)
     at = sorted({round(updates * (i / looks) ** 2) for i in range(looks + 1)})
     seen = []
     for update in range(updates + 1):
         if update in at:
-            seen.append(kl(start.logp().detach(), star))
+            seen.append(kl(policy.logp().detach(), star))
         if update == updates:
             break
-        if data.behavior is start and update:
-            batch = groups.again()
         for group in optimiser.param_groups:
             group["lr"] = lr * 0.01 ** max(0.0, 1.5 * update / updates - 0.5)
-        _gradient(start, reference, batch, name, resolved, want)
+        pull(update)
         optimiser.step()
-    return Path(torch.tensor(at), torch.stack(seen), start)
+    return Path(torch.tensor(at), torch.stack(seen), policy)
 
 
 def _gradient(

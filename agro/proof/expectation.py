@@ -1,4 +1,4 @@
-"""Expected gradients over all groups of n responses, through the objectives and the step that train."""
+"""Groups of n responses, all of them or drawn, and expected gradients, through the objectives and the step that train."""
 
 from __future__ import annotations
 
@@ -67,44 +67,28 @@ class AllGroups:
     @cached_property
     def batch(self) -> Batch:
         """Group g of prompt x weighs as much as it is probable; so means over groups are expectations."""
-        data, space = self.data, self.data.behavior.space
-        X, G = space.prompts, len(self.outcomes[0])
+        X, G = self.data.behavior.space.prompts, len(self.outcomes[0])
         asked = torch.arange(X).repeat_interleave(G * self.n)
-        outcome = self.outcomes[0].flatten().repeat(X)
-        response = data.outcomes[outcome]
-
-        def shifted(values: Tensor) -> Tensor:
-            """[X,Y,T] -> [B,T+1]: index 0 is the prompt's."""
-            rows = torch.where(space.mask[response], values[asked, response], math.nan)
-            return torch.cat([torch.full((len(rows), 1), math.nan, dtype=rows.dtype), rows], 1)
-
+        rows = _rows(self.data, self.reference, asked, self.outcomes[0].flatten().repeat(X))
         batch = Batch.of(
-            mask=torch.cat([torch.zeros(len(response), 1, dtype=torch.bool), space.mask[response]], 1),
-            reward=data.reward[asked, outcome] if "reward" in data.known else torch.full((len(asked),), math.nan),
             group=torch.arange(X * G).repeat_interleave(self.n).tolist(),
-            ref_logp=shifted(self.reference.logp_tokens().detach()) if "ref_logp" in data.known else None,
-            age=torch.full((len(response),), data.age, dtype=torch.float64),
-            extra=None if data.stored_value is None else {"stored_value": data.stored_value[asked]},
-            tokens=torch.cat([asked[:, None], space.tokens[response]], 1),
-            lengths=space.lengths[response] + 1,
-            pairs=torch.arange(len(response)).view(-1, 2) if data.judged else None,
+            age=torch.full((len(asked),), self.data.age, dtype=torch.float64),
+            pairs=torch.arange(len(asked)).view(-1, 2) if self.data.judged else None,
+            **rows,
         )
-        return self._of_now(batch, shifted(data.behavior.logp_tokens().detach()))
+        return self._of_now(batch, rows["behavior_logp"])
 
     def again(self) -> Batch:
         """The batch at the probabilities of now, where the behaviour has moved."""
-        space = self.data.behavior.space
-        asked, tokens = self.batch.tokens[:, 0], self.response  # type: ignore[index]
-        rows = torch.where(space.mask[tokens], self.data.behavior.logp_tokens().detach()[asked, tokens], math.nan)
-        first = torch.full((len(rows), 1), math.nan, dtype=rows.dtype)
-        return self._of_now(self.batch, torch.cat([first, rows], 1))
+        asked, response = self.batch.tokens[:, 0], self.response  # type: ignore[index]
+        return self._of_now(self.batch, _shifted(self.data.behavior, asked, response))
 
     @cached_property
     def response(self) -> Tensor:
         """[B] the response of each row."""
         return self.data.outcomes[self.outcomes[0].flatten().repeat(self.data.behavior.space.prompts)]
 
-    def _of_now(self, batch: Batch, behavior_logp: Tensor) -> Batch:
+    def _of_now(self, batch: Batch, behavior_logp: Tensor | None) -> Batch:
         groups, orders = self.outcomes
         weight = orders * self.data.probability()[:, groups].prod(-1)  # [X,G]
         if self.data.judged:
@@ -115,6 +99,57 @@ class AllGroups:
             behavior_logp=behavior_logp if "behavior_logp" in self.data.known else None,
         )
         return batch if possible.all() else batch.rows(possible.nonzero()[:, 0])
+
+
+@dataclass(frozen=True, eq=False)
+class SampledGroups:
+    """One group of n outcomes of every prompt, drawn at random: an estimate of what `AllGroups` is the expectation of."""
+
+    data: Data
+    reference: Enumerable
+    n: int
+    generator: torch.Generator
+
+    @cached_property
+    def batch(self) -> Batch:
+        asked = self._asked
+        age = torch.full((len(asked),), self.data.age, dtype=torch.float64)
+        return Batch.of(group=asked.tolist(), age=age, **self._drawn())
+
+    def again(self) -> Batch:
+        """Other groups, of the behaviour of now."""
+        return self.batch.replace(**self._drawn())
+
+    @property
+    def _asked(self) -> Tensor:
+        return torch.arange(self.data.behavior.space.prompts).repeat_interleave(self.n)
+
+    def _drawn(self) -> dict[str, Any]:
+        assert not self.data.judged
+        outcome = torch.multinomial(self.data.probability(), self.n, replacement=True, generator=self.generator)
+        return _rows(self.data, self.reference, self._asked, outcome.flatten())
+
+
+def _rows(data: Data, reference: Enumerable, asked: Tensor, outcome: Tensor) -> dict[str, Any]:
+    """What a batch holds of these outcomes of these prompts, [B] each."""
+    space, response = data.behavior.space, data.outcomes[outcome]
+    first = torch.zeros(len(asked), 1, dtype=torch.bool)
+    return {
+        "mask": torch.cat([first, space.mask[response]], 1),
+        "reward": data.reward[asked, outcome] if "reward" in data.known else torch.full((len(asked),), math.nan),
+        "ref_logp": _shifted(reference, asked, response) if "ref_logp" in data.known else None,
+        "behavior_logp": _shifted(data.behavior, asked, response) if "behavior_logp" in data.known else None,
+        "tokens": torch.cat([asked[:, None], space.tokens[response]], 1),
+        "lengths": space.lengths[response] + 1,
+        "extra": {} if data.stored_value is None else {"stored_value": data.stored_value[asked]},
+    }
+
+
+def _shifted(policy: Enumerable, asked: Tensor, response: Tensor) -> Tensor:
+    """[B,T+1] log-probs of the tokens; index 0 is the prompt's."""
+    logp = policy.logp_tokens().detach()[asked, response]
+    rows = torch.where(policy.space.mask[response], logp, math.nan)
+    return torch.cat([torch.full((len(rows), 1), math.nan, dtype=rows.dtype), rows], 1)
 
 
 def all_groups(data: Data, reference: Enumerable, n: int) -> Batch:

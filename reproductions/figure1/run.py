@@ -1,11 +1,12 @@
-"""Figure 1 of AGRO (arXiv 2503.19612): tabular, off-policy, KL(π ‖ π*) against updates, by exact expectations.
+"""Figure 1 of AGRO (arXiv 2503.19612): tabular, off-policy, KL(π ‖ π*) against updates, by exact expectations and by samples.
 
     python reproductions/figure1/run.py [--small] [--out FOLDER]
 
 AGRO and the policy gradient with a KL term (kl_pg), for several β, on data of the reference, of a uniform policy, of another
 policy, and beyond the paper of a mixture of the three that nobody knows, and of a policy that never gives some responses.
 Each on random problems: two tokens of a vocabulary of two, rewards uniform in 0 … 1. Groups of two, all of them, weighed by their
-probability. Writes figure.png and result.json.
+probability; then, beyond the paper, groups of 2, 4, 8 and 16 drawn anew at every update, through the step that trains.
+Writes figure.png, sampled.png and result.json.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ BEHAVIORS = ("reference", "uniform", "another", "mixture", "lacks support")
 OBJECTIVES = ("agro", "kl_pg")
 BETAS = {0.1: 1, 0.3: 20, 1.0: 1}  # and how many times UPDATES the policy gradient gets
 UPDATES = 2000
+SIZES, SAMPLED_BETA, SEEDS = (2, 4, 8, 16), 0.3, 3  # of the groups that are drawn
+LEVELS = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
 
 
 def problems(instances: int) -> tuple[Enumerable, Enumerable, torch.Tensor]:
@@ -56,60 +59,94 @@ def run(name: str, beta: float, instances: int, updates: int) -> Descent:
     return descend(start, reference, Data(behavior, reward), star, name, {"beta": beta}, updates=updates, looks=60)
 
 
+def run_sampled(name: str, n: int, instances: int, updates: int) -> Descent:
+    """Every problem `SEEDS` times, as prompts of one table: each has responses of its own."""
+    reference, behavior, reward = problems(instances)
+    reference, behavior, start = (Enumerable.joined([p] * SEEDS) for p in (reference, behavior, reference))
+    reward = reward.repeat(SEEDS, 1)
+    star = optimum(reference.logp().detach(), reward, SAMPLED_BETA)
+    options = {"beta": SAMPLED_BETA}
+    return descend(
+        start, reference, Data(behavior, reward), star, name, options, n=n, seed=0, updates=updates, looks=60
+    )
+
+
+def curves(path: Descent, seeds: int = 1) -> dict[str, dict[str, Any]]:
+    """Of each behaviour: quartiles over its problems (and seeds) of KL(π ‖ π*), nats, and the worst at the end."""
+    split = path.distance.clamp(min=0).view(len(path.updates), seeds, len(BEHAVIORS), -1)
+    found = {}
+    for i, behavior in enumerate(BEHAVIORS):
+        every = split[:, :, i].flatten(1)
+        quartiles = dict(zip(("low", "median", "high"), every.quantile(LEVELS, 1).tolist()))
+        rounded = {k: [float(f"{x:.4g}") for x in line] for k, line in quartiles.items()}
+        found[behavior] = {"updates": path.updates.tolist(), **rounded, "worst": every[-1].max().item()}
+    return found
+
+
 def measure(small: bool) -> dict[str, Any]:
-    instances, began, rows = (4 if small else 16), time.perf_counter(), []
+    instances, began, rows, sampled = (4 if small else 16), time.perf_counter(), [], []
     for beta, times in BETAS.items():
         for name in OBJECTIVES:
             updates = 400 if small else UPDATES * (times if name == "kl_pg" else 1)
-            path = run(name, beta, instances, updates)
-            split = path.distance.view(len(path.updates), len(BEHAVIORS), instances)
-            for i, behavior in enumerate(BEHAVIORS):
-                low, middle, high = (
-                    split[:, i].clamp(min=0).quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64), 1)
-                )
-                rows.append({
-                    "objective": name, "beta": beta, "behavior": behavior, "updates": path.updates.tolist(),
-                    "median": middle.tolist(), "low": low.tolist(), "high": high.tolist(), "worst": split[-1, i].max().item(),
-                })  # fmt: skip
-    return {"rows": rows, "instances": instances, "seconds": time.perf_counter() - began, **harness.machine()}
+            for behavior, curve in curves(run(name, beta, instances, updates)).items():
+                rows.append({"objective": name, "beta": beta, "behavior": behavior, **curve})
+    for name in OBJECTIVES:
+        for n in SIZES:
+            path = run_sampled(name, n, instances, 400 if small else UPDATES)
+            for behavior, curve in curves(path, SEEDS).items():
+                sampled.append({"objective": name, "n": n, "behavior": behavior, **curve})
+    return {
+        "rows": rows, "sampled": sampled, "instances": instances, "seeds": SEEDS, "beta of sampled": SAMPLED_BETA,
+        "seconds": time.perf_counter() - began, **harness.machine(),
+    }  # fmt: skip
+
+
+def draw(axis: Any, row: dict[str, Any], x: Any, style: str, label: str, colour: str) -> None:
+    """A median and its quartiles, in logarithms; what is 0 to rounding stands at the bottom."""
+    low, middle, high = (np.maximum(row[k], 1e-17) for k in ("low", "median", "high"))
+    axis.plot(x, middle, style, color=colour, label=label)
+    axis.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
+    axis.set(xscale="log", yscale="log")
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def figure(found: dict[str, Any], path: Path) -> None:
     out = Figure(figsize=(13, 3.9), layout="constrained")
     axes = out.subplots(1, len(BEHAVIORS), sharey=True)
+    for row in found["rows"]:
+        axis, colour = axes[BEHAVIORS.index(row["behavior"])], harness.COLOURS[OBJECTIVES.index(row["objective"])]
+        style = dict(zip(BETAS, (":", "-", "--")))[row["beta"]]
+        draw(axis, row, np.array(row["updates"]) + 1, style, f"{row['objective']}, β = {row['beta']:g}", colour)
     for axis, behavior in zip(axes, BEHAVIORS):
-        for row in found["rows"]:
-            if row["behavior"] == behavior:
-                colour = harness.COLOURS[OBJECTIVES.index(row["objective"])]
-                style = dict(zip(BETAS, (":", "-", "--")))[row["beta"]]
-                x, floor = np.array(row["updates"]) + 1, 1e-17
-                axis.plot(
-                    x,
-                    np.maximum(row["median"], floor),
-                    style,
-                    color=colour,
-                    label=f"{row['objective']}, β = {row['beta']:g}",
-                )
-                axis.fill_between(
-                    x,
-                    np.maximum(row["low"], floor),
-                    np.maximum(row["high"], floor),
-                    color=colour,
-                    alpha=0.12,
-                    linewidth=0,
-                )
-        axis.set(title=f"data: {behavior}", xlabel="updates", xscale="log", yscale="log")
-        axis.spines[["top", "right"]].set_visible(False)
+        axis.set(title=f"data: {behavior}", xlabel="updates")
     axes[0].set_ylabel(f"KL(π ‖ π*), nats\nmedian and quartiles of {found['instances']}")
     out.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
+    out.savefig(path, dpi=130)
+    figure_sampled(found, path.with_name("sampled.png"))
+
+
+def figure_sampled(found: dict[str, Any], path: Path) -> None:
+    """Groups that are drawn from the mixture: against updates, and against samples."""
+    out = Figure(figsize=(9, 3.9), layout="constrained")
+    axes = out.subplots(1, 2, sharey=True)
+    for row in found["sampled"]:
+        if row["behavior"] == "mixture":
+            style = dict(zip(SIZES, (":", "-.", "--", "-")))[row["n"]]
+            colour, updates = harness.COLOURS[OBJECTIVES.index(row["objective"])], np.array(row["updates"]) + 1
+            for axis, x in zip(axes, (updates, updates * row["n"])):
+                draw(axis, row, x, style, f"{row['objective']}, n = {row['n']}", colour)
+    axes[0].set(xlabel="updates", title=f"sampled groups of a mixture, β = {found['beta of sampled']:g}")
+    axes[1].set(xlabel="samples a prompt")
+    axes[0].set_ylabel(f"KL(π ‖ π*), nats\nmedian and quartiles of {found['instances']} × {found['seeds']} seeds")
+    out.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     out.savefig(path, dpi=130)
 
 
 def tell(found: dict[str, Any]) -> str:
     lines = (
-        f"{r['objective']:6} β {r['beta']:<4g} data of {r['behavior']:14} {r['updates'][-1]:6} updates: "
-        f"KL median {r['median'][-1]:.2g}, worst {r['worst']:.2g}"
-        for r in found["rows"]
+        f"{r['objective']:6} {'β' if 'beta' in r else 'n'} {r.get('beta', r.get('n')):<4g} data of {r['behavior']:14} "
+        f"{r['updates'][-1]:6} updates: KL median {r['median'][-1]:.2g}, worst {r['worst']:.2g}"
+        for r in (*found["rows"], *found["sampled"])
     )
     return "\n".join([*lines, f"{found['seconds']:.0f} s"])
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from agro.proof.enumerable import Enumerable, Space, kl, multisets, optimum
-from agro.proof.expectation import Data, all_groups, gradient
+from agro.proof.expectation import Data, SampledGroups, all_groups, gradient
 
 SPACES = [Space(3, 2, 2), Space(2, 3, 2, early_end=True)]
 KINDS = [Enumerable.table, Enumerable.network]
@@ -51,6 +51,19 @@ def test_the_on_policy_estimator_is_unbiased(space: Space, kind) -> None:
     found = gradient(policy, reference, all_groups(Data(policy, reward), reference, 3), "agro_onpolicy", {"beta": BETA})
     exact = derivative(half_variance(policy, reference, reward, policy.logp().exp()), policy)
     torch.testing.assert_close(found, exact, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_drawn_groups_have_that_expectation(space: Space) -> None:
+    """The mean of 600 draws is within four of its standard errors, and the standard error is small."""
+    policy, reference, behavior = (Enumerable.table(space, s) for s in (1, 2, 3))
+    data = Data(behavior, rewards(space))
+    drawn = SampledGroups(data, reference, 3, torch.Generator().manual_seed(0))
+    found = torch.stack([gradient(policy, reference, drawn.again(), "agro", {"beta": BETA}) for _ in range(600)])
+    exact = gradient(policy, reference, all_groups(data, reference, 3), "agro", {"beta": BETA})
+    se = found.std(0) / 600**0.5
+    assert se.max() < exact.abs().max() / 10
+    assert ((found.mean(0) - exact).abs() <= 4 * se + 1e-12).all()
 
 
 def test_noise_and_weights_are_expectations() -> None:
