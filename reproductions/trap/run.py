@@ -1,10 +1,11 @@
-"""The trap of on-policy AGRO: 0/1 rewards, exact descent from π_ref over a grid of success rates p and β.
+"""The trap of on-policy AGRO: where descent from π_ref ends, with the paper's loss and with remedies.
 
     python reproductions/trap/run.py [--small] [--out FOLDER]
 
-A reference that gives the one rewarded response of four with probability p. Theory (docs/guide/choosing.md): the paper's
-loss (c = 1) raises the reward from π_ref only where β > ½ − p. Beside it the same with c = "adaptive". Writes figure.png
-and result.json.
+First 0/1 rewards over a grid of success rates p and β: a reference that gives the one rewarded response of four with
+probability p. Theory (README.md): the paper's loss (c = 1) raises the reward from π_ref only where β > ½ − p. Beside it
+the same with c = "adaptive". Then all remedies (remedies.py) on random problems. Writes figure.png, remedies.png and
+result.json.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from agro.proof.descent import descend
 from agro.proof.enumerable import Enumerable, Space, optimum
 from agro.proof.expectation import Data
 from reproductions import harness
+from reproductions.trap import compare, remedies
 
 FOLDER = Path(__file__).resolve().parent
 RESPONSES, UPDATES = 4, 800
+SAMPLED = 4  # responses a prompt and update, where groups are drawn
 SHARES = {"1": 1.0, "adaptive": "adaptive"}  # c, the share of the likelihood-ratio part
 
 
@@ -43,38 +46,53 @@ def reference(p: NDArray[np.float64], seed: int = 0) -> Enumerable:
     return policy
 
 
-def gained(p: NDArray[np.float64], beta: float, share: float | str, updates: int) -> NDArray[np.float64]:
-    """(E r at the end − p) / (E r at the optimum − p): 1 is the optimum, below 0 a fall."""
-    anchor, start = reference(p), reference(p)
-    reward = torch.zeros(len(p), RESPONSES, dtype=torch.float64)
-    reward[:, 0] = 1
-    star = optimum(anchor.logp().detach(), reward, beta)
-    options = {"beta": beta, "likelihood_ratio": share}
+def gained(p: NDArray[np.float64], betas: NDArray[np.float64], share: float | str, updates: int) -> NDArray[np.float64]:
+    """[β,p] (E r at the end − p) / (E r at the optimum − p): 1 is the optimum, below 0 a fall.
+
+    All in one table: β = 1 and rewards r/β are the same problem in units of β.
+    """
+    rates = np.tile(p, len(betas))
+    anchor, start = reference(rates), reference(rates)
+    reward = torch.zeros(len(rates), RESPONSES, dtype=torch.float64)
+    reward[:, 0] = torch.from_numpy(1 / np.repeat(betas, len(p)))
+    star = optimum(anchor.logp().detach(), reward, 1.0)
+    options = {"beta": 1.0, "likelihood_ratio": share}
     descend(start, anchor, Data(start, reward), star, "agro_onpolicy", options, updates=updates)
     end, best = (x.exp()[:, 0].numpy() for x in (start.logp().detach(), star))
-    return (end - p) / (best - p)
+    return ((end - rates) / (best - rates)).reshape(len(betas), len(p))
 
 
-def measure(small: bool) -> dict[str, Any]:
+def grid(small: bool) -> dict[str, Any]:
     p = np.linspace(0.02, 0.58, 8 if small else 29)
     betas = np.linspace(0.04, 0.6, 6 if small else 29)
     updates = 300 if small else UPDATES
-    began = time.perf_counter()
-    grids = {c: np.array([gained(p, b, share, updates) for b in betas]) for c, share in SHARES.items()}
+    grids = {c: gained(p, betas, share, updates) for c, share in SHARES.items()}
     below = betas[:, None] < 0.5 - p[None] - 0.02  # clear of the line by a grid's step
     above = betas[:, None] > 0.5 - p[None] + 0.02
     paper, adaptive = grids["1"], grids["adaptive"]
     return {
         "p": p.tolist(),
         "beta": betas.tolist(),
-        "gained": {c: g.tolist() for c, g in grids.items()},
+        "gained": {c: g.round(4).tolist() for c, g in grids.items()},
         "fell below the line, c = 1": float((paper[below] < 0).mean()),
         "rose above the line, c = 1": float((paper[above] > 0).mean()),
         "least gained, adaptive": float(adaptive.min()),
         "updates": updates,
-        "seconds": time.perf_counter() - began,
-        **harness.machine(),
     }
+
+
+def measure(small: bool) -> dict[str, Any]:
+    began, updates = time.perf_counter(), 300 if small else 600
+    few, many, several = (12, 12, 6) if small else (300, 150, 60)
+    families = {
+        "tables, 4 responses": compare.expectations(remedies.tables(2, few), updates, (2, 3, 4)),
+        "tables, 9 responses": compare.expectations(remedies.tables(3, many), updates),
+        "networks, 4 prompts": compare.expectations(remedies.networks(several), 200 if small else 1000),
+        f"tables, sampled groups of {SAMPLED}": compare.samples(
+            remedies.tables(2, few // 3), updates, SAMPLED, 1 if small else 3
+        ),
+    }
+    return {**grid(small), "remedies": families, "seconds": time.perf_counter() - began, **harness.machine()}
 
 
 def figure(found: dict[str, Any], path: Path) -> None:
@@ -91,11 +109,13 @@ def figure(found: dict[str, Any], path: Path) -> None:
     axes[0].legend(loc="upper right", frameon=True)
     out.colorbar(image, ax=axes, label="share of the optimum's gain in reward")
     out.savefig(path, dpi=130)
+    compare.figure(found["remedies"], path.with_name("remedies.png"))
 
 
 def tell(found: dict[str, Any]) -> str:
-    said = ("fell below the line, c = 1", "rose above the line, c = 1", "least gained, adaptive", "seconds")
-    return "\n".join(f"{key}: {found[key]:.4g}" for key in said)
+    said = ("fell below the line, c = 1", "rose above the line, c = 1", "least gained, adaptive")
+    lines = [f"{key}: {found[key]:.4g}" for key in said]
+    return "\n".join([*lines, *compare.tell(found["remedies"]), f"{found['seconds']:.0f} s"])
 
 
 if __name__ == "__main__":
