@@ -84,10 +84,12 @@ def agro_onpolicy(
     variance, some bias.
 
     Every deterministic policy minimises the on-policy loss too, and with c = 1 descent from π_ref goes to one where the
-    third central moment of r is above 2β times its variance (0/1 rewards of success rate p: where β < ½ − p): there the
+    third central moment μ₃ of r is above 2β Var r (0/1 rewards of success rate p: where β < ½ − p): there the
     second part pushes good responses down harder than the first pushes them up. "adaptive" lets c be in each group
     min(1, β / max_i (R_i − R̄_{-i})): the weight of a response then falls with its R, so that no response of above-average
-    R is pushed down. π* is stationary for every c, and near it c = 1.
+    R is pushed down. π* is stationary for every c, and near it c = 1 (derivation: reproductions/trap).
+
+    The metric `trap_ratio` is μ₃/(2β Var) of R, which at π_ref is r: above 1/c the step lowers E R to first order.
 
     squared: how the part with ρ² of the second one, ½ β² E_π[ρ² ∇log π], is estimated (appendix B.3). "sequence" as it
     stands; "triangular" leaves out, at each token, the square of what came before it, which has zero mean;
@@ -116,6 +118,7 @@ def agro_onpolicy(
         "likelihood_ratio": groups.average(c),
         # Of the groups whose rewards differ, those whose best response is pushed down; NaN where there are none.
         "reversed_share": (differs * (c * best > 2 * beta)).sum() / differs.sum(),
+        "trap_ratio": _trap_ratio(groups, R, beta),
     }
     return Terms(loss, surrogate, metrics)
 
@@ -136,6 +139,19 @@ def _less_of_square(streams: Streams, batch: Batch, squared: str) -> Tensor:
         kl = torch.where(batch.mask, streams["kl"], 0.0).detach()
         less = less + 2 * before * ((_from_here_on(kl) - kl) - (later - ratio))
     return less * streams["logp"]
+
+
+def _trap_ratio(groups: Groups, R: Tensor, beta: float) -> Tensor:
+    """[] Σ k₃ / (2β Σ k₂) over the groups of three or more; NaN where there are none that differ, and at β = 0.
+
+    k₂ and k₃ are a group's unbiased estimates of Var R and μ₃. Of few responses their ratio says little, and a pair is
+    always symmetric; the sums over groups estimate E_x μ₃ and E_x Var. Groups of equal R belong to both and add nothing.
+    """
+    n, off = groups.n, R - groups.mean(R)
+    third = n * groups.sum(off**3) / ((n - 1) * (n - 2)).clamp(min=1)
+    weight = groups.weight * (n > 2)
+    below = 2 * beta * (weight * groups.variance(R)).sum()
+    return torch.where(below > 0, (weight * third).sum() / below, torch.nan)
 
 
 def squared_consistency(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from agro.config import RunConfig
 from agro.generation import left_aside
@@ -10,6 +14,26 @@ from agro.policy import Policy
 from agro.train.check import has_groups_to_measure, measures_consistency
 from agro.train.schedule import options_at
 from agro.types import Prompt
+
+
+def trap(rewards: NDArray[np.float64], objective: str, options: Mapping[str, Any]) -> str | None:
+    """What the rewards [M,n] of M prompts at the start say of on-policy AGRO's trap; None where it isn't at stake or known.
+
+    μ₃/(2β Var) of each prompt by the unbiased estimates of both moments, which need n ≥ 3.
+    """
+    c = options.get("likelihood_ratio", 1.0)
+    if objective != "agro_onpolicy" or c == "adaptive" or not c * options["beta"] or rewards.shape[1] < 3:
+        return None
+    differ = rewards[rewards.max(1) > rewards.min(1)]  # a prompt with an unscored response, NaN, isn't among them
+    if not len(differ):
+        return None
+    n, off = differ.shape[1], differ - differ.mean(1, keepdims=True)
+    ratio = n / (n - 2) * (off**3).sum(1) / (off**2).sum(1) / (2 * options["beta"])
+    return (
+        f"on {(c * ratio > 1).sum()} of {len(differ)} held-out prompts whose {n} rewards differ (of {len(rewards)}) μ₃/(2β Var) of the rewards "
+        f"is above {1 / c:.3g} (median {np.median(ratio):.3g}): there agro_onpolicy lowers the reward at first. "
+        'likelihood_ratio = "adaptive" keeps clear of it'
+    )
 
 
 def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[str]:

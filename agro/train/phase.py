@@ -38,6 +38,7 @@ from agro.train.diagnostics import DWARFED, diagnostic_beta, dwarfed, with_refer
 from agro.train.guard import explosion, remember
 from agro.train.measure import describe_batch, describe_heldout, describe_step, empty_metrics
 from agro.train.micro import MicroBatch
+from agro.train.notes import trap
 from agro.train.offload import state_on_device
 from agro.train.progress import responses_text
 from agro.train.recovery import prune
@@ -367,6 +368,9 @@ class Phase:
             )  # fmt: skip
             prompts = self.trainer.eval_prompts
             found = heldout(self._sampler(), self.trainer.reward, prompts, config.evaluate.n, how)
+            note = trap(found.rewards, config.objective.name, options) if self.position.step == 0 else None
+            if note:
+                self.trainer.progress.say(note)
             out |= describe_heldout(found, self.policy, self.trainer.reference, config, options, self.micro)
             self._compare(out)
         if self.held is not None and (beta := diagnostic_beta(config, options)):

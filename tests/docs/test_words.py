@@ -65,6 +65,7 @@ def words() -> set[str]:
         "kl_sampled_prefixes",
         "likelihood_ratio",
         "reversed_share",
+        "trap_ratio",
         "singletons_dropped",
         "value_mean",
         "value_loss",

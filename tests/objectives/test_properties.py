@@ -287,6 +287,21 @@ def test_onpolicy_adds_the_likelihood_ratio_part() -> None:
     assert abs(centred[rows, first].sum()) < 1e-12
 
 
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [([[1, 0, 0, 0]], 2.0), ([[1, 0, 0, 0], [0, 0, 0]], 2.0), ([[1, 0, 0, 0], [1, 1, 1, 0]], 0.0), ([[1, 0, 0], [0, 1]], 2.0), ([[0, 1]], np.nan)],
+)  # fmt: skip
+def test_the_trap_ratio_of_the_groups(rewards: list[list[int]], expected: float) -> None:
+    """One success of n: k₃/k₂ = 1, so 1/(2β); its mirror has −1. Equal groups add nothing, pairs are left out."""
+    flat = [r for group in rewards for r in group]
+    batch = Batch.of(
+        mask=[[False, True]] * len(flat), reward=flat, group=[i for i, group in enumerate(rewards) for _ in group],
+        ref_logp=[[0.0, -1.0]] * len(flat), age=[0] * len(flat),
+    )  # fmt: skip
+    out = objectives.evaluate("agro_onpolicy", [[0.0, -1.0]] * len(flat), batch, beta=0.25)
+    np.testing.assert_allclose(out.metrics["trap_ratio"], expected, atol=1e-12)
+
+
 def test_at_the_optimum_the_loss_and_both_gradients_are_0() -> None:
     """log π* = log π_ref + (r - V)/β for any V: generation consistency."""
     case, beta = draw(15, episodes=False), 0.4

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from agro.objectives import evaluate
 from agro.proof.enumerable import Enumerable, Space, kl, multisets, optimum
 from agro.proof.expectation import Data, SampledGroups, all_groups, gradient
 
@@ -64,6 +65,20 @@ def test_drawn_groups_have_that_expectation(space: Space) -> None:
     se = found.std(0) / 600**0.5
     assert se.max() < exact.abs().max() / 10
     assert ((found.mean(0) - exact).abs() <= 4 * se + 1e-12).all()
+
+
+def test_the_trap_ratio_is_that_of_the_moments() -> None:
+    """Over all groups of three, weighed by their probability, it is E_x μ₃(R) / (2β E_x Var R)."""
+    space = SPACES[0]
+    policy, reference, reward = Enumerable.table(space, 1), Enumerable.table(space, 2), 3 * rewards(space) ** 4
+    batch = all_groups(Data(policy, reward), reference, 3)
+    logp = policy.streams(batch.tokens, batch.lengths, batch.mask)["logp"].detach()
+    found = evaluate("agro_onpolicy", logp, batch, beta=BETA).metrics["trap_ratio"]
+    p, R = policy.logp().detach().exp(), reward - BETA * (policy.logp() - reference.logp()).detach()
+    off = R - (p * R).sum(1, keepdim=True)
+    exact = (p * off**3).sum() / (2 * BETA * (p * off**2).sum())
+    assert abs(exact) > 0.1
+    assert abs(found - exact) < 1e-12
 
 
 def test_noise_and_weights_are_expectations() -> None:

@@ -333,13 +333,16 @@ def test_the_trap_of_on_policy_agro_is_told_before_and_during_a_run(tmp_path: Pa
     """Rare rewards and a small β: the best of a group is pushed down where c (R − R̄ of the others) is above 2β."""
     rare = tmp_path / "rare.py"
     rare.write_text("def rare(completions, **columns):\n    return [float(c.startswith('7')) for c in completions]\n")
-    common = {"reward": {"name": f"{rare}:rare"}, "sampler__n": 8, "train__steps": 3}
+    common = {"reward": {"name": f"{rare}:rare"}, "sampler__n": 8, "evaluate__n": 8, "train__steps": 3}
+    common["data__eval_prompts"] = write_prompts(tmp_path / "held-out.jsonl", range(100, 140))
     Trainer(tiny(tmp_path, objective={"name": "agro_onpolicy", "beta": 0.05}, **common), tmp_path / "a").run()
     said = capsys.readouterr().err
     assert "solves more often than ½ − β = 0.45 of the time" in said
+    assert said.count("held-out prompts whose 8 rewards differ") == 1
     assert said.count("of the groups whose rewards differ the best response is pushed down") == 1
     kept = {"name": "agro_onpolicy", "beta": 0.05, "likelihood_ratio": "adaptive"}
     Trainer(tiny(tmp_path, objective=kept, **common), tmp_path / "b").run()
     said = capsys.readouterr().err
     assert "½ − β" not in said
+    assert "μ₃" not in said
     assert "pushed down" not in said
