@@ -68,6 +68,7 @@ class Ends:
         return cls(*(torch.cat([getattr(e, f.name) for e in parts]) for f in fields(cls)))
 
     def of_kind(self, kind: int) -> Ends:
+        assert len(self.kl) % 3 == 0
         return Ends(*(getattr(self, f.name)[kind::3] for f in fields(self)))
 
     def to_json(self) -> dict[str, Any]:
@@ -138,7 +139,7 @@ def samples(problems: Problems, updates: int, n: int, seeds: int) -> dict[str, A
 def figure(families: Mapping[str, Any], path: Path) -> None:
     """Above, shares of the descents by where they end; below, updates until the optimum is near."""
     out = Figure(figsize=(13, 7), layout="constrained")
-    axes = out.subplots(2, len(families), sharey=True)
+    axes = out.subplots(2, len(families), sharey=True, squeeze=False)
     names = list(next(iter(families.values()))["ends"])
     for (shares, speed), (family, found) in zip(axes.T, families.items()):
         for y, name in enumerate(names):

@@ -206,6 +206,6 @@ def by_weights(problems: Problems, weights: Weights, updates: int) -> Path:
         logp = policy.logp()
         now = logp.detach()
         w = weights(now.exp(), anchor.exp(), problems.reward - (now - anchor), update / updates)
-        (w * logp).sum().backward()
+        (w * logp).sum(1).mean().backward()
 
     return follow(policy, star, pull, updates=updates, lr=problems.lr, looks=LOOKS)

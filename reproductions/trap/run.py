@@ -31,7 +31,7 @@ from reproductions.trap import compare, remedies
 FOLDER = Path(__file__).resolve().parent
 RESPONSES, UPDATES = 4, 800
 SAMPLED = 4  # responses a prompt and update, where groups are drawn
-SHARES = {"1": 1.0, "adaptive": "adaptive"}  # c, the share of the likelihood-ratio part
+SHARES: dict[str, float | str] = {"1": 1.0, "adaptive": "adaptive"}  # c, the share of the likelihood-ratio part
 
 
 def reference(p: NDArray[np.float64], seed: int = 0) -> Enumerable:
@@ -83,13 +83,13 @@ def grid(small: bool) -> dict[str, Any]:
 
 def measure(small: bool) -> dict[str, Any]:
     began, updates = time.perf_counter(), 300 if small else 600
-    few, many, several = (12, 12, 6) if small else (300, 150, 60)
+    few, many, several, drawn = (12, 12, 6, 6) if small else (300, 150, 60, 99)
     families = {
         "tables, 4 responses": compare.expectations(remedies.tables(2, few), updates, (2, 3, 4)),
         "tables, 9 responses": compare.expectations(remedies.tables(3, many), updates),
         "networks, 4 prompts": compare.expectations(remedies.networks(several), 200 if small else 1000),
         f"tables, sampled groups of {SAMPLED}": compare.samples(
-            remedies.tables(2, few // 3), updates, SAMPLED, 1 if small else 3
+            remedies.tables(2, drawn), updates, SAMPLED, 1 if small else 3
         ),
     }
     return {**grid(small), "remedies": families, "seconds": time.perf_counter() - began, **harness.machine()}
