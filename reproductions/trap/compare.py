@@ -173,6 +173,6 @@ def tell(families: Mapping[str, Any]) -> list[str]:
         lines += ["", f"{family}: fell, reached; KL at the end, updates to half of it, to {NEAR} (quartiles, worst)"]
         for name, ends in found["ends"].items():
             e = ends["all"]
-            lines.append(f"{name:27} {e['fell']:4.0%} {e['reached']:5.1%} {e['kl']} {e['halved']} {e['near']}")
-        lines += [f"{pair:27} {against}" for pair, against in found["against"].items()]
+            lines.append(f"{name:31} {e['fell']:4.0%} {e['reached']:5.1%} {e['kl']} {e['halved']} {e['near']}")
+        lines += [f"{pair:31} {against}" for pair, against in found["against"].items()]
     return lines

@@ -156,6 +156,12 @@ def mixture(alpha: float) -> Weights:
     return weights
 
 
+def reference_groups(p: Tensor, anchor: Tensor, R: Tensor, done: float) -> Tensor:
+    """Off-policy AGRO on groups half of which are fresh and half of the reference's: data.replay = 0.5 of a store of its samples."""
+    parts = (d * (R - (d * R).sum(1, keepdim=True)) for d in (p, anchor))
+    return -sum(parts, torch.zeros_like(p)) / 2
+
+
 @dataclass(frozen=True, eq=False)
 class Mixed(Data):
     """Half of the samples from the behaviour as it is, half from what it was at the start."""
@@ -175,6 +181,7 @@ LIBRARY: Mapping[str, tuple[str, dict[str, Any]]] = {
     MIXED: ("agro", {}),
 }
 EXACT: Mapping[str, Callable[[], Weights]] = {
+    "c = 0, 1/2 groups of reference": lambda: reference_groups,
     "bound": lambda: moments(1.0),
     "half the bound": lambda: moments(0.5),
     "schedule": lambda: shared(lambda p, a, done: min(1.0, 2 * done)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -79,3 +80,27 @@ def test_a_share_for_each_response_never_lowers_it(n: int) -> None:
     p, R, off = draws()
     pull = remedies.over_groups(n, 4, remedies.per_response)(p, p, R, 0.0)
     assert (-(pull * off).sum(1)).min() > 0
+
+
+def half_variance(m: Tensor, R: Tensor) -> Tensor:
+    return 0.5 * (m * (R - (m * R).sum(1, keepdim=True)).square()).sum()
+
+
+@pytest.mark.parametrize(
+    ("weights", "loss"),
+    [
+        (remedies.shared(lambda p, a, done: 1.0), lambda p, q, R: half_variance(p, R)),
+        (remedies.mixture(0.25), lambda p, q, R: half_variance(0.75 * p + 0.25 * q, R)),
+        (remedies.reference_groups, lambda p, q, R: half_variance(p.detach(), R) / 2 + half_variance(q, R) / 2),
+    ],
+)
+def test_the_weights_are_the_losses_gradients(weights: remedies.Weights, loss: Callable[..., Tensor]) -> None:
+    q, reward, _ = draws()
+    logits = q.flip(0).log().requires_grad_()  # the same policies in another order
+    logp = logits.log_softmax(1)
+    R = reward - (logp - q.log())
+    [expected] = torch.autograd.grad(loss(logp.exp(), q, R), logits, retain_graph=True)
+    pull = weights(logp.exp().detach(), q, R.detach(), 0.0)
+    [found] = torch.autograd.grad((pull * logp).sum(), logits)
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
