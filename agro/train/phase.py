@@ -368,8 +368,7 @@ class Phase:
             )  # fmt: skip
             prompts = self.trainer.eval_prompts
             found = heldout(self._sampler(), self.trainer.reward, prompts, config.evaluate.n, how)
-            note = trap(found.rewards, config.objective.name, options) if self.position.step == 0 else None
-            if note:
+            if self.position.step == 0 and (note := trap(found.rewards, config.objective.name, options)):
                 self.trainer.progress.say(note)
             out |= describe_heldout(found, self.policy, self.trainer.reference, config, options, self.micro)
             self._compare(out)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from agro.proof.descent import Path, descend, follow
-from agro.proof.enumerable import Enumerable, Network, Space, multisets, optimum
+from agro.proof.enumerable import Enumerable, Network, Space, Values, multisets, optimum
 from agro.proof.expectation import Data
 
 KINDS = ("sparse", "uniform", "heavy")
@@ -79,7 +79,8 @@ def networks(instances: int, prompts: int = 4, seed: int = 100) -> Problems:
 
     def make() -> Enumerable:
         made = [Network(space, 0.7, torch.Generator().manual_seed(seed + i)) for i in range(instances)]
-        return Enumerable(replace(space, prompts=prompts * instances), Several(made))
+        whole = replace(space, prompts=prompts * instances)
+        return Enumerable(whole, Several(made), Values(whole, 0.0, torch.Generator()))
 
     return Problems(make, rewards(instances, prompts, 4, seed), prompts, lr=0.02)
 
@@ -209,7 +210,7 @@ def by_weights(problems: Problems, weights: Weights, updates: int) -> Path:
     star = optimum(anchor, problems.reward, 1.0)
 
     def pull(update: int) -> None:
-        policy.model.zero_grad()
+        policy.zero_grad()
         logp = policy.logp()
         now = logp.detach()
         w = weights(now.exp(), anchor.exp(), problems.reward - (now - anchor), update / updates)

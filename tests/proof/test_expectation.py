@@ -22,7 +22,8 @@ def rewards(space: Space) -> Tensor:
 
 
 def derivative(loss: Tensor, policy: Enumerable) -> Tensor:
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(policy.weights().values()))])
+    found = torch.autograd.grad(loss, policy.parameters(), materialize_grads=True)  # 0 for its values, not read here
+    return torch.cat([g.flatten() for g in found])
 
 
 def half_variance(policy: Enumerable, reference: Enumerable, reward: Tensor, p: Tensor) -> Tensor:
