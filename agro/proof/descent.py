@@ -46,14 +46,15 @@ def descend(
     entry = get(name)
     resolved = entry.resolve(name, options)
     want = wanted_streams(entry.needs(resolved))
-    every = AllGroups(data, reference, n) if seed is None else None
-    drawn = SampledGroups(data, reference, n, torch.Generator().manual_seed(seed or 0))
+    groups: AllGroups | SampledGroups = AllGroups(data, reference, n)
+    if seed is not None:
+        groups = SampledGroups(data, reference, n, torch.Generator().manual_seed(seed))
 
     def pull(update: int) -> None:
-        if every is None:
-            gradient(start, reference, drawn.again(), name, options)
+        if isinstance(groups, SampledGroups):
+            gradient(start, reference, groups.again(), name, options)
         else:
-            batch = every.again() if update and data.behavior is start else every.batch
+            batch = groups.again() if update and data.behavior is start else groups.batch
             _gradient(start, reference, batch, name, resolved, want)
 
     return follow(start, star, pull, updates=updates, lr=lr, looks=looks)
