@@ -32,7 +32,7 @@ from reproductions import harness
 FOLDER = Path(__file__).resolve().parent
 BEHAVIORS = ("reference", "uniform", "another", "mixture", "lacks support")
 OBJECTIVES = ("agro", "kl_pg")
-BETAS = {0.1: 1, 0.3: 10, 1.0: 1}  # and how many times UPDATES the policy gradient gets
+BETAS = {0.1: 1, 0.3: 20, 1.0: 1}  # and how many times UPDATES the policy gradient gets
 UPDATES = 2000
 SIZES, SAMPLED_BETA, SEEDS = (2, 4, 8, 16), 0.3, 3  # of the groups that are drawn
 LEVELS = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
