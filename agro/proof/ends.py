@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -14,6 +15,9 @@ from agro.proof.descent import Path, descend
 from agro.proof.enumerable import Enumerable, Space, optimum
 from agro.proof.expectation import Data
 from agro.proof.measuring import BETA, EXACT, FAR, INSTANCES, Row, data_of, options_of, problem, row
+
+
+SEEDS = {"reference": 2, "elsewhere": 9}  # of the tables that descents begin at
 
 
 def tools(name: str, claims: Claims) -> Iterator[Row]:
@@ -80,10 +84,29 @@ def ends(name: str, claims: Claims) -> Iterator[Row]:
 @cache
 def end(name: str, claims: Claims, where: str, start: str = "reference") -> Path:
     """Descent on data of that behaviour."""
-    _, reference, behaviors, reward = problem(INSTANCES)
-    begun = Enumerable.table(INSTANCES, 2 if start == "reference" else 9)
-    behavior = begun if where == "policy" else behaviors[where]
+    if where == "policy":
+        begun = Enumerable.table(INSTANCES, SEEDS[start])
+        return _descent(name, claims, begun, begun)
+    descents, path = _on_others(name, claims)
+    first = descents.index((where, start)) * INSTANCES.prompts
+    return replace(path, distance=path.distance[:, first : first + INSTANCES.prompts])
+
+
+@cache
+def _on_others(name: str, claims: Claims) -> tuple[list[tuple[str, str]], Path]:
+    """(behaviour, start) of all descents on data that stay, and their path: prompts of one table, which don't feel each other."""
+    behaviors = problem(INSTANCES)[2]
+    descents = [*((where, "reference") for where in behaviors), ("reference", "elsewhere")]
+    begun = Enumerable.joined([Enumerable.table(INSTANCES, SEEDS[start]) for _, start in descents])
+    return descents, _descent(name, claims, begun, Enumerable.joined([behaviors[where] for where, _ in descents]))
+
+
+def _descent(name: str, claims: Claims, begun: Enumerable, behavior: Enumerable) -> Path:
+    """Of a table whose prompts are the random problems, once or several times."""
+    _, reference, _, reward = problem(INSTANCES)
+    times = begun.space.prompts // INSTANCES.prompts
+    reference, reward = Enumerable.joined([reference] * times), reward.repeat(times, 1)
     star = optimum(reference.logp().detach(), reward, BETA)
-    options, n = options_of(name, claims), claims.n[0]
     data = data_of(behavior, reward, reference, judged=claims.judged)
+    options, n = options_of(name, claims), claims.n[0]
     return descend(begun, reference, data, star, name, options, n=n, updates=claims.updates)

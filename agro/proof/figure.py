@@ -31,10 +31,10 @@ def draw(found: Mapping[str, Measured], path: Path) -> None:
             label = name + (f" ({said(claims)})" if said(claims) else "")
             style = "-" if j == 0 else ["--", ":"][(j - 1) % 2]
             axis = axes[list(panels).index(where)]
-            line = axis.plot(went.updates, middle, style, color=f"C{i}", label=label)
-            axis.fill_between(went.updates, low, high, color=line[0].get_color(), alpha=0.15, linewidth=0)
+            line = axis.plot(went.updates + 1, middle, style, color=f"C{i}", label=label)
+            axis.fill_between(went.updates + 1, low, high, color=line[0].get_color(), alpha=0.15, linewidth=0)
     for axis, title in zip(axes, panels.values()):
-        axis.set(title=title, xlabel="updates", yscale="log")
+        axis.set(title=title, xlabel="updates", xscale="log", yscale="log")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel(f"KL(π ‖ π*), nats\nmedian and quartiles of {INSTANCES.prompts} problems")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
