@@ -79,7 +79,7 @@ class Claims:
     policy_gradient: Callable[[float], float] | None = None  # β -> on-policy gradient over that of −E_π r + β KL(π ‖ f)
     noise: bool = True  # whether rewards that are noisy count with their mean alone
     n: tuple[int, ...] = (2, 3)
-    updates: int = 800  # of the descent
+    updates: int = 600  # of the descent
     judged: bool = False  # whether the two responses of a group are judged, as Bradley–Terry has it
 
 
@@ -204,7 +204,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         Claims(half_variance_on_policy, {"likelihood_ratio": 1.0}, "unknown", "unknown", noise=False),
         Claims(half_variance_on_policy, {"squared": "triangular"}, "unknown", "unknown", noise=False),
         Claims(half_variance_on_policy, {"squared": "local"}, "unknown", "unknown", noise=False),
-        Claims(adaptive_pairs, {"likelihood_ratio": "adaptive"}, "optimum", "optimum", noise=False, n=(2,)),
+        Claims(adaptive_pairs, {"likelihood_ratio": "adaptive"}, "optimum", "optimum", noise=False, n=(2,), updates=800),
         Claims(half_variance, {"likelihood_ratio": 0.0}, "optimum", "optimum", policy_gradient=lambda beta: beta),
     ),
     "squared_consistency": (
@@ -225,7 +225,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
                policy_gradient=lambda beta: beta, n=(1, 2), updates=3000),
     ),
     "prefix_consistency": (
-        Claims(prefix_residuals, {"scale": "loss"}, "optimum", "optimum", shift=False, reference_shift=False, n=(1, 2), updates=3000),
+        Claims(prefix_residuals, {"scale": "loss"}, "optimum", "optimum", shift=False, reference_shift=False, n=(1, 2), updates=5000),
     ),
     "rloo": (
         Claims(lambda s: advantage(s, 0.0), {"beta": 0.0}, "elsewhere", "elsewhere"),
@@ -241,12 +241,12 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "kl_pg": (Claims(lambda s: advantage(s, 0.0) + s.beta * s.mean(s.kl.sum(2)), {}, "elsewhere", "elsewhere"),),
     "grpo": (Claims(grpo_pairs, {"beta": 0.0}, "elsewhere", "elsewhere", noise=False, n=(2,)),),
     "pair_consistency": (
-        Claims(half_variance, {"gap": "reward"}, "optimum", "optimum", policy_gradient=lambda beta: beta, n=(2,), updates=600, judged=True),
+        Claims(half_variance, {"gap": "reward"}, "optimum", "optimum", policy_gradient=lambda beta: beta, n=(2,), judged=True),
         # IPO: judgements that are drawn by σ(r − r') say ½ (2σ − 1), which isn't r − r'.
         Claims(lambda s: judged_pairs(s, lambda h: (0.5 - s.beta * h).square() / 4), {}, "elsewhere", "elsewhere", n=(2,), updates=200, judged=True),
     ),
     "dpo": (
-        Claims(lambda s: judged_pairs(s, lambda h: torch.log1p((-s.beta * h).exp())), {}, "optimum", "optimum", n=(2,), updates=600, judged=True),
+        Claims(lambda s: judged_pairs(s, lambda h: torch.log1p((-s.beta * h).exp())), {}, "optimum", "optimum", n=(2,), judged=True),
     ),
     "sft": (Claims(imitation, {}, "elsewhere", "elsewhere", n=(1, 2)),),
 }  # fmt: skip

@@ -16,7 +16,6 @@ from agro.proof.enumerable import Enumerable, Space, optimum
 from agro.proof.expectation import Data
 from agro.proof.measuring import BETA, EXACT, FAR, INSTANCES, Row, data_of, options_of, problem, row
 
-
 SEEDS = {"reference": 2, "elsewhere": 9}  # of the tables that descents begin at
 
 
