@@ -15,7 +15,7 @@ def draw(found: Mapping[str, Measured], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("agg")
-    from matplotlib import pyplot
+    from matplotlib import colormaps, pyplot
 
     panels = {
         "policy": "its own samples",
@@ -31,8 +31,9 @@ def draw(found: Mapping[str, Measured], path: Path) -> None:
             label = name + (f" ({said(claims)})" if said(claims) else "")
             style = "-" if j == 0 else ["--", ":"][(j - 1) % 2]
             axis = axes[list(panels).index(where)]
-            line = axis.plot(went.updates + 1, middle, style, color=f"C{i}", label=label)
-            axis.fill_between(went.updates + 1, low, high, color=line[0].get_color(), alpha=0.15, linewidth=0)
+            colour = colormaps["tab20"](2 * i % 20 + i // 10)  # the ten strong ones first
+            axis.plot(went.updates + 1, middle, style, color=colour, label=label)
+            axis.fill_between(went.updates + 1, low, high, color=colour, alpha=0.15, linewidth=0)
     for axis, title in zip(axes, panels.values()):
         axis.set(title=title, xlabel="updates", xscale="log", yscale="log")
         axis.spines[["top", "right"]].set_visible(False)
