@@ -39,7 +39,7 @@ from agro.train.guard import explosion, remember
 from agro.train.measure import describe_batch, describe_heldout, describe_step, empty_metrics
 from agro.train.micro import MicroBatch
 from agro.train.notes import trap
-from agro.train.offload import state_on_device
+from agro.train.optimiser import Optimiser
 from agro.train.progress import responses_text
 from agro.train.recovery import prune
 from agro.train.saving import keep_best
@@ -69,14 +69,7 @@ class Phase:
         self.order = PromptOrder(trainer.prompts, derive(train.seed, "prompts", position.phase))
         self.environment = trainer.environments.get(position.phase)
         self.sampler = self._sampler(position.version)
-        groups = [
-            {"params": list(self.policy.weights().values()), "of_lr": 1.0},
-            {"params": list(self.policy.value_weights().values()), "of_lr": train.value_lr / train.lr, "weight_decay": 0.0},
-        ]  # fmt: skip
-        self.optimiser = torch.optim.AdamW(
-            [g for g in groups if g["params"]],
-            lr=train.lr, betas=train.adam_betas, eps=train.adam_eps, weight_decay=train.weight_decay,
-        )  # fmt: skip
+        self.optimiser = Optimiser(self.policy, train)
         if position.step > begins:
             self._load_optimiser(trainer.folder.checkpoint(position.step))
         if config.data.replay > 0:
@@ -196,21 +189,11 @@ class Phase:
 
     def _update(self, drawn: Drawn, at: int) -> dict[str, Any]:
         """All optimiser steps on one batch; the metrics are of the first, before the weights move."""
-        train, needs = self.config.train, get(self.config.objective.name).needed(self.config.objective.options)
+        train = self.config.train
         metrics = empty_metrics() | describe_batch(drawn, self.position.version)
-        made = (drawn.samples, self.position.version, drawn.pairs)
-        batch = collate(*made).to(self.policy.device) if drawn.samples else None
+        batch = self._batch(drawn, at) if drawn.samples else None
         if batch is None:
             self._skip(metrics, "nothing of what was drawn can be trained on")
-        elif "old_logp" in needs and train.updates:
-            batch = batch.replace(old_logp=streams_of(self.policy, batch, ["logp"], self.micro)["logp"])
-        if batch is not None and self.values is not None and "stored_value" in needs:
-            batch = self.values.fill(batch, drawn.samples, self._options(at))
-        if batch is not None and self.cache is not None and "ref_logp" in needs:
-            batch = self.cache.fill(batch, drawn.samples, self.position.step + 1)
-        elif batch is not None and self.config.evaluate.beta is not None and "ref_logp" not in needs:
-            assert self.trainer.reference is not None
-            batch = with_reference(batch, drawn.is_fresh, self.trainer.reference, self.micro)
         for u in range(train.updates if batch is not None else 0):
             assert batch is not None
             self.stage("updating", u + 1, train.updates)
@@ -229,8 +212,8 @@ class Phase:
                 if not self._is_safe(metrics):
                     break
             self._warn(done.evaluation.metrics)
-            self._move(at * train.updates + u)
-            metrics["lr"] = metrics["lr"] or self.optimiser.param_groups[0]["lr"]
+            lr = self._move(at * train.updates + u)
+            metrics["lr"] = metrics["lr"] or lr
             batch = done.batch  # which has the reference's log-probs now
         asked = self.config.objective.options.get("beta", 0.0)
         if is_tuned(asked) and metrics["kl_ref"] is not None:
@@ -243,6 +226,21 @@ class Phase:
         self.sampler.version = self.position.version
         here = {"step": self.position.step, "phase": self.position.phase, "version": self.position.version}
         return metrics | here
+
+    def _batch(self, drawn: Drawn, at: int) -> Batch:
+        """What was drawn as tensors, with what the objective and the diagnostics read besides."""
+        needs = get(self.config.objective.name).needed(self.config.objective.options)
+        batch = collate(drawn.samples, self.position.version, drawn.pairs).to(self.policy.device)
+        if "old_logp" in needs:
+            batch = batch.replace(old_logp=streams_of(self.policy, batch, ["logp"], self.micro)["logp"])
+        if self.values is not None and "stored_value" in needs:
+            batch = self.values.fill(batch, drawn.samples, self._options(at))
+        if self.cache is not None and "ref_logp" in needs:
+            return self.cache.fill(batch, drawn.samples, self.position.step + 1)
+        if self.config.evaluate.beta is not None and "ref_logp" not in needs:
+            assert self.trainer.reference is not None
+            return with_reference(batch, drawn.is_fresh, self.trainer.reference, self.micro)
+        return batch
 
     def _warn(self, metrics: Mapping[str, float]) -> None:
         """Say once a phase that on-policy AGRO pushes the best responses down (AGRO's loss on-policy; reproductions/trap)."""
@@ -266,21 +264,15 @@ class Phase:
             micro=self.micro, reference=self.trainer.reference, between=self.between if first else _nothing,
             offload="activations" in train.offload,
         )  # fmt: skip
-        norm = float(torch.nn.utils.clip_grad_norm_(self.policy.weights().values(), train.clip))
-        check_gradient(self.policy.weights(), norm)
-        value = self.policy.value_weights()  # clipped by itself, not to take from the policy's
-        check_gradient(value, float(torch.nn.utils.clip_grad_norm_(value.values(), train.clip)))
-        return done, norm
+        return done, self.optimiser.clip()
 
-    def _move(self, update: int) -> None:
-        """One optimiser step, number `update` of the phase."""
+    def _move(self, update: int) -> float:
+        """One optimiser step, number `update` of the phase; its learning rate."""
         train = self.config.train
         lr = lr_at(train, update, train.steps * train.updates) * 0.5**self.position.rollbacks
-        for group in self.optimiser.param_groups:
-            group["lr"] = lr * group["of_lr"]
-        with state_on_device(self.optimiser, "optimiser" in train.offload):
-            self.optimiser.step()
+        self.optimiser.move(lr)
         self.position = replace(self.position, version=self.position.version + 1, skipped=0)
+        return lr
 
     def _skip(self, metrics: dict[str, Any], why: str) -> None:
         metrics["skipped"] += 1
@@ -316,7 +308,7 @@ class Phase:
                 f"{found}, and step {self.position.step + 1} is to go back to it ({why}). What to do: --resume"
             )
         checkpoint.load(folder, committed.digest, self.policy.weights(), self.policy.value_weights())
-        self.optimiser.state.clear()
+        self.optimiser.adam.state.clear()
         if committed.step > self.begins:
             self._load_optimiser(folder)
         if self.reference_weights is not None:
@@ -330,7 +322,7 @@ class Phase:
         self.trainer.progress.say(f"{why}: back to the weights of step {committed.step}, at half the learning rate")
 
     def _load_optimiser(self, folder: Path) -> None:
-        checkpoint.load_optimiser(folder, self.policy.weights(), self.optimiser, self.policy.value_weights())
+        checkpoint.load_optimiser(folder, self.policy.weights(), self.optimiser.adam, self.policy.value_weights())
 
     def _held_out_groups(self) -> HeldOutGroups | None:
         """What data.eval_store holds, where the phase has a β to measure it at."""
@@ -399,7 +391,7 @@ class Phase:
         self.stage("saving")
         folder, position = self.trainer.folder, replace(self.position, limits=(self.micro.sequences, self.micro.tokens))
         files = checkpoint.save(
-            folder.checkpoint(position.step), position, self.policy.weights(), self.optimiser, self.reference_weights,
+            folder.checkpoint(position.step), position, self.policy.weights(), self.optimiser.adam, self.reference_weights,
             self.policy.value_weights(),
         )  # fmt: skip
         self.position = replace(position, digest=checkpoint.digest_of(files))
@@ -413,13 +405,6 @@ class Phase:
         self.trainer.progress.step(metrics)
         self.trainer.trackers.log(metrics)
         self.trainer.tell("after_step", metrics)
-
-
-def check_gradient(weights: Mapping[str, torch.Tensor], norm: float) -> None:
-    """Raise `NotFinite` naming the parameters where the gradient's norm isn't finite."""
-    if not math.isfinite(norm):
-        bad = [n for n, p in weights.items() if p.grad is not None and not p.grad.isfinite().all()]
-        raise NotFinite(f"the gradient isn't finite in {len(bad)} parameters, {', '.join(bad[:3])} among them")
 
 
 def _nothing() -> None:

@@ -1,0 +1,54 @@
+"""The optimiser of a phase: AdamW over the policy's weights and, in a group of its own, over its value's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from agro.config import Train
+from agro.objectives import NotFinite
+from agro.policy import Policy
+from agro.train.offload import state_on_device
+
+
+class Optimiser:
+    """Gradients are clipped and weights moved; the value learns at `train.value_lr` on the policy's schedule."""
+
+    def __init__(self, policy: Policy, config: Train) -> None:
+        self.policy, self.config = policy, config
+        groups = [
+            {"params": list(policy.weights().values()), "of_lr": 1.0},
+            {"params": list(policy.value_weights().values()), "of_lr": config.value_lr / config.lr, "weight_decay": 0.0},
+        ]  # fmt: skip
+        self.adam = torch.optim.AdamW(
+            [g for g in groups if g["params"]],
+            lr=config.lr, betas=config.adam_betas, eps=config.adam_eps, weight_decay=config.weight_decay,
+        )  # fmt: skip
+
+    def clip(self) -> float:
+        """Scale the gradients down to `train.clip`, and return the norm of the policy's before that; raises `NotFinite`.
+
+        The value's is clipped by itself, so as not to take from the policy's.
+        """
+        norms = []
+        for weights in (self.policy.weights(), self.policy.value_weights()):
+            norms.append(float(torch.nn.utils.clip_grad_norm_(weights.values(), self.config.clip)))
+            _check(weights, norms[-1])
+        return norms[0]
+
+    def move(self, lr: float) -> None:
+        """One step of the policy's weights at learning rate `lr`, and of the value's at its share."""
+        for group in self.adam.param_groups:
+            group["lr"] = lr * group["of_lr"]
+        with state_on_device(self.adam, "optimiser" in self.config.offload):
+            self.adam.step()
+
+
+def _check(weights: Mapping[str, Tensor], norm: float) -> None:
+    """Raise `NotFinite` naming the parameters where the gradient's norm isn't finite."""
+    if not math.isfinite(norm):
+        bad = [n for n, p in weights.items() if p.grad is not None and not p.grad.isfinite().all()]
+        raise NotFinite(f"the gradient isn't finite in {len(bad)} parameters, {', '.join(bad[:3])} among them")
