@@ -108,7 +108,7 @@ def check(
             try:
                 check_store(RunConfig.of({"objective": {"name": objective}}), store)
             except Refused as error:
-                report |= {"trainable": False, "problem": str(error)}
+                report |= {"trainable": False, "problem": str(error).replace(str(store.path), str(path))}
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
     else:

@@ -214,6 +214,14 @@ def test_a_reward_that_fails_erases_none(tmp_path: Path) -> None:
         assert [s.reward for s in store.samples()] == [0.25, None]
 
 
+def test_check_names_the_file_that_was_given(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"prompt": "a", "response": "b", "reward": 1}\n')
+    said = refused("check", log)
+    assert f"1 of 1 groups have fewer in {log} " in said
+    assert "store.db" not in said
+
+
 def test_check_knows_that_a_store_is_not_fresh(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text(
         "".join(json.dumps({"prompt": "p", "response": r, "reward": 1}) + "\n" for r in "abc")
