@@ -61,12 +61,9 @@ class HeldOutGroups:
                 by_prompt.setdefault(sample.prompt_id, []).append(sample)
         drawn = Drawn([])
         for samples in by_prompt.values():
-            usable(samples, reference, config, drawn)
+            usable(samples, reference, config.train.max_length, {"reward", "groups"}, drawn)
         kept: dict[str, list[Sample]] = {}
         for sample in drawn.samples:
-            if sample.reward is None and sample.token_reward is None:  # an objective that reads no reward lets it in
-                drawn.left_out["no reward"] += 1
-                continue
             kept.setdefault(sample.prompt_id, []).append(sample)
         groups = [g for g in kept.values() if len(one_each(g)) > 1]
         if not groups:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.objectives import get, lack, least_responses
+from agro.objectives.core import Need
 from agro.objectives.pairs import groups_without_pairs, no_pairs, no_votes
 from agro.policy import Policy, Unusable
 from agro.rewards import Reward, check_failures
@@ -125,19 +126,18 @@ def sample_fresh(
     return scored
 
 
-def usable(samples: Sequence[Sample], policy: Policy, config: RunConfig, drawn: Drawn) -> None:
-    """Put into `drawn` the samples that can be trained on, encoded; count the others, and the damaged, by reason.
+def usable(samples: Sequence[Sample], policy: Policy, max_length: int | None, needs: set[Need], drawn: Drawn) -> None:
+    """Put into `drawn` the samples that give what is needed of them, encoded; count the others, and the damaged, by reason.
 
-    An episode that loses a row leaves whole, and so does a group that loses so many that the objective can't use it. A
+    An episode that loses a row leaves whole, and so does a group that loses so many that it is too small. A
     pair that loses a response leaves, and the other one with it where no pair is left to it.
     """
-    needs = get(config.objective.name).needed(config.objective.options)
     least = least_responses(needs)
     fit: list[Sample] = []
     split = {d.episode for d in drawn.damaged}
     for sample in samples:
         try:
-            encoded = policy.encode(sample, config.train.max_length)
+            encoded = policy.encode(sample, max_length)
         except Unusable as error:
             drawn.left_out[error.reason] += 1
             split.add(sample.episode)
@@ -163,8 +163,15 @@ def usable(samples: Sequence[Sample], policy: Policy, config: RunConfig, drawn: 
 
 def _in_pairs(samples: list[Sample], drawn: Drawn) -> list[Sample]:
     """The samples whose responses stand in a pair, both of which are among `samples`; the pairs that are left."""
-    response = {s.id: s.id if s.episode is None else (s.prompt_id, s.episode) for s in samples}
-    drawn.pairs = [p for p in drawn.pairs if p.winner in response and p.loser in response]
+    response = {s.id: (s.prompt_id, s.id if s.episode is None else s.episode) for s in samples}
+    drawn.pairs = [
+        p
+        for p in drawn.pairs
+        if p.winner in response
+        and p.loser in response
+        and response[p.winner] != response[p.loser]  # two rows of one episode
+        and response[p.winner][0] == response[p.loser][0]  # a step may draw both prompts of a pair of two
+    ]
     joined = {response[i] for p in drawn.pairs for i in (p.winner, p.loser)}
     kept = [s for s in samples if response[s.id] in joined]
     if len(kept) < len(samples):

@@ -184,7 +184,8 @@ class Phase:
                 config, self.run_id, step, prompts, self.sampler, self.trainer.reward, self.store, drawn, self.between,
                 self.trainer.tell, self.stage,
             )  # fmt: skip
-        usable(samples, self.policy, config, drawn)
+        needs = get(config.objective.name).needed(config.objective.options)
+        usable(samples, self.policy, config.train.max_length, needs, drawn)
         return drawn
 
     def _update(self, drawn: Drawn, at: int) -> dict[str, Any]:
@@ -237,7 +238,8 @@ class Phase:
             batch = self.values.fill(batch, drawn.samples, self._options(at))
         if self.cache is not None and "ref_logp" in needs:
             return self.cache.fill(batch, drawn.samples, self.position.step + 1)
-        if self.config.evaluate.beta is not None and "ref_logp" not in needs:
+        now = get(self.config.objective.name).needed(self._options(at))  # a schedule may have brought β to 0
+        if self.config.evaluate.beta is not None and "ref_logp" not in now:
             assert self.trainer.reference is not None
             return with_reference(batch, drawn.is_fresh, self.trainer.reference, self.micro)
         return batch

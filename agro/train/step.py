@@ -53,7 +53,7 @@ def collate(samples: Sequence[Sample], version: int, pairs: Sequence[Pair] = ())
     at = {s.id: row for row, s in enumerate(samples)}
     return Batch.of(
         mask=padded([s.mask for s in samples], 0, torch.bool),
-        reward=[_reward(s) for s in samples],
+        reward=[total_reward(s) for s in samples],
         group=[s.prompt_id for s in samples],
         response=[("episode", s.episode) if s.episode is not None else i for i, s in enumerate(samples)],
         behavior_logp=padded([s.behavior_logp for s in samples], math.nan, torch.float32) if knows else None,
@@ -70,7 +70,8 @@ def collate(samples: Sequence[Sample], version: int, pairs: Sequence[Pair] = ())
     )
 
 
-def _reward(sample: Sample) -> float:
+def total_reward(sample: Sample) -> float:
+    """Of the response and of its tokens; NaN where neither is known."""
     if sample.token_reward is None:
         return math.nan if sample.reward is None else sample.reward
     known = sample.token_reward[~torch.as_tensor(sample.token_reward.copy()).isnan().numpy()]

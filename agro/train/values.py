@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from agro.errors import Refused
 from agro.store import Store
 from agro.train.data import one_each
+from agro.train.step import total_reward
 from agro.types import Batch, Sample
 
 
@@ -40,7 +41,7 @@ class StoredValues:
                 f"but {len(lacking)} have none (for one: {', '.join(lacking[:3])}). What to do: agro sample --model REFERENCE "
                 "--prompts FILE --out STORE -n 8, then agro score"
             )
-        return cls({p: np.array([s.reward for s in one_each(samples)]) for p, samples in found.items()})
+        return cls({p: np.array([total_reward(s) for s in one_each(samples)]) for p, samples in found.items()})
 
     def value(self, prompt_id: str, beta: float) -> float:
         """The soft maximum, in units of reward."""

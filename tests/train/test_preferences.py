@@ -124,10 +124,30 @@ def test_an_episode_is_one_response_of_a_pair(tmp_path: Path) -> None:
 
     with Store.open(tmp_path / "pairs.db") as store:
         ids = store.append([row("1", "e"), row("2", "e", later=True), row("3", None)])
-        store.add_pairs([Pair(ids[1], ids[2])])
+        store.add_pairs([Pair(ids[1], ids[2]), Pair(ids[0], ids[1])])  # the second joins the episode with itself
     made = config(tmp_path, train__groups=1, train__steps=1)
     [found] = metrics(Trainer(made, tmp_path / "run").run())
     assert (found["tokens"], found["loss"]) == (6, pytest.approx(0.6931, abs=1e-3))
+
+
+def test_a_pair_of_two_prompts_is_passed_over(tmp_path: Path) -> None:
+    """Though the step draws both."""
+    made = config(tmp_path, train__groups=12, train__steps=1)
+    [alone] = metrics(Trainer(made, tmp_path / "alone").run())
+    with Store.open(tmp_path / "pairs.db") as store:
+        store.add_pairs([Pair(i, i + 6) for i in range(1, 60)])  # 6 rows a prompt
+    [found] = metrics(Trainer(made, tmp_path / "run").run())
+    assert (found["loss"], found["grad_norm"], found["left_out"]) == (alone["loss"], alone["grad_norm"], 0)
+
+
+def test_held_out_groups_need_no_pairs(tmp_path: Path) -> None:
+    """½ Var(R) at the start is that of the rewards 0, 1, 0, 1."""
+    with Store.open(tmp_path / "held.db") as store:
+        store.append(Sample(f"20{g}>", str(i), reward=float(i % 2)) for g in range(3) for i in range(4))
+    held = {"eval_store": str(tmp_path / "held.db")}
+    start, *_ = metrics(Trainer(config(tmp_path, data=held, evaluate__beta=0.2), tmp_path / "run").run())
+    assert (start["eval_groups"], start["eval_left_out"]) == (3, 0)
+    assert start["eval_consistency"] == pytest.approx(0.5 / 3, rel=1e-6)
 
 
 def test_a_group_size_of_one_and_fresh_samples_are_refused(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_an_episode_that_loses_a_row_leaves_whole(tmp_path: Path, policy: Policy
         row(policy, "5", "f", later=True),
     ]  # fmt: skip
     drawn = Drawn([])
-    usable(rows, policy, tiny(tmp_path, train__max_length=12), drawn)
+    usable(rows, policy, 12, {"reward"}, drawn)
     assert [s.response for s in drawn.samples] == ["3", "4", "5"]
     assert drawn.left_out == {"too long": 1, "another row of its episode was left out": 1}
 

@@ -108,6 +108,13 @@ def test_the_stored_value_is_the_soft_maximum(tmp_path: Path) -> None:
         StoredValues.load(tmp_path / "s.db", [*ids.values(), "unheard of"])
 
 
+def test_the_stored_value_counts_rewards_of_tokens_as_training_does(tmp_path: Path) -> None:
+    sample = Sample("a", "x", 1.0, tokens=[1, 2], action=[False, True], token_reward=[math.nan, 0.5])
+    with Store.open(tmp_path / "s.db") as store:
+        store.append([sample])
+    assert StoredValues.load(tmp_path / "s.db", []).value(sample.prompt_id, 0.1) == 1.5
+
+
 def stored(folder: Path, **changes) -> RunConfig:
     fill_store(folder / "log.db", groups=8)
     given = {
