@@ -58,7 +58,7 @@ def check_config(config: RunConfig) -> None:
         raise Refused(
             "policy.cache_reference keeps log-probs of the reference, but no phase's objective reads them; take it out"
         )
-    takes = any("stored_value" in _needed(p) for p in phases.values())
+    takes = any(map(takes_stored_value, phases.values()))
     if takes != (config.data.value_store is not None):
         raise Refused(
             'data.value_store and squared_consistency with baseline = "stored" go together: got '
@@ -242,6 +242,11 @@ def reads_reference(config: RunConfig) -> bool:
 def learns_value(config: RunConfig) -> bool:
     """Whether a phase's objective has a value head learn beside the policy."""
     return bool(VALUES & _needed(config))
+
+
+def takes_stored_value(config: RunConfig) -> bool:
+    """Whether a phase's objective reads values from data.value_store."""
+    return "stored_value" in _needed(config)
 
 
 def _needed(config: RunConfig) -> Set[str]:

@@ -29,7 +29,7 @@ from agro.store import Store
 from agro.train import checkpoint
 from agro.train.callbacks import Callback
 from agro.train.card import write_cards
-from agro.train.check import check_config, check_heldout, learns_value, reads_reference
+from agro.train.check import check_config, check_heldout, learns_value, reads_reference, takes_stored_value
 from agro.train.checkpoint import Position
 from agro.train.data import (
     check_store,
@@ -45,6 +45,7 @@ from agro.train.recovery import go_back, prune
 from agro.train.run import Run
 from agro.train.saving import save_model
 from agro.train.track import Trackers, check_trackers, load_trackers
+from agro.train.values import StoredValues
 from agro.train.watchdog import Watchdog
 
 
@@ -57,6 +58,7 @@ class Trainer:
     policy: Policy
     reference: Policy | None  # where an objective or an evaluation reads it
     reward: Reward | None
+    values: StoredValues | None  # of data.value_store
     store: Store
     folder: Run
     progress: Progress
@@ -176,8 +178,25 @@ class Trainer:
                 for _, config in self.phases[: alone + 1]:
                     if config.data.replay > 0:
                         check_store(config, store)
-        for other in {s for _, c in self.phases for s in (c.data.eval_store, c.data.value_store) if s}:
+        for other in {c.data.eval_store for _, c in self.phases if c.data.eval_store}:
             Store.open(other, read_only=True, create=False).close()
+        given = self.config.data.value_store
+        self.values = StoredValues.load(given, self._valued_prompts(path if there else None)) if given else None
+
+    def _valued_prompts(self, path: Path | None) -> set[str]:
+        """Those that phases with stored values train on, as far as is known before the run; `path`: of the store, if there."""
+        found, fresh = set[str](), False
+        for _, config in self.phases:
+            fresh = fresh or config.data.replay < 1  # what a phase samples is stored for those that follow
+            if not takes_stored_value(config):
+                continue
+            if fresh:
+                found |= {p.id for p in self.prompts}
+            if config.data.replay > 0 and path is not None:
+                with Store.open(path, read_only=True) as store:
+                    groups = store.groups(roles=config.data.roles, sources=config.data.sources)
+                    found |= {g.prompt_id for g in groups if g.scored}
+        return found
 
     def _train(self) -> None:
         for note in notes(self.policy, self.prompts, self.config):

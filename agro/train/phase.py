@@ -45,7 +45,6 @@ from agro.train.recovery import prune
 from agro.train.saving import keep_best
 from agro.train.schedule import is_tuned, lr_at, options_at, tune
 from agro.train.step import Step, backward, collate, streams_of
-from agro.train.values import StoredValues
 from agro.types import UNKNOWN_VERSION, Batch
 
 if TYPE_CHECKING:
@@ -77,7 +76,6 @@ class Phase:
                 trainer.progress.say(f"{position.phase}: {note}")
             check_heldout(self._stored_prompts(), [p.id for p in trainer.eval_prompts])
         self.held = self._held_out_groups()
-        self.values = StoredValues.load(config.data.value_store, self._prompts()) if config.data.value_store else None
         self.cache: ReferenceCache | None = None
         if config.policy.cache_reference and trainer.reference is not None:
             if position.cached < 0:
@@ -234,8 +232,9 @@ class Phase:
         batch = collate(drawn.samples, self.position.version, drawn.pairs).to(self.policy.device)
         if "old_logp" in needs:
             batch = batch.replace(old_logp=streams_of(self.policy, batch, ["logp"], self.micro)["logp"])
-        if self.values is not None and "stored_value" in needs:
-            batch = self.values.fill(batch, drawn.samples, self._options(at))
+        if "stored_value" in needs:
+            assert self.trainer.values is not None
+            batch = self.trainer.values.fill(batch, drawn.samples, self._options(at))
         if self.cache is not None and "ref_logp" in needs:
             return self.cache.fill(batch, drawn.samples, self.position.step + 1)
         now = get(self.config.objective.name).needed(self._options(at))  # a schedule may have brought β to 0

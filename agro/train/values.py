@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,14 +38,16 @@ class StoredValues:
         lacking = sorted(set(prompts) - found.keys())
         if lacking:
             raise Refused(
-                f"data.value_store: {path}: expected scored samples of the reference for all {len(set(prompts))} prompts that are trained on, "
+                f"data.value_store: {path}: expected scored samples of the reference for all {len(set(prompts))} prompts that are trained on with stored values, "
                 f"but {len(lacking)} have none (for one: {', '.join(lacking[:3])}). What to do: agro sample --model REFERENCE "
                 "--prompts FILE --out STORE -n 8, then agro score"
             )
         return cls({p: np.array([total_reward(s) for s in one_each(samples)]) for p, samples in found.items()})
 
     def value(self, prompt_id: str, beta: float) -> float:
-        """The soft maximum, in units of reward."""
+        """The soft maximum, in units of reward; NaN for a prompt that isn't there, which the objective refuses."""
+        if prompt_id not in self.rewards:  # it came into the store that is trained on after the run began
+            return math.nan
         r = self.rewards[prompt_id]
         most = r.max()
         return float(most + beta * np.log(np.exp((r - most) / beta).mean()))

@@ -8,16 +8,19 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 from test_resume import same
-from tiny_runs import fill_store, metrics, tiny, weights
+from tiny_runs import fill_store, metrics, tiny, weights, write_prompts
 
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.store import Store
+from agro.train.callbacks import Callback
 from agro.train.interruption import Interruption
 from agro.train.loop import Trainer
 from agro.train.step import collate
 from agro.train.values import StoredValues
 from agro.types import Sample
+
+STORED = {"name": "squared_consistency", "beta": 0.1, "baseline": "stored", "scale": "square"}
 
 
 def valued(folder: Path, name: str = "dro", **changes) -> RunConfig:
@@ -118,7 +121,7 @@ def test_the_stored_value_counts_rewards_of_tokens_as_training_does(tmp_path: Pa
 def stored(folder: Path, **changes) -> RunConfig:
     fill_store(folder / "log.db", groups=8)
     given = {
-        "objective": {"name": "squared_consistency", "beta": 0.1, "baseline": "stored", "scale": "square"},
+        "objective": STORED,
         "data__store": str(folder / "log.db"), "data__replay": 1.0, "data__prompts": None, "data__group_size": 1,
         "data__value_store": str(folder / "values.db"),
     }  # fmt: skip
@@ -140,8 +143,40 @@ def test_one_response_a_prompt_with_a_stored_value(tmp_path: Path) -> None:
 
 def test_prompts_without_a_stored_value_are_refused(tmp_path: Path) -> None:
     fill_store(tmp_path / "values.db", groups=5)
-    with pytest.raises(Refused, match=r"data\.value_store: .*all 8 prompts .* but 3 have none"):
-        Trainer(stored(tmp_path), tmp_path / "run").run()
+    for act in (Trainer.run, Trainer.plan):
+        with pytest.raises(Refused, match=r"data\.value_store: .*all 8 prompts .* but 3 have none"):
+            act(Trainer(stored(tmp_path), tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_values_are_asked_of_the_phase_that_takes_them(tmp_path: Path) -> None:
+    """Not of the log that the first one imitates; of the second, before the first has begun."""
+    phases = [
+        {"name": "imitate", "objective": {"name": "sft"}, "train": {"steps": 1}},
+        {"name": "valued", "objective": STORED, "data": {"replay": 0.0}, "train": {"steps": 1}},
+    ]
+    prompts = write_prompts(tmp_path / "asked.jsonl", range(5))
+    config = stored(tmp_path, objective={"name": "sft"}, phases=phases, data__prompts=prompts)
+    with Store.open(tmp_path / "values.db") as store:
+        store.append(Sample(f"{i:03d}>", "1", reward=1.0) for i in range(4))
+    with pytest.raises(Refused, match=r"all 5 prompts .* but 1 have none"):
+        Trainer(config, tmp_path / "run").run()
+    with Store.open(tmp_path / "values.db") as store:
+        store.append([Sample("004>", "1", reward=1.0)])
+    assert [m["phase"] for m in metrics(Trainer(config, tmp_path / "run").run())] == ["imitate", "valued"]
+
+
+def test_a_prompt_that_comes_later_and_has_no_value_is_refused_by_name(tmp_path: Path) -> None:
+    class Grow(Callback):
+        def before_step(self, trainer, samples) -> None:
+            trainer.store.append([Sample("9>", "1", reward=1.0, prompt_id="late")])
+
+    fill_store(tmp_path / "values.db", groups=8)
+    config = stored(tmp_path, train__steps=20)
+    with pytest.raises(
+        Refused, match=r"needs stored_value: 3 of 4 rows have it, 1 don't \(for one: sample \d+ \(prompt late\)\)"
+    ):
+        Trainer(config, tmp_path / "run", callbacks=[Grow()]).run()
 
 
 @pytest.mark.parametrize("changes", [{"data__value_store": None}, {"objective": {"name": "reinforce"}}])
