@@ -188,12 +188,14 @@ def test_held_out_responses_are_measured_against_the_reference_without_the_unsco
     assert "eval_regret" not in describe_heldout(single, policy, reference, config, {"beta": 0.2}, MicroBatch())
 
 
-def test_a_beta_that_a_schedule_ends_leaves_the_one_given(tmp_path: Path) -> None:
-    """At β = 0 the objective reads the reference no more; evaluate.beta does."""
+@pytest.mark.parametrize("given", [None, 0.2])
+def test_a_beta_that_a_schedule_ends_leaves_what_is_measured(tmp_path: Path, given: float | None) -> None:
+    """At β = 0 the objective reads the reference no more; kl_ref, which a guard may watch, and evaluate.beta do."""
     fades = {"name": "agro", "beta": {"start": 0.1, "end": 0.0, "steps": 2}}
-    rows = metrics(Trainer(tiny(tmp_path, objective=fades, evaluate__beta=0.2), tmp_path / "run").run())
+    rows = metrics(Trainer(tiny(tmp_path, objective=fades, evaluate__beta=given), tmp_path / "run").run())
     assert [m["beta"] for m in rows] == [0.1, 0.05, 0.0, 0.0, 0.0, 0.0]
-    assert all(m["kl_ref"] is not None and m["regret"] is not None for m in rows)
+    assert all(m["kl_ref"] is not None for m in rows)
+    assert [m["regret"] is not None for m in rows] == [True] * 2 + [given is not None] * 4
 
 
 def total_logp(policy: Policy, sample: Sample) -> float:
