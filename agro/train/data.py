@@ -129,18 +129,18 @@ def sample_fresh(
 def usable(samples: Sequence[Sample], policy: Policy, max_length: int | None, needs: set[Need], drawn: Drawn) -> None:
     """Put into `drawn` the samples that give what is needed of them, encoded; count the others, and the damaged, by reason.
 
-    An episode that loses a row leaves whole, and so does a group that loses so many that it is too small. A
-    pair that loses a response leaves, and the other one with it where no pair is left to it.
+    An episode that loses a row leaves whole, and so does a group that loses so many that it is too small. A pair
+    that loses a response leaves, and the other one with it where no pair is left to it.
     """
     least = least_responses(needs)
     fit: list[Sample] = []
-    split = {d.episode for d in drawn.damaged}
+    split = {(d.prompt_id, d.episode) for d in drawn.damaged}
     for sample in samples:
         try:
             encoded = policy.encode(sample, max_length)
         except Unusable as error:
             drawn.left_out[error.reason] += 1
-            split.add(sample.episode)
+            split.add((sample.prompt_id, sample.episode))
             continue
         if "reward" in needs and encoded.reward is None and encoded.token_reward is None:
             drawn.left_out["no reward"] += 1
@@ -148,7 +148,7 @@ def usable(samples: Sequence[Sample], policy: Policy, max_length: int | None, ne
             fit.append(encoded)
     if drawn.damaged:
         drawn.left_out["damaged"] = len(drawn.damaged)
-    kept = [s for s in fit if s.episode is None or s.episode not in split]
+    kept = [s for s in fit if s.episode is None or (s.prompt_id, s.episode) not in split]
     if len(kept) < len(fit):
         drawn.left_out["another row of its episode was left out"] = len(fit) - len(kept)
     if "pairs" in needs:

@@ -237,9 +237,7 @@ class Phase:
             batch = self.trainer.values.fill(batch, drawn.samples, self._options(at))
         if self.cache is not None and "ref_logp" in needs:
             return self.cache.fill(batch, drawn.samples, self.position.step + 1)
-        now = get(self.config.objective.name).needed(
-            self._options(at)
-        )  # where a schedule has brought β to 0 without it
+        now = get(self.config.objective.name).needed(self._options(at))  # without it where a schedule brought β to 0
         if "ref_logp" not in now and ("ref_logp" in needs or self.config.evaluate.beta is not None):
             assert self.trainer.reference is not None
             return with_reference(batch, drawn.is_fresh, self.trainer.reference, self.micro)

@@ -18,6 +18,7 @@ from agro.train.data import Drawn, usable
 from agro.train.loop import Trainer
 from agro.train.measure import describe_batch
 from agro.train.micro import MicroBatch
+from agro.train.step import collate
 from agro.types import Sample
 
 
@@ -43,6 +44,16 @@ def test_an_episode_that_loses_a_row_leaves_whole(tmp_path: Path, policy: Policy
     usable(rows, policy, 12, {"reward"}, drawn)
     assert [s.response for s in drawn.samples] == ["3", "4", "5"]
     assert drawn.left_out == {"too long": 1, "another row of its episode was left out": 1}
+
+
+def test_episodes_of_two_prompts_may_have_one_name(policy: Policy) -> None:
+    """That of p loses a row and leaves; that of q stays, and is no part of the other one's responses."""
+    rows = [row(policy, "1", "e"), row(policy, "2", "e", later=True)]
+    others = [r.replace(prompt_id="q", reward=0.0) for r in rows]
+    assert collate([*rows, *others], 0).response.tolist() == [0, 0, 1, 1]
+    drawn = Drawn([])
+    usable([rows[0], row(policy, "2" * 8, "e", later=True), *others], policy, 12, {"reward"}, drawn)
+    assert [s.prompt_id for s in drawn.samples] == ["q", "q"]
 
 
 def test_an_episode_with_a_damaged_row_leaves_whole(tmp_path: Path, policy: Policy) -> None:
