@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,15 +13,13 @@ import torch
 from agro.config import RunConfig
 from agro.envs import in_environment
 from agro.errors import Interrupted, Refused, Unwritable
-from agro.evaluate import heldout
 from agro.objectives import NotFinite, get
 from agro.reference import follow
 from agro.samplers import HFSampler, Sampler
 from agro.train import checkpoint
 from agro.train.cache import ReferenceCache
-from agro.train.check import check_heldout, measures_consistency
+from agro.train.check import check_heldout
 from agro.train.checkpoint import Position
-from agro.train.consistency import HeldOutGroups
 from agro.train.data import (
     Drawn,
     PromptOrder,
@@ -30,19 +27,17 @@ from agro.train.data import (
     derive,
     draw_rule,
     sample_fresh,
-    sampling,
     stored_groups,
     usable,
 )
-from agro.train.diagnostics import DWARFED, diagnostic_beta, dwarfed, with_reference
+from agro.train.diagnostics import DWARFED, dwarfed, with_reference
 from agro.train.guard import explosion, remember
-from agro.train.measure import describe_batch, describe_heldout, describe_step, empty_metrics
+from agro.train.heldout import HeldOut, compare
+from agro.train.measure import describe_batch, describe_step, empty_metrics
 from agro.train.micro import MicroBatch
-from agro.train.notes import trap
 from agro.train.optimiser import Optimiser
 from agro.train.progress import responses_text
 from agro.train.recovery import prune
-from agro.train.saving import keep_best
 from agro.train.schedule import is_tuned, lr_at, options_at, tune
 from agro.train.step import Step, backward, collate, streams_of
 from agro.types import UNKNOWN_VERSION, Batch
@@ -75,7 +70,7 @@ class Phase:
             for note in check_store(config, self.store):
                 trainer.progress.say(f"{position.phase}: {note}")
             check_heldout(self._stored_prompts(), [p.id for p in trainer.eval_prompts])
-        self.held = self._held_out_groups()
+        self.held = HeldOut(trainer, config, self._sampler, self.micro, self._prompts())
         self.cache: ReferenceCache | None = None
         if config.policy.cache_reference and trainer.reference is not None:
             if position.cached < 0:
@@ -100,7 +95,7 @@ class Phase:
         """
         config, ends = self.config, self.begins + self.config.train.steps
         try:
-            if self.position.step == 0 and (self.trainer.eval_prompts or self.held):
+            if self.position.step == 0 and self.held:
                 start = {"step": 0, "phase": self.position.phase, "version": self.position.version}
                 self._log(empty_metrics() | start | self._evaluate(0))
             if config.guard.action == "rollback" and self.saved < 0:
@@ -325,16 +320,6 @@ class Phase:
     def _load_optimiser(self, folder: Path) -> None:
         checkpoint.load_optimiser(folder, self.policy.weights(), self.optimiser.adam, self.policy.value_weights())
 
-    def _held_out_groups(self) -> HeldOutGroups | None:
-        """What data.eval_store holds, where the phase has a β to measure it at."""
-        data, reference = self.config.data, self.trainer.reference
-        if not data.eval_store or not measures_consistency(self.config):
-            return None
-        assert reference is not None
-        held = HeldOutGroups.load(data.eval_store, self.config, reference, self.micro)
-        check_heldout(self._prompts(), held.prompt_ids, "data.eval_store")
-        return held
-
     def _prompts(self) -> set[str]:
         """Those that may be trained on."""
         return (self._stored_prompts() if self.config.data.replay else set()) | {p.id for p in self.trainer.prompts}
@@ -348,45 +333,16 @@ class Phase:
         return in_environment(HFSampler(self.policy, version), self.environment, self.config.environment)
 
     def _evaluate(self, at: int) -> dict[str, Any]:
-        """Held-out reward at the weights of now, on noise that is the same at every step, and held-out ½ Var(R)."""
-        config, options, out = self.config, self._options(at), dict[str, Any]()
-        if self.trainer.eval_prompts or self.held:
-            self.stage("evaluating")
-            self.trainer.tell("before_evaluate")
-        if self.trainer.eval_prompts:
-            assert self.trainer.reward is not None
-            how = replace(
-                sampling(config, derive(config.train.seed, "evaluate")),
-                temperature=config.evaluate.temperature, top_k=0, top_p=1.0, min_p=0.0,
-            )  # fmt: skip
-            prompts = self.trainer.eval_prompts
-            found = heldout(self._sampler(), self.trainer.reward, prompts, config.evaluate.n, how)
-            if self.position.step == 0 and (note := trap(found.rewards, config.objective.name, options)):
-                self.trainer.progress.say(note)
-            out |= describe_heldout(found, self.policy, self.trainer.reference, config, options, self.micro)
-            self._compare(out)
-        if self.held is not None and (beta := diagnostic_beta(config, options)):
-            out |= self.held.measure(self.policy, beta, options.get("average", "sum")).metrics()
-            out["eval_left_out"] = self.held.left_out
-        if out:
-            self.trainer.tell("after_evaluate", out)
-        return out
-
-    def _compare(self, found: Mapping[str, Any]) -> None:
-        """Held-out reward against the best so far: what is kept, and whether the run goes on."""
-        rule, step, reward = self.config.evaluate, self.position.step, found["eval_reward"]
-        if math.isnan(reward):  # nothing could be scored
-            return
-        best, waited = self.position.best, self.position.waited + 1
-        if best is None or reward > best[0] or step == best[1]:  # step 0 is measured again where a run goes on from it
-            best, waited = (reward, step), 0
-            if rule.keep_best:
-                keep_best(self.policy, self.trainer.out, self.config.policy.lora, {**found, "step": step})
-        self.position = replace(self.position, best=best, waited=waited)
-        if rule.patience and waited >= rule.patience:
-            self.trainer.stop(f"{waited} evaluations without more than {best[0]:.4f}, which step {best[1]} had")
-        if rule.target is not None and reward >= rule.target:
-            self.trainer.stop(f"eval_reward is {reward:.4f}, evaluate.target {rule.target:g}")
+        """Held-out measurements at the weights of now, and what follows from them."""
+        if not self.held:
+            return {}
+        self.stage("evaluating")
+        self.trainer.tell("before_evaluate")
+        found = self.held.measure(self._options(at), start=self.position.step == 0)
+        self.position = compare(self.trainer, self.config, self.position, found)
+        if found:
+            self.trainer.tell("after_evaluate", found)
+        return found
 
     def _save(self) -> None:
         self.stage("saving")

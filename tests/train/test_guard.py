@@ -132,11 +132,11 @@ def test_callbacks_are_told_in_order(tmp_path: Path) -> None:
 
 def test_patience_and_target_end_a_run_and_the_best_is_kept(tmp_path: Path, monkeypatch) -> None:
     """Held-out rewards as given: the best is the second, two later ones don't reach it."""
-    from agro.train import phase
+    from agro.train import heldout
 
     given = iter([0.1, 0.5, 0.4, 0.5, 0.9])
-    real = phase.describe_heldout
-    monkeypatch.setattr(phase, "describe_heldout", lambda *a: real(*a) | {"eval_reward": next(given)})
+    real = heldout.describe_heldout
+    monkeypatch.setattr(heldout, "describe_heldout", lambda *a: real(*a) | {"eval_reward": next(given)})
     common = {"data__eval_prompts": held(tmp_path), "evaluate__every": 1}
     out = run(tmp_path, evaluate__patience=2, evaluate__keep_best=True, **common)
     assert metrics(out)[-1]["step"] == 3

@@ -12,7 +12,7 @@ from tiny_runs import fill_store, metrics, tiny, weights, write_prompts
 
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
-from agro.train import checkpoint, phase
+from agro.train import checkpoint, heldout
 from agro.train.callbacks import Callback
 from agro.train.loop import Trainer
 
@@ -89,9 +89,9 @@ def test_a_checkpoint_of_other_weights_is_refused(tmp_path: Path) -> None:
 
 def test_rewards_that_could_not_be_measured_are_no_best(tmp_path: Path, monkeypatch) -> None:
     given = iter([float("nan"), 0.2, 0.1])
-    real = phase.describe_heldout
+    real = heldout.describe_heldout
     monkeypatch.setattr(
-        phase, "describe_heldout", lambda *a: real(*a) | {"eval_reward": next(given), "eval_reward_se": float("nan")}
+        heldout, "describe_heldout", lambda *a: real(*a) | {"eval_reward": next(given), "eval_reward_se": float("nan")}
     )
     config = tiny(tmp_path, data__eval_prompts=held(tmp_path), evaluate={"every": 1, "keep_best": True}, train__steps=2)
     out = Trainer(config, tmp_path / "run").run()
@@ -101,8 +101,8 @@ def test_rewards_that_could_not_be_measured_are_no_best(tmp_path: Path, monkeypa
 
 def test_the_measurement_of_step_0_made_again_is_not_one_without_progress(tmp_path: Path, monkeypatch) -> None:
     given = iter([0.5, 0.5, 0.4, 0.3, 0.2])  # step 0, step 0 again, steps 1 to 3
-    real = phase.describe_heldout
-    monkeypatch.setattr(phase, "describe_heldout", lambda *a: real(*a) | {"eval_reward": next(given)})
+    real = heldout.describe_heldout
+    monkeypatch.setattr(heldout, "describe_heldout", lambda *a: real(*a) | {"eval_reward": next(given)})
     config = tiny(tmp_path, data__eval_prompts=held(tmp_path), evaluate={"every": 1, "patience": 2}, train__steps=3)
     with pytest.raises(Interrupted):
         Trainer(config, tmp_path / "run", callbacks=[Interrupt(0)]).run()
