@@ -12,7 +12,7 @@ from tiny_runs import fill_store, metrics, tiny, weights, write_prompts
 
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
-from agro.train import checkpoint, heldout
+from agro.train import checkpoint, heldout, phase
 from agro.train.callbacks import Callback
 from agro.train.loop import Trainer
 
