@@ -92,18 +92,18 @@ SCALE = _choice("reward", "whether the gradient carries the factor beta", "rewar
 
 def _regularised(*always: Need) -> Any:
     """Needs of an objective that reads the reference's log-probs unless β is 0."""
-    return lambda o: set(always) | ({"ref_logp"} if o.get("beta", REQUIRED) != 0 else set())
+    return lambda o: set(always) | ({"ref_logp"} if o.get("beta") != 0 else set())
 
 
 def _coupled(o: Mapping[str, Any]) -> Coupling:
     """Group-coupled through R_i unless β is 0."""
-    return "row" if o.get("beta", REQUIRED) == 0 else "group"
+    return "row" if o.get("beta") == 0 else "group"
 
 
 def _fresh_for(o: Mapping[str, Any]) -> set[Need]:
     """What a token-level estimate of AGRO's regulariser needs besides."""
     kinds: dict[str, set[Need]] = {"triangular": {"fresh"}, "local": {"fresh", "kl"}}
-    return kinds.get(o.get("regulariser", o.get("squared", "sequence")), set())
+    return kinds.get(o.get("regulariser", o.get("squared")), set())
 
 
 def _agro_conflict(o: Mapping[str, Any]) -> str:
