@@ -33,7 +33,7 @@ class Groups:
             raise Refused(
                 f"weight: {batch.ids[int(differs.int().argmax())]}: expected one weight for the whole group, got different ones"
             )
-        return cls(batch, group, first, torch.bincount(group, minlength=batch.n_groups), weight)
+        return cls(batch, group, first, torch.bincount(group), weight)
 
     @cached_property
     def reward(self) -> Tensor:

@@ -199,7 +199,7 @@ def swap(mutant: Mutant) -> None:
         for part in mutant.function.split("."):
             found = inspect.getattr_static(found, part)
         while not isinstance(found, FunctionType) or hasattr(found, "__wrapped__"):
-            found = found.fget if isinstance(found, property) else found.__wrapped__
+            found = next(getattr(found, k) for k in ("__wrapped__", "fget", "func") if hasattr(found, k))
         found.__code__ = code_of(compile(mutant.source(), str(mutant.path), "exec"), mutant.function)
     except (AttributeError, StopIteration, ValueError):
         os._exit(MISPLACED)
