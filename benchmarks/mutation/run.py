@@ -54,7 +54,7 @@ from _pytest.runner import runtestprotocol  # noqa: E402
 from mutants import Mutant, mutants  # noqa: E402
 from transformers import AutoTokenizer, LlamaForCausalLM  # noqa: E402, F401
 
-FILES = [*sorted((ROOT / "agro/objectives").glob("*.py")), ROOT / "agro/train/step.py", ROOT / "agro/logprobs.py"]
+FILES = [ROOT / "agro/logprobs.py", ROOT / "agro/train/step.py", *sorted((ROOT / "agro/objectives").glob("*.py"))]
 # test_any_batch compares what test_agreement compares, more slowly.
 OBJECTIVES = [
     str(p.relative_to(ROOT))
@@ -65,7 +65,7 @@ STEP = ["tests/train/test_step.py", "tests/train/test_micro.py"]
 LOGPROBS = ["tests/test_logprobs.py", "tests/test_policy.py"]
 TESTS = [*OBJECTIVES, "tests/proof/test_expectation.py", *STEP, *LOGPROBS]
 KEPT = ROOT / "build/mutants.jsonl"
-BUDGET = 8.0  # seconds of CPU of tests for a mutant; one that only a later test would notice counts as survived
+BUDGET = 4.0  # seconds of CPU of tests for a mutant; one that only a later test would notice counts as survived
 SPARE = 10  # seconds of CPU that a test may take beyond five times what it takes of the code as it is
 MISPLACED = 70  # exit status of a fork that couldn't put its mutant in place
 OPTIONS = ["-o", "addopts=", "-q", "-q", "-x", "--assert=plain", "-p", "no:cacheprovider"]
@@ -144,7 +144,7 @@ class Session:
         gc.collect()
         gc.freeze()  # so that collections of garbage in the forks don't copy what they share
         for first in {(m.path, m.function): m for m in self.todo}.values():
-            if outcome := self.attempt(replace(first, new=first.old), BUDGET / 10):
+            if outcome := self.attempt(replace(first, new=first.old), BUDGET / 20):
                 assert outcome[0] == "survived", f"{first.path}: {first.function}: not killed by its change: {outcome}"
         for mutant in self.todo:
             start = time.monotonic()

@@ -1,0 +1,132 @@
+"""What mutants of the step showed that no other test looks at: what collate puts where, and what the step's passes leave."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from agro import objectives
+from agro.train import step
+from agro.train.micro import MicroBatch
+from agro.train.step import backward, collate, streams_of
+from agro.types import Batch, Sample
+
+
+def sample(tokens: list[int], prompt: int, **fields) -> Sample:
+    """The first `prompt` tokens are the prompt's."""
+    action = [i >= prompt for i in range(len(tokens))]
+    return Sample("p", "r", tokens=np.array(tokens), action=np.array(action), tokenizer="t", **fields)
+
+
+def test_collate_puts_everything_in_its_place() -> None:
+    """A log's dense rewards beside an expert's piece of an episode: padded on the right, unknown where nothing is known."""
+    dense = np.array([math.nan, math.nan, 0.25, 0.5], dtype=np.float32)
+    logp = np.array([math.nan, math.nan, -1.0, -2.0], dtype=np.float32)
+    version = np.array([7, 7, 7, 5], dtype=np.int32)
+    batch = collate(
+        [
+            sample([4, 5, 6, 7], 2, reward=1.0, token_reward=dense, behavior_logp=logp, version=version, id=3, prompt_id="a"),
+            sample([8, 9], 1, reward=2.0, episode="e", role="expert", id=4, prompt_id="b"),
+            sample([8, 9, 9], 2, reward=2.0, episode="e", role="expert", id=5, prompt_id="b"),
+            sample([8, 9], 1, reward=None, token_reward=dense[2:], version=0, role="policy", id=6, prompt_id="b"),
+        ],
+        9,
+    )  # fmt: skip
+    nan = math.nan
+    assert batch.tokens is not None
+    assert batch.behavior_logp is not None
+    assert batch.lengths is not None
+    assert batch.mask.tolist() == [
+        [False, False, True, True], [False, True, False, False], [False, False, True, False], [False, True, False, False],
+    ]  # fmt: skip
+    assert batch.tokens.tolist() == [[4, 5, 6, 7], [8, 9, 0, 0], [8, 9, 9, 0], [8, 9, 0, 0]]
+    assert batch.tokens.dtype == torch.long
+    assert batch.lengths.tolist() == [4, 2, 3, 2]
+    np.testing.assert_array_equal(batch.behavior_logp, [[nan, nan, -1, -2], *[[nan] * 4] * 3])
+    np.testing.assert_array_equal(
+        batch.extra["token_reward"], [[nan, nan, 0.25, 0.5], [nan] * 4, [nan] * 4, [0.25, 0.5, nan, nan]]
+    )
+    assert batch.extra["token_reward"].dtype == torch.float64
+    assert batch.reward.tolist() == [1.75, 2.0, 2.0, 0.75]  # with the token rewards, which alone are a reward too
+    assert batch.group.tolist() == [0, 1, 1, 1]
+    assert batch.response.tolist() == [0, 1, 1, 2]
+    np.testing.assert_array_equal(batch.age, [4, nan, nan, 9])  # of its oldest token
+    assert list(batch.role) == ["log", "expert", "expert", "policy"]
+    assert batch.ids == tuple(f"sample {i} (prompt {p})" for i, p in [(3, "a"), (4, "b"), (5, "b"), (6, "b")])
+
+
+def test_collate_says_nothing_of_what_no_sample_knows() -> None:
+    batch = collate([sample([4, 5], 1, reward=1.0), sample([4, 5], 1, reward=0.0)], 0)
+    assert batch.behavior_logp is None
+    assert batch.extra == {}
+    assert batch.pairs is None
+    assert batch.votes is None
+    assert batch.response.tolist() == [0, 1]
+
+
+def ragged(policy) -> Batch:
+    """Three rows of 6, 3 and 4 tokens, the first token of each the prompt's, two groups."""
+    rows = [sample([1, 5, 6, 7, 8, 2], 1, reward=1.0, prompt_id="a", version=0), sample([1, 5, 2], 1, reward=0.0, prompt_id="a", version=0),
+            sample([1, 9, 4, 2], 1, reward=0.5, prompt_id="b", version=0)]  # fmt: skip
+    return collate(rows, 0)
+
+
+def test_streams_of_a_step_are_0_outside_the_mask_and_carry_no_gradient(tiny) -> None:
+    policy = tiny()
+    batch = ragged(policy)
+    policy.add_value()
+    want = ["logp", "value"]
+    found = streams_of(policy, batch, want, MicroBatch(1))
+    assert list(found) == want
+    alone = policy.streams(batch.tokens, batch.lengths, batch.mask, want)
+    assert found["logp"].shape == batch.mask.shape
+    assert (found["logp"][~batch.mask] == 0).all()
+    torch.testing.assert_close(
+        found["logp"][batch.mask].float(), alone["logp"][batch.mask].detach(), rtol=1e-5, atol=1e-5
+    )
+    torch.testing.assert_close(found["value"].float(), alone["value"].detach(), rtol=1e-5, atol=1e-5)
+    assert not any(v.requires_grad for v in found.values())
+    assert all(v.dtype == torch.float64 for v in found.values())
+
+
+@pytest.mark.parametrize("size", [2, 1])
+def test_the_step_leaves_streams_evaluation_and_reference_of_the_whole(size: int, tiny, monkeypatch) -> None:
+    """In one pass of whole groups (2 rows) and in two passes (1): loss and streams from before the update, activations as asked."""
+    policy, reference = tiny(), tiny(initializer_range=0.2)
+    batch = ragged(policy)
+    offloaded: list[bool] = []
+    called: list[int] = []
+    plain = step.activations
+    monkeypatch.setattr(step, "activations", lambda model, active: (offloaded.append(active), plain(model, active))[1])
+    options = objectives.get("agro").resolve("agro", {"beta": 0.5, "singletons": "drop"})
+    left = backward(policy, batch, "agro", options, micro=MicroBatch(size), reference=reference, between=lambda: called.append(1), offload=True)  # fmt: skip
+    passes = {2: 2, 1: 3}[size]
+    assert offloaded == [True] * passes
+    assert len(called) == passes
+    assert left.batch.ref_logp is not None
+    torch.testing.assert_close(
+        left.batch.ref_logp, streams_of(reference, batch, ["logp"], MicroBatch(3))["logp"], rtol=1e-5, atol=1e-5
+    )
+    torch.testing.assert_close(
+        left.streams["logp"], streams_of(policy, batch, ["logp"], MicroBatch(3))["logp"], rtol=1e-5, atol=1e-5
+    )
+    whole = objectives.evaluate("agro", left.streams["logp"], left.batch, beta=0.5, singletons="drop")
+    assert left.evaluation.loss == pytest.approx(whole.loss, rel=1e-12)
+    assert left.evaluation.metrics == pytest.approx(whole.metrics, rel=1e-12)
+    torch.testing.assert_close(left.evaluation.grad, whole.grad)
+    assert not left.streams["logp"].requires_grad
+    offloaded.clear()
+    backward(policy, batch, "agro", options, micro=MicroBatch(size), reference=reference)
+    assert offloaded == [False] * passes
+
+
+def test_a_reference_that_is_given_is_not_computed_again(tiny) -> None:
+    policy = tiny()
+    batch = ragged(policy)
+    batch = batch.replace(ref_logp=torch.where(batch.mask, -1.0, math.nan).double())
+    options = objectives.get("agro").resolve("agro", {"beta": 0.5, "singletons": "drop"})
+    left = backward(policy, batch, "agro", options, micro=MicroBatch(3), reference=tiny(initializer_range=0.2))
+    assert left.batch.ref_logp is batch.ref_logp
