@@ -61,7 +61,7 @@ OBJECTIVES = [
     for p in sorted((ROOT / "tests/objectives").glob("test_*.py"))
     if p.stem != "test_any_batch"
 ]
-STEP = ["tests/train/test_step.py", "tests/train/test_micro.py"]
+STEP = ["tests/train/test_step.py", "tests/train/test_step_details.py", "tests/train/test_micro.py"]
 LOGPROBS = ["tests/test_logprobs.py", "tests/test_policy.py"]
 TESTS = [*OBJECTIVES, "tests/proof/test_expectation.py", *STEP, *LOGPROBS]
 KEPT = ROOT / "build/mutants.jsonl"

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from agro import Batch, objectives
 from agro.errors import Refused
-from agro.objectives import Evaluation
+from agro.objectives import Evaluation, NotFinite
 
 
 def at_the_reference(name: str, groups: dict[str, tuple[float, list[float]]], **options: Any) -> Evaluation:
@@ -77,3 +78,19 @@ def test_without_beta_a_policy_that_is_certain_stands_still() -> None:
     batch = Batch.of(mask=[[False, True]] * 2, reward=[1.0, 0.0], group=[0, 0])
     out = objectives.evaluate("agro", [[0.0, 0.0]] * 2, batch, beta=0.0, scale="loss")
     assert (out.grad == 0).all()
+
+
+def test_rows_that_a_micro_batch_does_not_hold_are_not_judged_by_it() -> None:
+    """Rows 2 and 3 are given; the ratio of row 0 overflows, which is for the micro-batch that holds row 0 to say."""
+    mask = [[False, True]] * 4
+    given: dict[str, Any] = {"mask": mask, "reward": [1.0, 0.0, 1.0, 0.0], "group": [0, 0, 1, 1], "ids": [*"abcd"]}
+    batch = Batch.of(**given, behavior_logp=[[0.0, -800.0], *[[0.0, -1.0]] * 3])
+    entry = objectives.get("grpo")
+    options = entry.resolve("grpo", {})
+    logp = {"logp": torch.tensor([[0.0, -1.0]] * 4, dtype=torch.float64)}
+    out = objectives.differentiate("grpo", entry, logp, batch, options, torch.tensor([2, 3]))
+    assert out.grads["logp"][2:, 1].isfinite().all()
+    with pytest.raises(
+        NotFinite, match=r"isn't finite in a \(a ratio that overflows\?\), largest \|logp - behavior_logp\| 799\."
+    ):
+        objectives.differentiate("grpo", entry, logp, batch, options, torch.tensor([0, 1]))
