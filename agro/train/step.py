@@ -43,9 +43,9 @@ def collate(samples: Sequence[Sample], version: int, pairs: Sequence[Pair] = ())
 
     def padded(values: Sequence[Any], fill: float, dtype: torch.dtype) -> Tensor:
         out = torch.full((len(samples), T), fill, dtype=dtype)
-        for row, value in zip(out, values, strict=True):
+        for row, value in zip(out, values):
             if value is not None:
-                row[: len(value)] = torch.as_tensor(value.copy()).to(dtype)
+                row[: len(value)] = torch.as_tensor(value.copy())
         return out
 
     knows = any(s.behavior_logp is not None for s in samples)

@@ -54,7 +54,7 @@ from _pytest.runner import runtestprotocol  # noqa: E402
 from mutants import Mutant, mutants  # noqa: E402
 from transformers import AutoTokenizer, LlamaForCausalLM  # noqa: E402, F401
 
-FILES = [ROOT / "agro/logprobs.py", ROOT / "agro/train/step.py", *sorted((ROOT / "agro/objectives").glob("*.py"))]
+FILES = [*sorted((ROOT / "agro/objectives").glob("*.py")), ROOT / "agro/train/step.py", ROOT / "agro/logprobs.py"]
 # test_any_batch compares what test_agreement compares, more slowly.
 OBJECTIVES = [
     str(p.relative_to(ROOT))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from agro import objectives
+from agro.store import Pair
 from agro.train import step
 from agro.train.micro import MicroBatch
 from agro.train.step import backward, collate, streams_of
@@ -34,6 +35,7 @@ def test_collate_puts_everything_in_its_place() -> None:
             sample([8, 9], 1, reward=None, token_reward=dense[2:], version=0, role="policy", id=6, prompt_id="b"),
         ],
         9,
+        [Pair(6, 4, 3.0, 1.0), Pair(5, 6, 2.0, 4.0)],
     )  # fmt: skip
     nan = math.nan
     assert batch.tokens is not None
@@ -51,6 +53,10 @@ def test_collate_puts_everything_in_its_place() -> None:
     )
     assert batch.extra["token_reward"].dtype == torch.float64
     assert batch.reward.tolist() == [1.75, 2.0, 2.0, 0.75]  # with the token rewards, which alone are a reward too
+    assert batch.pairs is not None
+    assert batch.votes is not None
+    assert batch.pairs.tolist() == [[3, 1], [2, 3]]
+    assert batch.votes.tolist() == [[3, 1], [2, 4]]
     assert batch.group.tolist() == [0, 1, 1, 1]
     assert batch.response.tolist() == [0, 1, 1, 2]
     np.testing.assert_array_equal(batch.age, [4, nan, nan, 9])  # of its oldest token
