@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from agro import Batch, objectives
 from agro.errors import Refused
 from agro.objectives import Evaluation, NotFinite
+from agro.objectives.core import REQUIRED, Option
 
 
 def at_the_reference(name: str, groups: dict[str, tuple[float, list[float]]], **options: Any) -> Evaluation:
@@ -94,3 +96,122 @@ def test_rows_that_a_micro_batch_does_not_hold_are_not_judged_by_it() -> None:
         NotFinite, match=r"isn't finite in a \(a ratio that overflows\?\), largest \|logp - behavior_logp\| 799\."
     ):
         objectives.differentiate("grpo", entry, logp, batch, options, torch.tensor([0, 1]))
+
+
+def test_the_trap_ratio_weighs_its_groups() -> None:
+    """One success of three: k₂ = k₃ = ⅓, its mirror −⅓; (3 · ⅓ − ⅓)/(2β (3 · ⅓ + ⅓)) = 1 at β = ¼. The pair isn't asked."""
+    groups: Any = {"one": (3, [1, 0, 0]), "two": (1, [1, 1, 0]), "pair": (9, [1, 0])}
+    assert at_the_reference("agro_onpolicy", groups, beta=0.25).metrics["trap_ratio"] == pytest.approx(1.0, abs=1e-14)
+
+
+EVERY = [(name, key, option) for name in objectives.names() for key, option in objectives.get(name).options.items()]
+
+
+@pytest.mark.parametrize(("name", "key", "option"), EVERY, ids=[f"{n}-{k}" for n, k, _ in EVERY])
+def test_an_option_says_what_it_is(name: str, key: str, option: Option) -> None:
+    """Its default may be given, and so may each choice it names; its unit is one of a choice, a number, or what it multiplies."""
+    entry = objectives.get(name)
+    if option.default is not REQUIRED:
+        assert entry.checked(name, {key: option.default}) == {key: option.default}
+    assert len(option.meaning.split()) > 3
+    if option.expected.startswith("one of "):
+        assert option.unit == "choice"
+        choices = [ast.literal_eval(x) for x in option.expected.removeprefix("one of ").split(", ")]
+        assert len(choices) >= 2
+        assert option.default == choices[0] or isinstance(option.default, bool)
+        assert None not in choices
+        for choice in choices:
+            assert entry.checked(name, {key: choice}) == {key: choice}
+    else:
+        assert "number" in option.expected
+        assert option.unit == UNITS.get((name, key), "reward per nat of the response's log-ratio")
+        assert ("above 0" in option.expected) == ((name, key) in ABOVE_0)
+
+
+UNITS = {
+    ("agro_onpolicy", "likelihood_ratio"): "share", ("squared_consistency", "value_beta"): "reward", ("reinforce", "baseline"): "reward",
+    ("grpo", "clip"): "ratio", ("pair_consistency", "gap"): "reward", ("dpo", "label_smoothing"): "probability",
+    ("dpo", "beta"): "logit of a judgement per nat of the response's log-ratio",
+}  # fmt: skip
+ABOVE_0 = {("squared_consistency", "beta"), ("squared_consistency", "value_beta"), ("pair_consistency", "beta"),
+           ("pair_consistency", "gap"), ("dpo", "beta")}  # fmt: skip
+
+
+def choices(name: str, key: str) -> str:
+    return objectives.describe(name)["options"][key]["expected"]
+
+
+def test_the_choices() -> None:
+    assert choices("agro", "average") == "one of 'sum', 'token'"
+    assert choices("agro", "regulariser") == "one of 'sequence', 'triangular', 'local'"
+    assert choices("agro_onpolicy", "squared") == "one of 'sequence', 'triangular', 'local'"
+    assert choices("squared_consistency", "anchor") == "one of 'reference', 'behavior'"
+    assert choices("squared_consistency", "baseline") == "one of 'mean', 'soft', 'stored'"
+    assert choices("squared_consistency", "scale") == "one of 'half_variance', 'square', 'pairs', 'trajectory'"
+    for name in ("agro", "dro", "prefix_consistency"):
+        assert choices(name, "scale") == "one of 'reward', 'loss'"
+    for name in ("pair_consistency", "dpo"):
+        assert choices(name, "votes") == "one of 'ignore', 'mean'"
+    for name in objectives.names():
+        if "singletons" in objectives.get(name).options:
+            assert choices(name, "singletons") == "one of 'error', 'drop'"
+    assert choices("agro_onpolicy", "baseline") == choices("grpo", "std").replace("True, False", "False, True")
+    assert choices("grpo", "ratio") == "one of 'behavior', 'old'"
+
+
+LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
+    ("agro", "beta", [0, 0.0, 0.5, 3], [-1e-9]),
+    ("agro_onpolicy", "likelihood_ratio", [0, 0.5, 1, 1.0, "adaptive"], [1.001, 2, -0.1, "adapted", True]),
+    ("squared_consistency", "beta", [1e-6, 0.5, 2], [0, 0.0, -1, "1", True]),
+    ("squared_consistency", "value_beta", [None, 1e-6, 0.5, 2], [0, -1, "1", True]),
+    ("reinforce", "baseline", ["none", "mean", 0, -1.5], ["means", None, True]),
+    ("grpo", "clip", [(0, 0), (0.5, 2)], [(0.2,), (0.1, 0.2, 0.3), (-0.1, 0.2), 0.2, ("a", "b")]),
+    ("pair_consistency", "beta", [1e-6, 2], [0, -1]),
+    ("pair_consistency", "gap", ["reward", 1e-6, 0.5, 2], [0, -0.5, "rewards", True]),
+    ("dpo", "beta", [1e-6, 2], [0, -1]),
+    ("dpo", "label_smoothing", [0, 0.1, 0.499], [0.5, 1, -0.1, "0"]),
+]
+
+
+@pytest.mark.parametrize(("name", "key", "good", "bad"), LIMITS, ids=[f"{n}-{k}" for n, k, *_ in LIMITS])
+def test_limits_of_an_option(name: str, key: str, good: list[Any], bad: list[Any]) -> None:
+    entry = objectives.get(name)
+    for value in good:
+        assert entry.checked(name, {key: value}) == {key: value}
+    for value in bad:
+        with pytest.raises(Refused, match=rf"^objective {name}: option {key}: expected"):
+            entry.checked(name, {key: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "couples"),
+    [
+        ("agro", {}, "group"),  # β isn't known yet: the most it may couple
+        ("agro", {"beta": 0.3}, "group"),
+        ("agro", {"beta": 0.0}, "row"),
+        ("agro", {"beta": 0.3, "average": "token"}, "group"),
+        ("agro", {"beta": 0.3, "regulariser": "sequence"}, "group"),
+        ("agro", {"beta": 0.3, "regulariser": "triangular"}, "row"),
+        ("agro", {"beta": 0.3, "regulariser": "local"}, "row"),
+        ("agro_onpolicy", {"beta": 0.3}, "group"),
+        ("agro_onpolicy", {"beta": 0.0}, "row"),
+        ("agro_onpolicy", {"beta": 0.3, "squared": "local"}, "group"),
+        ("squared_consistency", {}, "group"),
+        ("squared_consistency", {"baseline": "mean"}, "group"),
+        ("squared_consistency", {"baseline": "soft"}, "row"),
+        ("squared_consistency", {"baseline": "stored"}, "row"),
+        ("dro", {"beta": 0.3}, "row"),
+        ("prefix_consistency", {"beta": 0.3}, "row"),
+        ("rloo", {}, "row"),
+        ("rloo", {"beta": 0.3}, "group"),
+        ("reinforce", {"baseline": "mean"}, "row"),
+        ("kl_pg", {"beta": 0.3}, "row"),
+        ("grpo", {"beta": 0.3}, "row"),
+        ("pair_consistency", {"beta": 0.3}, "group"),
+        ("dpo", {"beta": 0.3}, "group"),
+        ("sft", {}, "row"),
+    ],
+)
+def test_how_far_rows_couple(name: str, options: dict[str, Any], couples: str) -> None:
+    """Through R_i − R̄_{-i} of the policy by group; rewards alone, and what is detached or stored, by row."""
+    assert objectives.describe(name, **options)["couples"] == couples
