@@ -153,10 +153,11 @@ class Session:
         return True
 
     def chosen(self, where: tuple[str, str], every: bool, budget: float) -> list[pytest.Item]:
-        """Tests that call it, up to a budget: those that killed most first, then the quickest."""
+        """Tests that call it, up to a budget: those that killed most, one of each test function, then the quickest."""
         often = self.killers[where]
-        items = [i for i, functions in self.called.items() if every or where in functions]
-        items.sort(key=lambda i: (-often[i], self.seconds[i]))
+        items = sorted((i for i, f in self.called.items() if every or where in f), key=lambda i: self.seconds[i])
+        firsts = set({i.nodeid.split("[")[0]: i for i in reversed(items)}.values())
+        items.sort(key=lambda i: (-often[i], i not in firsts, self.seconds[i]))
         spent = list(accumulate(self.seconds[i] for i in items))
         return [i for i, total in zip(items, spent, strict=True) if total <= budget + self.seconds[i]]
 

@@ -11,8 +11,8 @@ import torch
 
 from agro import Batch, objectives
 from agro.errors import Refused
-from agro.objectives import Evaluation, NotFinite
-from agro.objectives.core import REQUIRED, Option
+from agro.objectives import Evaluation, NotFinite, Objective
+from agro.objectives.core import REQUIRED, Option, Terms
 
 
 def at_the_reference(name: str, groups: dict[str, tuple[float, list[float]]], **options: Any) -> Evaluation:
@@ -102,6 +102,7 @@ def test_the_trap_ratio_weighs_its_groups() -> None:
     """One success of three: k₂ = k₃ = ⅓, its mirror −⅓; (3 · ⅓ − ⅓)/(2β (3 · ⅓ + ⅓)) = 1 at β = ¼. The pair isn't asked."""
     groups: Any = {"one": (3, [1, 0, 0]), "two": (1, [1, 1, 0]), "pair": (9, [1, 0])}
     assert at_the_reference("agro_onpolicy", groups, beta=0.25).metrics["trap_ratio"] == pytest.approx(1.0, abs=1e-14)
+    assert np.isnan(at_the_reference("agro_onpolicy", groups, beta=0.0).metrics["trap_ratio"])
 
 
 EVERY = [(name, key, option) for name in objectives.names() for key, option in objectives.get(name).options.items()]
@@ -181,6 +182,76 @@ def test_limits_of_an_option(name: str, key: str, good: list[Any], bad: list[Any
     for value in bad:
         with pytest.raises(Refused, match=rf"^objective {name}: option {key}: expected"):
             entry.checked(name, {key: value})
+
+
+def test_a_value_that_an_objective_forgets_gets_0_of_its_own_shape() -> None:
+    careless = Objective(
+        lambda streams, batch: Terms(streams["logp"].sum()), "here", lambda o: {"value"}, lambda o: "row", {}
+    )
+    batch = Batch.of(mask=[[False, True]] * 2, reward=[1.0, 0.0], group=[0, 1])
+    given = {"logp": torch.zeros((2, 2)), "value": torch.zeros(2)}
+    out = objectives.differentiate("careless", careless, given, batch, {})
+    assert out.grads["value"].tolist() == [0, 0]
+    assert out.metrics == {}  # of groups left out nothing is said where none can be
+
+
+def test_a_tensor_may_be_of_half_precision_and_in_a_graph() -> None:
+    """Neither has a numpy array."""
+    batch = Batch.of(mask=[[False, True]] * 2, reward=[1.0, 0.0], group=[0, 0])
+    logp = torch.full((2, 2), -1.0, dtype=torch.bfloat16, requires_grad=True)
+    out = objectives.evaluate("rloo", logp, batch)
+    assert out.grad.dtype == torch.bfloat16
+    assert out.grad.tolist() == [[0, -0.5], [0, 0.5]]  # -(r_i - r̄_{-i})/n
+    assert not out.grad.requires_grad
+
+
+@pytest.mark.parametrize(("name", "stream"), [("dro", "value"), ("prefix_consistency", "prefix_value")])
+def test_a_value_says_its_loss_and_its_mean(name: str, stream: str) -> None:
+    """Of one token: ½ (r − V)² is ½ · ¼ in a and ½ in b, V is ½ and 1; with weights 3 and 1. Over the prefix it's the same."""
+    values = [0.5, 0.5, 1.0]
+    logp = [[0.0, -1.0]] * 3
+    batch = Batch.of(mask=[[False, True]] * 3, reward=[1.0, 0.0, 2.0], group=[*"aab"], weight=[3, 3, 1], ref_logp=logp)
+    given = {stream: values if name == "dro" else [[np.nan, v] for v in values]}
+    for options in ({"beta": 0.5}, {"beta": 0.5, "scale": "loss"}):
+        out = objectives.evaluate(name, logp, batch, streams=given, **options)
+        assert out.metrics == {"value_loss": 0.21875, "value_mean": 0.625}
+
+
+def test_three_groups_are_named_of_those_too_small() -> None:
+    with pytest.raises(Refused, match=r"5 of 5 groups have fewer \(for one: a, b, c\)\."):
+        at_the_reference("rloo", {g: (1, [1.0]) for g in "abcde"})
+
+
+@pytest.mark.parametrize(
+    ("group", "pairs", "said"),
+    [
+        (
+            "abcdefgh",
+            [[0, 1], [2, 3], [4, 5], [6, 7]],
+            r"4 of 4 pairs don't \(for one: r0 over r1; r2 over r3; r4 over r5\)",
+        ),
+        ("aabbccdd", [[0, 1]], r"3 of 4 groups have none \(for one: b, c, d\)"),
+        ("aabcdeff", [[0, 1], [6, 7]], r"4 of 6 groups have none \(for one: b, c, d\)"),
+    ],
+)
+def test_three_pairs_or_groups_are_named_of_those_that_cannot_be_used(group: str, pairs: Any, said: str) -> None:
+    logp = [[0.0, -1.0]] * 8
+    batch = Batch.of(mask=[[False, True]] * 8, reward=[0.0] * 8, group=[*group], ref_logp=logp, pairs=pairs,
+                     ids=[f"r{i}" for i in range(8)])  # fmt: skip
+    with pytest.raises(Refused, match=said):
+        objectives.evaluate("dpo", logp, batch, beta=0.5)
+
+
+def test_the_policy_gradient_says_its_kl() -> None:
+    """½ (0.1 + 0.2 + 0.4) for two responses."""
+    batch = Batch.of(mask=[[False, True, True], [False, True, False]], reward=[1.0, 0.0], group=[0, 0])
+    kl = [[7.0, 0.1, 0.2], [7.0, 0.4, 7.0]]
+    out = objectives.evaluate("kl_pg", [[0.0, -1.0, -1.0]] * 2, batch, beta=0.5, streams={"kl": kl})
+    assert out.metrics["kl_sampled_prefixes"] == pytest.approx(0.35, abs=1e-15)
+
+
+def test_a_list_of_an_option_becomes_a_tuple() -> None:
+    assert objectives.get("grpo").checked("grpo", {"clip": [0.1, 0.3]}) == {"clip": (0.1, 0.3)}
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,12 @@ def test_collate_says_nothing_of_what_no_sample_knows() -> None:
     assert batch.response.tolist() == [0, 1]
 
 
+def test_token_rewards_of_float32_are_not_summed_in_float32() -> None:
+    """There 1e8 + 1 is 1e8."""
+    dense = np.array([math.nan, 1e8, 1.0], dtype=np.float32)
+    assert collate([sample([4, 5, 6], 1, reward=0.5, token_reward=dense)], 0).reward.tolist() == [100000001.5]
+
+
 def ragged(policy) -> Batch:
     """Three rows of 6, 3 and 4 tokens, the first token of each the prompt's, two groups."""
     rows = [sample([1, 5, 6, 7, 8, 2], 1, reward=1.0, prompt_id="a", version=0), sample([1, 5, 2], 1, reward=0.0, prompt_id="a", version=0),
@@ -136,3 +142,34 @@ def test_a_reference_that_is_given_is_not_computed_again(tiny) -> None:
     options = objectives.get("agro").resolve("agro", {"beta": 0.5, "singletons": "drop"})
     left = backward(policy, batch, "agro", options, micro=MicroBatch(3), reference=tiny(initializer_range=0.2))
     assert left.batch.ref_logp is batch.ref_logp
+
+
+def test_the_kl_of_a_first_pass_is_from_the_reference(tiny) -> None:
+    policy, reference = tiny(), tiny(initializer_range=0.2)
+    batch = ragged(policy)
+    found = streams_of(policy, batch, ["kl"], MicroBatch(1), reference)["kl"]
+    alone = policy.streams(batch.tokens, batch.lengths, batch.mask, ["kl"], reference)["kl"]
+    assert (found[batch.mask] > 0.01).all()
+    torch.testing.assert_close(found[batch.mask].float(), alone[batch.mask].detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_both_passes_are_cut_where_memory_runs_out(tiny, monkeypatch) -> None:
+    """A limit in tokens alone: the step's three rows are what is halved first, to 2 and to 1."""
+    policy = tiny()
+    batch = ragged(policy)
+    whole = streams_of(policy, batch, ["logp"], MicroBatch(3))["logp"]
+    plain = step._forward
+
+    def scarce(policy, batch, rows, *rest):
+        if len(rows) > 1:
+            raise torch.OutOfMemoryError("no more")
+        return plain(policy, batch, rows, *rest)
+
+    monkeypatch.setattr(step, "_forward", scarce)
+    micro = MicroBatch(None, 100)
+    torch.testing.assert_close(streams_of(policy, batch, ["logp"], micro)["logp"], whole, rtol=1e-5, atol=1e-5)
+    assert micro.sequences == 1
+    micro = MicroBatch(None, 100)
+    left = backward(policy, batch, "rloo", objectives.get("rloo").resolve("rloo", {"singletons": "drop"}), micro=micro)
+    torch.testing.assert_close(left.streams["logp"], whole, rtol=1e-5, atol=1e-5)
+    assert micro.sequences == 1
