@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from agro import objectives
+from agro.errors import Refused
 from agro.store import Pair
 from agro.train import step
 from agro.train.micro import MicroBatch
@@ -173,3 +174,27 @@ def test_both_passes_are_cut_where_memory_runs_out(tiny, monkeypatch) -> None:
     left = backward(policy, batch, "rloo", objectives.get("rloo").resolve("rloo", {"singletons": "drop"}), micro=micro)
     torch.testing.assert_close(left.streams["logp"], whole, rtol=1e-5, atol=1e-5)
     assert micro.sequences == 1
+
+
+@pytest.mark.parametrize("size", [2, 1])
+def test_a_refusal_in_the_step_names_the_objective(size: int, tiny) -> None:
+    policy = tiny()
+    batch = ragged(policy)
+    batch = batch.replace(reward=batch.reward * math.nan)
+    options = objectives.get("rloo").resolve("rloo", {"beta": 0.5, "singletons": "drop"})
+    with pytest.raises(Refused, match=r"^objective rloo needs reward"):
+        backward(policy, batch, "rloo", options, micro=MicroBatch(size), reference=policy)
+
+
+def test_two_passes_with_the_exact_kl_are_one(tiny) -> None:
+    """The squared part, token by token, takes the reference's whole distribution in both passes."""
+    policy, reference = tiny(), tiny(initializer_range=0.2)
+    batch = ragged(policy)
+    given = {"beta": 0.5, "squared": "local", "singletons": "drop"}
+    options = objectives.get("agro_onpolicy").resolve("agro_onpolicy", given)
+    grads = []
+    for size in (2, 1):
+        backward(policy, batch, "agro_onpolicy", options, micro=MicroBatch(size), reference=reference)
+        grads.append(torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None]))
+    assert grads[0].norm() > 1e-3
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-6)
