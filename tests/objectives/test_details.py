@@ -286,3 +286,9 @@ def test_a_list_of_an_option_becomes_a_tuple() -> None:
 def test_how_far_rows_couple(name: str, options: dict[str, Any], couples: str) -> None:
     """Through R_i − R̄_{-i} of the policy by group; rewards alone, and what is detached or stored, by row."""
     assert objectives.describe(name, **options)["couples"] == couples
+
+
+def test_what_an_objective_needs_with_its_defaults() -> None:
+    assert objectives.get("rloo").needed({}) == {"reward", "groups"}
+    assert objectives.get("rloo").needed({"beta": 0.1}) == {"reward", "groups", "ref_logp"}
+    assert objectives.get("grpo").needed({}) == {"reward", "groups", "behavior_logp"}
