@@ -158,7 +158,7 @@ AGRO = "AGRO, arXiv 2503.19612"
 OBJECTIVES: dict[str, Objective] = {
     "agro": Objective(
         agro, f"{AGRO}, eq. 4; section 6",
-        lambda o: _regularised("reward", "groups", *_fresh_for(o))(o), lambda o: _coupled(o) if o.get("regulariser", "sequence") == "sequence" else "row",
+        lambda o: _regularised("reward", "groups", *_fresh_for(o))(o), lambda o: _coupled(o) if o["regulariser"] == "sequence" else "row",
         {"beta": _beta(), "scale": SCALE,
          "average": _choice("sum", "over a response's tokens: with 'token' beta is per nat of the mean log-ratio, and stays of one size as responses grow",
                             "sum", "token"),
@@ -179,7 +179,7 @@ OBJECTIVES: dict[str, Objective] = {
     ),
     "squared_consistency": Objective(
         squared_consistency, "GVPO, arXiv 2504.19599; VarGrad, arXiv 2503.18929; CoPG, arXiv 2406.19185; OAPL, arXiv 2602.19362; A*PO, arXiv 2505.20686",
-        _squares_of, lambda o: "group" if o.get("baseline", "mean") == "mean" else "row",
+        _squares_of, lambda o: "group" if o["baseline"] == "mean" else "row",
         {"beta": replace(_beta_above_0(), meaning="strength of the pull to the anchor"),
          "anchor": _choice("reference", "the policy that β pulls to: the reference, or the recorded behaviour", "reference", "behavior"),
          "baseline": _choice("mean", "the group's mean, its soft maximum of the rewards, or one that data.value_store gives", "mean", "soft", "stored"),
