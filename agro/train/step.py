@@ -147,8 +147,7 @@ def _pull(live: Mapping[str, Tensor], grads: Mapping[str, Tensor], batch: Batch,
     for s, value in live.items():
         g = grads[s][rows]
         if value.dim() == 2:
-            mask = batch.mask[rows, : value.shape[1]]
-            g, value = g[:, : value.shape[1]][mask], value[mask]
+            g = g[:, : value.shape[1]]
         total = total + (g * value.double()).sum()
     total.backward()
 

@@ -65,7 +65,7 @@ STEP = ["tests/train/test_step.py", "tests/train/test_step_details.py"]
 LOGPROBS = ["tests/test_logprobs.py", "tests/test_policy.py"]
 TESTS = [*OBJECTIVES, "tests/proof/test_expectation.py", *STEP, *LOGPROBS]
 KEPT = ROOT / "build/mutants.jsonl"
-BUDGET = 4.0  # seconds of CPU of tests for a mutant; one that only a later test would notice counts as survived
+BUDGET = 8.0  # seconds of CPU of tests for a mutant; one that only a later test would notice counts as survived
 SPARE = 10  # seconds of CPU that a test may take beyond five times what it takes of the code as it is
 MISPLACED = 70  # exit status of a fork that couldn't put its mutant in place
 # A profiler, and several threads, hang in a fork where they ran before it; so do whole runs, which are left out of TESTS.
@@ -282,7 +282,7 @@ def main() -> int:
     parser.add_argument("--files", nargs="+", type=lambda p: Path(p).resolve(), default=FILES)
     given = parser.parse_args()
     os.chdir(ROOT)
-    tests = digest(*(p.read_text() for p in sorted((ROOT / "tests").rglob("*.py"))))
+    tests = digest(str(BUDGET), *(p.read_text() for p in sorted((ROOT / "tests").rglob("*.py"))))
     every = [m for path in given.files for m in mutants(path)]
     seen: Counter[str] = Counter()
     keys: dict[int, str] = {}

@@ -198,3 +198,28 @@ def test_two_passes_with_the_exact_kl_are_one(tiny) -> None:
         grads.append(torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None]))
     assert grads[0].norm() > 1e-3
     torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-6)
+
+
+def test_a_micro_batch_is_as_wide_as_its_rows_and_judged_by_them(tiny, monkeypatch) -> None:
+    """What isn't in the micro-batch costs nothing: no padding to the step's width, no forward of a reference whose KL isn't asked."""
+    policy, reference = tiny(), tiny(initializer_range=0.2)
+    batch = ragged(policy)
+    batch = batch.replace(ref_logp=torch.where(batch.mask, -1.0, math.nan).double())
+    shapes, judged = [], []
+    plain, differentiate = policy.streams, step.differentiate
+
+    def streams(tokens, lengths, mask, want, reference):
+        shapes.append(tuple(tokens.shape))
+        assert reference is None
+        return plain(tokens, lengths, mask, want, reference)
+
+    def seen(name, objective, streams, batch, options, rows=None):
+        judged.append(None if rows is None else rows.tolist())
+        return differentiate(name, objective, streams, batch, options, rows)
+
+    monkeypatch.setattr(policy, "streams", streams)
+    monkeypatch.setattr(step, "differentiate", seen)
+    options = objectives.get("reinforce").resolve("reinforce", {})
+    backward(policy, batch, "reinforce", options, micro=MicroBatch(1), reference=reference)
+    assert shapes == [(1, 6), (1, 4), (1, 3)]  # the longest first
+    assert judged == [[0], [2], [1], None]
