@@ -12,7 +12,7 @@ import torch
 from agro import Batch, objectives
 from agro.errors import Refused
 from agro.objectives import Evaluation, NotFinite, Objective
-from agro.objectives.core import REQUIRED, Terms
+from agro.objectives.core import REQUIRED, VALUES, Terms, wanted_streams
 
 
 def at_the_reference(name: str, groups: dict[str, tuple[float, list[float]]], **options: Any) -> Evaluation:
@@ -295,3 +295,9 @@ def test_what_an_objective_needs_with_its_defaults() -> None:
     assert objectives.get("rloo").needed({}) == {"reward", "groups"}
     assert objectives.get("rloo").needed({"beta": 0.1}) == {"reward", "groups", "ref_logp"}
     assert objectives.get("grpo").needed({}) == {"reward", "groups", "behavior_logp"}
+
+
+def test_streams_come_in_one_order_and_two_are_of_the_value() -> None:
+    every: Any = {"prefix_value", "value", "entropy", "kl", "reward", "groups"}
+    assert wanted_streams(every) == ["logp", "kl", "entropy", "value", "prefix_value"]
+    assert {"value", "prefix_value"} == VALUES
