@@ -75,6 +75,8 @@ def total_reward(sample: Sample) -> float:
     if sample.token_reward is None:
         return math.nan if sample.reward is None else sample.reward
     known = sample.token_reward[~torch.as_tensor(sample.token_reward.copy()).isnan().numpy()]
+    if sample.reward is None and not len(known):
+        return math.nan
     return (sample.reward or 0.0) + float(known.sum(dtype="float64"))
 
 

@@ -13,7 +13,7 @@ from agro.errors import Refused
 from agro.store import Pair
 from agro.train import step
 from agro.train.micro import MicroBatch
-from agro.train.step import backward, collate, streams_of
+from agro.train.step import backward, collate, streams_of, total_reward
 from agro.types import Batch, Sample
 
 
@@ -30,7 +30,7 @@ def test_collate_puts_everything_in_its_place() -> None:
     version = np.array([7, 7, 7, 5], dtype=np.int32)
     batch = collate(
         [
-            sample([4, 5, 6, 7], 2, reward=1.0, token_reward=dense, behavior_logp=logp, version=version, id=3, prompt_id="a"),
+            sample([4, 5, 6, 7], 2, reward=1.0, token_reward=dense, behavior_logp=logp, version=version, id=3, prompt_id="a", episode="e"),
             sample([8, 9], 1, reward=2.0, episode="e", role="expert", id=4, prompt_id="b"),
             sample([8, 9, 9], 2, reward=2.0, episode="e", role="expert", id=5, prompt_id="b"),
             sample([8, 9], 1, reward=None, token_reward=dense[2:], version=0, role="policy", id=6, prompt_id="b"),
@@ -59,7 +59,7 @@ def test_collate_puts_everything_in_its_place() -> None:
     assert batch.pairs.tolist() == [[3, 1], [2, 3]]
     assert batch.votes.tolist() == [[3, 1], [2, 4]]
     assert batch.group.tolist() == [0, 1, 1, 1]
-    assert batch.response.tolist() == [0, 1, 1, 2]
+    assert batch.response.tolist() == [0, 1, 1, 2]  # an episode is one of its prompt
     np.testing.assert_array_equal(batch.age, [4, nan, nan, 9])  # of its oldest token
     assert list(batch.role) == ["log", "expert", "expert", "policy"]
     assert batch.ids == tuple(f"sample {i} (prompt {p})" for i, p in [(3, "a"), (4, "b"), (5, "b"), (6, "b")])
@@ -78,6 +78,14 @@ def test_token_rewards_of_float32_are_not_summed_in_float32() -> None:
     """There 1e8 + 1 is 1e8."""
     dense = np.array([math.nan, 1e8, 1.0], dtype=np.float32)
     assert collate([sample([4, 5, 6], 1, reward=0.5, token_reward=dense)], 0).reward.tolist() == [100000001.5]
+
+
+def test_a_reward_of_which_nothing_is_known_is_unknown() -> None:
+    unknown = np.full(2, math.nan, dtype=np.float32)
+    assert math.isnan(total_reward(sample([4, 5], 1)))
+    assert math.isnan(total_reward(sample([4, 5], 1, token_reward=unknown)))
+    assert total_reward(sample([4, 5], 1, token_reward=unknown, reward=0.5)) == 0.5
+    assert total_reward(sample([4, 5], 1, token_reward=np.array([math.nan, 0.0], dtype=np.float32))) == 0.0
 
 
 def ragged(policy) -> Batch:
