@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types tests docs clean
+.PHONY: help setup demo test lint types tests mutants docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -36,6 +36,10 @@ types: setup ## mypy
 
 tests: setup ## pytest
 	$(BIN)/python -m pytest
+
+mutants: setup ## change the code of objectives, step and log-probs in one place at a time: does a test fail?
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[mutation]'
+	$(BIN)/python benchmarks/mutation/run.py
 
 docs: setup ## the guide and the reference as pages in build/docs
 	$(BIN)/python -m mkdocs build --strict --quiet

@@ -138,7 +138,7 @@ class _Streams(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, ref: Tensor | None, plan: _Plan
     ) -> tuple[Tensor | None, ...]:
-        values = torch.empty((3, len(tokens)), dtype=_wide(weight), device=hidden.device)
+        values = torch.empty((len(STREAMS), len(tokens)), dtype=_wide(weight), device=hidden.device)
         norms = torch.empty((4, len(tokens)), dtype=_wide(weight), device=hidden.device)
         for c in plan.chunks(len(tokens)):
             _measure(plan, hidden[c], tokens[c], None if ref is None else ref[c], values[:, c], norms[:, c])
@@ -154,7 +154,7 @@ class _Streams(torch.autograd.Function):
         plan: _Plan = ctx.plan
         d_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         d_weight = torch.zeros_like(weight, dtype=_wide(weight)) if ctx.needs_input_grad[1] else None
-        d_bias = torch.zeros_like(bias, dtype=_wide(weight)) if bias is not None and ctx.needs_input_grad[2] else None
+        d_bias = torch.zeros_like(bias, dtype=_wide(weight)) if ctx.needs_input_grad[2] else None
         for c in plan.chunks(len(tokens)):
             d = _d_logits(
                 plan, hidden[c], tokens[c], None if ref is None else ref[c], values[:, c], norms[:, c],
@@ -180,7 +180,8 @@ class _Streams(torch.autograd.Function):
 def _measure(plan: _Plan, h: Tensor, tokens: Tensor, h_ref: Tensor | None, values: Tensor, norms: Tensor) -> None:
     """Fill log-prob, entropy and KL into `values` [3,n], and what normalises π and π_ref into `norms` [4,n]."""
     log_ref: Tensor | None = None
-    if h_ref is not None and plan.reference is not None:
+    if h_ref is not None:
+        assert plan.reference is not None
         log_ref = plan.reference.logits(h_ref).to(values.dtype).div_(plan.temperature)
         _normalise(log_ref, norms[2:])
     log_pi = plan.head.logits(h).div_(plan.temperature)
@@ -212,7 +213,9 @@ def _d_logits(
     else:
         pi = log_pi.exp()
         d = log_pi.mul_((by_kl - by_entropy)[:, None])
-        if grads[2] is not None and h_ref is not None and plan.reference is not None:
+        if grads[2] is not None:
+            assert h_ref is not None
+            assert plan.reference is not None
             log_ref = plan.reference.logits(h_ref).to(d.dtype).div_(plan.temperature)
             d.addcmul_(log_ref.sub_(norms[2, :, None]).sub_(norms[3, :, None]), by_kl[:, None], value=-1)
             d.sub_((by_kl * values[2])[:, None])

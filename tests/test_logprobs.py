@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,6 +49,7 @@ def naive(hidden, head, tokens, temperature, reference):
         (torch.float32, 0.5, None, 1.0, True),
         (torch.float32, 1.7, 3.0, 0.25, True),
         (torch.float64, 0.7, 3.0, 0.25, True),
+        (torch.float64, 1.0, None, 2.0, False),
     ],
 )
 def test_streams_and_gradients_are_those_of_all_logits(want, dtype, temperature, cap, scale, with_bias):
@@ -97,15 +99,17 @@ def test_log_probs_of_a_bfloat16_model_are_normalised_in_float32():
 def test_the_gradient_of_a_bfloat16_head_does_not_erode_over_chunks():
     """Summed in bfloat16, 511 chunks of one position would lose the small ones: 2e-2 and more."""
     g = torch.Generator().manual_seed(0)
-    hidden, weight = torch.randn((1, 512, H), generator=g), torch.randn((V, H), generator=g)
+    hidden, weight, bias = (torch.randn(s, generator=g) for s in ((1, 512, H), (V, H), (V,)))
     tokens, mask = torch.randint(0, V, (1, 512), generator=g), torch.arange(512)[None] > 0
     grads = []
     for dtype, chunk in ((torch.bfloat16, 1), (torch.float64, 1000)):
-        w = weight.bfloat16().to(dtype).requires_grad_()
-        token_streams(hidden.bfloat16().to(dtype), Head(w), tokens, mask, chunk=chunk)["logp"][mask].sum().backward()
-        assert w.grad.dtype == dtype
-        grads.append(w.grad.double())
-    assert (grads[0] - grads[1]).norm() / grads[1].norm() < 6e-3  # bfloat16 keeps 8 bits: 4e-3
+        leaves = [x.bfloat16().to(dtype).requires_grad_() for x in (weight, bias)]
+        out = token_streams(hidden.bfloat16().to(dtype), Head(*leaves), tokens, mask, chunk=chunk)["logp"]
+        out[mask].sum().backward()
+        assert all(x.grad.dtype == dtype for x in leaves)
+        grads.append([x.grad.double() for x in leaves])
+    for half, whole in zip(*grads):
+        assert (half - whole).norm() / whole.norm() < 6e-3  # bfloat16 keeps 8 bits: 4e-3
 
 
 def test_no_gradient_reaches_the_reference_or_a_frozen_head():
@@ -116,6 +120,32 @@ def test_no_gradient_reaches_the_reference_or_a_frozen_head():
     (out["kl"][mask] * 2).sum().backward()
     assert hidden.grad is not None
     assert ref_hidden.grad is ref_weight.grad is weight.grad is None
+
+
+@pytest.mark.parametrize(("own", "other"), [(torch.float64, torch.float32), (torch.float32, torch.float64)])
+def test_a_reference_may_be_of_another_precision(own, other):
+    """Its logits are rounded to the policy's precision: value and gradient are those of that rounding."""
+    hidden, weight, _, tokens, mask = arrays(own)
+    ref_hidden, ref_weight, *_ = arrays(other, seed=1)
+    reference = (ref_hidden, Head(ref_weight))
+    hidden.requires_grad_()
+    found = token_streams(hidden, Head(weight), tokens, mask, want=["kl"], reference=reference)["kl"]
+    expected = naive(hidden, Head(weight), tokens, 1.0, reference)["kl"]
+    assert found.dtype == own
+    torch.testing.assert_close(found[mask], expected[mask[:, 1:]].to(own), rtol=1e-5, atol=1e-6)
+    got, right = (torch.autograd.grad(x.sum(), hidden)[0] for x in (found[mask], expected[mask[:, 1:]]))
+    torch.testing.assert_close(got, right, rtol=1e-5, atol=1e-6)
+
+
+def test_no_memory_is_taken_for_the_gradient_of_a_frozen_head(monkeypatch):
+    """[V,H], which with a large vocabulary is the largest tensor there is."""
+    hidden, weight, bias, tokens, mask = arrays()
+    asked, plain = [], torch.zeros_like
+    monkeypatch.setattr(torch, "zeros_like", lambda x, **how: (asked.append(x.shape), plain(x, **how))[1])
+    out = token_streams(hidden.requires_grad_(), Head(weight, bias), tokens, mask)
+    out["logp"][mask].sum().backward()
+    assert asked
+    assert not {weight.shape, bias.shape} & set(asked)
 
 
 def test_an_empty_mask_gives_no_value():
@@ -140,7 +170,47 @@ def test_positions_of_a_chunk_shrink_with_the_vocabulary_and_grow_with_the_batch
     assert positions(128, 16 * 64, 260) == 128
     assert positions(128, 2048, 150_000) == 27  # 16 MiB of float32 logits
     assert positions(128, 16 * 2048, 150_000) == 128
+    assert positions(128, 3239, 150_000) == 40  # 1/80 of the batch, which is more
     assert positions(128, 1, 10**9) == 1
+
+
+def test_a_chunk_is_measured_by_the_batch_and_the_vocabulary(monkeypatch):
+    asked = []
+    monkeypatch.setattr("agro.logprobs.positions", lambda *sizes: (asked.append(sizes), 5)[1])
+    hidden, weight, _, tokens, mask = arrays()
+    token_streams(hidden, Head(weight), tokens, mask)
+    token_streams(hidden, Head(weight), tokens, mask, chunk=7)
+    assert asked == [(128, B * T, V), (7, B * T, V)]
+
+
+def test_a_reference_is_not_read_where_no_kl_is_wanted():
+    hidden, weight, _, tokens, mask = arrays()
+    unlike = (hidden[..., 1:], Head(weight[1:, 1:]))
+    found = token_streams(hidden, Head(weight), tokens, mask, reference=unlike)
+    assert torch.equal(found["logp"][mask], token_streams(hidden, Head(weight), tokens, mask)["logp"][mask])
+
+
+@pytest.mark.parametrize(
+    ("config", "scale", "cap"),
+    [
+        ({}, 1.0, None),
+        ({"logit_scale": 0.5}, 0.5, None),
+        ({"logits_scaling": 4.0}, 0.25, None),
+        ({"lm_head_multiplier": 3.0}, 3.0, None),
+        ({"logit_scale": 0.5, "logits_scaling": 4.0, "lm_head_multiplier": 3.0}, 0.375, None),  # no such architecture
+        ({"logit_scale": None, "final_logit_softcapping": 30.0}, 1.0, 30.0),
+    ],
+)
+def test_the_head_takes_scale_and_cap_from_the_configuration(config, scale, cap):
+    """Cohere multiplies by logit_scale, Granite divides by logits_scaling, Falcon-H1 multiplies; Gemma caps."""
+    linear = torch.nn.Linear(H, V)
+    text = SimpleNamespace(**config)
+    head = Head.of(
+        SimpleNamespace(get_output_embeddings=lambda: linear, config=SimpleNamespace(get_text_config=lambda: text))
+    )
+    assert head.weight is linear.weight
+    assert head.bias is linear.bias
+    assert (head.scale, head.cap) == (scale, cap)
 
 
 def peak_bytes(work) -> int:

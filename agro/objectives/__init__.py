@@ -92,18 +92,18 @@ SCALE = _choice("reward", "whether the gradient carries the factor beta", "rewar
 
 def _regularised(*always: Need) -> Any:
     """Needs of an objective that reads the reference's log-probs unless β is 0."""
-    return lambda o: set(always) | ({"ref_logp"} if o.get("beta", REQUIRED) != 0 else set())
+    return lambda o: set(always) | ({"ref_logp"} if o.get("beta") != 0 else set())
 
 
 def _coupled(o: Mapping[str, Any]) -> Coupling:
     """Group-coupled through R_i unless β is 0."""
-    return "row" if o.get("beta", REQUIRED) == 0 else "group"
+    return "row" if o.get("beta") == 0 else "group"
 
 
 def _fresh_for(o: Mapping[str, Any]) -> set[Need]:
     """What a token-level estimate of AGRO's regulariser needs besides."""
     kinds: dict[str, set[Need]] = {"triangular": {"fresh"}, "local": {"fresh", "kl"}}
-    return kinds.get(o.get("regulariser", o.get("squared", "sequence")), set())
+    return kinds.get(o.get("regulariser", o.get("squared")), set())
 
 
 def _agro_conflict(o: Mapping[str, Any]) -> str:
@@ -158,7 +158,7 @@ AGRO = "AGRO, arXiv 2503.19612"
 OBJECTIVES: dict[str, Objective] = {
     "agro": Objective(
         agro, f"{AGRO}, eq. 4; section 6",
-        lambda o: _regularised("reward", "groups", *_fresh_for(o))(o), lambda o: _coupled(o) if o.get("regulariser", "sequence") == "sequence" else "row",
+        lambda o: _regularised("reward", "groups", *_fresh_for(o))(o), lambda o: _coupled(o) if o["regulariser"] == "sequence" else "row",
         {"beta": _beta(), "scale": SCALE,
          "average": _choice("sum", "over a response's tokens: with 'token' beta is per nat of the mean log-ratio, and stays of one size as responses grow",
                             "sum", "token"),
@@ -179,7 +179,7 @@ OBJECTIVES: dict[str, Objective] = {
     ),
     "squared_consistency": Objective(
         squared_consistency, "GVPO, arXiv 2504.19599; VarGrad, arXiv 2503.18929; CoPG, arXiv 2406.19185; OAPL, arXiv 2602.19362; A*PO, arXiv 2505.20686",
-        _squares_of, lambda o: "group" if o.get("baseline", "mean") == "mean" else "row",
+        _squares_of, lambda o: "group" if o["baseline"] == "mean" else "row",
         {"beta": replace(_beta_above_0(), meaning="strength of the pull to the anchor"),
          "anchor": _choice("reference", "the policy that β pulls to: the reference, or the recorded behaviour", "reference", "behavior"),
          "baseline": _choice("mean", "the group's mean, its soft maximum of the rewards, or one that data.value_store gives", "mean", "soft", "stored"),

@@ -31,7 +31,7 @@ def grpo(streams: Streams, batch: Batch, *, ratio: str, clip: tuple[float, float
     per_token = -gain
     if beta > 0:
         assert batch.ref_logp is not None
-        d = torch.where(batch.mask, batch.ref_logp - logp, 0.0)
+        d = batch.ref_logp - logp
         per_token = per_token + beta * (d.exp() - d - 1)
     active = ((w * advantage > gain) & batch.mask).sum() / batch.mask.sum()
     return Terms(

@@ -171,7 +171,7 @@ def squared_consistency(
     groups = Groups.of(batch)
     anchored = batch.ref_logp if anchor == "reference" else batch.behavior_logp
     assert anchored is not None
-    u = groups.reward - beta * groups.sum_tokens(torch.where(batch.mask, streams["logp"] - anchored, 0.0))
+    u = groups.reward - beta * groups.sum_tokens(streams["logp"] - anchored)
     if baseline == "mean":
         off = u - groups.mean(u)
     elif baseline == "soft":

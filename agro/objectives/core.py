@@ -160,7 +160,7 @@ def differentiate(
     target = terms.loss if terms.surrogate is None else terms.surrogate
     found = torch.autograd.grad(target, list(leaves.values()), allow_unused=True)
     grads = {}
-    for s, g in zip(leaves, found, strict=True):
+    for s, g in zip(leaves, found):
         full = blank(batch, s)
         if g is not None:
             g = masked(part, g)

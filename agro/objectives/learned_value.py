@@ -47,7 +47,7 @@ def prefix_consistency(streams: Streams, batch: Batch, *, beta: float, scale: st
         )
     mask = batch.mask
     given = batch.extra.get("token_reward")
-    dense = torch.zeros_like(streams["logp"]) if given is None else given.double().nan_to_num(nan=0.0)
+    dense = torch.zeros_like(streams["logp"]) if given is None else given.double().nan_to_num()
     pulled = masked(batch, _pulled(streams["logp"], batch, beta, scale))
     total = batch.reward.double() - pulled.sum(1)  # C after the last token, where the value is 0
     before = (dense - pulled).cumsum(1) - (dense - pulled)
@@ -68,4 +68,4 @@ def _pulled(logp: Tensor, batch: Batch, beta: float, scale: str) -> Tensor:
     else:
         assert batch.ref_logp is not None
         value = beta * (logp - batch.ref_logp)
-    return value.detach() + (logp - logp.detach()) if scale == "reward" else value + 0.0 * logp
+    return value.detach() + (logp - logp.detach()) if scale == "reward" else value

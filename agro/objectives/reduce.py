@@ -33,7 +33,7 @@ class Groups:
             raise Refused(
                 f"weight: {batch.ids[int(differs.int().argmax())]}: expected one weight for the whole group, got different ones"
             )
-        return cls(batch, group, first, torch.bincount(group, minlength=batch.n_groups), weight)
+        return cls(batch, group, first, torch.bincount(group), weight)
 
     @cached_property
     def reward(self) -> Tensor:
@@ -94,9 +94,9 @@ class Groups:
 
 
 def token_mean(batch: Batch, x: Tensor) -> Tensor:
-    """[B,T] -> []: the mean over all tokens of the step; a weight w counts a row w times."""
+    """[B,T], finite outside the mask too -> []: the mean over all tokens of the step; a weight w counts a row w times."""
     w = torch.where(batch.mask, batch.weight.double()[:, None], 0.0)
-    return (w * torch.where(batch.mask, x, 0.0)).sum() / w.sum()
+    return (w * x).sum() / w.sum()
 
 
 def in_several_rows(batch: Batch) -> str | None:

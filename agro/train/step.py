@@ -43,9 +43,9 @@ def collate(samples: Sequence[Sample], version: int, pairs: Sequence[Pair] = ())
 
     def padded(values: Sequence[Any], fill: float, dtype: torch.dtype) -> Tensor:
         out = torch.full((len(samples), T), fill, dtype=dtype)
-        for row, value in zip(out, values, strict=True):
+        for row, value in zip(out, values):
             if value is not None:
-                row[: len(value)] = torch.as_tensor(value.copy()).to(dtype)
+                row[: len(value)] = torch.as_tensor(value.copy())
         return out
 
     knows = any(s.behavior_logp is not None for s in samples)
@@ -75,6 +75,8 @@ def total_reward(sample: Sample) -> float:
     if sample.token_reward is None:
         return math.nan if sample.reward is None else sample.reward
     known = sample.token_reward[~torch.as_tensor(sample.token_reward.copy()).isnan().numpy()]
+    if sample.reward is None and not len(known):
+        return math.nan
     return (sample.reward or 0.0) + float(known.sum(dtype="float64"))
 
 
@@ -147,8 +149,7 @@ def _pull(live: Mapping[str, Tensor], grads: Mapping[str, Tensor], batch: Batch,
     for s, value in live.items():
         g = grads[s][rows]
         if value.dim() == 2:
-            mask = batch.mask[rows, : value.shape[1]]
-            g, value = g[:, : value.shape[1]][mask], value[mask]
+            g = g[:, : value.shape[1]]
         total = total + (g * value.double()).sum()
     total.backward()
 

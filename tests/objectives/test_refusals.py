@@ -136,7 +136,7 @@ def test_a_stream_that_is_not_finite(stream: str, bad: float) -> None:
     "logp", [LOGP[:5], [row[:2] for row in LOGP], LOGP[0], [[0.0, -1.0], [0.0]], None, "logp", [["a"] * 3] * 6], ids=str
 )
 def test_log_probs_of_another_shape_or_kind(logp: Any) -> None:
-    with pytest.raises(Refused, match="logp"):
+    with pytest.raises(Refused, match=r"(^|: )stream logp: expected (numbers of shape \[B,T\]|shape \[6, 3\]), got"):
         objectives.evaluate("sft", logp, Batch.of(**SIX))
 
 
@@ -189,6 +189,7 @@ def test_k3_that_overflows_names_the_row() -> None:
 )
 def test_rows_that_contradict_one_another(changes: dict[str, Any], words: tuple[str, ...]) -> None:
     said = refusal("rloo", {"singletons": "drop"}, **changes)
+    assert re.search(rf"(^|: ){words[0]}: ", said)
     assert all(w in said for w in words), said
 
 
@@ -212,7 +213,8 @@ def test_an_unknown_objective(act: Any) -> None:
         ("agro", {}, ("beta", "no default")),
         ("kl_pg", {}, ("beta", "no default")),
         ("agro", {"bta": 0.1, "beta": 0.1}, ("unknown option bta", "did you mean beta")),
-        ("sft", {"beta": 0.1}, ("unknown option beta", "none")),
+        ("agro", {"reward_scale": "loss", "beta": 0.1}, ("unknown option reward_scale; did you mean scale?",)),
+        ("sft", {"beta": 0.1}, ("unknown option beta; it has: none",)),
         ("rloo", {"zeta_coefficient": 1}, ("unknown option zeta_coefficient", "it has: beta, singletons")),
         ("agro_onpolicy", {"beta": 0.1, "scale": "loss"}, ("unknown option scale",)),
         ("agro", {"beta": -0.1}, ("beta", "0 or more", "-0.1")),
@@ -242,7 +244,7 @@ def test_options(name: str, options: dict[str, Any], words: tuple[str, ...]) -> 
 
 @pytest.mark.parametrize("options", [{"bta": 0.1}, {"beta": -1.0}])
 def test_describe_checks_the_options_it_is_given(options: dict[str, Any]) -> None:
-    with pytest.raises(Refused, match=next(iter(options))):
+    with pytest.raises(Refused, match=rf"objective agro: .*option {next(iter(options))}"):
         objectives.describe("agro", **options)
 
 
@@ -262,7 +264,9 @@ def test_describe() -> None:
     told = objectives.describe("agro")
     assert set(told["needs"]) == {"reward", "groups", "ref_logp"}
     assert told["couples"] == "group"
+    assert told["name"] == "agro"
     assert told["options"]["beta"]["required"]
+    assert told["options"]["beta"]["default"] is None
     assert "reward per nat" in told["options"]["beta"]["unit"]
     assert told["options"]["scale"]["default"] == "reward"
     assert "2503.19612" in told["source"]
@@ -271,7 +275,7 @@ def test_describe() -> None:
         told = objectives.describe(name)
         assert told["summary"]
         assert told["source"]
-        assert all(o["unit"] and o["meaning"] for o in told["options"].values())
+        assert all(o["unit"] and o["meaning"] and o["expected"] for o in told["options"].values())
     defaults = {
         n: {k: o["default"] for k, o in objectives.describe(n)["options"].items() if not o["required"]}
         for n in objectives.names()

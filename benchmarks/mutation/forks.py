@@ -1,0 +1,249 @@
+"""A mutant's life: a fork in which it stands in the place of the code, and the tests that call it.
+
+Forks share what was loaded before: torch, and of a session the collected tests.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import inspect
+import os
+import resource
+import signal
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import hypothesis  # noqa: E402, F401  (these take seconds: loaded once, before the forks)
+import libcst as cst  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+import torch.profiler  # noqa: E402, F401
+from _pytest.runner import runtestprotocol  # noqa: E402
+from mutants import Mutant  # noqa: E402
+from transformers import AutoTokenizer, LlamaForCausalLM  # noqa: E402, F401
+
+FILES = [*sorted((ROOT / "agro/objectives").glob("*.py")), ROOT / "agro/train/step.py", ROOT / "agro/logprobs.py"]
+# test_any_batch compares what test_agreement compares, more slowly.
+OBJECTIVES = [
+    str(p.relative_to(ROOT))
+    for p in sorted((ROOT / "tests/objectives").glob("test_*.py"))
+    if p.stem != "test_any_batch"
+]
+STEP = ["tests/train/test_step.py", "tests/train/test_step_details.py"]
+LOGPROBS = ["tests/test_logprobs.py", "tests/test_policy.py"]
+TESTS = [*OBJECTIVES, "tests/proof/test_expectation.py", *STEP, *LOGPROBS]
+BUDGET = 8.0  # seconds of CPU of tests for a mutant; one that only a later test would notice counts as survived
+SPARE = 10  # seconds of CPU that a test may take beyond five times what it takes of the code as it is
+MISPLACED = 70  # exit status of a fork that couldn't put its mutant in place
+# A profiler, and several threads, hang in a fork where they ran before it; so do whole runs, which are left out of TESTS.
+OPTIONS = [
+    "-o",
+    "addopts=",
+    "-q",
+    "-q",
+    "-x",
+    "--assert=plain",
+    "-p",
+    "no:cacheprovider",
+    "-k",
+    "not memory_is_below and not peak_bytes and not threads_are_set",
+]
+
+
+def outermost(qualified: str) -> str:
+    return qualified.split(".<locals>")[0]
+
+
+@contextmanager
+def calls(seen: set[tuple[str, str]]) -> Iterator[None]:
+    """Note (file, function) of every call in FILES; a nested function counts as the one that it stands in."""
+    files = {str(p) for p in FILES}
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename in files:
+            seen.add((frame.f_code.co_filename, outermost(frame.f_code.co_qualname)))
+
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def forked(work: Callable[[], bool]) -> str:
+    """ "killed" where `work` is false or dies of an error, "survived" where it is true, "timeout" where its time was up."""
+    pid = os.fork()
+    if pid == 0:
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        try:
+            os._exit(0 if work() else 1)
+        except BaseException:  # noqa: BLE001  a mutant may raise anything
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code != MISPLACED
+    return "survived" if code == 0 else "timeout" if code in (-signal.SIGXCPU, -signal.SIGALRM) else "killed"
+
+
+def limit(seconds: float) -> None:
+    """Kill this process after so many more seconds of CPU, or ten times as many of waiting."""
+    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used + seconds) + 1, resource.RLIM_INFINITY))
+    signal.alarm(int(10 * seconds) + 1)
+
+
+class Session:
+    """A pytest plugin: in the place of the tests' run, the mutants of functions and of tables."""
+
+    def __init__(self, todo: list[Mutant], keep: Callable[[Mutant, str, float, str], None]) -> None:
+        self.todo, self.keep = todo, keep
+        self.early: set[tuple[str, str]] = set()  # called at import and at collection
+        self.called: dict[pytest.Item, set[tuple[str, str]]] = {}
+        self.seconds: dict[pytest.Item, float] = {}  # of CPU
+        self.killers: dict[tuple[str, str], Counter[pytest.Item]] = defaultdict(Counter)
+        self.failed: Callable[[pytest.Item], None] | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+        """The first failure ends a mutant, before pytest has made its pages of it."""
+        if self.failed and call.excinfo and not call.excinfo.errisinstance(pytest.skip.Exception):
+            self.failed(item)
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        sys.setprofile(None)
+        for item, following in zip(session.items, [*session.items[1:], None], strict=True):
+            start, self.called[item] = time.process_time(), set()
+            with calls(self.called[item]):
+                reports = runtestprotocol(item, nextitem=following, log=False)
+            self.seconds[item] = time.process_time() - start
+            if any(r.failed for r in reports):
+                raise SystemExit(f"{item.nodeid} fails of the code as it is")
+        gc.collect()
+        gc.freeze()  # so that collections of garbage in the forks don't copy what they share
+        for first in {(m.path, m.function): m for m in self.todo}.values():
+            if outcome := self.attempt(replace(first, new=first.old), 0.0):
+                assert outcome[0] == "survived", f"{first.path}: {first.function}: not killed by its change: {outcome}"
+        for mutant in self.todo:
+            start = time.monotonic()
+            if outcome := self.attempt(mutant, BUDGET):
+                self.keep(mutant, outcome[0], time.monotonic() - start, outcome[1])
+        return True
+
+    def chosen(self, where: tuple[str, str], every: bool, budget: float) -> list[pytest.Item]:
+        """Tests that call it, up to a budget: those that killed most, one of each test function, then the quickest."""
+        often = self.killers[where]
+        items = sorted((i for i, f in self.called.items() if every or where in f), key=lambda i: self.seconds[i])
+        firsts = set({i.nodeid.split("[")[0]: i for i in reversed(items)}.values())
+        items.sort(key=lambda i: (-often[i], i not in firsts, self.seconds[i]))
+        spent = list(accumulate(self.seconds[i] for i in items))
+        return [i for i, total in zip(items, spent, strict=True) if total <= budget + self.seconds[i]]
+
+    def attempt(self, mutant: Mutant, budget: float) -> tuple[str, str] | None:
+        """Outcome and the test that killed it; None where the mutant has to be imported."""
+        where = (str(mutant.path), mutant.function or "")
+        early = mutant.function is None or where in self.early
+        if early and any(isinstance(x, cst.ClassDef) for x in mutant.module.body):
+            return None  # to execute the file once more would leave objects of its old classes
+        items = self.chosen(where, early, budget)
+        read, write = os.pipe()
+
+        def failed(item: pytest.Item) -> None:
+            os.write(write, str(items.index(item)).encode())
+            os._exit(1)
+
+        def work() -> bool:
+            self.failed = failed
+            (execute if early else swap)(mutant)
+            for item, following in zip(items, [*items[1:], None]):
+                limit(SPARE + 5 * self.seconds[item])
+                runtestprotocol(item, nextitem=following, log=False)
+            return True
+
+        outcome = forked(work)
+        os.close(write)
+        number = os.read(read, 20)
+        os.close(read)
+        killer = items[int(number)] if number else None
+        if killer:
+            self.killers[where][killer] += 1
+        return outcome, killer.nodeid if killer else ""
+
+
+def swap(mutant: Mutant) -> None:
+    """Put the mutant's code into the function that is there."""
+    assert mutant.function is not None
+    found: Any = sys.modules[name_of(mutant.path)]
+    try:
+        for part in mutant.function.split("."):
+            found = inspect.getattr_static(found, part)
+        while not isinstance(found, FunctionType) or hasattr(found, "__wrapped__"):
+            found = next(getattr(found, k) for k in ("__wrapped__", "fget", "func") if hasattr(found, k))
+        found.__code__ = code_of(compile(mutant.source(), str(mutant.path), "exec"), mutant.function)
+    except (AttributeError, StopIteration, ValueError):
+        os._exit(MISPLACED)
+
+
+def execute(mutant: Mutant) -> None:
+    """Execute the mutant's file in the module that is there; its tables stay the objects that others have imported."""
+    names = vars(sys.modules[name_of(mutant.path)])
+    before = dict(names)
+    exec(compile(mutant.source(), str(mutant.path), "exec"), names)
+    for name, table in before.items():
+        if isinstance(table, dict) and name.isupper() and names[name] is not table:
+            changed, names[name] = names[name], table
+            table.clear()
+            table.update(changed)
+
+
+def code_of(code: CodeType, qualified: str) -> CodeType:
+    inner = [c for c in code.co_consts if isinstance(c, CodeType)]
+    for c in inner:
+        if c.co_qualname == qualified:
+            return c
+    return next(
+        code_of(c, qualified) for c in inner if qualified.startswith(c.co_qualname + ".") and c.co_name != "<lambda>"
+    )
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+class Changed(importlib.machinery.SourceFileLoader, importlib.abc.MetaPathFinder):
+    """Import a mutant in the place of its file."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        super().__init__(name_of(mutant.path), str(mutant.path))
+        self.mutant = mutant
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
+        return importlib.util.spec_from_file_location(name, self.path, loader=self) if name == self.name else None
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self.mutant.source(), self.path, "exec")
+
+
+def anew(mutant: Mutant, seconds: float) -> bool:
+    """Import and collect with the mutant in its place, then run the tests of its file."""
+    sys.meta_path.insert(0, Changed(mutant))
+    limit(seconds)
+    tests = {"step.py": STEP, "logprobs.py": LOGPROBS}.get(mutant.path.name, OBJECTIVES)
+    return pytest.main([*OPTIONS, *tests]) == 0

@@ -1,0 +1,129 @@
+"""Change the code in one place at a time, and see that a test fails.
+
+    python benchmarks/mutation/run.py [--files agro/logprobs.py …]
+
+A mutant that no test notices has survived. It is listed in survivors.md with why it is equivalent or harmless, or a
+test is missing: then it is printed and the exit status is 1. Outcomes are kept in build/mutants.jsonl, so that a run
+that was stopped goes on where it was; a survivor is tried again once a test has changed.
+
+A mutant is a fork of a process that has torch loaded and the tests collected: the changed function's code is put in the
+place of the old, and the tests that call it run, up to the first that fails. A file whose change has run already, at
+import or at collection, is executed once more; one with classes is imported by a fork that hasn't imported agro yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections import Counter
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from forks import BUDGET, FILES, OPTIONS, ROOT, TESTS, Session, anew, calls, forked  # noqa: E402
+from mutants import Mutant, mutants  # noqa: E402
+
+KEPT = ROOT / "build/mutants.jsonl"
+
+
+def digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
+def machine() -> str:
+    cpu = next(
+        (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), ""
+    )
+    return f"{cpu or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", nargs="+", type=lambda p: Path(p).resolve(), default=FILES)
+    given = parser.parse_args()
+    os.chdir(ROOT)
+    tests = digest(str(BUDGET), *(p.read_text() for p in sorted((ROOT / "tests").rglob("*.py"))))
+    every = [m for path in given.files for m in mutants(path)]
+    seen: Counter[str] = Counter()
+    keys: dict[int, str] = {}
+    for m in every:
+        text = digest(str(m.path.relative_to(ROOT)), m.name)
+        seen[text] += 1  # the same change of the same line elsewhere
+        keys[id(m)] = f"{text}-{seen[text]}"
+    KEPT.parent.mkdir(exist_ok=True)
+    kept: dict[str, dict[str, Any]] = {}
+
+    def read() -> list[Mutant]:
+        for line in KEPT.read_text().splitlines() if KEPT.exists() else []:
+            row = json.loads(line)
+            kept[row["key"]] = row
+        return [
+            m for m in every
+            if (row := kept.get(keys[id(m)])) is None or (row["outcome"] == "survived" and row["tests"] != tests)
+        ]  # fmt: skip
+
+    def keep(mutant: Mutant, outcome: str, seconds: float, by: str) -> None:
+        row = {"key": keys[id(mutant)], "outcome": outcome, "seconds": round(seconds, 2), "by": by, "tests": tests}
+        with KEPT.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        if outcome == "survived":
+            print(f"{mutant.path.relative_to(ROOT)}:{mutant.line} {outcome}\n{mutant.diff()}", flush=True)
+
+    todo = read()
+    print(f"{len(every)} mutants, {len(todo)} to try", flush=True)
+    pid = os.fork() if todo else 0
+    if todo and pid == 0:
+        session = Session(todo, keep)
+        with calls(session.early):
+            code = pytest.main([*OPTIONS, *TESTS], plugins=[session])
+        os._exit(int(code))
+    if todo and os.waitpid(pid, 0)[1]:
+        return 1
+    todo = read()
+    print(f"{len(todo)} to import anew", flush=True)
+    for mutant in todo:
+        start = time.monotonic()
+        outcome = forked(lambda m=mutant: anew(m, 200.0))
+        keep(mutant, outcome, time.monotonic() - start, "")
+    read()
+    return report(every, [kept[keys[id(m)]] for m in every], given.files == FILES)
+
+
+def report(every: list[Mutant], rows: list[dict[str, Any]], whole: bool) -> int:
+    """Count, write result.json where all files were tried, and print the survivors that survivors.md doesn't know."""
+    explained = (HERE / "survivors.md").read_text() if (HERE / "survivors.md").exists() else ""
+    files = {}
+    for path in dict.fromkeys(m.path for m in every):
+        outcomes = Counter(r["outcome"] for m, r in zip(every, rows, strict=True) if m.path == path)
+        files[str(path.relative_to(ROOT))] = {k: outcomes[k] for k in ("killed", "timeout", "survived")}
+    total = {k: sum(f[k] for f in files.values()) for k in ("killed", "timeout", "survived")}
+    share = 1 - total["survived"] / len(every)
+    survivors = [m for m, r in zip(every, rows, strict=True) if r["outcome"] == "survived"]
+    new = [m for m in survivors if m.diff() not in explained]
+    for m in new:
+        print(f"\n{m.path.relative_to(ROOT)}:{m.line}\n{m.diff()}")
+    print(f"{len(every)} mutants: {total}, {share:.1%} killed; {len(new)} survivors are not in survivors.md")
+    if whole:
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+        result = {
+            "mutants": len(every), **total, "killed_share": round(share, 4), "files": files,
+            "seconds": round(sum(r["seconds"] for r in rows)), "commit": commit.stdout.strip(),
+            "date": date.today().isoformat(), "machine": machine(),
+        }  # fmt: skip
+        (HERE / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    return 1 if new else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,303 @@
+"""What mutants of the objectives showed that no other test looks at: metrics by hand, words of refusals, numbers at an edge."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agro import Batch, objectives
+from agro.errors import Refused
+from agro.objectives import Evaluation, NotFinite, Objective
+from agro.objectives.core import REQUIRED, VALUES, Terms, wanted_streams
+
+
+def at_the_reference(name: str, groups: dict[str, tuple[float, list[float]]], **options: Any) -> Evaluation:
+    """Groups by name, (weight, rewards), each response one token of log-prob -1 under the policy and the reference: R = r."""
+    rows = [(g, weight, r) for g, (weight, rewards) in groups.items() for r in rewards]
+    logp = [[0.0, -1.0]] * len(rows)
+    batch = Batch.of(
+        mask=[[False, True]] * len(rows), group=[g for g, _, _ in rows], weight=[w for _, w, _ in rows],
+        reward=[r for _, _, r in rows], ref_logp=logp, age=[0] * len(rows), extra={"stored_value": [0.0] * len(rows)},
+    )  # fmt: skip
+    return objectives.evaluate(name, logp, batch, **options)
+
+
+def test_agro_says_its_loss_under_the_name_that_all_share() -> None:
+    """Rewards 1 and 0: ½ · ½."""
+    out = at_the_reference("agro", {"a": (1, [1, 0])}, beta=0.5)
+    assert out.metrics == {"consistency": 0.25, "singletons_dropped": 0.0}
+    assert at_the_reference("agro_onpolicy", {"a": (1, [1, 0])}, beta=0.5).metrics["consistency"] == 0.25
+
+
+def test_consistency_of_the_squares_is_over_groups_of_several() -> None:
+    """½ Var is ½ · ½, of one response unknown, ½ · ⅓: (1 · ¼ + 3 · ⅙)/(1 + 3), and no share of the lone one's weight."""
+    groups: Any = {"a": (1, [1, 0]), "lone": (2, [5]), "c": (3, [1, 0, 0])}
+    out = at_the_reference("squared_consistency", groups, beta=0.5, baseline="stored", scale="square")
+    assert out.metrics["consistency"] == pytest.approx(0.1875, abs=1e-15)
+
+
+def test_the_share_of_groups_whose_best_response_is_pushed_down() -> None:
+    """At β = ¼ where R_i − R̄_{-i} of the best is above ½: of `up`, `edge`, `down` and `far` the last two. Equal rewards aren't asked."""
+    groups: Any = {
+        "up": (3, [0.4, 0]),
+        "edge": (2, [0.5, 0]),
+        "down": (4, [0.6, 0]),
+        "far": (1, [1, 0, 0]),
+        "equal": (8, [1, 1]),
+    }
+    out = at_the_reference("agro_onpolicy", groups, beta=0.25)
+    assert out.metrics["reversed_share"] == pytest.approx((4 + 1) / (3 + 2 + 4 + 1), abs=1e-15)
+    assert out.metrics["likelihood_ratio"] == 1.0
+    assert np.isnan(at_the_reference("agro_onpolicy", {"equal": (8, [1, 1])}, beta=0.25).metrics["reversed_share"])
+
+
+def test_the_share_of_the_likelihood_ratio_part() -> None:
+    """Adaptive: min(1, β / max_i (R_i − R̄_{-i})), here 1 and ¼/1, in the mean by weight."""
+    groups: Any = {"a": (3, [0.2, 0]), "b": (1, [1, 0])}
+    assert at_the_reference("agro_onpolicy", groups, beta=0.25, likelihood_ratio=0.4).metrics["likelihood_ratio"] == 0.4
+    out = at_the_reference("agro_onpolicy", groups, beta=0.25, likelihood_ratio="adaptive")
+    assert out.metrics["likelihood_ratio"] == pytest.approx((3 + 0.25) / 4, abs=1e-15)
+    assert out.metrics["reversed_share"] == 0
+
+
+@pytest.mark.parametrize(("name", "option"), [("agro", "regulariser"), ("agro_onpolicy", "squared")])
+def test_what_looks_along_a_response_says_which_option_does(name: str, option: str) -> None:
+    batch = Batch.of(
+        mask=[[False, True]] * 3, reward=[1.0, 0.0, 0.0], group=[0, 0, 0], response=["a", "b", "b"],
+        ref_logp=[[0.0, -1.0]] * 3, age=[0] * 3, ids=["one", "two", "three"],
+    )  # fmt: skip
+    said = f'^objective {name}: {option} = "triangular" looks along a response, but that of two lies in several rows; take "sequence"$'
+    with pytest.raises(Refused, match=said):
+        objectives.evaluate(name, [[0.0, -1.0]] * 3, batch, beta=0.5, **{option: "triangular"})
+
+
+def test_without_beta_a_policy_that_is_certain_stands_still() -> None:
+    """log π = 0 at every token."""
+    batch = Batch.of(mask=[[False, True]] * 2, reward=[1.0, 0.0], group=[0, 0])
+    out = objectives.evaluate("agro", [[0.0, 0.0]] * 2, batch, beta=0.0, scale="loss")
+    assert (out.grad == 0).all()
+
+
+def test_rows_that_a_micro_batch_does_not_hold_are_not_judged_by_it() -> None:
+    """Rows 2 and 3 are given; the ratio of row 0 overflows, which is for the micro-batch that holds row 0 to say."""
+    mask = [[False, True]] * 4
+    given: dict[str, Any] = {"mask": mask, "reward": [1.0, 0.0, 1.0, 0.0], "group": [0, 0, 1, 1], "ids": [*"abcd"]}
+    batch = Batch.of(**given, behavior_logp=[[0.0, -800.0], *[[0.0, -1.0]] * 3])
+    entry = objectives.get("grpo")
+    options = entry.resolve("grpo", {})
+    logp = {"logp": torch.tensor([[0.0, -1.0]] * 4, dtype=torch.float64)}
+    out = objectives.differentiate("grpo", entry, logp, batch, options, torch.tensor([2, 3]))
+    assert out.grads["logp"][2:, 1].isfinite().all()
+    with pytest.raises(
+        NotFinite, match=r"isn't finite in a \(a ratio that overflows\?\), largest \|logp - behavior_logp\| 799\."
+    ):
+        objectives.differentiate("grpo", entry, logp, batch, options, torch.tensor([0, 1]))
+
+
+def test_the_trap_ratio_weighs_its_groups() -> None:
+    """One success of three: k₂ = k₃ = ⅓, its mirror −⅓; (3 · ⅓ − ⅓)/(2β (3 · ⅓ + ⅓)) = 1 at β = ¼. The pair isn't asked."""
+    groups: Any = {"one": (3, [1, 0, 0]), "two": (1, [1, 1, 0]), "pair": (9, [1, 0])}
+    assert at_the_reference("agro_onpolicy", groups, beta=0.25).metrics["trap_ratio"] == pytest.approx(1.0, abs=1e-14)
+    assert np.isnan(at_the_reference("agro_onpolicy", groups, beta=0.0).metrics["trap_ratio"])
+
+
+EVERY = [(name, key) for name in objectives.names() for key in objectives.get(name).options]
+
+
+@pytest.mark.parametrize(("name", "key"), EVERY)
+def test_an_option_says_what_it_is(name: str, key: str) -> None:
+    """Its default may be given, and so may each choice it names; its unit is one of a choice, a number, or what it multiplies."""
+    entry = objectives.get(name)
+    option = entry.options[key]
+    if option.default is not REQUIRED:
+        assert entry.checked(name, {key: option.default}) == {key: option.default}
+    assert len(option.meaning.split()) > 3
+    if key == "beta":
+        assert option.meaning.endswith("anchor" if name == "squared_consistency" else "reference")
+    if option.expected.startswith("one of "):
+        assert option.unit == "choice"
+        choices = [ast.literal_eval(x) for x in option.expected.removeprefix("one of ").split(", ")]
+        assert len(choices) >= 2
+        assert option.default == choices[0] or isinstance(option.default, bool)
+        assert None not in choices
+        for choice in choices:
+            assert entry.checked(name, {key: choice}) == {key: choice}
+    else:
+        assert "number" in option.expected
+        assert option.unit == UNITS.get((name, key), "reward per nat of the response's log-ratio")
+        assert ("above 0" in option.expected) == ((name, key) in ABOVE_0)
+
+
+UNITS = {
+    ("agro_onpolicy", "likelihood_ratio"): "share", ("squared_consistency", "value_beta"): "reward", ("reinforce", "baseline"): "reward",
+    ("grpo", "clip"): "ratio", ("pair_consistency", "gap"): "reward", ("dpo", "label_smoothing"): "probability",
+    ("dpo", "beta"): "logit of a judgement per nat of the response's log-ratio",
+}  # fmt: skip
+ABOVE_0 = {("squared_consistency", "beta"), ("squared_consistency", "value_beta"), ("pair_consistency", "beta"),
+           ("pair_consistency", "gap"), ("dpo", "beta")}  # fmt: skip
+
+
+def choices(name: str, key: str) -> str:
+    return objectives.describe(name)["options"][key]["expected"]
+
+
+def test_the_choices() -> None:
+    assert choices("agro", "average") == "one of 'sum', 'token'"
+    assert choices("agro", "regulariser") == "one of 'sequence', 'triangular', 'local'"
+    assert choices("agro_onpolicy", "squared") == "one of 'sequence', 'triangular', 'local'"
+    assert choices("squared_consistency", "anchor") == "one of 'reference', 'behavior'"
+    assert choices("squared_consistency", "baseline") == "one of 'mean', 'soft', 'stored'"
+    assert choices("squared_consistency", "scale") == "one of 'half_variance', 'square', 'pairs', 'trajectory'"
+    for name in ("agro", "dro", "prefix_consistency"):
+        assert choices(name, "scale") == "one of 'reward', 'loss'"
+    for name in ("pair_consistency", "dpo"):
+        assert choices(name, "votes") == "one of 'ignore', 'mean'"
+    for name in objectives.names():
+        if "singletons" in objectives.get(name).options:
+            assert choices(name, "singletons") == "one of 'error', 'drop'"
+    assert choices("agro_onpolicy", "baseline") == choices("grpo", "std").replace("True, False", "False, True")
+    assert choices("grpo", "ratio") == "one of 'behavior', 'old'"
+
+
+LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
+    ("agro", "beta", [0, 0.0, 0.5, 3], [-1e-9]),
+    ("agro_onpolicy", "likelihood_ratio", [0, 0.5, 1, 1.0, "adaptive"], [1.001, 2, -0.1, "adapted", True]),
+    ("squared_consistency", "beta", [1e-6, 0.5, 2], [0, 0.0, -1, "1", True]),
+    ("squared_consistency", "value_beta", [None, 1e-6, 0.5, 2], [0, -1, "1", True]),
+    ("reinforce", "baseline", ["none", "mean", 0, -1.5], ["means", None, True]),
+    ("grpo", "clip", [(0, 0), (0.5, 2)], [(0.2,), (0.1, 0.2, 0.3), (-0.1, 0.2), 0.2, ("a", "b")]),
+    ("pair_consistency", "beta", [1e-6, 2], [0, -1]),
+    ("pair_consistency", "gap", ["reward", 1e-6, 0.5, 2], [0, -0.5, "rewards", True]),
+    ("dpo", "beta", [1e-6, 2], [0, -1]),
+    ("dpo", "label_smoothing", [0, 0.1, 0.499], [0.5, 1, -0.1, "0"]),
+]
+
+
+@pytest.mark.parametrize(("name", "key", "good", "bad"), LIMITS, ids=[f"{n}-{k}" for n, k, *_ in LIMITS])
+def test_limits_of_an_option(name: str, key: str, good: list[Any], bad: list[Any]) -> None:
+    entry = objectives.get(name)
+    for value in good:
+        assert entry.checked(name, {key: value}) == {key: value}
+    for value in bad:
+        with pytest.raises(Refused, match=rf"^objective {name}: option {key}: expected"):
+            entry.checked(name, {key: value})
+
+
+def test_a_value_that_an_objective_forgets_gets_0_of_its_own_shape() -> None:
+    careless = Objective(
+        lambda streams, batch: Terms(streams["logp"].sum()), "here", lambda o: {"value"}, lambda o: "row", {}
+    )
+    batch = Batch.of(mask=[[False, True]] * 2, reward=[1.0, 0.0], group=[0, 1])
+    given = {"logp": torch.zeros((2, 2)), "value": torch.zeros(2)}
+    out = objectives.differentiate("careless", careless, given, batch, {})
+    assert out.grads["value"].tolist() == [0, 0]
+    assert out.metrics == {}  # of groups left out nothing is said where none can be
+
+
+def test_a_tensor_may_be_of_half_precision_and_in_a_graph() -> None:
+    """Neither has a numpy array."""
+    batch = Batch.of(mask=[[False, True]] * 2, reward=[1.0, 0.0], group=[0, 0])
+    logp = torch.full((2, 2), -1.0, dtype=torch.bfloat16, requires_grad=True)
+    out = objectives.evaluate("rloo", logp, batch)
+    assert out.grad.dtype == torch.bfloat16
+    assert out.grad.tolist() == [[0, -0.5], [0, 0.5]]  # -(r_i - r̄_{-i})/n
+    assert not out.grad.requires_grad
+
+
+@pytest.mark.parametrize(("name", "stream"), [("dro", "value"), ("prefix_consistency", "prefix_value")])
+def test_a_value_says_its_loss_and_its_mean(name: str, stream: str) -> None:
+    """Of one token: ½ (r − V)² is ½ · ¼ in a and ½ in b, V is ½ and 1; with weights 3 and 1. Over the prefix it's the same."""
+    values = [0.5, 0.5, 1.0]
+    logp = [[0.0, -1.0]] * 3
+    batch = Batch.of(mask=[[False, True]] * 3, reward=[1.0, 0.0, 2.0], group=[*"aab"], weight=[3, 3, 1], ref_logp=logp)
+    given = {stream: values if name == "dro" else [[np.nan, v] for v in values]}
+    for options in ({"beta": 0.5}, {"beta": 0.5, "scale": "loss"}):
+        out = objectives.evaluate(name, logp, batch, streams=given, **options)
+        assert out.metrics == {"value_loss": 0.21875, "value_mean": 0.625}
+
+
+def test_three_groups_are_named_of_those_too_small() -> None:
+    with pytest.raises(Refused, match=r"5 of 5 groups have fewer \(for one: a, b, c\)\."):
+        at_the_reference("rloo", {g: (1, [1.0]) for g in "abcde"})
+
+
+@pytest.mark.parametrize(
+    ("group", "pairs", "said"),
+    [
+        (
+            "abcdefgh",
+            [[0, 1], [2, 3], [4, 5], [6, 7]],
+            r"4 of 4 pairs don't \(for one: r0 over r1; r2 over r3; r4 over r5\)",
+        ),
+        ("aabbccdd", [[0, 1]], r"3 of 4 groups have none \(for one: b, c, d\)"),
+        ("aabcdeff", [[0, 1], [6, 7]], r"4 of 6 groups have none \(for one: b, c, d\)"),
+    ],
+)
+def test_three_pairs_or_groups_are_named_of_those_that_cannot_be_used(group: str, pairs: Any, said: str) -> None:
+    logp = [[0.0, -1.0]] * 8
+    batch = Batch.of(mask=[[False, True]] * 8, reward=[0.0] * 8, group=[*group], ref_logp=logp, pairs=pairs,
+                     ids=[f"r{i}" for i in range(8)])  # fmt: skip
+    with pytest.raises(Refused, match=said):
+        objectives.evaluate("dpo", logp, batch, beta=0.5)
+
+
+def test_the_policy_gradient_says_its_kl() -> None:
+    """½ (0.1 + 0.2 + 0.4) for two responses."""
+    batch = Batch.of(mask=[[False, True, True], [False, True, False]], reward=[1.0, 0.0], group=[0, 0])
+    kl = [[7.0, 0.1, 0.2], [7.0, 0.4, 7.0]]
+    out = objectives.evaluate("kl_pg", [[0.0, -1.0, -1.0]] * 2, batch, beta=0.5, streams={"kl": kl})
+    assert out.metrics["kl_sampled_prefixes"] == pytest.approx(0.35, abs=1e-15)
+
+
+def test_a_list_of_an_option_becomes_a_tuple() -> None:
+    assert objectives.get("grpo").checked("grpo", {"clip": [0.1, 0.3]}) == {"clip": (0.1, 0.3)}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "couples"),
+    [
+        ("agro", {}, "group"),  # β isn't known yet: the most it may couple
+        ("agro", {"beta": 0.3}, "group"),
+        ("agro", {"beta": 0.0}, "row"),
+        ("agro", {"beta": 0.3, "average": "token"}, "group"),
+        ("agro", {"beta": 0.3, "regulariser": "sequence"}, "group"),
+        ("agro", {"beta": 0.3, "regulariser": "triangular"}, "row"),
+        ("agro", {"beta": 0.3, "regulariser": "local"}, "row"),
+        ("agro_onpolicy", {"beta": 0.3}, "group"),
+        ("agro_onpolicy", {"beta": 0.0}, "row"),
+        ("agro_onpolicy", {"beta": 0.3, "squared": "local"}, "group"),
+        ("squared_consistency", {}, "group"),
+        ("squared_consistency", {"baseline": "mean"}, "group"),
+        ("squared_consistency", {"baseline": "soft"}, "row"),
+        ("squared_consistency", {"baseline": "stored"}, "row"),
+        ("dro", {"beta": 0.3}, "row"),
+        ("prefix_consistency", {"beta": 0.3}, "row"),
+        ("rloo", {}, "row"),
+        ("rloo", {"beta": 0.3}, "group"),
+        ("reinforce", {"baseline": "mean"}, "row"),
+        ("kl_pg", {"beta": 0.3}, "row"),
+        ("grpo", {"beta": 0.3}, "row"),
+        ("pair_consistency", {"beta": 0.3}, "group"),
+        ("dpo", {"beta": 0.3}, "group"),
+        ("sft", {}, "row"),
+    ],
+)
+def test_how_far_rows_couple(name: str, options: dict[str, Any], couples: str) -> None:
+    """Through R_i − R̄_{-i} of the policy by group; rewards alone, and what is detached or stored, by row."""
+    assert objectives.describe(name, **options)["couples"] == couples
+
+
+def test_what_an_objective_needs_with_its_defaults() -> None:
+    assert objectives.get("rloo").needed({}) == {"reward", "groups"}
+    assert objectives.get("rloo").needed({"beta": 0.1}) == {"reward", "groups", "ref_logp"}
+    assert objectives.get("grpo").needed({}) == {"reward", "groups", "behavior_logp"}
+
+
+def test_streams_come_in_one_order_and_two_are_of_the_value() -> None:
+    every: Any = {"prefix_value", "value", "entropy", "kl", "reward", "groups"}
+    assert wanted_streams(every) == ["logp", "kl", "entropy", "value", "prefix_value"]
+    assert {"value", "prefix_value"} == VALUES
