@@ -317,10 +317,15 @@ class Store(Ledger):
             """,
             [*args, *args, *args, *more],
         )
+        wanted = "a pair of" if rule.pairs else f"{rule.min_group} or more"
+        scores = (
+            f", {unscored:.0f} of them not scored and {failed:.0f} with a failed reward" if rule.scored_only else ""
+        )
+        add = f"add {'pairs' if rule.pairs else 'samples'}{', score them' if rule.scored_only else ''}"
         return (
-            f"{self.path}: expected {rule.groups} groups with {'a pair of' if rule.pairs else f'{rule.min_group} or more'} eligible responses to draw from, "
+            f"{self.path}: expected {rule.groups} groups with {wanted} eligible responses to draw from, "
             f"got {found}. The store has {rows} samples in {groups} groups; {chosen:.0f} are of the roles and sources "
-            f"asked for, {unscored:.0f} of them not scored and {failed:.0f} with a failed reward; {fit:.0f} are eligible"
+            f"asked for{scores}; {fit:.0f} are eligible"
             + (f" (at most {rule.max_age} steps old)" if rule.max_age is not None else "")
-            + ". Ask for fewer groups, add or score samples, or widen the choice"
+            + f". Ask for fewer groups, {add}, or widen the choice"
         )
