@@ -65,8 +65,8 @@ def test_only_responses_that_were_compared_are_drawn(store: Store) -> None:
     add(store, "without", [])
     for step in range(1, 4):
         assert said(draw(store, step)) == "013"
-    said = r"expected 2 groups with a pair of eligible responses to draw from, got 1\. .* asked for; \d+ are eligible\. Ask for fewer groups, add pairs, or widen"
-    with pytest.raises(Refused, match=said):
+    wanted = r"expected 2 groups with a pair of eligible responses to draw from, got 1\. .* asked for; \d+ are eligible\. Ask for fewer groups, add pairs, or widen"
+    with pytest.raises(Refused, match=wanted):
         draw(store, groups=2)
 
 
