@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -111,10 +112,22 @@ class Database:
         elif schema < SCHEMA:
             migration.renew(self)
         if not read_only:
-            if self._run("PRAGMA journal_mode = WAL") != [("wal",)]:
+            if self._begin_log() != "wal":
                 raise Refused(f"{self.path}: SQLite can't keep a write-ahead log here; put the store on a local disk")
             self._run("PRAGMA synchronous = FULL")
             self._run("PRAGMA foreign_keys = ON")
+
+    def _begin_log(self) -> Any:
+        """The journal's mode, "wal" from now on. SQLite wants the file for itself to begin, and doesn't wait for it: so we do."""
+        ends = time.monotonic() + self.timeout
+        with self._plainly():
+            while True:
+                try:
+                    return self._connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+                except sqlite3.OperationalError as error:
+                    if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > ends:
+                        raise
+                time.sleep(0.01)
 
     def _is_empty(self) -> bool:
         return self._run("PRAGMA application_id") == [(0,)] and not self._run("SELECT 1 FROM sqlite_master LIMIT 1")

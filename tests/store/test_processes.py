@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sqlite3
 import time
 from collections import Counter
 from pathlib import Path
@@ -64,6 +65,32 @@ def test_two_processes_append_while_a_third_draws(tmp_path: Path) -> None:
         assert store._run("PRAGMA integrity_check") == [("ok",)]
         for name in "ab":
             assert [s.prompt for s in store.samples(run=name)] == [f"{name} {i // 4}" for i in range(160)]
+
+
+def test_a_store_that_others_begin_too_waits_for_them(tmp_path: Path, monkeypatch) -> None:
+    """Where two processes begin the write-ahead log at once, SQLite tells one of them at once that the file is busy."""
+    plain, asked = Store._connect, []
+
+    class Contended:
+        def __init__(self, connection: sqlite3.Connection) -> None:
+            self.connection = connection
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.connection, name)
+
+        def execute(self, sql: str, *args: Any) -> Any:
+            if sql == "PRAGMA journal_mode = WAL":
+                asked.append(sql)
+                if len(asked) < 3:
+                    error = sqlite3.OperationalError("database is locked")
+                    error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+                    raise error
+            return self.connection.execute(sql, *args)
+
+    monkeypatch.setattr(Store, "_connect", lambda *a: Contended(plain(*a)))
+    with Store.open(tmp_path / "s.db") as store:
+        assert store._run("PRAGMA journal_mode") == [("wal",)]
+    assert len(asked) == 3
 
 
 def kill_itself_at_an_insert(path: Path, at: int) -> None:
