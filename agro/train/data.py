@@ -249,11 +249,8 @@ def _check_pairs(
     name: str, options: Mapping[str, Any], needs: Set[str], rows: Sequence[Known], store: Store
 ) -> list[str]:
     """`check_store` of an objective on pairs; `rows`: the samples that may be drawn."""
-    judged, groups, found = (
-        pairs_among(rows, needs, store),
-        list(dict.fromkeys(r.prompt_id for r in rows)),
-        store.counts().pairs,
-    )
+    judged, found = pairs_among(rows, needs, store), store.counts().pairs
+    groups = list(dict.fromkeys(r.prompt_id for r in rows))
     pairs = [p for of_group in judged.values() for p in of_group]
     if not pairs:
         of = f"{len(rows)} samples in {len(groups)} groups of {store.path}"

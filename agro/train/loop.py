@@ -133,8 +133,7 @@ class Trainer:
         path = self._prepare()
         if self.reward is not None:
             self.reward.close()
-        there = path.exists() and path.stat().st_size > 0
-        with Store.open(path, read_only=True) if there else nullcontext() as store:
+        with Store.open(path, read_only=True) if is_there(path) else nullcontext() as store:
             policy = self._load_policy()
             return plan(self.config, policy, self._load_reference(policy), self.prompts, self.eval_prompts, store)
 
@@ -147,6 +146,8 @@ class Trainer:
         check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
         path = Path(data.store) if data.store else self.out / "store.db"
         self._check_store(path)
+        given = data.value_store
+        self.values = StoredValues.load(given, self._valued_prompts(path)) if given else None
         asked = {name: config.environment for name, config in self.phases if config.environment is not None}
         self.environments = {name: load_environment(environment) for name, environment in asked.items()}
         self.reward = load_reward(self.config.reward) if self.prompts or self.eval_prompts else None
@@ -168,23 +169,20 @@ class Trainer:
     def _check_store(self, path: Path) -> None:
         """Look at what is in the store before anything is loaded; what a fresh phase adds isn't known yet."""
         alone = sum(1 for _ in takewhile(lambda phase: phase[1].data.replay == 1, self.phases))
-        there = path.exists() and path.stat().st_size > 0  # a run that ended while it made the store leaves it empty
-        if alone and not there:
+        if alone and not is_there(path):
             raise Refused(
                 f"data.store: {path} isn't there; data.replay = 1 trains from a store (agro import makes one)"
             )
-        if there:
+        if is_there(path):
             with Store.open(path, read_only=True) as store:
                 for _, config in self.phases[: alone + 1]:
                     if config.data.replay > 0:
                         check_store(config, store)
-        for other in {c.data.eval_store for _, c in self.phases if c.data.eval_store}:
-            Store.open(other, read_only=True, create=False).close()
-        given = self.config.data.value_store
-        self.values = StoredValues.load(given, self._valued_prompts(path if there else None)) if given else None
+        for held in {c.data.eval_store for _, c in self.phases if c.data.eval_store}:
+            Store.open(held, read_only=True, create=False).close()
 
-    def _valued_prompts(self, path: Path | None) -> set[str]:
-        """Those that phases with stored values train on, as far as is known before the run; `path`: of the store, if there."""
+    def _valued_prompts(self, path: Path) -> set[str]:
+        """Those that phases with stored values train on, as far as is known before the run; `path`: of the store."""
         found, fresh = set[str](), False
         for _, config in self.phases:
             fresh = fresh or config.data.replay < 1  # what a phase samples is stored for those that follow
@@ -192,7 +190,7 @@ class Trainer:
                 continue
             if fresh:
                 found |= {p.id for p in self.prompts}
-            if config.data.replay > 0 and path is not None:
+            if config.data.replay > 0 and is_there(path):
                 with Store.open(path, read_only=True) as store:
                     groups = store.groups(roles=config.data.roles, sources=config.data.sources)
                     found |= {g.prompt_id for g in groups if g.scored}
@@ -230,3 +228,8 @@ class Trainer:
             checkpoint.load(self.folder.checkpoint(begins), position.anchor, self.reference.weights())
         if position.step > begins and config.policy.reference in ("ema", "periodic"):
             checkpoint.load_reference(self.folder.checkpoint(position.step), self.reference.weights())
+
+
+def is_there(store: Path) -> bool:
+    """Whether a store was made: a run that ended while it made one leaves an empty file."""
+    return store.exists() and store.stat().st_size > 0

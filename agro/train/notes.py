@@ -1,4 +1,4 @@
-"""What is said of a policy and its prompts before a run begins: not wrong, but perhaps not what was meant."""
+"""What is said of a policy, its prompts and the trap of on-policy AGRO: not wrong, but perhaps not what was meant."""
 
 from __future__ import annotations
 
@@ -33,6 +33,14 @@ def trap(rewards: NDArray[np.float64], objective: str, options: Mapping[str, Any
         f"on {(c * ratio > 1).sum()} of {len(differ)} held-out prompts whose {n} rewards differ (of {len(rewards)}) μ₃/(2β Var) of the rewards "
         f"is above {1 / c:.3g} (median {np.median(ratio):.3g}): there agro_onpolicy lowers the reward at first. "
         'likelihood_ratio = "adaptive" keeps clear of it'
+    )
+
+
+def trapped(share: float) -> str:
+    """What a step says of the trap; `share`: the metric `reversed_share`."""
+    return (
+        f"in {share:.0%} of the groups whose rewards differ the best response is pushed down: β is below what on-policy AGRO needs "
+        'at this success rate. What to do: objective.likelihood_ratio = "adaptive", a larger β, or agro'
     )
 
 

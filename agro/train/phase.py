@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +34,7 @@ from agro.train.guard import explosion, remember
 from agro.train.heldout import HeldOut, compare
 from agro.train.measure import describe_batch, describe_step, empty_metrics
 from agro.train.micro import MicroBatch
+from agro.train.notes import trapped
 from agro.train.optimiser import Optimiser
 from agro.train.progress import responses_text
 from agro.train.recovery import prune
@@ -54,7 +54,7 @@ class Phase:
         self.policy, self.store, self.run_id = trainer.policy, trainer.store, trainer.folder.id
         self.between, self.stage = trainer.between, trainer.stage
         self.saved = position.step if position.digest else -1
-        self.warned = self.dwarfed = False
+        self.said: set[str] = set()  # warnings
         train = config.train
         self.micro = MicroBatch.of(train, trainer.progress.say)
         if position.limits is not None:
@@ -199,13 +199,14 @@ class Phase:
             if metrics["loss"] is None:
                 metrics |= describe_step(done, drawn, self.config, self._options(at))
                 metrics |= {"grad_norm": norm, "grad_norm_clipped": min(norm, train.clip)}
-                if (metrics["pull_to_rewards"] or 0) > DWARFED and not self.dwarfed:
-                    self.dwarfed = True
-                    said = dwarfed(done, self.config.objective.name, self._options(at), metrics["length_mean"])
-                    self.trainer.progress.say(f"step {self.position.step + 1}: {said}")
+                if (metrics["pull_to_rewards"] or 0) > DWARFED:
+                    self._warn(
+                        "pull", dwarfed(done, self.config.objective.name, self._options(at), metrics["length_mean"])
+                    )
                 if not self._is_safe(metrics):
                     break
-            self._warn(done.evaluation.metrics)
+            if (share := done.evaluation.metrics.get("reversed_share", 0.0)) > 0.5:
+                self._warn("trap", trapped(share))
             lr = self._move(at * train.updates + u)
             metrics["lr"] = metrics["lr"] or lr
             batch = done.batch  # which has the reference's log-probs now
@@ -238,15 +239,11 @@ class Phase:
             return with_reference(batch, drawn.is_fresh, self.trainer.reference, self.micro)
         return batch
 
-    def _warn(self, metrics: Mapping[str, float]) -> None:
-        """Say once a phase that on-policy AGRO pushes the best responses down (AGRO's loss on-policy; reproductions/trap)."""
-        share = metrics.get("reversed_share", 0.0)
-        if share > 0.5 and not self.warned:
-            self.warned = True
-            self.trainer.progress.say(
-                f"step {self.position.step + 1}: in {share:.0%} of the groups whose rewards differ the best response is pushed down: β is below what on-policy AGRO needs "
-                'at this success rate. What to do: objective.likelihood_ratio = "adaptive", a larger β, or agro'
-            )
+    def _warn(self, about: str, text: str) -> None:
+        """Say it once a phase."""
+        if about not in self.said:
+            self.said.add(about)
+            self.trainer.progress.say(f"step {self.position.step + 1}: {text}")
 
     def _options(self, at: int) -> dict[str, Any]:
         """The objective's options at this step, schedules and a tuned β resolved."""

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from agro.errors import Refused
 from agro.store import Store
-from agro.train.data import one_each
 from agro.train.step import total_reward
 from agro.types import Batch, Sample
 
@@ -31,10 +30,10 @@ class StoredValues:
     @classmethod
     def load(cls, path: str | Path, prompts: Collection[str]) -> StoredValues:
         """Of all scored responses; raises `Refused` where one of `prompts`, which are trained on, has none."""
-        found: dict[str, list[Sample]] = {}
+        found: dict[str, dict[str | int | None, float]] = {}  # a row of each response; only its reward stays in memory
         with Store.open(path, read_only=True, create=False) as store:
-            for sample in store.samples(scored=True):
-                found.setdefault(sample.prompt_id, []).append(sample)
+            for s in store.samples(scored=True):
+                found.setdefault(s.prompt_id, {})[s.id if s.episode is None else s.episode] = total_reward(s)
         lacking = sorted(set(prompts) - found.keys())
         if lacking:
             raise Refused(
@@ -42,15 +41,14 @@ class StoredValues:
                 f"but {len(lacking)} have none (for one: {', '.join(lacking[:3])}). What to do: agro sample --model REFERENCE "
                 "--prompts FILE --out STORE -n 8, then agro score"
             )
-        return cls({p: np.array([total_reward(s) for s in one_each(samples)]) for p, samples in found.items()})
+        return cls({prompt: np.array(list(rewards.values())) for prompt, rewards in found.items()})
 
     def value(self, prompt_id: str, beta: float) -> float:
         """The soft maximum, in units of reward; NaN for a prompt that isn't there, which the objective refuses."""
         if prompt_id not in self.rewards:  # it came into the store that is trained on after the run began
             return math.nan
         r = self.rewards[prompt_id]
-        most = r.max()
-        return float(most + beta * np.log(np.exp((r - most) / beta).mean()))
+        return float(beta * (np.logaddexp.reduce(r / beta) - math.log(len(r))))
 
     def fill(self, batch: Batch, samples: Sequence[Sample], options: Mapping[str, Any]) -> Batch:
         """The batch of these samples with `extra["stored_value"]` [B]; β is the objective's value_beta, or its beta."""
