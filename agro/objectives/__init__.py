@@ -106,8 +106,18 @@ def _fresh_for(o: Mapping[str, Any]) -> set[Need]:
     return kinds.get(o.get("regulariser", o.get("squared")), set())
 
 
+def _agro_needs(o: Mapping[str, Any]) -> set[Need]:
+    reference: set[Need] = {"ref_logp"} if o.get("weight") == "reference" else set()
+    needs: set[Need] = _regularised("reward", "groups", *_fresh_for(o))(o)
+    return needs | reference
+
+
 def _agro_conflict(o: Mapping[str, Any]) -> str:
-    if o["regulariser"] == "sequence" or o["average"] == "sum":
+    if o["regulariser"] == "sequence":
+        return ""
+    if o["weight"] != "none":
+        return f'regulariser = "{o["regulariser"]}" is for fresh samples, weight = "{o["weight"]}" for stored ones; set one of the two'
+    if o["average"] == "sum":
         return ""
     return f'regulariser = "{o["regulariser"]}" estimates the pull of sums, but average = "{o["average"]}"; set one of the two'
 
@@ -158,12 +168,13 @@ AGRO = "AGRO, arXiv 2503.19612"
 OBJECTIVES: dict[str, Objective] = {
     "agro": Objective(
         agro, f"{AGRO}, eq. 4; section 6",
-        lambda o: _regularised("reward", "groups", *_fresh_for(o))(o), lambda o: _coupled(o) if o["regulariser"] == "sequence" else "row",
+        _agro_needs, lambda o: _coupled(o) if o["regulariser"] == "sequence" else "row",
         {"beta": _beta(), "scale": SCALE,
          "average": _choice("sum", "over a response's tokens: with 'token' beta is per nat of the mean log-ratio, and stays of one size as responses grow",
                             "sum", "token"),
          "regulariser": _choice("sequence", "estimate of the pull to the reference: on any data, or on fresh samples with less variance",
                                 "sequence", "triangular", "local"),
+         "weight": _choice("none", "of each response's part of the gradient: 1, or min(1, π/π_ref) of the response, for stored samples", "none", "reference"),
          "singletons": SINGLETONS},
         _agro_conflict,
     ),

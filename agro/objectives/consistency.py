@@ -22,7 +22,16 @@ def regularised_reward(streams: Streams, batch: Batch, groups: Groups, beta: flo
     return groups.reward - beta * groups.over_tokens(streams["logp"] - batch.ref_logp, average)
 
 
-def agro(streams: Streams, batch: Batch, *, beta: float, scale: str, average: str, regulariser: str) -> Terms:
+def reference_weight(streams: Streams, batch: Batch, groups: Groups) -> Tensor:
+    """[N] min(1, π/π_ref) of each response, without gradient: what the policy no longer writes teaches less."""
+    assert batch.ref_logp is not None
+    ratio = groups.sum_tokens(streams["logp"] - batch.ref_logp).detach()
+    return ratio.clamp(max=0.0).exp()
+
+
+def agro(
+    streams: Streams, batch: Batch, *, beta: float, scale: str, average: str, regulariser: str, weight: str
+) -> Terms:
     """½ Var over the group of R (AGRO statement 4, estimator of eq. 4): right for responses of any origin.
 
     scale "loss": the loss's own gradient, −(β/n)(R_i − R̄_{-i}) ∇log π(y_i); "reward": the same divided by β, which
@@ -33,10 +42,21 @@ def agro(streams: Streams, batch: Batch, *, beta: float, scale: str, average: st
     regulariser: how the pull to the reference, E_π[ρ ∇log π], is estimated (section 6). "sequence" is eq. 4 and right on
     any data. The others leave out or integrate what has zero mean on the policy's own fresh samples, and there alone.
     "triangular": Σ_t (Σ_{s≥t} ρ_s) ∇log π_t. "local": Σ_t [∇KL_t + (Σ_{s>t} KL_s) ∇log π_t], KL_t over the vocabulary.
+
+    weight "reference": each response's part of the gradient is multiplied by min(1, π/π_ref) of that response, a
+    constant (reproductions/offline). A tabular policy whose data cover all responses still has π* as its only stationary
+    point, since the weight depends on the response and the policy alone. It stops the push on responses that
+    the policy has all but stopped writing. The ratio is of the whole response, so on very long ones the weight can
+    underflow to 0. The loss stays ½ Var(R), which is no longer what the gradient is of.
     """
     groups = Groups.of(batch)
     R = regularised_reward(streams, batch, groups, beta, average)
     loss = groups.average(0.5 * groups.variance(R))
+    if weight == "reference":
+        w = reference_weight(streams, batch, groups)
+        residual = (R - groups.mean_others(R)).detach() * (beta if scale == "loss" else 1.0)
+        weighted = groups.average_responses(-w * residual * groups.over_tokens(streams["logp"], average))
+        return Terms(loss, weighted, {"consistency": loss, "weight_mean": groups.average_responses(w)})
     surrogate = None
     if regulariser != "sequence":
         r = groups.reward
@@ -55,7 +75,7 @@ def _token_pull(streams: Streams, batch: Batch, regulariser: str) -> Tensor:
     """[B,T] a surrogate of the pull to the reference, token by token."""
     _check_one_row_each(batch, "agro", "regulariser", regulariser)
     if regulariser == "local":
-        kl = torch.where(batch.mask, streams["kl"], 0.0)
+        kl = streams["kl"]
         return kl + (_from_here_on(kl) - kl).detach() * streams["logp"]
     assert batch.ref_logp is not None
     ratio = torch.where(batch.mask, streams["logp"] - batch.ref_logp, 0.0)
@@ -136,7 +156,7 @@ def _less_of_square(streams: Streams, batch: Batch, squared: str) -> Tensor:
     before = later[:, :1] - later
     less = -before.square()
     if squared == "local":
-        kl = torch.where(batch.mask, streams["kl"], 0.0).detach()
+        kl = streams["kl"].detach()
         less = less + 2 * before * ((_from_here_on(kl) - kl) - (later - ratio))
     return less * streams["logp"]
 

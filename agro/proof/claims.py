@@ -93,6 +93,13 @@ def half_variance_of_means(s: Situation) -> Tensor:
     return 0.5 * s.mean(s.centred(s.reward - s.beta * s.d / s.policy.space.lengths).square()) / s.beta
 
 
+def weighted_residual(s: Situation) -> Tensor:
+    """−E_μ[min(1, π/f) (R − E_μ R) log π], R = r − βd: weight and residual without gradient."""
+    weight = s.d.detach().clamp(max=0.0).exp()
+    residual = s.centred(s.reward - s.beta * s.d).detach()
+    return -s.mean(weight * residual * s.policy.logp())
+
+
 def half_variance_on_policy(s: Situation) -> Tensor:
     """The same with μ = π, through which the gradient flows too."""
     p, R = s.policy.logp().exp(), s.reward - s.beta * s.d
@@ -197,6 +204,8 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         Claims(lambda s: half_variance(s) / s.beta, {"scale": "reward"}, "optimum", "optimum", policy_gradient=lambda beta: 1.0),
         Claims(lambda s: half_variance(s) / s.beta, {"regulariser": "triangular"}, "optimum", "optimum", policy_gradient=lambda beta: 1.0),
         Claims(lambda s: half_variance(s) / s.beta, {"regulariser": "local"}, "optimum", "optimum", policy_gradient=lambda beta: 1.0),
+        # Statement 25. A response that the policy has left behind comes back slowly: its weight is small.
+        Claims(weighted_residual, {"weight": "reference"}, "optimum", "optimum", reference_shift=False, updates=2000),
         # Its optimum is another: that of β/T. A number more in log f is one over the length in R.
         Claims(half_variance_of_means, {"average": "token"}, "elsewhere", "elsewhere", reference_shift=False),
     ),

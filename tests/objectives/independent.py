@@ -97,8 +97,17 @@ def regularised(case: Case, group: Group, beta: float, average: str = "sum") -> 
     return out
 
 
-def agro(case: Case, beta: float, scale: str = "reward", average: str = "sum", regulariser: str = "sequence") -> Result:
-    """[9]; [16] for average="token", where d R_i / d l_it = -β / T_i; [18] and [19] for the other regularisers. d ½Var(R) / d R_i = (R_i - R̄) / (n-1) = (R_i - R̄_{-i}) / n, and d R_i / d l_it = -β.
+def agro(
+    case: Case,
+    beta: float,
+    scale: str = "reward",
+    average: str = "sum",
+    regulariser: str = "sequence",
+    weight: str = "none",
+) -> Result:
+    """[25] for weight="reference": the part of response i times min(1, exp Σ_t (l_it - f_it)), a constant.
+
+    [9]; [16] for average="token", where d R_i / d l_it = -β / T_i; [18] and [19] for the other regularisers. d ½Var(R) / d R_i = (R_i - R̄) / (n-1) = (R_i - R̄_{-i}) / n, and d R_i / d l_it = -β.
 
     scale="reward" gives the gradient divided by β (its limit at β = 0); the loss stays ½Var(R).
     """
@@ -111,6 +120,9 @@ def agro(case: Case, beta: float, scale: str = "reward", average: str = "sum", r
         loss += g.weight / W * half_variance(R)
         for i, y in enumerate(g.responses):
             factor = (beta if scale == "loss" else 1.0) / (len(y.places) if average == "token" else 1)
+            if weight == "reference":
+                ratio = fsum(x for p in y.places for x in (float(case.logp[p]), -float(case.ref_logp[p])))
+                factor *= exp(min(0.0, ratio))
             if regulariser != "sequence":
                 r = [z.reward for z in g.responses]
                 for k, place in enumerate(y.places):

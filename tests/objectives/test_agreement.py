@@ -188,7 +188,7 @@ def away_from_kinks(seed: int, episodes: bool) -> Case:
     [
         (n, o, needs)
         for n, o, needs in VARIANTS
-        if n != "agro_onpolicy" and not (n == "rloo" and o) and "regulariser" not in o
+        if n != "agro_onpolicy" and not (n == "rloo" and o) and not {"regulariser", "weight"} & o.keys()
     ],
     ids=lambda x: str(x),
 )

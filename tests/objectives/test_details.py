@@ -33,6 +33,32 @@ def test_agro_says_its_loss_under_the_name_that_all_share() -> None:
     assert at_the_reference("agro_onpolicy", {"a": (1, [1, 0])}, beta=0.5).metrics["consistency"] == 0.25
 
 
+def test_a_weight_against_the_reference_by_hand() -> None:
+    """Log-ratios log ½ and log 2 at β = 0: weights ½ and 1 on residuals 1 and −1, so −½·½·1 and +½·1·1; their mean is ¾."""
+    half = float(np.log(0.5))
+    batch = Batch.of(mask=[[False, True]] * 2, group=["a", "a"], reward=[1, 0], ref_logp=[[0.0, -1.0], [0.0, -1.0]])
+    logp = [[0.0, -1.0 + half], [0.0, -1.0 - half]]
+    out = objectives.evaluate("agro", logp, batch, beta=0.0, weight="reference")
+    np.testing.assert_allclose(out.grad, [[0, -0.25], [0, 0.5]], atol=1e-15)
+    assert out.metrics["weight_mean"] == pytest.approx(0.75, abs=1e-15)
+    assert out.loss == 0.25
+
+
+@pytest.mark.parametrize("scale", ["reward", "loss"])
+def test_at_the_reference_a_weight_changes_nothing(scale: str) -> None:
+    groups: Any = {"a": (1, [1, 0, 0.3]), "b": (2, [0.2, 0.9])}
+    plain, weighted = (
+        at_the_reference("agro", groups, beta=0.4, scale=scale, weight=weight) for weight in ("none", "reference")
+    )
+    np.testing.assert_allclose(weighted.grad, plain.grad, atol=1e-16)
+    assert weighted.loss == plain.loss
+
+
+def test_a_weight_and_a_token_level_regulariser_exclude_each_other() -> None:
+    with pytest.raises(Refused, match="regulariser"):
+        at_the_reference("agro", {"a": (1, [1, 0])}, beta=0.4, weight="reference", regulariser="triangular")
+
+
 def test_consistency_of_the_squares_is_over_groups_of_several() -> None:
     """½ Var is ½ · ½, of one response unknown, ½ · ⅓: (1 · ¼ + 3 · ⅙)/(1 + 3), and no share of the lone one's weight."""
     groups: Any = {"a": (1, [1, 0]), "lone": (2, [5]), "c": (3, [1, 0, 0])}

@@ -44,8 +44,12 @@ def test_agro_holds_all_that_is_claimed() -> None:
         ]
         assert len(found) == 2
         assert all(0 <= r["value"] <= 1e-12 and r["holds"] for r in found)
+        weighted = [
+            r for r in ends if f"data from {where}, start at reference" in r["setting"] and "weight=" in r["setting"]
+        ]
+        assert [0 <= r["value"] <= 1e-12 and r["holds"] for r in weighted] == [True]
     biases = [r for r in rows if r["property"] == "expected gradient"]
-    assert len(biases) == (3 * 5 + 2 * 1) * 3 * 2  # five behaviours, or the policy alone; three policies; n = 2 and 3
+    assert len(biases) == (4 * 5 + 2 * 1) * 3 * 2  # five behaviours, or the policy alone; three policies; n = 2 and 3
     assert max(r["value"] for r in biases) <= 1e-12
     pull = [r["value"] for r in rows if r["property"].startswith("variance of the pull's estimate")]
     assert len(pull) == 3
