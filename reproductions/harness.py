@@ -36,6 +36,23 @@ def need(path: Path) -> Path:
     return path
 
 
+def agro(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """One command of the library, shown as a user would type it."""
+    words = [str(a) for a in arguments]
+    print("$ agro " + " ".join(f"'{w}'" if "*" in w else w for w in words), flush=True)
+    command = [sys.executable, "-m", "agro", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+def import_log(log: Path, store: Path, columns: Sequence[str]) -> None:
+    """`agro import` of a log into a new store; `columns`: FIELD=COLUMN."""
+    store.parent.mkdir(parents=True, exist_ok=True)
+    done = agro("import", need(log), "--store", store, *(word for c in columns for word in ("--map", c)))
+    if done.returncode:
+        raise Refused(done.stderr)
+    print(done.stdout)
+
+
 def train(config: RunConfig, folder: Path) -> dict[str, Any]:
     """One run, gone on with where it was interrupted: its metrics, and what it took in seconds (null if interrupted).
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -63,23 +62,6 @@ LOGS = {
         ("prompt=puzzle", "response=responses", "reward=rewards"), parts=2, folds=2,
     ),
 }  # fmt: skip
-
-
-def agro(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """One command of the library, shown as a user would type it."""
-    words = [str(a) for a in arguments]
-    print("$ agro " + " ".join(f"'{w}'" if "*" in w else w for w in words), flush=True)
-    command = [sys.executable, "-m", "agro", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=harness.ROOT)
-
-
-def import_log(log: Log, store: Path) -> None:
-    file = harness.need(harness.SHARED / log.file)
-    store.parent.mkdir(parents=True, exist_ok=True)
-    done = agro("import", file, "--store", store, *(word for c in log.columns for word in ("--map", c)))
-    if done.returncode:
-        raise Refused(done.stderr)
-    print(done.stdout)
 
 
 def part_of(prompt_id: str, parts: int) -> int:
@@ -173,7 +155,7 @@ def compare(before: float, fall: float, se: float) -> dict[str, float | None]:
 
 def refusal(recipe: Path, train: Path, folder: Path) -> dict[str, Any]:
     """GRPO needs log-probs of the behaviour policy, which no log of texts has."""
-    done = agro("train", recipe, "objective.name=grpo", f"data.store={train}", "--out", folder / "refused")
+    done = harness.agro("train", recipe, "objective.name=grpo", f"data.store={train}", "--out", folder / "refused")
     print(f"{done.stderr.strip()}\n(exit {done.returncode})\n")
     if done.returncode != 2 or "behavior_logp" not in done.stderr:
         raise Refused(f"grpo on {train}: expected a refusal with exit 2, got exit {done.returncode}")
@@ -228,7 +210,7 @@ def pooled(folds: Sequence[dict[str, Any]]) -> dict[str, float | None]:
 def one_log(name: str, seeds: int, out: Path, small: bool, overrides: Sequence[str]) -> dict[str, Any]:
     log, folder = LOGS[name], out / name
     store = folder / "log.db"
-    import_log(log, store)
+    harness.import_log(harness.SHARED / log.file, store, log.columns)
     sft, agro_ = settings(name, overrides, small)
     result: dict[str, Any] = {
         "title": log.title, "split": log.split, "log": describe(store, sft), "by_source": [], "references": [], "seeds": [],

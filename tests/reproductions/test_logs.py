@@ -76,10 +76,9 @@ def test_the_pooled_error_is_that_of_all_groups_together():
     assert found["relative"] == pytest.approx(falls.mean() / before.mean())
 
 
-def test_says_what_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(harness, "SHARED", tmp_path)
+def test_says_what_is_missing(tmp_path):
     with pytest.raises(Refused, match="isn't there; expected the shared folder"):
-        run.import_log(run.LOGS["gsm8k"], tmp_path / "log.db")
+        harness.import_log(tmp_path / run.LOGS["gsm8k"].file, tmp_path / "log.db", ())
 
 
 @needs_data
