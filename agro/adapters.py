@@ -26,7 +26,9 @@ def base_of(folder: str) -> str:
     except (OSError, ValueError) as error:
         raise Refused(f"{path}: can't be read: {error}") from None
     if not base:
-        raise Refused(f"{path}: base_model_name_or_path: expected the model that the adapter belongs to, got {base!r}")
+        raise Refused(
+            f"{path}: base_model_name_or_path: expected the model that the adapter belongs to, got {base!r}"
+        )
     return str(base)
 
 
@@ -44,10 +46,14 @@ def adapted(model: Any, name: str, config: configuration.LoRA) -> Any:
         return peft.get_peft_model(
             model,
             peft.LoraConfig(
-                r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0,
-                task_type="CAUSAL_LM", base_model_name_or_path=base,
+                r=config.rank,
+                lora_alpha=config.alpha,
+                target_modules=targets,
+                lora_dropout=0.0,
+                task_type="CAUSAL_LM",
+                base_model_name_or_path=base,
             ),
-        )  # fmt: skip
+        )
     except ValueError as error:
         raise Refused(f"policy.lora.targets: {', '.join(config.targets)}: {error}") from None
 
@@ -66,7 +72,9 @@ def _with_adapter(model: Any, folder: str, *, trainable: bool) -> Any:
     path = Path(folder).expanduser()
     for file in (CONFIG, WEIGHTS):  # peft itself would take pickled weights too
         if not (path / file).is_file():
-            raise Refused(f"{folder}: expected the folder of an adapter with {CONFIG} and {WEIGHTS}; it has no {file}")
+            raise Refused(
+                f"{folder}: expected the folder of an adapter with {CONFIG} and {WEIGHTS}; it has no {file}"
+            )
     try:
         return _peft().PeftModel.from_pretrained(model, str(path), is_trainable=trainable)
     except (ValueError, RuntimeError, KeyError, OSError) as error:

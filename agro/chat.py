@@ -58,7 +58,9 @@ class Chat:
             )
         for name in config.options:
             if name in set(inspect.signature(tokenizer.apply_chat_template).parameters) - _FREE:
-                raise Refused(f"policy.chat.options: {name}: expected a variable of the template; agro sets this one")
+                raise Refused(
+                    f"policy.chat.options: {name}: expected a variable of the template; agro sets this one"
+                )
             if not re.search(rf"\b{re.escape(name)}\b", json.dumps(template)):
                 raise Refused(
                     f"policy.chat.options: {name}: the chat template doesn't read it, so it would change nothing"
@@ -125,7 +127,9 @@ class Chat:
                 asked = self.prompt(history)
                 answered = self._rendered([*history, turn])
                 if not (asked.startswith(so_far) and answered.startswith(asked)):
-                    raise Rewritten(f"turn {len(history)}: what stands before it is rendered in more than one way")
+                    raise Rewritten(
+                        f"turn {len(history)}: what stands before it is rendered in more than one way"
+                    )
                 own = self._own(answered[len(asked) :], ends)
                 parts += [(asked[len(so_far) :], False), (own, True)]
                 so_far = asked + own
@@ -151,7 +155,9 @@ class Chat:
     def ending(self) -> str:
         """What the template puts behind an assistant's turn; "" where that can't be told."""
         try:
-            text = self._rendered([{"role": "user", "content": "ping"}, {"role": "assistant", "content": "pong"}])
+            text = self._rendered(
+                [{"role": "user", "content": "ping"}, {"role": "assistant", "content": "pong"}]
+            )
         except Refused:
             return ""
         return text.rpartition("pong")[2] if "pong" in text else ""
@@ -184,4 +190,6 @@ def _read(path: str) -> str:
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"policy.chat.template: {path}: expected the file of a Jinja template: {error}") from None
+        raise Refused(
+            f"policy.chat.template: {path}: expected the file of a Jinja template: {error}"
+        ) from None

@@ -37,7 +37,9 @@ class NewModel(Section):
     hidden: Count = Field(128, description="width of the hidden states; a multiple of `heads`")
     layers: Count = Field(4, description="transformer blocks")
     heads: Count = Field(4, description="attention heads of a block")
-    context: Count = Field(1024, description="tokens that the model can read at once, prompt and response together")
+    context: Count = Field(
+        1024, description="tokens that the model can read at once, prompt and response together"
+    )
     initializer_range: Positive = Field(
         0.02,
         description="standard deviation of the random weights; a narrow model learns from rewards only with a larger one, about 1/√hidden",
@@ -58,7 +60,8 @@ class LoRA(Section):
         description="folder of an adapter to go on with, instead of an empty one; rank, alpha and targets are its own then",
     )
     merge: bool = Field(
-        True, description="RUN/model is the model with the adapter merged in; else RUN/model holds the adapter alone"
+        True,
+        description="RUN/model is the model with the adapter merged in; else RUN/model holds the adapter alone",
     )
 
 
@@ -69,13 +72,16 @@ class Chat(Section):
         None, description='the system message of conversations that have none; "" is an empty one'
     )
     wrap: bool = Field(
-        False, description="a prompt that is plain text becomes a conversation of one user message; else it stays text"
+        False,
+        description="a prompt that is plain text becomes a conversation of one user message; else it stays text",
     )
     options: dict[str, Any] = Field(
-        default_factory=dict, description="variables that the chat template reads, such as enable_thinking = false"
+        default_factory=dict,
+        description="variables that the chat template reads, such as enable_thinking = false",
     )
     template: str | None = Field(
-        None, description="file of a Jinja template that takes the place of the tokenizer's own, in RUN/model too"
+        None,
+        description="file of a Jinja template that takes the place of the tokenizer's own, in RUN/model too",
     )
 
 
@@ -126,7 +132,8 @@ class Data(Section):
     """What a step trains on: prompts to sample from, groups of the store, or a share of each."""
 
     prompts: str | None = Field(
-        None, description="JSONL file of prompts to sample from (`prompt`, and what the reward reads, such as `answer`)"
+        None,
+        description="JSONL file of prompts to sample from (`prompt`, and what the reward reads, such as `answer`)",
     )
     eval_prompts: str | None = Field(None, description="held-out prompts, the same format")
     store: str | None = Field(None, description="the store; RUN/store.db where it is not given")
@@ -140,7 +147,8 @@ class Data(Section):
         'where the objective takes one (squared_consistency, baseline = "stored")',
     )
     replay: Share = Field(
-        0.0, description="share of each step's groups that comes from the store; 1 trains from the store alone"
+        0.0,
+        description="share of each step's groups that comes from the store; 1 trains from the store alone",
     )
     group_size: int | None = Field(
         None,
@@ -169,7 +177,8 @@ class Sampler(Section):
         1.0, description="keeps the likeliest tokens until their probability reaches this; 1 keeps all"
     )
     min_p: Share = Field(
-        0.0, description="keeps tokens with at least this share of the likeliest one's probability; 0 keeps all"
+        0.0,
+        description="keeps tokens with at least this share of the likeliest one's probability; 0 keeps all",
     )
     max_new: Count = Field(256, description="tokens a response at most")
     stop: tuple[str, ...] = Field((), description="a response ends with the first of these texts")
@@ -192,15 +201,22 @@ class Reward(Section):
         None,
         description="exact (where neither it nor `functions` is given), regex, math, module:function or file.py:function",
     )
-    options: dict[str, Any] = Field({}, description="options of a built-in reward, keyword arguments of a function")
+    options: dict[str, Any] = Field(
+        {}, description="options of a built-in reward, keyword arguments of a function"
+    )
     functions: tuple[RewardPart, ...] = Field(
-        (), description="instead of `name`: several rewards, each with a weight; the reward is Σ weight · value"
+        (),
+        description="instead of `name`: several rewards, each with a weight; the reward is Σ weight · value",
     )
     timeout: Positive = Field(
         10.0, description="seconds a call may take for one response; beyond it the reward stays unknown"
     )
-    max_failed: Share = Field(0.5, description="the run stops where more than this share of one step's rewards failed")
-    workers: Count = Field(1, description="processes of each reward that has some: functions, math, regex patterns")
+    max_failed: Share = Field(
+        0.5, description="the run stops where more than this share of one step's rewards failed"
+    )
+    workers: Count = Field(
+        1, description="processes of each reward that has some: functions, math, regex patterns"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -215,7 +231,11 @@ class Reward(Section):
                     "reward.{key} and reward.functions exclude each other: give {key} to each of the functions, or no functions",
                     {"key": key},
                 )
-        return values if values.get("functions") or values.get("name") is not None else values | {"name": "exact"}
+        return (
+            values
+            if values.get("functions") or values.get("name") is not None
+            else values | {"name": "exact"}
+        )
 
     @model_validator(mode="after")
     def _parts_differ(self) -> Self:
@@ -231,7 +251,9 @@ class Reward(Section):
     @property
     def title(self) -> str:
         """For people: the name, or the sum."""
-        return self.name or " + ".join(f"{part.weight:g} · {part.label or part.name}" for part in self.functions)
+        return self.name or " + ".join(
+            f"{part.weight:g} · {part.label or part.name}" for part in self.functions
+        )
 
 
 class Environment(Section):
@@ -300,13 +322,19 @@ class Train(Section):
         ge=2,
         description="tokens a sequence at most; the model's context where it is not given. Longer rows are left out and counted",
     )
-    max_skipped: Count = Field(5, description="steps in a row with a non-finite gradient before the run stops")
-    checkpoint_every: Count = Field(50, description="steps between checkpoints; a killed run loses fewer than these")
+    max_skipped: Count = Field(
+        5, description="steps in a row with a non-finite gradient before the run stops"
+    )
+    checkpoint_every: Count = Field(
+        50, description="steps between checkpoints; a killed run loses fewer than these"
+    )
     keep: Count = Field(
         2,
         description="checkpoints kept, besides the one that the phase began with: a damaged one is passed over for the one before",
     )
-    show_every: int = Field(0, ge=0, description="steps between sample responses on the terminal; 0 shows none")
+    show_every: int = Field(
+        0, ge=0, description="steps between sample responses on the terminal; 0 shows none"
+    )
     push: str | None = Field(
         None,
         description="USER/NAME on the Hugging Face hub: RUN/model is uploaded there after the run; the token is that of "
@@ -322,7 +350,9 @@ class Guard(Section):
         None,
         description="largest |loss|, in multiples of its median over the last `window` steps; no rule where it is not given",
     )
-    kl: Positive | None = Field(None, description="largest kl_ref, nats a response; no rule where it is not given")
+    kl: Positive | None = Field(
+        None, description="largest kl_ref, nats a response; no rule where it is not given"
+    )
     window: Annotated[int, Field(ge=5)] = Field(20, description="steps over which `loss` takes the median")
     action: Literal["skip", "stop", "rollback"] = Field(
         "stop",
@@ -330,7 +360,9 @@ class Guard(Section):
     )
     rollbacks: Count = Field(3, description="how often a run may go back; then it stops")
     stage_seconds: float = Field(
-        600.0, ge=0, description="a stage without progress for so many seconds is named on the terminal; 0: never"
+        600.0,
+        ge=0,
+        description="a stage without progress for so many seconds is named on the terminal; 0: never",
     )
 
 
@@ -345,12 +377,16 @@ class Evaluate(Section):
         description="keep the model with the highest eval_reward in RUN/best (the highest of many is flattered by chance)",
     )
     patience: int = Field(
-        0, ge=0, description="evaluations in a row without a higher eval_reward after which the run ends; 0: it doesn't"
+        0,
+        ge=0,
+        description="evaluations in a row without a higher eval_reward after which the run ends; 0: it doesn't",
     )
     target: float | None = Field(None, description="the run ends where eval_reward reaches this")
     n: Count = Field(1, description="responses a prompt")
     temperature: float = Field(
-        1.0, ge=0, description="of held-out responses; eval_kl_ref is known only where it equals policy.temperature"
+        1.0,
+        ge=0,
+        description="of held-out responses; eval_kl_ref is known only where it equals policy.temperature",
     )
     kl: bool = Field(True, description="measure the KL to the reference too; holds a copy of the reference")
     beta: float | None = Field(
@@ -373,7 +409,9 @@ class Phase(BaseModel):
     """A name, and values that differ from the run's sections while the phase lasts."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
-    name: str = Field(description="stands in metrics, report and in overrides: `phases.NAME.section.key=value`")
+    name: str = Field(
+        description="stands in metrics, report and in overrides: `phases.NAME.section.key=value`"
+    )
 
 
 class RunConfig(Section):
@@ -412,7 +450,9 @@ class RunConfig(Section):
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it isn't UTF-8 text"
-            raise Refused(f"{path}: can't be read: {why}; expected a TOML recipe or a run's config.json") from None
+            raise Refused(
+                f"{path}: can't be read: {why}; expected a TOML recipe or a run's config.json"
+            ) from None
         try:
             values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
@@ -452,7 +492,9 @@ def deciding(values: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a configuration, as `config.json` holds it, that decides what a step computes."""
     kept = {k: _without_free(k, v) for k, v in values.items() if k in RunConfig.model_fields and k != "track"}
     return kept | {
-        "phases": [{k: _without_free(k, v) for k, v in phase.items()} for phase in _list(values.get("phases"))]
+        "phases": [
+            {k: _without_free(k, v) for k, v in phase.items()} for phase in _list(values.get("phases"))
+        ]
     }
 
 
@@ -471,7 +513,11 @@ def ending(config: RunConfig) -> list[tuple[int, int, float | None]]:
 
 
 def _without_free(section: str, value: Any) -> Any:
-    return {k: v for k, v in value.items() if k not in FREE.get(section, ())} if isinstance(value, dict) else value
+    return (
+        {k: v for k, v in value.items() if k not in FREE.get(section, ())}
+        if isinstance(value, dict)
+        else value
+    )
 
 
 def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,9 @@ values that differ while it lasts. `phases.NAME.KEY=VALUE` changes them on the c
 def page() -> str:
     """All sections and values, with defaults and meanings; then the options of every objective."""
     schema = RunConfig.model_json_schema()
-    return "\n".join([HEAD, *_sections("", schema, schema["$defs"]), OBJECTIVES, *map(_objective, names()), PHASES])
+    return "\n".join(
+        [HEAD, *_sections("", schema, schema["$defs"]), OBJECTIVES, *map(_objective, names()), PHASES]
+    )
 
 
 def values(prefix: str, schema: Schema, definitions: Schema) -> Iterator[tuple[str, Schema, Schema | None]]:
@@ -73,7 +75,10 @@ def _row(key: str, value: Schema, section: Schema, inner: Schema | None) -> str:
 def _objective(name: str) -> str:
     d = describe(name)
     needs = ", ".join(f"`{need}`" for need in d["needs"]) or "texts alone"
-    lines = [f"### {name}\n", f"{d['source']}. Needs {needs}{' (with its defaults)' if d['options'] else ''}.\n"]
+    lines = [
+        f"### {name}\n",
+        f"{d['source']}. Needs {needs}{' (with its defaults)' if d['options'] else ''}.\n",
+    ]
     if d["options"]:
         lines.append("| key | default | value | unit | meaning |\n|---|---|---|---|---|")
     for key, o in d["options"].items():

@@ -26,20 +26,41 @@ SLIP = 0.16  # probability that the teacher writes a digit at random
 TRAIN, HELD_OUT, TAUGHT = 4000, 512, 16000
 
 CONFIG: dict[str, Any] = {
-    "policy": {"new": {"alphabet": DIGITS + ">", "hidden": 144, "layers": 5, "heads": 4, "context": 32}, "reference": "phase"},
+    "policy": {
+        "new": {"alphabet": DIGITS + ">", "hidden": 144, "layers": 5, "heads": 4, "context": 32},
+        "reference": "phase",
+    },
     "sampler": {"n": 8, "max_new": LENGTH + 2, "batch": 256},
     "reward": {"name": "exact"},
     "objective": {"name": "agro", "beta": 0.2},
-    "train": {"groups": 16, "micro_batch": 128, "lr": 1.5e-4, "warmup": 5, "schedule": "linear", "checkpoint_every": 60},
+    "train": {
+        "groups": 16,
+        "micro_batch": 128,
+        "lr": 1.5e-4,
+        "warmup": 5,
+        "schedule": "linear",
+        "checkpoint_every": 60,
+    },
     "evaluate": {"every": 20},
     "phases": [
-        {"name": "sft", "objective": {"name": "sft"}, "data": {"replay": 1.0, "roles": ["expert"]},
-         "train": {"steps": 240, "groups": 64, "lr": 2e-3, "warmup": 20, "schedule": "cosine", "adam_betas": [0.9, 0.99]},
-         "evaluate": {"every": 60}},
+        {
+            "name": "sft",
+            "objective": {"name": "sft"},
+            "data": {"replay": 1.0, "roles": ["expert"]},
+            "train": {
+                "steps": 240,
+                "groups": 64,
+                "lr": 2e-3,
+                "warmup": 20,
+                "schedule": "cosine",
+                "adam_betas": [0.9, 0.99],
+            },
+            "evaluate": {"every": 60},
+        },
         {"name": "onpolicy", "train": {"steps": 70}},
         {"name": "store", "data": {"replay": 1.0, "roles": ["policy"]}, "train": {"steps": 80, "lr": 1e-4}},
     ],
-}  # fmt: skip
+}
 
 
 def prompts(count: int, rng: random.Random) -> list[str]:
@@ -76,7 +97,9 @@ def prepare(out: Path, seed: int) -> dict[str, str]:
 
     def lessons() -> Iterator[Sample]:
         for p in taught:
-            yield Sample(p, careless(p, rng), role="expert", source="careless teacher", meta={"answer": answer(p)})
+            yield Sample(
+                p, careless(p, rng), role="expert", source="careless teacher", meta={"answer": answer(p)}
+            )
 
     with Store.open(out / "store.db") as store:
         store.append(lessons())

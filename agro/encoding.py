@@ -44,7 +44,9 @@ class Encoder:
     @cached_property
     def _prefix(self) -> list[int]:
         """Ids that the tokenizer puts in front of a plain text."""
-        full, bare = (list(self.chat.tokenizer("a0.", add_special_tokens=x)["input_ids"]) for x in (True, False))
+        full, bare = (
+            list(self.chat.tokenizer("a0.", add_special_tokens=x)["input_ids"]) for x in (True, False)
+        )
         at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
         return full[:at]
 
@@ -68,7 +70,9 @@ class Encoder:
         ids = (self._prefix if self.chat.is_text(prompt) else []) + self.ids(rendered)
         start = [i for i in (self.chat.tokenizer.bos_token_id, *self.eos_ids) if i is not None][:1]
         if not ids and not start:
-            raise Refused(f"{self.name}: an empty prompt, and a tokenizer with neither BOS nor EOS to start from")
+            raise Refused(
+                f"{self.name}: an empty prompt, and a tokenizer with neither BOS nor EOS to start from"
+            )
         return ids or start
 
     def ids(self, text: str) -> list[int]:
@@ -96,7 +100,9 @@ class Encoder:
         tokenizer doesn't know, nothing to learn from, ids outside the model's vocabulary, several turns under a
         template that rewrites earlier ones.
         """
-        where = f"sample {sample.id if sample.id is not None else ''} of prompt {sample.prompt_id}".replace("  ", " ")
+        where = f"sample {sample.id if sample.id is not None else ''} of prompt {sample.prompt_id}".replace(
+            "  ", " "
+        )
         out = sample if sample.tokens is not None and sample.tokenizer == self.chat.fingerprint else None
         out = out or self._encoded(sample, where)
         assert out.tokens is not None
@@ -131,9 +137,14 @@ class Encoder:
             return sample.replace(tokenizer=self.chat.fingerprint)
         version = sample.version if isinstance(sample.version, int) else UNKNOWN_VERSION
         return sample.replace(
-            tokens=tokens, action=action, tokenizer=self.chat.fingerprint,
-            learn=None, behavior_logp=None, token_reward=None, version=version,
-        )  # fmt: skip
+            tokens=tokens,
+            action=action,
+            tokenizer=self.chat.fingerprint,
+            learn=None,
+            behavior_logp=None,
+            token_reward=None,
+            version=version,
+        )
 
     def _parts(self, sample: Sample, where: str) -> list[tuple[str, bool]]:
         """Prompt and response, or the turns: (text, whether the policy chose it)."""

@@ -13,11 +13,24 @@ from typing import Any
 from agro import config as configuration
 from agro.chat import Chat
 
-_SAMPLER = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}  # theirs: ours
+_SAMPLER = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+}  # theirs: ours
 _OFF = {  # values that change nothing
-    "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0,
-    "suppress_tokens": None, "begin_suppress_tokens": None, "bad_words_ids": None, "sequence_bias": None, "num_beams": 1,
-}  # fmt: skip
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "bad_words_ids": None,
+    "sequence_bias": None,
+    "num_beams": 1,
+}
 
 
 def end_tokens(model: Any, chat: Chat) -> tuple[int, ...]:

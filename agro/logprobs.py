@@ -48,7 +48,9 @@ class Head:
         scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
         scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
         scale *= float(getattr(config, "lm_head_multiplier", None) or 1.0)  # Falcon-H1
-        return cls(linear.weight, linear.bias, scale, getattr(config, "final_logit_softcapping", None))  # Gemma
+        return cls(
+            linear.weight, linear.bias, scale, getattr(config, "final_logit_softcapping", None)
+        )  # Gemma
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -98,16 +100,21 @@ def token_streams(
             f"got {ref_head.weight.shape[0]}; start both from the same model"
         )
     values = _Streams.apply(  # type: ignore[no-untyped-call]
-        hidden[:, :-1][at], head.weight, head.bias, tokens[:, 1:][at].long(),
+        hidden[:, :-1][at],
+        head.weight,
+        head.bias,
+        tokens[:, 1:][at].long(),
         None if ref_hidden is None else ref_hidden[:, :-1][at].detach(),
-        _Plan(head, ref_head, temperature, positions(chunk, mask.numel(), head.weight.shape[0]), frozenset(want)),
-    )  # fmt: skip
+        _Plan(
+            head, ref_head, temperature, positions(chunk, mask.numel(), head.weight.shape[0]), frozenset(want)
+        ),
+    )
     out: dict[str, Tensor] = {}
     for name, value in zip(STREAMS, values):
         if value is not None:
-            out[name] = torch.full(mask.shape, math.nan, dtype=value.dtype, device=value.device).masked_scatter(
-                mask, value
-            )
+            out[name] = torch.full(
+                mask.shape, math.nan, dtype=value.dtype, device=value.device
+            ).masked_scatter(mask, value)
     return out
 
 
@@ -136,7 +143,13 @@ class _Streams(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, ref: Tensor | None, plan: _Plan
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tokens: Tensor,
+        ref: Tensor | None,
+        plan: _Plan,
     ) -> tuple[Tensor | None, ...]:
         values = torch.empty((len(STREAMS), len(tokens)), dtype=_wide(weight), device=hidden.device)
         norms = torch.empty((4, len(tokens)), dtype=_wide(weight), device=hidden.device)
@@ -157,9 +170,14 @@ class _Streams(torch.autograd.Function):
         d_bias = torch.zeros_like(bias, dtype=_wide(weight)) if ctx.needs_input_grad[2] else None
         for c in plan.chunks(len(tokens)):
             d = _d_logits(
-                plan, hidden[c], tokens[c], None if ref is None else ref[c], values[:, c], norms[:, c],
+                plan,
+                hidden[c],
+                tokens[c],
+                None if ref is None else ref[c],
+                values[:, c],
+                norms[:, c],
                 [None if g is None else g[c] for g in grads],
-            ).to(weight.dtype)  # fmt: skip
+            ).to(weight.dtype)
             if d_hidden is not None:
                 d_hidden[c] = d @ weight
             if d_weight is not None and d_weight.dtype == d.dtype:
@@ -173,11 +191,15 @@ class _Streams(torch.autograd.Function):
             d_hidden,
             None if d_weight is None else d_weight.to(weight.dtype),
             None if d_bias is None else d_bias.to(weight.dtype),
-            None, None, None,
-        )  # fmt: skip
+            None,
+            None,
+            None,
+        )
 
 
-def _measure(plan: _Plan, h: Tensor, tokens: Tensor, h_ref: Tensor | None, values: Tensor, norms: Tensor) -> None:
+def _measure(
+    plan: _Plan, h: Tensor, tokens: Tensor, h_ref: Tensor | None, values: Tensor, norms: Tensor
+) -> None:
     """Fill log-prob, entropy and KL into `values` [3,n], and what normalises π and π_ref into `norms` [4,n]."""
     log_ref: Tensor | None = None
     if h_ref is not None:

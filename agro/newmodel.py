@@ -56,9 +56,13 @@ def _tokenizer(spec: NewModel) -> PreTrainedTokenizerFast:
     characters = sorted(pre_tokenizers.ByteLevel.alphabet()) if as_bytes else list(spec.alphabet)
     if len(set(characters)) < len(characters) or not characters:
         twice = sorted({c for c in characters if characters.count(c) > 1})
-        raise Refused(f"policy.new.alphabet: expected different characters, or 'bytes'; twice: {''.join(twice)!r}")
+        raise Refused(
+            f"policy.new.alphabet: expected different characters, or 'bytes'; twice: {''.join(twice)!r}"
+        )
     vocabulary = {piece: i for i, piece in enumerate(itertools.chain(SPECIALS, characters))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNK))  # without merges: a piece a character
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=[], unk_token=UNK)
+    )  # without merges: a piece a character
     if as_bytes:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel() if as_bytes else decoders.Fuse()

@@ -39,9 +39,15 @@ class Policy:
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, temperature: float = 1.0, chunk: int = 128, adapter: Any = None,
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        temperature: float = 1.0,
+        chunk: int = 128,
+        adapter: Any = None,
         chat: configuration.Chat | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`chunk`: positions whose logits exist at once. `adapter`: the peft model around `model`, where only that trains.
 
         Raises `Refused` for a model that agro can't compute exactly.
@@ -95,7 +101,12 @@ class Policy:
                 torch.manual_seed(seed)
                 adapter = adapted(model, config.model or "", config.lora)
         return cls(
-            model, tokenizer, temperature=config.temperature, chunk=config.chunk, adapter=adapter, chat=config.chat
+            model,
+            tokenizer,
+            temperature=config.temperature,
+            chunk=config.chunk,
+            adapter=adapter,
+            chat=config.chat,
         )
 
     @property
@@ -168,7 +179,9 @@ class Policy:
         if not active:
             yield
             return
-        kind = "activation" if hasattr(self.model, "activation_checkpointing_enable") else "gradient"  # its older name
+        kind = (
+            "activation" if hasattr(self.model, "activation_checkpointing_enable") else "gradient"
+        )  # its older name
         getattr(self.model, f"{kind}_checkpointing_enable")({"use_reentrant": False})
         try:
             yield
@@ -200,9 +213,15 @@ class Policy:
                 other = reference.hidden(tokens, lengths), Head.of(reference.model)
         hidden = self.hidden(tokens, lengths)
         out = token_streams(
-            hidden, Head.of(self.model), tokens, mask,
-            want=set(want) - VALUES, temperature=self.temperature, chunk=self.chunk, reference=other,
-        )  # fmt: skip
+            hidden,
+            Head.of(self.model),
+            tokens,
+            mask,
+            want=set(want) - VALUES,
+            temperature=self.temperature,
+            chunk=self.chunk,
+            reference=other,
+        )
         if VALUES & set(want):
             assert self.value is not None
             out |= {s: v for s, v in self.value.streams(hidden, mask).items() if s in want}
@@ -219,10 +238,14 @@ class Policy:
     def _probe(self) -> None:
         """Raise `Refused` unless the chunked log-probs are those of the model's own logits, on a few random tokens."""
         length = min(_PROBE_TOKENS, self.context)
-        ids = torch.from_numpy(np.random.default_rng(0).integers(0, self.vocab_size, (1, length))).to(self.device)
+        ids = torch.from_numpy(np.random.default_rng(0).integers(0, self.vocab_size, (1, length))).to(
+            self.device
+        )
         mask = torch.arange(length, device=self.device)[None] > 0
         logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1]
-        own = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature, -1)
+        own = torch.log_softmax(
+            logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature, -1
+        )
         own = own.gather(2, ids[:, 1:, None])[..., 0]
         ours = self.streams(ids, torch.tensor([length]), mask)["logp"][:, 1:]
         difference = (ours - own).abs().max().item()

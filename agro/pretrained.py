@@ -39,7 +39,9 @@ def pretrained(name: str, config: configuration.Policy) -> tuple[Any, Any]:
             f"{name}: the folder has no tokenizer (expected {_TOKENIZER_FILES[0]}); "
             "save the model's tokenizer there: tokenizer.save_pretrained(folder)"
         )
-    if not local and (folder.exists() or folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
+    if not local and (
+        folder.exists() or folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
+    ):
         raise Refused(f"{name}: expected the folder of a model, and there is no such folder")
     where = str(folder) if local else name
     common = {"trust_remote_code": config.trust_remote_code}
@@ -99,6 +101,10 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise Refused(f"policy.device: expected auto, cpu, cuda or cuda:N, got {name!r}") from None
-    if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
-        raise Refused(f"policy.device: {name}: there is no such CUDA device here; use device = 'cpu' or 'auto'")
+    if device.type == "cuda" and not (
+        torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
+    ):
+        raise Refused(
+            f"policy.device: {name}: there is no such CUDA device here; use device = 'cpu' or 'auto'"
+        )
     return device

@@ -65,7 +65,9 @@ def load_reference(config: configuration.Policy, policy: Policy) -> Policy:
     """
     if config.reference != "model":
         return frozen(policy)
-    other = Policy.load(config.model_copy(update={"model": config.reference_model, "new": None, "lora": None}))
+    other = Policy.load(
+        config.model_copy(update={"model": config.reference_model, "new": None, "lora": None})
+    )
     for what, ours, theirs in (
         ("tokenizer", policy.fingerprint, other.fingerprint),
         ("vocabulary", policy.vocab_size, other.vocab_size),

@@ -91,18 +91,24 @@ class Sample:
 
     prompt: Text
     response: str
-    reward: float | None = None  # of the whole response; None: not scored, or scoring failed (see meta["reward_error"])
+    reward: float | None = (
+        None  # of the whole response; None: not scored, or scoring failed (see meta["reward_error"])
+    )
     prompt_id: str = ""  # what makes a group
     episode: str | None = None  # rows that are pieces of one episode count as one response
     tokens: NDArray[np.int32] | None = None  # [T]
     action: NDArray[np.bool_] | None = None  # [T]
     learn: NDArray[np.bool_] | None = None  # [T]
     tokenizer: str | None = None  # fingerprint of what encoded the tokens
-    behavior_logp: NDArray[np.float32] | None = None  # [T] under the distribution sampled from; NaN where it has none
+    behavior_logp: NDArray[np.float32] | None = (
+        None  # [T] under the distribution sampled from; NaN where it has none
+    )
     sampling: dict[str, Any] | None = None  # temperature, top_k, top_p, min_p, seed, …
     context_tokens: NDArray[np.int32] | None = None  # what was conditioned on, where it isn't the prompt
     token_reward: NDArray[np.float32] | None = None  # [T]
-    version: int | NDArray[np.int32] = UNKNOWN_VERSION  # optimiser steps of the weights that produced it; -1: not ours
+    version: int | NDArray[np.int32] = (
+        UNKNOWN_VERSION  # optimiser steps of the weights that produced it; -1: not ours
+    )
     role: Role = "log"
     source: str = ""  # "file:…", a model's name
     meta: dict[str, Any] = field(default_factory=dict)  # answer, finish, reward parts, parent, hint
@@ -123,7 +129,11 @@ class Sample:
         if self.role not in ROLES:
             raise Refused(f"{where}: role: expected one of {', '.join(ROLES)}, got {self.role!r}")
         if self.reward is not None:
-            if isinstance(self.reward, bool) or not isinstance(self.reward, _NUMBERS) or not math.isfinite(self.reward):
+            if (
+                isinstance(self.reward, bool)
+                or not isinstance(self.reward, _NUMBERS)
+                or not math.isfinite(self.reward)
+            ):
                 raise Refused(
                     f"{where}: reward: expected a finite number, or None where it is unknown, got {self.reward!r}"
                 )
@@ -140,20 +150,32 @@ class Sample:
 
     def _check_tokens(self, where: str) -> None:
         if self.tokens is None:
-            held = [n for n in ("action", "learn", "behavior_logp", "token_reward") if getattr(self, n) is not None]
+            held = [
+                n
+                for n in ("action", "learn", "behavior_logp", "token_reward")
+                if getattr(self, n) is not None
+            ]
             if held:
-                raise Refused(f"{where}: {', '.join(held)} given without tokens; give tokens as well, or none of them")
+                raise Refused(
+                    f"{where}: {', '.join(held)} given without tokens; give tokens as well, or none of them"
+                )
             return
         T = len(self.tokens)
         if self.action is None:
-            raise Refused(f"{where}: tokens given without action (which of the {T} tokens are the response's)")
+            raise Refused(
+                f"{where}: tokens given without action (which of the {T} tokens are the response's)"
+            )
         for name in ("action", "learn", "behavior_logp", "token_reward", "version"):
             value = getattr(self, name)
             if isinstance(value, np.ndarray) and len(value) != T:
-                raise Refused(f"{where}: {name}: expected one value for each of the {T} tokens, got {len(value)}")
+                raise Refused(
+                    f"{where}: {name}: expected one value for each of the {T} tokens, got {len(value)}"
+                )
         if T and self.tokens.min() < 0:
             at = int(self.tokens.argmin())
-            raise Refused(f"{where}: tokens: expected ids of the vocabulary, got {self.tokens[at]} at index {at}")
+            raise Refused(
+                f"{where}: tokens: expected ids of the vocabulary, got {self.tokens[at]} at index {at}"
+            )
         mask = self.mask
         assert mask is not None
         if not mask.any():
@@ -203,16 +225,23 @@ class Sample:
         if not isinstance(other, Sample):
             return NotImplemented
         return all(
-            _same(getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(self) if f.name != "id"
+            _same(getattr(self, f.name), getattr(other, f.name))
+            for f in dataclasses.fields(self)
+            if f.name != "id"
         )
 
     __hash__ = None  # type: ignore[assignment]
 
 
 _ARRAYS: dict[str, type[np.generic]] = {
-    "tokens": np.int32, "action": np.bool_, "learn": np.bool_, "behavior_logp": np.float32,
-    "context_tokens": np.int32, "token_reward": np.float32, "version": np.int32,
-}  # fmt: skip
+    "tokens": np.int32,
+    "action": np.bool_,
+    "learn": np.bool_,
+    "behavior_logp": np.float32,
+    "context_tokens": np.int32,
+    "token_reward": np.float32,
+    "version": np.int32,
+}
 
 
 def _array(value: ArrayLike, dtype: type[np.generic], where: str) -> NDArray[Any]:
@@ -231,7 +260,11 @@ def _array(value: ArrayLike, dtype: type[np.generic], where: str) -> NDArray[Any
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)) or a.shape != b.shape or a.dtype != b.dtype:
+        if (
+            not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray))
+            or a.shape != b.shape
+            or a.dtype != b.dtype
+        ):
             return False
         if a.dtype == np.float32:
             return bool(((a.view(np.int32) == b.view(np.int32)) | (np.isnan(a) & np.isnan(b))).all())
@@ -322,7 +355,13 @@ class Batch:
             bad = int((~(w.isfinite() & (w >= 0))).int().argmax())
             raise Refused(f"weight: {rows[bad]}: expected a finite number, 0 or more, got {float(w[bad])}")
         a = torch.full((B,), math.nan, dtype=torch.float64) if age is None else _floats(age, (B,), "age")
-        roles = ["policy"] * B if role is None else [role] * B if isinstance(role, str) else _hashables(role, B, "role")
+        roles = (
+            ["policy"] * B
+            if role is None
+            else [role] * B
+            if isinstance(role, str)
+            else _hashables(role, B, "role")
+        )
         for i, x in enumerate(roles):
             if x not in ROLES:
                 raise Refused(f"role: {rows[i]}: expected one of {', '.join(ROLES)}, got {x!r}")
@@ -355,16 +394,28 @@ class Batch:
         v = None if votes is None else _floats(votes, (0 if P is None else len(P), 2), "votes")
         if v is not None and ((v < 0) | v.isinf()).any():
             bad = int(((v < 0) | v.isinf()).any(1).int().argmax())
-            raise Refused(f"votes: pair {bad}: expected 0 or more, or NaN where unknown, got {v[bad].tolist()}")
+            raise Refused(
+                f"votes: pair {bad}: expected 0 or more, or NaN where unknown, got {v[bad].tolist()}"
+            )
         return cls(
-            mask=m, reward=r, group=torch.tensor([names[g] for g in groups]), response=torch.tensor([order[k] for k in member]),
-            weight=w, age=a, group_names=tuple(str(g) for g in names), role=tuple(map(str, roles)), ids=rows,
-            ref_logp=per_token(ref_logp, "ref_logp"), behavior_logp=per_token(behavior_logp, "behavior_logp"), old_logp=per_token(old_logp, "old_logp"),
-            pairs=P, votes=v,
+            mask=m,
+            reward=r,
+            group=torch.tensor([names[g] for g in groups]),
+            response=torch.tensor([order[k] for k in member]),
+            weight=w,
+            age=a,
+            group_names=tuple(str(g) for g in names),
+            role=tuple(map(str, roles)),
+            ids=rows,
+            ref_logp=per_token(ref_logp, "ref_logp"),
+            behavior_logp=per_token(behavior_logp, "behavior_logp"),
+            old_logp=per_token(old_logp, "old_logp"),
+            pairs=P,
+            votes=v,
             extra={k: _tensor(v, f"extra {k}") for k, v in (extra or {}).items()},
             tokens=None if tokens is None else _tensor(tokens, "tokens", (B, T)).long(),
             lengths=None if lengths is None else _tensor(lengths, "lengths", (B,)).long(),
-        )  # fmt: skip
+        )
 
     @property
     def n_groups(self) -> int:

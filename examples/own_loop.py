@@ -35,12 +35,18 @@ def train(model: str, prompts: str, reward: str, out: Path, steps: int = 20, lr:
             fresh = list(sampler.sample(chosen, 4, Sampling(max_new=64, seed=step)))
             ids = store.append(fresh, run="own", step=step)
             scores = scorer.score(fresh)
-            store.set_rewards((i, s.value, {"reward_error": s.error} if s.error else {}) for i, s in zip(ids, scores))
+            store.set_rewards(
+                (i, s.value, {"reward_error": s.error} if s.error else {}) for i, s in zip(ids, scores)
+            )
             means.append(sum(s.value or 0.0 for s in scores) / len(scores))
 
             # What was drawn least comes first: the fresh groups, then older ones, on equal terms.
             drawn = store.draw(
-                DrawRule(groups=min(12, len(store.groups())), min_group=2), run="own", step=step, seed=0, version=step
+                DrawRule(groups=min(12, len(store.groups())), min_group=2),
+                run="own",
+                step=step,
+                seed=0,
+                version=step,
             )
             batch = collate([policy.encode(s) for s in drawn], version=step)
             done = backward(policy, batch, "agro", options, micro=MicroBatch(16), reference=reference)

@@ -32,7 +32,9 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73")  # Okabe and Ito's, which colour-bli
 def need(path: Path) -> Path:
     """`path`, or `Refused` where it isn't there."""
     if not path.exists():
-        raise Refused(f"{path} isn't there; expected the shared folder with its data and models beside this repository")
+        raise Refused(
+            f"{path} isn't there; expected the shared folder with its data and models beside this repository"
+        )
     return path
 
 
@@ -101,7 +103,9 @@ def machine() -> dict[str, Any]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
     git = ["git", "-C", str(ROOT)]
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    commit = subprocess.run(
+        [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
     return {"cpu": cpu, "cores": os.cpu_count(), "load_average": os.getloadavg()[1], "commit": commit or None}
 
 
@@ -142,9 +146,15 @@ def name_phases(found: Any, metrics: Sequence[dict[str, Any]]) -> None:
         if step:
             found.axvline(step, color=GRID, linewidth=1.0, zorder=0)
         found.annotate(
-            name, (step, 1), (3, -2), xycoords=("data", "axes fraction"), textcoords="offset points",
-            color=MUTED, fontsize=7, va="top",
-        )  # fmt: skip
+            name,
+            (step, 1),
+            (3, -2),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            color=MUTED,
+            fontsize=7,
+            va="top",
+        )
 
 
 def name_lines(found: Any, ends: Mapping[str, tuple[float, str]]) -> None:
@@ -154,15 +164,24 @@ def name_lines(found: Any, ends: Mapping[str, tuple[float, str]]) -> None:
     for name, (y, colour) in sorted(ends.items(), key=lambda item: item[1][0]):
         before = max(y, before + apart)
         found.annotate(
-            name, (1, before), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-            color=colour, fontsize=8, va="center", annotation_clip=False,
-        )  # fmt: skip
+            name,
+            (1, before),
+            (4, 0),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            color=colour,
+            fontsize=8,
+            va="center",
+            annotation_clip=False,
+        )
 
 
 def record(folder: Path, result: dict[str, Any], figure: Figure) -> None:
     """Write result.json and figure.png."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "result.json").write_text(json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    (folder / "result.json").write_text(
+        json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    )
     figure.savefig(folder / "figure.png", dpi=160, facecolor="white")
 
 

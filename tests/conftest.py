@@ -19,10 +19,20 @@ ALPHABET = "abcdefgh "
 def _causal(name: str, **changes):
     """A model with the vocabulary of `new_model` over ALPHABET."""
     sizes = {
-        "vocab_size": 4 + len(ALPHABET), "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 96,
-        "initializer_range": 0.3, "attention_dropout": 0.3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
+        "vocab_size": 4 + len(ALPHABET),
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 96,
+        "initializer_range": 0.3,
+        "attention_dropout": 0.3,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
     if name == "GPT2":
         for key in ("num_key_value_heads", "head_dim", "intermediate_size", "attention_dropout"):
             del sizes[key]
@@ -54,7 +64,9 @@ def causal():
 def tiny(tokenizer):
     """A function: architecture, type of its weights, changes of its configuration -> `Policy`."""
 
-    def make(name: str = "Llama", dtype: torch.dtype = torch.float32, temperature: float = 1.0, **changes) -> Policy:
+    def make(
+        name: str = "Llama", dtype: torch.dtype = torch.float32, temperature: float = 1.0, **changes
+    ) -> Policy:
         return Policy(_causal(name, **changes).to(dtype), tokenizer, temperature=temperature, chunk=5)
 
     return make

@@ -23,7 +23,9 @@ MASK = torch.arange(6)[None] > 1
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("base")
-    new_model(folder, NewModel(alphabet="abcd", hidden=16, layers=2, heads=2, context=32, initializer_range=0.3), 0)
+    new_model(
+        folder, NewModel(alphabet="abcd", hidden=16, layers=2, heads=2, context=32, initializer_range=0.3), 0
+    )
     return str(folder)
 
 
@@ -69,7 +71,9 @@ def test_the_reference_is_the_state_at_the_start_whether_the_adapter_was_empty_o
         move(policy, 0.5)
         assert not torch.allclose(logp(policy), before, atol=0.01)
         assert torch.equal(logp(reference), before)
-        assert next(iter(reference.model.parameters())) is next(iter(policy.model.parameters()))  # no second model
+        assert next(iter(reference.model.parameters())) is next(
+            iter(policy.model.parameters())
+        )  # no second model
         kl = policy.streams(TOKENS, LENGTHS, MASK, ["kl"], reference)["kl"]
         assert (kl[MASK] > 1e-4).all()
         kl[MASK].sum().backward()
@@ -97,7 +101,10 @@ def test_saved_alone_and_merged(base: str, tmp_path: Path) -> None:
     policy.save(tmp_path / "merged")
     policy.save(tmp_path / "alone", merge=False)
     expected = logp(policy)  # and saving left the policy as it was
-    assert json.loads((tmp_path / "alone" / "adapter_config.json").read_text())["base_model_name_or_path"] == base
+    assert (
+        json.loads((tmp_path / "alone" / "adapter_config.json").read_text())["base_model_name_or_path"]
+        == base
+    )
     assert not (tmp_path / "alone" / "model.safetensors").exists()
     for folder in ("merged", "alone"):
         loaded = Policy.load(PolicyConfig(model=str(tmp_path / folder)))

@@ -78,7 +78,9 @@ def layout(policy: Policy, sample: Sample) -> list[tuple[str, bool]]:
     """Runs of tokens with and without action, as text."""
     out = policy.encode(sample)
     runs = itertools.groupby(zip(out.tokens.tolist(), out.action.tolist()), key=lambda pair: pair[1])
-    return [(policy.tokenizer.decode([i for i, _ in run], skip_special_tokens=False), own) for own, run in runs]
+    return [
+        (policy.tokenizer.decode([i for i, _ in run], skip_special_tokens=False), own) for own, run in runs
+    ]
 
 
 def answer(text: str) -> dict[str, Any]:
@@ -100,7 +102,11 @@ def test_messages_need_a_template_and_texts_stay_texts(make):
     ("template", "prompt", "end"),
     [
         (CHATML, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>"),
-        (LLAMA3, "<bos><|im_start|>user<|im_start|>\n\nhi<|eot|><|im_start|>assistant<|im_start|>\n\n", "<|eot|>"),
+        (
+            LLAMA3,
+            "<bos><|im_start|>user<|im_start|>\n\nhi<|eot|><|im_start|>assistant<|im_start|>\n\n",
+            "<|eot|>",
+        ),
         (MISTRAL, "<bos>[INST] hi [/INST]", "</s>"),
         (PHI3, "<|im_start|>hi<|im_end|>\n<|im_start|>", "<|im_end|>"),
         (R1, "U:hiA:<think>\n", "<eos>"),  # the opened block belongs to the prompt
@@ -125,8 +131,9 @@ def test_a_text_becomes_a_user_message_where_it_is_asked_for(make):
     policy = make(wrap=True, system="be short")
     system = "<|im_start|>system\nbe short<|im_end|>\n"
     assert layout(policy, Sample("hi", "yo")) == [
-        (system + "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False), ("yo<|im_end|>", True),
-    ]  # fmt: skip
+        (system + "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
+        ("yo<|im_end|>", True),
+    ]
     own = [{"role": "system", "content": "ramble"}, USER]
     assert "be short" not in layout(policy, Sample(own, "yo"))[0][0]
     (sampled,) = HFSampler(policy).sample([Prompt("hi")], 1, Sampling(max_new=3))
@@ -152,9 +159,10 @@ def test_a_template_from_a_file_is_saved_with_the_model(make, tmp_path):
 def test_settings_that_change_the_tokens_change_the_fingerprint(make):
     settings = [{}, {"wrap": True}, {"system": ""}, {"system": "s"}, {"options": {"enable_thinking": False}}]
     assert len({make(QWEN3, **s).fingerprint for s in settings}) == len(settings)
-    assert make(QWEN3, options={"enable_thinking": True}).fingerprint == make(
-        QWEN3, options={"enable_thinking": True}
-    ).fingerprint  # fmt: skip
+    assert (
+        make(QWEN3, options={"enable_thinking": True}).fingerprint
+        == make(QWEN3, options={"enable_thinking": True}).fingerprint
+    )
 
 
 def test_default_settings_leave_the_fingerprint_of_stores_made_before(make):
@@ -173,8 +181,16 @@ def test_default_settings_leave_the_fingerprint_of_stores_made_before(make):
     ("template", "settings", "message"),
     [
         (None, {"wrap": True}, "the tokenizer has no chat template"),
-        (CHATML, {"options": {"enable_thinking": False}}, "enable_thinking: the chat template doesn't read it"),
-        (CHATML, {"options": {"add_generation_prompt": False}}, "add_generation_prompt: .* agro sets this one"),
+        (
+            CHATML,
+            {"options": {"enable_thinking": False}},
+            "enable_thinking: the chat template doesn't read it",
+        ),
+        (
+            CHATML,
+            {"options": {"add_generation_prompt": False}},
+            "add_generation_prompt: .* agro sets this one",
+        ),
         (CHATML, {"template": "/no/such.jinja"}, "/no/such.jinja: expected the file of a Jinja template"),
     ],
 )
@@ -184,7 +200,9 @@ def test_settings_that_would_be_passed_over_are_refused(make, template, settings
 
 
 def test_a_text_under_settings_for_conversations_is_refused(make):
-    with pytest.raises(Refused, match=r"policy\.chat\.system is for conversations.*set policy\.chat\.wrap = true"):
+    with pytest.raises(
+        Refused, match=r"policy\.chat\.system is for conversations.*set policy\.chat\.wrap = true"
+    ):
         make(system="be short").encode_prompt("hi")
 
 
@@ -196,7 +214,11 @@ def test_what_a_template_refuses_is_named(make):
 
 
 def test_actions_of_several_turns_are_what_the_assistant_said(make):
-    call = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "clock"}}]}
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"type": "function", "function": {"name": "clock"}}],
+    }
     sample = several(call, {"role": "tool", "content": "noon"}, answer("yo"), USER, answer("bye"))
     assert layout(make(), sample) == [
         ("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
@@ -211,13 +233,23 @@ def test_actions_of_several_turns_are_what_the_assistant_said(make):
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        (LLAMA3, ["yo<|eot|>", "<|im_start|>user<|im_start|>\n\nhi<|eot|><|im_start|>assistant<|im_start|>\n\n", "bye<|eot|>"]),
+        (
+            LLAMA3,
+            [
+                "yo<|eot|>",
+                "<|im_start|>user<|im_start|>\n\nhi<|eot|><|im_start|>assistant<|im_start|>\n\n",
+                "bye<|eot|>",
+            ],
+        ),
         (MISTRAL, [" yo</s>", "[INST] hi [/INST]", " bye</s>"]),
         (PHI3, ["yo<|im_end|>", "\n<|im_start|>hi<|im_end|>\n<|im_start|>", "bye<|im_end|>"]),
         (BARE, ["yo", "\nuser: hi\nassistant: ", "bye<eos>"]),
-        (QWEN3, ["yo<|im_end|>", "\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", "bye<|im_end|>"]),
+        (
+            QWEN3,
+            ["yo<|im_end|>", "\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", "bye<|im_end|>"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_several_turns_under_other_templates(make, template, expected):
     found = layout(make(template), several(answer("yo"), USER, answer("bye")))
     assert [text for text, _ in found[1:]] == expected
@@ -228,7 +260,9 @@ def test_the_mask_is_that_of_the_templates_own_marks(make):
     """transformers' mask of `{% generation %}` blocks."""
     policy = make(MARKED)
     turns = [answer("yo"), USER, answer("bye")]
-    marked = policy.tokenizer.apply_chat_template([USER, *turns], return_assistant_tokens_mask=True, return_dict=True)
+    marked = policy.tokenizer.apply_chat_template(
+        [USER, *turns], return_assistant_tokens_mask=True, return_dict=True
+    )
     out = policy.encode(several(*turns))
     T = len(out.tokens)
     assert out.tokens.tolist() == marked["input_ids"][:T]
@@ -244,8 +278,15 @@ def test_a_last_turn_that_was_cut_has_no_end_token(make):
 
 def test_a_template_that_rewrites_history_is_found(make):
     assert {t: make(t).chat.rewrites for t in (CHATML, MARKED, LLAMA3, QWEN3, R1, MISTRAL, PHI3, BARE)} == {
-        CHATML: False, MARKED: False, LLAMA3: False, QWEN3: True, R1: True, MISTRAL: False, PHI3: False, BARE: False,
-    }  # fmt: skip
+        CHATML: False,
+        MARKED: False,
+        LLAMA3: False,
+        QWEN3: True,
+        R1: True,
+        MISTRAL: False,
+        PHI3: False,
+        BARE: False,
+    }
 
 
 @pytest.mark.parametrize(
@@ -256,7 +297,9 @@ def test_a_template_that_rewrites_history_is_found(make):
         (R1, {}, "hm</think>yo"),
     ],
 )
-def test_several_turns_under_a_template_that_rewrites_them_are_left_out_by_name(make, template, settings, first):
+def test_several_turns_under_a_template_that_rewrites_them_are_left_out_by_name(
+    make, template, settings, first
+):
     policy = make(template, **settings)
     with pytest.raises(Unusable, match="renders a turn otherwise") as caught:
         policy.encode(several(answer(first), USER, answer("bye")))
@@ -276,7 +319,12 @@ def test_turns_that_are_no_turns_are_refused(make):
     with pytest.raises(Refused, match=r"its prompt plain text; give messages, or set policy\.chat\.wrap"):
         make().encode(Sample("hi", "yo", meta={"continuation": [answer("yo")]}))
     assert (
-        len(layout(make(wrap=True), Sample("hi", "bye", meta={"continuation": [answer("yo"), USER, answer("bye")]})))
+        len(
+            layout(
+                make(wrap=True),
+                Sample("hi", "bye", meta={"continuation": [answer("yo"), USER, answer("bye")]}),
+            )
+        )
         == 4
     )
 

@@ -161,19 +161,40 @@ def test_overrides_that_are_refused(tmp_path: Path, item: str, words: str) -> No
         ({"train": 3}, "train: input should be a valid dictionary or instance of Train, got 3"),
         ({"train": {"lr": 0}}, "train.lr: input should be greater than 0, got 0"),
         ({"train": {"steps": 2.5}}, "train.steps: input should be a valid integer"),
-        ({"train": {"schedule": "step"}}, "train.schedule: input should be 'constant', 'linear' or 'cosine', got 'step'"),
+        (
+            {"train": {"schedule": "step"}},
+            "train.schedule: input should be 'constant', 'linear' or 'cosine', got 'step'",
+        ),
         ({"data": {"replay": 1.5}}, "data.replay: input should be less than or equal to 1, got 1.5"),
-        ({"data": {"roles": ["teacher"]}}, "data.roles.0: input should be 'policy', 'log' or 'expert', got 'teacher'"),
+        (
+            {"data": {"roles": ["teacher"]}},
+            "data.roles.0: input should be 'policy', 'log' or 'expert', got 'teacher'",
+        ),
         ({"objective": {"name": 3}}, "objective.name: input should be a valid string, got 3"),
-        ({"reward": {"options": {"a": {"b": [0.0, float("nan")]}}}}, "reward.options.a.b.1: expected a finite number, got nan"),
+        (
+            {"reward": {"options": {"a": {"b": [0.0, float("nan")]}}}},
+            "reward.options.a.b.1: expected a finite number, got nan",
+        ),
         ({"phases": [{"train": {"steps": 3}}]}, "phases.0.name: field required"),
-        ({"phases": [{"name": "a"}, {"name": "b"}, {"name": "a"}]}, "phases: expected different names, got a, b, a"),
-        ({"phases": [{"name": "a"}, {"name": "b", "trian": {}}]}, "configuration: phase b: unknown key trian; did you mean train?"),
-        ({"phases": [{"name": "a", "train": {"steps": 0}}]}, "configuration: phase a: train.steps: input should be"),
-        ({"phases": [{"name": "a", "phases": [{"name": "b"}]}]}, "phase a: phases: a phase has none of its own"),
+        (
+            {"phases": [{"name": "a"}, {"name": "b"}, {"name": "a"}]},
+            "phases: expected different names, got a, b, a",
+        ),
+        (
+            {"phases": [{"name": "a"}, {"name": "b", "trian": {}}]},
+            "configuration: phase b: unknown key trian; did you mean train?",
+        ),
+        (
+            {"phases": [{"name": "a", "train": {"steps": 0}}]},
+            "configuration: phase a: train.steps: input should be",
+        ),
+        (
+            {"phases": [{"name": "a", "phases": [{"name": "b"}]}]},
+            "phase a: phases: a phase has none of its own",
+        ),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_a_configuration_refuses(values: dict[str, Any], words: str) -> None:
     assert words in refused(values)
 
@@ -225,9 +246,15 @@ def test_every_key_of_the_contract_exists() -> None:
     """Scripts of users set these."""
     dumped = RunConfig.of({"objective": {"beta": 0.1}}).model_dump()
     for key in (
-        "train.steps", "train.micro_batch", "train.seed", "objective.name", "objective.beta", "policy.model", "data.store",
+        "train.steps",
+        "train.micro_batch",
+        "train.seed",
+        "objective.name",
+        "objective.beta",
+        "policy.model",
+        "data.store",
         "data.prompts",
-    ):  # fmt: skip
+    ):
         section, name = key.split(".")
         assert name in dumped[section], key
 
@@ -237,7 +264,9 @@ def test_an_override_that_a_phase_would_undo_is_refused(tmp_path) -> None:
     recipe.write_text(
         '[train]\nsteps = 5\n[[phases]]\nname = "one"\ntrain.steps = 7\n[[phases]]\nname = "two"\ntrain.steps = 8\n'
     )
-    with pytest.raises(Refused, match=r"every phase sets train\.steps itself; say phases\.one\.train\.steps=9"):
+    with pytest.raises(
+        Refused, match=r"every phase sets train\.steps itself; say phases\.one\.train\.steps=9"
+    ):
         RunConfig.load(recipe, ["train.steps=9"])
     config = RunConfig.load(recipe, ["phases.one.train.steps=9", "train.lr=0.5"])
     assert [config.phase(p).train.steps for p in ("one", "two")] == [9, 8]
@@ -256,6 +285,8 @@ def test_what_decides_a_result_is_all_but_limits_and_what_is_shown() -> None:
         "reward": {"timeout": 1.0, "max_failed": 0.1, "workers": 2},
     }
     assert part(**free) == part()
-    assert part(phases=[{"name": "a", "train": {"show_every": 3}}]) == part(phases=[{"name": "a", "train": {}}])
+    assert part(phases=[{"name": "a", "train": {"show_every": 3}}]) == part(
+        phases=[{"name": "a", "train": {}}]
+    )
     assert part(train={"lr": 1.0}) != part()
     assert part(phases=[{"name": "a", "train": {"lr": 1.0}}]) != part(phases=[{"name": "a", "train": {}}])

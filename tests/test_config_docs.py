@@ -39,7 +39,9 @@ def test_the_page_holds_every_value_and_every_option() -> None:
     page = config_docs.page()
     rows = [line.split("|")[1].strip(" `") for line in page.splitlines() if line.startswith("| `")]
     sections = set(RunConfig.model_fields)
-    values = {k for k in described() if k not in sections and not k.startswith(("phases.", "reward.functions."))}
+    values = {
+        k for k in described() if k not in sections and not k.startswith(("phases.", "reward.functions."))
+    }
     assert values <= set(rows)
     for name in objectives.names():
         options = [f"objective.{key}" for key in objectives.describe(name)["options"]]

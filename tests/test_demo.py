@@ -40,7 +40,9 @@ def held_out(run: Path) -> dict[str, float]:
 
 def test_held_out_prompts_stand_in_no_training_data(trained) -> None:
     _, run = trained
-    asked = {json.loads(line)["prompt"] for line in (run / "data" / "eval_prompts.jsonl").read_text().splitlines()}
+    asked = {
+        json.loads(line)["prompt"] for line in (run / "data" / "eval_prompts.jsonl").read_text().splitlines()
+    }
     with Store.open(run / "store.db", read_only=True) as store:
         seen = {s.prompt for s in store.samples()}
     assert len(asked) == 512
@@ -67,7 +69,9 @@ def test_the_store_phase_learns_from_rewards(trained, tmp_path: Path) -> None:
                 samples = list(opened.samples(roles=["policy"]))
                 rewards = [s.reward for s in samples]
                 random.Random(0).shuffle(rewards)
-                opened.set_rewards((s.id, r, {}) for s, r in zip(samples, rewards, strict=True) if s.id is not None)
+                opened.set_rewards(
+                    (s.id, r, {}) for s, r in zip(samples, rewards, strict=True) if s.id is not None
+                )
         values = config.model_dump(mode="json") | {"phases": []}
         values["policy"] = {"model": str(run / "model")}
         values["data"] |= {"store": str(store), "replay": 1.0, "roles": ["policy"]}

@@ -55,15 +55,22 @@ def naive(hidden, head, tokens, temperature, reference):
 def test_streams_and_gradients_are_those_of_all_logits(want, dtype, temperature, cap, scale, with_bias):
     hidden, weight, bias, tokens, mask = arrays(dtype)
     other = arrays(dtype, seed=1)
-    leaves = [hidden.requires_grad_(), weight.requires_grad_(), *([bias.requires_grad_()] if with_bias else [])]
+    leaves = [
+        hidden.requires_grad_(),
+        weight.requires_grad_(),
+        *([bias.requires_grad_()] if with_bias else []),
+    ]
     head = Head(weight, bias if with_bias else None, scale, cap)
     reference = (other[0], Head(other[1], None, scale, cap))
-    found = token_streams(hidden, head, tokens, mask, want=want, temperature=temperature, chunk=4, reference=reference)
+    found = token_streams(
+        hidden, head, tokens, mask, want=want, temperature=temperature, chunk=4, reference=reference
+    )
     expected = naive(hidden, head, tokens, temperature, reference)
     assert set(found) == set(want)
     inside = mask[:, 1:]
     factors = {
-        s: torch.randn((B, T), dtype=dtype, generator=torch.Generator().manual_seed(i)) for i, s in enumerate(want)
+        s: torch.randn((B, T), dtype=dtype, generator=torch.Generator().manual_seed(i))
+        for i, s in enumerate(want)
     }
     tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
     for s in want:
@@ -116,7 +123,9 @@ def test_no_gradient_reaches_the_reference_or_a_frozen_head():
     hidden, weight, _, tokens, mask = arrays()
     ref_hidden, ref_weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
     hidden.requires_grad_()
-    out = token_streams(hidden, Head(weight), tokens, mask, want=["kl"], reference=(ref_hidden, Head(ref_weight)))
+    out = token_streams(
+        hidden, Head(weight), tokens, mask, want=["kl"], reference=(ref_hidden, Head(ref_weight))
+    )
     (out["kl"][mask] * 2).sum().backward()
     assert hidden.grad is not None
     assert ref_hidden.grad is ref_weight.grad is weight.grad is None
@@ -197,7 +206,11 @@ def test_a_reference_is_not_read_where_no_kl_is_wanted():
         ({"logit_scale": 0.5}, 0.5, None),
         ({"logits_scaling": 4.0}, 0.25, None),
         ({"lm_head_multiplier": 3.0}, 3.0, None),
-        ({"logit_scale": 0.5, "logits_scaling": 4.0, "lm_head_multiplier": 3.0}, 0.375, None),  # no such architecture
+        (
+            {"logit_scale": 0.5, "logits_scaling": 4.0, "lm_head_multiplier": 3.0},
+            0.375,
+            None,
+        ),  # no such architecture
         ({"logit_scale": None, "final_logit_softcapping": 30.0}, 1.0, 30.0),
     ],
 )
@@ -206,7 +219,9 @@ def test_the_head_takes_scale_and_cap_from_the_configuration(config, scale, cap)
     linear = torch.nn.Linear(H, V)
     text = SimpleNamespace(**config)
     head = Head.of(
-        SimpleNamespace(get_output_embeddings=lambda: linear, config=SimpleNamespace(get_text_config=lambda: text))
+        SimpleNamespace(
+            get_output_embeddings=lambda: linear, config=SimpleNamespace(get_text_config=lambda: text)
+        )
     )
     assert head.weight is linear.weight
     assert head.bias is linear.bias
@@ -234,7 +249,9 @@ def test_memory_is_below_a_tenth_of_all_logits(causal, tokenizer):
 
     vocabulary, length = 150_000, 2048
     sizes = {"vocab_size": vocabulary, "hidden_size": 16, "head_dim": 4, "num_hidden_layers": 1}
-    policy = Policy(causal("Llama", **sizes, max_position_embeddings=length, tie_word_embeddings=True), tokenizer)
+    policy = Policy(
+        causal("Llama", **sizes, max_position_embeddings=length, tie_word_embeddings=True), tokenizer
+    )
     reference = frozen(policy)
     tokens = torch.randint(0, vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
     mask = torch.arange(length)[None] > 0

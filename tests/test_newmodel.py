@@ -63,14 +63,21 @@ def test_the_model_is_a_llama_with_tied_embeddings(tmp_path):
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(model).__name__ == "LlamaForCausalLM"
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
-    assert (len(model.model.layers), model.config.max_position_embeddings, model.config.vocab_size) == (3, 20, 6)
+    assert (len(model.model.layers), model.config.max_position_embeddings, model.config.vocab_size) == (
+        3,
+        20,
+        6,
+    )
     assert model.generation_config.eos_token_id == 2
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": 3}, "expected heads that divide hidden into parts of an even size, got hidden = 8, heads = 3"),
+        (
+            {"heads": 3},
+            "expected heads that divide hidden into parts of an even size, got hidden = 8, heads = 3",
+        ),
         ({"heads": 8}, "parts of an even size"),
         ({"alphabet": "aba"}, "expected different characters, or 'bytes'; twice: 'a'"),
         ({"alphabet": ""}, "expected different characters"),

@@ -32,7 +32,9 @@ def rows(dtype=torch.long):
 def own_logp(policy: Policy, tokens: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """[T] from the model's own logits of one sequence, without padding."""
     logits = policy.model(input_ids=tokens[None], use_cache=False).logits[0, :-1].float() / temperature
-    return torch.cat([torch.tensor([torch.nan]), torch.log_softmax(logits, -1).gather(1, tokens[1:, None])[:, 0]])
+    return torch.cat(
+        [torch.tensor([torch.nan]), torch.log_softmax(logits, -1).gather(1, tokens[1:, None])[:, 0]]
+    )
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -106,9 +108,12 @@ def test_kl_is_the_sum_over_the_whole_vocabulary(tiny):
     tokens, mask = rows()
     found = policy.streams(tokens, LENGTHS, mask, ["kl"], reference)["kl"]
     own, other = (
-        torch.log_softmax(p.model(input_ids=tokens[:1]).logits[0, :-1], -1).detach() for p in (policy, reference)
+        torch.log_softmax(p.model(input_ids=tokens[:1]).logits[0, :-1], -1).detach()
+        for p in (policy, reference)
     )
-    torch.testing.assert_close(found[0, 1:].detach(), (own.exp() * (own - other)).sum(1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        found[0, 1:].detach(), (own.exp() * (own - other)).sum(1), rtol=1e-5, atol=1e-5
+    )
     assert found[0, 1:].min() > 0.01
     same = policy.streams(tokens, LENGTHS, mask, ["kl"], frozen(policy))["kl"]
     assert same[mask].abs().max() < 1e-6
@@ -117,7 +122,9 @@ def test_kl_is_the_sum_over_the_whole_vocabulary(tiny):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_dropout_is_off_in_train_mode(tiny, name):
     changes = (
-        {"attn_pdrop": 0.5, "resid_pdrop": 0.5, "embd_pdrop": 0.5} if name == "GPT2" else {"attention_dropout": 0.5}
+        {"attn_pdrop": 0.5, "resid_pdrop": 0.5, "embd_pdrop": 0.5}
+        if name == "GPT2"
+        else {"attention_dropout": 0.5}
     )
     policy = tiny(name, **changes)
     tokens, mask = rows()
@@ -163,12 +170,16 @@ def test_saved_and_loaded_it_is_the_same(tiny, tmp_path, name, dtype):
 def test_a_fingerprint_is_of_what_decides_the_ids(tokenizer, tiny, tmp_path):
     policy = tiny()
     before = policy.fingerprint
-    tokenizer(["a", "abc"], padding=True, truncation=True, max_length=2)  # leaves its settings in the tokenizer
+    tokenizer(
+        ["a", "abc"], padding=True, truncation=True, max_length=2
+    )  # leaves its settings in the tokenizer
     assert tiny().fingerprint == before
     assert len(before) == 16
     int(before, 16)
     for alphabet in ("abcdefgh ", "abcdefgi ", "abcdefhg "):
-        new_model(tmp_path / alphabet, NewModel(alphabet=alphabet, hidden=8, layers=1, heads=1, context=96), 0)
+        new_model(
+            tmp_path / alphabet, NewModel(alphabet=alphabet, hidden=8, layers=1, heads=1, context=96), 0
+        )
     found = {
         a: Policy.load(PolicyConfig(model=str(tmp_path / a), device="cpu")).fingerprint
         for a in ("abcdefgh ", "abcdefgi ", "abcdefhg ")
@@ -224,24 +235,37 @@ def test_encoding_closes_a_response_with_the_end_token(tiny):
 def test_tokens_of_this_tokenizer_are_kept(tiny):
     policy = tiny()
     sample = Sample(
-        "ab", "c", tokens=[1, 4, 5, 6], action=[0, 0, 0, 1], behavior_logp=[np.nan] * 3 + [-1.0],
+        "ab",
+        "c",
+        tokens=[1, 4, 5, 6],
+        action=[0, 0, 0, 1],
+        behavior_logp=[np.nan] * 3 + [-1.0],
         tokenizer=policy.fingerprint,
-    )  # fmt: skip
+    )
     assert policy.encode(sample) == sample
 
 
 def test_tokens_of_another_tokenizer_are_replaced_with_what_was_known_of_each(tiny):
     policy = tiny()
     sample = Sample(
-        "ab", "c", tokens=[7, 8, 9], action=[0, 0, 1], learn=[0, 0, 1], behavior_logp=[np.nan, np.nan, -1.0],
-        version=[3, 3, 3], token_reward=[0, 0, 1.0], tokenizer="another",
-    )  # fmt: skip
+        "ab",
+        "c",
+        tokens=[7, 8, 9],
+        action=[0, 0, 1],
+        learn=[0, 0, 1],
+        behavior_logp=[np.nan, np.nan, -1.0],
+        version=[3, 3, 3],
+        token_reward=[0, 0, 1.0],
+        tokenizer="another",
+    )
     out = policy.encode(sample)
     assert out.tokens.tolist() == [1, 4, 5, 6, 2]
     assert out.learn is out.behavior_logp is out.token_reward is None
     assert out.version == -1
     # The same ids under another name lose nothing.
-    sample = Sample("ab", "c", tokens=[1, 4, 5, 6, 2], action=[0, 0, 0, 1, 1], behavior_logp=[np.nan] * 3 + [-1.0] * 2)
+    sample = Sample(
+        "ab", "c", tokens=[1, 4, 5, 6, 2], action=[0, 0, 0, 1, 1], behavior_logp=[np.nan] * 3 + [-1.0] * 2
+    )
     assert policy.encode(sample) == sample.replace(tokenizer=policy.fingerprint)
 
 

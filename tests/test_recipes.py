@@ -27,9 +27,16 @@ TEMPLATE = (
 )
 SMALL = ["train.steps=2", "train.groups=2", "sampler.n=3", "sampler.max_new=4", "train.warmup=1"]
 OWN = {  # instead of these
-    "recipes/multi_turn.toml": ["phases.sft.train.steps=1", "phases.sft.train.groups=4", "phases.episodes.train.steps=2",
-                                "train.groups=2", "sampler.n=3", "policy.new.layers=1", "data.eval_prompts=one.jsonl"],
-}  # fmt: skip
+    "recipes/multi_turn.toml": [
+        "phases.sft.train.steps=1",
+        "phases.sft.train.groups=4",
+        "phases.episodes.train.steps=2",
+        "train.groups=2",
+        "sampler.n=3",
+        "policy.new.layers=1",
+        "data.eval_prompts=one.jsonl",
+    ],
+}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +60,10 @@ def here(tmp_path, models, monkeypatch) -> Path:
         Path(name).symlink_to((ROOT if name == "recipes" else models) / name)
     write("prompts.jsonl", ({"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)))
     write("one.jsonl", [{"prompt": "1*1=", "answer": "1"}])
-    write("log.jsonl", ({"prompt": f"{i}>", "response": "x" * j, "reward": j % 2} for i in range(4) for j in range(3)))
+    write(
+        "log.jsonl",
+        ({"prompt": f"{i}>", "response": "x" * j, "reward": j % 2} for i in range(4) for j in range(3)),
+    )
     write(
         "preferences.jsonl",
         ({"prompt": f"{i}>", "chosen": "x" * (j + 1), "rejected": "y"} for i in range(4) for j in range(3)),

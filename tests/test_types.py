@@ -60,15 +60,25 @@ def test_a_sample_of_texts_alone() -> None:
 
 def test_arrays_of_a_sample_are_typed_copied_and_frozen() -> None:
     given = {
-        "tokens": np.arange(4), "action": np.array([0, 0, 1, 1]), "learn": [0, 0, 0, 1], "behavior_logp": np.full(4, -0.1),
-        "context_tokens": [1], "token_reward": np.zeros(4), "version": [0, 0, 3, 4],
-    }  # fmt: skip
+        "tokens": np.arange(4),
+        "action": np.array([0, 0, 1, 1]),
+        "learn": [0, 0, 0, 1],
+        "behavior_logp": np.full(4, -0.1),
+        "context_tokens": [1],
+        "token_reward": np.zeros(4),
+        "version": [0, 0, 3, 4],
+    }
     s = Sample(**SAMPLE, **given)
     types = {k: getattr(s, k).dtype.name for k in given}
     assert types == {
-        "tokens": "int32", "action": "bool", "learn": "bool", "behavior_logp": "float32", "context_tokens": "int32",
-        "token_reward": "float32", "version": "int32",
-    }  # fmt: skip
+        "tokens": "int32",
+        "action": "bool",
+        "learn": "bool",
+        "behavior_logp": "float32",
+        "context_tokens": "int32",
+        "token_reward": "float32",
+        "version": "int32",
+    }
     given["tokens"][0] = 9
     assert s.tokens is not None
     assert s.tokens.tolist() == [0, 1, 2, 3]
@@ -88,7 +98,12 @@ def test_the_mask_is_learn_or_else_action() -> None:
 
 @pytest.mark.parametrize(
     ("logp", "knows"),
-    [([0, 0, -1, -2], True), ([math.nan, math.nan, -1, 0], True), ([-1, -1, -1, math.nan], False), (None, False)],
+    [
+        ([0, 0, -1, -2], True),
+        ([math.nan, math.nan, -1, 0], True),
+        ([-1, -1, -1, math.nan], False),
+        (None, False),
+    ],
 )
 def test_behavior_is_known_where_every_action_has_it(logp: Any, knows: bool) -> None:
     assert Sample(**TOKENS, behavior_logp=logp).knows_behavior is knows
@@ -117,7 +132,10 @@ NAN, INF = math.nan, math.inf
         ({"reward": 1j}, "reward: expected a finite number"),
         ({"tokens": None}, "action given without tokens"),
         ({"action": None}, "tokens given without action"),
-        ({"tokens": None, "action": None, "behavior_logp": [-1], "token_reward": [0]}, "behavior_logp, token_reward given without"),
+        (
+            {"tokens": None, "action": None, "behavior_logp": [-1], "token_reward": [0]},
+            "behavior_logp, token_reward given without",
+        ),
         ({"tokens": [[5, 6, 7, 8]]}, "tokens: expected one dimension, got shape (1, 4)"),
         ({"tokens": [5, 6, 7.5, 8]}, "tokens: expected int32 values, got [5, 6, 7.5, 8]"),
         ({"tokens": [5, 6, 7, 2**40]}, "tokens: expected int32 values"),
@@ -132,9 +150,18 @@ NAN, INF = math.nan, math.inf
         ({"learn": [0, 1, 1, 0]}, "learn: expected a part of action, got index 1"),
         ({"learn": [0, 1]}, "learn: expected one value for each of the 4 tokens, got 2"),
         ({"behavior_logp": [-1.0] * 5}, "behavior_logp: expected one value for each of the 4 tokens, got 5"),
-        ({"behavior_logp": [0, 0, -1, 0.01]}, "behavior_logp: expected log-probs (finite, at most 0; NaN where unknown), got 0.0"),
-        ({"behavior_logp": [0, 0, -INF, -1]}, "behavior_logp: expected log-probs (finite, at most 0; NaN where unknown), got -inf at index 2"),
-        ({"behavior_logp": [0, INF, -1, -1]}, "behavior_logp: expected log-probs (finite, at most 0; NaN where unknown), got inf at index 1"),
+        (
+            {"behavior_logp": [0, 0, -1, 0.01]},
+            "behavior_logp: expected log-probs (finite, at most 0; NaN where unknown), got 0.0",
+        ),
+        (
+            {"behavior_logp": [0, 0, -INF, -1]},
+            "behavior_logp: expected log-probs (finite, at most 0; NaN where unknown), got -inf at index 2",
+        ),
+        (
+            {"behavior_logp": [0, INF, -1, -1]},
+            "behavior_logp: expected log-probs (finite, at most 0; NaN where unknown), got inf at index 1",
+        ),
         ({"token_reward": [0.0]}, "token_reward: expected one value for each of the 4 tokens, got 1"),
         ({"token_reward": [0, 0, INF, 0]}, "token_reward: expected finite numbers, got an infinity"),
         ({"version": [1, 2, 3]}, "version: expected one value for each of the 4 tokens, got 3"),
@@ -143,7 +170,7 @@ NAN, INF = math.nan, math.inf
         ({"version": 1.5}, "version: expected"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_a_sample_refuses(changes: dict[str, Any], words: str) -> None:
     """Each message names the sample, by its row of the store where it has one."""
     given = {**TOKENS, **changes}
@@ -152,26 +179,59 @@ def test_what_a_sample_refuses(changes: dict[str, Any], words: str) -> None:
 
 
 FULL: dict[str, Any] = {
-    "prompt": MESSAGES, "response": "2", "reward": 0.0, "prompt_id": "q", "episode": "e", "tokens": [5, 6, 7, 8],
-    "action": [0, 1, 1, 1], "learn": [0, 0, 1, 1], "tokenizer": "f", "behavior_logp": [NAN, -0.5, 0.0, -0.25],
-    "sampling": {"temperature": 1.0}, "context_tokens": [4], "token_reward": [NAN, 0, 0.5, 0], "version": [3, 3, 3, 4],
-    "role": "policy", "source": "policy", "meta": {"answer": 2, "parts": [1.0, None]},
-}  # fmt: skip
+    "prompt": MESSAGES,
+    "response": "2",
+    "reward": 0.0,
+    "prompt_id": "q",
+    "episode": "e",
+    "tokens": [5, 6, 7, 8],
+    "action": [0, 1, 1, 1],
+    "learn": [0, 0, 1, 1],
+    "tokenizer": "f",
+    "behavior_logp": [NAN, -0.5, 0.0, -0.25],
+    "sampling": {"temperature": 1.0},
+    "context_tokens": [4],
+    "token_reward": [NAN, 0, 0.5, 0],
+    "version": [3, 3, 3, 4],
+    "role": "policy",
+    "source": "policy",
+    "meta": {"answer": 2, "parts": [1.0, None]},
+}
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"prompt": MESSAGES[1:]}, {"response": "3"}, {"reward": -0.0}, {"reward": None}, {"reward": 5e-324},
-        {"prompt_id": "r"}, {"episode": None}, {"tokens": [5, 6, 7, 9]}, {"action": [0, 0, 1, 1]}, {"learn": None},
-        {"tokenizer": None}, {"behavior_logp": [NAN, -0.5, -0.0, -0.25]}, {"behavior_logp": [NAN, -0.5, 0.0, NAN]},
-        {"behavior_logp": [NAN, np.nextafter(np.float32(-0.5), np.float32(0)), 0.0, -0.25]}, {"behavior_logp": None},
-        {"sampling": {"temperature": 1}}, {"sampling": None}, {"context_tokens": [4, 4]}, {"token_reward": None},
-        {"version": [3, 3, 3, 3]}, {"version": 3}, {"role": "log"}, {"source": ""}, {"meta": {"answer": 2, "parts": [1, None]}},
-        {"meta": {"answer": 2, "parts": [True, None]}}, {"meta": {"answer": 2.0, "parts": [1.0, None]}}, {"meta": {}},
+        {"prompt": MESSAGES[1:]},
+        {"response": "3"},
+        {"reward": -0.0},
+        {"reward": None},
+        {"reward": 5e-324},
+        {"prompt_id": "r"},
+        {"episode": None},
+        {"tokens": [5, 6, 7, 9]},
+        {"action": [0, 0, 1, 1]},
+        {"learn": None},
+        {"tokenizer": None},
+        {"behavior_logp": [NAN, -0.5, -0.0, -0.25]},
+        {"behavior_logp": [NAN, -0.5, 0.0, NAN]},
+        {"behavior_logp": [NAN, np.nextafter(np.float32(-0.5), np.float32(0)), 0.0, -0.25]},
+        {"behavior_logp": None},
+        {"sampling": {"temperature": 1}},
+        {"sampling": None},
+        {"context_tokens": [4, 4]},
+        {"token_reward": None},
+        {"version": [3, 3, 3, 3]},
+        {"version": 3},
+        {"role": "log"},
+        {"source": ""},
+        {"meta": {"answer": 2, "parts": [1, None]}},
+        {"meta": {"answer": 2, "parts": [True, None]}},
+        {"meta": {"answer": 2.0, "parts": [1.0, None]}},
+        {"meta": {}},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_samples_are_equal_bit_for_bit(changes: dict[str, Any]) -> None:
     assert Sample(**FULL) == Sample(**FULL)
     other = Sample(**FULL).replace(**changes)
@@ -212,7 +272,8 @@ def test_batch_defaults() -> None:
     assert b.group_names == ("a", "b")
     assert b.n_groups == 2
     assert all(
-        getattr(b, f) is None for f in ("ref_logp", "behavior_logp", "old_logp", "pairs", "votes", "tokens", "lengths")
+        getattr(b, f) is None
+        for f in ("ref_logp", "behavior_logp", "old_logp", "pairs", "votes", "tokens", "lengths")
     )
 
 
@@ -232,7 +293,9 @@ def test_groups_are_numbered_as_they_come(group: Any, index: list[int]) -> None:
 
 
 def test_unknown_is_nan() -> None:
-    b = Batch.of(**{**THREE, "reward": [None, 1, NAN]}, ref_logp=[None, [0, -1, -2], [NAN] * 3], age=[None, 0, 3])
+    b = Batch.of(
+        **{**THREE, "reward": [None, 1, NAN]}, ref_logp=[None, [0, -1, -2], [NAN] * 3], age=[None, 0, 3]
+    )
     assert b.reward.isnan().tolist() == [True, False, True]
     assert b.age.tolist()[1:] == [0, 3]
     assert b.age[0].isnan()
@@ -242,14 +305,18 @@ def test_unknown_is_nan() -> None:
 
 
 def test_tensors_keep_their_dtype() -> None:
-    b = Batch.of(**THREE, ref_logp=torch.zeros(3, 3, dtype=torch.float32), old_logp=torch.zeros(3, 3, dtype=torch.long))
+    b = Batch.of(
+        **THREE, ref_logp=torch.zeros(3, 3, dtype=torch.float32), old_logp=torch.zeros(3, 3, dtype=torch.long)
+    )
     assert b.ref_logp is not None
     assert b.old_logp is not None
     assert b.ref_logp.dtype == torch.float32
     assert b.old_logp.dtype == torch.float64
 
 
-@pytest.mark.parametrize("mask", [[[0, 1, 1]] * 3, np.array([[0.0, 1.0, 1.0]] * 3), torch.tensor([[0, 1, 1]] * 3)])
+@pytest.mark.parametrize(
+    "mask", [[[0, 1, 1]] * 3, np.array([[0.0, 1.0, 1.0]] * 3), torch.tensor([[0, 1, 1]] * 3)]
+)
 def test_a_mask_of_zeros_and_ones(mask: Any) -> None:
     assert Batch.of(**{**THREE, "mask": mask}).mask.tolist() == [[False, True, True]] * 3
 
@@ -262,13 +329,22 @@ def test_a_mask_of_zeros_and_ones(mask: Any) -> None:
         ({"mask": [[False, True], [False]]}, "mask: expected numbers, got"),
         ({"mask": None}, "mask: expected numbers, got None"),
         ({"mask": [[0, 1, 1], [0, 2, 0], [0, 0, 1]]}, "mask: row 1: expected true and false, got [0, 2, 0]"),
-        ({"mask": [[0, 1, 1], [0, 1, 0], [0, NAN, 1]]}, "mask: row 2: expected true and false, got [0.0, nan, 1.0]"),
-        ({"mask": [[0, 1, 1], [1, 1, 0], [0, 0, 1]]}, "mask: row 1 (group a): the first token is in the mask"),
+        (
+            {"mask": [[0, 1, 1], [0, 1, 0], [0, NAN, 1]]},
+            "mask: row 2: expected true and false, got [0.0, nan, 1.0]",
+        ),
+        (
+            {"mask": [[0, 1, 1], [1, 1, 0], [0, 0, 1]]},
+            "mask: row 1 (group a): the first token is in the mask",
+        ),
         ({"mask": [[0, 1, 1], [0, 1, 0], [0, 0, 0]]}, "mask: row 2 (group b) is empty"),
         ({"mask": [[0, 1, 1], [0, 1, 0], [0, 0, 0]], "ids": ["x", "y", "z"]}, "mask: z is empty"),
         ({"group": ["a", "b"]}, "group: expected 3 values, one a row, got 2"),
         ({"group": None}, "group: expected hashable values, one a row, got None"),
-        ({"group": [["a"], ["a"], ["b"]]}, "group: expected hashable values, one a row, got [['a'], ['a'], ['b']]"),
+        (
+            {"group": [["a"], ["a"], ["b"]]},
+            "group: expected hashable values, one a row, got [['a'], ['a'], ['b']]",
+        ),
         ({"group": np.zeros((3, 1))}, "group: expected hashable values"),
         ({"response": [0]}, "response: expected 3 values, one a row, got 1"),
         ({"response": [0, {}, 1]}, "response: expected hashable values"),
@@ -277,7 +353,10 @@ def test_a_mask_of_zeros_and_ones(mask: Any) -> None:
         ({"reward": [[1.0], [2.0], [3.0]]}, "reward: expected shape [3], got [3, 1]"),
         ({"reward": ["a", "b", "c"]}, "reward: expected numbers of shape [3], got ['a', 'b', 'c']"),
         ({"reward": None}, "reward: expected shape [3], got []"),
-        ({"reward": [1, INF, 0]}, "reward: row 1 (group a): expected a finite number, or NaN where it is unknown, got an infinity"),
+        (
+            {"reward": [1, INF, 0]},
+            "reward: row 1 (group a): expected a finite number, or NaN where it is unknown, got an infinity",
+        ),
         ({"weight": [1.0]}, "weight: expected shape [3], got [1]"),
         ({"weight": [1, 1, -0.5]}, "weight: row 2 (group b): expected a finite number, 0 or more, got -0.5"),
         ({"weight": [1, NAN, 1]}, "weight: row 1 (group a): expected a finite number, 0 or more, got nan"),
@@ -285,7 +364,10 @@ def test_a_mask_of_zeros_and_ones(mask: Any) -> None:
         ({"age": [0, 1]}, "age: expected shape [3], got [2]"),
         ({"age": 0}, "age: expected shape [3], got []"),
         ({"age": ["new"] * 3}, "age: expected numbers of shape [3]"),
-        ({"role": ["log", "teacher", "log"]}, "role: row 1 (group a): expected one of policy, log, expert, got 'teacher'"),
+        (
+            {"role": ["log", "teacher", "log"]},
+            "role: row 1 (group a): expected one of policy, log, expert, got 'teacher'",
+        ),
         ({"role": "teacher"}, "role: row 0 (group a): expected one of policy, log, expert, got 'teacher'"),
         ({"role": ["log"]}, "role: expected 3 values, one a row, got 1"),
         ({"ref_logp": [[0, -1, -1]] * 2}, "ref_logp: expected shape [3, 3], got [2, 3]"),
@@ -299,26 +381,38 @@ def test_a_mask_of_zeros_and_ones(mask: Any) -> None:
         ({"pairs": [[-1, 1]]}, "pairs: pair 0: expected rows 0 to 2, got [-1, 1]"),
         ({"pairs": [[0, 1]], "votes": [[1, 0], [1, 0]]}, "votes: expected shape [1, 2], got [2, 2]"),
         ({"votes": [[1, 0]]}, "votes: expected shape [0, 2], got [1, 2]"),
-        ({"pairs": [[0, 1]] * 2, "votes": [[1, math.nan], [-1, 0]]}, "votes: pair 1: expected 0 or more, or NaN where unknown, got [-1.0, 0.0]"),
+        (
+            {"pairs": [[0, 1]] * 2, "votes": [[1, math.nan], [-1, 0]]},
+            "votes: pair 1: expected 0 or more, or NaN where unknown, got [-1.0, 0.0]",
+        ),
         ({"pairs": [[0, 1]], "votes": [[1, math.inf]]}, "votes: pair 0: expected 0 or more"),
         ({"tokens": [[1, 2]]}, "tokens: expected shape [3, 3], got [1, 2]"),
         ({"lengths": [3, 3]}, "lengths: expected shape [3], got [2]"),
         ({"extra": {"trace": "text"}}, "extra trace: expected numbers, got 'text'"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_a_batch_refuses(changes: dict[str, Any], words: str) -> None:
     assert words in refused(Batch.of, **{**THREE, **changes})
 
 
 def whole() -> Batch:
     return Batch.of(
-        mask=[[False, True, True]] * 5, reward=[0, 1, 2, 3, 4], group=["a", "b", "a", "c", "b"], response=[0, 1, 2, 3, 1],
-        ref_logp=[[0, -i, -i] for i in range(5)], age=[0, 1, 2, 3, NAN], role=["log", "policy", "log", "expert", "policy"],
-        weight=[1, 2, 1, 3, 2], pairs=[[0, 2], [1, 3], [0, 1], [4, 1], [3, 2]], votes=[[5, 1], [2, 2], [9, 9], [3, 0], [8, 8]],
+        mask=[[False, True, True]] * 5,
+        reward=[0, 1, 2, 3, 4],
+        group=["a", "b", "a", "c", "b"],
+        response=[0, 1, 2, 3, 1],
+        ref_logp=[[0, -i, -i] for i in range(5)],
+        age=[0, 1, 2, 3, NAN],
+        role=["log", "policy", "log", "expert", "policy"],
+        weight=[1, 2, 1, 3, 2],
+        pairs=[[0, 2], [1, 3], [0, 1], [4, 1], [3, 2]],
+        votes=[[5, 1], [2, 2], [9, 9], [3, 0], [8, 8]],
         extra={"gap": [9, 8, 7, 6, 5], "step": 3, "edges": [0.5, 1.5]},
-        tokens=[[i, i, i] for i in range(5)], lengths=[3, 3, 3, 2, 3], ids=list("vwxyz"),
-    )  # fmt: skip
+        tokens=[[i, i, i] for i in range(5)],
+        lengths=[3, 3, 3, 2, 3],
+        ids=list("vwxyz"),
+    )
 
 
 def test_rows_of_a_batch_are_numbered_anew() -> None:
@@ -355,14 +449,37 @@ def test_all_rows_of_a_batch_are_the_batch() -> None:
     a = whole()
     b = a.rows(torch.arange(5))
     assert (a.group_names, a.ids, a.role) == (b.group_names, b.ids, b.role)
-    for name in ("mask", "reward", "group", "response", "weight", "ref_logp", "pairs", "votes", "tokens", "lengths"):
+    for name in (
+        "mask",
+        "reward",
+        "group",
+        "response",
+        "weight",
+        "ref_logp",
+        "pairs",
+        "votes",
+        "tokens",
+        "lengths",
+    ):
         assert torch.equal(getattr(a, name), getattr(b, name)), name
 
 
 def test_to_moves_every_tensor() -> None:
     """On torch's meta device, which holds shapes alone."""
     moved = whole().to("meta")
-    names = ("mask", "reward", "group", "response", "weight", "age", "ref_logp", "pairs", "votes", "tokens", "lengths")
+    names = (
+        "mask",
+        "reward",
+        "group",
+        "response",
+        "weight",
+        "age",
+        "ref_logp",
+        "pairs",
+        "votes",
+        "tokens",
+        "lengths",
+    )
     assert {getattr(moved, n).device.type for n in names} == {"meta"}
     assert {v.device.type for v in moved.extra.values()} == {"meta"}
 
@@ -370,6 +487,8 @@ def test_to_moves_every_tensor() -> None:
 @pytest.mark.parametrize("field", ["ref_logp", "behavior_logp", "old_logp"])
 def test_positive_log_probs_of_a_batch_are_refused_where_the_mask_is_set(field: str) -> None:
     given = {"mask": [[False, True, True]] * 2, "reward": [0.0, 1.0], "group": ["p", "p"]}
-    with pytest.raises(Refused, match=rf"{field}: row 1 \(group p\), index 2: expected a log-prob .*got 0\.5"):
+    with pytest.raises(
+        Refused, match=rf"{field}: row 1 \(group p\), index 2: expected a log-prob .*got 0\.5"
+    ):
         Batch.of(**given, **{field: [[9.0, -1.0, 0.0], [9.0, -1.0, 0.5]]})
     Batch.of(**given, **{field: [[9.0, -1.0, 0.0], None]})

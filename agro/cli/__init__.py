@@ -11,9 +11,12 @@ from agro.cli.runs import compare, report, train
 from agro.cli.stores import check, import_, recover, score
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
     help="Reinforcement learning for language models from any generation: fresh, replayed, logged or taught.",
-)  # fmt: skip
+)
 
 COMMANDS = (  # name, function, example of its arguments
     ("train", train, "recipes/fresh.toml policy.model=MODEL data.prompts=prompts.jsonl --out runs/first"),

@@ -41,7 +41,9 @@ class Range:
         except ValueError:
             found = cls(math.nan, math.nan)
         if not colon or not found.low <= found.high:
-            raise Refused(f"{flag} {text!r}: expected LOW:HIGH, one of which may be left out, such as 0.5:1 or :0")
+            raise Refused(
+                f"{flag} {text!r}: expected LOW:HIGH, one of which may be left out, such as 0.5:1 or :0"
+            )
         return found
 
     def holds(self, value: float | None) -> bool:
@@ -60,8 +62,10 @@ class Filter:
         from agro.terminal import plain
 
         values = (
-            (self.reward, sample.reward), (self.characters, len(sample.response)), (self.tokens, _tokens(sample)),
-        )  # fmt: skip
+            (self.reward, sample.reward),
+            (self.characters, len(sample.response)),
+            (self.tokens, _tokens(sample)),
+        )
         return all(r is None or r.holds(v) for r, v in values) and (
             self.prompt is None or self.prompt.casefold() in plain(sample.prompt).casefold()
         )
@@ -69,21 +73,32 @@ class Filter:
 
 def show(
     store: Annotated[Path, typer.Argument(help="The store.")],
-    groups: Annotated[bool, typer.Option("--groups", help="The responses to one prompt side by side.")] = False,
-    reward: Annotated[str | None, typer.Option(metavar="LOW:HIGH", help="Only such rewards, such as 0.5:")] = None,
+    groups: Annotated[
+        bool, typer.Option("--groups", help="The responses to one prompt side by side.")
+    ] = False,
+    reward: Annotated[
+        str | None, typer.Option(metavar="LOW:HIGH", help="Only such rewards, such as 0.5:")
+    ] = None,
     source: Annotated[list[str] | None, typer.Option(help="Only this source; may be repeated.")] = None,
-    role: Annotated[list[str] | None, typer.Option(help="Only policy, log or expert; may be repeated.")] = None,
+    role: Annotated[
+        list[str] | None, typer.Option(help="Only policy, log or expert; may be repeated.")
+    ] = None,
     characters: Annotated[
         str | None, typer.Option(metavar="LOW:HIGH", help="Only responses of so many characters.")
     ] = None,
     tokens: Annotated[
-        str | None, typer.Option(metavar="LOW:HIGH", help="Only responses of so many tokens, where those are known.")
+        str | None,
+        typer.Option(metavar="LOW:HIGH", help="Only responses of so many tokens, where those are known."),
     ] = None,
-    prompt: Annotated[str | None, typer.Option(help="Only prompts that contain this text, in any case.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="Only prompts that contain this text, in any case.")
+    ] = None,
     prompt_id: Annotated[str | None, typer.Option(help="Only this prompt.")] = None,
     newest: Annotated[bool, typer.Option("--newest", help="The newest first.")] = False,
     limit: Annotated[int, typer.Option(min=0, help="Samples, or groups, at most; 0 shows all.")] = 10,
-    columns: Annotated[int, typer.Option(min=0, help="Responses of a group, the best first; 0 shows all.")] = 6,
+    columns: Annotated[
+        int, typer.Option(min=0, help="Responses of a group, the best first; 0 shows all.")
+    ] = 6,
     cut: Annotated[int, typer.Option(min=0, help="Characters of each text; 0 shows all.")] = 800,
     as_json: Json = False,
 ) -> None:
@@ -91,7 +106,10 @@ def show(
     from agro.store import Store
 
     wanted = Filter(
-        Range.of(reward, "--reward"), Range.of(characters, "--characters"), Range.of(tokens, "--tokens"), prompt
+        Range.of(reward, "--reward"),
+        Range.of(characters, "--characters"),
+        Range.of(tokens, "--tokens"),
+        prompt,
     )
     with Store.open(store, read_only=True) as opened:
         _check(opened, role, source)
@@ -105,7 +123,12 @@ def show(
         total = opened.counts().samples
     if as_json:
         rows = [_group_json(g) for g in shown] if groups else [_record(s) for s in shown]
-        report = {"store": str(store), "samples_in_store": total, "more": more, "groups" if groups else "samples": rows}
+        report = {
+            "store": str(store),
+            "samples_in_store": total,
+            "more": more,
+            "groups" if groups else "samples": rows,
+        }
         print(json.dumps(report, allow_nan=False))  # ASCII: responses may hold what UTF-8 has no place for
     else:
         _print(shown, more, total, columns, cut)
@@ -118,7 +141,9 @@ def _check(store: Store, roles: list[str] | None, sources: list[str] | None) -> 
         for flag, asked, known in (("--role", roles, counts.roles), ("--source", sources, counts.sources)):
             for value in asked or []:
                 if value not in known:
-                    raise Refused(f"{flag} {value!r}: expected one of {', '.join(map(repr, known)) or 'none'}")
+                    raise Refused(
+                        f"{flag} {value!r}: expected one of {', '.join(map(repr, known)) or 'none'}"
+                    )
 
 
 def _samples(store: Store, prompt_id: str | None, newest: bool, place: dict[str, Any]) -> Iterator[Sample]:
@@ -207,7 +232,9 @@ def _group(console: Console, samples: list[Sample], columns: int, limit: int) ->
     first, some = samples[0], samples[: columns or None]
     rewards = [s.reward for s in samples if s.reward is not None]
     spread = f", rewards {min(rewards):g} to {max(rewards):g}" if rewards else ""
-    left = f", {len(samples) - len(some)} not shown (--columns 0 shows all)" if len(some) < len(samples) else ""
+    left = (
+        f", {len(samples) - len(some)} not shown (--columns 0 shows all)" if len(some) < len(samples) else ""
+    )
     yield Shown(f"prompt {visible(first.prompt_id)}: {len(samples)} responses{spread}{left}", "bold")
     yield Shown(cut(plain(first.prompt), limit), "cyan")
     wide = max(1, console.width // COLUMN)

@@ -22,12 +22,16 @@ P = ParamSpec("P")
 
 Model = Annotated[str, typer.Option("--model", help="Folder or hub name of a causal language model.")]
 PromptFile = Annotated[Path, typer.Option("--prompts", help='JSONL, one {"prompt": …, "answer": …} a line.')]
-RewardName = Annotated[str, typer.Option("--reward", help="exact, regex, math, module:function or file.py:function.")]
+RewardName = Annotated[
+    str, typer.Option("--reward", help="exact, regex, math, module:function or file.py:function.")
+]
 RewardOption = Annotated[
-    list[str] | None, typer.Option("--option", help="KEY=VALUE of the reward, such as marker='####'; may be repeated.")
+    list[str] | None,
+    typer.Option("--option", help="KEY=VALUE of the reward, such as marker='####'; may be repeated."),
 ]
 PolicySetting = Annotated[
-    list[str] | None, typer.Option("--policy", help="KEY=VALUE of [policy], such as chat.wrap=true; may be repeated.")
+    list[str] | None,
+    typer.Option("--policy", help="KEY=VALUE of [policy], such as chat.wrap=true; may be repeated."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
 

@@ -37,7 +37,9 @@ def _print_all(found: list[dict[str, Any]]) -> None:
     table = Table("objective", "needs", "couples by", "options", "source", show_edge=False)
     for d in found:
         options = (f"{k}{'' if o['required'] else f' = {_shown(o)}'}" for k, o in d["options"].items())
-        table.add_row(d["name"], ", ".join(d["needs"]) or "texts alone", d["couples"], "\n".join(options), d["source"])
+        table.add_row(
+            d["name"], ", ".join(d["needs"]) or "texts alone", d["couples"], "\n".join(options), d["source"]
+        )
     console = terminal()
     console.print(table)
     console.print(

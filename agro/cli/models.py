@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agro.cli.common import Json, Model, PolicySetting, PromptFile, RewardName, RewardOption, options, policy_config
+from agro.cli.common import (
+    Json,
+    Model,
+    PolicySetting,
+    PromptFile,
+    RewardName,
+    RewardOption,
+    options,
+    policy_config,
+)
 from agro.errors import Refused
 
 if TYPE_CHECKING:
@@ -19,7 +28,8 @@ if TYPE_CHECKING:
     from agro.samplers import Sampler
 
 EnvironmentName = Annotated[
-    str | None, typer.Option("--environment", help="Episodes: calculator, search, module:Class or file.py:Class.")
+    str | None,
+    typer.Option("--environment", help="Episodes: calculator, search, module:Class or file.py:Class."),
 ]
 MaxTurns = Annotated[int, typer.Option("--max-turns", min=1, help="Turns of an episode at most.")]
 
@@ -48,7 +58,9 @@ def sample(
     if as_file and out.exists():
         raise Refused(f"{out}: there is such a file; give another --out, or remove it")
     if greedy and temperature is not None:
-        raise Refused(f"--greedy takes the likeliest token: expected no --temperature beside it, got {temperature}")
+        raise Refused(
+            f"--greedy takes the likeliest token: expected no --temperature beside it, got {temperature}"
+        )
     options = Sampling(
         temperature=0.0 if greedy else 1.0 if temperature is None else temperature, max_new=max_new, seed=seed
     )
@@ -91,7 +103,9 @@ def eval_(
     scorer = EpisodeReward(load_reward(RewardConfig(name=reward, options=options(option))))
     try:
         sampler = _sampler(Policy.load(policy_config(model, policy)), environment, max_turns)
-        found = heldout(sampler, scorer, asked, n, Sampling(temperature=temperature, max_new=max_new, seed=seed))
+        found = heldout(
+            sampler, scorer, asked, n, Sampling(temperature=temperature, max_new=max_new, seed=seed)
+        )
     finally:
         scorer.close()
     report = {"model": model, "prompts": len(asked), "n": n, "temperature": temperature, **found.to_json()}
@@ -103,7 +117,11 @@ def eval_(
         if isinstance(row, dict):
             print(
                 f"{key}: "
-                + ("unknown" if row["value"] is None else f"{row['value']:.4f}  [{row['low']:.4f}, {row['high']:.4f}]")
+                + (
+                    "unknown"
+                    if row["value"] is None
+                    else f"{row['value']:.4f}  [{row['low']:.4f}, {row['high']:.4f}]"
+                )
             )
     if found.unscored:
         print(f"{found.unscored} responses couldn't be scored and count nowhere")

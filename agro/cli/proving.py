@@ -15,7 +15,9 @@ def prove(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME…]", help="Objectives; all where none is given.")
     ] = None,
-    figure: Annotated[Path | None, typer.Option(help="Draw where descent goes into this .png or .svg.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw where descent goes into this .png or .svg.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """What is proved of objectives by enumeration: value, bound, verdict; exit 1 where one doesn't hold."""

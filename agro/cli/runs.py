@@ -15,13 +15,22 @@ from agro.errors import Refused
 
 def train(
     config: Annotated[Path, typer.Argument(help="A TOML recipe, or a run's config.json.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE…", help="Such as train.steps=20.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; runs/ and the time where it isn't given.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE…", help="Such as train.steps=20.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder; runs/ and the time where it isn't given.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Load and check everything, and say what would happen; write nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Load and check everything, and say what would happen; write nothing."
+        ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: one JSON document on stdout.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --dry-run: one JSON document on stdout.")
+    ] = False,
 ) -> None:
     """One run: from a configuration to a model, metrics and a report."""
     from agro.config import RunConfig
@@ -52,16 +61,26 @@ def report(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN…", help="Run folders; those that differ in their seed alone are one line."),
+        typer.Argument(
+            metavar="RUN…", help="Run folders; those that differ in their seed alone are one line."
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder of compare.png, compare.svg and compare.html.")] = Path(
-        "compare"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="The folder of compare.png, compare.svg and compare.html.")
+    ] = Path("compare"),
     as_json: Json = False,
 ) -> None:
     """Curves of several runs, with intervals over seeds, and what differs in their configurations."""
     from agro.report.compare import compare as read
-    from agro.report.compare_page import NAMES, difference_words, differences_words, final_words, notes, to_json, write
+    from agro.report.compare_page import (
+        NAMES,
+        difference_words,
+        differences_words,
+        final_words,
+        notes,
+        to_json,
+        write,
+    )
 
     found = read(runs)
     paths = write(found, out)
@@ -70,10 +89,14 @@ def compare(
         return
     from rich.table import Table
 
-    table = Table("line", "seeds", f"final {NAMES[found.measure]}", "step", "to the first line", show_edge=False)
+    table = Table(
+        "line", "seeds", f"final {NAMES[found.measure]}", "step", "to the first line", show_edge=False
+    )
     for line in found.lines:
         seeds = ", ".join(map(str, line.seeds))
-        table.add_row(line.label, seeds, final_words(line), str(line.steps[-1]), difference_words(found, line))
+        table.add_row(
+            line.label, seeds, final_words(line), str(line.steps[-1]), difference_words(found, line)
+        )
     console = terminal()
     console.print(table)
     console.print("[…]: 95 % t-interval over seeds\n")

@@ -31,7 +31,8 @@ def import_(
         Path | None, typer.Option("--prompts", help="Prompts of rows that hold none, joined by their id.")
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="Encode with this model's tokenizer, and count what can't be.")
+        str | None,
+        typer.Option("--tokenizer", help="Encode with this model's tokenizer, and count what can't be."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -102,9 +103,13 @@ def check(
                 import_files(store, [path])
             groups = store.groups()
             report = {
-                **store.counts().to_json(), "groups_equal": sum(g.scored > 1 and g.reward_min == g.reward_max for g in groups),
-                "groups_of_one": sum(g.size == 1 for g in groups), "objective": objective, "trainable": True, "problem": None,
-            }  # fmt: skip
+                **store.counts().to_json(),
+                "groups_equal": sum(g.scored > 1 and g.reward_min == g.reward_max for g in groups),
+                "groups_of_one": sum(g.size == 1 for g in groups),
+                "objective": objective,
+                "trainable": True,
+                "problem": None,
+            }
             try:
                 check_store(RunConfig.of({"objective": {"name": objective}}), store)
             except Refused as error:
@@ -171,7 +176,8 @@ def score(
                 opened.set_rewards(
                     (s.id, x.value, x.meta)
                     for s, x in zip(part, scores, strict=True)
-                    if s.id is not None and (x.value is not None or s.reward is None)  # a failure erases no reward
+                    if s.id is not None
+                    and (x.value is not None or s.reward is None)  # a failure erases no reward
                 )
                 for s, x in zip(part, scores, strict=True):
                     done["scored" if x.value is not None else "failed" if s.reward is None else "kept"] += 1

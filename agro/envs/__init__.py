@@ -12,6 +12,15 @@ from agro.envs.search import Search
 from agro.envs.tool import Mistake, Tool
 
 __all__ = [
-    "Calculator", "Environment", "EpisodeReward", "EpisodeSampler", "Mistake", "Search", "Tool", "Turn", "demonstrate",
-    "in_environment", "load_environment",
-]  # fmt: skip
+    "Calculator",
+    "Environment",
+    "EpisodeReward",
+    "EpisodeSampler",
+    "Mistake",
+    "Search",
+    "Tool",
+    "Turn",
+    "demonstrate",
+    "in_environment",
+    "load_environment",
+]

@@ -18,9 +18,14 @@ LENGTH = 200  # characters of an expression
 BITS = 512  # of a whole number
 
 _BINARY: dict[type[ast.operator], Any] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
 _UNARY: dict[type[ast.unaryop], Any] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
@@ -59,7 +64,12 @@ def _value(node: ast.expr) -> Number:
             return _checked(_UNARY[type(op)](_value(operand)))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             a, b = _value(left), _value(right)
-            if isinstance(op, ast.Pow) and isinstance(a, int) and isinstance(b, int) and abs(b) * a.bit_length() > BITS:
+            if (
+                isinstance(op, ast.Pow)
+                and isinstance(a, int)
+                and isinstance(b, int)
+                and abs(b) * a.bit_length() > BITS
+            ):
                 raise OverflowError  # before anything so large is computed
             return _checked(_BINARY[type(op)](a, b))
         case _:
@@ -69,6 +79,8 @@ def _value(node: ast.expr) -> Number:
 def _checked(value: Any) -> Number:
     if isinstance(value, complex) or value != value:
         raise Mistake("not a real number")
-    if (isinstance(value, int) and value.bit_length() > BITS) or (isinstance(value, float) and math.isinf(value)):
+    if (isinstance(value, int) and value.bit_length() > BITS) or (
+        isinstance(value, float) and math.isinf(value)
+    ):
         raise OverflowError
     return value  # type: ignore[no-any-return]

@@ -30,12 +30,16 @@ def demonstrate(
             raise Refused(f"{where}: the episode ended ({episode.finish}) after {i} of {len(turns)} turns")
         ids = policy.encode_text(text)
         if policy.tokenizer.unk_token_id is not None and policy.tokenizer.unk_token_id in ids:
-            raise Refused(f"{where}: the tokenizer of {policy.name} doesn't know all characters of {text!r:.80}")
+            raise Refused(
+                f"{where}: the tokenizer of {policy.name} doesn't know all characters of {text!r:.80}"
+            )
         if not text.endswith(environment.stop or ("\0",)):
             ids = ids + list(policy.eos_ids[:1])
         more = episode.turn(ids, None, cut=False)
     if episode.error or more or not turns:
-        raise Refused(f"{where}: {episode.error or 'the episode goes on after the last turn: ' + repr(turns)[:80]}")
+        raise Refused(
+            f"{where}: {episode.error or 'the episode goes on after the last turn: ' + repr(turns)[:80]}"
+        )
     if len(episode.ids) > policy.context:
         raise Refused(f"{where}: {len(episode.ids)} tokens, but the model's context is {policy.context}")
     return episode.samples(uuid.uuid4().hex, turns[-1], {}, role="expert", source=source)

@@ -47,7 +47,11 @@ class Episode:
         self.sampled += len(tokens)
         text = self.policy.decode(tokens)
         self.turns.append(text)
-        said = None if self.error else self._guarded(lambda: checked(self.environment.step(self.state, text), cut))
+        said = (
+            None
+            if self.error
+            else self._guarded(lambda: checked(self.environment.step(self.state, text), cut))
+        )
         if said is None:
             self.finish = "error"
             return False
@@ -84,21 +88,32 @@ class Episode:
         """The rows. `name` of the episode stands in them where there are several; `last_turn` is its text."""
         reward, rows = self.reward(), self.transcript.rows
         meta = {
-            **self.prompt.columns, **meta, "finish": self.finish, "turns": len(self.turns), "last_turn": last_turn,
+            **self.prompt.columns,
+            **meta,
+            "finish": self.finish,
+            "turns": len(self.turns),
+            "last_turn": last_turn,
             "tool_calls": sum("tool" in info for info in self.infos),
             **({"turn_info": self.infos} if any(self.infos) else {}),
             **({"reward_error": self.error} if self.error else {}),
-        }  # fmt: skip
+        }
         return [
             Sample(
-                prompt=self.prompt.text, prompt_id=self.prompt.id, response=self.policy.decode(row.tokens[row.context :]),
-                reward=reward, episode=name if len(rows) > 1 else None, tokens=np.array(row.tokens), action=np.array(row.action),
+                prompt=self.prompt.text,
+                prompt_id=self.prompt.id,
+                response=self.policy.decode(row.tokens[row.context :]),
+                reward=reward,
+                episode=name if len(rows) > 1 else None,
+                tokens=np.array(row.tokens),
+                action=np.array(row.action),
                 behavior_logp=None if np.isnan(row.logp).all() else np.array(row.logp),
                 context_tokens=np.array(row.tokens[: row.context]) if i else None,
-                tokenizer=self.policy.fingerprint, meta=meta, **fields,
+                tokenizer=self.policy.fingerprint,
+                meta=meta,
+                **fields,
             )
             for i, row in enumerate(rows)
-        ]  # fmt: skip
+        ]
 
 
 def checked(said: Any, cut: bool) -> Turn:

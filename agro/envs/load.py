@@ -45,5 +45,7 @@ def load_environment(config: config.Environment) -> Environment:
     if lacks:
         raise Refused(f"environment.name: {config.name} has no {', '.join(lacks)}; see agro.envs.Environment")
     if not isinstance(environment.stop, tuple) or not all(isinstance(x, str) and x for x in environment.stop):
-        raise Refused(f"environment.name: {config.name}: stop: expected a tuple of texts, got {environment.stop!r:.80}")
+        raise Refused(
+            f"environment.name: {config.name}: stop: expected a tuple of texts, got {environment.stop!r:.80}"
+        )
     return environment

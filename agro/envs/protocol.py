@@ -20,7 +20,9 @@ class Turn:
     observation: str | None = None  # what the policy reads next; None only where the episode is done
     reward: float | None = None
     done: bool = False
-    info: Mapping[str, Any] = field(default_factory=dict)  # JSON; kept in the sample's meta. "tool": one was called
+    info: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # JSON; kept in the sample's meta. "tool": one was called
     role: str = "user"  # of the observation's message, where the prompt is messages
 
 

@@ -33,7 +33,9 @@ class EpisodeReward:
             else:
                 transcript = "".join(samples[i].response for i in rows)
                 response = first.meta.get("last_turn", transcript)
-                asked[rows[0]] = first.replace(response=response, meta={**first.meta, "transcript": transcript})
+                asked[rows[0]] = first.replace(
+                    response=response, meta={**first.meta, "transcript": transcript}
+                )
         scores.update(zip(asked, self.inner.score(list(asked.values())), strict=True))
         shared = {i: scores[rows[0]] for rows in episodes.values() for i in rows}
         return [shared[i] for i in range(len(samples))]

@@ -55,11 +55,22 @@ class EpisodeSampler:
                 waiting.appendleft(Request(number, prompt, episode.ids, room, episode.sampled))
             else:
                 yield from episode.samples(
-                    f"{self.name}-{options.seed}-{number}", options.before_stop(episode.turns[-1])[0], {"index": number},
-                    sampling=stops.as_json(), version=self.version, role="policy", source="policy",
-                )  # fmt: skip
+                    f"{self.name}-{options.seed}-{number}",
+                    options.before_stop(episode.turns[-1])[0],
+                    {"index": number},
+                    sampling=stops.as_json(),
+                    version=self.version,
+                    role="policy",
+                    source="policy",
+                )
 
 
-def in_environment(sampler: HFSampler, environment: Environment | None, config: config.Environment | None) -> Sampler:
+def in_environment(
+    sampler: HFSampler, environment: Environment | None, config: config.Environment | None
+) -> Sampler:
     """The sampler itself, or where there is an environment, its episodes."""
-    return sampler if environment is None or config is None else EpisodeSampler(sampler, environment, config.max_turns)
+    return (
+        sampler
+        if environment is None or config is None
+        else EpisodeSampler(sampler, environment, config.max_turns)
+    )

@@ -31,7 +31,9 @@ class Search(Tool):
         super().__init__(**options)
         for name, value in (("top", top), ("width", width)):
             if not isinstance(value, int) or value < 1:
-                raise Refused(f"environment.options.{name}: expected a whole number, 1 or more, got {value!r:.80}")
+                raise Refused(
+                    f"environment.options.{name}: expected a whole number, 1 or more, got {value!r:.80}"
+                )
         self.column, self.top, self.width = column, top, width
 
     def reset(self, prompt: Prompt) -> list[str]:

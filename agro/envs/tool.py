@@ -32,7 +32,11 @@ class Tool:
         error: str = "error: {}",
         role: str = "user",
     ) -> None:
-        if not isinstance(call, (list, tuple)) or len(call) != 2 or not all(isinstance(x, str) and x for x in call):
+        if (
+            not isinstance(call, (list, tuple))
+            or len(call) != 2
+            or not all(isinstance(x, str) and x for x in call)
+        ):
             raise Refused(f"environment.options.call: expected the two texts around a call, got {call!r:.80}")
         for name, value in (("result", result), ("error", error), ("role", role)):
             if not isinstance(value, str) or (name == "result" and "{}" not in value):

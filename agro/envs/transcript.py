@@ -49,7 +49,9 @@ class Transcript:
         """A turn of the policy, its end token included."""
         self.rows[-1].add(tokens, action=True, logp=logp)
         ended = tokens[-1] in self.policy.eos_ids
-        written = self.policy.tokenizer.decode(tokens[:-1] if ended else tokens, clean_up_tokenization_spaces=False)
+        written = self.policy.tokenizer.decode(
+            tokens[:-1] if ended else tokens, clean_up_tokenization_spaces=False
+        )
         self.text += written
         self._end = self.policy.tokenizer.decode(tokens[-1:]) if ended else ""
         if self.messages is not None:

@@ -59,7 +59,9 @@ class Verifiers:
         rollout = Rollout(self, {"example_id": 0, **prompt.columns, "prompt": prompt.text})
         asked = plain(self.loop.run_until_complete(rollout.asked()))
         if asked != (prompt.text if isinstance(prompt.text, list) else plain(prompt.text)):
-            raise ValueError(f"the program begins with {asked!r:.80}, not with the prompt; write its own prompts")
+            raise ValueError(
+                f"the program begins with {asked!r:.80}, not with the prompt; write its own prompts"
+            )
         return rollout
 
     def step(self, state: Rollout, text: str) -> Turn:
@@ -77,7 +79,9 @@ class Verifiers:
         found = []
         for row in self.program.get_dataset():
             kept = {k: v for k, v in row.items() if v is not None}
-            found.append({**kept, "prompt": plain(kept["prompt"]), "prompt_id": f"{self.name}/{kept['example_id']}"})
+            found.append(
+                {**kept, "prompt": plain(kept["prompt"]), "prompt_id": f"{self.name}/{kept['example_id']}"}
+            )
         return found
 
 
@@ -93,7 +97,9 @@ class Rollout:
         self._reply: asyncio.Future[str] | None = None
 
     def __del__(self) -> None:
-        if self._task.cancel() and not self._loop.is_closed():  # the episode ended before the rollout, which cleans up
+        if (
+            self._task.cancel() and not self._loop.is_closed()
+        ):  # the episode ended before the rollout, which cleans up
             self._loop.run_until_complete(asyncio.wait([self._task]))
 
     async def asked(self) -> Sequence[Any] | None:

@@ -61,7 +61,9 @@ class Heldout:
 
 def _interval(value: float, se: float) -> dict[str, float | None]:
     bounds = (value, se, value - 1.96 * se, value + 1.96 * se)
-    return {k: None if math.isnan(x) else x for k, x in zip(("value", "se", "low", "high"), bounds, strict=True)}
+    return {
+        k: None if math.isnan(x) else x for k, x in zip(("value", "se", "low", "high"), bounds, strict=True)
+    }
 
 
 def pass_at_k(n: int, passed: int, k: int) -> float:
@@ -74,7 +76,9 @@ def pass_at_k(n: int, passed: int, k: int) -> float:
     return 1.0 - math.prod(1.0 - k / i for i in range(n - passed + 1, n + 1))
 
 
-def heldout(sampler: Sampler, reward: Reward, prompts: Sequence[Prompt], n: int, options: Sampling) -> Heldout:
+def heldout(
+    sampler: Sampler, reward: Reward, prompts: Sequence[Prompt], n: int, options: Sampling
+) -> Heldout:
     """Sample `n` responses to each prompt and score them; rows of one episode are one response."""
     samples = sorted(sampler.sample(prompts, n, options), key=lambda s: int(s.meta["index"]))
     found = reward.score(samples)

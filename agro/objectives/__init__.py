@@ -69,7 +69,11 @@ def _one_of(*choices: Any) -> tuple[str, Any]:
 def _beta(default: Any = REQUIRED) -> Option:
     unit = "reward per nat of the response's log-ratio"
     return Option(
-        default, unit, "strength of the regularisation towards the reference", "a number, 0 or more", _not_negative
+        default,
+        unit,
+        "strength of the regularisation towards the reference",
+        "a number, 0 or more",
+        _not_negative,
     )
 
 
@@ -85,7 +89,10 @@ def _choice(default: Any, meaning: str, *choices: Any) -> Option:
 SINGLETONS = _choice("error", "what to do with groups that have too few responses", "error", "drop")
 UNJUDGED = _choice("error", "what to do with groups that have no pair", "error", "drop")
 VOTES = _choice(
-    "ignore", "the chance that the winner is the better one: 1, or the posterior mean of its votes", "ignore", "mean"
+    "ignore",
+    "the chance that the winner is the better one: 1, or the posterior mean of its votes",
+    "ignore",
+    "mean",
 )
 SCALE = _choice("reward", "whether the gradient carries the factor beta", "reward", "loss")
 
@@ -167,78 +174,211 @@ AGRO = "AGRO, arXiv 2503.19612"
 
 OBJECTIVES: dict[str, Objective] = {
     "agro": Objective(
-        agro, f"{AGRO}, eq. 4; section 6",
-        _agro_needs, lambda o: _coupled(o) if o["regulariser"] == "sequence" else "row",
-        {"beta": _beta(), "scale": SCALE,
-         "average": _choice("sum", "over a response's tokens: with 'token' beta is per nat of the mean log-ratio, and stays of one size as responses grow",
-                            "sum", "token"),
-         "regulariser": _choice("sequence", "estimate of the pull to the reference: on any data, or on fresh samples with less variance",
-                                "sequence", "triangular", "local"),
-         "weight": _choice("none", "of each response's part of the gradient: 1, or min(1, π/π_ref) of the response, for stored samples", "none", "reference"),
-         "singletons": SINGLETONS},
+        agro,
+        f"{AGRO}, eq. 4; section 6",
+        _agro_needs,
+        lambda o: _coupled(o) if o["regulariser"] == "sequence" else "row",
+        {
+            "beta": _beta(),
+            "scale": SCALE,
+            "average": _choice(
+                "sum",
+                "over a response's tokens: with 'token' beta is per nat of the mean log-ratio, and stays of one size as responses grow",
+                "sum",
+                "token",
+            ),
+            "regulariser": _choice(
+                "sequence",
+                "estimate of the pull to the reference: on any data, or on fresh samples with less variance",
+                "sequence",
+                "triangular",
+                "local",
+            ),
+            "weight": _choice(
+                "none",
+                "of each response's part of the gradient: 1, or min(1, π/π_ref) of the response, for stored samples",
+                "none",
+                "reference",
+            ),
+            "singletons": SINGLETONS,
+        },
         _agro_conflict,
     ),
     "agro_onpolicy": Objective(
-        agro_onpolicy, f"{AGRO}, eqs. 5 and 6",
-        lambda o: _regularised("reward", "fresh", "triples" if o.get("baseline") else "groups", *_fresh_for(o))(o), _coupled,
-        {"beta": _beta(), "baseline": _choice(False, "lower the variance of the likelihood-ratio part; some bias, groups of 3", False, True),
-         "likelihood_ratio": Option(1.0, "share", "of the likelihood-ratio part: 1 as in the paper, or 'adaptive', which keeps clear of its trap",
-                                    "a number from 0 to 1, or 'adaptive'", lambda v: v == "adaptive" if isinstance(v, str) else _not_negative(v) and v <= 1),
-         "squared": _choice("sequence", "estimate of the squared log-ratio in that part: as it stands, or with less variance", "sequence", "triangular", "local"),
-         "singletons": SINGLETONS},
+        agro_onpolicy,
+        f"{AGRO}, eqs. 5 and 6",
+        lambda o: _regularised(
+            "reward", "fresh", "triples" if o.get("baseline") else "groups", *_fresh_for(o)
+        )(o),
+        _coupled,
+        {
+            "beta": _beta(),
+            "baseline": _choice(
+                False, "lower the variance of the likelihood-ratio part; some bias, groups of 3", False, True
+            ),
+            "likelihood_ratio": Option(
+                1.0,
+                "share",
+                "of the likelihood-ratio part: 1 as in the paper, or 'adaptive', which keeps clear of its trap",
+                "a number from 0 to 1, or 'adaptive'",
+                lambda v: v == "adaptive" if isinstance(v, str) else _not_negative(v) and v <= 1,
+            ),
+            "squared": _choice(
+                "sequence",
+                "estimate of the squared log-ratio in that part: as it stands, or with less variance",
+                "sequence",
+                "triangular",
+                "local",
+            ),
+            "singletons": SINGLETONS,
+        },
         _onpolicy_conflict,
     ),
     "squared_consistency": Objective(
-        squared_consistency, "GVPO, arXiv 2504.19599; VarGrad, arXiv 2503.18929; CoPG, arXiv 2406.19185; OAPL, arXiv 2602.19362; A*PO, arXiv 2505.20686",
-        _squares_of, lambda o: "group" if o["baseline"] == "mean" else "row",
-        {"beta": replace(_beta_above_0(), meaning="strength of the pull to the anchor"),
-         "anchor": _choice("reference", "the policy that β pulls to: the reference, or the recorded behaviour", "reference", "behavior"),
-         "baseline": _choice("mean", "the group's mean, its soft maximum of the rewards, or one that data.value_store gives", "mean", "soft", "stored"),
-         "value_beta": Option(None, "reward", "β₁ of the soft maximum; beta where it is not given", "a number above 0", lambda v: v is None or (_number(v) and v > 0)),
-         "scale": _choice("half_variance", "what multiplies the squares", "half_variance", "square", "pairs", "trajectory"), "singletons": SINGLETONS},
+        squared_consistency,
+        "GVPO, arXiv 2504.19599; VarGrad, arXiv 2503.18929; CoPG, arXiv 2406.19185; OAPL, arXiv 2602.19362; A*PO, arXiv 2505.20686",
+        _squares_of,
+        lambda o: "group" if o["baseline"] == "mean" else "row",
+        {
+            "beta": replace(_beta_above_0(), meaning="strength of the pull to the anchor"),
+            "anchor": _choice(
+                "reference",
+                "the policy that β pulls to: the reference, or the recorded behaviour",
+                "reference",
+                "behavior",
+            ),
+            "baseline": _choice(
+                "mean",
+                "the group's mean, its soft maximum of the rewards, or one that data.value_store gives",
+                "mean",
+                "soft",
+                "stored",
+            ),
+            "value_beta": Option(
+                None,
+                "reward",
+                "β₁ of the soft maximum; beta where it is not given",
+                "a number above 0",
+                lambda v: v is None or (_number(v) and v > 0),
+            ),
+            "scale": _choice(
+                "half_variance",
+                "what multiplies the squares",
+                "half_variance",
+                "square",
+                "pairs",
+                "trajectory",
+            ),
+            "singletons": SINGLETONS,
+        },
         _squares_conflict,
     ),
-    "dro": Objective(dro, "DRO-V, arXiv 2405.19107", _valued("value"), _fixed("row"), {"beta": _beta(), "scale": SCALE}),
+    "dro": Objective(
+        dro, "DRO-V, arXiv 2405.19107", _valued("value"), _fixed("row"), {"beta": _beta(), "scale": SCALE}
+    ),
     "prefix_consistency": Objective(
-        prefix_consistency, f"{AGRO}, for every prefix; path consistency, arXiv 1702.08892", _valued("prefix_value"), _fixed("row"),
+        prefix_consistency,
+        f"{AGRO}, for every prefix; path consistency, arXiv 1702.08892",
+        _valued("prefix_value"),
+        _fixed("row"),
         {"beta": _beta(), "scale": SCALE},
     ),
     "rloo": Objective(
-        rloo, "RLOO, arXiv 2402.14740", _regularised("reward", "groups"), _coupled, {"beta": _beta(0.0), "singletons": SINGLETONS},
+        rloo,
+        "RLOO, arXiv 2402.14740",
+        _regularised("reward", "groups"),
+        _coupled,
+        {"beta": _beta(0.0), "singletons": SINGLETONS},
     ),
     "reinforce": Objective(
-        reinforce, "REINFORCE, Williams 1992",
-        lambda o: {"reward", "groups"} if o.get("baseline") == "mean" else {"reward"}, _fixed("row"),
-        {"baseline": Option("none", "reward", "b in r − b: none, the mean of the group, or a number", "'none', 'mean' or a number",
-                            lambda v: (isinstance(v, str) and v in ("none", "mean")) or _number(v)), "singletons": SINGLETONS},
+        reinforce,
+        "REINFORCE, Williams 1992",
+        lambda o: {"reward", "groups"} if o.get("baseline") == "mean" else {"reward"},
+        _fixed("row"),
+        {
+            "baseline": Option(
+                "none",
+                "reward",
+                "b in r − b: none, the mean of the group, or a number",
+                "'none', 'mean' or a number",
+                lambda v: (isinstance(v, str) and v in ("none", "mean")) or _number(v),
+            ),
+            "singletons": SINGLETONS,
+        },
     ),
-    "kl_pg": Objective(kl_pg, f"{AGRO}, section 8", _fixed({"reward", "groups", "kl"}), _fixed("row"), {"beta": _beta(), "singletons": SINGLETONS}),
+    "kl_pg": Objective(
+        kl_pg,
+        f"{AGRO}, section 8",
+        _fixed({"reward", "groups", "kl"}),
+        _fixed("row"),
+        {"beta": _beta(), "singletons": SINGLETONS},
+    ),
     "grpo": Objective(
-        grpo, "GRPO, arXiv 2402.03300, eq. 3",
-        lambda o: {*_regularised("reward", "groups")(o), "old_logp" if o.get("ratio") == "old" else "behavior_logp"}, _fixed("row"),
-        {"ratio": _choice("behavior", "what the importance ratio is against: the recorded behaviour, or the trainer when the batch was drawn", "behavior", "old"),
-         "clip": Option((0.2, 0.2), "ratio", "how far below and above 1 the ratio may go", "two numbers, 0 or more",
-                        lambda v: isinstance(v, tuple) and len(v) == 2 and all(_not_negative(x) for x in v)),
-         "std": _choice(True, "divide the advantage by the group's standard deviation", True, False), "beta": _beta(0.0), "singletons": SINGLETONS},
+        grpo,
+        "GRPO, arXiv 2402.03300, eq. 3",
+        lambda o: {
+            *_regularised("reward", "groups")(o),
+            "old_logp" if o.get("ratio") == "old" else "behavior_logp",
+        },
+        _fixed("row"),
+        {
+            "ratio": _choice(
+                "behavior",
+                "what the importance ratio is against: the recorded behaviour, or the trainer when the batch was drawn",
+                "behavior",
+                "old",
+            ),
+            "clip": Option(
+                (0.2, 0.2),
+                "ratio",
+                "how far below and above 1 the ratio may go",
+                "two numbers, 0 or more",
+                lambda v: isinstance(v, tuple) and len(v) == 2 and all(_not_negative(x) for x in v),
+            ),
+            "std": _choice(True, "divide the advantage by the group's standard deviation", True, False),
+            "beta": _beta(0.0),
+            "singletons": SINGLETONS,
+        },
     ),
     "pair_consistency": Objective(
-        pair_consistency, f"{AGRO}, Theorem 1 for two responses; IPO, arXiv 2310.12036; CoPG, arXiv 2406.19185; VIPO, arXiv 2410.22891",
-        lambda o: _judged(o) | ({"reward"} if o.get("gap") == "reward" else set()), _fixed("group"),
-        {"beta": _beta_above_0(),
-         "gap": Option(0.5, "reward", "how much better the winner is: a number, or 'reward' for what the rewards say", "a number above 0, or 'reward'",
-                       lambda v: v == "reward" if isinstance(v, str) else _number(v) and v > 0),
-         "votes": VOTES, "singletons": UNJUDGED},
+        pair_consistency,
+        f"{AGRO}, Theorem 1 for two responses; IPO, arXiv 2310.12036; CoPG, arXiv 2406.19185; VIPO, arXiv 2410.22891",
+        lambda o: _judged(o) | ({"reward"} if o.get("gap") == "reward" else set()),
+        _fixed("group"),
+        {
+            "beta": _beta_above_0(),
+            "gap": Option(
+                0.5,
+                "reward",
+                "how much better the winner is: a number, or 'reward' for what the rewards say",
+                "a number above 0, or 'reward'",
+                lambda v: v == "reward" if isinstance(v, str) else _number(v) and v > 0,
+            ),
+            "votes": VOTES,
+            "singletons": UNJUDGED,
+        },
         _judged_conflict,
     ),
     "dpo": Objective(
-        dpo, "DPO, arXiv 2305.18290, eq. 7; VDPO, arXiv 2410.22891", _judged, _fixed("group"),
-        {"beta": replace(_beta_above_0(), unit="logit of a judgement per nat of the response's log-ratio"),
-         "label_smoothing": Option(0.0, "probability", "that a judgement is the wrong way round", "a number from 0 to below 0.5",
-                                   lambda v: _not_negative(v) and v < 0.5),
-         "votes": VOTES, "singletons": UNJUDGED},
+        dpo,
+        "DPO, arXiv 2305.18290, eq. 7; VDPO, arXiv 2410.22891",
+        _judged,
+        _fixed("group"),
+        {
+            "beta": replace(_beta_above_0(), unit="logit of a judgement per nat of the response's log-ratio"),
+            "label_smoothing": Option(
+                0.0,
+                "probability",
+                "that a judgement is the wrong way round",
+                "a number from 0 to below 0.5",
+                lambda v: _not_negative(v) and v < 0.5,
+            ),
+            "votes": VOTES,
+            "singletons": UNJUDGED,
+        },
     ),
     "sft": Objective(sft, "maximum likelihood", _fixed(set()), _fixed("row"), {}),
-}  # fmt: skip
+}
 
 
 def names() -> list[str]:
@@ -263,11 +403,16 @@ def describe(name: str, **options: Any) -> dict[str, Any]:
         "needs": sorted(entry.needs(given)),
         "couples": entry.couples(given),
         "options": {
-            k: {"default": None if v.default is REQUIRED else v.default, "required": v.default is REQUIRED, "unit": v.unit,
-                "meaning": v.meaning, "expected": v.expected}
+            k: {
+                "default": None if v.default is REQUIRED else v.default,
+                "required": v.default is REQUIRED,
+                "unit": v.unit,
+                "meaning": v.meaning,
+                "expected": v.expected,
+            }
             for k, v in entry.options.items()
         },
-    }  # fmt: skip
+    }
 
 
 def evaluate(
@@ -284,7 +429,9 @@ def evaluate(
     entry = get(name)
     resolved = entry.resolve(name, options)
     if "logp" in (streams or {}):
-        raise Refused(f"objective {name}: streams: logp is the second argument; streams hold what is needed besides it")
+        raise Refused(
+            f"objective {name}: streams: logp is the second argument; streams hold what is needed besides it"
+        )
     needs = entry.needs(resolved)
     given = {"logp": as_stream(logp, "logp")}
     given |= {k: as_stream(v, k) for k, v in (streams or {}).items() if k in needs}

@@ -11,7 +11,9 @@ from agro.types import Batch
 EPS = 1e-6  # in the denominator of a standardised advantage
 
 
-def grpo(streams: Streams, batch: Batch, *, ratio: str, clip: tuple[float, float], std: bool, beta: float) -> Terms:
+def grpo(
+    streams: Streams, batch: Batch, *, ratio: str, clip: tuple[float, float], std: bool, beta: float
+) -> Terms:
     """GRPO (arXiv 2402.03300, eq. 3): −min(w A, clamp(w, 1−ε_low, 1+ε_high) A) + β k3, w = π/μ token by token.
 
     A = (r − r̄)/(std + 1e-6) in the group, std with n − 1, or r − r̄ without `std`. Token mean in a response, mean in
@@ -35,5 +37,6 @@ def grpo(streams: Streams, batch: Batch, *, ratio: str, clip: tuple[float, float
         per_token = per_token + beta * (d.exp() - d - 1)
     active = ((w * advantage > gain) & batch.mask).sum() / batch.mask.sum()
     return Terms(
-        groups.average_responses(groups.mean_tokens(per_token)), metrics={"clipped_share": active, "ratio_max": w.max()}
+        groups.average_responses(groups.mean_tokens(per_token)),
+        metrics={"clipped_share": active, "ratio_max": w.max()},
     )

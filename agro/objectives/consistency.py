@@ -14,7 +14,9 @@ from agro.objectives.reduce import Groups, in_several_rows
 from agro.types import Batch
 
 
-def regularised_reward(streams: Streams, batch: Batch, groups: Groups, beta: float, average: str = "sum") -> Tensor:
+def regularised_reward(
+    streams: Streams, batch: Batch, groups: Groups, beta: float, average: str = "sum"
+) -> Tensor:
     """[N] R_i = r_i − β ρ_i, ρ_i the sum of the log-ratio's tokens or their mean. At β = 0 the reference isn't read."""
     if beta == 0:
         return groups.reward
@@ -61,7 +63,9 @@ def agro(
     if regulariser != "sequence":
         r = groups.reward
         gain = groups.average_responses(-(r - groups.mean_others(r)) * groups.sum_tokens(streams["logp"]))
-        surrogate = gain + beta * groups.average_responses(groups.sum_tokens(_token_pull(streams, batch, regulariser)))
+        surrogate = gain + beta * groups.average_responses(
+            groups.sum_tokens(_token_pull(streams, batch, regulariser))
+        )
         surrogate = surrogate * (beta if scale == "loss" else 1.0)
     elif scale == "reward":
         advantage = (R - groups.mean_others(R)).detach()
@@ -95,7 +99,13 @@ def _from_here_on(x: Tensor) -> Tensor:
 
 
 def agro_onpolicy(
-    streams: Streams, batch: Batch, *, beta: float, baseline: bool, likelihood_ratio: float | str, squared: str
+    streams: Streams,
+    batch: Batch,
+    *,
+    beta: float,
+    baseline: bool,
+    likelihood_ratio: float | str,
+    squared: str,
 ) -> Terms:
     """On-policy AGRO (eqs. 5 and 6): (1/n) Σ_i [−β (R_i − R̄_{-i}) + c ½ (R_i − R̄_{-i})²] log π(y_i), on fresh samples.
 
@@ -175,7 +185,14 @@ def _trap_ratio(groups: Groups, R: Tensor, beta: float) -> Tensor:
 
 
 def squared_consistency(
-    streams: Streams, batch: Batch, *, beta: float, anchor: str, baseline: str, value_beta: float | None, scale: str
+    streams: Streams,
+    batch: Batch,
+    *,
+    beta: float,
+    anchor: str,
+    baseline: str,
+    value_beta: float | None,
+    scale: str,
 ) -> Terms:
     """Σ_i (r_i − β e_i − b)² in a group, e_i = Σ_t log π − log anchor: what several methods share, each with its own parts.
 
@@ -200,8 +217,11 @@ def squared_consistency(
         off = u - batch.extra["stored_value"].double()[groups.first_row]
     n = groups.n.to(u.dtype)
     factor = {
-        "half_variance": 0.5 / (n - 1), "square": 1.0 / n, "pairs": n / (n - 1), "trajectory": 1.0 / (n * beta**2),
-    }[scale]  # fmt: skip
+        "half_variance": 0.5 / (n - 1),
+        "square": 1.0 / n,
+        "pairs": n / (n - 1),
+        "trajectory": 1.0 / (n * beta**2),
+    }[scale]
     loss = groups.average(factor * groups.sum(off.square()))
     several = groups.n > 1
     variance = torch.where(several, groups.variance(u), 0.0)  # of one response there is none

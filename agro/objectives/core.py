@@ -22,9 +22,21 @@ from agro.objectives.reduce import Groups
 from agro.types import Batch
 
 Need = Literal[
-    "reward", "groups", "triples", "pairs", "votes", "fresh", "ref_logp", "behavior_logp", "old_logp", "stored_value",
-    "kl", "entropy", "value", "prefix_value",
-]  # fmt: skip
+    "reward",
+    "groups",
+    "triples",
+    "pairs",
+    "votes",
+    "fresh",
+    "ref_logp",
+    "behavior_logp",
+    "old_logp",
+    "stored_value",
+    "kl",
+    "entropy",
+    "value",
+    "prefix_value",
+]
 Coupling = Literal["row", "group", "step"]
 Streams = Mapping[str, Tensor]
 STREAMS = ("logp", "kl", "entropy", "value", "prefix_value")
@@ -72,9 +84,13 @@ class Objective:
     function: Callable[..., Terms]
     source: str  # paper, equation
     needs: Callable[[Mapping[str, Any]], set[Need]]
-    couples: Callable[[Mapping[str, Any]], Coupling]  # how far one row's gradient depends on other rows' streams
+    couples: Callable[
+        [Mapping[str, Any]], Coupling
+    ]  # how far one row's gradient depends on other rows' streams
     options: Mapping[str, Option]
-    conflict: Callable[[Mapping[str, Any]], str] = lambda options: ""  # why all options together can't be, where so
+    conflict: Callable[[Mapping[str, Any]], str] = lambda options: (
+        ""
+    )  # why all options together can't be, where so
 
     def checked(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """The given options, lists as tuples; raises `Refused` for an unknown or unusable one."""
@@ -146,7 +162,9 @@ def differentiate(
     keep = _kept(name, needs, batch, options)
     part = batch if keep is None else batch.rows(keep)
     if not part.weight.any():
-        raise Refused(f"objective {name}: weight: all of the {len(part.weight)} rows weigh 0: nothing to learn from")
+        raise Refused(
+            f"objective {name}: weight: all of the {len(part.weight)} rows weigh 0: nothing to learn from"
+        )
     leaves: dict[str, Tensor] = {}
     for s in wanted:
         value = streams[s] if keep is None else streams[s][keep]
@@ -199,9 +217,13 @@ def check(name: str, needs: set[Need], streams: Streams, batch: Batch) -> None:
     for s in wanted_streams(needs):
         shape = blank(batch, s).shape
         if s not in streams:
-            raise Refused(f'objective {name} needs the stream "{s}", which wasn\'t given; got {", ".join(streams)}')
+            raise Refused(
+                f'objective {name} needs the stream "{s}", which wasn\'t given; got {", ".join(streams)}'
+            )
         if streams[s].shape != shape:
-            raise Refused(f"objective {name}: stream {s}: expected shape {list(shape)}, got {list(streams[s].shape)}")
+            raise Refused(
+                f"objective {name}: stream {s}: expected shape {list(shape)}, got {list(streams[s].shape)}"
+            )
     lacking: dict[str, Tensor] = {}
     if "reward" in needs:
         lacking["reward"] = batch.reward.isnan()
@@ -211,14 +233,18 @@ def check(name: str, needs: set[Need], streams: Streams, batch: Batch) -> None:
         if key in needs:
             value = getattr(batch, key)
             lacking[key] = (
-                torch.ones_like(batch.mask[:, 0]) if value is None else (batch.mask & ~value.isfinite()).any(1)
+                torch.ones_like(batch.mask[:, 0])
+                if value is None
+                else (batch.mask & ~value.isfinite()).any(1)
             )
     if "stored_value" in needs:
         value = batch.extra.get("stored_value")
         lacking["stored_value"] = torch.ones_like(batch.mask[:, 0]) if value is None else ~value.isfinite()
     for key, lacks in lacking.items():
         if lacks.any():
-            raise Refused(lack(name, key, [batch.ids[i] for i in lacks.nonzero().flatten().tolist()], len(lacks)))
+            raise Refused(
+                lack(name, key, [batch.ids[i] for i in lacks.nonzero().flatten().tolist()], len(lacks))
+            )
     if "pairs" in needs:
         check_pairs(name, batch, votes="votes" in needs)
 

@@ -58,7 +58,9 @@ def prefix_consistency(streams: Streams, batch: Batch, *, beta: float, scale: st
     groups = Groups.of(batch)
     loss = groups.average_responses((squares / (n - 1))[groups.first_row])
     first = streams["prefix_value"].gather(1, mask.int().argmax(1, keepdim=True))[:, 0]
-    return Terms(loss, metrics={"value_loss": loss, "value_mean": groups.average_responses(first[groups.first_row])})
+    return Terms(
+        loss, metrics={"value_loss": loss, "value_mean": groups.average_responses(first[groups.first_row])}
+    )
 
 
 def _pulled(logp: Tensor, batch: Batch, beta: float, scale: str) -> Tensor:

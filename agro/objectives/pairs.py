@@ -60,7 +60,10 @@ def check_pairs(name: str, batch: Batch, *, votes: bool) -> None:
         raise Refused(no_pairs(name, f"{len(batch.mask)} rows in {batch.n_groups} groups", batch.ids))
 
     def said(bad: Tensor, what: str = "") -> str:
-        some = [" over ".join(batch.ids[i] for i in rows[p].tolist()) for p in bad.nonzero().flatten().tolist()[:3]]
+        some = [
+            " over ".join(batch.ids[i] for i in rows[p].tolist())
+            for p in bad.nonzero().flatten().tolist()[:3]
+        ]
         return f"{int(bad.sum())} of {len(rows)} pairs don't{what} (for one: {'; '.join(some)})"
 
     groups, responses = batch.group[rows], batch.response[rows]

@@ -110,7 +110,9 @@ def _of_response(batch: Batch, name: str, of_row: Tensor, first: Tensor) -> Tens
     of_response = of_row[first]
     differs = (of_response[batch.response] != of_row) & ~(of_row != of_row)
     if differs.any():
-        raise Refused(f"{name}: {batch.ids[int(differs.int().argmax())]}: rows of one response have different values")
+        raise Refused(
+            f"{name}: {batch.ids[int(differs.int().argmax())]}: rows of one response have different values"
+        )
     return of_response
 
 

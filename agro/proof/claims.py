@@ -76,7 +76,9 @@ class Claims:
     on_policy: Ends
     shift: bool = True
     reference_shift: bool = True
-    policy_gradient: Callable[[float], float] | None = None  # β -> on-policy gradient over that of −E_π r + β KL(π ‖ f)
+    policy_gradient: Callable[[float], float] | None = (
+        None  # β -> on-policy gradient over that of −E_π r + β KL(π ‖ f)
+    )
     noise: bool = True  # whether rewards that are noisy count with their mean alone
     n: tuple[int, ...] = (2, 3)
     updates: int = 600  # of the descent
@@ -122,7 +124,9 @@ def soft_pairs(s: Situation) -> Tensor:
     """E (r_1 − β log π/μ − β log ½(exp r_1/β + exp r_2/β))² over all ordered pairs (OAPL, n = 2)."""
     ratio = torch.where(s.p > 0, s.policy.logp() - s.behavior.logp().detach(), 0.0)
     u = s.reward - s.beta * ratio
-    value = s.beta * torch.logaddexp(s.reward[:, :, None] / s.beta, s.reward[:, None] / s.beta) - s.beta * math.log(2)
+    value = s.beta * torch.logaddexp(
+        s.reward[:, :, None] / s.beta, s.reward[:, None] / s.beta
+    ) - s.beta * math.log(2)
     return (s.p[:, :, None] * s.p[:, None] * (u[:, :, None] - value).square()).sum((1, 2)).mean()
 
 
@@ -171,7 +175,9 @@ def prefix_residuals(s: Situation) -> Tensor:
     space, total = s.policy.space, torch.zeros_like(s.reward)
     tokens = s.policy.logp_tokens() - s.reference.logp_tokens().detach()
     for y, T in enumerate(space.lengths.tolist()):
-        values = [s.policy.value.prefix[:, space.places[y, t]] for t in range(T)] + [torch.zeros_like(s.reward[:, 0])]
+        values = [s.policy.value.prefix[:, space.places[y, t]] for t in range(T)] + [
+            torch.zeros_like(s.reward[:, 0])
+        ]
         pairs = [(i, j) for j in range(T + 1) for i in range(j)]
         squares = torch.zeros_like(s.reward[:, 0])
         for i, j in pairs:
@@ -188,7 +194,9 @@ def judged_pairs(s: Situation, loss: Callable[[Tensor], Tensor]) -> Tensor:
         """[X,Y] -> [X,Y,Y]: of the better one minus of the other."""
         return v[:, :, None] - v[:, None]
 
-    chance = 2 * s.p[:, :, None] * s.p[:, None] * over(s.reward).sigmoid()  # of {y, y'} in either order, y the better
+    chance = (
+        2 * s.p[:, :, None] * s.p[:, None] * over(s.reward).sigmoid()
+    )  # of {y, y'} in either order, y the better
     return (chance * loss(over(s.d))).sum((1, 2)).mean()
 
 
@@ -201,11 +209,36 @@ def imitation(s: Situation) -> Tensor:
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "agro": (
         Claims(half_variance, {"scale": "loss"}, "optimum", "optimum", policy_gradient=lambda beta: beta),
-        Claims(lambda s: half_variance(s) / s.beta, {"scale": "reward"}, "optimum", "optimum", policy_gradient=lambda beta: 1.0),
-        Claims(lambda s: half_variance(s) / s.beta, {"regulariser": "triangular"}, "optimum", "optimum", policy_gradient=lambda beta: 1.0),
-        Claims(lambda s: half_variance(s) / s.beta, {"regulariser": "local"}, "optimum", "optimum", policy_gradient=lambda beta: 1.0),
+        Claims(
+            lambda s: half_variance(s) / s.beta,
+            {"scale": "reward"},
+            "optimum",
+            "optimum",
+            policy_gradient=lambda beta: 1.0,
+        ),
+        Claims(
+            lambda s: half_variance(s) / s.beta,
+            {"regulariser": "triangular"},
+            "optimum",
+            "optimum",
+            policy_gradient=lambda beta: 1.0,
+        ),
+        Claims(
+            lambda s: half_variance(s) / s.beta,
+            {"regulariser": "local"},
+            "optimum",
+            "optimum",
+            policy_gradient=lambda beta: 1.0,
+        ),
         # Statement 25. A response that the policy has left behind comes back slowly: its weight is small.
-        Claims(weighted_residual, {"weight": "reference"}, "optimum", "optimum", reference_shift=False, updates=2000),
+        Claims(
+            weighted_residual,
+            {"weight": "reference"},
+            "optimum",
+            "optimum",
+            reference_shift=False,
+            updates=2000,
+        ),
         # Its optimum is another: that of β/T. A number more in log f is one over the length in R.
         Claims(half_variance_of_means, {"average": "token"}, "elsewhere", "elsewhere", reference_shift=False),
     ),
@@ -213,49 +246,150 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         Claims(half_variance_on_policy, {"likelihood_ratio": 1.0}, "unknown", "unknown", noise=False),
         Claims(half_variance_on_policy, {"squared": "triangular"}, "unknown", "unknown", noise=False),
         Claims(half_variance_on_policy, {"squared": "local"}, "unknown", "unknown", noise=False),
-        Claims(adaptive_pairs, {"likelihood_ratio": "adaptive"}, "optimum", "optimum", noise=False, n=(2,), updates=800),
-        Claims(half_variance, {"likelihood_ratio": 0.0}, "optimum", "optimum", policy_gradient=lambda beta: beta),
+        Claims(
+            adaptive_pairs,
+            {"likelihood_ratio": "adaptive"},
+            "optimum",
+            "optimum",
+            noise=False,
+            n=(2,),
+            updates=800,
+        ),
+        Claims(
+            half_variance, {"likelihood_ratio": 0.0}, "optimum", "optimum", policy_gradient=lambda beta: beta
+        ),
     ),
     "squared_consistency": (
-        Claims(half_variance, {"scale": "half_variance"}, "optimum", "optimum", policy_gradient=lambda beta: beta),
-        Claims(lambda s: 2 * (s.n - 1) / s.n / s.beta**2 * half_variance(s), {"scale": "trajectory"}, "optimum", "optimum",
-               policy_gradient=lambda beta: 4 / (3 * beta)),
-        Claims(lambda s: 2 * s.n * half_variance(s), {"scale": "pairs"}, "optimum", "optimum", policy_gradient=lambda beta: 6 * beta),
+        Claims(
+            half_variance, {"scale": "half_variance"}, "optimum", "optimum", policy_gradient=lambda beta: beta
+        ),
+        Claims(
+            lambda s: 2 * (s.n - 1) / s.n / s.beta**2 * half_variance(s),
+            {"scale": "trajectory"},
+            "optimum",
+            "optimum",
+            policy_gradient=lambda beta: 4 / (3 * beta),
+        ),
+        Claims(
+            lambda s: 2 * s.n * half_variance(s),
+            {"scale": "pairs"},
+            "optimum",
+            "optimum",
+            policy_gradient=lambda beta: 6 * beta,
+        ),
         Claims(half_variance_to_behavior, {"anchor": "behavior"}, "unknown", "unknown"),
-        Claims(soft_pairs, {"anchor": "behavior", "baseline": "soft", "scale": "square"}, "unknown", "unknown", noise=False, n=(2,)),
-        Claims(square_with_stored_value, {"baseline": "stored", "scale": "square"}, "optimum", "optimum", reference_shift=False,
-               policy_gradient=lambda beta: 2 * beta, n=(1, 2)),
+        Claims(
+            soft_pairs,
+            {"anchor": "behavior", "baseline": "soft", "scale": "square"},
+            "unknown",
+            "unknown",
+            noise=False,
+            n=(2,),
+        ),
+        Claims(
+            square_with_stored_value,
+            {"baseline": "stored", "scale": "square"},
+            "optimum",
+            "optimum",
+            reference_shift=False,
+            policy_gradient=lambda beta: 2 * beta,
+            n=(1, 2),
+        ),
     ),
     # Policy and value learn at once, which takes its time where the behaviour hardly ever shows some response.
     "dro": (
-        Claims(dro_in_units_of_reward, {"scale": "reward"}, "optimum", "optimum", shift=False, reference_shift=False,
-               policy_gradient=lambda beta: 1.0, n=(1, 2), updates=3000),
-        Claims(half_square_with_value, {"scale": "loss"}, "optimum", "optimum", shift=False, reference_shift=False,
-               policy_gradient=lambda beta: beta, n=(1, 2), updates=3000),
+        Claims(
+            dro_in_units_of_reward,
+            {"scale": "reward"},
+            "optimum",
+            "optimum",
+            shift=False,
+            reference_shift=False,
+            policy_gradient=lambda beta: 1.0,
+            n=(1, 2),
+            updates=3000,
+        ),
+        Claims(
+            half_square_with_value,
+            {"scale": "loss"},
+            "optimum",
+            "optimum",
+            shift=False,
+            reference_shift=False,
+            policy_gradient=lambda beta: beta,
+            n=(1, 2),
+            updates=3000,
+        ),
     ),
     "prefix_consistency": (
-        Claims(prefix_residuals, {"scale": "loss"}, "optimum", "optimum", shift=False, reference_shift=False, n=(1, 2), updates=5000),
+        Claims(
+            prefix_residuals,
+            {"scale": "loss"},
+            "optimum",
+            "optimum",
+            shift=False,
+            reference_shift=False,
+            n=(1, 2),
+            updates=5000,
+        ),
     ),
     "rloo": (
         Claims(lambda s: advantage(s, 0.0), {"beta": 0.0}, "elsewhere", "elsewhere"),
         Claims(lambda s: advantage(s, s.beta), {}, "optimum", "optimum", policy_gradient=lambda beta: 1.0),
     ),
     "reinforce": (
-        Claims(lambda s: -s.mean(s.reward * s.policy.logp()), {"baseline": "none"}, "elsewhere", "elsewhere", shift=False),
-        Claims(lambda s: -s.mean((s.reward - 0.5) * s.policy.logp()), {"baseline": 0.5}, "elsewhere", "elsewhere", shift=False),
+        Claims(
+            lambda s: -s.mean(s.reward * s.policy.logp()),
+            {"baseline": "none"},
+            "elsewhere",
+            "elsewhere",
+            shift=False,
+        ),
+        Claims(
+            lambda s: -s.mean((s.reward - 0.5) * s.policy.logp()),
+            {"baseline": 0.5},
+            "elsewhere",
+            "elsewhere",
+            shift=False,
+        ),
         # The group's mean holds r_i itself, which takes a share 1/n of the gradient away.
         Claims(lambda s: (1 - 1 / s.n) * advantage(s, 0.0), {"baseline": "mean"}, "elsewhere", "elsewhere"),
     ),
     # The prefixes of the KL are sampled, and no gradient says so: on-policy too it goes a little beside the optimum.
-    "kl_pg": (Claims(lambda s: advantage(s, 0.0) + s.beta * s.mean(s.kl.sum(2)), {}, "elsewhere", "elsewhere"),),
+    "kl_pg": (
+        Claims(lambda s: advantage(s, 0.0) + s.beta * s.mean(s.kl.sum(2)), {}, "elsewhere", "elsewhere"),
+    ),
     "grpo": (Claims(grpo_pairs, {"beta": 0.0}, "elsewhere", "elsewhere", noise=False, n=(2,)),),
     "pair_consistency": (
-        Claims(half_variance, {"gap": "reward"}, "optimum", "optimum", policy_gradient=lambda beta: beta, n=(2,), judged=True),
+        Claims(
+            half_variance,
+            {"gap": "reward"},
+            "optimum",
+            "optimum",
+            policy_gradient=lambda beta: beta,
+            n=(2,),
+            judged=True,
+        ),
         # IPO: judgements that are drawn by σ(r − r') say ½ (2σ − 1), which isn't r − r'.
-        Claims(lambda s: judged_pairs(s, lambda h: (0.5 - s.beta * h).square() / 4), {}, "elsewhere", "elsewhere", n=(2,), updates=200, judged=True),
+        Claims(
+            lambda s: judged_pairs(s, lambda h: (0.5 - s.beta * h).square() / 4),
+            {},
+            "elsewhere",
+            "elsewhere",
+            n=(2,),
+            updates=200,
+            judged=True,
+        ),
     ),
     "dpo": (
-        Claims(lambda s: judged_pairs(s, lambda h: torch.log1p((-s.beta * h).exp())), {}, "optimum", "optimum", n=(2,), judged=True),
+        Claims(
+            lambda s: judged_pairs(s, lambda h: torch.log1p((-s.beta * h).exp())),
+            {},
+            "optimum",
+            "optimum",
+            n=(2,),
+            judged=True,
+        ),
     ),
     "sft": (Claims(imitation, {}, "elsewhere", "elsewhere", n=(1, 2)),),
-}  # fmt: skip
+}

@@ -61,7 +61,13 @@ def descend(
 
 
 def follow(
-    policy: Enumerable, star: Tensor, pull: Callable[[int], None], *, updates: int, lr: float = 0.1, looks: int = 50
+    policy: Enumerable,
+    star: Tensor,
+    pull: Callable[[int], None],
+    *,
+    updates: int,
+    lr: float = 0.1,
+    looks: int = 50,
 ) -> Path:
     """Adam on the gradients that `pull(update)` puts into the weights; its rate falls to a hundredth over the last two thirds."""
     optimiser = torch.optim.Adam(policy.parameters(), lr=lr)
@@ -80,7 +86,12 @@ def follow(
 
 
 def _gradient(
-    policy: Enumerable, reference: Enumerable, batch: Batch, name: str, options: Mapping[str, Any], want: list[str]
+    policy: Enumerable,
+    reference: Enumerable,
+    batch: Batch,
+    name: str,
+    options: Mapping[str, Any],
+    want: list[str],
 ) -> None:
     """Put the gradient into the weights: the objective's own g, as in the step, without its cutting into passes."""
     assert batch.tokens is not None

@@ -27,7 +27,9 @@ def tools(name: str, claims: Claims) -> Iterator[Row]:
     reference = Enumerable.table(space, 2)
     reward = torch.rand(6, 8, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     for output, certain in (("random", 0.5), ("certain", 1.0)):
-        chance = torch.tensor([certain if y[1] == 0 else 1 - certain for y in space.responses], dtype=torch.float64)
+        chance = torch.tensor(
+            [certain if y[1] == 0 else 1 - certain for y in space.responses], dtype=torch.float64
+        )
         star = _optimum_with_tool(reference, reward, chance)
         start = Enumerable.table(space, 2)
         data = Data(reference, reward, noise=chance.expand(6, -1))
@@ -39,10 +41,17 @@ def tools(name: str, claims: Claims) -> Iterator[Row]:
         )
         if output == "random":
             yield row(
-                name, "a tool's random output moves the fixed point off the optimum", setting, claims, value, least=1e-4
+                name,
+                "a tool's random output moves the fixed point off the optimum",
+                setting,
+                claims,
+                value,
+                least=1e-4,
             )
         else:
-            yield row(name, "KL to the optimum at the end of descent", setting, claims, max(value, 0.0), most=EXACT)
+            yield row(
+                name, "KL to the optimum at the end of descent", setting, claims, max(value, 0.0), most=EXACT
+            )
 
 
 def _optimum_with_tool(reference: Enumerable, reward: Tensor, chance: Tensor) -> Tensor:
@@ -65,7 +74,10 @@ def ends(name: str, claims: Claims) -> Iterator[Row]:
     """Where exact gradient descent goes: KL(π ‖ π*), from π_ref on data of each behaviour, and from elsewhere."""
     on_only = "fresh" in get(name).needed(options_of(name, claims))
     wheres = ("policy",) if on_only else ("policy", "reference", "uniform", "stale", "lacks support")
-    for where, start in (*((w, "reference") for w in wheres), ("policy" if on_only else "reference", "elsewhere")):
+    for where, start in (
+        *((w, "reference") for w in wheres),
+        ("policy" if on_only else "reference", "elsewhere"),
+    ):
         claim = claims.on_policy if where == "policy" else claims.off_policy
         claim = "unknown" if where == "lacks support" else claim
         last = end(name, claims, where, start).distance[-1]
@@ -74,10 +86,14 @@ def ends(name: str, claims: Claims) -> Iterator[Row]:
         # What a policy hardly ever samples it learns slowly: from afar on its own samples it is on its way.
         near = EXACT if (where, start) != ("policy", "elsewhere") else 1e-3
         yield row(
-            name, "KL to the optimum at the end of descent",
-            f"data from {where}, start at {start}, {claims.updates} updates, {which} of {INSTANCES.prompts} instances", claims,
-            max(value, 0.0), most=near if claim == "optimum" else None, least=FAR if claim == "elsewhere" and where != "policy" else None,
-        )  # fmt: skip
+            name,
+            "KL to the optimum at the end of descent",
+            f"data from {where}, start at {start}, {claims.updates} updates, {which} of {INSTANCES.prompts} instances",
+            claims,
+            max(value, 0.0),
+            most=near if claim == "optimum" else None,
+            least=FAR if claim == "elsewhere" and where != "policy" else None,
+        )
 
 
 @cache
@@ -97,7 +113,9 @@ def _on_others(name: str, claims: Claims) -> tuple[list[tuple[str, str]], Path]:
     behaviors = problem(INSTANCES)[2]
     descents = [*((where, "reference") for where in behaviors), ("reference", "elsewhere")]
     begun = Enumerable.joined([Enumerable.table(INSTANCES, SEEDS[start]) for _, start in descents])
-    return descents, _descent(name, claims, begun, Enumerable.joined([behaviors[where] for where, _ in descents]))
+    return descents, _descent(
+        name, claims, begun, Enumerable.joined([behaviors[where] for where, _ in descents])
+    )
 
 
 def _descent(name: str, claims: Claims, begun: Enumerable, behavior: Enumerable) -> Path:

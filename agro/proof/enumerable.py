@@ -78,7 +78,9 @@ class Space:
     def places(self) -> Tensor:
         """[Y,T] the context in which each token is chosen; 0 beyond the length."""
         number = {c: i for i, c in enumerate(self.contexts)}
-        return torch.tensor([[number[y[:t]] if t < len(y) else 0 for t in range(self.length)] for y in self.responses])
+        return torch.tensor(
+            [[number[y[:t]] if t < len(y) else 0 for t in range(self.length)] for y in self.responses]
+        )
 
 
 class Table(nn.Module):

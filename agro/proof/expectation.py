@@ -92,7 +92,9 @@ class AllGroups:
         groups, orders = self.outcomes
         weight = orders * self.data.probability()[:, groups].prod(-1)  # [X,G]
         if self.data.judged:
-            weight = weight * (self.data.reward[:, groups[:, 0]] - self.data.reward[:, groups[:, 1]]).sigmoid()
+            weight = (
+                weight * (self.data.reward[:, groups[:, 0]] - self.data.reward[:, groups[:, 1]]).sigmoid()
+            )
         possible = (weight > 0).flatten().repeat_interleave(self.n)
         batch = batch.replace(
             weight=weight.flatten().repeat_interleave(self.n),
@@ -126,7 +128,9 @@ class SampledGroups:
 
     def _drawn(self) -> dict[str, Any]:
         assert not self.data.judged
-        outcome = torch.multinomial(self.data.probability(), self.n, replacement=True, generator=self.generator)
+        outcome = torch.multinomial(
+            self.data.probability(), self.n, replacement=True, generator=self.generator
+        )
         return _rows(self.data, self.reference, self._asked, outcome.flatten())
 
 
@@ -136,7 +140,9 @@ def _rows(data: Data, reference: Enumerable, asked: Tensor, outcome: Tensor) -> 
     first = torch.zeros(len(asked), 1, dtype=torch.bool)
     return {
         "mask": torch.cat([first, space.mask[response]], 1),
-        "reward": data.reward[asked, outcome] if "reward" in data.known else torch.full((len(asked),), math.nan),
+        "reward": data.reward[asked, outcome]
+        if "reward" in data.known
+        else torch.full((len(asked),), math.nan),
         "ref_logp": _shifted(reference, asked, response) if "ref_logp" in data.known else None,
         "behavior_logp": _shifted(data.behavior, asked, response) if "behavior_logp" in data.known else None,
         "tokens": torch.cat([asked[:, None], space.tokens[response]], 1),
@@ -174,4 +180,6 @@ def gradient(
         micro=MicroBatch(size),
         reference=reference,  # type: ignore[arg-type]
     )
-    return torch.cat([(torch.zeros_like(w) if w.grad is None else w.grad).flatten() for w in policy.parameters()])
+    return torch.cat(
+        [(torch.zeros_like(w) if w.grad is None else w.grad).flatten() for w in policy.parameters()]
+    )

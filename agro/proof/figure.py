@@ -22,7 +22,9 @@ def draw(found: Mapping[str, Measured], path: Path) -> None:
         "reference": "samples of the reference",
         "uniform": "samples of a uniform policy",
     }
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.2 * len(panels), 4.2), sharey=True, layout="constrained")
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(4.2 * len(panels), 4.2), sharey=True, layout="constrained"
+    )
     for i, (name, measured) in enumerate(found.items()):
         for (j, where), went in measured.paths.items():
             quartiles = went.distance.new_tensor([0.25, 0.5, 0.75])
@@ -38,6 +40,8 @@ def draw(found: Mapping[str, Measured], path: Path) -> None:
         axis.set(title=title, xlabel="updates", xscale="log", yscale="log")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel(f"KL(π ‖ π*), nats\nmedian and quartiles of {INSTANCES.prompts} problems")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8
+    )
     figure.savefig(path, dpi=130)
     pyplot.close(figure)

@@ -55,12 +55,20 @@ def row(
     least: float | None = None,
 ) -> Row:
     """A measurement that may be `most` at most, or `least` at least, or is told without a claim."""
-    holds = None if most is None and least is None else value <= most if most is not None else value >= (least or 0.0)
+    holds = (
+        None
+        if most is None and least is None
+        else value <= most
+        if most is not None
+        else value >= (least or 0.0)
+    )
     where = ", ".join(x for x in (said(claims), setting) if x)
     return Row(name, prop, where, value, most if most is not None else least, holds)
 
 
-def problem(space: Space, kind: str = "table") -> tuple[Enumerable, Enumerable, dict[str, Enumerable], Tensor]:
+def problem(
+    space: Space, kind: str = "table"
+) -> tuple[Enumerable, Enumerable, dict[str, Enumerable], Tensor]:
     """A policy, its reference, behaviours, rewards [X,Y] in 0 … 1; all but the uniform one drawn at random."""
     make = Enumerable.table if kind == "table" else Enumerable.network
     reference = make(space, 2)
@@ -69,8 +77,11 @@ def problem(space: Space, kind: str = "table") -> tuple[Enumerable, Enumerable, 
     with torch.no_grad():  # the last token is never the first one
         lacking.weights()["logits"][:, 0, -1] = -math.inf
     behaviors = {
-        "reference": reference, "uniform": Enumerable.table(space, 0, 0.0), "stale": make(space, 3), "lacks support": lacking,
-    }  # fmt: skip
+        "reference": reference,
+        "uniform": Enumerable.table(space, 0, 0.0),
+        "stale": make(space, 3),
+        "lacks support": lacking,
+    }
     reward = torch.rand(
         space.prompts, len(space.responses), generator=torch.Generator().manual_seed(7), dtype=torch.float64
     )
@@ -80,7 +91,9 @@ def problem(space: Space, kind: str = "table") -> tuple[Enumerable, Enumerable, 
 def derivative(value: Tensor, policy: Enumerable) -> Tensor:
     """[W] with respect to all parameters."""
     found = torch.autograd.grad(value, policy.parameters(), allow_unused=True, retain_graph=True)
-    return torch.cat([(torch.zeros_like(w) if g is None else g).flatten() for g, w in zip(found, policy.parameters())])
+    return torch.cat(
+        [(torch.zeros_like(w) if g is None else g).flatten() for g, w in zip(found, policy.parameters())]
+    )
 
 
 def data_of(behavior: Enumerable, reward: Tensor, reference: Enumerable, *, judged: bool = False) -> Data:

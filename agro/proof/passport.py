@@ -57,7 +57,12 @@ def expectations(name: str, claims: Claims) -> Iterator[Row]:
                 worst = (found - derivative(claims.expects(situation), policy)).abs().max().item()
                 lengths = "ragged" if space.early_end else "full"
                 yield row(
-                    name, "expected gradient", f"{kind}, {lengths}, from {where}, n={n}", claims, worst, most=EXACT
+                    name,
+                    "expected gradient",
+                    f"{kind}, {lengths}, from {where}, n={n}",
+                    claims,
+                    worst,
+                    most=EXACT,
                 )
 
 
@@ -66,7 +71,9 @@ def bias(name: str, claims: Claims) -> Iterator[Row]:
     policy, reference, _, reward = problem(SMALL, "network")
     beta = options_of(name, claims).get("beta", 0.0)
     p = policy.logp().exp()
-    exact = derivative((p * (beta * (policy.logp() - reference.logp().detach()) - reward)).sum(1).mean(), policy)
+    exact = derivative(
+        (p * (beta * (policy.logp() - reference.logp().detach()) - reward)).sum(1).mean(), policy
+    )
     factor = claims.policy_gradient(BETA) if claims.policy_gradient else 1.0
     n = claims.n[-1]
     found = gradient(
@@ -102,17 +109,33 @@ def invariances(name: str, claims: Claims) -> Iterator[Row]:
     batch = AllGroups(data, reference, n).batch
     plain = of(batch)
     shift = torch.tensor([0.7, -1.3], dtype=torch.float64)
-    moved = AllGroups(data_of(behavior, reward + shift[:, None], reference, judged=claims.judged), reference, n).batch
+    moved = AllGroups(
+        data_of(behavior, reward + shift[:, None], reference, judged=claims.judged), reference, n
+    ).batch
     change = (of(moved) - plain).abs().max().item()
-    yield row(name, "a reward shift per prompt" + ("" if claims.shift else " matters"), f"n={n}", claims, change,
-               most=EXACT if claims.shift else None, least=None if claims.shift else 1e-3)  # fmt: skip
+    yield row(
+        name,
+        "a reward shift per prompt" + ("" if claims.shift else " matters"),
+        f"n={n}",
+        claims,
+        change,
+        most=EXACT if claims.shift else None,
+        least=None if claims.shift else 1e-3,
+    )
     if batch.ref_logp is not None and "ref_logp" in get(name).needed(options):
         first = torch.zeros_like(batch.ref_logp)
         first[:, 1] = shift[batch.tokens[:, 0]] if batch.tokens is not None else 0.0
         change = (of(batch.replace(ref_logp=batch.ref_logp + first)) - plain).abs().max().item()
         kept = claims.reference_shift
-        yield row(name, "a shift of log π_ref per prompt" + ("" if kept else " matters"), f"n={n}", claims, change,
-                   most=EXACT if kept else None, least=None if kept else 1e-3)  # fmt: skip
+        yield row(
+            name,
+            "a shift of log π_ref per prompt" + ("" if kept else " matters"),
+            f"n={n}",
+            claims,
+            change,
+            most=EXACT if kept else None,
+            least=None if kept else 1e-3,
+        )
     order = torch.randperm(len(batch.mask), generator=torch.Generator().manual_seed(0))
     for what, setting, found in (
         ("the order of rows", "", of(batch.rows(order))),
@@ -143,7 +166,12 @@ def limits(name: str, claims: Claims) -> Iterator[Row]:
     for beta in (0.0, 1e-9):
         found = gradient(policy, reference, batch, name, options_of(name, claims, beta))
         yield row(
-            name, "RLOO as β → 0", f"β={beta:g}, from stale", claims, (found - rloo).abs().max().item(), most=1e-8
+            name,
+            "RLOO as β → 0",
+            f"β={beta:g}, from stale",
+            claims,
+            (found - rloo).abs().max().item(),
+            most=1e-8,
         )
     beta = 1e9
     found = gradient(policy, reference, batch, name, options_of(name, claims, beta)) / beta
@@ -160,19 +188,29 @@ def variances(name: str, claims: Claims) -> Iterator[Row]:
     policy, reference, _, reward = problem(Space(3, 2, 1))
     found = {n: _variance(policy, reference, reward, name, options, n) for n in (2, 3, 4)}
     for n, value in found.items():
-        yield row(name, "variance of a group's gradient over its squared mean", f"on-policy, n={n}", claims, value)
+        yield row(
+            name, "variance of a group's gradient over its squared mean", f"on-policy, n={n}", claims, value
+        )
     yield row(name, "its fall from n = 2 to 4", "on-policy", claims, found[4] / found[2], most=1.0)
 
 
 def _variance(
-    policy: Enumerable, reference: Enumerable, reward: Tensor, name: str, options: dict[str, Any], n: int,
-    *, relative: bool = True,
-) -> float:  # fmt: skip
+    policy: Enumerable,
+    reference: Enumerable,
+    reward: Tensor,
+    name: str,
+    options: dict[str, Any],
+    n: int,
+    *,
+    relative: bool = True,
+) -> float:
     """Trace of the covariance of a group's gradient, over its squared mean where that is asked."""
     groups = AllGroups(data_of(policy, reward, reference), reference, n)
     batch = groups.batch
     space = policy.space
-    alone = batch.replace(weight=torch.ones_like(batch.weight))  # so that each group's gradient is 1/G of its own
+    alone = batch.replace(
+        weight=torch.ones_like(batch.weight)
+    )  # so that each group's gradient is 1/G of its own
     assert batch.tokens is not None
     assert batch.lengths is not None
     resolved = get(name).resolve(name, options)
@@ -225,12 +263,24 @@ def noise(name: str, claims: Claims) -> Iterator[Row]:
     u = torch.linspace(0, 2, Y, dtype=torch.float64)
     data = data_of(behavior, reward, reference, judged=claims.judged)
     noisy = replace(
-        data, reward=torch.cat([reward - 0.3 * u, reward + 0.1 * u], 1), response=torch.arange(Y).repeat(2), noise=p
+        data,
+        reward=torch.cat([reward - 0.3 * u, reward + 0.1 * u], 1),
+        response=torch.arange(Y).repeat(2),
+        noise=p,
     )
-    found, plain = (gradient(policy, reference, AllGroups(d, reference, n).batch, name, options) for d in (noisy, data))
+    found, plain = (
+        gradient(policy, reference, AllGroups(d, reference, n).batch, name, options) for d in (noisy, data)
+    )
     change = (found - plain).abs().max().item()
-    yield row(name, "noisy rewards count with their mean" if claims.noise else "noise in the rewards matters", f"n={n}", claims, change,
-               most=EXACT if claims.noise else None, least=None if claims.noise else 1e-3)  # fmt: skip
+    yield row(
+        name,
+        "noisy rewards count with their mean" if claims.noise else "noise in the rewards matters",
+        f"n={n}",
+        claims,
+        change,
+        most=EXACT if claims.noise else None,
+        least=None if claims.noise else 1e-3,
+    )
 
 
 def needs(name: str, claims: Claims) -> Row:
@@ -266,5 +316,10 @@ def needs(name: str, claims: Claims) -> Row:
             refused += 1
     share = refused / len(declared) if declared else 1.0
     return row(
-        name, "what it needs and lacks is refused", ", ".join(sorted(declared)) or "nothing", claims, share, least=1.0
+        name,
+        "what it needs and lacks is refused",
+        ", ".join(sorted(declared)) or "nothing",
+        claims,
+        share,
+        least=1.0,
     )

@@ -42,7 +42,9 @@ def measure(name: str, descents: bool) -> Measured:
 
 def prove(names: Sequence[str], *, descents: bool = False) -> dict[str, Measured]:
     """Each of `names`, in this order; `descents`: with their paths."""
-    workers = min(len(names), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    workers = min(
+        len(names), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     if workers == 1:
         return {name: measure(name, descents) for name in names}
     longest_first = sorted(names, key=lambda name: -sum(c.updates for c in CLAIMS[name]))

@@ -142,12 +142,16 @@ def _labels(groups: Sequence[Sequence[RunData]], differences: Mapping[str, Seque
         labels = folders
     else:
         labels = [
-            ", ".join(_short(key, v[i]) for key, v in differences.items() if v[i] != UNSET) for i in range(len(groups))
+            ", ".join(_short(key, v[i]) for key, v in differences.items() if v[i] != UNSET)
+            for i in range(len(groups))
         ]
         labels = [
-            label if label and len(label) <= 48 else folder for label, folder in zip(labels, folders, strict=True)
+            label if label and len(label) <= 48 else folder
+            for label, folder in zip(labels, folders, strict=True)
         ]
-    return [x if labels.count(x) == 1 else str(group[0].folder) for x, group in zip(labels, groups, strict=True)]
+    return [
+        x if labels.count(x) == 1 else str(group[0].folder) for x, group in zip(labels, groups, strict=True)
+    ]
 
 
 def _short(key: str, value: Any) -> str:
@@ -174,7 +178,12 @@ def _line(label: str, runs: Sequence[RunData], measure: Measure) -> Line:
         at = steps[-1]
         se = [run.heldout(at, at) for run in runs]
         return Line(
-            label, tuple(runs), np.array(steps), values, values[:, -1], np.array([x.se if x else math.nan for x in se])
+            label,
+            tuple(runs),
+            np.array(steps),
+            values,
+            values[:, -1],
+            np.array([x.se if x else math.nan for x in se]),
         )
     last = values[:, -tail(len(steps)) :]
     return Line(label, tuple(runs), np.array(steps), values, last.mean(1), np.full(len(runs), math.nan))

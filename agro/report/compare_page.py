@@ -56,7 +56,9 @@ def figure(found: Comparison, size: tuple[float, float] = WIDE, *, labelled: boo
             low, high = zip(*((x.low, x.high) for x in map(Interval.of, values.T)), strict=True)
             axes.fill_between(line.steps, low, high, color=colour, alpha=0.15, linewidth=0)
         marker = "o" if len(line.steps) < 30 else None
-        axes.plot(line.steps, means, dash, color=colour, linewidth=1.6, marker=marker, markersize=3.4, clip_on=False)
+        axes.plot(
+            line.steps, means, dash, color=colour, linewidth=1.6, marker=marker, markersize=3.4, clip_on=False
+        )
         drawn.append(values.ravel())
         ends.append((Series(line.label[:LONGEST], means, colour), float(means[-1])))
     every = np.concatenate(drawn)
@@ -65,12 +67,20 @@ def figure(found: Comparison, size: tuple[float, float] = WIDE, *, labelled: boo
     room = 0.25 * (high - low) or 0.5  # a band of two seeds is so wide that it would leave the lines flat
     axes.set_ylim(0.0 if low >= 0 else low - room, high + room)
     for text, xy, offset, va in (
-        (NAMES[found.measure], (0, 1), (0, 6), "bottom"), ("step", (1, 0), (12, -4), "top"),
-    ):  # fmt: skip
+        (NAMES[found.measure], (0, 1), (0, 6), "bottom"),
+        ("step", (1, 0), (12, -4), "top"),
+    ):
         axes.annotate(
-            text, xy, offset, xycoords="axes fraction", textcoords="offset points", color=INK if va == "bottom" else MUTED,
-            fontsize=FONT, ha="left", va=va,
-        )  # fmt: skip
+            text,
+            xy,
+            offset,
+            xycoords="axes fraction",
+            textcoords="offset points",
+            color=INK if va == "bottom" else MUTED,
+            fontsize=FONT,
+            ha="left",
+            va=va,
+        )
     if labels:
         name_series(axes, size, ends)
     return out
@@ -142,14 +152,21 @@ def differences_words(found: Comparison) -> list[str]:
 
 def to_json(found: Comparison, paths: Sequence[Path]) -> dict[str, Any]:
     def interval(x: Interval | None) -> dict[str, Any] | None:
-        return None if x is None else {"mean": x.mean, "low": _known(x.low), "high": _known(x.high), "seeds": x.n}
+        return (
+            None
+            if x is None
+            else {"mean": x.mean, "low": _known(x.low), "high": _known(x.high), "seeds": x.n}
+        )
 
     return {
         "measure": found.measure,
         "interval": "95 % t-interval over seeds",
         "lines": [
             {
-                "label": line.label, "seeds": line.seeds, "step": int(line.steps[-1]), "final": interval(line.final),
+                "label": line.label,
+                "seeds": line.seeds,
+                "step": int(line.steps[-1]),
+                "final": interval(line.final),
                 "difference_to_first": interval(found.difference(line)),
                 "runs": [
                     {"run": str(run.folder), "seed": seed, "final": float(value), "se": _known(float(se))}
@@ -161,7 +178,7 @@ def to_json(found: Comparison, paths: Sequence[Path]) -> dict[str, Any]:
         "differences": found.differences,
         "notes": notes(found),
         "files": [str(p) for p in paths],
-    }  # fmt: skip
+    }
 
 
 def _known(value: float) -> float | None:
@@ -182,13 +199,18 @@ def page(found: Comparison) -> str:
         }
         for i, line in enumerate(found.lines)
     ]
-    heads = {"final": "final, 95 % interval over seeds", "difference": "difference to the first line, seed by seed"}
+    heads = {
+        "final": "final, 95 % interval over seeds",
+        "difference": "difference to the first line, seed by seed",
+    }
     return fill(
         "compare.html",
         lead=f"{sum(len(line.runs) for line in found.lines)} runs in {len(found.lines)} configurations, by {NAMES[found.measure]}.",
         notes="".join(f'<p class="note">{escape(text)}</p>' for text in notes(found)),
         curves=both(
-            "Reward against steps, one line a configuration", figure(found), figure(found, NARROW, labelled=False)
+            "Reward against steps, one line a configuration",
+            figure(found),
+            figure(found, NARROW, labelled=False),
         ),
         table=table(rows, heads),
         differences=escape("\n".join(differences_words(found)) or "none but the seed"),

@@ -68,7 +68,11 @@ def against_kl(run: RunData, size: tuple[float, float] = WIDE) -> Figure:
     anew = run.config.policy.reference == "phase" and len(run.spans) > 1
     parts = [inside(run, span) for span in run.spans] if anew else [np.full(len(run.rows), True)]
     names = [span.name for span in run.spans] if anew else [""]
-    shown = [(part, n) for part, n in zip(parts, names, strict=True) if any(_known(s, k, part).any() for s, k in pairs)]
+    shown = [
+        (part, n)
+        for part, n in zip(parts, names, strict=True)
+        if any(_known(s, k, part).any() for s, k in pairs)
+    ]
     figure = Figure(figsize=size)
     labels = [s.label for s, _ in pairs] if len(pairs) > 1 else []
     left, bottom, width, height = margins(size, labels, 1 + anew, below=1)
@@ -85,19 +89,31 @@ def against_kl(run: RunData, size: tuple[float, float] = WIDE) -> Figure:
         low, high = axes.get_xlim()
         axes.set_xlim(min(0.0, low), high)
         axes.annotate(
-            cut(name), (0, 1), (0, 3), xycoords="axes fraction", textcoords="offset points", color=INK, fontsize=FONT, va="bottom",
+            cut(name),
+            (0, 1),
+            (0, 3),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            color=INK,
+            fontsize=FONT,
+            va="bottom",
             parse_math=False,
-        )  # fmt: skip
+        )
         if i:
             axes.tick_params(labelleft=False)
         name_axes(
-            axes, "KL, nats a response" if i + 1 == len(shown) else "", "reward" if i == 0 else "", rows=int(anew)
+            axes,
+            "KL, nats a response" if i + 1 == len(shown) else "",
+            "reward" if i == 0 else "",
+            rows=int(anew),
         )
     top = max(axes.get_ylim()[1] for axes in figure.axes)
     for axes in figure.axes:
         axes.set_ylim(top=top)
     if labels:
-        name_series(figure.axes[-1], size, [(s, float(s.values[np.isfinite(s.values + k)][-1])) for s, k in pairs])
+        name_series(
+            figure.axes[-1], size, [(s, float(s.values[np.isfinite(s.values + k)][-1])) for s, k in pairs]
+        )
     return figure
 
 
@@ -130,13 +146,22 @@ def _ends(axes: Any, run: RunData, right: Values, size: tuple[float, float]) -> 
         here = (right[known[at]], value)
         x, y = to_axes.transform(here) * (size[0] * 72 * box.width, size[1] * 72 * box.height)
         last = step == run.spans[-1].ends
-        other = known[max(0, at - 1) if last else min(at + 1, len(known) - 1)]  # where the line beside the number leads
+        other = known[
+            max(0, at - 1) if last else min(at + 1, len(known) - 1)
+        ]  # where the line beside the number leads
         above = y < 1.5 * FONT or values[other] < value
         corner = (x - width if last else x, y if above else y - height)
         if any(abs(corner[0] - a) < width and abs(corner[1] - b) < height for a, b in placed):
             continue
         placed.append(corner)
         axes.annotate(
-            f"{value:.2f}", here, (-3 if last else 3, 5 if above else -5), textcoords="offset points",
-            color=SECOND, fontsize=FONT, fontweight="bold", ha="right" if last else "left", va="bottom" if above else "top",
-        )  # fmt: skip
+            f"{value:.2f}",
+            here,
+            (-3 if last else 3, 5 if above else -5),
+            textcoords="offset points",
+            color=SECOND,
+            fontsize=FONT,
+            fontweight="bold",
+            ha="right" if last else "left",
+            va="bottom" if above else "top",
+        )

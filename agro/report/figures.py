@@ -138,14 +138,29 @@ def name_axes(axes: Any, right: str, up: str, rows: int = 0, *, bold: bool = Fal
     """The unit above the axes, over `rows` of other text, and what lies to the right under their right end."""
     if up:
         axes.annotate(
-            up, (0, 1), (0, 4 + rows * 1.4 * FONT), xycoords="axes fraction", textcoords="offset points",
-            color=INK if bold else MUTED, fontsize=FONT, ha="left", va="bottom", fontweight="bold" if bold else None,
-        )  # fmt: skip
+            up,
+            (0, 1),
+            (0, 4 + rows * 1.4 * FONT),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            color=INK if bold else MUTED,
+            fontsize=FONT,
+            ha="left",
+            va="bottom",
+            fontweight="bold" if bold else None,
+        )
     there = beside(right)
     axes.annotate(
-        right, (1, 0), (10, -4) if there else (0, -16), xycoords="axes fraction", textcoords="offset points",
-        color=MUTED, fontsize=FONT, ha="left" if there else "right", va="top",
-    )  # fmt: skip
+        right,
+        (1, 0),
+        (10, -4) if there else (0, -16),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        color=MUTED,
+        fontsize=FONT,
+        ha="left" if there else "right",
+        va="top",
+    )
 
 
 def cut(name: str, longest: int = 20) -> str:
@@ -172,7 +187,9 @@ def _line(axes: Any, run: RunData, right: Values, s: Series) -> float:
         for part in [known & inside(run, span) for span in run.spans] if s.split else [known]:
             axes.plot(right[part], s.values[part], color=s.colour, linewidth=1.4, clip_on=False)
         if s.se is not None:
-            axes.errorbar(x, y, s.se[known], fmt="none", ecolor=s.colour, elinewidth=1.0, capsize=0, clip_on=False)
+            axes.errorbar(
+                x, y, s.se[known], fmt="none", ecolor=s.colour, elinewidth=1.0, capsize=0, clip_on=False
+            )
         axes.plot(x, y, "o", color=s.colour, markersize=3.6, markeredgewidth=0, clip_on=False)
         return float(y[-1])
     end = math.nan
@@ -209,7 +226,9 @@ def scale_axes(axes: Any, values: Values, scale: str, percent: bool) -> None:
         if values.min() < 0:
             floor = max(floor, 10.0 ** math.ceil(math.log10(-values.min())))
         if values.max() > 20 * floor:
-            low = values.min() * 1.3 if values.min() < 0 else 0 if values.min() < floor else values.min() * 0.7
+            low = (
+                values.min() * 1.3 if values.min() < 0 else 0 if values.min() < floor else values.min() * 0.7
+            )
             axes.set_yscale("symlog", linthresh=floor)
             axes.yaxis.set_minor_locator(NullLocator())
             axes.set_ylim(low, values.max() * 1.4)
@@ -256,9 +275,17 @@ def phases(axes: Any, run: RunData, right: Values, size: tuple[float, float]) ->
         row = next((r for r, end in enumerate(free) if start >= end - 0.01), len(free) - 1)
         free[row], used = start + width, max(used, row + 1)
         axes.annotate(
-            name, (start / points, 1), (2, 3 + row * 1.4 * FONT), xycoords="axes fraction", textcoords="offset points",
-            color=INK, fontsize=FONT, ha="left", va="bottom", parse_math=False,
-        )  # fmt: skip
+            name,
+            (start / points, 1),
+            (2, 3 + row * 1.4 * FONT),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            color=INK,
+            fontsize=FONT,
+            ha="left",
+            va="bottom",
+            parse_math=False,
+        )
     return used
 
 
@@ -274,9 +301,16 @@ def name_series(axes: Any, size: tuple[float, float], ends: Sequence[tuple[Serie
         heights[i] = max(heights[i], 0.4 * FONT if i == 0 else heights[i - 1] + gap)
     for at, (_, s) in zip(heights, placed, strict=True):
         axes.annotate(
-            s.label, (1, 0), (5, at), xycoords="axes fraction", textcoords="offset points",
-            color=s.colour, fontsize=FONT, ha="left", va="center",
-        )  # fmt: skip
+            s.label,
+            (1, 0),
+            (5, at),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            color=s.colour,
+            fontsize=FONT,
+            ha="left",
+            va="center",
+        )
 
 
 def apart(heights: Sequence[float], gap: float) -> list[float]:

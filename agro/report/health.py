@@ -57,7 +57,9 @@ def _gradient(run: RunData) -> str:
     clipped = f" Clipped at {np.mean(after[known] < before[known]):.0%} of the steps." if known.any() else ""
     lines = [Series("after", after, SECOND), Series("before", before, FIRST)]
     return panel(
-        "Gradient norm", f"Before and after clipping.{clipped}", draw(run, lines, scale="log") if known.any() else None
+        "Gradient norm",
+        f"Before and after clipping.{clipped}",
+        draw(run, lines, scale="log") if known.any() else None,
     )
 
 

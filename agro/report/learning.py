@@ -32,10 +32,9 @@ def _curves(run: RunData, experience: Experience) -> str:
     width = smoothing(len(run.rows))
     mean = f", running mean over {width} steps" if width > 1 else ""
     heldout = " Held-out: prompts that aren't trained on, ±1 standard error."
-    said = (
-        f"Training: mean reward of the responses that a step trained on, whoever wrote them{mean}."
-        + (heldout if run.heldout(0, run.spans[-1].ends) else "")
-    )  # fmt: skip
+    said = f"Training: mean reward of the responses that a step trained on, whoever wrote them{mean}." + (
+        heldout if run.heldout(0, run.spans[-1].ends) else ""
+    )
     seen = Axis(experience.seen(run), "responses drawn")
     if experience.draws:
         by_samples = both(
@@ -107,11 +106,19 @@ def _consistency(run: RunData) -> str:
         Series("reference", now + fall, MUTED, points=True),
         Series("policy", now, SECOND, run.column("eval_consistency_se"), points=True),
     ]
-    fell = "" if row.get("eval_consistency_fall") is None else (
-        f" At step {row['step']} it was {row['eval_consistency_fall']:.4f}"
-        + ("" if row.get("eval_consistency_fall_se") is None else f" ± {row['eval_consistency_fall_se']:.4f}")
-        + " below the reference's."
-    )  # fmt: skip
+    fell = (
+        ""
+        if row.get("eval_consistency_fall") is None
+        else (
+            f" At step {row['step']} it was {row['eval_consistency_fall']:.4f}"
+            + (
+                ""
+                if row.get("eval_consistency_fall_se") is None
+                else f" ± {row['eval_consistency_fall_se']:.4f}"
+            )
+            + " below the reference's."
+        )
+    )
     caption = f"AGRO's loss on {row.get('eval_groups', '?')} stored groups that aren't trained on: lower is better, whoever wrote them.{fell}"
     return panel("Held-out ½ Var(R)", caption, draw(run, lines))
 
@@ -184,14 +191,29 @@ def nearness(run: RunData) -> str:
             "Pull against rewards",
             "How much β log π/π_ref differs within groups, in units of how much the rewards do there. 1 at the optimum (grey); far above it the "
             "rewards hardly count.",
-            draw(run, [Series("optimum", np.ones_like(pull), MUTED), Series("pull", pull)], unit="ratio", scale="log"),
+            draw(
+                run,
+                [Series("optimum", np.ones_like(pull), MUTED), Series("pull", pull)],
+                unit="ratio",
+                scale="log",
+            ),
         )
     last = next((row for row in reversed(run.rows) if row.get("eval_kl_ref") is not None), None)
     highest = run.rows[int(np.nanargmax(training))] if np.isfinite(training).any() else None
     policy = run.config.policy
     named = f": {policy.reference_model}" if policy.reference_model else ""
-    return f'<div class="panels">{figure}' + facts({
-        "reference": escape(REFERENCES[policy.reference] + named),
-        "held-out KL at the end": None if last is None else number(last["eval_kl_ref"]) + aside(f"nats a response, step {last['step']}"),
-        "highest KL in training": None if highest is None else number(highest["kl_ref"]) + aside(f"nats a response, step {highest['step']}"),
-    }) + "</div>"  # fmt: skip
+    return (
+        f'<div class="panels">{figure}'
+        + facts(
+            {
+                "reference": escape(REFERENCES[policy.reference] + named),
+                "held-out KL at the end": None
+                if last is None
+                else number(last["eval_kl_ref"]) + aside(f"nats a response, step {last['step']}"),
+                "highest KL in training": None
+                if highest is None
+                else number(highest["kl_ref"]) + aside(f"nats a response, step {highest['step']}"),
+            }
+        )
+        + "</div>"
+    )

@@ -46,7 +46,11 @@ def number(value: float | None, form: str = ".3f", se: float = math.nan) -> str:
 
 def facts(items: Mapping[str, str | None]) -> str:
     """Names and values, these in HTML; None: not measured."""
-    return "<dl>" + "".join(_fact(name, UNKNOWN if value is None else value) for name, value in items.items()) + "</dl>"
+    return (
+        "<dl>"
+        + "".join(_fact(name, UNKNOWN if value is None else value) for name, value in items.items())
+        + "</dl>"
+    )
 
 
 def _fact(name: str, value: str) -> str:
@@ -94,7 +98,9 @@ def tabs(name: str, parts: Mapping[str, str]) -> str:
         f'<input type="radio" name="{name}" id="{name}-{i}"{" checked" * (i == 0)}><label for="{name}-{i}">{label}</label>'
         for i, label in enumerate(parts)
     )
-    return f'<div class="tabs">{choices}' + "".join(f"<div>{part}</div>" for part in parts.values()) + "</div>"
+    return (
+        f'<div class="tabs">{choices}' + "".join(f"<div>{part}</div>" for part in parts.values()) + "</div>"
+    )
 
 
 def css(colour: str) -> str:
@@ -104,4 +110,6 @@ def css(colour: str) -> str:
 def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{seconds:.3g} s"
+    return (
+        f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{seconds:.3g} s"
+    )

@@ -25,7 +25,10 @@ def material(run: RunData, experience: Experience) -> str:
 
 
 def _why(experience: Experience) -> str:
-    return experience.problem or "The store holds no draw of this run, so sources and distributions aren't known."
+    return (
+        experience.problem
+        or "The store holds no draw of this run, so sources and distributions aren't known."
+    )
 
 
 def _facts(run: RunData) -> str:
@@ -34,13 +37,15 @@ def _facts(run: RunData) -> str:
         return None if value is None else f"{value:,.0f}"
 
     heldout = next((row["eval_n"] for row in reversed(run.rows) if row.get("eval_n") is not None), None)
-    return facts({
-        "reward": escape(run.config.reward.title),
-        "prompts": escape(run.config.data.prompts or "none"),
-        "tokens trained on": total("tokens"),
-        "tokens sampled": total("sampled_tokens"),
-        "held-out responses": None if heldout is None else f"{heldout:,}",
-    })  # fmt: skip
+    return facts(
+        {
+            "reward": escape(run.config.reward.title),
+            "prompts": escape(run.config.data.prompts or "none"),
+            "tokens trained on": total("tokens"),
+            "tokens sampled": total("sampled_tokens"),
+            "held-out responses": None if heldout is None else f"{heldout:,}",
+        }
+    )
 
 
 def _sources(run: RunData, experience: Experience) -> str:
@@ -60,7 +65,9 @@ def _sources(run: RunData, experience: Experience) -> str:
             "mean reward": _mean(draws, lambda d: d.reward, ".3f"),
             "age": _age(draws),
         }
-        for (name, source), draws in sorted(found.items(), key=lambda item: (order.index(item[0][0]), -len(item[1])))
+        for (name, source), draws in sorted(
+            found.items(), key=lambda item: (order.index(item[0][0]), -len(item[1]))
+        )
     ]
     return table(rows, {"drawn": "responses drawn", "age": "age in steps"})
 
@@ -138,7 +145,5 @@ def _spread(title: str, unit: str, experience: Experience, values: Values, *, wh
         for colour, w in ((MUTED, begin), (FIRST, end))
     ]
     figure = spread(begin.values, end.values, unit, whole=whole)
-    caption = (
-        f"Responses drawn in the first and the last tenth of the steps: {len(begin.values):,} and {len(end.values):,}."
-    )
+    caption = f"Responses drawn in the first and the last tenth of the steps: {len(begin.values):,} and {len(end.values):,}."
     return panel(title, caption, figure, key(entries))

@@ -129,7 +129,9 @@ def _read_metrics(path: Path) -> tuple[list[Row], bool]:
         except ValueError as error:
             if number == len(lines):  # without its newline: what a kill in the middle of writing leaves
                 return _some(rows, path), True
-            raise Refused(f"{path}:{number}: {error}; every line but a torn last one is a JSON object") from None
+            raise Refused(
+                f"{path}:{number}: {error}; every line but a torn last one is a JSON object"
+            ) from None
         _check(row, rows[-1]["step"] if rows else -1, f"{path}:{number}")
         rows.append(row)
     return _some(rows, path), False
@@ -158,12 +160,44 @@ def _check_number(value: Any, where: str) -> None:
 
 
 COLUMNS = (
-    "reward_mean", "eval_reward", "eval_reward_se", "eval_kl_ref", "kl_ref", "beta", "regret", "grad_norm", "grad_norm_clipped", "tokens",
-    "sampled_tokens", "seconds", "staleness_mean", "staleness_max", "length_mean", "truncated_share", "groups",
-    "groups_equal", "rewards_failed", "left_out", "skipped", "rolled_back", "logp_diff_mean", "logp_diff_max", "eval_n",
-    "eval_unscored", "eval_consistency", "eval_consistency_se", "eval_consistency_fall", "eval_consistency_fall_se", "eval_groups",
-    "eval_fresh_consistency", "eval_fresh_consistency_se", "eval_regret", "eval_regret_se", "eval_fresh_groups", "pull_to_rewards",
-)  # fmt: skip
+    "reward_mean",
+    "eval_reward",
+    "eval_reward_se",
+    "eval_kl_ref",
+    "kl_ref",
+    "beta",
+    "regret",
+    "grad_norm",
+    "grad_norm_clipped",
+    "tokens",
+    "sampled_tokens",
+    "seconds",
+    "staleness_mean",
+    "staleness_max",
+    "length_mean",
+    "truncated_share",
+    "groups",
+    "groups_equal",
+    "rewards_failed",
+    "left_out",
+    "skipped",
+    "rolled_back",
+    "logp_diff_mean",
+    "logp_diff_max",
+    "eval_n",
+    "eval_unscored",
+    "eval_consistency",
+    "eval_consistency_se",
+    "eval_consistency_fall",
+    "eval_consistency_fall_se",
+    "eval_groups",
+    "eval_fresh_consistency",
+    "eval_fresh_consistency_se",
+    "eval_regret",
+    "eval_regret_se",
+    "eval_fresh_groups",
+    "pull_to_rewards",
+)
 
 
 def _some(rows: list[Row], path: Path) -> list[Row]:

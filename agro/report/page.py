@@ -30,7 +30,9 @@ def page(run: RunData) -> str:
         nearness=nearness(run),
         material=material(run, experience),
         health=health(run),
-        responses=unknown(experience.problem) if experience.responses is None else _responses(experience.responses),
+        responses=unknown(experience.problem)
+        if experience.responses is None
+        else _responses(experience.responses),
         facts=_facts(run),
         config=escape(json.dumps(run.values, indent=2, ensure_ascii=False)),
     )
@@ -42,7 +44,9 @@ def _lead(run: RunData) -> str:
     asked = sum(run.config.phase(name).train.steps for name in run.config.phase_names)
     done = f"{steps} step{'s' * (steps != 1)}" + (f" of {asked}" if steps < asked else "")
     said = (
-        f"{escape(_model(run))} was trained for {done}" + ("" if seconds is None else f" in {duration(seconds)}") + "."
+        f"{escape(_model(run))} was trained for {done}"
+        + ("" if seconds is None else f" in {duration(seconds)}")
+        + "."
     )
     if first and last:
         said += f" Held-out reward went from <b>{first.value:.3f}</b> to <b>{last.value:.3f}</b>."
@@ -61,7 +65,9 @@ def _model(run: RunData) -> str:
 def _notes(run: RunData) -> str:
     notes = []
     if run.torn:
-        notes.append("The last line of metrics.jsonl is torn, as a run that was killed leaves it; it is left out.")
+        notes.append(
+            "The last line of metrics.jsonl is torn, as a run that was killed leaves it; it is left out."
+        )
     if found := troubles(run):
         notes.append(f'Counted on the way: {", ".join(found)}. <a href="#wrong">More</a>')
     return "".join(f'<p class="note">{note}</p>' for note in notes)
@@ -77,7 +83,11 @@ def _facts(run: RunData) -> str:
         items["best model, kept in best/"] = number(best.value, se=best.se) + aside(
             f"held-out reward, step {best.step}"
         )
-    said = ", ".join(f"{k} {v}" for k, v in versions.items()) if isinstance(versions, dict) else "versions not noted"
+    said = (
+        ", ".join(f"{k} {v}" for k, v in versions.items())
+        if isinstance(versions, dict)
+        else "versions not noted"
+    )
     return facts(items) + aside(said)
 
 
@@ -86,11 +96,15 @@ def _responses(found: Responses) -> str:
         return unknown("The store holds no scored response.")
     said = "that this run sampled" if found.own else "in the store that it learnt from"
     among = f"the last {found.of:,}" if found.of == LATE else f"{found.of:,}"
-    return f'<p class="aside">Of {among} scored responses {said}, one a prompt.</p><div class="pair">' + "".join(
-        f"<div><h3>{title}</h3>{''.join(map(_response, samples))}</div>"
-        for title, samples in (("Best", found.best), ("Worst", found.worst))
-        if samples
-    ) + "</div>"  # fmt: skip
+    return (
+        f'<p class="aside">Of {among} scored responses {said}, one a prompt.</p><div class="pair">'
+        + "".join(
+            f"<div><h3>{title}</h3>{''.join(map(_response, samples))}</div>"
+            for title, samples in (("Best", found.best), ("Worst", found.worst))
+            if samples
+        )
+        + "</div>"
+    )
 
 
 def _response(sample: Sample) -> str:

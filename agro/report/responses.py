@@ -44,7 +44,9 @@ def _extremes(samples: Sequence[Sample], own: bool) -> Responses:
     best = heapq.nlargest(SHOWN, top.values(), key=lambda s: (_reward(s), s.id or 0))
     taken = {s.id for s in best}
     left = [s for s in bottom.values() if s.id not in taken and _reward(s) < _reward(best[0])]
-    return Responses(best, heapq.nsmallest(SHOWN, left, key=lambda s: (_reward(s), -(s.id or 0))), len(samples), own)
+    return Responses(
+        best, heapq.nsmallest(SHOWN, left, key=lambda s: (_reward(s), -(s.id or 0))), len(samples), own
+    )
 
 
 def _reward(sample: Sample) -> float:

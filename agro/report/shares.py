@@ -31,7 +31,9 @@ BINS = 24
 COLUMNS = 60  # of sources over steps
 
 
-def spread(begin: Values, end: Values, unit: str, *, whole: bool = False, size: tuple[float, float] = PANEL) -> Figure:
+def spread(
+    begin: Values, end: Values, unit: str, *, whole: bool = False, size: tuple[float, float] = PANEL
+) -> Figure:
     """Shares of `begin` (grey) and `end` (blue), neither empty. `whole`: the values are whole numbers."""
     figure, axes = _shares(size, below=int(not beside(unit)))
     values = np.unique(np.concatenate([begin, end]))
@@ -74,7 +76,9 @@ def sources(
     edges = np.array(
         [*(e for s in run.spans for e in range(s.begins, s.ends, width)), last]
     )  # none lies over two phases
-    counts = np.array([np.histogram(steps[np.array(labels) == i], edges + 0.5)[0] for i in range(count)], np.float64)
+    counts = np.array(
+        [np.histogram(steps[np.array(labels) == i], edges + 0.5)[0] for i in range(count)], np.float64
+    )
     total = counts.sum(0)
     tops = np.cumsum(np.divide(counts, total, out=np.zeros_like(counts), where=total > 0), 0)
     below = np.zeros_like(total)

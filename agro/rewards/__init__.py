@@ -13,7 +13,15 @@ from agro.rewards.combined import CombinedReward
 from agro.rewards.function import FunctionReward
 from agro.rewards.protocol import Reward, Score, check_failures
 
-__all__ = ["AnswerReward", "CombinedReward", "FunctionReward", "Reward", "Score", "check_failures", "load_reward"]
+__all__ = [
+    "AnswerReward",
+    "CombinedReward",
+    "FunctionReward",
+    "Reward",
+    "Score",
+    "check_failures",
+    "load_reward",
+]
 
 BUILTIN: dict[str, Callable[..., Reward]] = {"exact": exact, "regex": regex, "math": mathematical}
 

@@ -30,14 +30,22 @@ class AnswerReward:
         self._pool = pool
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
-        return score_known(samples, self._answer, lambda known, found: self._judge([s.response for s in known], found))
+        return score_known(
+            samples, self._answer, lambda known, found: self._judge([s.response for s in known], found)
+        )
 
     def _answer(self, sample: Sample) -> str:
         answer = sample.meta.get("answer")
         if answer is None:
             raise LookupError("the sample has no answer")
-        if isinstance(answer, bool) or not isinstance(answer, (str, int, float)) or answer in (math.inf, -math.inf):
-            raise LookupError(f"the sample's answer is a {type(answer).__name__}, expected text or a finite number")
+        if (
+            isinstance(answer, bool)
+            or not isinstance(answer, (str, int, float))
+            or answer in (math.inf, -math.inf)
+        ):
+            raise LookupError(
+                f"the sample's answer is a {type(answer).__name__}, expected text or a finite number"
+            )
         found = str(answer) if self._marker is None else answers.after_marker(str(answer), self._marker)
         if found is None:
             raise LookupError(f"the sample's answer has no {self._marker!r}")
@@ -80,7 +88,9 @@ def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> Answer
             raise Refused("reward.options.marker: expected text, got none")
 
         def judge(responses: list[str], known: list[str]) -> list[Score]:
-            return [Score(answers.matches(answers.after_marker(r, marker), a)) for r, a in zip(responses, known)]
+            return [
+                Score(answers.matches(answers.after_marker(r, marker), a)) for r, a in zip(responses, known)
+            ]
 
         return AnswerReward("regex", judge, given["answer_marker"] or None)
 
@@ -96,7 +106,10 @@ def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> Answer
             "write (?:…) for a group that isn't the answer"
         )
     pool = Pool(
-        f"{Path(answers.__file__).resolve()}:by_pattern", {"pattern": pattern}, timeout=timeout, workers=workers
+        f"{Path(answers.__file__).resolve()}:by_pattern",
+        {"pattern": pattern},
+        timeout=timeout,
+        workers=workers,
     )
 
     def judge_in_worker(responses: list[str], known: list[str]) -> list[Score]:
@@ -116,14 +129,21 @@ def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) ->
     _options("math", options)
     if importlib.util.find_spec("math_verify") is None:
         raise Refused("reward.name: math needs math-verify; pip install 'agro[math]'")
-    file = Path(answers.__file__).resolve().with_name("mathematics.py")  # importing it would import SymPy here
+    file = (
+        Path(answers.__file__).resolve().with_name("mathematics.py")
+    )  # importing it would import SymPy here
     pool = Pool(f"{file}:grade", {}, timeout=timeout, workers=workers)
 
     def judge(responses: list[str], known: list[str]) -> list[Score]:
         concluded = [(answers.conclusion(r), answers.conclusion(a)) for r, a in zip(responses, known)]
         scores = [Score(1.0)] * len(known)
-        asked = [i for i, (r, a) in enumerate(concluded) if not a or answers.normalise(r) != answers.normalise(a)]
-        columns = {"completions": [concluded[i][0] for i in asked], "answer": [concluded[i][1] for i in asked]}
+        asked = [
+            i for i, (r, a) in enumerate(concluded) if not a or answers.normalise(r) != answers.normalise(a)
+        ]
+        columns = {
+            "completions": [concluded[i][0] for i in asked],
+            "answer": [concluded[i][1] for i in asked],
+        }
         for i, (value, error) in zip(asked, pool.call(columns, len(asked), at_once=AT_ONCE)):
             unread = f"no mathematics can be read in the sample's answer {known[i]!r:.80}"
             scores[i] = Score(value, unread if error == "returned None" else error)

@@ -27,11 +27,15 @@ class CombinedReward:
     def _sum(self, scores: Mapping[str, Score]) -> Score:
         values = {name: score.value for name, score in scores.items()}
         counted = {name: weight for name, (_, weight) in self._parts.items() if weight}
-        errors = [f"{name}: {scores[name].error or 'no reason given'}" for name in counted if values[name] is None]
+        errors = [
+            f"{name}: {scores[name].error or 'no reason given'}" for name in counted if values[name] is None
+        ]
         if errors:
             return Score(None, "; ".join(errors), values)
         total = sum(weight * (values[name] or 0.0) for name, weight in counted.items())
-        return Score(total, None, values) if math.isfinite(total) else Score(None, f"the sum is {total}", values)
+        return (
+            Score(total, None, values) if math.isfinite(total) else Score(None, f"the sum is {total}", values)
+        )
 
     def close(self) -> None:
         for reward, _ in self._parts.values():

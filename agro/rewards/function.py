@@ -102,7 +102,9 @@ class FunctionReward:
         names = dict.fromkeys(key for s in samples for key in s.meta if key not in RESERVED)
         for name in names:
             if name in self._options:
-                raise Refused(f"reward.options.{name}: the samples have a column of this name too; rename one of them")
+                raise Refused(
+                    f"reward.options.{name}: the samples have a column of this name too; rename one of them"
+                )
         columns: dict[str, list[Any]] = {name: [s.meta.get(name) for s in samples] for name in names}
         columns["prompts"] = [s.prompt for s in samples]
         columns["completions"] = [_completion(s) for s in samples]
@@ -143,7 +145,9 @@ def _located(name: str) -> str:
     path = Path(place).expanduser().resolve()
     if not path.is_file():
         near = get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], 1, 0.5)
-        raise Refused(f"reward.name: there is no file {path}" + (f"; did you mean {near[0]}?" if near else ""))
+        raise Refused(
+            f"reward.name: there is no file {path}" + (f"; did you mean {near[0]}?" if near else "")
+        )
     return f"{path}:{function}"
 
 

@@ -21,7 +21,9 @@ class Score:
 
     value: float | None
     error: str | None = None
-    parts: Mapping[str, float | None] = field(default_factory=dict)  # unweighted, by name, where there are several
+    parts: Mapping[str, float | None] = field(
+        default_factory=dict
+    )  # unweighted, by name, where there are several
 
     def __post_init__(self) -> None:
         if self.value is not None and not math.isfinite(self.value):
@@ -49,7 +51,9 @@ class Reward(Protocol):
 
 
 def score_known(
-    samples: Sequence[Sample], find: Callable[[Sample], T], judge: Callable[[list[Sample], list[T]], list[Score]]
+    samples: Sequence[Sample],
+    find: Callable[[Sample], T],
+    judge: Callable[[list[Sample], list[T]], list[Score]],
 ) -> list[Score]:
     """`judge` on the samples in which `find` finds what it takes; the message of its `LookupError` is the others' error."""
     known: dict[int, T] = {}
@@ -69,7 +73,9 @@ def check_failures(samples: Sequence[Sample], scores: Sequence[Score], max_faile
     The message gives the share, the limit and the three most frequent causes with counts and samples.
     """
     failed = [
-        (sample, score.error or "no reason given") for sample, score in zip(samples, scores) if score.value is None
+        (sample, score.error or "no reason given")
+        for sample, score in zip(samples, scores)
+        if score.value is None
     ]
     if not failed or len(failed) <= max_failed * len(scores):
         return len(failed)
@@ -77,7 +83,9 @@ def check_failures(samples: Sequence[Sample], scores: Sequence[Score], max_faile
     for sample, error in failed:
         causes[_cause(error)].append((sample, error))
     common = sorted(causes.values(), key=len, reverse=True)
-    lines = [f"  {len(hits)} × {hits[0][1]}: {', '.join(_name(s) for s, _ in hits[:3])}" for hits in common[:3]]
+    lines = [
+        f"  {len(hits)} × {hits[0][1]}: {', '.join(_name(s) for s, _ in hits[:3])}" for hits in common[:3]
+    ]
     if len(common) > 3:
         lines.append(f"  {sum(map(len, common[3:]))} of other causes")
     raise Refused(

@@ -27,7 +27,9 @@ GRACE = 5.0  # seconds after a limit at which the worker ends by itself, should 
 
 def main() -> None:
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the function's own reading and printing stay out of the protocol
+    os.dup2(
+        os.open(os.devnull, os.O_RDONLY), 0
+    )  # the function's own reading and printing stay out of the protocol
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
@@ -73,7 +75,9 @@ def load(name: str) -> tuple[Callable[..., Any] | None, str]:
     try:
         module = load_file(place) if place.endswith(".py") else importlib.import_module(place)
     except BaseException as error:  # noqa: BLE001 a module may do anything when it is imported
-        near = nearest_modules(place) if isinstance(error, ModuleNotFoundError) and error.name == place else ""
+        near = (
+            nearest_modules(place) if isinstance(error, ModuleNotFoundError) and error.name == place else ""
+        )
         return None, f"{place} can't be imported: {explain(error, place)}{near}"
     try:
         function = attrgetter(path)(module)
@@ -86,7 +90,9 @@ def load(name: str) -> tuple[Callable[..., Any] | None, str]:
 
 
 def load_file(path: str) -> Any:
-    name = "reward_file_" + os.path.basename(path)[:-3]  # can't shadow a module that something imports by its name
+    name = (
+        "reward_file_" + os.path.basename(path)[:-3]
+    )  # can't shadow a module that something imports by its name
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -100,7 +106,9 @@ def nearest(name: str, known: list[str]) -> str:
     import difflib
 
     close = difflib.get_close_matches(name, known, 3, 0.5)
-    return f"; did you mean {' or '.join(close)}?" if close else f"; it has {', '.join(known) or 'no function'}"
+    return (
+        f"; did you mean {' or '.join(close)}?" if close else f"; it has {', '.join(known) or 'no function'}"
+    )
 
 
 def nearest_modules(name: str) -> str:
@@ -124,7 +132,9 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def call(function: Callable[..., Any], arguments: dict[str, Any], options: dict[str, Any], n: int) -> list[Any]:
+def call(
+    function: Callable[..., Any], arguments: dict[str, Any], options: dict[str, Any], n: int
+) -> list[Any]:
     result = function(**arguments, **options)
     if inspect.iscoroutine(result):
         import asyncio
@@ -138,7 +148,9 @@ def call(function: Callable[..., Any], arguments: dict[str, Any], options: dict[
     return [number(value) for value in values]
 
 
-def call_each(function: Callable[..., Any], arguments: dict[str, Any], options: dict[str, Any], n: int) -> list[Any]:
+def call_each(
+    function: Callable[..., Any], arguments: dict[str, Any], options: dict[str, Any], n: int
+) -> list[Any]:
     """One call a row, with the row's values; coroutines are awaited together. A dict's number is its "score"."""
     results: list[Any] = []
     for i in range(n):

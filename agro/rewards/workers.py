@@ -154,9 +154,13 @@ class Pool:
                 self._write(worker)
             else:
                 ended += self._read(worker)
-        for worker in [w for w in self._workers if (w.rows or not w.ready) and time.monotonic() >= w.deadline]:
+        for worker in [
+            w for w in self._workers if (w.rows or not w.ready) and time.monotonic() >= w.deadline
+        ]:
             if not worker.ready:
-                raise Refused(f"reward.name: importing {self._first['function']} took more than {START_SECONDS:g} s")
+                raise Refused(
+                    f"reward.name: importing {self._first['function']} took more than {START_SECONDS:g} s"
+                )
             ended.append(self._fail(worker, f"timed out after {worker.deadline - worker.since:g} s"))
         return ended
 
@@ -191,7 +195,9 @@ class Pool:
             self._replace(worker)
             return []
         if message.get("id") != worker.request:
-            return [self._fail(worker, "its process wrote over agro's pipe" if data else _death(worker.process))]
+            return [
+                self._fail(worker, "its process wrote over agro's pipe" if data else _death(worker.process))
+            ]
         rows, worker.rows = worker.rows, []
         if "error" in message:
             return [(rows, [(None, message["error"])] * len(rows))]
@@ -201,7 +207,9 @@ class Pool:
 
     def _greet(self, worker: _Worker, message: dict[str, Any]) -> None:
         if "parameters" not in message:
-            raise Refused(f"reward.name: {message.get('refused') or _death(worker.process) + ' while importing'}")
+            raise Refused(
+                f"reward.name: {message.get('refused') or _death(worker.process) + ' while importing'}"
+            )
         self.parameters, self.any_parameter = frozenset(message["parameters"]), message["any"]
         worker.ready = True
 

@@ -66,12 +66,17 @@ class HFSampler:
                 rows.admit([waiting.popleft() for _ in range(min(rows.free, len(waiting)))])
             for done in rows.step():
                 if self.version != version:
-                    raise RuntimeError(f"version {self.version} arrived while version {version} was being sampled from")
+                    raise RuntimeError(
+                        f"version {self.version} arrived while version {version} was being sampled from"
+                    )
                 yield done
 
     def _probe(self) -> None:
         """Raise `Refused` unless a few tokens have the log-probs that the trainer gives them."""
-        policy, ids = self.policy, [i % self.policy.vocab_size for i in range(min(3, self.policy.context - 2))]
+        policy, ids = (
+            self.policy,
+            [i % self.policy.vocab_size for i in range(min(3, self.policy.context - 2))],
+        )
         requests = [Request(i, Prompt(""), prompt, 2) for i, prompt in enumerate((ids, ids[:1]))]
         rows = Rows(policy, requests, Sampling(temperature=policy.temperature, max_new=2))
         rows.admit(requests)
@@ -83,8 +88,12 @@ class HFSampler:
             mask = torch.arange(tokens.shape[1])[None] >= len(done.request.ids)
             with torch.no_grad():
                 own = policy.streams(tokens, torch.tensor([tokens.shape[1]]), mask)["logp"]
-            difference = max(difference, float((own[mask.to(own.device)].cpu() - torch.tensor(done.logp)).abs().max()))
-        if not difference <= (1e-3 if torch.finfo(policy.dtype).bits > 16 else 0.5):  # gross errors, not rounding
+            difference = max(
+                difference, float((own[mask.to(own.device)].cpu() - torch.tensor(done.logp)).abs().max())
+            )
+        if not difference <= (
+            1e-3 if torch.finfo(policy.dtype).bits > 16 else 0.5
+        ):  # gross errors, not rounding
             raise Refused(
                 f"{policy.name}: decoded token by token, its log-probs differ by {difference:.3g} nats from those of "
                 "whole sequences; sample from it elsewhere and import the responses"

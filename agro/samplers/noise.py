@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
-def uniforms(seed: int, responses: Sequence[int], count: int, first: Sequence[int] | int = 0) -> NDArray[np.float64]:
+def uniforms(
+    seed: int, responses: Sequence[int], count: int, first: Sequence[int] | int = 0
+) -> NDArray[np.float64]:
     """[R,count] numbers in [0,1) for positions first … first+count-1 of each response; `first` is one number, or [R].
 
     SplitMix64 (Steele, Lea and Flood 2014) run three times: over the seed, then the response, then the position. 51

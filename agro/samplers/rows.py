@@ -56,11 +56,14 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys, self.values = (
-            x.new_zeros((self.rows.size, x.shape[1], self.rows.columns, x.shape[3])) for x in (key_states, value_states)
+            x.new_zeros((self.rows.size, x.shape[1], self.rows.columns, x.shape[3]))
+            for x in (key_states, value_states)
         )
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         b, end = len(key_states), self.rows.end

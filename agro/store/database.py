@@ -113,7 +113,9 @@ class Database:
             migration.renew(self)
         if not read_only:
             if self._begin_log() != "wal":
-                raise Refused(f"{self.path}: SQLite can't keep a write-ahead log here; put the store on a local disk")
+                raise Refused(
+                    f"{self.path}: SQLite can't keep a write-ahead log here; put the store on a local disk"
+                )
             self._run("PRAGMA synchronous = FULL")
             self._run("PRAGMA foreign_keys = ON")
 
@@ -130,12 +132,16 @@ class Database:
                 time.sleep(0.01)
 
     def _is_empty(self) -> bool:
-        return self._run("PRAGMA application_id") == [(0,)] and not self._run("SELECT 1 FROM sqlite_master LIMIT 1")
+        return self._run("PRAGMA application_id") == [(0,)] and not self._run(
+            "SELECT 1 FROM sqlite_master LIMIT 1"
+        )
 
     def _check_schema(self) -> int:
         [(application,)], [(schema,)] = self._run("PRAGMA application_id"), self._run("PRAGMA user_version")
         if application != APPLICATION_ID:
-            raise Refused(f"{self.path}: not a store: an SQLite file, but not one of agro's; give another path")
+            raise Refused(
+                f"{self.path}: not a store: an SQLite file, but not one of agro's; give another path"
+            )
         if schema > SCHEMA:
             raise Refused(
                 f"{self.path}: expected schema {SCHEMA} or older, got {schema}: a newer agro wrote this store; "
@@ -169,7 +175,9 @@ def columns_fit(run: Callable[[str, list[str]], Iterable[tuple[str]]]) -> bool:
     """Whether the tables have the columns of a store; `run` gives the rows of a statement."""
     tables = {"samples": SAMPLE, **{table: (*columns, "checksum") for table, columns in LEDGERS.items()}}
     sql = "SELECT name FROM pragma_table_info(?)"
-    return all({name for (name,) in run(sql, [table])} | {"checksum"} == set(tables[table]) for table in tables)
+    return all(
+        {name for (name,) in run(sql, [table])} | {"checksum"} == set(tables[table]) for table in tables
+    )
 
 
 def way_out(path: Path) -> str:
@@ -186,7 +194,9 @@ def _check_place(path: Path, read_only: bool, create: bool) -> None:
         raise Refused(f"{path}: expected the file of a store, got a folder")
     there = path.exists()
     if not there and (read_only or not create):
-        raise Refused(f"{path}: no such store; make one with `agro import` or `agro sample`, or give another path")
+        raise Refused(
+            f"{path}: no such store; make one with `agro import` or `agro sample`, or give another path"
+        )
     if not there and not path.parent.is_dir():
         raise Refused(f"{path}: the folder {path.parent} doesn't exist; make it first")
     if there and not _allowed(path, os.R_OK):
@@ -196,7 +206,10 @@ def _check_place(path: Path, read_only: bool, create: bool) -> None:
     if there:
         with path.open("rb") as file:
             head = file.read(len(_MAGIC))
-        if head not in (b"", _MAGIC):  # SQLite itself would take a short file for an empty one, and overwrite it
+        if head not in (
+            b"",
+            _MAGIC,
+        ):  # SQLite itself would take a short file for an empty one, and overwrite it
             raise Refused(f"{path}: {_REASONS[sqlite3.SQLITE_NOTADB]}")
 
 

@@ -25,9 +25,26 @@ from agro.strictjson import dumps, loads
 from agro.types import UNKNOWN_VERSION, Role, Sample
 
 FIELDS = (
-    "prompt", "response", "reward", "prompt_id", "episode", "answer", "tokens", "mask", "action", "tokenizer",
-    "behavior_logp", "sampling", "context_tokens", "token_reward", "model", "version", "role", "source", "meta",
-)  # fmt: skip
+    "prompt",
+    "response",
+    "reward",
+    "prompt_id",
+    "episode",
+    "answer",
+    "tokens",
+    "mask",
+    "action",
+    "tokenizer",
+    "behavior_logp",
+    "sampling",
+    "context_tokens",
+    "token_reward",
+    "model",
+    "version",
+    "role",
+    "source",
+    "meta",
+)
 ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 
 
@@ -55,7 +72,11 @@ def to_record(sample: Sample) -> dict[str, Any]:
         "prompt_id": sample.prompt_id,
         "role": sample.role,
         "source": sample.source,
-        **{k: v for k, v in optional.items() if v is not None and not (k == "version" and v == UNKNOWN_VERSION)},
+        **{
+            k: v
+            for k, v in optional.items()
+            if v is not None and not (k == "version" and v == UNKNOWN_VERSION)
+        },
     }
 
 
@@ -235,7 +256,9 @@ def _list(array: NDArray[Any] | None) -> list[Any] | None:
 
 def _keep(meta: dict[str, Any], name: str, value: Any) -> None:
     if name in meta and meta[name] != value:
-        raise Refused(f"{name}: the record holds {value!r:.80}, and its meta {meta[name]!r:.80}; keep one of them")
+        raise Refused(
+            f"{name}: the record holds {value!r:.80}, and its meta {meta[name]!r:.80}; keep one of them"
+        )
     meta[name] = value
 
 
@@ -248,14 +271,20 @@ def _typed(known: dict[str, Any], name: str, kind: type, words: str) -> Any:
 
 def _name(known: dict[str, Any], name: str) -> str | None:
     value = known.get(name)
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else _typed(known, name, str, "text")
+    return (
+        str(value)
+        if isinstance(value, int) and not isinstance(value, bool)
+        else _typed(known, name, str, "text")
+    )
 
 
 def number(known: dict[str, Any], name: str) -> float | None:
     """A number of a record, true and false included, and None where it is unknown."""
     value = known.get(name)
     if isinstance(value, str | list | dict):
-        raise Refused(f"{name}: expected a number, true or false, or null where it is unknown, got {value!r:.80}")
+        raise Refused(
+            f"{name}: expected a number, true or false, or null where it is unknown, got {value!r:.80}"
+        )
     try:
         return None if value is None else float(value)
     except OverflowError:

@@ -54,7 +54,9 @@ class ImportReport:
             f"taken: {self.samples} samples ({self.scored} with a reward) in {self.groups} groups, {self.pairs} pairs",
         ]
         if self.duplicates:
-            said.append(f"not taken again: {self.duplicates} samples that an earlier import of the same file brought")
+            said.append(
+                f"not taken again: {self.duplicates} samples that an earlier import of the same file brought"
+            )
         if self.repeats:
             said.append(
                 f"repeats: {self.repeats} of the new samples equal another response of their group; all are kept"
@@ -127,7 +129,9 @@ def import_files(
                 for part in _parts(row, mapping, report):
                     try:
                         kind = _kind(part.record, format)
-                        entries.append(_entry(part, kind, Origin(digest, row.number, ""), known, role, default))
+                        entries.append(
+                            _entry(part, kind, Origin(digest, row.number, ""), known, role, default)
+                        )
                         kinds.add(kind)
                     except Refused as error:
                         at = part.columns.get("response") or part.columns.get("chosen")
@@ -138,7 +142,9 @@ def import_files(
                 report.duplicates += sum(len(e.samples) for e in entries) - sum(len(e.samples) for e in new)
                 repeats.look_up({s.prompt_id for e in new for s in e.samples})
                 ids = iter(
-                    store.append([s for e in new for s in e.samples], origins=[o for e in new for o in e.origins])
+                    store.append(
+                        [s for e in new for s in e.samples], origins=[o for e in new for o in e.origins]
+                    )
                 )
                 rows_of = [tuple(islice(ids, len(e.samples))) for e in new]
                 pairs = [Pair(r[0], r[1], *e.votes) for r, e in zip(rows_of, new, strict=True) if len(r) == 2]
@@ -180,7 +186,9 @@ def _kind(record: Mapping[str, Any], format: str | None) -> str:
     )
 
 
-def _entry(part: Part, kind: str, origin: Origin, prompts: Mapping[str, Prompt], role: Role, source: str) -> _Entry:
+def _entry(
+    part: Part, kind: str, origin: Origin, prompts: Mapping[str, Prompt], role: Role, source: str
+) -> _Entry:
     if kind == "conversation":
         sample = from_record(split(part.record), role=role, source=source)
         return _Entry((sample,), (origin._replace(part=part.column("messages")),))
@@ -196,7 +204,9 @@ def _entry(part: Part, kind: str, origin: Origin, prompts: Mapping[str, Prompt],
             raise Refused(f"{name}: expected text, got {record.get(name)!r:.80}")
         samples.append(from_record(rest | {"response": record[name]}, role=role, source=source))
     votes = [_votes(record, f"votes_{name}") for name in both]
-    return _Entry(tuple(samples), tuple(origin._replace(part=part.column(name)) for name in both), (votes[0], votes[1]))
+    return _Entry(
+        tuple(samples), tuple(origin._replace(part=part.column(name)) for name in both), (votes[0], votes[1])
+    )
 
 
 def _join(record: dict[str, Any], prompts: Mapping[str, Prompt]) -> dict[str, Any]:
@@ -205,7 +215,9 @@ def _join(record: dict[str, Any], prompts: Mapping[str, Prompt]) -> dict[str, An
         return record
     key = record.get("prompt_id", record.get("id"))
     if key is None or not prompts:
-        raise Refused("prompt: missing; name its column with --map prompt=COLUMN, or join it with --prompts FILE")
+        raise Refused(
+            "prompt: missing; name its column with --map prompt=COLUMN, or join it with --prompts FILE"
+        )
     prompt = prompts.get(str(key))
     if prompt is None:
         raise Refused(f"prompt_id: the file of prompts has no {key!r}")

@@ -37,11 +37,17 @@ class Ledger(Database):
         """Every row that `run` drew, in the order of its steps; a row drawn twice is there twice."""
         return [
             Draw(
-                step, i, reward, role, of_text(source), bool(own), age,
+                step,
+                i,
+                reward,
+                role,
+                of_text(source),
+                bool(own),
+                age,
                 None if action is None else int.from_bytes(action, "big").bit_count(),
             )
             for step, i, reward, role, source, own, age, action in self._run(queries.DRAWN, [to_text(run)])
-        ]  # fmt: skip
+        ]
 
     def uses(self, ids: Iterable[int]) -> dict[int, int]:
         """How often each sample was drawn, by all runs, at steps that they committed."""
@@ -97,7 +103,9 @@ class Ledger(Database):
             if to is not None and to not in commits:
                 raise ValueError(f"{self.path}: run {run} has no commit {to}")
             if step is not None and at and step < at.step:
-                raise Refused(f"{self.path}: run {run}: expected to go back to step {at.step} or later, got {step}")
+                raise Refused(
+                    f"{self.path}: run {run}: expected to go back to step {at.step} or later, got {step}"
+                )
             if at is not None and self._run(queries.LAST_STEP, [name]) != [(at.step,)]:
                 self._append_commit(run, at)
             last = step if step is not None else at.step if at else None
@@ -119,7 +127,9 @@ class Ledger(Database):
         [(last,)] = self._run("SELECT ifnull(max(rowid), 0) FROM reference_logp")
         return int(last)
 
-    def reference_logp(self, run: str, key: str, ids: Iterable[int], *, until: int) -> dict[int, NDArray[np.float32]]:
+    def reference_logp(
+        self, run: str, key: str, ids: Iterable[int], *, until: int
+    ) -> dict[int, NDArray[np.float32]]:
         """What the cache holds of these samples under `key`: the log-probs of the tokens to learn from.
 
         Of entries of other runs only those up to number `until`: what a run sees doesn't depend on what others do
@@ -132,7 +142,9 @@ class Ledger(Database):
         )
         return {row[0]: np.frombuffer(row[4], "<f4") for row in rows if self._is_whole(row)}
 
-    def keep_reference_logp(self, run: str, step: int, key: str, found: Mapping[int, NDArray[np.float32]]) -> None:
+    def keep_reference_logp(
+        self, run: str, step: int, key: str, found: Mapping[int, NDArray[np.float32]]
+    ) -> None:
         """Put log-probs into the cache; `rewind` takes back what a run put in after the step that it goes back to."""
         entries = [(i, key, to_text(run), step, logp.astype("<f4").tobytes()) for i, logp in found.items()]
         columns = ("sample", "key", "run", "step", "logp", "checksum")
@@ -200,7 +212,8 @@ class Ledger(Database):
 
     def _check_ids(self, ids: list[int]) -> None:
         missing = self._run(
-            "SELECT value FROM json_each(?) WHERE value NOT IN (SELECT id FROM samples) LIMIT 3", [json.dumps(ids)]
+            "SELECT value FROM json_each(?) WHERE value NOT IN (SELECT id FROM samples) LIMIT 3",
+            [json.dumps(ids)],
         )
         if missing:
             raise Refused(f"{self.path}: no sample has the id {', '.join(str(i) for (i,) in missing)}")

@@ -27,7 +27,9 @@ def parse_map(items: Iterable[str]) -> dict[str, str]:
         if not (name and equals and column):
             raise Refused(f"--map {item}: expected FIELD=COLUMN, such as prompt=question")
         if name in mapping:
-            raise Refused(f"--map {item}: {name} is mapped to {mapping[name]} already; a field has one column")
+            raise Refused(
+                f"--map {item}: {name} is mapped to {mapping[name]} already; a field has one column"
+            )
         mapping[name] = column
     check_map(mapping)
     return mapping
@@ -38,7 +40,9 @@ def check_map(mapping: Mapping[str, str]) -> None:
     for name, column in mapping.items():
         if name not in MAPPABLE and not (name.startswith("meta.") and name != "meta."):
             near = difflib.get_close_matches(name, MAPPABLE, 1, 0.5)
-            hint = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(MAPPABLE)} and meta.NAME"
+            hint = (
+                f"did you mean {near[0]}?" if near else f"the fields are {', '.join(MAPPABLE)} and meta.NAME"
+            )
             raise Refused(f"--map {name}={column}: the record has no field {name}; {hint}")
         if column.split(".").count("*") > 1:
             raise Refused(f"--map {name}={column}: expected one * at most")
@@ -89,7 +93,9 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
         for name, hits in found.items():
             hit = hits.get(key if name in starred else None)
             if hit is None:
-                raise Refused(f"{name}: no column {mapping[name].replace('*', str(key))}, which other fields have")
+                raise Refused(
+                    f"{name}: no column {mapping[name].replace('*', str(key))}, which other fields have"
+                )
             columns[name], record[name] = hit
         if isinstance(key, str) and "source" not in mapping:
             record["source"] = key
@@ -109,7 +115,9 @@ def _in_step(part: Part) -> list[Part]:
     n = len(lists[lead])
     for name, values in lists.items():
         if len(values) != n:
-            raise Refused(f"{part.column(name)}: expected {n} values, as {part.column(lead)} has, got {len(values)}")
+            raise Refused(
+                f"{part.column(name)}: expected {n} values, as {part.column(lead)} has, got {len(values)}"
+            )
     if not n:
         raise Refused(f"{part.column(lead)}: expected at least one response, got an empty list")
     return [
@@ -132,7 +140,9 @@ def _with_meta(record: dict[str, Any]) -> dict[str, Any]:
     meta = record.get("meta")
     if meta is not None and not isinstance(meta, dict):
         raise Refused(f"meta: expected an object, got {meta!r:.80}")
-    return {k: v for k, v in record.items() if not k.startswith("meta.")} | {"meta": {**(meta or {}), **named}}
+    return {k: v for k, v in record.items() if not k.startswith("meta.")} | {
+        "meta": {**(meta or {}), **named}
+    }
 
 
 def _find(value: Any, column: str) -> dict[str | int | None, tuple[str, Any]]:

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from agro.store.database import Database
 
 # They hide the tables of their names from this connection alone.
-VIEWS = [f"CREATE TEMP VIEW {t} AS SELECT rowid, *, NULL AS checksum FROM main.{t}" for t in ("samples", *LEDGERS)]
+VIEWS = [
+    f"CREATE TEMP VIEW {t} AS SELECT rowid, *, NULL AS checksum FROM main.{t}" for t in ("samples", *LEDGERS)
+]
 BLOCK = 256  # rows renewed at once
 
 
@@ -27,7 +29,8 @@ def renew(store: Database) -> None:
             last = 0
             while rows := store._run(select, [last]):
                 store._run_many(
-                    f"UPDATE {table} SET checksum = ? WHERE rowid = ?", [(of(row[1:]), row[0]) for row in rows]
+                    f"UPDATE {table} SET checksum = ? WHERE rowid = ?",
+                    [(of(row[1:]), row[0]) for row in rows],
                 )
                 last = rows[-1][0]
         for statement in CACHE.split(";"):

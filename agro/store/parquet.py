@@ -68,7 +68,9 @@ def _to_row(record: dict[str, Any], number: int) -> dict[str, Any]:
             row[name] = [float("nan") if x is None else x for x in row[name]]
     exact = {name: row[name] for name in _TEXTS if isinstance(row.get(name), str) and not _plain(row[name])}
     if exact:
-        row |= {name: text.encode("utf-8", "replace").decode() for name, text in exact.items()} | {"exact": exact}
+        row |= {name: text.encode("utf-8", "replace").decode() for name, text in exact.items()} | {
+            "exact": exact
+        }
     for name in _JSON:
         if name in row:
             row[name] = dumps(row[name], f"{where}: {name}", ascii=True)

@@ -76,7 +76,9 @@ class Pair:
             raise Refused(f"pair: expected two samples, got {self.winner} twice")
         for votes in (self.votes_winner, self.votes_loser):
             if votes is not None and not (math.isfinite(votes) and votes >= 0):
-                raise Refused(f"pair of {self.winner} and {self.loser}: expected votes of 0 or more, got {votes}")
+                raise Refused(
+                    f"pair of {self.winner} and {self.loser}: expected votes of 0 or more, got {votes}"
+                )
 
 
 @dataclass(frozen=True)

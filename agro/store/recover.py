@@ -60,7 +60,9 @@ class Recovered:
     pairs: int = 0
     draws: int = 0
     commits: int = 0
-    lost: list[int] = field(default_factory=list)  # ids of samples, from 1 to the last, that the new store doesn't have
+    lost: list[int] = field(
+        default_factory=list
+    )  # ids of samples, from 1 to the last, that the new store doesn't have
     lost_pairs: int = 0  # these three with the rows that name a lost sample
     lost_draws: int = 0
     lost_commits: int = 0
@@ -70,11 +72,17 @@ class Recovered:
         return asdict(self)
 
     def __str__(self) -> str:
-        said = [f"taken: {self.samples} samples, {self.pairs} pairs, {self.draws} draws, {self.commits} commits"]
+        said = [
+            f"taken: {self.samples} samples, {self.pairs} pairs, {self.draws} draws, {self.commits} commits"
+        ]
         if self.lost:
             ids = ", ".join(map(str, self.lost[:SHOWN])) + (", …" if len(self.lost) > SHOWN else "")
             said.append(f"lost: {len(self.lost)} samples: {ids}")
-        for what, count in (("pairs", self.lost_pairs), ("draws", self.lost_draws), ("commits", self.lost_commits)):
+        for what, count in (
+            ("pairs", self.lost_pairs),
+            ("draws", self.lost_draws),
+            ("commits", self.lost_commits),
+        ):
             if count:
                 said.append(f"lost: {count} {what}")
         if self.may_lack:
@@ -124,7 +132,9 @@ def _take_over(damaged: sqlite3.Connection, store: Store, size: int) -> Recovere
         for table, columns in LEDGERS.items():
             insert, taken, lost = insert_into(table, ("rowid", *columns, "checksum")), 0, 0
             for row in _rows(damaged, table, columns, has_checksums, _last(damaged, table, size, report)):
-                named = () if row is None or table == "commits" else row[1:3] if table == "pairs" else row[3:4]
+                named = (
+                    () if row is None or table == "commits" else row[1:3] if table == "pairs" else row[3:4]
+                )
                 if row is not None and not has_checksums:
                     row = (*row, checksum(row[1:]))
                 whole = row is not None and checksum(row[1:-1]) == row[-1] and there.issuperset(named)
@@ -160,9 +170,14 @@ def _open(path: Path, copy: Path, fresh: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(copy, isolation_level=None)
         connection.text_factory = read_text
         try:
-            schema = connection.execute("SELECT name, rootpage FROM sqlite_master ORDER BY rootpage").fetchall()
+            schema = connection.execute(
+                "SELECT name, rootpage FROM sqlite_master ORDER BY rootpage"
+            ).fetchall()
             with closing(sqlite3.connect(fresh)) as new:
-                same = new.execute("SELECT name, rootpage FROM sqlite_master ORDER BY rootpage").fetchall() == schema
+                same = (
+                    new.execute("SELECT name, rootpage FROM sqlite_master ORDER BY rootpage").fetchall()
+                    == schema
+                )
             if same and columns_fit(connection.execute):
                 return connection
         except (sqlite3.DatabaseError, UnicodeDecodeError):  # the latter in SQLite's own message
@@ -175,7 +190,9 @@ def _open(path: Path, copy: Path, fresh: Path) -> sqlite3.Connection:
 def _replace_first_page(copy: Path, fresh: Path) -> None:
     """See "The Database Header" in https://www.sqlite.org/fileformat2.html."""
     page = bytearray(fresh.read_bytes()[:PAGE_SIZE])
-    page[24:28] = page[92:96]  # the number of pages holds where the change counter is the one that it was valid for
+    page[24:28] = page[
+        92:96
+    ]  # the number of pages holds where the change counter is the one that it was valid for
     page[28:32] = (-(-copy.stat().st_size // PAGE_SIZE)).to_bytes(4, "big")
     with copy.open("r+b") as file:
         file.write(page)

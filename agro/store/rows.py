@@ -97,10 +97,34 @@ class Origin(NamedTuple):
 
 
 COLUMNS = (
-    "prompt_id", "episode", "state", "role", "source", "version", "run", "step", "knows_behavior", "knows_tokens",
-    "file", "record", "part", "reward", "prompt", "messages", "response", "tokenizer", "sampling", "meta",
-    "tokens", "action", "learn", "behavior_logp", "context_tokens", "token_reward", "versions",
-)  # fmt: skip
+    "prompt_id",
+    "episode",
+    "state",
+    "role",
+    "source",
+    "version",
+    "run",
+    "step",
+    "knows_behavior",
+    "knows_tokens",
+    "file",
+    "record",
+    "part",
+    "reward",
+    "prompt",
+    "messages",
+    "response",
+    "tokenizer",
+    "sampling",
+    "meta",
+    "tokens",
+    "action",
+    "learn",
+    "behavior_logp",
+    "context_tokens",
+    "token_reward",
+    "versions",
+)
 SAMPLE = ("id", *COLUMNS, "redone", "checksum")  # a whole row
 REWARD = ("state", "reward", "meta")  # what a later scoring changes
 LEDGERS = {  # the small tables, and what their checksums cover
@@ -152,23 +176,42 @@ def state_of(reward: float | None, meta: dict[str, Any]) -> int:
     return STATES.index("unscored" if meta.get("reward_error") is None else "failed")
 
 
-def to_row(i: int, sample: Sample, run: str | None, step: int | None, origin: Origin | None) -> tuple[Any, ...]:
+def to_row(
+    i: int, sample: Sample, run: str | None, step: int | None, origin: Origin | None
+) -> tuple[Any, ...]:
     """The values of `SAMPLE`, `i` its id. Raises `Refused` where `meta` or the like can't be kept as JSON."""
     where = f"sample of prompt {sample.prompt_id}"
     chat = not isinstance(sample.prompt, str)
     versions = sample.version if isinstance(sample.version, np.ndarray) else None
     row = (
-        i, to_text(sample.prompt_id), to_text(sample.episode), state_of(sample.reward, sample.meta), sample.role,
-        to_text(sample.source), sample.oldest_version, to_text(run), step, int(sample.knows_behavior),
-        int(sample.tokens is not None), *((origin.file, origin.record, to_text(origin.part)) if origin else (None,) * 3), sample.reward,
+        i,
+        to_text(sample.prompt_id),
+        to_text(sample.episode),
+        state_of(sample.reward, sample.meta),
+        sample.role,
+        to_text(sample.source),
+        sample.oldest_version,
+        to_text(run),
+        step,
+        int(sample.knows_behavior),
+        int(sample.tokens is not None),
+        *((origin.file, origin.record, to_text(origin.part)) if origin else (None,) * 3),
+        sample.reward,
         None if chat else to_text(sample.prompt),
         to_text(dumps(sample.prompt, f"{where}: prompt")) if chat else None,
-        to_text(sample.response), to_text(sample.tokenizer),
+        to_text(sample.response),
+        to_text(sample.tokenizer),
         None if sample.sampling is None else to_text(dumps(sample.sampling, f"{where}: sampling")),
         to_text(dumps(sample.meta, f"{where}: meta")),
-        _blob(sample.tokens, "<i4"), _bits(sample.action), _bits(sample.learn), _blob(sample.behavior_logp, "<f4"),
-        _blob(sample.context_tokens, "<i4"), _blob(sample.token_reward, "<f4"), _blob(versions, "<i4"), 0,
-    )  # fmt: skip
+        _blob(sample.tokens, "<i4"),
+        _bits(sample.action),
+        _bits(sample.learn),
+        _blob(sample.behavior_logp, "<f4"),
+        _blob(sample.context_tokens, "<i4"),
+        _blob(sample.token_reward, "<f4"),
+        _blob(versions, "<i4"),
+        0,
+    )
     return (*row, sample_checksum(row))
 
 
@@ -225,7 +268,9 @@ def _bits(array: NDArray[np.bool_] | None) -> bytes | None:
 
 
 def _unbits(blob: bytes | None, count: int | None) -> NDArray[np.bool_] | None:
-    return None if blob is None else np.unpackbits(np.frombuffer(blob, np.uint8), count=count).astype(np.bool_)
+    return (
+        None if blob is None else np.unpackbits(np.frombuffer(blob, np.uint8), count=count).astype(np.bool_)
+    )
 
 
 def _bytes(value: Any) -> bytes:
@@ -235,5 +280,7 @@ def _bytes(value: Any) -> bytes:
         return b"i%d;" % value
     if isinstance(value, float):
         return b"f" + struct.pack("<d", value)
-    kind, raw = (b"b", value) if isinstance(value, bytes) else (b"t", value.encode("utf-8", "surrogateescape"))
+    kind, raw = (
+        (b"b", value) if isinstance(value, bytes) else (b"t", value.encode("utf-8", "surrogateescape"))
+    )
     return b"%b%d:%b" % (kind, len(raw), raw)

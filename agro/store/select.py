@@ -63,7 +63,9 @@ def pick_groups(candidates: Sequence[Candidate], rule: DrawRule, *, seed: int, s
     "uniform": any, without replacement within the step.
     """
     least_used = rule.order == "least_used"
-    ranked = sorted((c.uses if least_used else 0, noise(seed, step, c.prompt_id), i) for i, c in enumerate(candidates))
+    ranked = sorted(
+        (c.uses if least_used else 0, noise(seed, step, c.prompt_id), i) for i, c in enumerate(candidates)
+    )
     return [candidates[i].prompt_id for _, _, i in ranked[: rule.groups]]
 
 
@@ -74,7 +76,9 @@ def pick_responses(n: int, rule: DrawRule, *, seed: int, step: int, prompt_id: s
     return sorted(sorted(range(n), key=lambda i: noise(seed, step, prompt_id, i))[: rule.group_size])
 
 
-def pick_pairs(pairs: Sequence[tuple[int, int]], rule: DrawRule, *, seed: int, step: int, prompt_id: str) -> list[int]:
+def pick_pairs(
+    pairs: Sequence[tuple[int, int]], rule: DrawRule, *, seed: int, step: int, prompt_id: str
+) -> list[int]:
     """Which of a group's responses, as rising positions among them; `pairs` are of such positions, in their own order.
 
     Pairs are taken one after the other in an order by hash, each whose responses don't make more than `group_size`.

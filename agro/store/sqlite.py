@@ -29,7 +29,7 @@ from agro.store.rows import (
     state_of,
     to_row,
     to_text,
-)  # fmt: skip
+)
 from agro.store.select import Candidate, DrawRule, pick_groups, pick_pairs, pick_responses
 from agro.strictjson import dumps, loads
 from agro.types import UNKNOWN_VERSION, Sample
@@ -66,7 +66,10 @@ class Store(Ledger):
         known: Sequence[Origin | None] = origins or [None] * len(samples)
         with self.transaction():
             [(last,)] = self._run("SELECT ifnull(max(id), 0) FROM samples")
-            rows = [to_row(i, s, run, step, o) for i, (s, o) in enumerate(zip(samples, known, strict=True), last + 1)]
+            rows = [
+                to_row(i, s, run, step, o)
+                for i, (s, o) in enumerate(zip(samples, known, strict=True), last + 1)
+            ]
             self._run_many(INSERT, rows)
         return [row[0] for row in rows]
 
@@ -89,7 +92,13 @@ class Store(Ledger):
         for samples that aren't as they were written, unless `on_damaged` takes their ids.
         """
         clause, args = queries.where(
-            prompt_id=prompt_id, roles=roles, sources=sources, scored=scored, state=state, run=run, redone=redone
+            prompt_id=prompt_id,
+            roles=roles,
+            sources=sources,
+            scored=scored,
+            state=state,
+            run=run,
+            redone=redone,
         )
         if ids is None:
             self._check_structure()
@@ -122,7 +131,9 @@ class Store(Ledger):
     def origins(self, file: str, first: int, last: int) -> set[Origin]:
         """The origins among records `first` to `last` of a file that the store holds."""
         sql = "SELECT file, record, part FROM samples WHERE file = ? AND record BETWEEN ? AND ?"
-        return {Origin(file, record, of_text(part)) for file, record, part in self._run(sql, [file, first, last])}
+        return {
+            Origin(file, record, of_text(part)) for file, record, part in self._run(sql, [file, first, last])
+        }
 
     def counts(self) -> Counts:
         self._check_structure()
@@ -131,7 +142,9 @@ class Store(Ledger):
             "FROM samples WHERE NOT redone"
         )
         by = {
-            column: dict(self._run(f"SELECT {column}, count(*) FROM samples WHERE NOT redone GROUP BY {column}"))
+            column: dict(
+                self._run(f"SELECT {column}, count(*) FROM samples WHERE NOT redone GROUP BY {column}")
+            )
             for column in ("state", "source", "role")
         }
         [(pairs,)] = self._run("SELECT count(*) FROM pairs")
@@ -159,7 +172,9 @@ class Store(Ledger):
             f"SELECT id, prompt_id, state = {queries.SCORED}, knows_behavior FROM samples WHERE {clause} ORDER BY id",
             args,
         )
-        return [Known(i, of_text(prompt_id), bool(scored), bool(knows)) for i, prompt_id, scored, knows in found]
+        return [
+            Known(i, of_text(prompt_id), bool(scored), bool(knows)) for i, prompt_id, scored, knows in found
+        ]
 
     def set_rewards(self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]]) -> None:
         """Put in or renew rewards: (id, reward, entries for `meta`).
@@ -179,16 +194,22 @@ class Store(Ledger):
             known = {i: rest for i, *rest in held}
             for i, reward, entries in scores:
                 if reward is not None and not math.isfinite(reward):
-                    raise Refused(f"sample {i}: reward: expected a finite number, or None where unknown, got {reward}")
+                    raise Refused(
+                        f"sample {i}: reward: expected a finite number, or None where unknown, got {reward}"
+                    )
                 *before, checksum = known[i]
                 earlier = self._meta(i, before[-1])
-                meta = {k: v for k, v in earlier.items() if k not in ("reward_error", "reward_parts")} | dict(entries)
+                meta = {k: v for k, v in earlier.items() if k not in ("reward_error", "reward_parts")} | dict(
+                    entries
+                )
                 text = to_text(dumps(meta, f"sample {i}: meta"))
                 after = [state_of(reward, meta), None if reward is None else float(reward), text]
                 checksum ^= reward_checksum(i, *before) ^ reward_checksum(i, *after)
                 known[i] = [*after, checksum]
                 rows.append((*after, checksum, i))
-            self._run_many("UPDATE samples SET state = ?, reward = ?, meta = ?, checksum = ? WHERE id = ?", rows)
+            self._run_many(
+                "UPDATE samples SET state = ?, reward = ?, meta = ?, checksum = ? WHERE id = ?", rows
+            )
 
     def add_pairs(self, pairs: Iterable[Pair]) -> None:
         """Add judgements. Raises `Refused` for ids that aren't there."""
@@ -196,7 +217,9 @@ class Store(Ledger):
         with self.transaction():
             self._check_ids([i for p in pairs for i in (p.winner, p.loser)])
             for p in pairs:
-                votes = (None if v is None else v + 0.0 for v in (p.votes_winner, p.votes_loser))  # as REAL keeps them
+                votes = (
+                    None if v is None else v + 0.0 for v in (p.votes_winner, p.votes_loser)
+                )  # as REAL keeps them
                 self._enter("pairs", p.winner, p.loser, *votes)
 
     def pairs(self, ids: Iterable[int] | None = None) -> Iterator[Pair]:
@@ -252,7 +275,9 @@ class Store(Ledger):
                 for prompt_id in pick_groups(candidates, rule, seed=seed, step=step)
             }
             judged = (
-                list(self.pairs(i for g in groups.values() for rows in g.values() for i in rows)) if rule.pairs else []
+                list(self.pairs(i for g in groups.values() for rows in g.values() for i in rows))
+                if rule.pairs
+                else []
             )
             for prompt_id, usable in groups.items():
                 if rule.pairs:
@@ -298,7 +323,9 @@ class Store(Ledger):
         """Write the samples to a .jsonl, .jsonl.gz or .parquet file, and return how many; judgements stay behind."""
         [(pairs,)] = self._run("SELECT count(*) FROM pairs")
         if pairs:
-            warnings.warn(f"{path}: the store's {pairs} pairs aren't part of an export", AgroWarning, stacklevel=2)
+            warnings.warn(
+                f"{path}: the store's {pairs} pairs aren't part of an export", AgroWarning, stacklevel=2
+            )
         return write_samples(path, self.samples())
 
     def _meta(self, i: int, text: Any) -> dict[str, Any]:
@@ -319,7 +346,9 @@ class Store(Ledger):
         )
         wanted = "a pair of" if rule.pairs else f"{rule.min_group} or more"
         scores = (
-            f", {unscored:.0f} of them not scored and {failed:.0f} with a failed reward" if rule.scored_only else ""
+            f", {unscored:.0f} of them not scored and {failed:.0f} with a failed reward"
+            if rule.scored_only
+            else ""
         )
         add = f"add {'pairs' if rule.pairs else 'samples'}{', score them' if rule.scored_only else ''}"
         return (

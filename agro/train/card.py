@@ -48,7 +48,10 @@ def _front(run: RunData, kind: str) -> str:
     base = _hub_name(_base(run))
     lines = ["---"]
     lines += [f"base_model: {json.dumps(base)}"] if base else []
-    lines += [f"library_name: {'peft' if kind == 'adapter' else 'transformers'}", "pipeline_tag: text-generation"]
+    lines += [
+        f"library_name: {'peft' if kind == 'adapter' else 'transformers'}",
+        "pipeline_tag: text-generation",
+    ]
     return "\n".join([*lines, "tags:", "- agro", "- reinforcement-learning", "---"])
 
 
@@ -60,7 +63,12 @@ def _base(run: RunData) -> str | None:
 
 def _hub_name(model: str | None) -> str | None:
     """The name, where it is one of the hub's and not a folder of some machine."""
-    if model is None or Path(model).expanduser().exists() or model.startswith((".", "~", "/")) or model.count("/") > 1:
+    if (
+        model is None
+        or Path(model).expanduser().exists()
+        or model.startswith((".", "~", "/"))
+        or model.count("/") > 1
+    ):
         return None
     return model
 
@@ -87,18 +95,26 @@ def _training(run: RunData) -> str:
     c = run.config
     rows = {"objective": "; ".join(dict.fromkeys(_objective(run, span) for span in run.spans))}
     rows |= {
-        "reference": "; ".join(dict.fromkeys(_reference(run.config.phase(span.name).policy) for span in run.spans)),
+        "reference": "; ".join(
+            dict.fromkeys(_reference(run.config.phase(span.name).policy) for span in run.spans)
+        ),
         "prompts": _file(c.data.prompts),
         "held-out prompts": _file(c.data.eval_prompts),
         "store": _file(c.data.store) if c.data.store else "the run's own",
-        "reward": re.sub(r"\S*/", "", c.reward.title) if c.data.prompts or c.data.eval_prompts else "that of the store",
+        "reward": re.sub(r"\S*/", "", c.reward.title)
+        if c.data.prompts or c.data.eval_prompts
+        else "that of the store",
         "tokens trained on": _count(run.total("tokens")),
         "tokens sampled": _count(run.total("sampled_tokens")),
         "seed": str(c.train.seed),
-        "versions": ", ".join(f"{name} {version}" for name, version in run.values.get("versions", {}).items()),
+        "versions": ", ".join(
+            f"{name} {version}" for name, version in run.values.get("versions", {}).items()
+        ),
     }
     if c.policy.lora is not None:
-        rows["adapter"] = f"rank {c.policy.lora.rank}" if c.policy.lora.start is None else "went on from another"
+        rows["adapter"] = (
+            f"rank {c.policy.lora.rank}" if c.policy.lora.start is None else "went on from another"
+        )
     return "\n".join(f"- {name}: {value}" for name, value in rows.items())
 
 
@@ -109,10 +125,10 @@ def _reference(policy: Policy) -> str:
 def _objective(run: RunData, span: Span) -> str:
     config = run.config.phase(span.name)
     options = ", ".join(f"{name} = {value}" for name, value in config.objective.options.items())
-    share = f"{config.data.replay:.0%} of the groups from the store" if config.data.replay else "fresh samples"
-    return (
-        f"{config.objective.name}{f' ({options})' if options else ''}, {share}, steps {span.begins + 1} to {span.ends}"
+    share = (
+        f"{config.data.replay:.0%} of the groups from the store" if config.data.replay else "fresh samples"
     )
+    return f"{config.objective.name}{f' ({options})' if options else ''}, {share}, steps {span.begins + 1} to {span.ends}"
 
 
 def _results(run: RunData, best: dict[str, Any] | None) -> str:

@@ -12,15 +12,19 @@ from agro.train.diagnostics import diagnostic_beta
 from agro.train.schedule import is_tuned, lr_at, options_at
 
 SHARED = {  # by all phases: read once
-    "data": ("prompts", "eval_prompts", "store", "value_store"), "train": ("push", "push_private"), "guard": ("stage_seconds",)
-}  # fmt: skip
+    "data": ("prompts", "eval_prompts", "store", "value_store"),
+    "train": ("push", "push_private"),
+    "guard": ("stage_seconds",),
+}
 
 
 def check_config(config: RunConfig) -> None:
     """Raise `Refused` naming the settings, phase by phase."""
     if (config.policy.model is None) == (config.policy.new is None):
-        raise Refused("policy: expected either policy.model (a folder or hub name) or [policy.new] (random weights), got "
-                      + ("neither" if config.policy.model is None else "both"))  # fmt: skip
+        raise Refused(
+            "policy: expected either policy.model (a folder or hub name) or [policy.new] (random weights), got "
+            + ("neither" if config.policy.model is None else "both")
+        )
     phases = {name: config.phase(name) for name in config.phase_names}
     _check_shared(config, phases)
     _check_references(config, phases)
@@ -75,7 +79,9 @@ def _check_shared(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
     """What is read once for the whole run can't differ in a phase."""
     for name, phase in phases.items():
         if phase.reward != config.reward:
-            raise Refused("phases: a phase can't change [reward], which is one for the whole run; take the change out")
+            raise Refused(
+                "phases: a phase can't change [reward], which is one for the whole run; take the change out"
+            )
         for section, keys in SHARED.items():
             for key in keys:
                 if getattr(getattr(phase, section), key) != getattr(getattr(config, section), key):
@@ -97,7 +103,11 @@ def _check_policy(config: RunConfig) -> None:
             raise Refused(
                 f"policy.lora.start brings its own rank, alpha and targets, but policy.lora.{both[0]} is set too; set one of them"
             )
-    for key, kind in (("reference_model", "model"), ("reference_decay", "ema"), ("reference_every", "periodic")):
+    for key, kind in (
+        ("reference_model", "model"),
+        ("reference_decay", "ema"),
+        ("reference_every", "periodic"),
+    ):
         value = getattr(policy, key)
         if (value is not None) != (policy.reference == kind):
             raise Refused(
@@ -139,10 +149,13 @@ def _check_references(config: RunConfig, phases: Mapping[str, RunConfig]) -> Non
     policies = [phase.policy for phase in phases.values()]
     kinds = [p.reference for p in policies]
     of_run = {
-        key: getattr(config.policy, key) for key in type(config.policy).model_fields if key.startswith("reference")
+        key: getattr(config.policy, key)
+        for key in type(config.policy).model_fields
+        if key.startswith("reference")
     }
     if any(
-        p.model_copy(update={"reference": kinds[0]}) != policies[0] or p.model_copy(update=of_run) != config.policy
+        p.model_copy(update={"reference": kinds[0]}) != policies[0]
+        or p.model_copy(update=of_run) != config.policy
         for p in policies
     ):
         raise Refused("phases: a phase can't change [policy], but for policy.reference; take the change out")
@@ -201,7 +214,12 @@ def _check_phase(config: RunConfig, where: str) -> None:
             raise Refused(
                 f"{where}objective {name} needs samples made by the present weights, but {behind}. What to do: {WAYS_OUT['fresh']}."
             )
-        if sampler.temperature != config.policy.temperature or sampler.top_k or sampler.top_p < 1 or sampler.min_p:
+        if (
+            sampler.temperature != config.policy.temperature
+            or sampler.top_k
+            or sampler.top_p < 1
+            or sampler.min_p
+        ):
             raise Refused(
                 f"{where}objective {name} needs samples of the policy itself: sampler.temperature = policy.temperature ({config.policy.temperature}) "
                 f"and no truncation; got temperature {sampler.temperature}, top_k {sampler.top_k}, top_p {sampler.top_p}, min_p {sampler.min_p}"
@@ -228,7 +246,10 @@ def has_groups_to_measure(config: RunConfig) -> bool:
     rule, data = config.evaluate, config.data
     fresh = data.replay < 1 and config.sampler.n > 1
     evaluated = (
-        data.eval_prompts is not None and rule.kl and rule.n > 1 and rule.temperature == config.policy.temperature
+        data.eval_prompts is not None
+        and rule.kl
+        and rule.n > 1
+        and rule.temperature == config.policy.temperature
     )
     return fresh or evaluated or data.eval_store is not None
 

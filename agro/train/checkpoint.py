@@ -40,7 +40,9 @@ class Position:
     rollbacks: int = 0  # to an earlier checkpoint; each halves the learning rate
     best: tuple[float, int] | None = None  # highest eval_reward, and its step
     waited: int = 0  # evaluations since then
-    cached: int = -1  # entries of other runs in the cache of reference log-probs that this run may see; -1: not begun
+    cached: int = (
+        -1
+    )  # entries of other runs in the cache of reference log-probs that this run may see; -1: not begun
     stopped: str = ""  # why the run ended before its last step
     anchor: str = ""  # digest of the checkpoint that the phase began with: its reference, where that is asked
     digest: str = ""  # of the last checkpoint; it can't stand in that checkpoint itself
@@ -78,7 +80,9 @@ def damage(folder: Path, commit: Commit) -> str:
     if not commit.files:  # by a version that noted one digest for all
         return "" if digest_of(found) == commit.digest else f"{folder} isn't as it was written"
     said = {name: "isn't as it was written" if name in found else "is missing" for name in commit.files}
-    return ", ".join(f"{folder / name} {said[name]}" for name in said if found.get(name) != commit.files[name])
+    return ", ".join(
+        f"{folder / name} {said[name]}" for name in said if found.get(name) != commit.files[name]
+    )
 
 
 def load(
@@ -93,7 +97,9 @@ def load(
 
 def load_position(folder: Path, digest: str) -> Position:
     read = json.loads((folder / "position.json").read_text())
-    tuples = {name: tuple(value) for name, value in read.items() if isinstance(value, list)}  # which JSON doesn't have
+    tuples = {
+        name: tuple(value) for name, value in read.items() if isinstance(value, list)
+    }  # which JSON doesn't have
     return Position(**{**read, **tuples, "digest": digest})
 
 
@@ -145,7 +151,9 @@ def _plain(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 @torch.no_grad()
 def _put(file: Path, weights: Mapping[str, Tensor]) -> None:
     read = load_file(file)
-    if read.keys() != weights.keys():  # an earlier version names weights that two layers share by the other layer
+    if (
+        read.keys() != weights.keys()
+    ):  # an earlier version names weights that two layers share by the other layer
         raise Refused(
             f"{file}: expected the weights that this version of agro trains, but {sorted(read.keys() ^ weights.keys())[:3]} "
             "are in one of the two alone. What to do: go on with the version that wrote it (versions in config.json), or "
@@ -162,4 +170,8 @@ def _values(value: Mapping[str, Tensor] | None) -> list[str]:
 
 def _moments(names: Sequence[str], optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     state = optimiser.state_dict()["state"]
-    return {f"{names[i]}/{k}": torch.as_tensor(v).contiguous() for i, entry in state.items() for k, v in entry.items()}
+    return {
+        f"{names[i]}/{k}": torch.as_tensor(v).contiguous()
+        for i, entry in state.items()
+        for k, v in entry.items()
+    }

@@ -31,10 +31,12 @@ class Consistency:
         """Means over groups; the standard errors too, groups being the independent units."""
         fall = self.start - self.now
         return {
-            "eval_consistency": float(self.now.mean()), "eval_consistency_se": standard_error(self.now),
-            "eval_consistency_fall": float(fall.mean()), "eval_consistency_fall_se": standard_error(fall),
+            "eval_consistency": float(self.now.mean()),
+            "eval_consistency_se": standard_error(self.now),
+            "eval_consistency_fall": float(fall.mean()),
+            "eval_consistency_fall_se": standard_error(fall),
             "eval_groups": len(fall),
-        }  # fmt: skip
+        }
 
 
 class HeldOutGroups:

@@ -40,7 +40,9 @@ class Drawn:
     sampled_tokens: int = 0
     prompts: int = 0  # sampled from in this step
     damaged: list[Damaged] = field(default_factory=list)  # stored rows that aren't as they were written
-    pairs: list[Pair] = field(default_factory=list)  # judgements of the samples, where the objective needs them
+    pairs: list[Pair] = field(
+        default_factory=list
+    )  # judgements of the samples, where the objective needs them
 
     @property
     def is_fresh(self) -> list[bool]:
@@ -78,24 +80,46 @@ class PromptOrder:
 def sampling(config: RunConfig, seed: int) -> Sampling:
     s = config.sampler
     return Sampling(
-        temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, min_p=s.min_p, max_new=s.max_new, stop=s.stop,
-        seed=seed, batch=s.batch,
-    )  # fmt: skip
+        temperature=s.temperature,
+        top_k=s.top_k,
+        top_p=s.top_p,
+        min_p=s.min_p,
+        max_new=s.max_new,
+        stop=s.stop,
+        seed=seed,
+        batch=s.batch,
+    )
 
 
 def draw_rule(config: RunConfig, groups: int) -> DrawRule:
     d, entry = config.data, get(config.objective.name)
     needs = entry.needed(config.objective.options)
     return DrawRule(
-        groups=groups, group_size=d.group_size, roles=d.roles, sources=d.sources, max_age=d.max_age, order=d.order,
-        min_group=least_responses(needs), scored_only="reward" in needs, pairs="pairs" in needs,
-    )  # fmt: skip
+        groups=groups,
+        group_size=d.group_size,
+        roles=d.roles,
+        sources=d.sources,
+        max_age=d.max_age,
+        order=d.order,
+        min_group=least_responses(needs),
+        scored_only="reward" in needs,
+        pairs="pairs" in needs,
+    )
 
 
 def sample_fresh(
-    config: RunConfig, run: str, step: int, prompts: Sequence[Prompt], sampler: Sampler, reward: Reward, store: Store,
-    drawn: Drawn, between: Callable[[], None], tell: Callable[..., None], stage: Callable[..., None] = lambda *_: None,
-) -> list[Sample]:  # fmt: skip
+    config: RunConfig,
+    run: str,
+    step: int,
+    prompts: Sequence[Prompt],
+    sampler: Sampler,
+    reward: Reward,
+    store: Store,
+    drawn: Drawn,
+    between: Callable[[], None],
+    tell: Callable[..., None],
+    stage: Callable[..., None] = lambda *_: None,
+) -> list[Sample]:
     """Sample, append unscored, score, record; what is counted goes into `drawn`. `tell`: of `Callback`'s methods.
 
     `stage`: how far it is, as `Progress.stage`.
@@ -126,7 +150,9 @@ def sample_fresh(
     return scored
 
 
-def usable(samples: Sequence[Sample], policy: Policy, max_length: int | None, needs: set[Need], drawn: Drawn) -> None:
+def usable(
+    samples: Sequence[Sample], policy: Policy, max_length: int | None, needs: set[Need], drawn: Drawn
+) -> None:
     """Put into `drawn` the samples that give what is needed of them, encoded; count the others, and the damaged, by reason.
 
     An episode that loses a row leaves whole, and so does a group that loses so many that it is too small. A pair
@@ -213,7 +239,9 @@ def check_store(config: RunConfig, store: Store) -> list[str]:
             some = [f"sample {r.id} (prompt {r.prompt_id})" for r in lacking]
             raise Refused(lack(name, field_, some, len(rows)))
     notes = (
-        [f"{len(lacks['reward'])} of {len(rows)} samples have no reward and aren't drawn"] if lacks["reward"] else []
+        [f"{len(lacks['reward'])} of {len(rows)} samples have no reward and aren't drawn"]
+        if lacks["reward"]
+        else []
     )
     least = least_responses(needs)
     if "pairs" in needs:
@@ -231,7 +259,9 @@ def check_store(config: RunConfig, store: Store) -> list[str]:
             'out with objective.singletons = "drop".'
         )
     return notes + (
-        [f"{len(small)} of {len(groups)} groups have fewer than {least} responses and aren't drawn"] if small else []
+        [f"{len(small)} of {len(groups)} groups have fewer than {least} responses and aren't drawn"]
+        if small
+        else []
     )
 
 

@@ -79,9 +79,12 @@ def fresh_metrics(batch: Batch, logp: Tensor, beta: float, average: str) -> dict
     if not len(half):
         return {}
     return {
-        "eval_fresh_consistency": float(half.mean()), "eval_fresh_consistency_se": standard_error(half),
-        "eval_regret": float(regret.mean()), "eval_regret_se": standard_error(regret), "eval_fresh_groups": len(half),
-    }  # fmt: skip
+        "eval_fresh_consistency": float(half.mean()),
+        "eval_fresh_consistency_se": standard_error(half),
+        "eval_regret": float(regret.mean()),
+        "eval_regret_se": standard_error(regret),
+        "eval_fresh_groups": len(half),
+    }
 
 
 def standard_error(x: NDArray[np.float64]) -> float:

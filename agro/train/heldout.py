@@ -28,8 +28,13 @@ class HeldOut:
     """Measurements of one phase, on noise that is the same at every step."""
 
     def __init__(
-        self, trainer: Trainer, config: RunConfig, sampler: Callable[[], Sampler], micro: MicroBatch, trained: Collection[str]
-    ) -> None:  # fmt: skip
+        self,
+        trainer: Trainer,
+        config: RunConfig,
+        sampler: Callable[[], Sampler],
+        micro: MicroBatch,
+        trained: Collection[str],
+    ) -> None:
         """`sampler` makes one of the weights of now; `trained`: prompts that may be trained on, which may not be held out."""
         self.trainer, self.config, self.sampler, self.micro = trainer, config, sampler, micro
         self.groups: HeldOutGroups | None = None
@@ -49,8 +54,11 @@ class HeldOut:
             assert trainer.reward is not None
             how = replace(
                 sampling(config, derive(config.train.seed, "evaluate")),
-                temperature=config.evaluate.temperature, top_k=0, top_p=1.0, min_p=0.0,
-            )  # fmt: skip
+                temperature=config.evaluate.temperature,
+                top_k=0,
+                top_p=1.0,
+                min_p=0.0,
+            )
             found = heldout(self.sampler(), trainer.reward, trainer.eval_prompts, config.evaluate.n, how)
             if start and (note := trap(found.rewards, config.objective.name, options)):
                 trainer.progress.say(note)
@@ -67,7 +75,9 @@ def compare(trainer: Trainer, config: RunConfig, position: Position, found: Mapp
     if math.isnan(reward):  # nothing was asked, or could be scored
         return position
     best, waited = position.best, position.waited + 1
-    if best is None or reward > best[0] or step == best[1]:  # step 0 is measured again where a run goes on from it
+    if (
+        best is None or reward > best[0] or step == best[1]
+    ):  # step 0 is measured again where a run goes on from it
         best, waited = (reward, step), 0
         if rule.keep_best:
             keep_best(trainer.policy, trainer.out, config.policy.lora, {**found, "step": step})

@@ -26,7 +26,9 @@ def check_push(train: Train) -> None:
     if huggingface_hub.is_offline_mode():
         raise Refused(f"train.push = {train.push}: HF_HUB_OFFLINE is set; unset it, or leave train.push out")
     if huggingface_hub.get_token() is None:
-        raise Refused(f"train.push = {train.push}: no token of the hub; log in with hf auth login, or set HF_TOKEN")
+        raise Refused(
+            f"train.push = {train.push}: no token of the hub; log in with hf auth login, or set HF_TOKEN"
+        )
 
 
 def push(folder: Path, train: Train) -> str | None:
@@ -39,7 +41,9 @@ def push(folder: Path, train: Train) -> str | None:
     api = huggingface_hub.HfApi()
     try:
         where = api.create_repo(train.push, private=train.push_private, exist_ok=True)
-        api.upload_folder(repo_id=train.push, folder_path=folder, commit_message="Upload a model trained with agro")
+        api.upload_folder(
+            repo_id=train.push, folder_path=folder, commit_message="Upload a model trained with agro"
+        )
     except Exception as error:  # noqa: BLE001  # of the network or of any of huggingface_hub's libraries
         private = " --private" if train.push_private else ""
         raise Refused(

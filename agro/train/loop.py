@@ -114,9 +114,13 @@ class Trainer:
             self.trackers = load_trackers(self.config, self.folder, self.progress.say)
             self.watchdog = Watchdog(self.config.guard.stage_seconds, self.progress.say)
             with (
-                closing(self.folder), closing(self.progress), closing(self.trackers), Store.open(store) as self.store,
-                self.interruption.on_signals(self.progress.say), self.watchdog,
-            ):  # fmt: skip
+                closing(self.folder),
+                closing(self.progress),
+                closing(self.trackers),
+                Store.open(store) as self.store,
+                self.interruption.on_signals(self.progress.say),
+                self.watchdog,
+            ):
                 self._train()
         finally:
             if self.reward is not None:
@@ -135,7 +139,9 @@ class Trainer:
             self.reward.close()
         with Store.open(path, read_only=True) if is_there(path) else nullcontext() as store:
             policy = self._load_policy()
-            return plan(self.config, policy, self._load_reference(policy), self.prompts, self.eval_prompts, store)
+            return plan(
+                self.config, policy, self._load_reference(policy), self.prompts, self.eval_prompts, store
+            )
 
     def _prepare(self) -> Path:
         """Load and check what is cheap; the path of the store."""
@@ -211,7 +217,13 @@ class Trainer:
             if position.step < ends and not position.stopped:
                 if position.phase != name:
                     position = replace(
-                        position, phase=name, prompts=0, limits=None, losses=(), beta=None, anchor=position.digest
+                        position,
+                        phase=name,
+                        prompts=0,
+                        limits=None,
+                        losses=(),
+                        beta=None,
+                        anchor=position.digest,
                     )
                 self.set_reference(config, position, begins)
                 position = Phase(self, config, position, begins).train()

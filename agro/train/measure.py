@@ -19,14 +19,58 @@ from agro.train.step import Step, collate, streams_of
 from agro.types import Batch
 
 KEYS = (
-    "step", "phase", "version", "reward_mean", "reward_std", "reward_parts", "eval_reward", "eval_reward_se", "eval_n", "eval_unscored", "eval_kl_ref",
-    "eval_consistency", "eval_consistency_se", "eval_consistency_fall", "eval_consistency_fall_se", "eval_groups", "eval_left_out",
-    "eval_fresh_consistency", "eval_fresh_consistency_se", "eval_regret", "eval_regret_se", "eval_fresh_groups",
-    "loss", "beta", "kl_ref", "regret", "pull_to_rewards", "grad_norm", "grad_norm_clipped", "lr", "tokens", "sampled_tokens", "seconds", "seconds_sample",
-    "seconds_train", "tokens_per_second", "staleness_mean", "staleness_max", "length_mean", "truncated_share", "groups",
-    "groups_equal", "rewards_failed", "left_out", "left_out_reasons", "skipped", "rolled_back", "logp_diff_mean", "logp_diff_max",
-    "replay_share", "objective",
-)  # fmt: skip
+    "step",
+    "phase",
+    "version",
+    "reward_mean",
+    "reward_std",
+    "reward_parts",
+    "eval_reward",
+    "eval_reward_se",
+    "eval_n",
+    "eval_unscored",
+    "eval_kl_ref",
+    "eval_consistency",
+    "eval_consistency_se",
+    "eval_consistency_fall",
+    "eval_consistency_fall_se",
+    "eval_groups",
+    "eval_left_out",
+    "eval_fresh_consistency",
+    "eval_fresh_consistency_se",
+    "eval_regret",
+    "eval_regret_se",
+    "eval_fresh_groups",
+    "loss",
+    "beta",
+    "kl_ref",
+    "regret",
+    "pull_to_rewards",
+    "grad_norm",
+    "grad_norm_clipped",
+    "lr",
+    "tokens",
+    "sampled_tokens",
+    "seconds",
+    "seconds_sample",
+    "seconds_train",
+    "tokens_per_second",
+    "staleness_mean",
+    "staleness_max",
+    "length_mean",
+    "truncated_share",
+    "groups",
+    "groups_equal",
+    "rewards_failed",
+    "left_out",
+    "left_out_reasons",
+    "skipped",
+    "rolled_back",
+    "logp_diff_mean",
+    "logp_diff_max",
+    "replay_share",
+    "objective",
+)
 
 
 def empty_metrics() -> dict[str, Any]:
@@ -43,7 +87,9 @@ def describe_batch(drawn: Drawn, version: int) -> dict[str, Any]:
             rewards[s.prompt_id].append(s.reward)
     parts: dict[str, list[float]] = defaultdict(list)
     for noted in (s.meta.get("reward_parts") for s in responses):
-        for name, value in noted.items() if isinstance(noted, dict) else ():  # an imported log may hold anything
+        for name, value in (
+            noted.items() if isinstance(noted, dict) else ()
+        ):  # an imported log may hold anything
             parts[name] += [value] if isinstance(value, (int, float)) else []
     known = [r for group in rewards.values() for r in group]
     ages = [version - s.oldest_version for s in samples if s.oldest_version >= 0]
@@ -83,8 +129,10 @@ def describe_step(step: Step, drawn: Drawn, config: RunConfig, options: Mapping[
     batch, logp = step.batch, step.streams["logp"]
     fresh = torch.tensor(drawn.is_fresh, device=logp.device)
     out: dict[str, Any] = {
-        "loss": step.evaluation.loss, "objective": step.evaluation.metrics, "beta": options.get("beta")
-    }  # fmt: skip
+        "loss": step.evaluation.loss,
+        "objective": step.evaluation.metrics,
+        "beta": options.get("beta"),
+    }
     if found := spreads(step, config.objective.name, options):
         out["pull_to_rewards"] = options["beta"] * found[0] / found[1]
     if fresh.any() and batch.ref_logp is not None:
@@ -124,7 +172,11 @@ def describe_heldout(
         "eval_n": found.rewards.size - found.unscored,
         "eval_unscored": found.unscored,
     }
-    if config.evaluate.kl and reference is not None and config.evaluate.temperature == config.policy.temperature:
+    if (
+        config.evaluate.kl
+        and reference is not None
+        and config.evaluate.temperature == config.policy.temperature
+    ):
         batch = collate(found.samples, 0).to(policy.device)
         ours, theirs = (streams_of(p, batch, ["logp"], micro)["logp"] for p in (policy, reference))
         out["eval_kl_ref"] = _kl(batch, ours, theirs)

@@ -18,7 +18,10 @@ class MicroBatch:
     """The limits of one forward pass; None is no limit. Neither changes a gradient but for rounding."""
 
     def __init__(
-        self, sequences: int | None = None, tokens: int | None = None, say: Callable[[str], None] = lambda text: None
+        self,
+        sequences: int | None = None,
+        tokens: int | None = None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`tokens`: padding included. `say` is told when memory ran out."""
         self.sequences, self.tokens, self.say = sequences, tokens, say
@@ -77,7 +80,9 @@ class MicroBatch:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         limits = f"{self.sequences} sequences" + (f" and {self.tokens} tokens" if self.tokens else "")
-        self.say(f"out of memory: at most {limits} in a forward pass from now on, which doesn't change the result")
+        self.say(
+            f"out of memory: at most {limits} in a forward pass from now on, which doesn't change the result"
+        )
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -24,7 +24,9 @@ def trap(rewards: NDArray[np.float64], objective: str, options: Mapping[str, Any
     c = options.get("likelihood_ratio", 1.0)
     if objective != "agro_onpolicy" or c == "adaptive" or not c * options["beta"] or rewards.shape[1] < 3:
         return None
-    differ = rewards[rewards.max(1) > rewards.min(1)]  # a prompt with an unscored response, NaN, isn't among them
+    differ = rewards[
+        rewards.max(1) > rewards.min(1)
+    ]  # a prompt with an unscored response, NaN, isn't among them
     if not len(differ):
         return None
     n, off = differ.shape[1], differ - differ.mean(1, keepdims=True)
@@ -60,7 +62,11 @@ def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[
     for name in config.phase_names:
         objective = config.phase(name).objective
         options = options_at(objective.options, 0)
-        if objective.name == "agro_onpolicy" and options.get("likelihood_ratio", 1.0) == 1.0 and options["beta"] < 0.5:
+        if (
+            objective.name == "agro_onpolicy"
+            and options.get("likelihood_ratio", 1.0) == 1.0
+            and options["beta"] < 0.5
+        ):
             found.append(
                 f"phase {name}: agro_onpolicy falls where rewards are rare: with rewards of 0 and 1 the reward rises from the reference only "
                 f"on prompts that it solves more often than ½ − β = {0.5 - options['beta']:.3g} of the time (the metric reversed_share counts "

@@ -21,12 +21,19 @@ class Optimiser:
         self.policy, self.config = policy, config
         groups = [
             {"params": list(policy.weights().values()), "of_lr": 1.0},
-            {"params": list(policy.value_weights().values()), "of_lr": config.value_lr / config.lr, "weight_decay": 0.0},
-        ]  # fmt: skip
+            {
+                "params": list(policy.value_weights().values()),
+                "of_lr": config.value_lr / config.lr,
+                "weight_decay": 0.0,
+            },
+        ]
         self.adam = torch.optim.AdamW(
             [g for g in groups if g["params"]],
-            lr=config.lr, betas=config.adam_betas, eps=config.adam_eps, weight_decay=config.weight_decay,
-        )  # fmt: skip
+            lr=config.lr,
+            betas=config.adam_betas,
+            eps=config.adam_eps,
+            weight_decay=config.weight_decay,
+        )
 
     def clip(self) -> float:
         """Scale the gradients down to `train.clip`, and return the norm of the policy's before that; raises `NotFinite`.
@@ -51,4 +58,6 @@ def _check(weights: Mapping[str, Tensor], norm: float) -> None:
     """Raise `NotFinite` naming the parameters where the gradient's norm isn't finite."""
     if not math.isfinite(norm):
         bad = [n for n, p in weights.items() if p.grad is not None and not p.grad.isfinite().all()]
-        raise NotFinite(f"the gradient isn't finite in {len(bad)} parameters, {', '.join(bad[:3])} among them")
+        raise NotFinite(
+            f"the gradient isn't finite in {len(bad)} parameters, {', '.join(bad[:3])} among them"
+        )

@@ -75,7 +75,9 @@ class Phase:
         if config.policy.cache_reference and trainer.reference is not None:
             if position.cached < 0:
                 self.position = position = replace(position, cached=self.store.last_reference_logp())
-            self.cache = ReferenceCache(self.store, self.run_id, trainer.reference, self.micro, position.cached)
+            self.cache = ReferenceCache(
+                self.store, self.run_id, trainer.reference, self.micro, position.cached
+            )
 
     @property
     def reference_weights(self) -> dict[str, torch.Tensor] | None:
@@ -109,7 +111,9 @@ class Phase:
                         "why. What to do: mend the data, or start anew with a lower train.lr, a higher objective.beta, or in float32"
                     )
         except Unwritable as error:  # no checkpoint can be written now, and a step may be half logged
-            raise Unwritable(f"{error}. The run goes on from step {max(self.saved, 0)} with --resume") from error
+            raise Unwritable(
+                f"{error}. The run goes on from step {max(self.saved, 0)} with --resume"
+            ) from error
         except (Interrupted, Refused) as error:
             if self.position.step != self.saved and not self._half_done:
                 self.store.rewind(self.run_id, self.position.step)
@@ -130,9 +134,11 @@ class Phase:
         metrics = self._update(drawn, at)
         trained = time.perf_counter()
         metrics |= {
-            "seconds_sample": sampled - began, "seconds_train": trained - sampled, "seconds": trained - began,
+            "seconds_sample": sampled - began,
+            "seconds_train": trained - sampled,
+            "seconds": trained - began,
             "tokens_per_second": (drawn.sampled_tokens + metrics["tokens"]) / (trained - began),
-        }  # fmt: skip
+        }
         last = last or bool(self.trainer.stopped)
         if last or (every and (at + 1) % every == 0):
             metrics |= self._evaluate(at)
@@ -153,7 +159,9 @@ class Phase:
         stored, samples = stored_groups(config, at), []
         if stored and config.data.replay < 1:  # a store that is still filling gives what it has
             rule = draw_rule(config, stored)
-            stored = min(stored, len(self.store.candidates(rule, run=self.run_id, version=self.position.version)))
+            stored = min(
+                stored, len(self.store.candidates(rule, run=self.run_id, version=self.position.version))
+            )
         if stored:
             self.stage("waiting for the store")
             rule = draw_rule(config, stored)
@@ -166,7 +174,9 @@ class Phase:
                 on_damaged=drawn.damaged.append,
             )
             for row in drawn.damaged:
-                self.trainer.progress.say(f"damaged: sample {row.id} of {self.store.path}; left out of step {step}")
+                self.trainer.progress.say(
+                    f"damaged: sample {row.id} of {self.store.path}; left out of step {step}"
+                )
             if rule.pairs:
                 drawn.pairs = list(self.store.pairs(s.id for s in samples if s.id is not None))
         if fresh := config.train.groups - stored:
@@ -174,9 +184,18 @@ class Phase:
             prompts = self.order.take(self.position.prompts, fresh)
             drawn.prompts = fresh
             samples += sample_fresh(
-                config, self.run_id, step, prompts, self.sampler, self.trainer.reward, self.store, drawn, self.between,
-                self.trainer.tell, self.stage,
-            )  # fmt: skip
+                config,
+                self.run_id,
+                step,
+                prompts,
+                self.sampler,
+                self.trainer.reward,
+                self.store,
+                drawn,
+                self.between,
+                self.trainer.tell,
+                self.stage,
+            )
         needs = get(config.objective.name).needed(config.objective.options)
         usable(samples, self.policy, config.train.max_length, needs, drawn)
         return drawn
@@ -201,7 +220,8 @@ class Phase:
                 metrics |= {"grad_norm": norm, "grad_norm_clipped": min(norm, train.clip)}
                 if (metrics["pull_to_rewards"] or 0) > DWARFED:
                     self._warn(
-                        "pull", dwarfed(done, self.config.objective.name, self._options(at), metrics["length_mean"])
+                        "pull",
+                        dwarfed(done, self.config.objective.name, self._options(at), metrics["length_mean"]),
                     )
                 if not self._is_safe(metrics):
                     break
@@ -233,7 +253,9 @@ class Phase:
             batch = self.trainer.values.fill(batch, drawn.samples, self._options(at))
         if self.cache is not None and "ref_logp" in needs:
             return self.cache.fill(batch, drawn.samples, self.position.step + 1)
-        now = get(self.config.objective.name).needed(self._options(at))  # without it where a schedule brought β to 0
+        now = get(self.config.objective.name).needed(
+            self._options(at)
+        )  # without it where a schedule brought β to 0
         if "ref_logp" not in now and ("ref_logp" in needs or self.config.evaluate.beta is not None):
             assert self.trainer.reference is not None
             return with_reference(batch, drawn.is_fresh, self.trainer.reference, self.micro)
@@ -253,10 +275,15 @@ class Phase:
         """The objective's gradient, clipped, and its norm before that; raises `NotFinite`."""
         train, name = self.config.train, self.config.objective.name
         done = backward(
-            self.policy, batch, name, get(name).resolve(name, self._options(at)),
-            micro=self.micro, reference=self.trainer.reference, between=self.between if first else _nothing,
+            self.policy,
+            batch,
+            name,
+            get(name).resolve(name, self._options(at)),
+            micro=self.micro,
+            reference=self.trainer.reference,
+            between=self.between if first else _nothing,
             offload="activations" in train.offload,
-        )  # fmt: skip
+        )
         return done, self.optimiser.clip()
 
     def _move(self, update: int) -> float:
@@ -312,14 +339,20 @@ class Phase:
         self.position = replace(
             self.position, version=self.position.version + 1, rollbacks=self.position.rollbacks + 1, losses=()
         )
-        self.trainer.progress.say(f"{why}: back to the weights of step {committed.step}, at half the learning rate")
+        self.trainer.progress.say(
+            f"{why}: back to the weights of step {committed.step}, at half the learning rate"
+        )
 
     def _load_optimiser(self, folder: Path) -> None:
-        checkpoint.load_optimiser(folder, self.policy.weights(), self.optimiser.adam, self.policy.value_weights())
+        checkpoint.load_optimiser(
+            folder, self.policy.weights(), self.optimiser.adam, self.policy.value_weights()
+        )
 
     def _prompts(self) -> set[str]:
         """Those that may be trained on."""
-        return (self._stored_prompts() if self.config.data.replay else set()) | {p.id for p in self.trainer.prompts}
+        return (self._stored_prompts() if self.config.data.replay else set()) | {
+            p.id for p in self.trainer.prompts
+        }
 
     def _stored_prompts(self) -> set[str]:
         """Those of which stored samples may be drawn."""
@@ -343,11 +376,18 @@ class Phase:
 
     def _save(self) -> None:
         self.stage("saving")
-        folder, position = self.trainer.folder, replace(self.position, limits=(self.micro.sequences, self.micro.tokens))
+        folder, position = (
+            self.trainer.folder,
+            replace(self.position, limits=(self.micro.sequences, self.micro.tokens)),
+        )
         files = checkpoint.save(
-            folder.checkpoint(position.step), position, self.policy.weights(), self.optimiser.adam, self.reference_weights,
+            folder.checkpoint(position.step),
+            position,
+            self.policy.weights(),
+            self.optimiser.adam,
+            self.reference_weights,
             self.policy.value_weights(),
-        )  # fmt: skip
+        )
         self.position = replace(position, digest=checkpoint.digest_of(files))
         folder.sync()
         self.store.commit(self.run_id, position.step, self.position.digest, files=files)

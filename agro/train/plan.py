@@ -48,7 +48,9 @@ def phase_counts(config: RunConfig, store: Store | None, evaluated: int, *, firs
         "stored_groups": stored,
         "responses_sampled": fresh * sampler.n,
         "tokens_sampled_at_most": fresh * sampler.n * _most_new(config),
-        "responses_trained": None if stored and rows is None else round(fresh * sampler.n + stored * (rows or 0)),
+        "responses_trained": None
+        if stored and rows is None
+        else round(fresh * sampler.n + stored * (rows or 0)),
         "evaluations": evaluations,
         "responses_evaluated": evaluations * evaluated * config.evaluate.n,
     }
@@ -110,7 +112,9 @@ def memory(policy: Policy, reference: Policy | None, config: RunConfig, width: i
     }
 
 
-def speeds(policy: Policy, config: RunConfig, prompts: Sequence[Prompt], width: int) -> dict[str, float | None]:
+def speeds(
+    policy: Policy, config: RunConfig, prompts: Sequence[Prompt], width: int
+) -> dict[str, float | None]:
     """Tokens a second of a full batch that is sampled, and of a micro-batch of `width` tokens that is trained on."""
     sampled = None
     if prompts and config.data.replay < 1:
@@ -119,7 +123,9 @@ def speeds(policy: Policy, config: RunConfig, prompts: Sequence[Prompt], width: 
         options = Sampling(max_new=min(PROBED, config.sampler.max_new), batch=batch)
         began = time.perf_counter()
         found = list(HFSampler(policy).sample(asked, 1, options))
-        sampled = sum(int(s.action.sum()) for s in found if s.action is not None) / (time.perf_counter() - began)
+        sampled = sum(int(s.action.sum()) for s in found if s.action is not None) / (
+            time.perf_counter() - began
+        )
     micro = MicroBatch.of(config.train)
     rows = 1
     while micro.holds(rows + 1, width) and rows < config.train.groups * config.sampler.n:
@@ -189,7 +195,9 @@ def describe(found: dict[str, Any]) -> str:
     ]
     for p in found["phases"]:
         trained = (
-            "as many as the store has by then" if p["responses_trained"] is None else f"{p['responses_trained']:,}"
+            "as many as the store has by then"
+            if p["responses_trained"] is None
+            else f"{p['responses_trained']:,}"
         )
         lines += [
             f"{p['phase']}: {p['objective']}, {p['steps']:,} steps, {p['updates']:,} updates",
@@ -200,8 +208,12 @@ def describe(found: dict[str, Any]) -> str:
             + ", ".join(f"{k.replace('_', ' ')} {_bytes(v)}" for k, v in p["memory"].items() if v)
             + f"; together {_bytes(sum(p['memory'].values()))}",
             "  speed here: "
-            + ", ".join(f"{k.split('_')[0]} {p[k]:,.0f} tokens/s" for k in ("sampled_tokens_per_second", "trained_tokens_per_second") if p[k]),
-        ]  # fmt: skip
+            + ", ".join(
+                f"{k.split('_')[0]} {p[k]:,.0f} tokens/s"
+                for k in ("sampled_tokens_per_second", "trained_tokens_per_second")
+                if p[k]
+            ),
+        ]
     minutes = found["seconds_at_most"] / 60
     return "\n".join(
         [

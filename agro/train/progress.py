@@ -49,7 +49,11 @@ class Progress:
         shown = [f"{m['phase']} {m['step']}/{self.last}"]
         if m["seconds"] is not None:
             left = self._left(m)
-            shown += [f"loss {_short(m['loss'])}", f"reward {_short(m['reward_mean'])}", f"KL {_short(m['kl_ref'])}"]
+            shown += [
+                f"loss {_short(m['loss'])}",
+                f"reward {_short(m['reward_mean'])}",
+                f"KL {_short(m['kl_ref'])}",
+            ]
             shown += [f"{_short(m['tokens_per_second'])} tok/s", f"{_clock(left)} left"]
         self.say("  ".join(shown + _events(m)))
 
@@ -78,7 +82,10 @@ class Display(Progress):
         self.name = self.at = ""  # the stage, without and with how far it is
         self.drawn = 0.0
         self.live = Live(
-            get_renderable=self._render, console=self.console, auto_refresh=False, redirect_stdout=sys.stdout.isatty()
+            get_renderable=self._render,
+            console=self.console,
+            auto_refresh=False,
+            redirect_stdout=sys.stdout.isatty(),
         )
 
     def say(self, text: str) -> None:
@@ -96,7 +103,9 @@ class Display(Progress):
             self.rewards = [*self.rewards[1 - REMEMBERED :], m["reward_mean"]]
         if events := _events(m):
             self.say(
-                "  ".join([f"{m['phase']} {m['step']}/{self.last}", f"reward {_short(m['reward_mean'])}", *events])
+                "  ".join(
+                    [f"{m['phase']} {m['step']}/{self.last}", f"reward {_short(m['reward_mean'])}", *events]
+                )
             )
         self._redraw(now=m["step"] == self.last)
 
@@ -117,15 +126,19 @@ class Display(Progress):
         for _ in range(4):
             place.add_column(no_wrap=True)
         place.add_row(
-            Shown(str(m.get("phase", "")), "bold"), Shown(f"{step}/{self.last}"),
+            Shown(str(m.get("phase", "")), "bold"),
+            Shown(f"{step}/{self.last}"),
             ProgressBar(self.last, step, width=max(10, min(40, self.console.width - 50))),
             Shown("" if self.left is None else f"{_clock(self.left)} left", "dim"),
-        )  # fmt: skip
+        )
         numbers = Shown(no_wrap=True, overflow="ellipsis")
         for name, value, unit in (
-            ("reward ", m.get("reward_mean"), ""), ("KL ", m.get("kl_ref"), " nats"), ("loss ", m.get("loss"), ""),
-            ("", m.get("tokens_per_second"), " tokens/s"), ("store ", _size(self.store), ""),
-        ):  # fmt: skip
+            ("reward ", m.get("reward_mean"), ""),
+            ("KL ", m.get("kl_ref"), " nats"),
+            ("loss ", m.get("loss"), ""),
+            ("", m.get("tokens_per_second"), " tokens/s"),
+            ("store ", _size(self.store), ""),
+        ):
             numbers.append(name, "dim").append(value if isinstance(value, str) else _short(value))
             numbers.append(f"{unit}  ", "dim")
         numbers.append(_curve(self.rewards), "cyan")
@@ -140,7 +153,9 @@ def _events(m: Mapping[str, Any]) -> list[str]:
     if m.get("eval_consistency") is not None:
         shown.append(f"held-out ½Var(R) {m['eval_consistency']:.5f} ± {m['eval_consistency_se']:.5f}")
     if m["left_out"]:
-        shown.append("left out " + ", ".join(f"{n} ({reason})" for reason, n in m["left_out_reasons"].items()))
+        shown.append(
+            "left out " + ", ".join(f"{n} ({reason})" for reason, n in m["left_out_reasons"].items())
+        )
     if m["skipped"]:
         shown.append("update skipped")
     return shown
@@ -169,7 +184,9 @@ def _curve(values: Sequence[float | None]) -> str:
     low, span = min(known), max(known) - min(known)
     top = len(BARS) - 1
     return "".join(
-        " " if v is None or not math.isfinite(v) else BARS[round((v - low) / span * top) if span else top // 2]
+        " "
+        if v is None or not math.isfinite(v)
+        else BARS[round((v - low) / span * top) if span else top // 2]
         for v in values
     )
 

@@ -40,7 +40,9 @@ def go_back(trainer: Trainer) -> Position:
     if commit is None:
         return Position()
     policy = trainer.policy
-    return checkpoint.load(trainer.folder.checkpoint(at), commit.digest, policy.weights(), policy.value_weights())
+    return checkpoint.load(
+        trainer.folder.checkpoint(at), commit.digest, policy.weights(), policy.value_weights()
+    )
 
 
 def prune(trainer: Trainer, begins: int, keep: int) -> None:

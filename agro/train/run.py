@@ -27,7 +27,9 @@ class Run:
         self.config_file = folder / "config.json"
         self.metrics_file = folder / "metrics.jsonl"
         if self.metrics_file.exists() and not resume:
-            raise Refused(f"{folder}: there is a run in this folder; go on with it by --resume, or give another --out")
+            raise Refused(
+                f"{folder}: there is a run in this folder; go on with it by --resume, or give another --out"
+            )
         self.changed = False  # since the run was stopped, in what ends it
         self.notes: list[str] = []
         before = self._before(config) if resume else {}

@@ -27,4 +27,6 @@ def keep_best(policy: Policy, out: Path, lora: LoRA | None, measured: Mapping[st
     with whole_folder(out / "best") as folder:
         policy.save(folder, merge=lora is None or lora.merge)
         told = known({k: measured[k] for k in ("step", "eval_reward", "eval_reward_se", "eval_n")})
-        (folder / "best.json").write_text(json.dumps(told, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        (folder / "best.json").write_text(
+            json.dumps(told, indent=1, allow_nan=False) + "\n", encoding="utf-8"
+        )

@@ -29,7 +29,9 @@ class TensorBoard:
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         if self._writer is None:  # what a resumed run does again hides what it did before
-            self._writer = _module("torch.utils.tensorboard").SummaryWriter(str(self._folder), purge_step=step)
+            self._writer = _module("torch.utils.tensorboard").SummaryWriter(
+                str(self._folder), purge_step=step
+            )
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
@@ -45,10 +47,14 @@ class WandB:
     def __init__(self, run: Run, config: RunConfig) -> None:
         wandb = _module("wandb")
         self._run = wandb.init(
-            project=config.track.project, name=_name(run, config), id=run.id,
-            resume="allow", dir=str(run.folder), config=config.model_dump(mode="json"),
+            project=config.track.project,
+            name=_name(run, config),
+            id=run.id,
+            resume="allow",
+            dir=str(run.folder),
+            config=config.model_dump(mode="json"),
             settings=wandb.Settings(console="off"),  # the terminal is `Progress`'s, redrawings and all
-        )  # fmt: skip
+        )
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=step)
@@ -63,9 +69,12 @@ class Trackio:
     def __init__(self, run: Run, config: RunConfig) -> None:
         self._trackio = _module("trackio")
         self._trackio.init(
-            project=config.track.project, name=f"{_name(run, config)}-{run.id[:8]}", resume="allow",
-            config=config.model_dump(mode="json"), embed=False,
-        )  # fmt: skip
+            project=config.track.project,
+            name=f"{_name(run, config)}-{run.id[:8]}",
+            resume="allow",
+            config=config.model_dump(mode="json"),
+            embed=False,
+        )
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self._trackio.log(dict(numbers), step=step)

@@ -30,7 +30,9 @@ class StoredValues:
     @classmethod
     def load(cls, path: str | Path, prompts: Collection[str]) -> StoredValues:
         """Of all scored responses; raises `Refused` where one of `prompts`, which are trained on, has none."""
-        found: dict[str, dict[str | int | None, float]] = {}  # a row of each response; only its reward stays in memory
+        found: dict[
+            str, dict[str | int | None, float]
+        ] = {}  # a row of each response; only its reward stays in memory
         with Store.open(path, read_only=True, create=False) as store:
             for s in store.samples(scored=True):
                 found.setdefault(s.prompt_id, {})[s.id if s.episode is None else s.episode] = total_reward(s)
@@ -54,5 +56,7 @@ class StoredValues:
         """The batch of these samples with `extra["stored_value"]` [B]; β is the objective's value_beta, or its beta."""
         beta = options.get("value_beta") or options["beta"]
         values = {p: self.value(p, beta) for p in {s.prompt_id for s in samples}}
-        column = torch.tensor([values[s.prompt_id] for s in samples], dtype=torch.float64, device=batch.mask.device)
+        column = torch.tensor(
+            [values[s.prompt_id] for s in samples], dtype=torch.float64, device=batch.mask.device
+        )
         return batch.replace(extra={**batch.extra, "stored_value": column})

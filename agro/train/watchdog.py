@@ -40,7 +40,9 @@ class Watchdog:
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """A stage begins, or has come so far."""
-        self._at = name + ("" if done is None else f" ({done} done)" if total is None else f" ({done} of {total})")
+        self._at = name + (
+            "" if done is None else f" ({done} done)" if total is None else f" ({done} of {total})"
+        )
         self.beat()
 
     def beat(self) -> None:

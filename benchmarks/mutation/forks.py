@@ -38,7 +38,11 @@ from _pytest.runner import runtestprotocol  # noqa: E402
 from mutants import Mutant  # noqa: E402
 from transformers import AutoTokenizer, LlamaForCausalLM  # noqa: E402, F401
 
-FILES = [*sorted((ROOT / "agro/objectives").glob("*.py")), ROOT / "agro/train/step.py", ROOT / "agro/logprobs.py"]
+FILES = [
+    *sorted((ROOT / "agro/objectives").glob("*.py")),
+    ROOT / "agro/train/step.py",
+    ROOT / "agro/logprobs.py",
+]
 # test_any_batch compares what test_agreement compares, more slowly.
 OBJECTIVES = [
     str(p.relative_to(ROOT))
@@ -48,7 +52,9 @@ OBJECTIVES = [
 STEP = ["tests/train/test_step.py", "tests/train/test_step_details.py"]
 LOGPROBS = ["tests/test_logprobs.py", "tests/test_policy.py"]
 TESTS = [*OBJECTIVES, "tests/proof/test_expectation.py", *STEP, *LOGPROBS]
-BUDGET = 8.0  # seconds of CPU of tests for a mutant; one that only a later test would notice counts as survived
+BUDGET = (
+    8.0  # seconds of CPU of tests for a mutant; one that only a later test would notice counts as survived
+)
 SPARE = 10  # seconds of CPU that a test may take beyond five times what it takes of the code as it is
 MISPLACED = 70  # exit status of a fork that couldn't put its mutant in place
 # A profiler, and several threads, hang in a fork where they ran before it; so do whole runs, which are left out of TESTS.
@@ -140,7 +146,9 @@ class Session:
         gc.freeze()  # so that collections of garbage in the forks don't copy what they share
         for first in {(m.path, m.function): m for m in self.todo}.values():
             if outcome := self.attempt(replace(first, new=first.old), 0.0):
-                assert outcome[0] == "survived", f"{first.path}: {first.function}: not killed by its change: {outcome}"
+                assert outcome[0] == "survived", (
+                    f"{first.path}: {first.function}: not killed by its change: {outcome}"
+                )
         for mutant in self.todo:
             start = time.monotonic()
             if outcome := self.attempt(mutant, BUDGET):
@@ -150,7 +158,9 @@ class Session:
     def chosen(self, where: tuple[str, str], every: bool, budget: float) -> list[pytest.Item]:
         """Tests that call it, up to a budget: those that killed most, one of each test function, then the quickest."""
         often = self.killers[where]
-        items = sorted((i for i, f in self.called.items() if every or where in f), key=lambda i: self.seconds[i])
+        items = sorted(
+            (i for i, f in self.called.items() if every or where in f), key=lambda i: self.seconds[i]
+        )
         firsts = set({i.nodeid.split("[")[0]: i for i in reversed(items)}.values())
         items.sort(key=lambda i: (-often[i], i not in firsts, self.seconds[i]))
         spent = list(accumulate(self.seconds[i] for i in items))
@@ -219,7 +229,9 @@ def code_of(code: CodeType, qualified: str) -> CodeType:
         if c.co_qualname == qualified:
             return c
     return next(
-        code_of(c, qualified) for c in inner if qualified.startswith(c.co_qualname + ".") and c.co_name != "<lambda>"
+        code_of(c, qualified)
+        for c in inner
+        if qualified.startswith(c.co_qualname + ".") and c.co_name != "<lambda>"
     )
 
 
@@ -235,7 +247,11 @@ class Changed(importlib.machinery.SourceFileLoader, importlib.abc.MetaPathFinder
         self.mutant = mutant
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
-        return importlib.util.spec_from_file_location(name, self.path, loader=self) if name == self.name else None
+        return (
+            importlib.util.spec_from_file_location(name, self.path, loader=self)
+            if name == self.name
+            else None
+        )
 
     def get_code(self, fullname: str) -> CodeType:
         return compile(self.mutant.source(), self.path, "exec")

@@ -25,7 +25,9 @@ class Mutant:
     path: Path
     line: int
     text: str  # of that line
-    function: str | None  # qualified name of the outermost function whose body it is in; None: it runs at import
+    function: (
+        str | None
+    )  # qualified name of the outermost function whose body it is in; None: it runs at import
     module: cst.Module
     old: cst.CSTNode
     new: cst.CSTNode
@@ -43,7 +45,9 @@ class Mutant:
 
     def diff(self) -> str:
         """Lines that go, with -, and lines that come, with +."""
-        lines = difflib.unified_diff(self.module.code.splitlines(), self.source().splitlines(), n=0, lineterm="")
+        lines = difflib.unified_diff(
+            self.module.code.splitlines(), self.source().splitlines(), n=0, lineterm=""
+        )
         return "\n".join(line for line in list(lines)[2:] if not line.startswith("@@"))
 
 

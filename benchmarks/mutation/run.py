@@ -43,13 +43,20 @@ def digest(*texts: str) -> str:
 
 def machine() -> str:
     cpu = next(
-        (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), ""
+        (
+            x.split(":")[1].strip()
+            for x in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in x
+        ),
+        "",
     )
     return f"{cpu or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", nargs="+", type=lambda p: Path(p).resolve(), default=FILES)
     given = parser.parse_args()
     os.chdir(ROOT)
@@ -69,12 +76,20 @@ def main() -> int:
             row = json.loads(line)
             kept[row["key"]] = row
         return [
-            m for m in every
-            if (row := kept.get(keys[id(m)])) is None or (row["outcome"] == "survived" and row["tests"] != tests)
-        ]  # fmt: skip
+            m
+            for m in every
+            if (row := kept.get(keys[id(m)])) is None
+            or (row["outcome"] == "survived" and row["tests"] != tests)
+        ]
 
     def keep(mutant: Mutant, outcome: str, seconds: float, by: str) -> None:
-        row = {"key": keys[id(mutant)], "outcome": outcome, "seconds": round(seconds, 2), "by": by, "tests": tests}
+        row = {
+            "key": keys[id(mutant)],
+            "outcome": outcome,
+            "seconds": round(seconds, 2),
+            "by": by,
+            "tests": tests,
+        }
         with KEPT.open("a") as file:
             file.write(json.dumps(row) + "\n")
         if outcome == "survived":
@@ -115,12 +130,19 @@ def report(every: list[Mutant], rows: list[dict[str, Any]], whole: bool) -> int:
         print(f"\n{m.path.relative_to(ROOT)}:{m.line}\n{m.diff()}")
     print(f"{len(every)} mutants: {total}, {share:.1%} killed; {len(new)} survivors are not in survivors.md")
     if whole:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+        )
         result = {
-            "mutants": len(every), **total, "killed_share": round(share, 4), "files": files,
-            "seconds": round(sum(r["seconds"] for r in rows)), "commit": commit.stdout.strip(),
-            "date": date.today().isoformat(), "machine": machine(),
-        }  # fmt: skip
+            "mutants": len(every),
+            **total,
+            "killed_share": round(share, 4),
+            "files": files,
+            "seconds": round(sum(r["seconds"] for r in rows)),
+            "commit": commit.stdout.strip(),
+            "date": date.today().isoformat(),
+            "machine": machine(),
+        }
         (HERE / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     return 1 if new else 0
 

@@ -55,8 +55,13 @@ def config(folder: Path) -> RunConfig:
 
     return RunConfig.of(
         {
-            "policy": {"new": {"alphabet": "0123456789>", "hidden": 16, "layers": 1, "heads": 2, "context": 16}},
-            "data": {"prompts": prompts("prompts.jsonl", range(60)), "eval_prompts": prompts("held.jsonl", range(60, 66))},
+            "policy": {
+                "new": {"alphabet": "0123456789>", "hidden": 16, "layers": 1, "heads": 2, "context": 16}
+            },
+            "data": {
+                "prompts": prompts("prompts.jsonl", range(60)),
+                "eval_prompts": prompts("held.jsonl", range(60, 66)),
+            },
             "sampler": {"n": 3, "max_new": 3},
             "reward": {"name": f"{HERE / 'reward.py'}:share"},
             "objective": {"name": "agro", "beta": 0.1},
@@ -65,12 +70,14 @@ def config(folder: Path) -> RunConfig:
             "phases": [
                 {"name": "fresh", "train": {"steps": 7}},
                 {
-                    "name": "mixed", "policy": {"reference": "phase"}, "data": {"replay": 0.5},
+                    "name": "mixed",
+                    "policy": {"reference": "phase"},
+                    "data": {"replay": 0.5},
                     "train": {"steps": 8, "updates": 2},
                 },
             ],
         }
-    )  # fmt: skip
+    )
 
 
 def log(folder: Path) -> Path:
@@ -78,7 +85,11 @@ def log(folder: Path) -> Path:
     rows = []
     for i in range(ROWS):
         row: dict[str, Any] = {"prompt": f"{i % 500}+1=", "meta": {"row": i}}
-        row |= {"chosen": "good", "rejected": "bad"} if i % 10 == 0 else {"response": str(i % 7), "reward": i % 3}
+        row |= (
+            {"chosen": "good", "rejected": "bad"}
+            if i % 10 == 0
+            else {"response": str(i % 7), "reward": i % 3}
+        )
         rows.append(json.dumps(row) + "\n")
     (folder / "log.jsonl").write_text("".join(rows))
     return folder / "log.jsonl"
@@ -100,11 +111,15 @@ def left_by_run(run: Path) -> dict[str, Any]:
         assert not store.damage(), store.damage()
         rows = {
             i: (p, r, y, v, s)
-            for i, p, r, y, v, s in store._run("SELECT id, prompt_id, response, reward, version, step FROM samples")
+            for i, p, r, y, v, s in store._run(
+                "SELECT id, prompt_id, response, reward, version, step FROM samples"
+            )
         }
         kept = [i for (i,) in store._run("SELECT id FROM samples WHERE NOT redone ORDER BY id")]
         drawn = store._run("SELECT step, sample FROM draws ORDER BY rowid")
-        commits = [(c.step, c.digest) for c in store.commits(json.loads((run / "config.json").read_text())["run"])]
+        commits = [
+            (c.step, c.digest) for c in store.commits(json.loads((run / "config.json").read_text())["run"])
+        ]
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {
         "weights": (run / "model" / "model.safetensors").read_bytes(),
@@ -114,7 +129,7 @@ def left_by_run(run: Path) -> dict[str, Any]:
         "metrics": [{k: v for k, v in m.items() if k not in TIMES} for m in metrics],
         "checkpoints": sorted(p.name for p in (run / "checkpoints").iterdir()),
         "unfinished files": list(run.rglob(".*.tmp")),
-    }  # fmt: skip
+    }
 
 
 def left_by_import(path: Path) -> dict[str, Any]:
@@ -157,7 +172,9 @@ class Torture:
         for work in self.works:
             assert self._child(work, "undisturbed", None) is None
             work.undisturbed = work.left(folder / "undisturbed")
-            work.measured = {s: Measured(**m) for s, m in json.loads((folder / "measured").read_text()).items()}
+            work.measured = {
+                s: Measured(**m) for s, m in json.loads((folder / "measured").read_text()).items()
+            }
             (folder / "undisturbed").rename(folder / f"undisturbed {work.name}")
 
     def go_on(self, kills: int) -> None:
@@ -190,7 +207,9 @@ class Torture:
         left = work.left(self.folder / f"{work.name} {work.finished}")
         for what, expected in work.undisturbed.items():
             if left[what] != expected:
-                raise SystemExit(f"{self.folder}: {work.name} {work.finished}: {what} differ: {left[what]!r:.500}")
+                raise SystemExit(
+                    f"{self.folder}: {work.name} {work.finished}: {what} differ: {left[what]!r:.500}"
+                )
         work.finished += 1
 
     def _child(self, work: Work, out: str, plan: Plan | None, seconds: float = 0.0) -> Kill | None:
@@ -234,7 +253,9 @@ class Torture:
 
 def machine() -> str:
     names = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+        line.split(":")[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if "model name" in line
     ]
     return f"{names[0] if names else platform.machine()}, {len(names) or os.cpu_count()} cores, Python {platform.python_version()}"
 
@@ -254,7 +275,9 @@ def table(result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)

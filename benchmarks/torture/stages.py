@@ -27,7 +27,17 @@ from agro.store.database import Database
 from agro.train.interruption import Interruption
 from agro.train.phase import Phase
 
-STAGES = ("other", "resuming", "sampling", "scoring", "appending", "updating", "saving", "evaluating", "importing")
+STAGES = (
+    "other",
+    "resuming",
+    "sampling",
+    "scoring",
+    "appending",
+    "updating",
+    "saving",
+    "evaluating",
+    "importing",
+)
 _FILES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}
 _PLACES: list[tuple[Any, str, str]] = [
     (agro.train.loop, "go_back", "resuming"),
@@ -95,7 +105,13 @@ class Watch:
 
         def tick(*_: Any) -> None:
             self.measured[self.stage].events += 1
-            if plan is not None and plan.event and due and self.stage == plan.stage and next(events) == plan.event:
+            if (
+                plan is not None
+                and plan.event
+                and due
+                and self.stage == plan.stage
+                and next(events) == plan.event
+            ):
                 os.kill(os.getpid(), signal.SIGKILL)
 
         def staged(plain: Any, stage: str) -> Any:

@@ -58,7 +58,9 @@ def slip(text: str, share: float, rng: random.Random) -> str:
 def lessons(config: RunConfig, prompts: Sequence[str], rng: random.Random) -> list[Sample]:
     """The teacher's episodes; without an environment, the right products."""
     if config.environment is None:
-        return [Sample(p, answer(p), role="expert", source="teacher", meta={"answer": answer(p)}) for p in prompts]
+        return [
+            Sample(p, answer(p), role="expert", source="teacher", meta={"answer": answer(p)}) for p in prompts
+        ]
     environment, policy = load_environment(config.environment), Policy.load(config.policy)
     found = []
     for prompt in prompts:
@@ -97,11 +99,17 @@ def measure(way: str, seed: int, run: dict[str, Any], folder: Path) -> dict[str,
     with Store.open(folder / "store.db", read_only=True) as store:
         own = [s for s in store.samples(roles=["policy"]) if s.version == last["version"] - 1]
     return {
-        "way": way, "seed": seed, "after_sft": sft["eval_reward"], "after_sft_se": sft["eval_reward_se"],
-        "after_episodes": last["eval_reward"], "after_episodes_se": last["eval_reward_se"], "kl_ref": last["eval_kl_ref"],
+        "way": way,
+        "seed": seed,
+        "after_sft": sft["eval_reward"],
+        "after_sft_se": sft["eval_reward_se"],
+        "after_episodes": last["eval_reward"],
+        "after_episodes_se": last["eval_reward_se"],
+        "kl_ref": last["eval_kl_ref"],
         "calls_last_step": float(np.mean([s.meta.get("tool_calls", 0) > 0 for s in own])),
-        "seconds": run["seconds"], "cpu_seconds": run["cpu_seconds"],
-    }  # fmt: skip
+        "seconds": run["seconds"],
+        "cpu_seconds": run["cpu_seconds"],
+    }
 
 
 def draw(runs: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
@@ -118,7 +126,9 @@ def draw(runs: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
         ends[way].append(y[-1])
     axes.set_ylim(-0.02, 1.05)
     harness.name_phases(axes, runs[0][1]["metrics"])
-    harness.name_lines(axes, {w: (float(np.mean(y)), harness.COLOURS[WAYS.index(w)]) for w, y in ends.items()})
+    harness.name_lines(
+        axes, {w: (float(np.mean(y)), harness.COLOURS[WAYS.index(w)]) for w, y in ends.items()}
+    )
     return figure
 
 
@@ -139,12 +149,18 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the recipe, such as objective.beta=0.1")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="of the recipe, such as objective.beta=0.1"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/calculator"))
     parser.add_argument("--record", action="store_true", help="keep the result beside this script")
-    parser.add_argument("--prepare", type=Path, metavar="FOLDER", help="only write prompts and the teacher's episodes")
+    parser.add_argument(
+        "--prepare", type=Path, metavar="FOLDER", help="only write prompts and the teacher's episodes"
+    )
     args = parser.parse_args(arguments)
     if args.seeds < 1:
         raise Refused(f"--seeds: expected at least 1, got {args.seeds}")

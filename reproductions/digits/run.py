@@ -108,13 +108,19 @@ def measure(objective: str, seed: int, run: dict[str, Any]) -> dict[str, Any]:
     clock = harness.column(metrics, "seconds").cumsum()
     last = metrics[-1]
     return {
-        "objective": objective, "seed": seed, "steps": last["step"],
-        "first_training_reward": float(smooth[window - 1]), "last_training_reward": float(smooth[-1]),
+        "objective": objective,
+        "seed": seed,
+        "steps": last["step"],
+        "first_training_reward": float(smooth[window - 1]),
+        "last_training_reward": float(smooth[-1]),
         "passed_at_step": int(passed[0]) + 1 if len(passed) else None,
         "seconds_until_passed": float(clock[passed[0]]) if len(passed) else None,
-        "test_reward": last["eval_reward"], "test_reward_se": last["eval_reward_se"], "kl_ref": last["eval_kl_ref"],
-        "seconds": run["seconds"], "cpu_seconds": run["cpu_seconds"],
-    }  # fmt: skip
+        "test_reward": last["eval_reward"],
+        "test_reward_se": last["eval_reward_se"],
+        "kl_ref": last["eval_kl_ref"],
+        "seconds": run["seconds"],
+        "cpu_seconds": run["cpu_seconds"],
+    }
 
 
 def draw(runs: Sequence[tuple[str, dict[str, Any]]], base: Sequence[dict[str, Any]]) -> Figure:
@@ -139,17 +145,28 @@ def draw(runs: Sequence[tuple[str, dict[str, Any]]], base: Sequence[dict[str, An
             else:
                 rows = [m for m in run["metrics"] if m["eval_reward"] is not None]
                 at, y, se = ([m[k] for m in rows] for k in ("step", "eval_reward", "eval_reward_se"))
-                axes.errorbar(at, y, se, color=colour, linewidth=1.3, elinewidth=0.8, marker="o", markersize=3)
+                axes.errorbar(
+                    at, y, se, color=colour, linewidth=1.3, elinewidth=0.8, marker="o", markersize=3
+                )
                 ends[name].append(y[-1])
         axes.axhline(best[part], color=harness.MUTED, linewidth=0.9, linestyle="--")
         axes.annotate(
-            best["name"], (1, best[part]), (0, -3), xycoords=("axes fraction", "data"), textcoords="offset points",
-            color=harness.MUTED, fontsize=7, ha="right", va="top",
-        )  # fmt: skip
+            best["name"],
+            (1, best[part]),
+            (0, -3),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            color=harness.MUTED,
+            fontsize=7,
+            ha="right",
+            va="top",
+        )
         axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
         harness.name_phases(axes, runs[0][1]["metrics"])
-        harness.name_lines(axes, {n: (float(np.mean(y)), harness.COLOURS[list(OBJECTIVES).index(n)])
-                                  for n, y in ends.items()})  # fmt: skip
+        harness.name_lines(
+            axes,
+            {n: (float(np.mean(y)), harness.COLOURS[list(OBJECTIVES).index(n)]) for n, y in ends.items()},
+        )
     return figure
 
 
@@ -175,7 +192,9 @@ def table(result: dict[str, Any]) -> str:
     ]
     for r in result["runs"]:
         reached = (
-            "never" if r["passed_at_step"] is None else f"step {r['passed_at_step']}, {r['seconds_until_passed']:.0f} s"
+            "never"
+            if r["passed_at_step"] is None
+            else f"step {r['passed_at_step']}, {r['seconds_until_passed']:.0f} s"
         )
         took = " | ".join("–" if r[k] is None else f"{r[k] / 60:.1f}" for k in ("seconds", "cpu_seconds"))
         lines.append(
@@ -186,8 +205,12 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the recipe, such as train.steps=20")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="of the recipe, such as train.steps=20"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/digits"))
     parser.add_argument("--record", action="store_true", help="keep the result beside this script")
@@ -207,7 +230,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for seed in range(args.seeds):
         for name, options in OBJECTIVES.items():
             print(f"{name}, seed {seed}", file=sys.stderr, flush=True)
-            config = RunConfig.load(HERE / "recipe.toml", [*place, *options, f"train.seed={seed}", *args.overrides])
+            config = RunConfig.load(
+                HERE / "recipe.toml", [*place, *options, f"train.seed={seed}", *args.overrides]
+            )
             runs.append((name, seed, harness.train(config, args.out / f"{name}-{seed}")))
     result = {
         "data": counts,

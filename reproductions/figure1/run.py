@@ -42,7 +42,9 @@ def problems(instances: int) -> tuple[Enumerable, Enumerable, torch.Tensor]:
     """Reference and behaviour over all behaviours' copies of the same random problems, and their rewards."""
     space = Space(2, 2, instances)
     reference, uniform, another = (Enumerable.table(space, *args) for args in ((2, 0.7), (0, 0.0), (3, 1.0)))
-    mixture = torch.stack([p.logp().detach() for p in (reference, uniform, another)]).logsumexp(0) - math.log(3)
+    mixture = torch.stack([p.logp().detach() for p in (reference, uniform, another)]).logsumexp(0) - math.log(
+        3
+    )
     lacking = Enumerable.table(space, 4, 1.0)
     with torch.no_grad():  # the last token is never the first one
         lacking.weights()["logits"][:, 0, -1] = -math.inf
@@ -56,7 +58,9 @@ def run(name: str, beta: float, instances: int, updates: int) -> Descent:
     reference, behavior, reward = problems(instances)
     start = Enumerable.joined([reference])
     star = optimum(reference.logp().detach(), reward, beta)
-    return descend(start, reference, Data(behavior, reward), star, name, {"beta": beta}, updates=updates, looks=60)
+    return descend(
+        start, reference, Data(behavior, reward), star, name, {"beta": beta}, updates=updates, looks=60
+    )
 
 
 def run_sampled(name: str, n: int, instances: int, updates: int) -> Descent:
@@ -96,9 +100,14 @@ def measure(small: bool) -> dict[str, Any]:
             for behavior, curve in curves(path, SEEDS).items():
                 sampled.append({"objective": name, "n": n, "behavior": behavior, **curve})
     return {
-        "rows": rows, "sampled": sampled, "instances": instances, "seeds": SEEDS, "beta of sampled": SAMPLED_BETA,
-        "seconds": time.perf_counter() - began, **harness.machine(),
-    }  # fmt: skip
+        "rows": rows,
+        "sampled": sampled,
+        "instances": instances,
+        "seeds": SEEDS,
+        "beta of sampled": SAMPLED_BETA,
+        "seconds": time.perf_counter() - began,
+        **harness.machine(),
+    }
 
 
 def draw(axis: Any, row: dict[str, Any], x: Any, style: str, label: str, colour: str) -> None:
@@ -114,9 +123,14 @@ def figure(found: dict[str, Any], path: Path) -> None:
     out = Figure(figsize=(13, 3.9), layout="constrained")
     axes = out.subplots(1, len(BEHAVIORS), sharey=True)
     for row in found["rows"]:
-        axis, colour = axes[BEHAVIORS.index(row["behavior"])], harness.COLOURS[OBJECTIVES.index(row["objective"])]
+        axis, colour = (
+            axes[BEHAVIORS.index(row["behavior"])],
+            harness.COLOURS[OBJECTIVES.index(row["objective"])],
+        )
         style = dict(zip(BETAS, (":", "-", "--")))[row["beta"]]
-        draw(axis, row, np.array(row["updates"]) + 1, style, f"{row['objective']}, β = {row['beta']:g}", colour)
+        draw(
+            axis, row, np.array(row["updates"]) + 1, style, f"{row['objective']}, β = {row['beta']:g}", colour
+        )
     for axis, behavior in zip(axes, BEHAVIORS):
         axis.set(title=f"data: {behavior}", xlabel="updates")
     axes[0].set_ylabel(f"KL(π ‖ π*), nats\nmedian and quartiles of {found['instances']}")
@@ -132,12 +146,17 @@ def figure_sampled(found: dict[str, Any], path: Path) -> None:
     for row in found["sampled"]:
         if row["behavior"] == "mixture":
             style = dict(zip(SIZES, (":", "-.", "--", "-")))[row["n"]]
-            colour, updates = harness.COLOURS[OBJECTIVES.index(row["objective"])], np.array(row["updates"]) + 1
+            colour, updates = (
+                harness.COLOURS[OBJECTIVES.index(row["objective"])],
+                np.array(row["updates"]) + 1,
+            )
             for axis, x in zip(axes, (updates, updates * row["n"])):
                 draw(axis, row, x, style, f"{row['objective']}, n = {row['n']}", colour)
     axes[0].set(xlabel="updates", title=f"sampled groups of a mixture, β = {found['beta of sampled']:g}")
     axes[1].set(xlabel="samples a prompt")
-    axes[0].set_ylabel(f"KL(π ‖ π*), nats\nmedian and quartiles of {found['instances']} × {found['seeds']} seeds")
+    axes[0].set_ylabel(
+        f"KL(π ‖ π*), nats\nmedian and quartiles of {found['instances']} × {found['seeds']} seeds"
+    )
     out.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     out.savefig(path, dpi=130)
 

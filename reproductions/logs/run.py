@@ -49,19 +49,27 @@ class Log:
     @property
     def split(self) -> str:
         folds = " or ".join(map(str, range(self.folds)))
-        return f"held out: sha256(prompt_id) mod {self.parts} = {folds}" + (", in turn" if self.folds > 1 else "")
+        return f"held out: sha256(prompt_id) mod {self.parts} = {folds}" + (
+            ", in turn" if self.folds > 1 else ""
+        )
 
 
 LOGS = {
     "gsm8k": Log(
-        "Four models' answers to GSM8K", "data/generations/gsm8k_openai_6b_175b.jsonl.gz",
-        ("prompt=question", "response=*.solution", "reward=*.is_correct"), parts=4, folds=1,
+        "Four models' answers to GSM8K",
+        "data/generations/gsm8k_openai_6b_175b.jsonl.gz",
+        ("prompt=question", "response=*.solution", "reward=*.is_correct"),
+        parts=4,
+        folds=1,
     ),
     "game24": Log(
-        "GPT-4's answers to the game of 24", "data/game24/game24_gpt4_cot_100x100.jsonl.gz",
-        ("prompt=puzzle", "response=responses", "reward=rewards"), parts=2, folds=2,
+        "GPT-4's answers to the game of 24",
+        "data/game24/game24_gpt4_cot_100x100.jsonl.gz",
+        ("prompt=puzzle", "response=responses", "reward=rewards"),
+        parts=2,
+        folds=2,
     ),
-}  # fmt: skip
+}
 
 
 def part_of(prompt_id: str, parts: int) -> int:
@@ -103,10 +111,12 @@ def describe(path: Path, config: RunConfig) -> dict[str, Any]:
             except Unusable as error:
                 left_out[error.reason] += 1
     return {
-        "groups": len(groups), "samples": sum(g.size for g in groups), "left_out": dict(left_out),
+        "groups": len(groups),
+        "samples": sum(g.size for g in groups),
+        "left_out": dict(left_out),
         "groups_equal": sum(g.reward_min == g.reward_max for g in groups),
         "reward_mean": {source: float(np.mean(r)) for source, r in by_source.items()},
-    }  # fmt: skip
+    }
 
 
 def by_source(train: Path, heldout: Path) -> dict[str, float] | None:
@@ -126,9 +136,9 @@ def by_source(train: Path, heldout: Path) -> dict[str, float] | None:
             yield x - x.mean(0), r - r.mean()
 
     weighted = [(x / len(r) ** 0.5, r / len(r) ** 0.5) for x, r in centred(fit)]
-    c = np.linalg.lstsq(np.concatenate([x for x, _ in weighted]), np.concatenate([r for _, r in weighted]), rcond=None)[
-        0
-    ]
+    c = np.linalg.lstsq(
+        np.concatenate([x for x, _ in weighted]), np.concatenate([r for _, r in weighted]), rcond=None
+    )[0]
     before, after = (
         np.array([0.5 * float(e @ e) / (len(e) - 1) for e in errors])
         for errors in ([r for _, r in centred(test)], [r - x @ c for x, r in centred(test)])
@@ -155,7 +165,9 @@ def compare(before: float, fall: float, se: float) -> dict[str, float | None]:
 
 def refusal(recipe: Path, train: Path, folder: Path) -> dict[str, Any]:
     """GRPO needs log-probs of the behaviour policy, which no log of texts has."""
-    done = harness.agro("train", recipe, "objective.name=grpo", f"data.store={train}", "--out", folder / "refused")
+    done = harness.agro(
+        "train", recipe, "objective.name=grpo", f"data.store={train}", "--out", folder / "refused"
+    )
     print(f"{done.stderr.strip()}\n(exit {done.returncode})\n")
     if done.returncode != 2 or "behavior_logp" not in done.stderr:
         raise Refused(f"grpo on {train}: expected a refusal with exit 2, got exit {done.returncode}")
@@ -192,8 +204,9 @@ def one_seed(config: RunConfig, folder: Path) -> dict[str, Any]:
     return {
         "measured": [m for m in run["metrics"] if m["eval_consistency"] is not None],
         "train_left_out": sum(m["left_out"] or 0 for m in run["metrics"]),
-        "seconds": run["seconds"], "cpu_seconds": run["cpu_seconds"],
-    }  # fmt: skip
+        "seconds": run["seconds"],
+        "cpu_seconds": run["cpu_seconds"],
+    }
 
 
 def pooled(folds: Sequence[dict[str, Any]]) -> dict[str, float | None]:
@@ -213,8 +226,13 @@ def one_log(name: str, seeds: int, out: Path, small: bool, overrides: Sequence[s
     harness.import_log(harness.SHARED / log.file, store, log.columns)
     sft, agro_ = settings(name, overrides, small)
     result: dict[str, Any] = {
-        "title": log.title, "split": log.split, "log": describe(store, sft), "by_source": [], "references": [], "seeds": [],
-    }  # fmt: skip
+        "title": log.title,
+        "split": log.split,
+        "log": describe(store, sft),
+        "by_source": [],
+        "references": [],
+        "seeds": [],
+    }
     runs: list[list[dict[str, Any]]] = [[] for _ in range(seeds)]
     for fold in range(log.folds):
         train, heldout = split(store, fold, log.parts, 8 if small else None)
@@ -227,21 +245,34 @@ def one_log(name: str, seeds: int, out: Path, small: bool, overrides: Sequence[s
             {k: made[k] for k in ("seconds", "cpu_seconds")} | {"loss": made["metrics"][-1]["loss"]}
         )
         for seed in range(seeds):
-            config = changed(agro_, {
-                "policy": {"model": str(reference / "model"), "new": None}, "train": {"seed": seed},
-                "data": {"store": str(train), "eval_store": str(heldout)},
-            })  # fmt: skip
+            config = changed(
+                agro_,
+                {
+                    "policy": {"model": str(reference / "model"), "new": None},
+                    "train": {"seed": seed},
+                    "data": {"store": str(train), "eval_store": str(heldout)},
+                },
+            )
             runs[seed].append(one_seed(config, folder / f"seed-{seed}-{fold}"))
     for seed, folds in enumerate(runs):
         curve = [
-            {"step": rows[0]["step"], **pooled(rows)} for rows in zip(*(f["measured"] for f in folds), strict=True)
+            {"step": rows[0]["step"], **pooled(rows)}
+            for rows in zip(*(f["measured"] for f in folds), strict=True)
         ]
-        result["seeds"].append({
-            "seed": seed, **curve[-1], "groups": sum(f["measured"][-1]["eval_groups"] for f in folds),
-            "left_out": {"training draws": sum(f["train_left_out"] for f in folds),
-                         "held-out rows": sum(f["measured"][-1]["eval_left_out"] for f in folds)},
-            "curve": curve, "seconds": [f["seconds"] for f in folds], "cpu_seconds": [f["cpu_seconds"] for f in folds],
-        })  # fmt: skip
+        result["seeds"].append(
+            {
+                "seed": seed,
+                **curve[-1],
+                "groups": sum(f["measured"][-1]["eval_groups"] for f in folds),
+                "left_out": {
+                    "training draws": sum(f["train_left_out"] for f in folds),
+                    "held-out rows": sum(f["measured"][-1]["eval_left_out"] for f in folds),
+                },
+                "curve": curve,
+                "seconds": [f["seconds"] for f in folds],
+                "cpu_seconds": [f["cpu_seconds"] for f in folds],
+            }
+        )
     lowest = {k: min(s[k] for s in result["seeds"]) for k in ("relative", "errors")}
     reached = lowest["relative"] >= GOAL and lowest["errors"] >= ERRORS
     config = {"sft": sft.model_dump(mode="json"), "agro": agro_.model_dump(mode="json")}
@@ -266,7 +297,9 @@ def table(result: dict[str, Any]) -> str:
         for name, s in rows
     ]
     if not all(result["by_source"]):
-        lines.append("There is one source: a constant for it changes no difference within a group; its fall is 0.")
+        lines.append(
+            "There is one source: a constant for it changes no difference within a group; its fall is 0."
+        )
     lowest = result["lowest"]
     lines.append(
         f"Lowest of {len(result['seeds'])} seeds: {lowest['relative']:.1%}, {lowest['errors']:.1f} standard errors; "
@@ -279,7 +312,9 @@ def draw(results: dict[str, dict[str, Any]]) -> Figure:
     """Held-out ½ Var(R) against steps, in percent of its value at π_ref, a panel a log."""
     figure = Figure(figsize=(4.9 * len(results), 3.4), layout="constrained")
     for i, result in enumerate(results.values()):
-        axes = harness.axes(figure, (1, len(results), i + 1), result["title"], result["seeds"][0]["curve"][-1]["step"])
+        axes = harness.axes(
+            figure, (1, len(results), i + 1), result["title"], result["seeds"][0]["curve"][-1]["step"]
+        )
         names: dict[str, tuple[float, str]] = {}
         for seed, colour in zip(result["seeds"], harness.COLOURS):
             at = [p["step"] for p in seed["curve"]]
@@ -306,12 +341,16 @@ def draw(results: dict[str, dict[str, Any]]) -> Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="run.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="run.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--data", choices=(*LOGS, "both"), default="both")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/logs"))
     parser.add_argument("--small", action="store_true", help="few groups, few steps: seconds, and no result")
-    parser.add_argument("--record", action="store_true", help="write result.json and figure.png beside this script")
+    parser.add_argument(
+        "--record", action="store_true", help="write result.json and figure.png beside this script"
+    )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args()
     out = args.out.resolve()

@@ -4,4 +4,7 @@ from __future__ import annotations
 
 
 def right_sum(prompts: list[str], completions: list[str], answer: list[str], **_: object) -> list[float]:
-    return [float("#" in text and text.rsplit("#", 1)[1] == a) for text, a in zip(completions, answer, strict=True)]
+    return [
+        float("#" in text and text.rsplit("#", 1)[1] == a)
+        for text, a in zip(completions, answer, strict=True)
+    ]

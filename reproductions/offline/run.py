@@ -68,7 +68,9 @@ def prepare(out: Path) -> dict[str, Path]:
     return files
 
 
-def configure(method: str, seed: int, steps: int, files: Mapping[str, Path], changes: Sequence[str]) -> RunConfig:
+def configure(
+    method: str, seed: int, steps: int, files: Mapping[str, Path], changes: Sequence[str]
+) -> RunConfig:
     """The recipe with what this job changes of it."""
     imitates = method == IMITATION
     settings = [
@@ -126,7 +128,10 @@ def figure(runs: Sequence[Mapping[str, Any]], steps: int) -> Figure:
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
     """The end of each run as Markdown."""
-    lines = ["| method | seed | accuracy | KL to the reference, nats | CPU seconds |", "|---|---|---|---|---|"]
+    lines = [
+        "| method | seed | accuracy | KL to the reference, nats | CPU seconds |",
+        "|---|---|---|---|---|",
+    ]
     for r in runs:
         end = f"{r['accuracy'][-1]:.3f} ± {r['accuracy_se'][-1]:.3f} | {r['kl_ref'][-1]:.2f}"
         seconds = "not known" if r["cpu_seconds"] is None else f"{r['cpu_seconds']:.0f}"
@@ -135,7 +140,9 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", action="append", choices=list(METHODS), help="may be given several times")
     parser.add_argument("--steps", type=int, default=150)

@@ -27,10 +27,25 @@ NAMES = """
 """
 ANIMALS = frozenset(NAMES.split())
 SAME = {
-    "mice": "mouse", "geese": "goose", "wolves": "wolf", "kitty": "cat", "kitten": "cat", "puppy": "dog", "doggy": "dog",
-    "bunny": "rabbit", "chick": "chicken", "hen": "chicken", "rooster": "chicken", "calf": "cow", "pony": "horse",
-    "lamb": "sheep", "piglet": "pig", "cub": "bear", "duckling": "duck", "birdie": "bird",
-}  # fmt: skip
+    "mice": "mouse",
+    "geese": "goose",
+    "wolves": "wolf",
+    "kitty": "cat",
+    "kitten": "cat",
+    "puppy": "dog",
+    "doggy": "dog",
+    "bunny": "rabbit",
+    "chick": "chicken",
+    "hen": "chicken",
+    "rooster": "chicken",
+    "calf": "cow",
+    "pony": "horse",
+    "lamb": "sheep",
+    "piglet": "pig",
+    "cub": "bear",
+    "duckling": "duck",
+    "birdie": "bird",
+}
 
 
 def animal(word: str) -> str | None:

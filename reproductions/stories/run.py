@@ -59,11 +59,14 @@ def describe(samples: Sequence[Sample]) -> dict[str, float]:
     means = np.array([fmean(group) for group in groups.values()])
     texts = [s.response for s in samples]
     return {
-        "reward": float(means.mean()), "se": float(means.std(ddof=1) / len(means) ** 0.5), "groups": len(means),
-        "animals": fmean(len(animals(t)) for t in texts), "repeated": fmean(repeated(t) for t in texts),
+        "reward": float(means.mean()),
+        "se": float(means.std(ddof=1) / len(means) ** 0.5),
+        "groups": len(means),
+        "animals": fmean(len(animals(t)) for t in texts),
+        "repeated": fmean(repeated(t) for t in texts),
         "words": fmean(len(words(t)) for t in texts),
         "different_words": fmean(len(set(words(t))) / max(1, len(words(t))) for t in texts),
-    }  # fmt: skip
+    }
 
 
 def measure(seed: int, folder: Path, run: dict[str, Any]) -> dict[str, Any]:
@@ -71,18 +74,26 @@ def measure(seed: int, folder: Path, run: dict[str, Any]) -> dict[str, Any]:
     metrics = run["metrics"]
     start, last = metrics[0], metrics[-1]
     if sum(m["skipped"] or 0 for m in metrics):
-        raise Refused(f"{folder}: updates were skipped, so versions aren't steps; the tenths can't be told apart")
+        raise Refused(
+            f"{folder}: updates were skipped, so versions aren't steps; the tenths can't be told apart"
+        )
     first, end = (describe(part) for part in tenths(folder, last["step"]))
     kl = harness.column(metrics, "kl_ref")[-max(1, last["step"] // 10) :]
     return {
-        "seed": seed, "steps": last["step"], "first_tenth": first, "last_tenth": end,
+        "seed": seed,
+        "steps": last["step"],
+        "first_tenth": first,
+        "last_tenth": end,
         "standard_errors_apart": (end["reward"] - first["reward"]) / float(np.hypot(first["se"], end["se"])),
         "kl_ref": float(kl.mean()),
-        "held_out": {k: {"reward": m["eval_reward"], "se": m["eval_reward_se"], "kl_ref": m["eval_kl_ref"]}
-                     for k, m in (("before", start), ("after", last))},
+        "held_out": {
+            k: {"reward": m["eval_reward"], "se": m["eval_reward_se"], "kl_ref": m["eval_kl_ref"]}
+            for k, m in (("before", start), ("after", last))
+        },
         "logp_diff_max": float(np.nanmax(harness.column(metrics, "logp_diff_max"))),
-        "seconds": run["seconds"], "cpu_seconds": run["cpu_seconds"],
-    }  # fmt: skip
+        "seconds": run["seconds"],
+        "cpu_seconds": run["cpu_seconds"],
+    }
 
 
 def tell(models: dict[str, Path], max_new: int) -> str:
@@ -160,8 +171,12 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the recipe, such as train.steps=20")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="of the recipe, such as train.steps=20"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/stories"))
     parser.add_argument("--record", action="store_true", help="keep the result beside this script")

@@ -26,12 +26,14 @@ from reproductions.trap.remedies import (
     group_moments,
     over_groups,
     per_response,
-)  # fmt: skip
+)
 
 NEAR = 1e-2  # nats: what is called reached
 OUTCOMES = {
-    "reached the optimum": harness.COLOURS[0], "neither": harness.GRID, "ended below the reference's reward": harness.COLOURS[1],
-}  # fmt: skip
+    "reached the optimum": harness.COLOURS[0],
+    "neither": harness.GRID,
+    "ended below the reference's reward": harness.COLOURS[1],
+}
 MOST = 2000  # updates at the right edge of the figure
 
 
@@ -170,9 +172,14 @@ def _bar(shares: Any, speed: Any, y: int, ends: Mapping[str, Any]) -> None:
 def tell(families: Mapping[str, Any]) -> list[str]:
     lines = []
     for family, found in families.items():
-        lines += ["", f"{family}: fell, reached; KL at the end, updates to half of it, to {NEAR} (quartiles, worst)"]
+        lines += [
+            "",
+            f"{family}: fell, reached; KL at the end, updates to half of it, to {NEAR} (quartiles, worst)",
+        ]
         for name, ends in found["ends"].items():
             e = ends["all"]
-            lines.append(f"{name:31} {e['fell']:4.0%} {e['reached']:5.1%} {e['kl']} {e['halved']} {e['near']}")
+            lines.append(
+                f"{name:31} {e['fell']:4.0%} {e['reached']:5.1%} {e['kl']} {e['halved']} {e['near']}"
+            )
         lines += [f"{pair:31} {against}" for pair, against in found["against"].items()]
     return lines

@@ -199,9 +199,18 @@ def by_library(problems: Problems, name: str, updates: int, n: int = 2, seed: in
     objective, options = LIBRARY[name]
     data = Mixed(start, problems.reward, anchor=anchor) if name == MIXED else Data(start, problems.reward)
     return descend(
-        start, reference, data, optimum(anchor, problems.reward, 1.0), objective, {"beta": 1.0, **options},
-        n=n, seed=seed, updates=updates, lr=problems.lr, looks=LOOKS,
-    )  # fmt: skip
+        start,
+        reference,
+        data,
+        optimum(anchor, problems.reward, 1.0),
+        objective,
+        {"beta": 1.0, **options},
+        n=n,
+        seed=seed,
+        updates=updates,
+        lr=problems.lr,
+        looks=LOOKS,
+    )
 
 
 def by_weights(problems: Problems, weights: Weights, updates: int) -> Path:

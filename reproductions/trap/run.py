@@ -31,7 +31,10 @@ from reproductions.trap import compare, remedies
 FOLDER = Path(__file__).resolve().parent
 RESPONSES, UPDATES = 4, 800
 SAMPLED = 4  # responses a prompt and update, where groups are drawn
-SHARES: dict[str, float | str] = {"1": 1.0, "adaptive": "adaptive"}  # c, the share of the likelihood-ratio part
+SHARES: dict[str, float | str] = {
+    "1": 1.0,
+    "adaptive": "adaptive",
+}  # c, the share of the likelihood-ratio part
 
 
 def reference(p: NDArray[np.float64], seed: int = 0) -> Enumerable:
@@ -46,7 +49,9 @@ def reference(p: NDArray[np.float64], seed: int = 0) -> Enumerable:
     return policy
 
 
-def gained(p: NDArray[np.float64], betas: NDArray[np.float64], share: float | str, updates: int) -> NDArray[np.float64]:
+def gained(
+    p: NDArray[np.float64], betas: NDArray[np.float64], share: float | str, updates: int
+) -> NDArray[np.float64]:
     """[β,p] (E r at the end − p) / (E r at the optimum − p): 1 is the optimum, below 0 a fall.
 
     All in one table: β = 1 and rewards r/β are the same problem in units of β.
@@ -100,10 +105,15 @@ def figure(found: dict[str, Any], path: Path) -> None:
     axes = out.subplots(1, 2, sharey=True)
     p, beta = np.array(found["p"]), np.array(found["beta"])
     for axis, (c, grid) in zip(axes, found["gained"].items()):
-        image = axis.pcolormesh(p, beta, np.clip(grid, -1, 1), cmap="RdBu", vmin=-1, vmax=1, shading="nearest")
+        image = axis.pcolormesh(
+            p, beta, np.clip(grid, -1, 1), cmap="RdBu", vmin=-1, vmax=1, shading="nearest"
+        )
         axis.plot(p, 0.5 - p, color=harness.INK, linewidth=1.5, label="theory: β = ½ − p")
         axis.set(
-            title=f"c = {c}", xlabel="success rate p of the reference", ylim=(beta[0], beta[-1]), xlim=(p[0], p[-1])
+            title=f"c = {c}",
+            xlabel="success rate p of the reference",
+            ylim=(beta[0], beta[-1]),
+            xlim=(p[0], p[-1]),
         )
     axes[0].set_ylabel("β, reward per nat")
     axes[0].legend(loc="upper right", frameon=True)

@@ -19,8 +19,19 @@ from agro.types import Sample
 
 SHARED = Path(__file__).parents[2] / ".." / "shared"
 COMMANDS = (
-    "train", "sample", "import", "check", "score", "eval", "report", "show", "objectives", "compare", "recover", "prove",
-)  # fmt: skip
+    "train",
+    "sample",
+    "import",
+    "check",
+    "score",
+    "eval",
+    "report",
+    "show",
+    "objectives",
+    "compare",
+    "recover",
+    "prove",
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +57,20 @@ def test_help_has_an_example(command: str) -> None:
 def test_sample_score_check_export_and_train(model: Path, prompts: Path, tmp_path: Path) -> None:
     store = tmp_path / "store.db"
     done("sample", "--model", model, "--prompts", prompts, "--out", store, "-n", 3, "--max-new", 4)
-    done("sample", "--model", model, "--prompts", prompts, "--out", store, "-n", 1, "--max-new", 4, "--seed", 1)
+    done(
+        "sample", "--model", model, "--prompts", prompts, "--out", store, "-n", 1, "--max-new", 4, "--seed", 1
+    )
     assert "unscored: 48" in agro("check", store).stdout
     assert "objective agro needs reward: 0 of 48 rows have it" in refused("check", store)
     scored = json.loads(done("score", store, "--reward", "exact", "--json").stdout)
     assert scored["scored"] == 48
     found = json.loads(done("check", store, "--json").stdout)
-    assert (found["samples"], found["groups"], found["with_behavior"], found["trainable"]) == (48, 12, 48, True)
+    assert (found["samples"], found["groups"], found["with_behavior"], found["trainable"]) == (
+        48,
+        12,
+        48,
+        True,
+    )
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
         f'policy.model = "{model}"\ndata = {{store = "{store}", replay = 1.0}}\nobjective = {{name = "agro", beta = 0.1}}\n'
@@ -128,7 +146,9 @@ def test_import_says_what_it_took_and_refused(tmp_path: Path) -> None:
     assert json.loads(done(*command).stdout)["samples"] == 0  # the same file again
     with Store.open(tmp_path / "s.db", read_only=True) as store:
         assert [s.reward for s in store.samples()] == [1.0, 0.0, 0.5]
-    assert "did you mean response" in refused("import", log, "--store", tmp_path / "new.db", "--map", "respons=out")
+    assert "did you mean response" in refused(
+        "import", log, "--store", tmp_path / "new.db", "--map", "respons=out"
+    )
     assert not list(tmp_path.glob("new.db*"))
     assert "FIELD=COLUMN" in refused("import", log, "--store", tmp_path / "s.db", "--map", "response")
 
@@ -138,7 +158,9 @@ def test_import_counts_what_a_tokenizer_cannot_encode(model: Path, tmp_path: Pat
         '{"prompt": "1>", "response": "2", "reward": 1}\n{"prompt": "1>", "response": "b", "reward": 0}\n'
     )
     report = json.loads(
-        done("import", tmp_path / "log.jsonl", "--store", tmp_path / "s.db", "--tokenizer", model, "--json").stdout
+        done(
+            "import", tmp_path / "log.jsonl", "--store", tmp_path / "s.db", "--tokenizer", model, "--json"
+        ).stdout
     )
     assert report["encoding"] == {"usable": 1, "unknown characters": 1}
 
@@ -152,14 +174,26 @@ def test_check_names_what_an_objective_lacks(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert json.loads(result.stdout)["trainable"] is False
     assert re.search(
-        r"objective grpo needs behavior_logp: 0 of 3 rows.*sample 1.*sample 2.*sample 3.*What to do", result.stderr
+        r"objective grpo needs behavior_logp: 0 of 3 rows.*sample 1.*sample 2.*sample 3.*What to do",
+        result.stderr,
     )
 
 
 def test_eval_prints_accuracy_and_pass_at_k(model: Path, prompts: Path) -> None:
     report = json.loads(
         done(
-            "eval", "--model", model, "--prompts", prompts, "--reward", "exact", "-n", 4, "--max-new", 4, "--json"
+            "eval",
+            "--model",
+            model,
+            "--prompts",
+            prompts,
+            "--reward",
+            "exact",
+            "-n",
+            4,
+            "--max-new",
+            4,
+            "--json",
         ).stdout
     )
     assert set(report) >= {"accuracy", "pass@1", "pass@2", "pass@4", "unscored", "reward_mean"}
@@ -174,7 +208,9 @@ def test_bad_requests_end_with_2_and_name_the_place(model: Path, prompts: Path, 
     eval_ = ("eval", "--model", model, "--reward", "exact", "--prompts")
     assert f"{tmp_path}/bad.jsonl:2" in refused(*eval_, tmp_path / "bad.jsonl")
     assert f"{tmp_path}/nan.jsonl:1" in refused(*eval_, tmp_path / "nan.jsonl")
-    assert "no such folder" in refused("eval", "--model", tmp_path / "none", "--reward", "exact", "--prompts", prompts)
+    assert "no such folder" in refused(
+        "eval", "--model", tmp_path / "none", "--reward", "exact", "--prompts", prompts
+    )
     assert "did you mean exact" in refused("eval", "--model", model, "--reward", "exat", "--prompts", prompts)
     assert "none.db" in refused("score", tmp_path / "none.db", "--reward", "exact")
     assert "config.json" in refused("report", tmp_path)
@@ -197,7 +233,11 @@ def test_a_users_mistake_has_no_traceback(tmp_path: Path) -> None:
 def test_score_only_what_is_missing(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s.db") as store:
         store.append(
-            [Sample("p", "a", 0.25, meta={"answer": "a"}), Sample("p", "a", meta={"answer": "a"}), Sample("p", "b")]
+            [
+                Sample("p", "a", 0.25, meta={"answer": "a"}),
+                Sample("p", "a", meta={"answer": "a"}),
+                Sample("p", "b"),
+            ]
         )
     report = json.loads(done("score", tmp_path / "s.db", "--reward", "exact", "--missing", "--json").stdout)
     assert (report["scored"], report["failed"]) == (1, 1)
@@ -235,7 +275,16 @@ def test_a_refused_sample_leaves_no_store(prompts: Path, model: Path, tmp_path: 
     refused("sample", "--model", tmp_path / "none", "--prompts", prompts, "--out", tmp_path / "s.db")
     assert not list(tmp_path.glob("s.db*"))
     assert "--temperature" in refused(
-        "sample", "--model", model, "--prompts", prompts, "--out", tmp_path / "s.db", "--greedy", "--temperature", 0.5
+        "sample",
+        "--model",
+        model,
+        "--prompts",
+        prompts,
+        "--out",
+        tmp_path / "s.db",
+        "--greedy",
+        "--temperature",
+        0.5,
     )
 
 
@@ -252,12 +301,21 @@ def test_prompt_ids_and_numbers_of_prompt_files(tmp_path: Path) -> None:
         load_prompts(tmp_path / "inf.jsonl")
 
 
-def test_a_dry_run_says_what_would_happen_and_writes_nothing(model: Path, prompts: Path, tmp_path: Path) -> None:
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(
+    model: Path, prompts: Path, tmp_path: Path
+) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
         '[sampler]\nn = 3\nmax_new = 4\n[objective]\nname = "agro"\nbeta = 0.1\n[train]\nsteps = 5\ngroups = 2\n'
     )
-    given = [recipe, f"policy.model={model}", f"data.prompts={prompts}", "--out", tmp_path / "run", "--dry-run"]
+    given = [
+        recipe,
+        f"policy.model={model}",
+        f"data.prompts={prompts}",
+        "--out",
+        tmp_path / "run",
+        "--dry-run",
+    ]
     found = json.loads(done("train", *given, "--json").stdout)
     assert found["phases"][0]["responses_sampled"] == 5 * 2 * 3
     assert "train: agro, 5 steps" in done("train", *given).stdout
@@ -267,10 +325,25 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(model: Path, prompt
 
 def test_episodes_are_sampled_scored_and_measured(model: Path, tmp_path: Path) -> None:
     """A model of random weights over a calculator's alphabet: what matters is that each command plays turns."""
-    new_model(tmp_path / "m", NewModel(alphabet="0123456789+*[]= ", hidden=16, layers=1, heads=2, context=64), 0)
+    new_model(
+        tmp_path / "m", NewModel(alphabet="0123456789+*[]= ", hidden=16, layers=1, heads=2, context=64), 0
+    )
     asked = tmp_path / "asked.jsonl"
-    asked.write_text("".join(json.dumps({"prompt": f"{i}+1= ", "answer": str(i + 1)}) + "\n" for i in range(3)))
-    given = ["--model", tmp_path / "m", "--prompts", asked, "--environment", "calculator", "-n", 2, "--max-new", 8]
+    asked.write_text(
+        "".join(json.dumps({"prompt": f"{i}+1= ", "answer": str(i + 1)}) + "\n" for i in range(3))
+    )
+    given = [
+        "--model",
+        tmp_path / "m",
+        "--prompts",
+        asked,
+        "--environment",
+        "calculator",
+        "-n",
+        2,
+        "--max-new",
+        8,
+    ]
     done("sample", *given, "--out", tmp_path / "s.db", "--max-turns", 3)
     with Store.open(tmp_path / "s.db", read_only=True) as store:
         samples = list(store.samples())

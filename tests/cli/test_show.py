@@ -74,7 +74,9 @@ def test_json_is_one_document_that_says_whether_there_is_more(store: Path) -> No
 def test_groups_have_their_best_response_first(store: Path) -> None:
     groups = json.loads(done("show", store, "--groups", "--json").stdout)["groups"]
     assert [[r["id"] for r in g["responses"]] for g in groups] == [[1, 2, 3], [4], [5]]
-    groups = json.loads(done("show", store, "--groups", "--newest", "--reward", "0:", "--json").stdout)["groups"]
+    groups = json.loads(done("show", store, "--groups", "--newest", "--reward", "0:", "--json").stdout)[
+        "groups"
+    ]
     assert [[r["id"] for r in g["responses"]] for g in groups] == [[4], [1, 2]]
 
 

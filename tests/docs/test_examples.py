@@ -83,7 +83,9 @@ def run_command(command: str, expected: str, where: str) -> None:
     assert found.exit_code == 2 * refused, f"{where}: {command}: {found.output}"
     if expected:
         streams = (found.output, found.stdout, found.stderr)  # a page may leave one of them out
-        assert any(fnmatch.fnmatchcase(plain(x), pattern(expected)) for x in streams), f"{where}: {found.output}"
+        assert any(fnmatch.fnmatchcase(plain(x), pattern(expected)) for x in streams), (
+            f"{where}: {found.output}"
+        )
 
 
 def plain(text: str) -> str:
@@ -103,4 +105,6 @@ def test_what_is_not_run_has_a_reason_and_most_is_run() -> None:
     assert len(not_run) <= 3
     for block in guide:
         idle = block.language in ("sh", "console") and not block.commands
-        assert block.file or block.not_run or not idle, f"{block.where}: say why it isn't run: <!-- not run: … -->"
+        assert block.file or block.not_run or not idle, (
+            f"{block.where}: say why it isn't run: <!-- not run: … -->"
+        )

@@ -19,8 +19,10 @@ def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert built.returncode == 0, built.stderr
     return folder
 
@@ -45,11 +47,19 @@ def test_the_guide_leads_from_page_to_page(site: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "name"),
     [
-        ("agro", "agro.Sample"), ("agro", "agro.RunConfig.load"), ("objectives", "agro.objectives.evaluate"),
-        ("objectives", "agro.objectives.consistency.agro"), ("store", "agro.store.Store.draw"), ("samplers", "agro.samplers.Sampler.sample"),
-        ("rewards", "agro.rewards.Reward.score"), ("train", "agro.train.loop.Trainer.run"), ("train", "agro.train.callbacks.Callback.after_step"),
-        ("evaluate", "agro.evaluate.heldout"), ("policy", "agro.policy.Policy.load"), ("reference", "agro.reference.load_reference"),
+        ("agro", "agro.Sample"),
+        ("agro", "agro.RunConfig.load"),
+        ("objectives", "agro.objectives.evaluate"),
+        ("objectives", "agro.objectives.consistency.agro"),
+        ("store", "agro.store.Store.draw"),
+        ("samplers", "agro.samplers.Sampler.sample"),
+        ("rewards", "agro.rewards.Reward.score"),
+        ("train", "agro.train.loop.Trainer.run"),
+        ("train", "agro.train.callbacks.Callback.after_step"),
+        ("evaluate", "agro.evaluate.heldout"),
+        ("policy", "agro.policy.Policy.load"),
+        ("reference", "agro.reference.load_reference"),
     ],
-)  # fmt: skip
+)
 def test_the_reference_has_what_users_call(site: Path, page: str, name: str) -> None:
     assert f'id="{name}"' in (site / f"api/{page}.html").read_text(encoding="utf-8")

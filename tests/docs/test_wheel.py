@@ -56,10 +56,15 @@ def programs(tmp_path_factory) -> Path:
 
 def test_the_wheel_holds_everything(programs: Path, tmp_path: Path) -> None:
     data = [
-        str(p.relative_to(ROOT / "agro")) for p in (ROOT / "agro").rglob("*") if p.suffix in (".html", ".css", ".typed")
+        str(p.relative_to(ROOT / "agro"))
+        for p in (ROOT / "agro").rglob("*")
+        if p.suffix in (".html", ".css", ".typed")
     ]
     assert "report/page.html" in data
-    assert run(programs / "python", "-c", EVERYTHING_IS_INSTALLED, "rewards/worker.py", *data, cwd=tmp_path) == ""
+    assert (
+        run(programs / "python", "-c", EVERYTHING_IS_INSTALLED, "rewards/worker.py", *data, cwd=tmp_path)
+        == ""
+    )
 
 
 def test_the_first_page_of_the_guide_works(programs: Path, tmp_path: Path) -> None:

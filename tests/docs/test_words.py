@@ -18,9 +18,21 @@ from agro.train.measure import KEYS
 
 CONFIGURATION = ROOT / "docs/configuration.md"
 ROOMS = (
-    "agro", "agro.config", "agro.types", "agro.objectives", "agro.store", "agro.samplers", "agro.rewards", "agro.evaluate", "agro.policy",
-    "agro.envs", "agro.train.loop", "agro.train.callbacks", "agro.train.guard", "agro.train.plan",
-)  # fmt: skip
+    "agro",
+    "agro.config",
+    "agro.types",
+    "agro.objectives",
+    "agro.store",
+    "agro.samplers",
+    "agro.rewards",
+    "agro.evaluate",
+    "agro.policy",
+    "agro.envs",
+    "agro.train.loop",
+    "agro.train.callbacks",
+    "agro.train.guard",
+    "agro.train.plan",
+)
 COMMANDS = {name: command.params for name, command in typer.main.get_command(app).commands.items()}  # type: ignore[attr-defined]
 FOREIGN = {
     "compute_score",
@@ -53,7 +65,13 @@ SECTIONS = "|".join(RunConfig.model_fields)
 
 def words() -> set[str]:
     """What a word with an underscore may be."""
-    found = set(KEYS) | set(MAPPABLE) | {key.rsplit(".", 1)[-1] for key in KNOWN} | set(objectives.names()) | FOREIGN
+    found = (
+        set(KEYS)
+        | set(MAPPABLE)
+        | {key.rsplit(".", 1)[-1] for key in KNOWN}
+        | set(objectives.names())
+        | FOREIGN
+    )
     found |= {need for n in objectives.names() for o in ({}, {"beta": 1.0}) for need in needs(n, o)}
     found |= {
         "least_used",
@@ -76,7 +94,9 @@ def words() -> set[str]:
         module = importlib.import_module(room)
         found |= set(dir(module))
         for value in vars(module).values():
-            found |= set(dir(value)) if isinstance(value, type) and value.__module__.startswith("agro") else set()
+            found |= (
+                set(dir(value)) if isinstance(value, type) and value.__module__.startswith("agro") else set()
+            )
     return found
 
 
@@ -143,13 +163,23 @@ def test_what_stands_in_backticks_exists(page) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("train.stesp", "no configuration key train.stesp"), ("policy.lora.rank=8", ""), ("objective.singletons", ""),
-        ("[policy.lora]", ""), ("[polcy]", "no section polcy"), ("agro trian x", "no command agro trian"),
-        ("agro eval --modle M", "no option --modle"), ("--json", ""), ("groups_equal", ""), ("groups_same", "groups_same is no metric, key, field or name"),
-        ("agro.store.Store.draw", ""), ("agro.store.Stroe", "agro.store.Stroe: no Stroe"), ("recipes/fresh.toml", ""), ("recipes/frish.toml", "no file recipes/frish.toml"),
+        ("train.stesp", "no configuration key train.stesp"),
+        ("policy.lora.rank=8", ""),
+        ("objective.singletons", ""),
+        ("[policy.lora]", ""),
+        ("[polcy]", "no section polcy"),
+        ("agro trian x", "no command agro trian"),
+        ("agro eval --modle M", "no option --modle"),
+        ("--json", ""),
+        ("groups_equal", ""),
+        ("groups_same", "groups_same is no metric, key, field or name"),
+        ("agro.store.Store.draw", ""),
+        ("agro.store.Stroe", "agro.store.Stroe: no Stroe"),
+        ("recipes/fresh.toml", ""),
+        ("recipes/frish.toml", "no file recipes/frish.toml"),
         ("phases.NAME.train.steps", ""),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_found(text: str, why: str) -> None:
     assert wrong(text) == why
 

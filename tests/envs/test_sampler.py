@@ -61,14 +61,18 @@ class Fails(Echo):
 
 def play(policy, environment, options=None, prompts=PROMPTS, n=6, max_turns=8, version=3):
     options = options or Sampling(max_new=6, seed=5)
-    found = list(EpisodeSampler(HFSampler(policy, version), environment, max_turns).sample(prompts, n, options))
+    found = list(
+        EpisodeSampler(HFSampler(policy, version), environment, max_turns).sample(prompts, n, options)
+    )
     return sorted(found, key=lambda s: s.meta["index"])
 
 
 def trainer_logp(policy, s):
     tokens = torch.tensor(s.tokens[None].astype(np.int64))
     with torch.no_grad():
-        return policy.streams(tokens, torch.tensor([tokens.shape[1]]), torch.tensor(s.action[None]))["logp"][0].numpy()
+        return policy.streams(tokens, torch.tensor([tokens.shape[1]]), torch.tensor(s.action[None]))["logp"][
+            0
+        ].numpy()
 
 
 def spans(sample):
@@ -132,7 +136,8 @@ def test_noise_goes_on_over_the_turns(tiny):
 def test_one_turn_is_the_response_of_the_plain_sampler(tiny):
     policy = tiny()
     plain = sorted(
-        HFSampler(policy, 3).sample(PROMPTS, 6, Sampling(max_new=6, seed=5, stop=("d",))), key=lambda s: s.meta["index"]
+        HFSampler(policy, 3).sample(PROMPTS, 6, Sampling(max_new=6, seed=5, stop=("d",))),
+        key=lambda s: s.meta["index"],
     )
     for a, b in zip(plain, play(policy, Echo(0)), strict=True):
         assert a.tokens.tolist() == b.tokens.tolist()
@@ -144,7 +149,11 @@ def test_an_episode_that_runs_out_ends_with_length(tiny):
     policy = tiny()
     endless = play(policy, Echo(99), max_turns=3)
     assert {(s.meta["turns"], s.meta["finish"]) for s in endless if s.meta["turns"] == 3} == {(3, "length")}
-    cut = [s for s in endless if len(spans(s)[-1]) == 6 and s.tokens[-1] != 2 and not s.meta["last_turn"].endswith("d")]
+    cut = [
+        s
+        for s in endless
+        if len(spans(s)[-1]) == 6 and s.tokens[-1] != 2 and not s.meta["last_turn"].endswith("d")
+    ]
     assert cut
     assert all(s.meta["finish"] == "length" for s in cut)
     narrow = tiny(max_position_embeddings=20)
@@ -157,12 +166,17 @@ def test_an_episode_that_runs_out_ends_with_length(tiny):
 
 @pytest.mark.parametrize(
     ("where", "error"),
-    [("reset", r"environment echo: KeyError: 'no such game' \(test_sampler.py:\d+\)"), ("step", "ZeroDivisionError: broken"),
-     ("text", "step returned 'text', expected agro.envs.Turn"), (Turn(), "neither done nor gave an observation"),
-     (Turn("a", float("nan")), "reward: expected a finite number or None, got nan"), (Turn(5), "observation: expected text"),
-     (Turn("\ud800"), "UnicodeEncodeError"),
-     (Turn("a", info={"x": object()}), "info")],
-)  # fmt: skip
+    [
+        ("reset", r"environment echo: KeyError: 'no such game' \(test_sampler.py:\d+\)"),
+        ("step", "ZeroDivisionError: broken"),
+        ("text", "step returned 'text', expected agro.envs.Turn"),
+        (Turn(), "neither done nor gave an observation"),
+        (Turn("a", float("nan")), "reward: expected a finite number or None, got nan"),
+        (Turn(5), "observation: expected text"),
+        (Turn("\ud800"), "UnicodeEncodeError"),
+        (Turn("a", info={"x": object()}), "info"),
+    ],
+)
 def test_what_fails_leaves_the_reward_unknown_and_the_tokens(tiny, where, error):
     policy = tiny()
     found = play(policy, Fails(where), Sampling(max_new=40, seed=5))
@@ -195,7 +209,9 @@ def test_a_reward_at_some_turns_only_is_unknown(tiny):
     found = play(tiny(), Late(1))
     assert {s.reward for s in found if s.meta["turns"] == 1 and s.meta["finish"] == "length"} == {None}
     late = [s for s in found if s.meta["turns"] == 2]
-    assert all("a reward at 1 of 2 turns" in s.meta["reward_error"] for s in late if s.meta["finish"] == "stop")
+    assert all(
+        "a reward at 1 of 2 turns" in s.meta["reward_error"] for s in late if s.meta["finish"] == "stop"
+    )
     assert late
 
 
@@ -215,7 +231,12 @@ def test_the_last_turn_is_scored(tiny):
             pass
 
     (score,) = EpisodeReward(Watching()).score([s])
-    assert (score.value, seen[0].response, seen[0].meta["transcript"], s.response) == (1.0, "e", "adgdge", "adgdge")
+    assert (score.value, seen[0].response, seen[0].meta["transcript"], s.response) == (
+        1.0,
+        "e",
+        "adgdge",
+        "adgdge",
+    )
 
 
 def test_a_stop_text_of_the_configuration_is_cut_from_the_last_turn(tiny):
@@ -231,15 +252,26 @@ def test_a_demonstration_is_encoded_as_the_policy_would_have_played_it(tiny):
     letters = {c: i + 4 for i, c in enumerate("abcdefgh ")}
     assert s.tokens.tolist() == [1, *(letters[c] for c in "hadgdgbe"), 2]  # <bos> … <eos>
     assert s.action.tolist() == [c == "a" for c in "ooaaoooaaa"]
-    assert (s.role, s.source, s.behavior_logp, s.version, s.meta["finish"]) == ("expert", "me", None, -1, "stop")
+    assert (s.role, s.source, s.behavior_logp, s.version, s.meta["finish"]) == (
+        "expert",
+        "me",
+        None,
+        -1,
+        "stop",
+    )
     assert from_record(json.loads(json.dumps(to_record(s)))) == s
 
 
 @pytest.mark.parametrize(
     ("turns", "message"),
-    [(["ad"], "goes on after the last turn"), (["ad", "b", "c"], "ended \\(stop\\) after 2 of 3"), (["xd"], "doesn't know"),
-     ([], "goes on"), (["a" * 90 + "d", "b"], "ended \\(length\\) after 1 of 2")],
-)  # fmt: skip
+    [
+        (["ad"], "goes on after the last turn"),
+        (["ad", "b", "c"], "ended \\(stop\\) after 2 of 3"),
+        (["xd"], "doesn't know"),
+        ([], "goes on"),
+        (["a" * 90 + "d", "b"], "ended \\(length\\) after 1 of 2"),
+    ],
+)
 def test_a_demonstration_that_does_not_fit_is_refused(tiny, turns, message):
     with pytest.raises(Refused, match=message):
         demonstrate(Echo(1), tiny(), Prompt("h"), turns)
@@ -268,8 +300,12 @@ def chat(tiny, monkeypatch):
 def test_messages_go_on_in_the_chat_template(chat):
     policy, asked = chat(TEMPLATE), [{"role": "user", "content": "hh"}]
     (s,) = demonstrate(Echo(2), policy, Prompt(asked), ["ad", "be", "c"])
-    said = [{"role": "assistant", "content": "ad"}, {"role": "user", "content": "gdg"},
-            {"role": "assistant", "content": "be"}, {"role": "user", "content": "geg"}]  # fmt: skip
+    said = [
+        {"role": "assistant", "content": "ad"},
+        {"role": "user", "content": "gdg"},
+        {"role": "assistant", "content": "be"},
+        {"role": "user", "content": "geg"},
+    ]
     text = policy.render([*asked, *said]) + "c<eos>"
     assert s.tokens.tolist() == policy.encode_text(text)  # so the tokens are those of the whole conversation
     # "ad" ended with a stop text, so the template's end token is no action; "be" ended with its own.
@@ -285,8 +321,11 @@ def test_a_template_that_rewrites_history_makes_several_rows(chat, tmp_path):
     policy, asked = chat(FORGETS), [{"role": "user", "content": "hh"}]
     found = demonstrate(Echo(2), policy, Prompt(asked, columns={"answer": "c"}), ["ad", "be", "c"])
     shown = [policy.tokenizer.decode(s.tokens) for s in found]
-    assert shown == ["<bos>bhh<eos><bos>aad", "<bos>bhh<eos><bos>a<eos><bos>bgdg<eos><bos>abe<eos>",
-                     "<bos>bhh<eos><bos>a<eos><bos>bgdg<eos><bos>a<eos><bos>bgeg<eos><bos>ac<eos>"]  # fmt: skip
+    assert shown == [
+        "<bos>bhh<eos><bos>aad",
+        "<bos>bhh<eos><bos>a<eos><bos>bgdg<eos><bos>abe<eos>",
+        "<bos>bhh<eos><bos>a<eos><bos>bgdg<eos><bos>a<eos><bos>bgeg<eos><bos>ac<eos>",
+    ]
     assert [policy.tokenizer.decode(s.tokens[s.action]) for s in found] == ["ad", "be<eos>", "c<eos>"]
     assert len({s.episode for s in found}) == 1
     assert all(s.context_tokens.tolist() == s.tokens[~s.action].tolist() for s in found[1:])

@@ -19,9 +19,18 @@ DOCUMENTS = ["The cat sat on the mat.", "A dog barked at the cat, and the cat ra
 
 @pytest.mark.parametrize(
     ("expression", "value"),
-    [("37*46", "1702"), (" (1+2)*3 - -4", "13"), ("7//2 + 7%4", "6"), ("1/8", "0.125"), ("2**-1", "0.5"),
-     ("2/3", "0.666666666667"), ("10**100", "1" + "0" * 100), ("1e3", "1000"), ("0**0", "1")],
-)  # fmt: skip
+    [
+        ("37*46", "1702"),
+        (" (1+2)*3 - -4", "13"),
+        ("7//2 + 7%4", "6"),
+        ("1/8", "0.125"),
+        ("2**-1", "0.5"),
+        ("2/3", "0.666666666667"),
+        ("10**100", "1" + "0" * 100),
+        ("1e3", "1000"),
+        ("0**0", "1"),
+    ],
+)
 def test_the_value_of_an_expression(expression, value):
     said = Calculator().step(None, f"so <call>{expression}</call>")
     assert said == Turn(f"<result>{value}</result>", info={"tool": "calculator"})
@@ -29,13 +38,31 @@ def test_the_value_of_an_expression(expression, value):
 
 @pytest.mark.parametrize(
     ("expression", "problem"),
-    [("1/0", "division by zero"), ("1%0", "division by zero"), ("9**9**9", "too large"), ("2**-99999", "too large"),
-     ("10**200", "too large"), ("1e308*10", "too large"), ("(-1)**0.5", "not a real number"), ("1+", "not an arithmetic"),
-     ("__import__('os')", "not an arithmetic"), ("True+1", "not an arithmetic"), ("'a'*9", "not an arithmetic"),
-     ("x", "not an arithmetic"), ("1 if 1 else 2", "not an arithmetic"), ("[1]*9", "not an arithmetic"), ("", "not an"),
-     ("1<2", "not an arithmetic"), ("(" * 190 + "1", "not an arithmetic"), ("1" * 201, "longer than 200"),
-     ("1j", "not an arithmetic"), ("1e999", "too large"), ("\0", "not an arithmetic"), ("-" * 199 + "1", None)],
-)  # fmt: skip
+    [
+        ("1/0", "division by zero"),
+        ("1%0", "division by zero"),
+        ("9**9**9", "too large"),
+        ("2**-99999", "too large"),
+        ("10**200", "too large"),
+        ("1e308*10", "too large"),
+        ("(-1)**0.5", "not a real number"),
+        ("1+", "not an arithmetic"),
+        ("__import__('os')", "not an arithmetic"),
+        ("True+1", "not an arithmetic"),
+        ("'a'*9", "not an arithmetic"),
+        ("x", "not an arithmetic"),
+        ("1 if 1 else 2", "not an arithmetic"),
+        ("[1]*9", "not an arithmetic"),
+        ("", "not an"),
+        ("1<2", "not an arithmetic"),
+        ("(" * 190 + "1", "not an arithmetic"),
+        ("1" * 201, "longer than 200"),
+        ("1j", "not an arithmetic"),
+        ("1e999", "too large"),
+        ("\0", "not an arithmetic"),
+        ("-" * 199 + "1", None),
+    ],
+)
 def test_a_mistake_in_an_expression_is_said(expression, problem):
     if problem is None:
         assert calculate(expression) == -1
@@ -58,7 +85,10 @@ def test_the_last_opening_begins_the_call():
 def test_bm25_by_hand():
     # Two documents of 2 and 4 words, mean 3; "a" is in the first once, in the second twice: idf = ln(1 + 0.5/2.5).
     idf = math.log(1.2)
-    expected = [idf * 2.2 / (1 + 1.2 * (0.25 + 0.75 * 2 / 3)), idf * 2 * 2.2 / (2 + 1.2 * (0.25 + 0.75 * 4 / 3))]
+    expected = [
+        idf * 2.2 / (1 + 1.2 * (0.25 + 0.75 * 2 / 3)),
+        idf * 2 * 2.2 / (2 + 1.2 * (0.25 + 0.75 * 4 / 3)),
+    ]
     assert bm25(["a", "a"], [["a", "b"], ["a", "a", "c", "d"]]) == pytest.approx(expected, rel=1e-12)
     assert bm25(["z"], [["a"], []]) == [0.0, 0.0]
 
@@ -83,11 +113,17 @@ def test_the_paragraphs_of_one_text_are_documents():
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
-    [("calcualtor", {}, "did you mean calculator"), ("calculator", {"cal": 1}, "unexpected keyword argument 'cal'"),
-     ("calculator", {"call": ["a"]}, "options.call: expected the two texts"), ("search", {"top": 0}, "options.top: expected"),
-     ("calculator", {"result": "x"}, r"options.result: expected text with \{\}"), ("agro.envs:Nothing", {}, "has no 'Nothing'"),
-     ("agro.types:Prompt", {"text": "x"}, "has no name, stop, reset, step"), ("nothing.py:A", {}, "can't be imported")],
-)  # fmt: skip
+    [
+        ("calcualtor", {}, "did you mean calculator"),
+        ("calculator", {"cal": 1}, "unexpected keyword argument 'cal'"),
+        ("calculator", {"call": ["a"]}, "options.call: expected the two texts"),
+        ("search", {"top": 0}, "options.top: expected"),
+        ("calculator", {"result": "x"}, r"options.result: expected text with \{\}"),
+        ("agro.envs:Nothing", {}, "has no 'Nothing'"),
+        ("agro.types:Prompt", {"text": "x"}, "has no name, stop, reset, step"),
+        ("nothing.py:A", {}, "can't be imported"),
+    ],
+)
 def test_what_cannot_be_loaded_is_refused(name, options, message):
     with pytest.raises(Refused, match=message):
         load_environment(config.Environment(name=name, options=options))
@@ -98,5 +134,7 @@ def test_ones_own_environment_is_loaded_from_a_file(tmp_path):
         "from agro.envs import Tool\nclass Shout(Tool):\n    name = 'shout'\n"
         "    def use(self, state, call):\n        return call.upper()\n"
     )
-    found = load_environment(config.Environment(name=f"{tmp_path / 'mine.py'}:Shout", options={"result": "{}"}))
+    found = load_environment(
+        config.Environment(name=f"{tmp_path / 'mine.py'}:Shout", options={"result": "{}"})
+    )
     assert found.step(None, "<call>hey</call>") == Turn("HEY", info={"tool": "shout"})

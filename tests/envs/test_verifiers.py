@@ -50,11 +50,17 @@ def prompt(guess, number):
 
 def test_rollouts_are_played_turn_by_turn_beside_each_other(guess):
     asked = [prompt(guess, i) for i in range(3)]
-    assert asked[1].text == [{"role": "system", "content": "be quick"}, {"role": "user", "content": "guess 4"}]
+    assert asked[1].text == [
+        {"role": "system", "content": "be quick"},
+        {"role": "user", "content": "guess 4"},
+    ]
     states = [guess.reset(p) for p in asked]
     first = [guess.step(s, "4") for s in states]
     assert [(t.observation, t.role, t.reward, t.done) for t in first] == [
-        ("lower", "user", 0.0, False), (None, "user", 1.0, True), ("higher", "user", 0.0, False)]  # fmt: skip
+        ("lower", "user", 0.0, False),
+        (None, "user", 1.0, True),
+        ("higher", "user", 0.0, False),
+    ]
     second = [guess.step(states[i], "3") for i in (0, 2)]
     assert [(t.reward, t.done) for t in second] == [(1.0, True), (0.0, False)]
     last = guess.step(states[2], "1")  # the program's own max_turns

@@ -32,14 +32,22 @@ VARIANTS: list[tuple[str, dict[str, Any], set[str]]] = [
     ("agro_onpolicy", {"beta": 0.3}, {"reward", "groups", "ref_logp", "fresh"}),
     ("agro_onpolicy", {"beta": 0.3, "baseline": True}, {"reward", "triples", "ref_logp", "fresh"}),
     ("agro_onpolicy", {"beta": 0.3, "likelihood_ratio": 0.4}, {"reward", "groups", "ref_logp", "fresh"}),
-    ("agro_onpolicy", {"beta": 0.3, "likelihood_ratio": "adaptive"}, {"reward", "groups", "ref_logp", "fresh"}),
+    (
+        "agro_onpolicy",
+        {"beta": 0.3, "likelihood_ratio": "adaptive"},
+        {"reward", "groups", "ref_logp", "fresh"},
+    ),
     (
         "agro_onpolicy",
         {"beta": 0.3, "likelihood_ratio": "adaptive", "baseline": True},
         {"reward", "triples", "ref_logp", "fresh"},
     ),
     ("agro_onpolicy", {"beta": 0.0, "likelihood_ratio": "adaptive"}, {"reward", "groups", "fresh"}),
-    ("agro_onpolicy", {"beta": 0.3, "squared": "triangular"}, {"reward", "groups", "ref_logp", "fresh", "rows"}),
+    (
+        "agro_onpolicy",
+        {"beta": 0.3, "squared": "triangular"},
+        {"reward", "groups", "ref_logp", "fresh", "rows"},
+    ),
     (
         "agro_onpolicy",
         {"beta": 0.3, "squared": "local", "baseline": True, "likelihood_ratio": 0.4},
@@ -96,7 +104,9 @@ VARIANTS: list[tuple[str, dict[str, Any], set[str]]] = [
     ("dpo", {"beta": 0.3, "label_smoothing": 0.1, "votes": "mean"}, {"pairs", "votes", "ref_logp"}),
     ("sft", {}, set()),
 ]
-NAMED = [f"{name}-{'-'.join(f'{k}={v}' for k, v in options.items())}".rstrip("-") for name, options, _ in VARIANTS]
+NAMED = [
+    f"{name}-{'-'.join(f'{k}={v}' for k, v in options.items())}".rstrip("-") for name, options, _ in VARIANTS
+]
 
 
 def least(needs: set[str]) -> int:
@@ -155,12 +165,28 @@ def draw(
     known = {g: float(more.normal()) for g in dict.fromkeys(group)}
     pairs, votes = judgements(group, response, np.random.default_rng([seed, 2]))
     return Case(
-        logp, mask, list(reward), list(group), list(response), list(weight), ref, behavior, old, kl,
-        prefix_value, token_reward, list(more.normal(size=B)), [known[g] for g in group], pairs, votes,
-    )  # fmt: skip
+        logp,
+        mask,
+        list(reward),
+        list(group),
+        list(response),
+        list(weight),
+        ref,
+        behavior,
+        old,
+        kl,
+        prefix_value,
+        token_reward,
+        list(more.normal(size=B)),
+        [known[g] for g in group],
+        pairs,
+        votes,
+    )
 
 
-def judgements(group: Any, response: Any, rng: np.random.Generator) -> tuple[list[Any], list[tuple[float, float]]]:
+def judgements(
+    group: Any, response: Any, rng: np.random.Generator
+) -> tuple[list[Any], list[tuple[float, float]]]:
     """One to three judged pairs of each group that has two responses, and their votes."""
     pairs: list[Any] = []
     for g in dict.fromkeys(group):
@@ -177,10 +203,17 @@ def draw_for(needs: set[str], seed: int, **how: Any) -> Case:
 
 def batch_of(case: Case, **changes: Any) -> Batch:
     given: dict[str, Any] = {
-        "mask": case.mask, "reward": case.reward, "group": case.group, "response": case.response, "weight": case.weight,
-        "age": [0.0] * len(case.mask), **{f: getattr(case, f) for f in FIELDS}, "pairs": rows_of_pairs(case), "votes": case.votes or None,
+        "mask": case.mask,
+        "reward": case.reward,
+        "group": case.group,
+        "response": case.response,
+        "weight": case.weight,
+        "age": [0.0] * len(case.mask),
+        **{f: getattr(case, f) for f in FIELDS},
+        "pairs": rows_of_pairs(case),
+        "votes": case.votes or None,
         "extra": {"token_reward": case.token_reward, "stored_value": case.stored_value},
-    }  # fmt: skip
+    }
     return Batch.of(**given | changes)
 
 
@@ -191,7 +224,9 @@ def rows_of_pairs(case: Case) -> list[tuple[int, int]] | None:
 
 
 def evaluate(case: Case, name: str, options: dict[str, Any], **changes: Any) -> Evaluation:
-    return objectives.evaluate(name, case.logp, batch_of(case, **changes), streams=streams_of(case), **options)
+    return objectives.evaluate(
+        name, case.logp, batch_of(case, **changes), streams=streams_of(case), **options
+    )
 
 
 def streams_of(case: Case) -> dict[str, Any]:

@@ -92,7 +92,9 @@ def regularised(case: Case, group: Group, beta: float, average: str = "sum") -> 
         return [y.reward for y in group.responses]
     out = []
     for y in group.responses:
-        ratio = fsum(term for place in y.places for term in (float(case.logp[place]), -float(case.ref_logp[place])))
+        ratio = fsum(
+            term for place in y.places for term in (float(case.logp[place]), -float(case.ref_logp[place]))
+        )
         out.append(y.reward - beta * ratio / (len(y.places) if average == "token" else 1))
     return out
 
@@ -142,7 +144,11 @@ def agro(
 
 
 def agro_onpolicy(
-    case: Case, beta: float, baseline: bool = False, likelihood_ratio: float | str = 1.0, squared: str = "sequence"
+    case: Case,
+    beta: float,
+    baseline: bool = False,
+    likelihood_ratio: float | str = 1.0,
+    squared: str = "sequence",
 ) -> Result:
     """[13]: (1/n) [-β A_i + c ½ A_i²], A_i = R_i - R̄_{-i}; with the baseline [14]: (1/n) [-β A_i + c (v_i - v̄_{-i})], v = ½A².
 
@@ -177,7 +183,12 @@ def agro_onpolicy(
 
 def dro(case: Case, beta: float, scale: str = "reward") -> Result:
     """½ (r - β Σ_t (l_t - f_t) - V)², V the mean over a response's rows: d/dl_t = -β (…), or without the β; d/dV = -(…)."""
-    grad, value_grad, loss, groups = np.zeros(case.logp.shape), np.zeros(len(case.mask)), 0.0, groups_of(case, 1)
+    grad, value_grad, loss, groups = (
+        np.zeros(case.logp.shape),
+        np.zeros(len(case.mask)),
+        0.0,
+        groups_of(case, 1),
+    )
     W = fsum(g.weight for g in groups)
     for g in groups:
         n = len(g.responses)
@@ -224,9 +235,13 @@ def prefix_consistency(case: Case, beta: float, scale: str = "reward") -> Result
 
 
 def squared_consistency(
-    case: Case, beta: float, anchor: str = "reference", baseline: str = "mean", value_beta: float | None = None,
+    case: Case,
+    beta: float,
+    anchor: str = "reference",
+    baseline: str = "mean",
+    value_beta: float | None = None,
     scale: str = "half_variance",
-) -> Result:  # fmt: skip
+) -> Result:
     """(a_i - b)², a_i = r_i - β Σ_t (l_it - anchor_it), b the group's mean of a, β₁ log mean exp(r/β₁) or stored, times the scale's factor.
 
     d a_i / d l_it = -β; a mean b moves too: d (a_i - ā) / d a_j = δ_ij - 1/n, and Σ_i (a_i - ā) = 0 leaves δ_ij alone.
@@ -292,7 +307,12 @@ def reinforce(case: Case, baseline: str | float = "none") -> Result:
 
 def kl_pg(case: Case, beta: float) -> Result:
     """[15]: -(1/n) Σ_i (r_i - r̄_{-i}) l_i + (β/n) Σ_i Σ_t KL_it; the second sum is a stream of its own."""
-    grad, kl_grad, loss, groups = np.zeros(case.logp.shape), np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
+    grad, kl_grad, loss, groups = (
+        np.zeros(case.logp.shape),
+        np.zeros(case.logp.shape),
+        0.0,
+        groups_of(case, 2),
+    )
     W = fsum(g.weight for g in groups)
     for g in groups:
         r = [y.reward for y in g.responses]
@@ -373,9 +393,13 @@ def judgements(case: Case, beta: float) -> list[Judgement]:
         g = group[winner]
         out.append(
             Judgement(
-                weight[g] / W / judged.count(g), (reward[winner], reward[loser]), beta * h, votes, (places[winner], places[loser])
+                weight[g] / W / judged.count(g),
+                (reward[winner], reward[loser]),
+                beta * h,
+                votes,
+                (places[winner], places[loser]),
             )
-        )  # fmt: skip
+        )
     return out
 
 
@@ -411,7 +435,9 @@ def dpo(case: Case, beta: float, label_smoothing: float = 0.0, votes: str = "ign
     terms = []
     for j in judgements(case, beta):
         w, x = j.votes
-        share = (x + 1) / (w + x + 2) if votes == "mean" else 0.0  # of those who would have it the other way round
+        share = (
+            (x + 1) / (w + x + 2) if votes == "mean" else 0.0
+        )  # of those who would have it the other way round
         q = share * (1 - label_smoothing) + (1 - share) * label_smoothing
         z = j.margin
         value = -(1 - q) * log_sigmoid(z) - q * log_sigmoid(-z)

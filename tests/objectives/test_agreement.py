@@ -7,7 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import FIELDS, NAMED, VARIANTS, Case, batch_of, change, draw, draw_for, evaluate, expected, least, streams_of
+from cases import (
+    FIELDS,
+    NAMED,
+    VARIANTS,
+    Case,
+    batch_of,
+    change,
+    draw,
+    draw_for,
+    evaluate,
+    expected,
+    least,
+    streams_of,
+)
 
 from agro import Batch, objectives
 from agro.errors import Refused
@@ -37,7 +50,9 @@ def test_ragged_batches(name: str, options: dict[str, Any], needs: set[str], rew
 
 
 @pytest.mark.parametrize(("name", "options", "needs"), [v for v in VARIANTS if least(v[2]) > 1], ids=str)
-def test_groups_too_small_are_left_out_and_counted(name: str, options: dict[str, Any], needs: set[str]) -> None:
+def test_groups_too_small_are_left_out_and_counted(
+    name: str, options: dict[str, Any], needs: set[str]
+) -> None:
     dropped = 0
     for seed in range(4):
         case = draw_for(needs, seed, groups=8, sizes=(1, 4))
@@ -129,7 +144,9 @@ def test_inputs_of_the_batch_may_be_tensors_arrays_or_lists(
     for convert in (lambda x: torch.as_tensor(np.asarray(x)), np.asarray, lambda x: np.asarray(x).tolist()):
         fields = {f: convert(getattr(case, f)) for f in ("mask", "reward", "weight", *FIELDS)}
         number = [list(dict.fromkeys(case.group)).index(g) for g in case.group]
-        out = evaluate(case, name, options, **fields, group=convert(number), age=convert(np.zeros(len(number))))
+        out = evaluate(
+            case, name, options, **fields, group=convert(number), age=convert(np.zeros(len(number)))
+        )
         assert out.loss == reference.loss
         np.testing.assert_array_equal(out.grad, reference.grad)
 
@@ -217,7 +234,9 @@ def test_what_looks_along_a_response_refuses_one_of_several_rows() -> None:
     several = draw(0)
     for name, options, needs in VARIANTS:
         if "rows" in needs:
-            with pytest.raises(Refused, match=r"looks along a response, but that of row \d+ .* lies in several rows"):
+            with pytest.raises(
+                Refused, match=r"looks along a response, but that of row \d+ .* lies in several rows"
+            ):
                 evaluate(several, name, options)
 
 
@@ -225,7 +244,11 @@ def test_what_looks_along_a_response_refuses_one_of_several_rows() -> None:
     ("name", "options", "said"),
     [
         ("agro", {"average": "token", "regulariser": "local"}, 'regulariser = "local" .*average = "token"'),
-        ("agro_onpolicy", {"squared": "local", "likelihood_ratio": "adaptive"}, 'squared = "local" .*"adaptive"'),
+        (
+            "agro_onpolicy",
+            {"squared": "local", "likelihood_ratio": "adaptive"},
+            'squared = "local" .*"adaptive"',
+        ),
         ("squared_consistency", {"baseline": "stored"}, 'scale = "half_variance" divides by n − 1'),
     ],
 )

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize(("name", "options", "needs"), VARIANTS, ids=NAMED)
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     seed=st.integers(0, 10_000),
     groups=st.one_of(st.integers(1, 6), st.just(150)),
@@ -24,14 +29,29 @@ from hypothesis import strategies as st
     episodes=st.booleans(),
 )
 def test_the_gradient_is_that_of_plain_loops(
-    name: str, options: dict[str, Any], needs: set[str],
-    seed: int, groups: int, most: int, length: int, rewards: str, spread: float, far: float, episodes: bool,
-) -> None:  # fmt: skip
+    name: str,
+    options: dict[str, Any],
+    needs: set[str],
+    seed: int,
+    groups: int,
+    most: int,
+    length: int,
+    rewards: str,
+    spread: float,
+    far: float,
+    episodes: bool,
+) -> None:
     """Relative to the largest number of the batch, for sums of numbers of 1e4 round in their last places."""
     case = draw(
-        seed, groups=groups, sizes=(least(needs), most), length=length, rewards=rewards, spread=spread, far=far,
+        seed,
+        groups=groups,
+        sizes=(least(needs), most),
+        length=length,
+        rewards=rewards,
+        spread=spread,
+        far=far,
         episodes=episodes and "rows" not in needs,
-    )  # fmt: skip
+    )
     out = evaluate(case, name, options)
     loss, grads = expected(case, name, options)
     size = max(1.0, abs(loss), *(np.abs(g).max() for g in grads.values()))

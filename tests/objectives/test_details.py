@@ -20,9 +20,14 @@ def at_the_reference(name: str, groups: dict[str, tuple[float, list[float]]], **
     rows = [(g, weight, r) for g, (weight, rewards) in groups.items() for r in rewards]
     logp = [[0.0, -1.0]] * len(rows)
     batch = Batch.of(
-        mask=[[False, True]] * len(rows), group=[g for g, _, _ in rows], weight=[w for _, w, _ in rows],
-        reward=[r for _, _, r in rows], ref_logp=logp, age=[0] * len(rows), extra={"stored_value": [0.0] * len(rows)},
-    )  # fmt: skip
+        mask=[[False, True]] * len(rows),
+        group=[g for g, _, _ in rows],
+        weight=[w for _, w, _ in rows],
+        reward=[r for _, _, r in rows],
+        ref_logp=logp,
+        age=[0] * len(rows),
+        extra={"stored_value": [0.0] * len(rows)},
+    )
     return objectives.evaluate(name, logp, batch, **options)
 
 
@@ -36,7 +41,9 @@ def test_agro_says_its_loss_under_the_name_that_all_share() -> None:
 def test_a_weight_against_the_reference_by_hand() -> None:
     """Log-ratios log ½ and log 2 at β = 0: weights ½ and 1 on residuals 1 and −1, so −½·½·1 and +½·1·1; their mean is ¾."""
     half = float(np.log(0.5))
-    batch = Batch.of(mask=[[False, True]] * 2, group=["a", "a"], reward=[1, 0], ref_logp=[[0.0, -1.0], [0.0, -1.0]])
+    batch = Batch.of(
+        mask=[[False, True]] * 2, group=["a", "a"], reward=[1, 0], ref_logp=[[0.0, -1.0], [0.0, -1.0]]
+    )
     logp = [[0.0, -1.0 + half], [0.0, -1.0 - half]]
     out = objectives.evaluate("agro", logp, batch, beta=0.0, weight="reference")
     np.testing.assert_allclose(out.grad, [[0, -0.25], [0, 0.5]], atol=1e-15)
@@ -48,7 +55,8 @@ def test_a_weight_against_the_reference_by_hand() -> None:
 def test_at_the_reference_a_weight_changes_nothing(scale: str) -> None:
     groups: Any = {"a": (1, [1, 0, 0.3]), "b": (2, [0.2, 0.9])}
     plain, weighted = (
-        at_the_reference("agro", groups, beta=0.4, scale=scale, weight=weight) for weight in ("none", "reference")
+        at_the_reference("agro", groups, beta=0.4, scale=scale, weight=weight)
+        for weight in ("none", "reference")
     )
     np.testing.assert_allclose(weighted.grad, plain.grad, atol=1e-16)
     assert weighted.loss == plain.loss
@@ -78,13 +86,18 @@ def test_the_share_of_groups_whose_best_response_is_pushed_down() -> None:
     out = at_the_reference("agro_onpolicy", groups, beta=0.25)
     assert out.metrics["reversed_share"] == pytest.approx((4 + 1) / (3 + 2 + 4 + 1), abs=1e-15)
     assert out.metrics["likelihood_ratio"] == 1.0
-    assert np.isnan(at_the_reference("agro_onpolicy", {"equal": (8, [1, 1])}, beta=0.25).metrics["reversed_share"])
+    assert np.isnan(
+        at_the_reference("agro_onpolicy", {"equal": (8, [1, 1])}, beta=0.25).metrics["reversed_share"]
+    )
 
 
 def test_the_share_of_the_likelihood_ratio_part() -> None:
     """Adaptive: min(1, β / max_i (R_i − R̄_{-i})), here 1 and ¼/1, in the mean by weight."""
     groups: Any = {"a": (3, [0.2, 0]), "b": (1, [1, 0])}
-    assert at_the_reference("agro_onpolicy", groups, beta=0.25, likelihood_ratio=0.4).metrics["likelihood_ratio"] == 0.4
+    assert (
+        at_the_reference("agro_onpolicy", groups, beta=0.25, likelihood_ratio=0.4).metrics["likelihood_ratio"]
+        == 0.4
+    )
     out = at_the_reference("agro_onpolicy", groups, beta=0.25, likelihood_ratio="adaptive")
     assert out.metrics["likelihood_ratio"] == pytest.approx((3 + 0.25) / 4, abs=1e-15)
     assert out.metrics["reversed_share"] == 0
@@ -93,9 +106,14 @@ def test_the_share_of_the_likelihood_ratio_part() -> None:
 @pytest.mark.parametrize(("name", "option"), [("agro", "regulariser"), ("agro_onpolicy", "squared")])
 def test_what_looks_along_a_response_says_which_option_does(name: str, option: str) -> None:
     batch = Batch.of(
-        mask=[[False, True]] * 3, reward=[1.0, 0.0, 0.0], group=[0, 0, 0], response=["a", "b", "b"],
-        ref_logp=[[0.0, -1.0]] * 3, age=[0] * 3, ids=["one", "two", "three"],
-    )  # fmt: skip
+        mask=[[False, True]] * 3,
+        reward=[1.0, 0.0, 0.0],
+        group=[0, 0, 0],
+        response=["a", "b", "b"],
+        ref_logp=[[0.0, -1.0]] * 3,
+        age=[0] * 3,
+        ids=["one", "two", "three"],
+    )
     said = f'^objective {name}: {option} = "triangular" looks along a response, but that of two lies in several rows; take "sequence"$'
     with pytest.raises(Refused, match=said):
         objectives.evaluate(name, [[0.0, -1.0]] * 3, batch, beta=0.5, **{option: "triangular"})
@@ -111,7 +129,12 @@ def test_without_beta_a_policy_that_is_certain_stands_still() -> None:
 def test_rows_that_a_micro_batch_does_not_hold_are_not_judged_by_it() -> None:
     """Rows 2 and 3 are given; the ratio of row 0 overflows, which is for the micro-batch that holds row 0 to say."""
     mask = [[False, True]] * 4
-    given: dict[str, Any] = {"mask": mask, "reward": [1.0, 0.0, 1.0, 0.0], "group": [0, 0, 1, 1], "ids": [*"abcd"]}
+    given: dict[str, Any] = {
+        "mask": mask,
+        "reward": [1.0, 0.0, 1.0, 0.0],
+        "group": [0, 0, 1, 1],
+        "ids": [*"abcd"],
+    }
     batch = Batch.of(**given, behavior_logp=[[0.0, -800.0], *[[0.0, -1.0]] * 3])
     entry = objectives.get("grpo")
     options = entry.resolve("grpo", {})
@@ -119,7 +142,8 @@ def test_rows_that_a_micro_batch_does_not_hold_are_not_judged_by_it() -> None:
     out = objectives.differentiate("grpo", entry, logp, batch, options, torch.tensor([2, 3]))
     assert out.grads["logp"][2:, 1].isfinite().all()
     with pytest.raises(
-        NotFinite, match=r"isn't finite in a \(a ratio that overflows\?\), largest \|logp - behavior_logp\| 799\."
+        NotFinite,
+        match=r"isn't finite in a \(a ratio that overflows\?\), largest \|logp - behavior_logp\| 799\.",
     ):
         objectives.differentiate("grpo", entry, logp, batch, options, torch.tensor([0, 1]))
 
@@ -127,7 +151,9 @@ def test_rows_that_a_micro_batch_does_not_hold_are_not_judged_by_it() -> None:
 def test_the_trap_ratio_weighs_its_groups() -> None:
     """One success of three: k₂ = k₃ = ⅓, its mirror −⅓; (3 · ⅓ − ⅓)/(2β (3 · ⅓ + ⅓)) = 1 at β = ¼. The pair isn't asked."""
     groups: Any = {"one": (3, [1, 0, 0]), "two": (1, [1, 1, 0]), "pair": (9, [1, 0])}
-    assert at_the_reference("agro_onpolicy", groups, beta=0.25).metrics["trap_ratio"] == pytest.approx(1.0, abs=1e-14)
+    assert at_the_reference("agro_onpolicy", groups, beta=0.25).metrics["trap_ratio"] == pytest.approx(
+        1.0, abs=1e-14
+    )
     assert np.isnan(at_the_reference("agro_onpolicy", groups, beta=0.0).metrics["trap_ratio"])
 
 
@@ -159,12 +185,21 @@ def test_an_option_says_what_it_is(name: str, key: str) -> None:
 
 
 UNITS = {
-    ("agro_onpolicy", "likelihood_ratio"): "share", ("squared_consistency", "value_beta"): "reward", ("reinforce", "baseline"): "reward",
-    ("grpo", "clip"): "ratio", ("pair_consistency", "gap"): "reward", ("dpo", "label_smoothing"): "probability",
+    ("agro_onpolicy", "likelihood_ratio"): "share",
+    ("squared_consistency", "value_beta"): "reward",
+    ("reinforce", "baseline"): "reward",
+    ("grpo", "clip"): "ratio",
+    ("pair_consistency", "gap"): "reward",
+    ("dpo", "label_smoothing"): "probability",
     ("dpo", "beta"): "logit of a judgement per nat of the response's log-ratio",
-}  # fmt: skip
-ABOVE_0 = {("squared_consistency", "beta"), ("squared_consistency", "value_beta"), ("pair_consistency", "beta"),
-           ("pair_consistency", "gap"), ("dpo", "beta")}  # fmt: skip
+}
+ABOVE_0 = {
+    ("squared_consistency", "beta"),
+    ("squared_consistency", "value_beta"),
+    ("pair_consistency", "beta"),
+    ("pair_consistency", "gap"),
+    ("dpo", "beta"),
+}
 
 
 def choices(name: str, key: str) -> str:
@@ -177,7 +212,9 @@ def test_the_choices() -> None:
     assert choices("agro_onpolicy", "squared") == "one of 'sequence', 'triangular', 'local'"
     assert choices("squared_consistency", "anchor") == "one of 'reference', 'behavior'"
     assert choices("squared_consistency", "baseline") == "one of 'mean', 'soft', 'stored'"
-    assert choices("squared_consistency", "scale") == "one of 'half_variance', 'square', 'pairs', 'trajectory'"
+    assert (
+        choices("squared_consistency", "scale") == "one of 'half_variance', 'square', 'pairs', 'trajectory'"
+    )
     for name in ("agro", "dro", "prefix_consistency"):
         assert choices(name, "scale") == "one of 'reward', 'loss'"
     for name in ("pair_consistency", "dpo"):
@@ -185,7 +222,9 @@ def test_the_choices() -> None:
     for name in objectives.names():
         if "singletons" in objectives.get(name).options:
             assert choices(name, "singletons") == "one of 'error', 'drop'"
-    assert choices("agro_onpolicy", "baseline") == choices("grpo", "std").replace("True, False", "False, True")
+    assert choices("agro_onpolicy", "baseline") == choices("grpo", "std").replace(
+        "True, False", "False, True"
+    )
     assert choices("grpo", "ratio") == "one of 'behavior', 'old'"
 
 
@@ -239,7 +278,9 @@ def test_a_value_says_its_loss_and_its_mean(name: str, stream: str) -> None:
     """Of one token: ½ (r − V)² is ½ · ¼ in a and ½ in b, V is ½ and 1; with weights 3 and 1. Over the prefix it's the same."""
     values = [0.5, 0.5, 1.0]
     logp = [[0.0, -1.0]] * 3
-    batch = Batch.of(mask=[[False, True]] * 3, reward=[1.0, 0.0, 2.0], group=[*"aab"], weight=[3, 3, 1], ref_logp=logp)
+    batch = Batch.of(
+        mask=[[False, True]] * 3, reward=[1.0, 0.0, 2.0], group=[*"aab"], weight=[3, 3, 1], ref_logp=logp
+    )
     given = {stream: values if name == "dro" else [[np.nan, v] for v in values]}
     for options in ({"beta": 0.5}, {"beta": 0.5, "scale": "loss"}):
         out = objectives.evaluate(name, logp, batch, streams=given, **options)
@@ -263,10 +304,18 @@ def test_three_groups_are_named_of_those_too_small() -> None:
         ("aabcdeff", [[0, 1], [6, 7]], r"4 of 6 groups have none \(for one: b, c, d\)"),
     ],
 )
-def test_three_pairs_or_groups_are_named_of_those_that_cannot_be_used(group: str, pairs: Any, said: str) -> None:
+def test_three_pairs_or_groups_are_named_of_those_that_cannot_be_used(
+    group: str, pairs: Any, said: str
+) -> None:
     logp = [[0.0, -1.0]] * 8
-    batch = Batch.of(mask=[[False, True]] * 8, reward=[0.0] * 8, group=[*group], ref_logp=logp, pairs=pairs,
-                     ids=[f"r{i}" for i in range(8)])  # fmt: skip
+    batch = Batch.of(
+        mask=[[False, True]] * 8,
+        reward=[0.0] * 8,
+        group=[*group],
+        ref_logp=logp,
+        pairs=pairs,
+        ids=[f"r{i}" for i in range(8)],
+    )
     with pytest.raises(Refused, match=said):
         objectives.evaluate("dpo", logp, batch, beta=0.5)
 

@@ -27,7 +27,9 @@ SIX: dict[str, Any] = {
 
 def on(name: str, pairs: Any, ratio: Any = RATIO, *, batch: Any = (), **options: Any) -> Evaluation:
     given = SIX | {"pairs": pairs} | dict(batch)
-    return objectives.evaluate(name, [[0.0, -3.0 + x] for x in ratio], Batch.of(**given), **{"beta": 0.4} | options)
+    return objectives.evaluate(
+        name, [[0.0, -3.0 + x] for x in ratio], Batch.of(**given), **{"beta": 0.4} | options
+    )
 
 
 def refusal(name: str, pairs: Any, **changes: Any) -> str:
@@ -47,7 +49,7 @@ def of_h(name: str, h: float, **options: Any) -> Evaluation:
     batch = Batch.of(
         mask=[[0, 1]] * 2, reward=[0, 0], group=[0, 0], ref_logp=[[0, -9]] * 2, pairs=[[1, 0]], votes=[[3, 1]]
     )
-    return objectives.evaluate(name, [[0.0, -9.0], [0.0, h - 9.0]], batch, **options)  # fmt: skip
+    return objectives.evaluate(name, [[0.0, -9.0], [0.0, h - 9.0]], batch, **options)
 
 
 @pytest.mark.parametrize("h", H)
@@ -77,7 +79,9 @@ def test_votes_are_vipo_and_vdpo(h: float) -> None:
     """3 votes against 1: p = 4/6. VIPO differs by a constant, so that the slopes are the same."""
     p, beta = 4 / 6, 0.7
     out = of_h("dpo", h, beta=beta, votes="mean")
-    assert out.loss == pytest.approx(p * log(1 + exp(-beta * h)) + (1 - p) * log(1 + exp(beta * h)), rel=1e-13)
+    assert out.loss == pytest.approx(
+        p * log(1 + exp(-beta * h)) + (1 - p) * log(1 + exp(beta * h)), rel=1e-13
+    )
     slope = beta**2 / 4 * (p * 2 * (h - 1 / (2 * beta)) + (1 - p) * 2 * (h + 1 / (2 * beta)))
     out = of_h("pair_consistency", h, beta=beta, votes="mean")
     np.testing.assert_allclose(out.grad, [[0, -slope], [0, slope]], rtol=1e-12, atol=1e-15)
@@ -106,7 +110,9 @@ def test_label_smoothing_is_that_share_of_judgements_turned_round() -> None:
 def test_all_pairs_of_a_group_with_their_rewards_are_agro() -> None:
     """The mean over pairs of ¼ (R_i - R_j)² is ½ Var(R), n - 1 in it (statement 10 summed), whoever is called the winner."""
     case = draw(0, sizes=(2, 5))
-    members = {g: list(dict.fromkeys(y for y, h in zip(case.response, case.group) if h == g)) for g in case.group}
+    members = {
+        g: list(dict.fromkeys(y for y, h in zip(case.response, case.group) if h == g)) for g in case.group
+    }
     every = [(a, b) for m in members.values() for i, a in enumerate(m) for b in m[:i]]
     judged = change(case, pairs=every, votes=[(0.0, 0.0)] * len(every))
     pairs = evaluate(judged, "pair_consistency", {"beta": 0.3, "gap": "reward"})
@@ -114,7 +120,9 @@ def test_all_pairs_of_a_group_with_their_rewards_are_agro() -> None:
     assert pairs.loss == pytest.approx(agro.loss, rel=1e-13)
     np.testing.assert_allclose(pairs.grad, agro.grad, atol=1e-14)
     turned = change(judged, pairs=[(b, a) for a, b in every])
-    np.testing.assert_array_equal(evaluate(turned, "pair_consistency", {"beta": 0.3, "gap": "reward"}).grad, pairs.grad)
+    np.testing.assert_array_equal(
+        evaluate(turned, "pair_consistency", {"beta": 0.3, "gap": "reward"}).grad, pairs.grad
+    )
 
 
 @pytest.mark.parametrize("h", [-1e4, -800.0, 800.0, 1e4])
@@ -174,7 +182,9 @@ def test_a_group_without_a_pair(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize(("pair", "batch"), [((0, 3), {}), ((0, 0), {}), ((0, 1), {"response": [0, 0, 1, 2, 3, 4]})])
+@pytest.mark.parametrize(
+    ("pair", "batch"), [((0, 3), {}), ((0, 0), {}), ((0, 1), {"response": [0, 0, 1, 2, 3, 4]})]
+)
 def test_a_pair_of_two_prompts_or_of_one_response(name: str, pair: tuple[int, int], batch: Any) -> None:
     said = refusal(name, [(0, 2), pair, (3, 4)], batch=batch)
     assert "expected each to join two responses to one prompt, but 1 of 3 pairs don't" in said
@@ -204,11 +214,17 @@ def test_rewards_that_are_unknown() -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("dpo", {"beta": 0}), ("dpo", {"beta": -1.0}), ("dpo", {"label_smoothing": 0.5}), ("dpo", {"label_smoothing": -0.1}),
-        ("dpo", {"votes": "count"}), ("pair_consistency", {"beta": 0.0}), ("pair_consistency", {"gap": 0}),
-        ("pair_consistency", {"gap": "votes"}), ("pair_consistency", {"gap": float("nan")}),
+        ("dpo", {"beta": 0}),
+        ("dpo", {"beta": -1.0}),
+        ("dpo", {"label_smoothing": 0.5}),
+        ("dpo", {"label_smoothing": -0.1}),
+        ("dpo", {"votes": "count"}),
+        ("pair_consistency", {"beta": 0.0}),
+        ("pair_consistency", {"gap": 0}),
+        ("pair_consistency", {"gap": "votes"}),
+        ("pair_consistency", {"gap": float("nan")}),
     ],
-)  # fmt: skip
+)
 def test_options(name: str, options: dict[str, Any]) -> None:
     with pytest.raises(Refused, match=f"objective {name}: option {next(iter(options))}: expected "):
         on(name, [(0, 1), (3, 5)], **options)

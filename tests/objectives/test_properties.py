@@ -16,7 +16,9 @@ EVERY = pytest.mark.parametrize(("name", "options", "needs"), VARIANTS, ids=NAME
 def only(*chosen: str, along: bool = True) -> Any:
     """Variants whose name begins with one of `chosen`; without `along` those that look at a response as a whole."""
     at = [i for i, v in enumerate(NAMED) if v.startswith(chosen) and (along or "rows" not in VARIANTS[i][2])]
-    return pytest.mark.parametrize(("name", "options", "needs"), [VARIANTS[i] for i in at], ids=[NAMED[i] for i in at])
+    return pytest.mark.parametrize(
+        ("name", "options", "needs"), [VARIANTS[i] for i in at], ids=[NAMED[i] for i in at]
+    )
 
 
 CENTRED = only("agro", "rloo", "reinforce-baseline=mean", "kl_pg", "grpo", "pair_consistency", "dpo")
@@ -65,12 +67,19 @@ HAND_CASES: list[tuple[str, dict[str, Any], float, list[float]]] = [
     # 1 + 0.5 · ½ · (0.3 + 0.4)
     ("kl_pg", {"beta": 0.5}, 1.175, [-0.5, -0.5, 0.5]),
     ("grpo", {}, -A * ((1.1 + 1.2) / 4 - 0.8 / 2), [-1.1 * A / 4, 0.0, 0.0]),
-    ("grpo", {"std": False, "clip": (0.6, 0.5)}, -0.5 * ((1.1 + 1.5) / 4 - 0.5 / 2), [-0.1375, -0.1875, 0.125]),
+    (
+        "grpo",
+        {"std": False, "clip": (0.6, 0.5)},
+        -0.5 * ((1.1 + 1.5) / 4 - 0.5 / 2),
+        [-0.1375, -0.1875, 0.125],
+    ),
     ("sft", {}, 4 / 3, [-1 / 3, -1 / 3, -1 / 3]),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("name", "options", "loss", "grad"), HAND_CASES, ids=[f"{n}-{o}" for n, o, *_ in HAND_CASES])
+@pytest.mark.parametrize(
+    ("name", "options", "loss", "grad"), HAND_CASES, ids=[f"{n}-{o}" for n, o, *_ in HAND_CASES]
+)
 def test_by_hand(name: str, options: dict[str, Any], loss: float, grad: list[float]) -> None:
     if "clip" in options:
         # w = 1.5 lies on the edge of the clip: a hair inside, so that rounding can't tip it over
@@ -83,7 +92,9 @@ def test_by_hand(name: str, options: dict[str, Any], loss: float, grad: list[flo
 
 
 @CENTRED
-def test_a_shift_of_a_prompts_rewards_changes_no_gradient(name: str, options: dict[str, Any], needs: set[str]) -> None:
+def test_a_shift_of_a_prompts_rewards_changes_no_gradient(
+    name: str, options: dict[str, Any], needs: set[str]
+) -> None:
     case = draw_for(needs, 0)
     moved = change(case, reward=np.array(case.reward) + shift_of(case))
     before, after = evaluate(case, name, options), evaluate(moved, name, options)
@@ -100,12 +111,17 @@ def test_reinforce_without_a_group_baseline_feels_the_shift() -> None:
         evaluate(moved, "reinforce", {"baseline": 1.7}).grad,
         evaluate(case, "reinforce", {"baseline": 0.7}).grad,
     )
-    same(evaluate(moved, "reinforce", {"baseline": 1.0}).grad, evaluate(case, "reinforce", {"baseline": "none"}).grad)
+    same(
+        evaluate(moved, "reinforce", {"baseline": 1.0}).grad,
+        evaluate(case, "reinforce", {"baseline": "none"}).grad,
+    )
     assert np.abs(evaluate(moved, "reinforce", {}).grad - evaluate(case, "reinforce", {}).grad).max() > 0.01
 
 
 @only("agro", "rloo", "pair_consistency", "dpo", along=False)
-def test_a_shift_of_a_prompts_reference_changes_nothing(name: str, options: dict[str, Any], needs: set[str]) -> None:
+def test_a_shift_of_a_prompts_reference_changes_nothing(
+    name: str, options: dict[str, Any], needs: set[str]
+) -> None:
     """ρ + c for all responses of a prompt: the normaliser of π_ref, which no group-centred objective sees.
 
     With token averages that is c at each token. (Of estimates token by token it is so in expectation: agro prove.)
@@ -136,8 +152,11 @@ def test_the_order_of_rows_says_nothing(name: str, options: dict[str, Any], need
 def test_columns_of_padding_say_nothing(name: str, options: dict[str, Any], needs: set[str]) -> None:
     """Behind, and in the middle: only which tokens are in the mask counts, not where they stand."""
     case, at = draw_for(needs, 3), [3, 3, 7, 7, 7]
-    wide = change(case, **{k: np.insert(getattr(case, k), at, np.nan, axis=1) for k in PER_TOKEN},
-                  mask=np.insert(case.mask, at, False, axis=1))  # fmt: skip
+    wide = change(
+        case,
+        **{k: np.insert(getattr(case, k), at, np.nan, axis=1) for k in PER_TOKEN},
+        mask=np.insert(case.mask, at, False, axis=1),
+    )
     before, after = evaluate(case, name, options), evaluate(wide, name, options)
     assert after.loss == pytest.approx(before.loss, rel=1e-12)
     for stream in before.grads:
@@ -168,7 +187,10 @@ def test_weight_2_is_the_group_twice(name: str, options: dict[str, Any], needs: 
 @EVERY
 def test_only_the_proportions_of_weights_count(name: str, options: dict[str, Any], needs: set[str]) -> None:
     case = draw_for(needs, 5)
-    a, b = evaluate(case, name, options), evaluate(change(case, weight=np.array(case.weight) * 8.0), name, options)
+    a, b = (
+        evaluate(case, name, options),
+        evaluate(change(case, weight=np.array(case.weight) * 8.0), name, options),
+    )
     assert a.loss == pytest.approx(b.loss, rel=1e-12)
     same(a.grad, b.grad)
 
@@ -185,7 +207,9 @@ def test_a_group_of_weight_0_is_not_there(name: str, options: dict[str, Any], ne
 
 
 @only("agro", "rloo", "reinforce", "kl_pg", "grpo", "pair_consistency", "dpo")
-def test_groups_weigh_equally_whatever_their_sizes(name: str, options: dict[str, Any], needs: set[str]) -> None:
+def test_groups_weigh_equally_whatever_their_sizes(
+    name: str, options: dict[str, Any], needs: set[str]
+) -> None:
     """The step's gradient is the mean of those of its groups alone."""
     case = draw_for(needs, 7, groups=5, sizes=(3, 8), weights=False)
     whole = evaluate(case, name, options)
@@ -196,11 +220,15 @@ def test_groups_weigh_equally_whatever_their_sizes(name: str, options: dict[str,
 
 def test_sft_weighs_tokens_equally() -> None:
     case = draw(7, weights=False)
-    np.testing.assert_array_equal(evaluate(case, "sft", {}).grad, np.where(case.mask, -1 / case.mask.sum(), 0.0))
+    np.testing.assert_array_equal(
+        evaluate(case, "sft", {}).grad, np.where(case.mask, -1 / case.mask.sum(), 0.0)
+    )
 
 
 @only("agro-", "agro_onpolicy-beta=0.3", "rloo", "reinforce", "kl_pg", "pair_consistency", "dpo", along=False)
-def test_tokens_of_a_response_share_one_coefficient(name: str, options: dict[str, Any], needs: set[str]) -> None:
+def test_tokens_of_a_response_share_one_coefficient(
+    name: str, options: dict[str, Any], needs: set[str]
+) -> None:
     case = draw(8)
     grad = evaluate(case, name, options).grad
     for response in set(case.response):
@@ -285,15 +313,24 @@ def test_onpolicy_adds_the_likelihood_ratio_part() -> None:
 
 @pytest.mark.parametrize(
     ("rewards", "expected"),
-    [([[1, 0, 0, 0]], 2.0), ([[1, 0, 0, 0], [0, 0, 0]], 2.0), ([[1, 0, 0, 0], [1, 1, 1, 0]], 0.0), ([[1, 0, 0], [0, 1]], 2.0), ([[0, 1]], np.nan)],
-)  # fmt: skip
+    [
+        ([[1, 0, 0, 0]], 2.0),
+        ([[1, 0, 0, 0], [0, 0, 0]], 2.0),
+        ([[1, 0, 0, 0], [1, 1, 1, 0]], 0.0),
+        ([[1, 0, 0], [0, 1]], 2.0),
+        ([[0, 1]], np.nan),
+    ],
+)
 def test_the_trap_ratio_of_the_groups(rewards: list[list[int]], expected: float) -> None:
     """One success of n: k₃/k₂ = 1, so 1/(2β); its mirror has −1. Equal groups add nothing, pairs are left out."""
     flat = [r for group in rewards for r in group]
     batch = Batch.of(
-        mask=[[False, True]] * len(flat), reward=flat, group=[i for i, group in enumerate(rewards) for _ in group],
-        ref_logp=[[0.0, -1.0]] * len(flat), age=[0] * len(flat),
-    )  # fmt: skip
+        mask=[[False, True]] * len(flat),
+        reward=flat,
+        group=[i for i, group in enumerate(rewards) for _ in group],
+        ref_logp=[[0.0, -1.0]] * len(flat),
+        age=[0] * len(flat),
+    )
     out = objectives.evaluate("agro_onpolicy", [[0.0, -1.0]] * len(flat), batch, beta=0.25)
     np.testing.assert_allclose(out.metrics["trap_ratio"], expected, atol=1e-12)
 
@@ -315,7 +352,12 @@ def test_at_the_optimum_the_loss_and_both_gradients_are_0() -> None:
 def test_equal_rewards() -> None:
     """Reward-only objectives stand still; agro still draws the log-ratios of a group together."""
     case = draw(16, rewards="equal")
-    for name, options in [("rloo", {}), ("reinforce", {"baseline": "mean"}), ("kl_pg", {"beta": 0.3}), ("grpo", {})]:
+    for name, options in [
+        ("rloo", {}),
+        ("reinforce", {"baseline": "mean"}),
+        ("kl_pg", {"beta": 0.3}),
+        ("grpo", {}),
+    ]:
         assert np.abs(evaluate(case, name, options).grad).max() < 1e-9
     out = evaluate(case, "agro", {"beta": 0.3})
     assert np.abs(out.grad).max() > 0.01
@@ -326,8 +368,15 @@ def test_equal_rewards() -> None:
 @pytest.mark.parametrize("ratio", ["behavior", "old"])
 @pytest.mark.parametrize(
     ("w", "better", "moves"),
-    [(1.31, True, False), (1.29, True, True), (0.2, True, True), (0.79, False, False), (0.81, False, True), (3.0, False, True)],
-)  # fmt: skip
+    [
+        (1.31, True, False),
+        (1.29, True, True),
+        (0.2, True, True),
+        (0.79, False, False),
+        (0.81, False, True),
+        (3.0, False, True),
+    ],
+)
 def test_the_clip_holds_only_what_would_go_further(w: float, better: bool, moves: bool, ratio: str) -> None:
     """clip=(0.2, 0.3): no gradient exactly where (A > 0, w > 1.3) or (A < 0, w < 0.8); else w A / n."""
     anchor = [[0.0, -2.0 - np.log(w)], [0.0, -2.0]]

@@ -7,7 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import FIELDS, NAMED, TOKEN_STREAMS, VARIANTS, batch_of, change, draw, draw_for, evaluate, streams_of
+from cases import (
+    FIELDS,
+    NAMED,
+    TOKEN_STREAMS,
+    VARIANTS,
+    batch_of,
+    change,
+    draw,
+    draw_for,
+    evaluate,
+    streams_of,
+)
 
 from agro import Batch, objectives
 from agro.objectives import OBJECTIVES, Evaluation, Objective, differentiate
@@ -32,7 +43,9 @@ def identical(a: Evaluation, b: Evaluation) -> None:
 
 
 @EVERY
-def test_declared_needs_are_those_of_the_contract(name: str, options: dict[str, Any], needs: set[str]) -> None:
+def test_declared_needs_are_those_of_the_contract(
+    name: str, options: dict[str, Any], needs: set[str]
+) -> None:
     assert set(objectives.describe(name, **options)["needs"]) == needs - {"rows"}
 
 
@@ -89,7 +102,9 @@ def test_masked_positions_say_nothing_and_get_0(name: str, options: dict[str, An
     case = draw_for(needs, 2, junk=False)
     clean = evaluate(case, name, options)
     for junk in (np.nan, np.inf, -np.inf, 1e308, -1e308):
-        dirty = change(case, **{k: np.where(case.mask, getattr(case, k), junk) for k in (*TOKEN_STREAMS, *FIELDS)})
+        dirty = change(
+            case, **{k: np.where(case.mask, getattr(case, k), junk) for k in (*TOKEN_STREAMS, *FIELDS)}
+        )
         found = evaluate(dirty, name, options)
         identical(clean, found)
         for stream, grad in found.grads.items():
@@ -108,7 +123,9 @@ def test_an_objective_that_forgets_the_mask_or_a_stream_is_kept_to_both() -> Non
     assert (out.grads["kl"] == 0).all()
 
 
-def grads_of(name: str, options: dict[str, Any], batch: Batch, streams: dict[str, Any], rows: list[int]) -> Any:
+def grads_of(
+    name: str, options: dict[str, Any], batch: Batch, streams: dict[str, Any], rows: list[int]
+) -> Any:
     """Gradients of `rows`, as the step takes them when it holds no streams but theirs."""
     entry = OBJECTIVES[name]
     given = {k: torch.as_tensor(v) for k, v in streams.items()}
@@ -123,7 +140,12 @@ def test_declared_coupling_is_true(name: str, options: dict[str, Any], needs: se
     And a coupling of "group" isn't declared for nothing.
     """
     coupling = objectives.describe(name, **options)["couples"]
-    beta_counts = bool(options.get("beta")) and name in ("agro", "agro_onpolicy", "rloo", "squared_consistency")
+    beta_counts = bool(options.get("beta")) and name in (
+        "agro",
+        "agro_onpolicy",
+        "rloo",
+        "squared_consistency",
+    )
     alone = options.get("baseline") in ("soft", "stored") or "regulariser" in options
     assert coupling == ("group" if (beta_counts and not alone) or "pairs" in needs else "row")
     case, rng = draw_for(needs, 3, groups=3), np.random.default_rng(3)
@@ -143,7 +165,11 @@ def test_declared_coupling_is_true(name: str, options: dict[str, Any], needs: se
     if coupling == "group":
         rows = units[0]
         first = case.pairs[0][0] if "pairs" in needs else case.response[rows[0]]
-        coupled = {y for pair in case.pairs if first in pair for y in pair} if "pairs" in needs else set(case.response)
+        coupled = (
+            {y for pair in case.pairs if first in pair for y in pair}
+            if "pairs" in needs
+            else set(case.response)
+        )
         changed = {k: v.copy() for k, v in whole.items()}
         changed["logp"][case.response.index(first)] -= 1.0
         moved = grads_of(name, options, batch, changed, rows)["logp"]

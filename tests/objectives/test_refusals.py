@@ -133,10 +133,14 @@ def test_a_stream_that_is_not_finite(stream: str, bad: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "logp", [LOGP[:5], [row[:2] for row in LOGP], LOGP[0], [[0.0, -1.0], [0.0]], None, "logp", [["a"] * 3] * 6], ids=str
+    "logp",
+    [LOGP[:5], [row[:2] for row in LOGP], LOGP[0], [[0.0, -1.0], [0.0]], None, "logp", [["a"] * 3] * 6],
+    ids=str,
 )
 def test_log_probs_of_another_shape_or_kind(logp: Any) -> None:
-    with pytest.raises(Refused, match=r"(^|: )stream logp: expected (numbers of shape \[B,T\]|shape \[6, 3\]), got"):
+    with pytest.raises(
+        Refused, match=r"(^|: )stream logp: expected (numbers of shape \[B,T\]|shape \[6, 3\]), got"
+    ):
         objectives.evaluate("sft", logp, Batch.of(**SIX))
 
 
@@ -213,7 +217,11 @@ def test_an_unknown_objective(act: Any) -> None:
         ("agro", {}, ("beta", "no default")),
         ("kl_pg", {}, ("beta", "no default")),
         ("agro", {"bta": 0.1, "beta": 0.1}, ("unknown option bta", "did you mean beta")),
-        ("agro", {"reward_scale": "loss", "beta": 0.1}, ("unknown option reward_scale; did you mean scale?",)),
+        (
+            "agro",
+            {"reward_scale": "loss", "beta": 0.1},
+            ("unknown option reward_scale; did you mean scale?",),
+        ),
         ("sft", {"beta": 0.1}, ("unknown option beta; it has: none",)),
         ("rloo", {"zeta_coefficient": 1}, ("unknown option zeta_coefficient", "it has: beta, singletons")),
         ("agro_onpolicy", {"beta": 0.1, "scale": "loss"}, ("unknown option scale",)),
@@ -235,7 +243,7 @@ def test_an_unknown_objective(act: Any) -> None:
         ("grpo", {"std": "yes"}, ("std", "True, False", "'yes'")),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_options(name: str, options: dict[str, Any], words: tuple[str, ...]) -> None:
     said = refusal(name, options)
     assert f"objective {name}" in said

@@ -22,7 +22,9 @@ def rewards(space: Space) -> Tensor:
 
 
 def derivative(loss: Tensor, policy: Enumerable) -> Tensor:
-    found = torch.autograd.grad(loss, policy.parameters(), materialize_grads=True)  # 0 for its values, not read here
+    found = torch.autograd.grad(
+        loss, policy.parameters(), materialize_grads=True
+    )  # 0 for its values, not read here
     return torch.cat([g.flatten() for g in found])
 
 
@@ -50,7 +52,9 @@ def test_the_off_policy_estimator_is_unbiased_for_any_behaviour(space: Space, ki
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_on_policy_estimator_is_unbiased(space: Space, kind) -> None:
     policy, reference, reward = kind(space, 1), kind(space, 2), rewards(space)
-    found = gradient(policy, reference, all_groups(Data(policy, reward), reference, 3), "agro_onpolicy", {"beta": BETA})
+    found = gradient(
+        policy, reference, all_groups(Data(policy, reward), reference, 3), "agro_onpolicy", {"beta": BETA}
+    )
     exact = derivative(half_variance(policy, reference, reward, policy.logp().exp()), policy)
     torch.testing.assert_close(found, exact, atol=1e-12, rtol=0)
 
@@ -61,7 +65,9 @@ def test_drawn_groups_have_that_expectation(space: Space) -> None:
     policy, reference, behavior = (Enumerable.table(space, s) for s in (1, 2, 3))
     data = Data(behavior, rewards(space))
     drawn = SampledGroups(data, reference, 3, torch.Generator().manual_seed(0))
-    found = torch.stack([gradient(policy, reference, drawn.again(), "agro", {"beta": BETA}) for _ in range(600)])
+    found = torch.stack(
+        [gradient(policy, reference, drawn.again(), "agro", {"beta": BETA}) for _ in range(600)]
+    )
     exact = gradient(policy, reference, all_groups(data, reference, 3), "agro", {"beta": BETA})
     se = found.std(0) / 600**0.5
     assert se.max() < exact.abs().max() / 10
@@ -71,7 +77,11 @@ def test_drawn_groups_have_that_expectation(space: Space) -> None:
 def test_the_trap_ratio_is_that_of_the_moments() -> None:
     """Over all groups of three, weighed by their probability, it is E_x μ₃(R) / (2β E_x Var R)."""
     space = SPACES[0]
-    policy, reference, reward = Enumerable.table(space, 1), Enumerable.table(space, 2), 3 * rewards(space) ** 4
+    policy, reference, reward = (
+        Enumerable.table(space, 1),
+        Enumerable.table(space, 2),
+        3 * rewards(space) ** 4,
+    )
     batch = all_groups(Data(policy, reward), reference, 3)
     logp = policy.streams(batch.tokens, batch.lengths, batch.mask)["logp"].detach()
     found = evaluate("agro_onpolicy", logp, batch, beta=BETA).metrics["trap_ratio"]
@@ -88,9 +98,11 @@ def test_noise_and_weights_are_expectations() -> None:
     policy, reference, reward = (*(Enumerable.table(space, s) for s in (1, 2)), rewards(space))
     Y = len(space.responses)
     noisy = Data(
-        reference, torch.cat([reward - 0.3, reward + 0.1], 1), torch.arange(Y).repeat(2),
+        reference,
+        torch.cat([reward - 0.3, reward + 0.1], 1),
+        torch.arange(Y).repeat(2),
         torch.tensor([0.25] * Y + [0.75] * Y, dtype=torch.float64).expand(2, -1),
-    )  # fmt: skip
+    )
     found, plain = (
         gradient(policy, reference, all_groups(d, reference, 2), "agro", {"beta": BETA})
         for d in (noisy, Data(reference, reward))

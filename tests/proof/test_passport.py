@@ -40,16 +40,22 @@ def test_agro_holds_all_that_is_claimed() -> None:
     ends = [r for r in rows if r["property"].startswith("KL to the optimum")]
     for where in ("reference", "uniform", "stale"):
         found = [
-            r for r in ends if f"data from {where}, start at reference" in r["setting"] and "scale=" in r["setting"]
+            r
+            for r in ends
+            if f"data from {where}, start at reference" in r["setting"] and "scale=" in r["setting"]
         ]
         assert len(found) == 2
         assert all(0 <= r["value"] <= 1e-12 and r["holds"] for r in found)
         weighted = [
-            r for r in ends if f"data from {where}, start at reference" in r["setting"] and "weight=" in r["setting"]
+            r
+            for r in ends
+            if f"data from {where}, start at reference" in r["setting"] and "weight=" in r["setting"]
         ]
         assert [0 <= r["value"] <= 1e-12 and r["holds"] for r in weighted] == [True]
     biases = [r for r in rows if r["property"] == "expected gradient"]
-    assert len(biases) == (4 * 5 + 2 * 1) * 3 * 2  # five behaviours, or the policy alone; three policies; n = 2 and 3
+    assert (
+        len(biases) == (4 * 5 + 2 * 1) * 3 * 2
+    )  # five behaviours, or the policy alone; three policies; n = 2 and 3
     assert max(r["value"] for r in biases) <= 1e-12
     pull = [r["value"] for r in rows if r["property"].startswith("variance of the pull's estimate")]
     assert len(pull) == 3
@@ -66,7 +72,9 @@ def _flip(terms: Terms) -> Terms:
 
 
 def _scale(terms: Terms) -> Terms:
-    return replace(terms, loss=0.9 * terms.loss, surrogate=None if terms.surrogate is None else 0.9 * terms.surrogate)
+    return replace(
+        terms, loss=0.9 * terms.loss, surrogate=None if terms.surrogate is None else 0.9 * terms.surrogate
+    )
 
 
 @pytest.mark.parametrize("how", [_flip, _scale])
@@ -74,13 +82,17 @@ def _scale(terms: Terms) -> Terms:
 def test_a_flipped_sign_or_a_wrong_denominator_is_named(name: str, how, monkeypatch) -> None:
     monkeypatch.setattr(module, "ends", lambda *_: iter(()))  # slow, and not needed to see it
     entry = OBJECTIVES[name]
-    monkeypatch.setitem(OBJECTIVES, name, replace(entry, function=lambda *a, **o: how(entry.function(*a, **o))))
+    monkeypatch.setitem(
+        OBJECTIVES, name, replace(entry, function=lambda *a, **o: how(entry.function(*a, **o)))
+    )
     done = prove(name)
     assert done.exit_code == 1
     assert f"agro: {name}: expected gradient (" in done.stderr
 
 
-BASELINES = [n for n in CLAIMS if any({"groups", "triples"} & OBJECTIVES[n].needed(c.options) for c in CLAIMS[n])]
+BASELINES = [
+    n for n in CLAIMS if any({"groups", "triples"} & OBJECTIVES[n].needed(c.options) for c in CLAIMS[n])
+]
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -99,7 +111,9 @@ def test_a_dropped_value_is_named(name: str, monkeypatch) -> None:
     entry = OBJECTIVES[name]
 
     def without(streams, batch, **options):
-        return entry.function({k: 0.0 * v if k in VALUES else v for k, v in streams.items()}, batch, **options)
+        return entry.function(
+            {k: 0.0 * v if k in VALUES else v for k, v in streams.items()}, batch, **options
+        )
 
     monkeypatch.setitem(OBJECTIVES, name, replace(entry, function=without))
     done = prove(name)

@@ -16,10 +16,17 @@ from typing import Any
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SECONDS = 30.0  # for an answer
 OPTIONS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-extensions",
-    "--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-extensions",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
     "--remote-debugging-pipe",
-)  # fmt: skip
+)
 # The pipe's ends become 3 and 4, where Chromium looks for them.
 LAUNCH = """
 import fcntl, os, sys
@@ -68,9 +75,22 @@ class Browser:
         ours_in, theirs_out = os.pipe()
         theirs_in, ours_out = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-IS", "-c", LAUNCH, str(theirs_in), str(theirs_out), program, *OPTIONS, f"--user-data-dir={self._profile}"],
-            pass_fds=(theirs_in, theirs_out), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-IS",
+                "-c",
+                LAUNCH,
+                str(theirs_in),
+                str(theirs_out),
+                program,
+                *OPTIONS,
+                f"--user-data-dir={self._profile}",
+            ],
+            pass_fds=(theirs_in, theirs_out),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(theirs_in)
         os.close(theirs_out)
         self._in, self._out = ours_in, ours_out
@@ -130,7 +150,11 @@ class Browser:
         self.loaded = False
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
         self.call("Page.navigate", url=path.resolve().as_uri())
         while not self.loaded:

@@ -22,7 +22,9 @@ RUN = "0123456789abcdef"  # of the made-up configuration
 EVIL = "<script>window.HIT=1</script><img src=x onerror='window.HIT=1'>\"'&<svg onload=window.HIT=1>"
 VISIBLE = "document.body.innerText"
 
-pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium in PATH (Debian: apt-get install chromium)")
+pytestmark = pytest.mark.skipif(
+    find() is None, reason="no Chromium in PATH (Debian: apt-get install chromium)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +54,21 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
     with Store.open(folder / "store.db") as store, store.transaction():
         for step in range(1, 221):
-            texts = [Sample(EVIL, EVIL + "x" * 300, reward=1.0, meta={"answer": EVIL, "finish": "length"}, source=EVIL)]
+            texts = [
+                Sample(
+                    EVIL, EVIL + "x" * 300, reward=1.0, meta={"answer": EVIL, "finish": "length"}, source=EVIL
+                )
+            ]
             texts += [
-                Sample(f"p{step}", f"r{i}", reward=i / 3, tokens=np.arange(i + 2), action=np.arange(i + 2) > 0)
+                Sample(
+                    f"p{step}", f"r{i}", reward=i / 3, tokens=np.arange(i + 2), action=np.arange(i + 2) > 0
+                )
                 for i in range(3)
             ]
             store.record_draws(RUN, step, store.append(texts, run=RUN, step=step))
-        store.record_draws(RUN, 220, store.append([Sample("q", "r", reward=0.1, source=EVIL, role="log")]) * 3)
+        store.record_draws(
+            RUN, 220, store.append([Sample("q", "r", reward=0.1, source=EVIL, role="log")]) * 3
+        )
     return report(folder)
 
 
@@ -132,7 +142,9 @@ def test_the_axis_is_chosen_without_a_script(browser: Browser, page: Path, width
         assert "|" not in browser.ask(label)  # the wide or the narrow one
     for kind in ("keyDown", "keyUp"):
         browser.ask("document.querySelector('.tabs > input:checked').focus()")
-        browser.call("Input.dispatchKeyEvent", type=kind, key="ArrowLeft", code="ArrowLeft", windowsVirtualKeyCode=37)
+        browser.call(
+            "Input.dispatchKeyEvent", type=kind, key="ArrowLeft", code="ArrowLeft", windowsVirtualKeyCode=37
+        )
     assert browser.ask(visible) == [False, True, False]
 
 
@@ -151,7 +163,9 @@ def test_these_checks_see_what_they_look_for(browser: Browser, tmp_path: Path) -
     assert browser.ask("document.documentElement.scrollWidth") > 1400
 
 
-def test_the_policy_of_the_page_stops_what_would_slip_through(browser: Browser, page: Path, tmp_path: Path) -> None:
+def test_the_policy_of_the_page_stops_what_would_slip_through(
+    browser: Browser, page: Path, tmp_path: Path
+) -> None:
     """Were a response not escaped, the content security policy would still run and load nothing."""
     path = tmp_path / "slipped.html"
     escaped = html.escape(EVIL)

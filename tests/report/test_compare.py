@@ -22,7 +22,11 @@ from agro.report.compare_page import COLOURS, differences_words, figure, notes, 
 
 
 def write(
-    folder: Path, seed: int, heldout: Sequence[float | None] = (), training: Sequence[float] = (), **changes: Any
+    folder: Path,
+    seed: int,
+    heldout: Sequence[float | None] = (),
+    training: Sequence[float] = (),
+    **changes: Any,
 ) -> Path:
     """A run of as many steps as values are given, step 0 first in `heldout` and 1 in `training`."""
     folder.mkdir(parents=True)
@@ -85,7 +89,10 @@ def test_an_interval_over_seeds_by_hand() -> None:
 
 def test_runs_that_differ_in_their_seed_alone_are_one_line(runs: list[Path]) -> None:
     found = compare(runs)
-    assert [(line.label, line.seeds) for line in found.lines] == [("agro, beta 0.1", [0, 1, 2]), ("rloo", [0, 1])]
+    assert [(line.label, line.seeds) for line in found.lines] == [
+        ("agro, beta 0.1", [0, 1, 2]),
+        ("rloo", [0, 1]),
+    ]
     assert found.lines[0].steps.tolist() == [0, 2]
     assert found.lines[0].values.tolist() == [[0.1, 0.5], [0.1, 0.7], [0.1, 0.9]]
     assert found.lines[0].finals.tolist() == [0.5, 0.7, 0.9]
@@ -106,10 +113,16 @@ def test_what_decides_no_result_makes_no_line(tmp_path: Path) -> None:
     runs = [
         write(tmp_path / "a", 0, [0.1], train__steps=1, data__prompts=str(tmp_path / "a" / "p.jsonl")),
         write(
-            tmp_path / "b", 1, [0.1], train__steps=1, data__prompts=str(tmp_path / "b" / "p.jsonl"), train__show_every=3,
-            track={"project": "x"}, reward__timeout=3.0,
+            tmp_path / "b",
+            1,
+            [0.1],
+            train__steps=1,
+            data__prompts=str(tmp_path / "b" / "p.jsonl"),
+            train__show_every=3,
+            track={"project": "x"},
+            reward__timeout=3.0,
         ),
-    ]  # fmt: skip
+    ]
     assert len(compare(runs).lines) == 1
     write(tmp_path / "c", 1, [0.1], train__steps=1, data__prompts=str(tmp_path / "other.jsonl"))
     assert list(compare([*runs, tmp_path / "c"]).differences) == ["data.prompts"]
@@ -117,8 +130,9 @@ def test_what_decides_no_result_makes_no_line(tmp_path: Path) -> None:
 
 def test_phases_are_compared_by_name() -> None:
     assert flat({"phases": [{"name": "sft", "train": {"steps": 3}}], "train": {"steps": 5}}) == {
-        "phases.sft.train.steps": 3, "train.steps": 5,
-    }  # fmt: skip
+        "phases.sft.train.steps": 3,
+        "train.steps": 5,
+    }
 
 
 def test_one_seed_has_no_interval_and_that_is_said(runs: list[Path]) -> None:
@@ -127,7 +141,9 @@ def test_one_seed_has_no_interval_and_that_is_said(runs: list[Path]) -> None:
     assert document["lines"][0]["final"] == {"mean": 0.5, "low": None, "high": None, "seeds": 1}
     assert document["lines"][0]["runs"][0]["se"] == 0.02
     assert document["lines"][1]["difference_to_first"] is None
-    assert any("no interval over seeds" in text and "the run's own standard error" in text for text in notes(found))
+    assert any(
+        "no interval over seeds" in text and "the run's own standard error" in text for text in notes(found)
+    )
 
 
 def test_without_heldout_measurements_training_reward_is_compared_and_that_is_said(tmp_path: Path) -> None:
@@ -185,7 +201,10 @@ def test_the_figure_draws_means_seeds_and_bands(runs: list[Path]) -> None:
 
 
 def test_the_page_asks_for_nothing_and_escapes_names(tmp_path: Path) -> None:
-    runs = [write(tmp_path / "<b>a", 0, [0.1, 0.2], sampler__stop=["<script>"]), write(tmp_path / "c", 0, [0.1, 0.2])]
+    runs = [
+        write(tmp_path / "<b>a", 0, [0.1, 0.2], sampler__stop=["<script>"]),
+        write(tmp_path / "c", 0, [0.1, 0.2]),
+    ]
     text = page(compare(runs))
     assert "<script" not in text
     assert "&lt;script&gt;" in text

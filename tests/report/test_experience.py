@@ -28,11 +28,15 @@ def run(bare_folder: Path) -> RunData:
     rows = [{"step": i, "phase": "sft" if i <= 10 else "onpolicy"} for i in range(1, STEPS + 1)]
     (bare_folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with Store.open(bare_folder / "store.db") as store, store.transaction():
-        log = store.append(Sample("q", str(i), reward=float(i), source="file:log", role="log") for i in range(3))
+        log = store.append(
+            Sample("q", str(i), reward=float(i), source="file:log", role="log") for i in range(3)
+        )
         for step in range(1, STEPS + 2):  # one more than was logged: the run was killed after it had drawn
             lengths = [step, 2 * step]
             fresh = [
-                Sample(f"p{step}", "r", reward=step / 10, tokens=np.arange(n + 1), action=np.arange(n + 1) > 0)
+                Sample(
+                    f"p{step}", "r", reward=step / 10, tokens=np.arange(n + 1), action=np.arange(n + 1) > 0
+                )
                 for n in lengths
             ]
             ids = store.append(fresh, run=RUN, step=step)
@@ -77,8 +81,14 @@ def test_the_table_of_sources(run: RunData) -> None:
 
 def test_sources_have_names(run: RunData) -> None:
     assert source_of(Draw(3, 1, None, "policy", "m", own=True, age=0, length=None)) == "fresh samples"
-    assert source_of(Draw(3, 1, None, "policy", "m", own=True, age=2, length=None)) == "this run's earlier samples"
-    assert source_of(Draw(3, 1, None, "policy", "m", own=True, age=None, length=None)) == "this run's earlier samples"
+    assert (
+        source_of(Draw(3, 1, None, "policy", "m", own=True, age=2, length=None))
+        == "this run's earlier samples"
+    )
+    assert (
+        source_of(Draw(3, 1, None, "policy", "m", own=True, age=None, length=None))
+        == "this run's earlier samples"
+    )
     assert source_of(Draw(3, 1, None, "expert", "", own=False, age=None, length=None)) == "expert"
     draws = [Draw(1, i, None, "log", f"s{i}", own=False, age=None, length=None) for i in range(7)]
     found = Experience(Path("x"), draws + draws[3:6])
@@ -104,7 +114,9 @@ def test_shares_of_sources_are_stacked_step_by_step(run: RunData) -> None:
 def test_a_spread_is_of_shares() -> None:
     """Few values get bars, many get bins; a share is of its own window."""
     axes = spread(np.array([0.0, 0.0, 0.0, 1.0]), np.array([1.0]), "reward").axes[0]
-    heights = {c: [p.get_height() for p in axes.patches if p.get_facecolor() == to_rgba(c)] for c in (MUTED, FIRST)}
+    heights = {
+        c: [p.get_height() for p in axes.patches if p.get_facecolor() == to_rgba(c)] for c in (MUTED, FIRST)
+    }
     assert heights == {MUTED: [0.75, 0.25], FIRST: [0.0, 1.0]}
     axes = spread(np.arange(100.0), np.arange(50.0), "reward").axes[0]
     shares = [p.get_data().values.sum() for p in axes.patches]

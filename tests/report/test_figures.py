@@ -92,10 +92,13 @@ def test_a_logarithmic_scale_keeps_zeros_in_sight(run):
 @pytest.mark.parametrize("at", [(0.5, 0.5), (0.0, 1.0), (0.50, 0.51)])
 def test_names_of_series_do_not_overlap(run, at):
     data = made(run, [("a", None)] * 2)
-    figure = draw(data, [Series(f"s{i}", np.array([0.0, y]), c) for i, (y, c) in enumerate(zip(at, (FIRST, SECOND)))])
+    figure = draw(
+        data, [Series(f"s{i}", np.array([0.0, y]), c) for i, (y, c) in enumerate(zip(at, (FIRST, SECOND)))]
+    )
     figure.draw_without_rendering()
     low, high = sorted(
-        (t.get_window_extent() for t in figure.findobj(Text) if t.get_text() in ("s0", "s1")), key=lambda b: b.y0
+        (t.get_window_extent() for t in figure.findobj(Text) if t.get_text() in ("s0", "s1")),
+        key=lambda b: b.y0,
     )
     assert low.y1 <= high.y0
 
@@ -117,7 +120,9 @@ def test_names_of_short_phases_do_not_overlap(run):
     phases = [("warm-up", 0.1)] * 2 + [("onpolicy", 0.2)] * 2 + [("x", 0.0)] * 96
     figure = learning_curve(made(run, phases), (3.7, 2.9))
     figure.draw_without_rendering()
-    names = [t.get_window_extent() for t in figure.findobj(Text) if t.get_text() in ("warm-up", "onpolicy", "x")]
+    names = [
+        t.get_window_extent() for t in figure.findobj(Text) if t.get_text() in ("warm-up", "onpolicy", "x")
+    ]
     assert len(names) == 3
     assert not any(a.overlaps(b) for i, a in enumerate(names) for b in names[:i])
 
@@ -187,7 +192,9 @@ def test_reward_against_kl_is_of_rows_that_know_both(run):
 
 
 def test_phases_with_references_of_their_own_have_axes_of_their_own(run):
-    config = run.config.model_copy(update={"policy": run.config.policy.model_copy(update={"reference": "phase"})})
+    config = run.config.model_copy(
+        update={"policy": run.config.policy.model_copy(update={"reference": "phase"})}
+    )
     figure = against_kl(dataclasses.replace(run, config=config))
     assert len(figure.axes) == 3
     assert {"sft", "onpolicy", "store"} <= set(texts(figure))

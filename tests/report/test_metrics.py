@@ -24,7 +24,9 @@ def test_the_synthetic_run(run_folder):
     assert found.step == 100
 
 
-@pytest.mark.parametrize("tail", ['{"step": 221, "ph', '{"step": 221, "phase": "é'.encode()[:-1].decode("latin-1")])
+@pytest.mark.parametrize(
+    "tail", ['{"step": 221, "ph', '{"step": 221, "phase": "é'.encode()[:-1].decode("latin-1")]
+)
 def test_a_torn_last_line_is_left_out_and_told(run_folder, tail):
     before = load_run(run_folder).rows
     with (run_folder / "metrics.jsonl").open("ab") as file:
@@ -53,7 +55,10 @@ def test_a_last_line_without_its_newline_counts_if_it_is_whole(run_folder):
         ('{"step": 3.5, "phase": "sft"}', "got 3.5"),
         ('{"phase": "sft"}', "step: expected a whole number above 2, got None"),
         ('{"step": 3}', "phase: expected text, got None"),
-        ('{"step": 3, "phase": "sft", "reward_mean": "high"}', "reward_mean: expected a number or null, got 'high'"),
+        (
+            '{"step": 3, "phase": "sft", "reward_mean": "high"}',
+            "reward_mean: expected a number or null, got 'high'",
+        ),
     ],
 )
 def test_a_bad_line_is_refused_by_file_and_line(run_folder, line, message):

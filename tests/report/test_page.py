@@ -84,7 +84,9 @@ def test_the_page_asks_for_nothing_and_runs_nothing(run_folder):
     text = (run_folder / "report.html").read_text()
     assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", text)
     assert all(not name.startswith("on") for name, _ in page.attributes)
-    assert all(value.startswith("#") for name, value in page.attributes if name in ("href", "xlink:href", "src"))
+    assert all(
+        value.startswith("#") for name, value in page.attributes if name in ("href", "xlink:href", "src")
+    )
     policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     assert ("content", policy) in page.attributes
     assert "prefers-color-scheme: dark" in text
@@ -94,10 +96,14 @@ def test_the_page_asks_for_nothing_and_runs_nothing(run_folder):
 
 
 def test_what_was_not_measured_is_said(run_folder):
-    (run_folder / "metrics.jsonl").write_text('{"step": 1, "phase": "sft"}\n{"step": 2, "phase": "onpolicy"}\n')
+    (run_folder / "metrics.jsonl").write_text(
+        '{"step": 1, "phase": "sft"}\n{"step": 2, "phase": "onpolicy"}\n'
+    )
     page = read(run_folder)
     assert "No reward was measured." in page.text
-    assert page.text.count("not measured") == 8 + 3 * 2 + 2 + 3 + 6 + 1  # panels, phases, KL, material, counts, time
+    assert (
+        page.text.count("not measured") == 8 + 3 * 2 + 2 + 3 + 6 + 1
+    )  # panels, phases, KL, material, counts, time
     assert "trained for 2 steps of 220." in page.text
     assert "sft from the store 1 of 60" in page.text
 
@@ -111,7 +117,9 @@ def test_a_torn_line_is_told(bare_folder):
 
 def test_an_evaluation_before_the_end_of_a_phase_names_its_step(run_folder):
     path = run_folder / "metrics.jsonl"
-    path.write_text("".join(f"{line}\n" for line in path.read_text().splitlines()[:206]))  # killed at step 205
+    path.write_text(
+        "".join(f"{line}\n" for line in path.read_text().splitlines()[:206])
+    )  # killed at step 205
     assert "at step 200" in read(run_folder).text
 
 
@@ -133,7 +141,9 @@ def test_what_a_page_names_is_escaped(run_folder):
 
 def test_responses(bare_folder):
     chat = [{"role": "user", "content": "2+2?"}]
-    own = [Sample(f"prompt {i % 8}", f"response {i}", reward=i / 10, version=i, role="policy") for i in range(12)]
+    own = [
+        Sample(f"prompt {i % 8}", f"response {i}", reward=i / 10, version=i, role="policy") for i in range(12)
+    ]
     own += [Sample(chat, "", reward=5.0, meta={"finish": "length"}), Sample("failed", "no reward")]
     other = [Sample("of another", "run", reward=99.0), Sample("long", "y" * 2100, reward=-1.0)]
     with Store.open(bare_folder / "store.db") as store:
@@ -156,7 +166,9 @@ def test_responses(bare_folder):
 
 def test_a_run_that_sampled_nothing_shows_what_it_learnt_from(bare_folder):
     with Store.open(bare_folder / "store.db") as store:
-        store.append([Sample("p", "good", reward=1.0, source="file:log"), Sample("q", "y" * 2100, reward=0.5)])
+        store.append(
+            [Sample("p", "good", reward=1.0, source="file:log"), Sample("q", "y" * 2100, reward=0.5)]
+        )
     text = read(bare_folder).text
     assert "Of 2 scored responses in the store that it learnt from" in text
     assert "reward 1 · file:log p good" in text
@@ -202,7 +214,9 @@ def test_a_run_without_held_out_prompts(run_folder):
     text = read(run_folder).text
     assert "Held-out reward went" not in text
     assert "Held-out: prompts that aren't trained on" not in text
-    assert text.count("not measured") == 2 + 3 * 3 + 3  # as with them; phases; KL at the end, responses, unscored
+    assert (
+        text.count("not measured") == 2 + 3 * 3 + 3
+    )  # as with them; phases; KL at the end, responses, unscored
 
 
 def test_a_run_on_a_log_alone_has_no_reward_against_kl(run_folder):
@@ -217,11 +231,15 @@ def test_a_run_on_a_log_alone_has_no_reward_against_kl(run_folder):
 def test_a_run_of_one_phase_in_which_all_rewards_are_equal(run_folder):
     rewrite(
         run_folder,
-        lambda row: row | {"phase": "sft", "reward_mean": 1.0, "eval_reward": None} if row["step"] <= 60 else None,
+        lambda row: (
+            row | {"phase": "sft", "reward_mean": 1.0, "eval_reward": None} if row["step"] <= 60 else None
+        ),
         phases=[],
     )
     with Store.open(run_folder / "store.db") as store:
-        ids = store.append([Sample(f"p{i}", "r", reward=1.0, source="teacher", role="expert") for i in range(4)])
+        ids = store.append(
+            [Sample(f"p{i}", "r", reward=1.0, source="teacher", role="expert") for i in range(4)]
+        )
         store.record_draws(RUN, 1, ids)
     page = read(run_folder)
     assert "Worst" not in page.text
@@ -231,7 +249,8 @@ def test_a_run_of_one_phase_in_which_all_rewards_are_equal(run_folder):
 
 def test_what_went_wrong_is_counted_at_the_top(run_folder):
     rewrite(
-        run_folder, lambda row: row | {"skipped": int(row["step"] in (7, 9)), "rolled_back": int(row["step"] == 80)}
+        run_folder,
+        lambda row: row | {"skipped": int(row["step"] in (7, 9)), "rolled_back": int(row["step"] == 80)},
     )
     page = read(run_folder)
     assert "updates skipped: 2, returns to a checkpoint: 1, rewards that failed: 1" in page.text
@@ -243,11 +262,18 @@ def test_what_went_wrong_is_counted_at_the_top(run_folder):
 def test_parts_of_the_reward_and_the_held_out_loss_are_shown_where_there_are_any(run_folder):
     names = ["right", "a <b> form that is long", "c", "d", "e", "f", "g"]
     assert "Parts of the reward" not in read(run_folder).text
-    held = {"eval_consistency": 0.1, "eval_consistency_se": 0.01, "eval_consistency_fall": 0.02, "eval_groups": 33}
+    held = {
+        "eval_consistency": 0.1,
+        "eval_consistency_se": 0.01,
+        "eval_consistency_fall": 0.02,
+        "eval_groups": 33,
+    }
     rewrite(
         run_folder,
         lambda row: (
-            row | {"reward_parts": dict.fromkeys(names, row["step"] / 9)} | (held if row["step"] % 100 == 0 else {})
+            row
+            | {"reward_parts": dict.fromkeys(names, row["step"] / 9)}
+            | (held if row["step"] % 100 == 0 else {})
         ),
     )
     text = read(run_folder).text
@@ -261,9 +287,11 @@ def test_parts_of_the_reward_and_the_held_out_loss_are_shown_where_there_are_any
 
 def test_diagnostics_of_the_optimum_are_shown_where_they_were_measured(run_folder):
     titles = {
-        "eval_fresh_consistency": "½ Var(R) of held-out responses", "regret": "Estimated regret", "eval_regret": "Estimated regret",
+        "eval_fresh_consistency": "½ Var(R) of held-out responses",
+        "regret": "Estimated regret",
+        "eval_regret": "Estimated regret",
         "pull_to_rewards": "Pull against rewards",
-    }  # fmt: skip
+    }
     bare = read(run_folder).text
     assert not any(title in bare for title in titles.values())
     original = (run_folder / "metrics.jsonl").read_text()

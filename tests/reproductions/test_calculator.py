@@ -11,8 +11,14 @@ import pytest
 from agro.errors import Refused
 from reproductions.calculator import run
 
-SMALL = ["phases.sft.train.steps=2", "phases.episodes.train.steps=1", "policy.new.hidden=16", "policy.new.layers=1",
-         "sampler.n=2", "train.groups=4"]  # fmt: skip
+SMALL = [
+    "phases.sft.train.steps=2",
+    "phases.episodes.train.steps=1",
+    "policy.new.hidden=16",
+    "policy.new.layers=1",
+    "sampler.n=2",
+    "train.groups=4",
+]
 
 
 def test_the_parts_share_no_prompt():
@@ -28,14 +34,18 @@ def test_the_teacher_calls_and_slips_as_often_as_it_says():
     calls = [s for s in found if s.meta["turns"] == 2]
     assert len(calls) / 1000 == pytest.approx(0.5, abs=0.05)  # three standard errors
     right = np.mean([s.response.startswith(f"[{s.prompt[:-1]}]") for s in calls])
-    assert right == pytest.approx((1 - 0.05 * 0.9) ** 4, abs=0.05)  # a random digit is the right one in a tenth
+    assert right == pytest.approx(
+        (1 - 0.05 * 0.9) ** 4, abs=0.05
+    )  # a random digit is the right one in a tenth
     for s in calls:
         call, result = s.response.split("]")[0][1:], s.response.split("(")[1].split(")")[0]
         misspelt = any(
             len(x) == 2 and x != "00" and x[0] == "0" for x in call.split("*")
         )  # by a slip; no number in Python
         assert result == ("?" if misspelt else run.answer(f"{call}="))
-        assert not s.action[s.tokens.tolist().index(18)]  # 18 is "(": of the result, which isn't the teacher's
+        assert not s.action[
+            s.tokens.tolist().index(18)
+        ]  # 18 is "(": of the result, which isn't the teacher's
     assert np.mean([s.meta["last_turn"] == s.meta["answer"] for s in found if s.meta["turns"] == 1]) < 0.2
 
 

@@ -60,9 +60,14 @@ def test_prompts_stand_once_and_none_is_in_both_parts(tmp_path):
     counts = run.prepare(tmp_path)
     # counted with sort | uniq -d and comm on the source's files
     assert counts == {
-        "train_rows": 800, "train_duplicates": 64, "train": 736,
-        "test_rows": 200, "test_duplicates": 7, "test_in_train": 29, "test": 164,
-    }  # fmt: skip
+        "train_rows": 800,
+        "train_duplicates": 64,
+        "train": 736,
+        "test_rows": 200,
+        "test_duplicates": 7,
+        "test_in_train": 29,
+        "test": 164,
+    }
     parts = [
         {json.loads(line)["prompt"] for line in (tmp_path / f"{part}.jsonl").read_text().splitlines()}
         for part in ("train", "test")
@@ -90,11 +95,22 @@ def test_the_trivial_baselines(tmp_path):
 @needs_data
 def test_the_reproduction_runs_and_learns_where_to_end(tmp_path, capsys):
     """Small: 40 steps, most of them on one character; the end where n = 0 is what is learned first."""
-    small = ["phases.one character.train.steps=38", "phases.four.train.steps=1", "phases.whole.train.steps=1",
-             "train.groups=32", "policy.new.hidden=32", "train.lr=3e-3", "evaluate.n=2", "evaluate.every=0"]  # fmt: skip
+    small = [
+        "phases.one character.train.steps=38",
+        "phases.four.train.steps=1",
+        "phases.whole.train.steps=1",
+        "train.groups=32",
+        "policy.new.hidden=32",
+        "train.lr=3e-3",
+        "evaluate.n=2",
+        "evaluate.every=0",
+    ]
     run.main(["--seeds", "1", "--out", str(tmp_path), *small])
     result = json.loads((tmp_path / "result.json").read_text())
-    assert [(r["objective"], r["seed"], r["steps"]) for r in result["runs"]] == [("agro", 0, 40), ("rloo", 0, 40)]
+    assert [(r["objective"], r["seed"], r["steps"]) for r in result["runs"]] == [
+        ("agro", 0, 40),
+        ("rloo", 0, 40),
+    ]
     for r in result["runs"]:
         # at random 1/16 of the responses end at once and a digit is right as often: 0.02
         assert r["last_training_reward"] > max(0.06, r["first_training_reward"])

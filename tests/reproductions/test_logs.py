@@ -65,10 +65,14 @@ def test_the_pooled_error_is_that_of_all_groups_together():
     before, now = (rng.normal(3, 1, 12), rng.normal(2, 1, 12))
     falls = before - now
     folds = [
-        {"eval_groups": part.stop - part.start, "eval_consistency": now[part].mean(),
-         "eval_consistency_fall": falls[part].mean(), "eval_consistency_fall_se": falls[part].std(ddof=1) / (part.stop - part.start) ** 0.5}
+        {
+            "eval_groups": part.stop - part.start,
+            "eval_consistency": now[part].mean(),
+            "eval_consistency_fall": falls[part].mean(),
+            "eval_consistency_fall_se": falls[part].std(ddof=1) / (part.stop - part.start) ** 0.5,
+        }
         for part in (slice(0, 5), slice(5, 12))
-    ]  # fmt: skip
+    ]
     found = run.pooled(folds)
     assert found["before"] == pytest.approx(before.mean())
     assert found["fall"] == pytest.approx(falls.mean())
@@ -83,10 +87,16 @@ def test_says_what_is_missing(tmp_path):
 
 @needs_data
 def test_runs_on_a_small_scale(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["run.py", "--data", "gsm8k", "--small", "--seeds", "1", "--out", str(tmp_path)])
+    monkeypatch.setattr(
+        sys, "argv", ["run.py", "--data", "gsm8k", "--small", "--seeds", "1", "--out", str(tmp_path)]
+    )
     run.main()
     result = json.loads((tmp_path / "result.json").read_text())["gsm8k"]
-    assert (result["log"]["groups"], result["log"]["samples"], result["log"]["groups_equal"]) == (1319, 5276, 588)
+    assert (result["log"]["groups"], result["log"]["samples"], result["log"]["groups_equal"]) == (
+        1319,
+        5276,
+        588,
+    )
     assert result["refused"]["exit"] == 2
     assert "grpo needs behavior_logp: 0 of 32 rows have it" in result["refused"]["message"]
     [seed] = result["seeds"]

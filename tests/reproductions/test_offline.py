@@ -24,7 +24,17 @@ def test_the_reward_looks_at_what_follows_the_last_sign() -> None:
 @needs_data
 def test_trains_every_method_and_writes_the_result(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(run, "HELD_OUT", 16)
-    arguments = ["run.py", "--seeds", "1", "--steps", "2", "--out", str(tmp_path), "train.groups=4", "evaluate.every=1"]
+    arguments = [
+        "run.py",
+        "--seeds",
+        "1",
+        "--steps",
+        "2",
+        "--out",
+        str(tmp_path),
+        "train.groups=4",
+        "evaluate.every=1",
+    ]
     monkeypatch.setattr(sys, "argv", arguments)
     run.main()
     runs = json.loads((tmp_path / "result.json").read_text())["runs"]

@@ -52,13 +52,25 @@ def test_the_share_of_repeated_sequences():
     assert repeated("a b c a b c") == 1 / 4  # abc bca cab abc
     assert repeated("too short") == 0
     # 2 animals of 4; 11 sequences of 13 words, one of them ("i like the") again; 0 at a share of 1/5
-    assert score("I like the big cat today. Sue said I like the old dog.") == pytest.approx(2 / 4 * (1 - 5 / 11))
+    assert score("I like the big cat today. Sue said I like the old dog.") == pytest.approx(
+        2 / 4 * (1 - 5 / 11)
+    )
 
 
 def test_animals_are_the_same_young_or_old_one_or_many():
-    assert [animal(w) for w in ("puppies", "dogs", "mice", "foxes", "kitty", "bus", "catch", "horse", "s")] == [
-        "dog", "dog", "mouse", "fox", "cat", None, None, "horse", None,
-    ]  # fmt: skip
+    assert [
+        animal(w) for w in ("puppies", "dogs", "mice", "foxes", "kitty", "bus", "catch", "horse", "s")
+    ] == [
+        "dog",
+        "dog",
+        "mouse",
+        "fox",
+        "cat",
+        None,
+        None,
+        "horse",
+        None,
+    ]
     assert set(SAME.values()) <= ANIMALS
     assert animals("A cat and a dog ran off. The cat and the dog came back.") == {"cat", "dog"}
 

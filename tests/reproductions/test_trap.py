@@ -33,7 +33,9 @@ def test_networks_and_sampled_groups_run(tmp_path) -> None:
     several = remedies.networks(6)
     alone = replace(remedies.networks(1), reward=several.reward[:4])
     paths = [remedies.by_library(p, "adaptive", 20) for p in (several, alone)]
-    torch.testing.assert_close(paths[0].distance[:, :4], paths[1].distance, atol=1e-3, rtol=0)  # but for Adam's ε
+    torch.testing.assert_close(
+        paths[0].distance[:, :4], paths[1].distance, atol=1e-3, rtol=0
+    )  # but for Adam's ε
     assert paths[1].distance[-1].mean() < paths[1].distance[0].mean()
     found = {"tables": compare.samples(remedies.tables(2, 6), 200, 4, 2)}
     assert found["tables"]["ends"]["adaptive"]["all"]["instances"] == 12
@@ -91,7 +93,10 @@ def half_variance(m: Tensor, R: Tensor) -> Tensor:
     [
         (remedies.shared(lambda p, a, done: 1.0), lambda p, q, R: half_variance(p, R)),
         (remedies.mixture(0.25), lambda p, q, R: half_variance(0.75 * p + 0.25 * q, R)),
-        (remedies.reference_groups, lambda p, q, R: half_variance(p.detach(), R) / 2 + half_variance(q, R) / 2),
+        (
+            remedies.reference_groups,
+            lambda p, q, R: half_variance(p.detach(), R) / 2 + half_variance(q, R) / 2,
+        ),
     ],
 )
 def test_the_weights_are_the_losses_gradients(weights: remedies.Weights, loss: Callable[..., Tensor]) -> None:

@@ -39,11 +39,27 @@ def test_markers_of_gsm8k():
 @pytest.mark.parametrize(
     ("a", "b"),
     [
-        ("1,000", "1000"), ("18.0", "18"), ("$1,000.99", "1000.99"), (".4", "0.4"), ("+5", "5"), ("- 5", "-5"), ("-0", "0"),
-        ("007", "7"), ("$18", "18"), (r"\$18.00", "18"), ("$$18$$", "18"), (r"\(x+1\)", "x+1"), (r"$\boxed{18}$", "18"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"), ("**18.**", "18"), ("`yes`", "yes"), ("a  b\tc", "a b c"), ("18 .", "18"), (r"\text{Monday}", "Monday"),
+        ("1,000", "1000"),
+        ("18.0", "18"),
+        ("$1,000.99", "1000.99"),
+        (".4", "0.4"),
+        ("+5", "5"),
+        ("- 5", "-5"),
+        ("-0", "0"),
+        ("007", "7"),
+        ("$18", "18"),
+        (r"\$18.00", "18"),
+        ("$$18$$", "18"),
+        (r"\(x+1\)", "x+1"),
+        (r"$\boxed{18}$", "18"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        ("**18.**", "18"),
+        ("`yes`", "yes"),
+        ("a  b\tc", "a b c"),
+        ("18 .", "18"),
+        (r"\text{Monday}", "Monday"),
     ],
-)  # fmt: skip
+)
 def test_the_same_answer(a, b):
     assert answers.normalise(a) == answers.normalise(b)
 
@@ -51,10 +67,22 @@ def test_the_same_answer(a, b):
 @pytest.mark.parametrize(
     ("a", "b"),
     [
-        ("18", "81"), ("1.0", "1.01"), ("1,00", "100"), ("12,34", "1234"), ("-5", "5"), ("Yes", "yes"), ("$1$ and $2$", "1$ and $2"),
-        (r"\boxed{1} or {2}", "1} or {2"), ("18%", "18"), ("", "0"), (".", "0"), ("-", "0"), ("1/2", "12"), ("٣", "3"),
+        ("18", "81"),
+        ("1.0", "1.01"),
+        ("1,00", "100"),
+        ("12,34", "1234"),
+        ("-5", "5"),
+        ("Yes", "yes"),
+        ("$1$ and $2$", "1$ and $2"),
+        (r"\boxed{1} or {2}", "1} or {2"),
+        ("18%", "18"),
+        ("", "0"),
+        (".", "0"),
+        ("-", "0"),
+        ("1/2", "12"),
+        ("٣", "3"),
     ],
-)  # fmt: skip
+)
 def test_another_answer(a, b):
     assert answers.normalise(a) != answers.normalise(b)
 
@@ -81,7 +109,8 @@ def test_logged_gsm8k_answers_are_judged_as_their_authors_did():
                 if isinstance(answer, dict):
                     total += 1
                     agreed += (
-                        answers.matches(answers.after_marker(answer["solution"], "A:"), truth) == answer["is_correct"]
+                        answers.matches(answers.after_marker(answer["solution"], "A:"), truth)
+                        == answer["is_correct"]
                     )
     assert total == 4 * 1319
     assert agreed == total

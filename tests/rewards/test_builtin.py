@@ -12,7 +12,9 @@ from agro.types import Sample
 
 
 def values(name, pairs, **options):
-    samples = [Sample("p", response, meta={} if answer is None else {"answer": answer}) for response, answer in pairs]
+    samples = [
+        Sample("p", response, meta={} if answer is None else {"answer": answer}) for response, answer in pairs
+    ]
     with closing(load_reward(config.Reward(name=name, options=options))) as reward:
         assert reward.name == name
         scores = reward.score(samples)
@@ -41,13 +43,20 @@ def test_without_an_answer_the_reward_is_unknown(name):
 def test_regex_by_marker():
     assert values(
         "regex",
-        [("… the final answer is $1,000$.", "1000"), ("The final answer is 5", "6"), ("5", "5"), ("#### 5", "5")],
+        [
+            ("… the final answer is $1,000$.", "1000"),
+            ("The final answer is 5", "6"),
+            ("5", "5"),
+            ("#### 5", "5"),
+        ],
     ) == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_regex_on_gsm8k():
     answer = "Natalia sold 48+24 = <<48+24=72>>72 clips altogether.\n#### 72"
-    assert values("regex", [("so\nA: 72", answer), ("so\nA: 71", answer)], marker="A:", answer_marker="####") == [
+    assert values(
+        "regex", [("so\nA: 72", answer), ("so\nA: 71", answer)], marker="A:", answer_marker="####"
+    ) == [
         1.0,
         0.0,
     ]

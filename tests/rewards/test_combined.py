@@ -39,7 +39,11 @@ def test_the_sum_and_its_parts(functions):
             {"name": f"{functions}:number", "weight": 0, "label": "number"},
         )
     )
-    samples = [Sample("p", "42", meta={"answer": "42"}), Sample("p", "abc", meta={"answer": "42"}), Sample("p", "4")]
+    samples = [
+        Sample("p", "42", meta={"answer": "42"}),
+        Sample("p", "abc", meta={"answer": "42"}),
+        Sample("p", "4"),
+    ]
     with closing(reward):
         right, wrong, unknown = reward.score(samples)
     assert reward.name == "1 · exact + 0.5 · length + 0 · number"
@@ -80,7 +84,7 @@ def test_from_a_step_to_the_store_and_the_metrics(tmp_path):
     with Store.open(tmp_path / "store.db") as store:
         drawn.samples = sample_fresh(
             config, "run", 1, [Prompt("p")], sampler, reward, store, drawn, lambda: None, lambda *_: None
-        )  # fmt: skip
+        )
         stored = list(store.samples())
         store.set_rewards([(stored[0].id, 2.0, {"first": 1}), (stored[0].id, 3.0, {"second": 2})])
         [again] = store.samples(ids=[stored[0].id])
@@ -90,7 +94,10 @@ def test_from_a_step_to_the_store_and_the_metrics(tmp_path):
         {"index": 2, "reward_error": "a: it's broken", "reward_parts": {"a": None, "b": None}},
     ]
     assert [(s.id, s.reward, s.meta) for s in drawn.samples] == [(s.id, s.reward, s.meta) for s in stored]
-    assert (again.reward, again.meta) == (3.0, {"index": 0, "first": 1, "second": 2})  # an earlier scoring's parts go
+    assert (again.reward, again.meta) == (
+        3.0,
+        {"index": 0, "first": 1, "second": 2},
+    )  # an earlier scoring's parts go
     assert describe_batch(drawn, 0)["reward_parts"] == {"a": 0.5, "b": 3.0}
     drawn.samples = [Sample("p", "r", reward=1.0, meta={"reward_parts": "a foreign log's own"}, **tokens)]
     assert describe_batch(drawn, 0)["reward_parts"] is None
@@ -98,7 +105,9 @@ def test_from_a_step_to_the_store_and_the_metrics(tmp_path):
 
 def test_the_configuration_comes_back_from_config_json(tmp_path):
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text('[[reward.functions]]\nname = "math"\n[[reward.functions]]\nname = "f.py:g"\nweight = 0.1\n')
+    recipe.write_text(
+        '[[reward.functions]]\nname = "math"\n[[reward.functions]]\nname = "f.py:g"\nweight = 0.1\n'
+    )
     for config in (RunConfig.load(recipe), RunConfig()):
         resolved = tmp_path / "config.json"
         resolved.write_text(config.model_dump_json())
@@ -110,8 +119,14 @@ def test_the_configuration_comes_back_from_config_json(tmp_path):
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        ({"name": "exact", "functions": [{"name": "math"}]}, "reward.name and reward.functions exclude each other"),
-        ({"options": {"a": 1}, "functions": [{"name": "a"}]}, "reward.options and reward.functions exclude each other"),
+        (
+            {"name": "exact", "functions": [{"name": "math"}]},
+            "reward.name and reward.functions exclude each other",
+        ),
+        (
+            {"options": {"a": 1}, "functions": [{"name": "a"}]},
+            "reward.options and reward.functions exclude each other",
+        ),
         ({"functions": [{"name": "math"}, {"name": "math"}]}, "math stands twice; give one a label"),
         ({"functions": [{"name": "math", "weight": 0}]}, "expected one weight other than 0"),
         ({"functions": [{"name": "math", "wieght": 1}]}, "did you mean reward.functions.0.weight?"),
@@ -125,5 +140,7 @@ def test_contradictions_are_refused(reward, message):
 
 
 def test_what_cannot_be_loaded_is_refused_with_its_place(functions):
-    with pytest.raises(Refused, match=r"reward.functions.1: reward.name: .* has no 'lenght'; did you mean length\?"):
+    with pytest.raises(
+        Refused, match=r"reward.functions.1: reward.name: .* has no 'lenght'; did you mean length\?"
+    ):
         load_reward(settings({"name": f"{functions}:length"}, {"name": f"{functions}:lenght"}))

@@ -47,7 +47,9 @@ def alive(pid):
     except ProcessLookupError:
         return False
     return (
-        Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z" if sys.platform == "linux" else True
+        Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        if sys.platform == "linux"
+        else True
     )
 
 
@@ -68,7 +70,9 @@ def test_trl_signature(write):
     chat = [{"role": "user", "content": "hi"}]
     tokens = {"tokens": np.array([5, 6, 7]), "action": np.array([False, True, True])}
     samples = [
-        Sample("a", "xy", meta={"answer": "1", "finish": "stop", "index": 0, "reward_error": "old"}, **tokens),
+        Sample(
+            "a", "xy", meta={"answer": "1", "finish": "stop", "index": 0, "reward_error": "old"}, **tokens
+        ),
         Sample(chat, "xyz", meta={"level": 3}),
     ]
     with closing(load_reward(config.Reward(name=f"{path}:f", options={"scale": 2}))) as reward:
@@ -78,7 +82,12 @@ def test_trl_signature(write):
     prompts, completions, columns = json.loads(Path(f"{path}.seen").read_text())
     assert prompts == ["a", chat]
     assert completions == ["xy", [{"role": "assistant", "content": "xyz"}]]
-    assert columns == {"answer": ["1", None], "level": [None, 3], "completion_ids": [[6, 7], None], "scale": 2}
+    assert columns == {
+        "answer": ["1", None],
+        "level": [None, 3],
+        "completion_ids": [[6, 7], None],
+        "scale": 2,
+    }
 
 
 def test_a_function_gets_only_what_it_names(write):
@@ -135,8 +144,13 @@ def test_only_the_culprits_stay_unknown(write):
     """)
     good = "ok"
     assert outcome(scores(path, [good, "nan", "inf", "none", "text", "big"])) == [
-        1.0, "returned nan", "returned -inf", "returned None", "returned '1.0', expected a number", "returned an integer too large for a float",
-    ]  # fmt: skip
+        1.0,
+        "returned nan",
+        "returned -inf",
+        "returned None",
+        "returned '1.0', expected a number",
+        "returned an integer too large for a float",
+    ]
     found = outcome(scores(path, [good, "raise", good, "exit", "nan"]))
     assert found == [
         1.0,
@@ -181,9 +195,14 @@ def test_hung_and_dead_workers_are_replaced(write):
     """)
     start = time.monotonic()
     assert outcome(scores(path, ["ok", "hang", "exit", "ok", "crash", "killed", "ok"], timeout=0.6)) == [
-        1.0, "timed out after 0.6 s", "its process ended with status 7", 1.0,
-        "its process was killed by SIGSEGV", "its process was killed by SIGKILL (out of memory?)", 1.0,
-    ]  # fmt: skip
+        1.0,
+        "timed out after 0.6 s",
+        "its process ended with status 7",
+        1.0,
+        "its process was killed by SIGSEGV",
+        "its process was killed by SIGKILL (out of memory?)",
+        1.0,
+    ]
     assert time.monotonic() - start < 10
 
 
@@ -359,7 +378,10 @@ def test_a_worker_that_died_between_calls_is_nobodys_fault(write):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no_such_module:f", "no_such_module can't be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+        (
+            "no_such_module:f",
+            "no_such_module can't be imported: ModuleNotFoundError: No module named 'no_such_module'",
+        ),
         ("jsom:loads", "did you mean json"),
         ("{tmp}/mime.py:f", "mime.py; did you mean mine.py?"),
         ("{tmp}/mine.py:rewrad", "mine.py has no 'rewrad'; did you mean reward?"),
@@ -370,7 +392,10 @@ def test_a_worker_that_died_between_calls_is_nobodys_fault(write):
             "{tmp}/mine.py:other",
             "expected f(prompts, completions, **columns) or f(data_source, solution_str, ground_truth, extra_info), got f(x)",
         ),
-        ("{tmp}/broken.py:f", "broken.py can't be imported: ZeroDivisionError: division by zero (broken.py:2)"),
+        (
+            "{tmp}/broken.py:f",
+            "broken.py can't be imported: ZeroDivisionError: division by zero (broken.py:2)",
+        ),
         ("{tmp}/syntax.py:f", "SyntaxError: expected ':' (syntax.py:1)"),
         ("{tmp}/leaves.py:f", "its process ended with status 4 while importing"),
         ("{tmp}/needs.py:f", "No module named 'nothing_like_it' (needs.py:1)"),
@@ -389,7 +414,9 @@ def test_what_cannot_be_imported_is_refused(write, tmp_path, name, message):
 
 def test_options_that_the_function_does_not_take_are_refused(write):
     path = write("def f(completions, weight=1.0): return [weight] * len(completions)")
-    with pytest.raises(Refused, match=r"reward.options.wieght: .* takes no such argument; did you mean weight\?"):
+    with pytest.raises(
+        Refused, match=r"reward.options.wieght: .* takes no such argument; did you mean weight\?"
+    ):
         FunctionReward(f"{path}:f", {"wieght": 2})
     with pytest.raises(Refused, match=r"reward.options.completions: .* come from the samples"):
         FunctionReward(f"{path}:f", {"completions": 2})

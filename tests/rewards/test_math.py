@@ -76,12 +76,19 @@ def test_what_is_no_mathematics(judge):
     """Two equal texts are equal all the same; an answer in words says nothing about any other response."""
     unread = "no mathematics can be read in the sample's answer "
     assert judge([("Paris.", "Paris"), ("Rome", "Paris"), ("", ""), ("5", "")]) == [
-        1.0, f"{unread}'Paris'", f"{unread}''", f"{unread}''"
-    ]  # fmt: skip
+        1.0,
+        f"{unread}'Paris'",
+        f"{unread}''",
+        f"{unread}''",
+    ]
     assert judge([("5", None), ("5", [5]), ("5", "5")]) == [
-        "the sample has no answer", "the sample's answer is a list, expected text or a finite number", 1.0
-    ]  # fmt: skip
-    assert judge([("2", r"\frac{1}{0}")])[0].startswith("ValueError: Can't evaluate nan or zoo (mathematics.py:")
+        "the sample has no answer",
+        "the sample's answer is a list, expected text or a finite number",
+        1.0,
+    ]
+    assert judge([("2", r"\frac{1}{0}")])[0].startswith(
+        "ValueError: Can't evaluate nan or zoo (mathematics.py:"
+    )
 
 
 def test_a_comparison_that_takes_for_ever_costs_only_its_response():

@@ -33,7 +33,11 @@ def test_above_the_limit_the_message_names_causes_and_samples():
 
 
 def test_causes_are_told_apart_by_more_than_the_value_they_quote():
-    errors = ["the sample's answer 'a' is odd", "the sample's answer 'b' is odd", "the sample's answer \"'\" is even"]
+    errors = [
+        "the sample's answer 'a' is odd",
+        "the sample's answer 'b' is odd",
+        "the sample's answer \"'\" is even",
+    ]
     with pytest.raises(Refused) as refused:
         check_failures(*step(*errors), 0.5)
     assert "2 × the sample's answer 'a' is odd: sample 100, sample 101\n" in str(refused.value)
@@ -41,7 +45,9 @@ def test_causes_are_told_apart_by_more_than_the_value_they_quote():
 
 def test_samples_that_are_not_stored_are_named_by_their_prompt():
     with pytest.raises(Refused, match="prompt abc response 5"):
-        check_failures([Sample("p", "r", prompt_id="abc", meta={"index": 5})], [Score(None, "returned nan")], 0.0)
+        check_failures(
+            [Sample("p", "r", prompt_id="abc", meta={"index": 5})], [Score(None, "returned nan")], 0.0
+        )
 
 
 def test_a_score_is_finite_or_unknown():

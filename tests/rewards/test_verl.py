@@ -20,7 +20,9 @@ def scores(tmp_path, code, metas, responses=None, timeout=5.0, **options):
     path = tmp_path / "mine.py"
     path.write_text(textwrap.dedent(code))
     samples = [Sample("p", r, meta=m) for r, m in zip(responses or ["r"] * len(metas), metas, strict=True)]
-    with closing(load_reward(config.Reward(name=f"{path}:compute_score", options=options, timeout=timeout))) as reward:
+    with closing(
+        load_reward(config.Reward(name=f"{path}:compute_score", options=options, timeout=timeout))
+    ) as reward:
         found = reward.score(samples)
     return [s.error if s.value is None else s.value for s in found]
 
@@ -39,8 +41,11 @@ def test_arguments_come_from_the_columns(tmp_path):
         {"reward_model": "no object"},
     ]
     assert scores(tmp_path, code, metas, ["1", "2", "4", "5"], scale=0.5) == [
-        0.5, 0.5, 0.0, "the sample has no ground_truth, reward_model.ground_truth or answer"
-    ]  # fmt: skip
+        0.5,
+        0.5,
+        0.0,
+        "the sample has no ground_truth, reward_model.ground_truth or answer",
+    ]
     seen = [json.loads(line) for line in Path(f"{tmp_path}/mine.py.seen").read_text().splitlines()]
     assert seen == [["gsm8k", "1", "1", {"index": 7}], [None, "2", 2, {}], [None, "4", "3", {}]]
 
@@ -52,8 +57,12 @@ def test_a_function_gets_only_what_it_names_and_its_failures_are_its_rows(tmp_pa
             return {"nan": float("nan"), "dict": {"acc": 1}, "none": None}.get(solution_str, 1)
     """
     assert scores(tmp_path, code, [COLUMNS] * 5, ["ok", "raise", "nan", "dict", "none"]) == [
-        1.0, "ValueError: bad (mine.py:3)", "returned nan", "returned {'acc': 1}, expected a number", "returned None"
-    ]  # fmt: skip
+        1.0,
+        "ValueError: bad (mine.py:3)",
+        "returned nan",
+        "returned {'acc': 1}, expected a number",
+        "returned None",
+    ]
 
 
 def test_async_judgements_run_together(tmp_path):
@@ -89,5 +98,7 @@ def test_an_async_function_of_lists_is_called_once_for_a_workers_share(tmp_path)
 
 
 def test_options_that_the_samples_give_are_refused(tmp_path):
-    with pytest.raises(Refused, match=r"reward.options.ground_truth: data_source, solution_str, .* come from"):
+    with pytest.raises(
+        Refused, match=r"reward.options.ground_truth: data_source, solution_str, .* come from"
+    ):
         scores(tmp_path, "def compute_score(solution_str, ground_truth): pass", [COLUMNS], ground_truth=1)

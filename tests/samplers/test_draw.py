@@ -57,7 +57,12 @@ def test_truncation_is_that_of_transformers():
     logits = torch.randn((200, 50), generator=g) * 3
     options = Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.05)
     expected = logits.clone()
-    for warp in (TemperatureLogitsWarper(0.7), TopKLogitsWarper(20), TopPLogitsWarper(0.9), MinPLogitsWarper(0.05)):
+    for warp in (
+        TemperatureLogitsWarper(0.7),
+        TopKLogitsWarper(20),
+        TopPLogitsWarper(0.9),
+        MinPLogitsWarper(0.05),
+    ):
         expected = warp(None, expected)
     found = truncate(logits / 0.7, options)
     assert torch.equal(found.isfinite(), expected.isfinite())

@@ -26,9 +26,9 @@ PROMPTS = [Prompt("ab"), Prompt(""), Prompt("abc def gh a" * 2), Prompt("h", col
 def trainer_logp(policy: Policy, sample) -> np.ndarray:
     tokens = torch.tensor(sample.tokens[None].astype(np.int64))
     with torch.no_grad():
-        return policy.streams(tokens, torch.tensor([tokens.shape[1]]), torch.tensor(sample.action[None]))["logp"][
-            0
-        ].numpy()
+        return policy.streams(tokens, torch.tensor([tokens.shape[1]]), torch.tensor(sample.action[None]))[
+            "logp"
+        ][0].numpy()
 
 
 def by_index(samples):
@@ -66,7 +66,11 @@ def test_behaviour_log_probs_are_of_what_was_really_sampled_from(tiny):
     tempered = {s.meta["index"]: s for s in HFSampler(policy).sample(PROMPTS, 4, options)}
     for s in tempered.values():
         for t in np.flatnonzero(s.action):
-            logits = policy.model(input_ids=torch.tensor(s.tokens[None, :t].astype(np.int64))).logits[0, -1].detach()
+            logits = (
+                policy.model(input_ids=torch.tensor(s.tokens[None, :t].astype(np.int64)))
+                .logits[0, -1]
+                .detach()
+            )
             best = torch.log_softmax((logits / 0.5).topk(3).values, 0).tolist()
             place = logits.topk(3).indices.tolist().index(int(s.tokens[t]))
             assert s.behavior_logp[t] == pytest.approx(best[place], abs=1e-4)
@@ -78,7 +82,9 @@ def test_a_response_is_the_same_in_any_company(tiny, name, monkeypatch):
     policy = tiny(name, **({"sliding_window": 8} if name == "Gemma3" else {}))
     alone = by_index(list(HFSampler(policy).sample(PROMPTS, 4, Sampling(max_new=30, seed=3, batch=1))))
     for batch in (64, 7, 2):
-        others = by_index(list(HFSampler(policy).sample(PROMPTS, 4, Sampling(max_new=30, seed=3, batch=batch))))
+        others = by_index(
+            list(HFSampler(policy).sample(PROMPTS, 4, Sampling(max_new=30, seed=3, batch=batch)))
+        )
         for i, s in alone.items():
             assert s.tokens.tolist() == others[i].tokens.tolist()
             np.testing.assert_allclose(s.behavior_logp, others[i].behavior_logp, rtol=0, atol=1e-4)
@@ -247,7 +253,9 @@ def test_nothing_global_changes(tiny):
     assert policy.model.training
     assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters()))
     tokens = torch.tensor([[1, 4, 5]])
-    policy.streams(tokens, torch.tensor([3]), torch.tensor([[False, True, True]]))["logp"][:, 1:].sum().backward()
+    policy.streams(tokens, torch.tensor([3]), torch.tensor([[False, True, True]]))["logp"][
+        :, 1:
+    ].sum().backward()
 
 
 def test_new_weights_in_the_middle_are_an_error(tiny):
@@ -279,7 +287,9 @@ def test_a_model_that_decodes_otherwise_than_it_trains_is_refused(tiny, monkeypa
         return forward(**inputs)
 
     monkeypatch.setattr(policy.model.base_model, "forward", shifted)
-    with pytest.raises(Refused, match=r"LlamaForCausalLM: decoded token by token, its log-probs differ by \d"):
+    with pytest.raises(
+        Refused, match=r"LlamaForCausalLM: decoded token by token, its log-probs differ by \d"
+    ):
         HFSampler(policy)
 
 

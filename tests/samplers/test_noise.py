@@ -18,7 +18,9 @@ def splitmix64(state: int) -> int:
 
 
 def test_the_generator_is_splitmix64():
-    assert splitmix64(1234567) == 6457827717110365317  # the first output for this seed in published test vectors
+    assert (
+        splitmix64(1234567) == 6457827717110365317
+    )  # the first output for this seed in published test vectors
 
 
 def test_numbers_are_a_function_of_seed_response_and_position():
@@ -42,7 +44,9 @@ def test_numbers_are_even_and_unrelated():
     assert u.max() < 1
     n = u.size
     counts = np.histogram(u, 100, (0, 1))[0]
-    assert ((counts - n / 100) ** 2).sum() / (n / 100) < 160  # chi-squared with 99 degrees of freedom: p = 1e-4
+    assert ((counts - n / 100) ** 2).sum() / (
+        n / 100
+    ) < 160  # chi-squared with 99 degrees of freedom: p = 1e-4
     for a, b in ((u[:, 1:], u[:, :-1]), (u[1:], u[:-1]), (u, uniforms(1, range(400), 250))):
         assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 4 / np.sqrt(n)
 

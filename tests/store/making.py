@@ -61,7 +61,10 @@ def _random(r: random.Random, words: list[str]) -> Sample:
             "token_reward": maybe(floats(-1e30, 1e30)),
             "version": r.choice([-1, 0, 12, np.array([r.choice([-1, 0, 2**31 - 1]) for _ in range(T)])]),
         }
-    messages = [{"role": "system", "content": text()}, {"role": "user", "content": text(), "tool_calls": [{"x": None}]}]
+    messages = [
+        {"role": "system", "content": text()},
+        {"role": "user", "content": text(), "tool_calls": [{"x": None}]},
+    ]
     return Sample(
         prompt=r.choice([text(), messages]),
         response=text(),
@@ -73,6 +76,8 @@ def _random(r: random.Random, words: list[str]) -> Sample:
         context_tokens=maybe(np.array(r.choices([0, 511], k=r.randint(0, 4)), np.int32)),
         role=r.choice(["policy", "log", "expert"]),
         source=text(),
-        meta=r.choice([{}, {"answer": r.choice(["18", None, ["a", {"b": 1}]]), "parts": {"": -0.0, text(): None}}]),
+        meta=r.choice(
+            [{}, {"answer": r.choice(["18", None, ["a", {"b": 1}]]), "parts": {"": -0.0, text(): None}}]
+        ),
         **fields,
     )

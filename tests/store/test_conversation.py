@@ -21,14 +21,21 @@ SAID = {"role": "assistant", "content": "a"}
 
 def test_the_response_is_what_follows_the_last_user() -> None:
     assert split({"messages": [*ASK, SAID, ASK[1], SAID], "reward": 1}) == {
-        "prompt": [*ASK, SAID, ASK[1]], "response": "a", "meta": {}, "reward": 1,
-    }  # fmt: skip
+        "prompt": [*ASK, SAID, ASK[1]],
+        "response": "a",
+        "meta": {},
+        "reward": 1,
+    }
 
 
 def test_turns_with_tools_stay_whole() -> None:
     found = split({"messages": [*ASK, CALL, TOOL, SAID], "meta": {"n": 1}})
     assert found == {"prompt": ASK, "response": "a", "meta": {"n": 1, "continuation": [CALL, TOOL, SAID]}}
-    assert split({"messages": [*ASK, CALL]}) == {"prompt": ASK, "response": "", "meta": {"continuation": [CALL]}}
+    assert split({"messages": [*ASK, CALL]}) == {
+        "prompt": ASK,
+        "response": "",
+        "meta": {"continuation": [CALL]},
+    }
 
 
 def test_a_prompt_says_where_the_response_begins() -> None:
@@ -42,12 +49,15 @@ def test_a_prompt_says_where_the_response_begins() -> None:
         ({"messages": ASK}, "the last one the assistant's"),
         ({"messages": "hello"}, "expected a list of messages"),
         ({"messages": [SAID]}, "expected a message of a user"),
-        ({"messages": [*ASK, SAID], "prompt": [ASK[1]]}, "prompt: expected the messages that the conversation begins with"),
+        (
+            {"messages": [*ASK, SAID], "prompt": [ASK[1]]},
+            "prompt: expected the messages that the conversation begins with",
+        ),
         ({"messages": [*ASK, SAID], "prompt": [*ASK, SAID]}, "messages after the prompt's 3"),
         ({"messages": [*ASK, SAID | {"content": [{"text": "a"}]}]}, "content: expected text"),
         ({"messages": [*ASK, SAID], "meta": 3}, "meta: expected an object"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_such_conversation_is_refused(record: dict[str, Any], message: str) -> None:
     with pytest.raises(Refused, match=message):
         split(record)

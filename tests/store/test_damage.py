@@ -40,8 +40,11 @@ def change(path: Path, sql: str) -> None:
 
 def everything(path: Path) -> dict[str, list[tuple]]:
     with Store.open(path, read_only=True) as store:
-        return {t: store._run(f"SELECT rowid, * FROM {t} ORDER BY 1, 2, 3") for t in ("samples", *LEDGERS, "group_uses")
-                if t != "group_uses"} | {"group_uses": store._run("SELECT * FROM group_uses ORDER BY 1, 2")}  # fmt: skip
+        return {
+            t: store._run(f"SELECT rowid, * FROM {t} ORDER BY 1, 2, 3")
+            for t in ("samples", *LEDGERS, "group_uses")
+            if t != "group_uses"
+        } | {"group_uses": store._run("SELECT * FROM group_uses ORDER BY 1, 2")}
 
 
 def test_a_store_that_was_written_to_in_every_way_is_whole(path: Path) -> None:

@@ -52,14 +52,18 @@ def open_folder() -> Iterator[Path]:
 
 def test_settings_that_make_writes_last(path: Path) -> None:
     with Store.open(path) as store:
-        settings = {k: store._run(f"PRAGMA {k}")[0][0] for k in ("journal_mode", "synchronous", "foreign_keys")}
+        settings = {
+            k: store._run(f"PRAGMA {k}")[0][0] for k in ("journal_mode", "synchronous", "foreign_keys")
+        }
         assert settings == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
         assert store._run("PRAGMA user_version") == [(SCHEMA,)]
         assert store._run("PRAGMA application_id") == [(int.from_bytes(b"AGRO", "big"),)]
 
 
 @pytest.mark.parametrize(
-    "content", [b"x", b'{"prompt": "", "response": ""}\n' * 40, b"SQLite format 3\0" + b"\xff" * 4000], ids=len
+    "content",
+    [b"x", b'{"prompt": "", "response": ""}\n' * 40, b"SQLite format 3\0" + b"\xff" * 4000],
+    ids=len,
 )
 @pytest.mark.parametrize("options", [{}, {"read_only": True}, {"create": False}], ids=str)
 def test_a_file_that_is_no_database(tmp_path: Path, content: bytes, options: dict[str, Any]) -> None:

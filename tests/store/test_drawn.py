@@ -12,8 +12,12 @@ def test_draws_say_whose_a_sample_is_how_old_and_how_long(tmp_path: Path) -> Non
     tokens, action = np.arange(11), np.array([False] * 2 + [True] * 9)
     with Store.open(tmp_path / "store.db") as store:
         [log] = store.append([Sample("p", "logged", reward=0.5, source="file:\ud800", role="log")])
-        [mine] = store.append([Sample("p", "sampled", role="policy", tokens=tokens, action=action)], run="me", step=3)
-        [other] = store.append([Sample("p", "of another", reward=-1.0, role="policy", source="x")], run="you", step=1)
+        [mine] = store.append(
+            [Sample("p", "sampled", role="policy", tokens=tokens, action=action)], run="me", step=3
+        )
+        [other] = store.append(
+            [Sample("p", "of another", reward=-1.0, role="policy", source="x")], run="you", step=1
+        )
         store.record_draws("me", 3, [mine])
         store.record_draws("me", 5, [log, mine, other, log])
         store.record_draws("you", 1, [log])

@@ -27,7 +27,9 @@ def bits(s: Sample) -> list[Any]:
     out: list[Any] = [None if s.reward is None else struct.pack("<d", s.reward)]
     for value in (getattr(s, name) for name in arrays):
         if isinstance(value, np.ndarray):
-            clean = np.where(np.isnan(value), np.float32("nan"), value) if value.dtype == np.float32 else value
+            clean = (
+                np.where(np.isnan(value), np.float32("nan"), value) if value.dtype == np.float32 else value
+            )
             out.append((value.dtype.str, clean.astype(value.dtype).tobytes()))
         else:
             out.append(value)
@@ -79,14 +81,32 @@ def test_no_samples_make_an_empty_file(tmp_path: Path, ending: str) -> None:
 
 def test_the_record_is_the_contract_s() -> None:
     s = sample(
-        "Q", "A", 0.5, tokens=[1, 2, 3], action=[False, True, True], behavior_logp=[math.nan, -0.5, -1.0], version=3,
-        role="policy", source="m", meta={"answer": "18", "finish": "stop"}, prompt_id="p",
-    )  # fmt: skip
+        "Q",
+        "A",
+        0.5,
+        tokens=[1, 2, 3],
+        action=[False, True, True],
+        behavior_logp=[math.nan, -0.5, -1.0],
+        version=3,
+        role="policy",
+        source="m",
+        meta={"answer": "18", "finish": "stop"},
+        prompt_id="p",
+    )
     assert to_record(s) == {
-        "prompt": "Q", "response": "A", "reward": 0.5, "prompt_id": "p", "role": "policy", "source": "m", "answer": "18",
-        "tokens": [1, 2, 3], "mask": [False, True, True], "behavior_logp": [None, -0.5, -1.0], "version": 3,
+        "prompt": "Q",
+        "response": "A",
+        "reward": 0.5,
+        "prompt_id": "p",
+        "role": "policy",
+        "source": "m",
+        "answer": "18",
+        "tokens": [1, 2, 3],
+        "mask": [False, True, True],
+        "behavior_logp": [None, -0.5, -1.0],
+        "version": 3,
         "meta": {"finish": "stop"},
-    }  # fmt: skip
+    }
 
 
 def test_mask_is_what_to_learn_from_and_action_what_was_chosen() -> None:
@@ -101,7 +121,9 @@ def test_mask_is_what_to_learn_from_and_action_what_was_chosen() -> None:
 
 
 def test_what_is_not_a_field_is_kept_in_meta() -> None:
-    s = from_record({"prompt": "", "response": "a", "model": "m", "level": 3, "answer": "1", "meta": {"x": 1}})
+    s = from_record(
+        {"prompt": "", "response": "a", "model": "m", "level": 3, "answer": "1", "meta": {"x": 1}}
+    )
     assert s.meta == {"x": 1, "level": 3, "answer": "1"}
     assert s.source == "m"
     both = from_record({"prompt": "", "response": "a", "model": "m", "source": "s"})
@@ -128,7 +150,10 @@ def test_what_is_not_a_field_is_kept_in_meta() -> None:
         ({"tokens": [1], "mask": "1"}, "mask: expected a list of true and false"),
         ({"tokens": [1], "mask": [1], "behavior_logp": ["-1"]}, "behavior_logp: expected a list of numbers"),
         ({"tokens": [1], "mask": [1], "behavior_logp": [0.5]}, "behavior_logp: expected log-probs"),
-        ({"tokens": [1, 2], "mask": [0, 1], "behavior_logp": [None]}, "behavior_logp: expected one value for each"),
+        (
+            {"tokens": [1, 2], "mask": [0, 1], "behavior_logp": [None]},
+            "behavior_logp: expected one value for each",
+        ),
         ({"version": True}, "version: expected a whole number"),
         ({"version": 1.0}, "version: expected a whole number"),
         ({"role": "teacher"}, "role: expected one of policy, log, expert"),
@@ -150,7 +175,9 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
         list(read_samples(path))
 
 
-@pytest.mark.parametrize("meta", [{"x": math.nan}, {"x": math.inf}, {"x": (1, 2)}, {1: "x"}, {"x": {1, 2}}, {"x": b""}])
+@pytest.mark.parametrize(
+    "meta", [{"x": math.nan}, {"x": math.inf}, {"x": (1, 2)}, {1: "x"}, {"x": {1, 2}}, {"x": b""}]
+)
 def test_what_json_does_not_give_back_is_refused(tmp_path: Path, meta: dict[Any, Any]) -> None:
     with Store.open(tmp_path / "s.db") as store:
         with pytest.raises(Refused, match="meta"):
@@ -190,7 +217,9 @@ def test_the_same_samples_make_the_same_file(tmp_path: Path) -> None:
 
 def test_a_byte_order_mark_is_no_part_of_the_first_record(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"prompt": "Q", "response": "A"}\r\n{"prompt": "\xef\xbb\xbf", "response": "A"}\r\n')
+    path.write_bytes(
+        b'\xef\xbb\xbf{"prompt": "Q", "response": "A"}\r\n{"prompt": "\xef\xbb\xbf", "response": "A"}\r\n'
+    )
     assert [s.prompt for s in read_samples(path)] == ["Q", "\ufeff"]
 
 
@@ -203,7 +232,11 @@ def test_content_is_known_by_its_bytes_and_not_by_its_name(tmp_path: Path) -> No
     (tmp_path / "table").write_bytes((tmp_path / "a.parquet").read_bytes())
     for name in ("packed", "plain.gz", "table"):
         assert list(read_samples(tmp_path / name)) == [sample()]
-    assert fingerprint(tmp_path / "packed") == fingerprint(tmp_path / "a.jsonl") != fingerprint(tmp_path / "table")
+    assert (
+        fingerprint(tmp_path / "packed")
+        == fingerprint(tmp_path / "a.jsonl")
+        != fingerprint(tmp_path / "table")
+    )
 
 
 def test_places_that_can_not_be_written_or_read(tmp_path: Path) -> None:

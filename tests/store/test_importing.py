@@ -51,9 +51,16 @@ def test_interchange_records(store: Store, folder: Path) -> None:
     )
     report = import_files(store, [path])
     assert report.to_json() == {
-        "samples": 3, "groups": 2, "scored": 2, "pairs": 0, "duplicates": 0, "repeats": 1, "columns_left": [],
-        "recognised": "interchange records", "refused": [],
-    }  # fmt: skip
+        "samples": 3,
+        "groups": 2,
+        "scored": 2,
+        "pairs": 0,
+        "duplicates": 0,
+        "repeats": 1,
+        "columns_left": [],
+        "recognised": "interchange records",
+        "refused": [],
+    }
     a, b, c = store.samples()
     assert (a.reward, a.source, a.role, a.meta) == (1.0, "gpt", "log", {"answer": "18", "level": 3})
     assert (b.reward, b.source, b.role, b.prompt_id, b.version) == (0.25, "s", "expert", "7", 4)
@@ -61,12 +68,16 @@ def test_interchange_records(store: Store, folder: Path) -> None:
 
 
 def test_role_and_source_of_rows_that_name_none(store: Store, folder: Path) -> None:
-    import_files(store, [write(folder / "x", record(), record(role="log", source="s"))], role="expert", source="t")
+    import_files(
+        store, [write(folder / "x", record(), record(role="log", source="s"))], role="expert", source="t"
+    )
     assert [(s.role, s.source) for s in store.samples()] == [("expert", "t"), ("log", "s")]
 
 
 def test_preference_records(store: Store, folder: Path) -> None:
-    rows = [{"prompt": "Q", "chosen": "a", "rejected": "b", "votes_chosen": 3, "votes_rejected": 1, "model": "m"}]
+    rows = [
+        {"prompt": "Q", "chosen": "a", "rejected": "b", "votes_chosen": 3, "votes_rejected": 1, "model": "m"}
+    ]
     path = write(folder / "x.jsonl", *rows, {"prompt": "Q", "chosen": "c", "rejected": "a"}, record(reward=1))
     report = import_files(store, [path])
     assert (report.samples, report.groups, report.pairs, report.repeats) == (5, 1, 2, 1)
@@ -122,13 +133,22 @@ def test_bad_rows_are_named_and_the_others_taken(store: Store, folder: Path) -> 
     assert report.samples == store.counts().samples == 2
     reasons = {r.where.removeprefix(f"{path}:"): r.reason for r in report.refused}
     expected = {
-        "3": "expected one JSON object a line", "4": "got [1, 2]", "5": "NaN isn't JSON", "6": "1e999 is more than a float holds",
-        "7": "Infinity isn't JSON", "8": "reward: expected a number", "9": "response: expected text, got null",
-        "10": "prompt: missing; name its column with --map", "11": "name the one of the responses with --map response=COLUMN",
-        "12": "rejected: expected text, got None", "13": "votes_chosen: expected a number of 0 or more",
-        "14": "role: expected one of", "15": "tokens given without action", "16": "expected one JSON object a line",
+        "3": "expected one JSON object a line",
+        "4": "got [1, 2]",
+        "5": "NaN isn't JSON",
+        "6": "1e999 is more than a float holds",
+        "7": "Infinity isn't JSON",
+        "8": "reward: expected a number",
+        "9": "response: expected text, got null",
+        "10": "prompt: missing; name its column with --map",
+        "11": "name the one of the responses with --map response=COLUMN",
+        "12": "rejected: expected text, got None",
+        "13": "votes_chosen: expected a number of 0 or more",
+        "14": "role: expected one of",
+        "15": "tokens given without action",
+        "16": "expected one JSON object a line",
         "18": "can't decode byte 0xff",
-    }  # fmt: skip
+    }
     assert reasons.keys() == expected.keys()
     assert {k: v for k, v in expected.items() if v not in reasons[k]} == {}
     assert report.to_json()["refused"][0]["where"] == f"{path}:3"
@@ -230,13 +250,27 @@ def test_prompts_from_a_file_of_their_own(store: Store, folder: Path) -> None:
     assert b.meta["answer"] == "2"
     assert (d.prompt, d.prompt_id, d.meta) == ("own", "1", {})
     assert e.meta == {"answer": "uno", "level": 9, "x": 1}
-    assert [(r.where, r.reason) for r in report.refused] == [(f"{log}:3", "prompt_id: the file of prompts has no '3'")]
+    assert [(r.where, r.reason) for r in report.refused] == [
+        (f"{log}:3", "prompt_id: the file of prompts has no '3'")
+    ]
 
 
 def test_parquet_of_another_program(store: Store, folder: Path) -> None:
     rows = [
-        {"prompt": [{"role": "user", "content": "Q"}], "response": "a", "reward": 1.5, "meta": {"x": 1}, "level": 2},
-        {"prompt": [{"role": "user", "content": "R"}], "response": None, "reward": 1.5, "meta": {"x": 1}, "level": 2},
+        {
+            "prompt": [{"role": "user", "content": "Q"}],
+            "response": "a",
+            "reward": 1.5,
+            "meta": {"x": 1},
+            "level": 2,
+        },
+        {
+            "prompt": [{"role": "user", "content": "R"}],
+            "response": None,
+            "reward": 1.5,
+            "meta": {"x": 1},
+            "level": 2,
+        },
     ]
     parquet.write_table(pa.Table.from_pylist(rows), folder / "x.parquet")
     report = import_files(store, [folder / "x.parquet"])
@@ -254,7 +288,9 @@ def test_an_export_imported_twice_or_into_its_own_store(store: Store, folder: Pa
 
 
 def test_columns_that_a_mapping_leaves_behind_are_named(store: Store, folder: Path) -> None:
-    path = write(folder / "x.jsonl", {"prompt": "Q", "out": "A", "id": 1}, {"prompt": "Q", "out": "A", "note": 1})
+    path = write(
+        folder / "x.jsonl", {"prompt": "Q", "out": "A", "id": 1}, {"prompt": "Q", "out": "A", "note": 1}
+    )
     report = import_files(store, [path], mapping={"response": "out"})
     assert report.columns_left == ["id", "note"]
     assert "columns without --map, left behind: id, note" in str(report)
@@ -270,7 +306,9 @@ def test_a_limit_counts_rows(store: Store, folder: Path) -> None:
 
 @pytest.mark.skipif(not DATA.exists(), reason="the real logs (../shared/data) aren't here")
 def test_the_logged_answers_of_four_models(store: Store) -> None:
-    mapping = parse_map(["prompt=question", "answer=ground_truth", "response=*.solution", "reward=*.is_correct"])
+    mapping = parse_map(
+        ["prompt=question", "answer=ground_truth", "response=*.solution", "reward=*.is_correct"]
+    )
     report = import_files(store, [DATA / "generations/gsm8k_openai_6b_175b.jsonl.gz"], mapping=mapping)
     assert (report.samples, report.groups, report.scored, report.refused) == (5276, 1319, 5276, [])
     assert {g.size for g in store.groups()} == {4}

@@ -11,8 +11,12 @@ from agro.store import parse_map
 from agro.store.mapping import expand, unmapped
 
 MODELS = {
-    "q": "Q", "small": {"text": "a", "ok": True}, "large": {"text": "b", "ok": False}, "note": "n", "n": 3,
-}  # fmt: skip
+    "q": "Q",
+    "small": {"text": "a", "ok": True},
+    "large": {"text": "b", "ok": False},
+    "note": "n",
+    "n": 3,
+}
 
 
 def records(row: dict[str, Any], *mapping: str) -> list[dict[str, Any]]:
@@ -62,10 +66,31 @@ def test_a_star_stands_for_the_items_of_a_list_which_name_no_source() -> None:
 
 
 def test_lists_go_in_step() -> None:
-    row = {"p": "Q", "rs": ["a", "b"], "scores": [1, None], "tokens": [[1, 2], [3]], "answer": [1, 2, 3], "tags": ["x"]}
+    row = {
+        "p": "Q",
+        "rs": ["a", "b"],
+        "scores": [1, None],
+        "tokens": [[1, 2], [3]],
+        "answer": [1, 2, 3],
+        "tags": ["x"],
+    }
     assert records(row, "prompt=p", "response=rs", "reward=scores", "meta.tags=tags") == [
-        {"prompt": "Q", "response": "a", "reward": 1, "tokens": [1, 2], "answer": [1, 2, 3], "meta": {"tags": ["x"]}},
-        {"prompt": "Q", "response": "b", "reward": None, "tokens": [3], "answer": [1, 2, 3], "meta": {"tags": ["x"]}},
+        {
+            "prompt": "Q",
+            "response": "a",
+            "reward": 1,
+            "tokens": [1, 2],
+            "answer": [1, 2, 3],
+            "meta": {"tags": ["x"]},
+        },
+        {
+            "prompt": "Q",
+            "response": "b",
+            "reward": None,
+            "tokens": [3],
+            "answer": [1, 2, 3],
+            "meta": {"tags": ["x"]},
+        },
     ]
 
 

@@ -95,7 +95,9 @@ def test_a_group_whose_pairs_cannot_be_drawn_is_no_candidate(store: Store) -> No
     """One of two prompts, one within an episode, one with an episode of which a row isn't eligible."""
     first, second = (store.append(group(name, [None]))[0] for name in ("p", "q"))
     within = store.append(sample("r", f"{i}", None, episode="e") for i in range(2))
-    broken = store.append([sample("s", "a", None, episode="e"), sample("s", "b", None, episode="e", role="expert")])
+    broken = store.append(
+        [sample("s", "a", None, episode="e"), sample("s", "b", None, episode="e", role="expert")]
+    )
     plain = store.append([sample("s", "c", None)])[0]
     store.add_pairs([Pair(first, second), Pair(*within), Pair(plain, broken[0])])
     with pytest.raises(Refused, match="got 0"):

@@ -36,7 +36,9 @@ def draw_whole_groups(path: Path, out: Any, together: Any) -> None:
             step += 1
             drawn = store.draw(DrawRule(1, min_group=2), run="trainer", step=step, seed=0, version=0)
             seen[len(drawn)] += 1
-            time.sleep(0.002)  # a trainer computes between draws; SQLite's turns aren't fair to writers that wait
+            time.sleep(
+                0.002
+            )  # a trainer computes between draws; SQLite's turns aren't fair to writers that wait
         out.put((step, dict(seen)))
 
 
@@ -147,4 +149,7 @@ def test_what_was_said_to_be_stored_outlives_a_kill(tmp_path: Path) -> None:
         assert {g.size for g in store.groups()} == {50}
         kept = Counter(str(s.prompt).split()[0] for s in store.samples())
     for name, count in said.items():
-        assert kept[str(name)] in (50 * count, 50 * (count + 1))  # at most the one that it couldn't say any more
+        assert kept[str(name)] in (
+            50 * count,
+            50 * (count + 1),
+        )  # at most the one that it couldn't say any more

@@ -107,7 +107,10 @@ def test_a_draw_gives_whole_groups_and_is_noted(store: Store) -> None:
 def test_group_size_bounds_the_responses(store: Store) -> None:
     store.append([*group("big", [0.5] * 9), *group("small", [0.5] * 2)])
     assert sizes(draw(store, DrawRule(2, group_size=4))) == {"big": 4, "small": 2}
-    taken = [frozenset(s.id for s in draw(store, DrawRule(1, group_size=4, min_group=3), step)) for step in range(9)]
+    taken = [
+        frozenset(s.id for s in draw(store, DrawRule(1, group_size=4, min_group=3), step))
+        for step in range(9)
+    ]
     assert len(set(taken)) > 3
 
 
@@ -219,7 +222,9 @@ def test_a_resumed_run_draws_the_same_again(tmp_path: Path) -> None:
     """One run goes through; the other is stopped after a commit, rewound, and appends the same samples again."""
 
     def step(store: Store, step: int) -> list[Sample]:
-        fresh = [s for i in range(3) for s in group(f"p{i}", [step / 10, i / 10], role="policy", version=step)]
+        fresh = [
+            s for i in range(3) for s in group(f"p{i}", [step / 10, i / 10], role="policy", version=step)
+        ]
         store.record_draws("r", step, store.append(fresh, run="r", step=step))
         return draw(store, DrawRule(3, group_size=2, max_age=4), step, version=step)
 
@@ -245,7 +250,9 @@ def test_a_resumed_run_draws_the_same_again(tmp_path: Path) -> None:
 def test_a_draw_reads_only_what_it_draws(store: Store) -> None:
     """10,000 samples with 256 kB of tokens a hundred: a draw looks at an index, not at the rows."""
     tokens = np.arange(640)
-    store.append([sample(f"p{i}", "", j / 4, tokens=tokens, action=tokens > 9) for i in range(2500) for j in range(4)])
+    store.append(
+        [sample(f"p{i}", "", j / 4, tokens=tokens, action=tokens > 9) for i in range(2500) for j in range(4)]
+    )
 
     def seconds(work: Callable[[], object]) -> float:
         began = time.perf_counter()

@@ -41,7 +41,9 @@ def computed(monkeypatch) -> list[int]:
     return rows
 
 
-def test_each_sample_is_computed_once_and_the_values_are_those_without_a_cache(tmp_path: Path, computed) -> None:
+def test_each_sample_is_computed_once_and_the_values_are_those_without_a_cache(
+    tmp_path: Path, computed
+) -> None:
     out = Trainer(config(tmp_path), tmp_path / "run").run()
     drawn = sum(m["groups"] * 0.5 * 4 + m["groups"] * 0.5 * 3 for m in metrics(out))
     with Store.open(tmp_path / "log.db", read_only=True) as store:

@@ -56,9 +56,12 @@ def test_is_half_the_variance_of_the_regularised_reward(tmp_path: Path, average:
     assert [m["step"] for m in rows] == [0, 3, 6]
     assert all((m["eval_groups"], m["eval_left_out"]) == (5, 2) for m in rows)
 
-    seed_model = Trainer(log_run(tmp_path / "start", train__lr=1e-30, train__steps=1), tmp_path / "start" / "run").run()
+    seed_model = Trainer(
+        log_run(tmp_path / "start", train__lr=1e-30, train__steps=1), tmp_path / "start" / "run"
+    ).run()
     start, now = (
-        Policy.load(RunConfig.of({"policy": {"model": str(f / "model")}}).policy) for f in (seed_model, folder)
+        Policy.load(RunConfig.of({"policy": {"model": str(f / "model")}}).policy)
+        for f in (seed_model, folder)
     )
     before, after = [], []
     with Store.open(config.data.eval_store, read_only=True) as store:
@@ -108,7 +111,9 @@ def test_a_beta_given_for_it_serves_any_objective_and_unscored_responses_are_lef
     config = log_run(tmp_path, objective={"name": "sft"}, evaluate={"beta": BETA, "every": 3})
     with Store.open(config.data.eval_store) as store:
         store.append([Sample("200>", "77"), Sample("201>", "88")])
-    first, *rest = [m for m in metrics(Trainer(config, tmp_path / "run").run()) if m["eval_consistency"] is not None]
+    first, *rest = [
+        m for m in metrics(Trainer(config, tmp_path / "run").run()) if m["eval_consistency"] is not None
+    ]
     rewards = [[float((i + p) % 2) for i in range(2 + p % 2)] for p in range(200, 205)]
     assert first["eval_consistency"] == pytest.approx(np.mean([np.var(r, ddof=1) / 2 for r in rewards]))
     assert (first["eval_groups"], first["eval_left_out"]) == (5, 4)
@@ -119,9 +124,10 @@ def test_a_beta_given_for_it_is_taken_before_that_of_the_objective(tmp_path: Pat
     rows = [
         metrics(Trainer(log_run(tmp_path / name, **changes), tmp_path / name / "run").run())[-1]
         for name, changes in {
-            "own": {"objective__beta": 0.1}, "given": {"objective__beta": 0.1, "evaluate__beta": BETA},
+            "own": {"objective__beta": 0.1},
+            "given": {"objective__beta": 0.1, "evaluate__beta": BETA},
         }.items()
-    ]  # fmt: skip
+    ]
     own, given = rows
     assert (own["beta"], own["loss"]) == (given["beta"], given["loss"]) == (0.1, own["loss"])
     assert own["eval_consistency"] != pytest.approx(given["eval_consistency"], rel=1e-3)

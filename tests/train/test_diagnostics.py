@@ -27,9 +27,13 @@ from agro.train.step import Step
 from agro.types import Batch, Sample
 
 WITHOUT_BETA = {
-    "agro": {"beta": 0.0}, "rloo": {}, "reinforce": {"baseline": "mean"}, "grpo": {}, "sft": {},
+    "agro": {"beta": 0.0},
+    "rloo": {},
+    "reinforce": {"baseline": "mean"},
+    "grpo": {},
+    "sft": {},
     "squared_consistency": {"beta": 0.2, "anchor": "behavior"},
-}  # fmt: skip
+}
 
 
 def test_half_variance_and_regret_are_those_of_the_groups_by_hand() -> None:
@@ -37,8 +41,11 @@ def test_half_variance_and_regret_are_those_of_the_groups_by_hand() -> None:
     logp = torch.tensor([[0.0, -x] for x in (1.0, 1.0, 2.0, 1.0, 7.0, 3.0, 4.0)], dtype=torch.float64)
     ref = torch.tensor([[0.0, -x] for x in (1.0, 1.0, 3.0, 1.0, 1.0, 1.0, 1.0)], dtype=torch.float64)
     batch = Batch.of(
-        mask=[[False, True]] * 7, reward=[1.0, 0.0, 1.0, 0.5, math.nan, 9.0, math.nan], group=list("aabbbcc"), ref_logp=ref
-    )  # fmt: skip
+        mask=[[False, True]] * 7,
+        reward=[1.0, 0.0, 1.0, 0.5, math.nan, 9.0, math.nan],
+        group=list("aabbbcc"),
+        ref_logp=ref,
+    )
     half, regret = distances(batch, logp, 0.5)
     assert half == pytest.approx([0.25, 0.0])
     assert regret == pytest.approx([0.5 * math.log((math.exp(2.0) + 1.0) / 2) - 0.5, 0.0])
@@ -59,9 +66,11 @@ def groups_of_eight(policy: torch.Tensor, count: int) -> tuple[torch.Tensor, Bat
     drawn = policy.exp().multinomial(count * 8, replacement=True, generator=torch.Generator().manual_seed(1))
     column = torch.zeros(len(drawn), dtype=torch.float64)
     batch = Batch.of(
-        mask=[[False, True]] * len(drawn), reward=reward[drawn], group=torch.arange(count).repeat_interleave(8).tolist(),
+        mask=[[False, True]] * len(drawn),
+        reward=reward[drawn],
+        group=torch.arange(count).repeat_interleave(8).tolist(),
         ref_logp=torch.stack([column, ref[drawn]], 1),
-    )  # fmt: skip
+    )
     return torch.stack([column, policy[drawn]], 1), batch
 
 
@@ -97,7 +106,9 @@ def test_regret_and_pull_average_as_the_objective_does(average: str, rho: float,
 def test_the_pull_is_as_large_as_the_rewards_at_the_optimum() -> None:
     _, _, star, beta = four_responses()
     logp, batch = groups_of_eight(star, 50)
-    found = spreads(a_step(logp + 3.0, batch), "agro", {"beta": beta})  # what all log-ratios share doesn't count
+    found = spreads(
+        a_step(logp + 3.0, batch), "agro", {"beta": beta}
+    )  # what all log-ratios share doesn't count
     assert found is not None
     assert beta * found[0] / found[1] == pytest.approx(1.0)
 
@@ -108,12 +119,18 @@ def test_spreads_are_of_groups_whose_rewards_differ() -> None:
     ref = torch.full((6, 3), -5.0, dtype=torch.float64)
     logp = ref + torch.tensor([[0.0, x / 2, x / 2] for x in rho], dtype=torch.float64)
     batch = Batch.of(
-        mask=[[False, True, True]] * 6, reward=reward, group=list("aabbcc"), ref_logp=ref, behavior_logp=(logp + ref) / 2
-    )  # fmt: skip
+        mask=[[False, True, True]] * 6,
+        reward=reward,
+        group=list("aabbcc"),
+        ref_logp=ref,
+        behavior_logp=(logp + ref) / 2,
+    )
     step, expected = a_step(logp, batch), (5.0**0.5, 1.25**0.5)
     assert spreads(step, "agro", {"beta": 0.1}) == pytest.approx(expected)
     assert spreads(step, "rloo", {"beta": 0.1}) == pytest.approx(expected)
-    assert spreads(step, "agro", {"beta": 0.1, "average": "token"}) == pytest.approx((expected[0] / 2, expected[1]))
+    assert spreads(step, "agro", {"beta": 0.1, "average": "token"}) == pytest.approx(
+        (expected[0] / 2, expected[1])
+    )
     behind = spreads(step, "squared_consistency", {"beta": 0.1, "anchor": "behavior"})
     assert behind == pytest.approx((expected[0] / 2, expected[1]))
     assert spreads(step, "agro", {"beta": 0.0}) is spreads(step, "grpo", {"beta": 0.1}) is None
@@ -125,9 +142,11 @@ def test_spreads_are_of_groups_whose_rewards_differ() -> None:
 def test_an_objective_without_a_beta_is_measured_at_the_one_given(name: str, tmp_path: Path) -> None:
     """It shows, and trains as it did: the second step's regret is that of R at weights that have moved."""
     changes = {
-        "objective": {"name": name, **WITHOUT_BETA[name]}, "train__steps": 2, "evaluate__n": 2,
+        "objective": {"name": name, **WITHOUT_BETA[name]},
+        "train__steps": 2,
+        "evaluate__n": 2,
         "data__eval_prompts": write_prompts(tmp_path / "held.jsonl", range(60, 64)),
-    }  # fmt: skip
+    }
     silent = Trainer(tiny(tmp_path, **changes), tmp_path / "silent").run()
     folder = Trainer(tiny(tmp_path, **changes, evaluate__beta=0.5), tmp_path / "run").run()
     keys = ("regret", "eval_regret", "eval_regret_se", "eval_fresh_consistency", "eval_fresh_groups")
@@ -146,7 +165,11 @@ def test_a_fresh_regret_reads_the_reference_where_the_objective_does_not(tmp_pat
     """rloo at β = 0 and at a β too small to matter take the same steps; only the second reads the reference itself."""
     runs = {"given": {"name": "rloo"}, "read": {"name": "rloo", "beta": 1e-30}}
     rows = [
-        metrics(Trainer(tiny(tmp_path, objective=o, evaluate__beta=0.5, data__replay=r), tmp_path / f"{name}{r}").run())
+        metrics(
+            Trainer(
+                tiny(tmp_path, objective=o, evaluate__beta=0.5, data__replay=r), tmp_path / f"{name}{r}"
+            ).run()
+        )
         for r in (0.0, 0.5)
         for name, o in runs.items()
     ]
@@ -164,7 +187,9 @@ def test_held_out_responses_are_measured_against_the_reference_without_the_unsco
     config = tiny(tmp_path, evaluate__n=3)
     policy, reference = (Policy.load(config.policy, seed=seed) for seed in (1, 2))
     prompts = load_prompts(write_prompts(tmp_path / "held.jsonl", range(60, 64)))
-    samples = sorted(HFSampler(policy).sample(prompts, 3, Sampling(max_new=3)), key=lambda s: int(s.meta["index"]))
+    samples = sorted(
+        HFSampler(policy).sample(prompts, 3, Sampling(max_new=3)), key=lambda s: int(s.meta["index"])
+    )
     rewards = [1.0, 0.0, math.nan, 1.0, math.nan, math.nan, 0.0, 0.5, 1.0, 1.0, 1.0, 1.0]
     scored = [s.replace(reward=None if math.isnan(r) else r) for s, r in zip(samples, rewards, strict=True)]
     found = Heldout(np.array(rewards).reshape(4, 3), tuple(scored))
@@ -182,10 +207,14 @@ def test_held_out_responses_are_measured_against_the_reference_without_the_unsco
     assert out["eval_regret"] == pytest.approx(np.mean(regret), rel=1e-4)
     assert out["eval_regret_se"] == pytest.approx(np.std(regret, ddof=1) / 3**0.5, rel=1e-4)
     for changes in ({"evaluate__n": 3, "evaluate__kl": False}, {"evaluate__temperature": 0.5}):
-        less = describe_heldout(found, policy, reference, tiny(tmp_path, **changes), {"beta": 0.2}, MicroBatch())
+        less = describe_heldout(
+            found, policy, reference, tiny(tmp_path, **changes), {"beta": 0.2}, MicroBatch()
+        )
         assert "eval_regret" not in less
     single = Heldout(found.rewards[1:2], tuple(scored[3:6]))
-    assert "eval_regret" not in describe_heldout(single, policy, reference, config, {"beta": 0.2}, MicroBatch())
+    assert "eval_regret" not in describe_heldout(
+        single, policy, reference, config, {"beta": 0.2}, MicroBatch()
+    )
 
 
 @pytest.mark.parametrize("given", [None, 0.2])
@@ -213,7 +242,9 @@ def test_a_pull_that_dwarfs_the_rewards_is_said_once_a_phase_with_its_figures(tm
     assert {m["phase"] for m in above} == {"far", "again"}
     assert len(said) == 2
     first = above[0]
-    assert said[0].startswith(f"step {first['step']}: within groups βρ differs {first['pull_to_rewards']:.3g} times")
+    assert said[0].startswith(
+        f"step {first['step']}: within groups βρ differs {first['pull_to_rewards']:.3g} times"
+    )
     assert "β = 200, ρ ± " in said[0]
     assert f"in responses of {first['length_mean']:.0f} tokens, rewards ± 0." in said[0]
     assert f"about 1/length, {1 / first['length_mean']:.2g}," in said[0]
@@ -244,7 +275,11 @@ def test_what_nothing_could_measure_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_says_once_that_a_beta_would_show_more(tmp_path: Path, capsys) -> None:
-    phases = [{"name": "a", "objective": {"name": "sft"}}, {"name": "b"}, {"name": "c", "objective": {"beta": 0.0}}]
+    phases = [
+        {"name": "a", "objective": {"name": "sft"}},
+        {"name": "b"},
+        {"name": "c", "objective": {"beta": 0.0}},
+    ]
     for name, beta, count in (("without", None, 1), ("with", 0.1, 0)):
         Trainer(tiny(tmp_path, phases=phases, train__steps=1, evaluate__beta=beta), tmp_path / name).run()
         assert capsys.readouterr().err.count("note: phase a, c: without a β") == count
@@ -252,9 +287,13 @@ def test_a_run_says_once_that_a_beta_would_show_more(tmp_path: Path, capsys) -> 
 
 def test_a_resumed_run_measures_the_same(tmp_path: Path) -> None:
     changes = {
-        "objective": {"name": "rloo"}, "evaluate__beta": 0.5, "evaluate__n": 2, "evaluate__every": 2, "data__replay": 0.5,
+        "objective": {"name": "rloo"},
+        "evaluate__beta": 0.5,
+        "evaluate__n": 2,
+        "evaluate__every": 2,
+        "data__replay": 0.5,
         "data__eval_prompts": write_prompts(tmp_path / "held.jsonl", range(60, 64)),
-    }  # fmt: skip
+    }
 
     class Stop(Callback):
         def before_step(self, trainer: Trainer, samples) -> None:

@@ -72,11 +72,15 @@ def test_a_damaged_reference_is_made_again_or_named(tmp_path: Path, undisturbed:
     Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
     same(tmp_path / "run", undisturbed)
     damage(checkpoints / "step-00000015", "cut off", random.Random(0))
-    with pytest.raises(Refused, match=r"(?s)none of the checkpoints.*step-00000015/.*step-00000007/.*step-00000007/"):
+    with pytest.raises(
+        Refused, match=r"(?s)none of the checkpoints.*step-00000015/.*step-00000007/.*step-00000007/"
+    ):
         Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
 
 
-def test_a_damaged_row_of_the_commits_is_named_and_passed_over(tmp_path: Path, undisturbed: Path, capsys) -> None:
+def test_a_damaged_row_of_the_commits_is_named_and_passed_over(
+    tmp_path: Path, undisturbed: Path, capsys
+) -> None:
     shutil.copytree(undisturbed, tmp_path / "run")
     with sqlite3.connect(tmp_path / "run" / "store.db") as db:
         db.execute("UPDATE commits SET step = 14 WHERE step = 15")
@@ -102,7 +106,9 @@ def test_a_damaged_draw_is_refused_by_its_row(tmp_path: Path, undisturbed: Path)
     assert weights(tmp_path / "run") == weights(undisturbed)
 
 
-def test_a_damaged_line_of_the_metrics_is_named_and_left_out(tmp_path: Path, undisturbed: Path, capsys) -> None:
+def test_a_damaged_line_of_the_metrics_is_named_and_left_out(
+    tmp_path: Path, undisturbed: Path, capsys
+) -> None:
     shutil.copytree(undisturbed, tmp_path / "run")
     log = tmp_path / "run" / "metrics.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
@@ -117,7 +123,9 @@ def test_training_leaves_a_damaged_sample_out_and_counts_it(tmp_path: Path, caps
     fill_store(tmp_path / "log.db")
     with sqlite3.connect(tmp_path / "log.db") as db:
         db.execute("UPDATE samples SET response = response || '1' WHERE id IN (5, 9, 10, 11)")
-    made = tiny(tmp_path, data__store=str(tmp_path / "log.db"), data__replay=1, train__groups=8, train__steps=1)
+    made = tiny(
+        tmp_path, data__store=str(tmp_path / "log.db"), data__replay=1, train__groups=8, train__steps=1
+    )
     Trainer(made, tmp_path / "run").run()
     (only,) = metrics(tmp_path / "run")
     assert only["left_out_reasons"] == {"damaged": 4, "group too small for what was left out": 1}
@@ -132,7 +140,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk.mkdir()
     if (
         os.geteuid()
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True).returncode
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True
+        ).returncode
     ):
         pytest.skip("mounting a small file system isn't permitted here")
     yield disk
@@ -163,7 +173,9 @@ def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(
     goes_on(run, undisturbed)
 
 
-def test_a_disk_that_fills_while_a_checkpoint_is_written(small_disk: Path, undisturbed: Path, monkeypatch) -> None:
+def test_a_disk_that_fills_while_a_checkpoint_is_written(
+    small_disk: Path, undisturbed: Path, monkeypatch
+) -> None:
     run, ballast = small_disk / "run", []
     save = checkpoint.save
 
@@ -187,7 +199,9 @@ def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, limits[1]))
     try:
-        with pytest.raises(Unwritable, match=r"step-00000002: can't be written: a file may not grow that large"):
+        with pytest.raises(
+            Unwritable, match=r"step-00000002: can't be written: a file may not grow that large"
+        ):
             Trainer(made, tmp_path / "run").run()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -42,7 +42,9 @@ def run(tmp_path: Path, name: str, environment: str, resume: bool = False, **cha
 
 def test_episodes_are_trained_on_and_measured(tmp_path: Path) -> None:
     held = write_prompts(tmp_path / "held.jsonl", range(60, 80))
-    folder = run(tmp_path, "run", "Again", data__eval_prompts=held, train__groups=8, train__steps=30, train__lr=2e-2)
+    folder = run(
+        tmp_path, "run", "Again", data__eval_prompts=held, train__groups=8, train__steps=30, train__lr=2e-2
+    )
     rows = metrics(folder)
     assert rows[-1]["eval_reward"] > rows[0]["eval_reward"] + 0.1  # at random about 2 · 3 / 12 / 6 = 0.08
     assert rows[-1]["eval_n"] == 20
@@ -57,7 +59,9 @@ def test_episodes_are_trained_on_and_measured(tmp_path: Path) -> None:
 
 
 def test_the_configured_reward_scores_the_last_turn(tmp_path: Path) -> None:
-    folder = run(tmp_path, "run", "Silent", reward={"name": "exact"}, train__steps=2, objective={"name": "grpo"})
+    folder = run(
+        tmp_path, "run", "Silent", reward={"name": "exact"}, train__steps=2, objective={"name": "grpo"}
+    )
     with Store.open(folder / "store.db", read_only=True) as store:
         for s in store.samples():
             assert s.reward == float(s.meta["last_turn"] == s.meta["answer"])
@@ -78,7 +82,9 @@ def test_a_broken_environment_ends_the_run_with_its_cause(tmp_path: Path) -> Non
     assert all(failed == unknown for failed, unknown, _ in states)
 
 
-def test_an_environment_that_is_not_there_is_refused_before_a_model_is_loaded(tmp_path: Path, monkeypatch) -> None:
+def test_an_environment_that_is_not_there_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr("agro.train.loop.Policy.load", None)
     with pytest.raises(Refused, match="has no 'Agian'"):
         run(tmp_path, "run", "Agian")
@@ -86,5 +92,7 @@ def test_an_environment_that_is_not_there_is_refused_before_a_model_is_loaded(tm
 
 
 def test_an_environment_without_prompts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"environment: .* data.prompts or data.eval_prompts, and neither is set"):
+    with pytest.raises(
+        Refused, match=r"environment: .* data.prompts or data.eval_prompts, and neither is set"
+    ):
         run(tmp_path, "run", "Again", data={"store": str(tmp_path / "log.db"), "replay": 1.0})

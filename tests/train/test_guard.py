@@ -64,7 +64,9 @@ def test_stop_ends_before_the_weights_move(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reference", [{}, {"reference": "ema", "reference_decay": 0.9}])
-def test_rollback_takes_the_weights_of_the_last_checkpoint_at_half_the_rate(tmp_path: Path, reference: dict) -> None:
+def test_rollback_takes_the_weights_of_the_last_checkpoint_at_half_the_rate(
+    tmp_path: Path, reference: dict
+) -> None:
     changes = {f"policy__{k}": v for k, v in reference.items()}
     out = run(tmp_path, Spoil(8), guard={"loss": 100.0, "action": "rollback"}, **changes)
     rows = metrics(out)
@@ -127,7 +129,10 @@ def test_callbacks_are_told_in_order(tmp_path: Path) -> None:
     measured = ["evaluate", "evaluated 6"]
     assert note.events == [*measured, "step 0", *a_step, "step 1", *a_step, *measured, "step 2"]
     assert (out / "model").is_dir()
-    assert metrics(run(tmp_path, resume=True, data__eval_prompts=held(tmp_path), evaluate__every=2))[-1]["step"] == 2
+    assert (
+        metrics(run(tmp_path, resume=True, data__eval_prompts=held(tmp_path), evaluate__every=2))[-1]["step"]
+        == 2
+    )
 
 
 def test_patience_and_target_end_a_run_and_the_best_is_kept(tmp_path: Path, monkeypatch) -> None:

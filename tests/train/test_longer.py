@@ -44,8 +44,10 @@ def test_a_schedule_over_other_steps_is_told(tmp_path: Path, capsys) -> None:
 
 def test_a_run_that_ended_early_goes_on_where_its_rule_changes(tmp_path: Path) -> None:
     common = {
-        "data__eval_prompts": write_prompts(tmp_path / "held.jsonl", range(60, 66)), "evaluate__every": 1, "train__steps": 5,
-    }  # fmt: skip
+        "data__eval_prompts": write_prompts(tmp_path / "held.jsonl", range(60, 66)),
+        "evaluate__every": 1,
+        "train__steps": 5,
+    }
     run(tmp_path, evaluate__target=-1.0, **common)  # reached at once
     assert metrics(tmp_path / "run")[-1]["step"] == 1
     assert metrics(run(tmp_path, resume=True, evaluate__target=-1.0, **common))[-1]["step"] == 1

@@ -23,7 +23,9 @@ def run(tmp_path: Path, name: str = "run", **changes) -> Path:
 
 @pytest.mark.report
 def test_a_fresh_run_leaves_what_the_contract_names(tmp_path: Path) -> None:
-    folder = run(tmp_path, data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(60, 80)), evaluate__every=3)
+    folder = run(
+        tmp_path, data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(60, 80)), evaluate__every=3
+    )
     assert {"config.json", "metrics.jsonl", "store.db", "checkpoints", "model", "report.html"} <= {
         p.name for p in folder.iterdir()
     }
@@ -61,21 +63,33 @@ def test_the_micro_batch_changes_nothing_but_rounding(tmp_path: Path) -> None:
 
 def test_trains_on_a_log_of_texts_and_rewards(tmp_path: Path) -> None:
     fill_store(tmp_path / "log.db")
-    folder = run(tmp_path, data={"store": str(tmp_path / "log.db"), "replay": 1.0, "group_size": 3}, train__steps=4)
+    folder = run(
+        tmp_path, data={"store": str(tmp_path / "log.db"), "replay": 1.0, "group_size": 3}, train__steps=4
+    )
     rows = metrics(folder)
-    assert all(m["staleness_mean"] is None and m["replay_share"] == 1 and m["sampled_tokens"] == 0 for m in rows)
+    assert all(
+        m["staleness_mean"] is None and m["replay_share"] == 1 and m["sampled_tokens"] == 0 for m in rows
+    )
     assert all(m["kl_ref"] is None and m["loss"] > 0 for m in rows)
     with Store.open(tmp_path / "log.db", read_only=True) as store:
         uses = store.uses([s.id for s in store.samples()])
     assert sum(uses.values()) == 4 * 4 * 3
-    assert max(sum(uses[g * 4 + i + 1] for i in range(4)) for g in range(8)) == 6  # two epochs over 8 groups of 3
+    assert (
+        max(sum(uses[g * 4 + i + 1] for i in range(4)) for g in range(8)) == 6
+    )  # two epochs over 8 groups of 3
 
 
-@pytest.mark.parametrize(("replay", "fresh"), [(0.5, [2, 2, 2, 2]), (0.75, [1, 1, 1, 1]), (0.9, [0, 0, 1, 0])])
+@pytest.mark.parametrize(
+    ("replay", "fresh"), [(0.5, [2, 2, 2, 2]), (0.75, [1, 1, 1, 1]), (0.9, [0, 0, 1, 0])]
+)
 def test_fresh_and_stored_share_a_step(tmp_path: Path, replay: float, fresh: list[int]) -> None:
     fill_store(tmp_path / "log.db")
     folder = run(
-        tmp_path, data__store=str(tmp_path / "log.db"), data__replay=replay, data__roles=["log"], train__steps=4
+        tmp_path,
+        data__store=str(tmp_path / "log.db"),
+        data__replay=replay,
+        data__roles=["log"],
+        train__steps=4,
     )
     assert [m["replay_share"] for m in metrics(folder)] == [1 - f / 4 for f in fresh]
 
@@ -117,7 +131,9 @@ def test_an_option_may_follow_a_schedule(tmp_path: Path) -> None:
 
 def test_failed_rewards_stay_unknown_and_are_counted(tmp_path: Path) -> None:
     reward = str(Path(__file__).parent / "reward.py")
-    folder = run(tmp_path, reward__name=f"{reward}:half_fails", reward__max_failed=1.0, objective={"name": "rloo"})
+    folder = run(
+        tmp_path, reward__name=f"{reward}:half_fails", reward__max_failed=1.0, objective={"name": "rloo"}
+    )
     rows = metrics(folder)
     failed = sum(m["rewards_failed"] for m in rows)
     assert failed > 0
@@ -291,7 +307,9 @@ def test_a_run_with_nothing_to_train_on_stops_and_says_why(tmp_path: Path, capsy
 
 def test_old_log_probs_belong_to_fresh_samples(tmp_path: Path) -> None:
     data = {"store": "log.db", "replay": 1.0}
-    with pytest.raises(Refused, match=r"trainer's log-probs when its samples were made, but data\.replay = 1"):
+    with pytest.raises(
+        Refused, match=r"trainer's log-probs when its samples were made, but data\.replay = 1"
+    ):
         Trainer(tiny(tmp_path, data=data, objective={"name": "grpo", "ratio": "old"}))
 
 
@@ -311,7 +329,11 @@ def test_limits_of_a_reward_may_change_on_resuming(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "schedule",
-    [{"start": "a", "end": 1, "steps": 2}, {"start": 1, "end": 0, "steps": "x"}, {"start": True, "end": 0, "steps": 1}],
+    [
+        {"start": "a", "end": 1, "steps": 2},
+        {"start": 1, "end": 0, "steps": "x"},
+        {"start": True, "end": 0, "steps": 1},
+    ],
 )
 def test_a_schedule_of_anything_but_numbers_is_refused(tmp_path: Path, schedule: dict) -> None:
     with pytest.raises(Refused, match="schedule of an option"):
@@ -332,7 +354,9 @@ def test_the_reference_is_held_only_where_it_is_read(tmp_path: Path) -> None:
 def test_the_trap_of_on_policy_agro_is_told_before_and_during_a_run(tmp_path: Path, capsys) -> None:
     """Rare rewards and a small β: the best of a group is pushed down where c (R − R̄ of the others) is above 2β."""
     rare = tmp_path / "rare.py"
-    rare.write_text("def rare(completions, **columns):\n    return [float(c.startswith('7')) for c in completions]\n")
+    rare.write_text(
+        "def rare(completions, **columns):\n    return [float(c.startswith('7')) for c in completions]\n"
+    )
     common = {"reward": {"name": f"{rare}:rare"}, "sampler__n": 8, "evaluate__n": 8, "train__steps": 3}
     common["data__eval_prompts"] = write_prompts(tmp_path / "held-out.jsonl", range(100, 140))
     Trainer(tiny(tmp_path, objective={"name": "agro_onpolicy", "beta": 0.05}, **common), tmp_path / "a").run()

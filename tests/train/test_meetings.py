@@ -50,7 +50,11 @@ def three_phases(last: int = 2) -> list[dict]:
 def test_a_run_that_ended_early_in_a_middle_phase_keeps_the_reference_of_that_phase(tmp_path: Path) -> None:
     def config(last: int):
         return tiny(
-            tmp_path, phases=three_phases(last), policy__reference="phase", train__checkpoint_every=1, train__keep=1
+            tmp_path,
+            phases=three_phases(last),
+            policy__reference="phase",
+            train__checkpoint_every=1,
+            train__keep=1,
         )
 
     out = Trainer(config(2), tmp_path / "run", callbacks=[Stop(5)]).run()
@@ -91,19 +95,27 @@ def test_rewards_that_could_not_be_measured_are_no_best(tmp_path: Path, monkeypa
     given = iter([float("nan"), 0.2, 0.1])
     real = heldout.describe_heldout
     monkeypatch.setattr(
-        heldout, "describe_heldout", lambda *a: real(*a) | {"eval_reward": next(given), "eval_reward_se": float("nan")}
+        heldout,
+        "describe_heldout",
+        lambda *a: real(*a) | {"eval_reward": next(given), "eval_reward_se": float("nan")},
     )
-    config = tiny(tmp_path, data__eval_prompts=held(tmp_path), evaluate={"every": 1, "keep_best": True}, train__steps=2)
+    config = tiny(
+        tmp_path, data__eval_prompts=held(tmp_path), evaluate={"every": 1, "keep_best": True}, train__steps=2
+    )
     out = Trainer(config, tmp_path / "run").run()
     best = json.loads((out / "best/best.json").read_text(), parse_constant=pytest.fail)  # NaN isn't JSON
     assert (best["step"], best["eval_reward"], best["eval_reward_se"]) == (1, 0.2, None)
 
 
-def test_the_measurement_of_step_0_made_again_is_not_one_without_progress(tmp_path: Path, monkeypatch) -> None:
+def test_the_measurement_of_step_0_made_again_is_not_one_without_progress(
+    tmp_path: Path, monkeypatch
+) -> None:
     given = iter([0.5, 0.5, 0.4, 0.3, 0.2])  # step 0, step 0 again, steps 1 to 3
     real = heldout.describe_heldout
     monkeypatch.setattr(heldout, "describe_heldout", lambda *a: real(*a) | {"eval_reward": next(given)})
-    config = tiny(tmp_path, data__eval_prompts=held(tmp_path), evaluate={"every": 1, "patience": 2}, train__steps=3)
+    config = tiny(
+        tmp_path, data__eval_prompts=held(tmp_path), evaluate={"every": 1, "patience": 2}, train__steps=3
+    )
     with pytest.raises(Interrupted):
         Trainer(config, tmp_path / "run", callbacks=[Interrupt(0)]).run()
     assert metrics(Trainer(config, tmp_path / "run", resume=True).run())[-1]["step"] == 2
@@ -112,20 +124,32 @@ def test_the_measurement_of_step_0_made_again_is_not_one_without_progress(tmp_pa
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"phases": [{"name": "a", "data": {"prompts": "other.jsonl"}}]}, r"phase a: a phase can't change data\.prompts"),
-        ({"phases": [{"name": "a", "train": {"push": "me/it"}}]}, r"phase a: a phase can't change train\.push"),
+        (
+            {"phases": [{"name": "a", "data": {"prompts": "other.jsonl"}}]},
+            r"phase a: a phase can't change data\.prompts",
+        ),
+        (
+            {"phases": [{"name": "a", "train": {"push": "me/it"}}]},
+            r"phase a: a phase can't change train\.push",
+        ),
         (
             {"phases": [{"name": "a", "guard": {"kl": 1.0, "action": "skip"}}]},
             r'phase a: guard\.kl and guard\.action = "skip"',
         ),
-        ({"guard": {"kl": 1.0}, "objective": {"name": "rloo", "beta": 0.0}}, r"guard\.kl: .* would watch nothing"),
-        ({"policy__cache_reference": True, "objective": {"name": "sft"}}, r"policy\.cache_reference .* take it out"),
+        (
+            {"guard": {"kl": 1.0}, "objective": {"name": "rloo", "beta": 0.0}},
+            r"guard\.kl: .* would watch nothing",
+        ),
+        (
+            {"policy__cache_reference": True, "objective": {"name": "sft"}},
+            r"policy\.cache_reference .* take it out",
+        ),
         (
             {"policy__reference": "ema", "policy__reference_decay": 0.9, "policy__dtype": "bfloat16"},
             r'policy\.reference = "ema" .* policy\.dtype = "bfloat16"',
         ),
     ],
-)  # fmt: skip
+)
 def test_settings_that_would_be_passed_over_are_refused(tmp_path: Path, changes: dict, message: str) -> None:
     with pytest.raises(Refused, match=message):
         Trainer(tiny(tmp_path, **changes), tmp_path / "run")
@@ -133,7 +157,10 @@ def test_settings_that_would_be_passed_over_are_refused(tmp_path: Path, changes:
 
 def test_patience_of_all_phases_and_evaluations_of_one(tmp_path: Path) -> None:
     phases = [{"name": "a"}, {"name": "b", "evaluate": {"every": 2}}]
-    Trainer(tiny(tmp_path, phases=phases, evaluate__patience=2, data__eval_prompts=held(tmp_path)), tmp_path / "run")
+    Trainer(
+        tiny(tmp_path, phases=phases, evaluate__patience=2, data__eval_prompts=held(tmp_path)),
+        tmp_path / "run",
+    )
 
 
 def test_the_kl_of_an_evaluation_can_be_left_out(tmp_path: Path) -> None:

@@ -68,7 +68,9 @@ def run(folder: Path, name: str, **changes) -> Path:
     return Trainer(tiny(folder, train__steps=3, **changes), folder / name).run()
 
 
-def test_out_of_memory_in_the_middle_of_a_backward_changes_nothing_but_rounding(tmp_path: Path, monkeypatch) -> None:
+def test_out_of_memory_in_the_middle_of_a_backward_changes_nothing_but_rounding(
+    tmp_path: Path, monkeypatch
+) -> None:
     """Memory runs out at the second pass of a step, when the first has left its gradient."""
     whole = run(tmp_path, "whole", train__micro_batch=6)
     forward, seen = step._forward, []

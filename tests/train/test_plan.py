@@ -21,9 +21,15 @@ def test_counts_are_those_of_the_run(tmp_path: Path) -> None:
         {"name": "alone", "data": {"replay": 1.0}, "train": {"steps": 2}},
     ]
     config = tiny(
-        tmp_path, phases=phases, data__store=str(tmp_path / "log.db"), data__group_size=3, evaluate__every=2, evaluate__n=2,
-        data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(60, 66)), data__sources=["someone"],
-    )  # fmt: skip
+        tmp_path,
+        phases=phases,
+        data__store=str(tmp_path / "log.db"),
+        data__group_size=3,
+        evaluate__every=2,
+        evaluate__n=2,
+        data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(60, 66)),
+        data__sources=["someone"],
+    )
     found = Trainer(config, tmp_path / "run").plan()
     assert not (tmp_path / "run").exists()
     rows = metrics(Trainer(config, tmp_path / "run").run())
@@ -72,7 +78,11 @@ def test_memory_of_a_reference_of_another_size(tmp_path: Path) -> None:
     small, large = (tiny(tmp_path, policy__new__layers=n).policy for n in (1, 2))
     Policy.load(small).save(tmp_path / "small")
     Policy.load(large).save(tmp_path / "large")
-    policy = {"model": str(tmp_path / "small"), "reference": "model", "reference_model": str(tmp_path / "large")}
+    policy = {
+        "model": str(tmp_path / "small"),
+        "reference": "model",
+        "reference_model": str(tmp_path / "large"),
+    }
     config = RunConfig.of({**tiny(tmp_path).model_dump(), "policy": policy})
     held = Trainer(config, tmp_path / "run").plan()["phases"][0]["memory"]
     assert held["reference"] == sum(p.nbytes for p in Policy.load(large).model.parameters()) > held["weights"]

@@ -30,10 +30,15 @@ def preferences(folder: Path, groups: int = 12, each: int = 3, **columns: Any) -
     path = folder / "preferences.jsonl"
     path.write_text(
         "".join(
-            json.dumps({"prompt": f"{100 + g}>", "chosen": str(g % 10) * 3, "rejected": str((g + k) % 10) * 3} | columns) + "\n"
-            for g in range(groups) for k in range(1, each + 1)
+            json.dumps(
+                {"prompt": f"{100 + g}>", "chosen": str(g % 10) * 3, "rejected": str((g + k) % 10) * 3}
+                | columns
+            )
+            + "\n"
+            for g in range(groups)
+            for k in range(1, each + 1)
         )
-    )  # fmt: skip
+    )
     return path
 
 
@@ -58,7 +63,8 @@ def test_the_better_responses_become_likelier(tmp_path: Path, objective: dict[st
         batch = collate([trainer.policy.encode(s) for s in store.samples()], 0)
     assert trainer.reference is not None
     now, start = (
-        streams_of(p, batch, ["logp"], MicroBatch(16))["logp"].sum(1) for p in (trainer.policy, trainer.reference)
+        streams_of(p, batch, ["logp"], MicroBatch(16))["logp"].sum(1)
+        for p in (trainer.policy, trainer.reference)
     )
     ratio = (now - start).view(-1, 2).mean(0)  # of chosen and rejected, as they stand in the file
     assert ratio[0] > ratio[1] + 1  # nats; h = 1/(2β) = 1.7 is where IPO ends
@@ -106,7 +112,11 @@ def test_a_response_that_cannot_be_used_takes_the_other_one_along(tmp_path: Path
         store._run("UPDATE samples SET response = 'x' WHERE id = ?", [b])
     made = config(tmp_path, train__groups=13, train__steps=1, train__max_length=12, data={"group_size": None})
     [found] = metrics(Trainer(made, tmp_path / "run").run())
-    assert found["left_out_reasons"] == {"too long": 1, "damaged": 1, "the other response of its pair was left out": 1}
+    assert found["left_out_reasons"] == {
+        "too long": 1,
+        "damaged": 1,
+        "the other response of its pair was left out": 1,
+    }
     assert found["groups"] == 12
     assert found["loss"] == pytest.approx(0.6931, abs=1e-3)
 
@@ -124,7 +134,9 @@ def test_an_episode_is_one_response_of_a_pair(tmp_path: Path) -> None:
 
     with Store.open(tmp_path / "pairs.db") as store:
         ids = store.append([row("1", "e"), row("2", "e", later=True), row("3", None)])
-        store.add_pairs([Pair(ids[1], ids[2]), Pair(ids[0], ids[1])])  # the second joins the episode with itself
+        store.add_pairs(
+            [Pair(ids[1], ids[2]), Pair(ids[0], ids[1])]
+        )  # the second joins the episode with itself
     made = config(tmp_path, train__groups=1, train__steps=1)
     [found] = metrics(Trainer(made, tmp_path / "run").run())
     assert (found["tokens"], found["loss"]) == (6, pytest.approx(0.6931, abs=1e-3))
@@ -157,7 +169,7 @@ def test_a_group_size_of_one_and_fresh_samples_are_refused(tmp_path: Path) -> No
         with pytest.raises(
             Refused, match=rf"needs pairs, which fresh samples don't have, but data.replay = {replay}"
         ) as caught:
-            check_config(tiny(tmp_path, objective=BOTH[0], data__replay=replay))  # fmt: skip
+            check_config(tiny(tmp_path, objective=BOTH[0], data__replay=replay))
         assert "data.replay = 1, from a data.store with judged pairs (agro import)" in str(caught.value)
 
 
@@ -194,16 +206,18 @@ def test_pairs_are_counted_that_can_be_drawn(tmp_path: Path) -> None:
     """Where rewards are needed those of two scored responses, and never one of two prompts."""
     with Store.open(tmp_path / "pairs.db") as store:
         a, b, c, d = store.append(
-            Sample(prompt, "1", reward) for prompt, reward in (("p", 1.0), ("p", 0.0), ("p", None), ("q", 1.0))
+            Sample(prompt, "1", reward)
+            for prompt, reward in (("p", 1.0), ("p", 0.0), ("p", None), ("q", 1.0))
         )
         store.add_pairs([Pair(a, b), Pair(a, c), Pair(a, d)])
         gap = {"name": "pair_consistency", "beta": 0.3, "singletons": "drop"}
         assert check_store(config(tmp_path, gap), store)[0] == "1 of 3 pairs aren't drawn"
         notes = check_store(config(tmp_path, gap | {"gap": "reward"}), store)
     assert notes == [
-        "1 of 4 samples have no reward and aren't drawn", "2 of 3 pairs aren't drawn",
+        "1 of 4 samples have no reward and aren't drawn",
+        "2 of 3 pairs aren't drawn",
         "1 of 2 groups have no pair and aren't drawn",
-    ]  # fmt: skip
+    ]
 
 
 def test_groups_without_a_pair_are_refused_or_dropped(tmp_path: Path, monkeypatch) -> None:

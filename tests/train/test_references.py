@@ -132,19 +132,31 @@ def test_an_adapter_trains_and_resumes(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"policy__reference": "ema"}, r'policy\.reference_decay and policy\.reference = "ema" go together'),
-        ({"policy__reference_every": 3}, r'policy\.reference_every and policy\.reference = "periodic" go together'),
+        (
+            {"policy__reference_every": 3},
+            r'policy\.reference_every and policy\.reference = "periodic" go together',
+        ),
         ({"policy__lora": {}}, r"\[policy\.lora\] adapts a trained model, but policy\.new"),
         ({"guard": {"kl": 1.0, "action": "skip"}}, r'guard\.kl and guard\.action = "skip"'),
         ({"evaluate__patience": 2}, r"evaluate\.patience = 2 .* data\.eval_prompts"),
-        ({"phases": [{"name": "a", "policy": {"temperature": 2.0}}, {"name": "b"}]}, r"a phase can't change \[policy\]"),
-        ({"phases": [{"name": "a", "policy": {"temperature": 2.0}}]}, r"a phase can't change \[policy\]"),
-        ({"phases": [{"name": "a", "reward": {"name": "exact"}}, {"name": "b"}]}, r"a phase can't change \[reward\]"),
         (
-            {"policy__reference": "phase", "phases": [{"name": "a"}, {"name": "b", "policy": {"reference": "start"}}]},
+            {"phases": [{"name": "a", "policy": {"temperature": 2.0}}, {"name": "b"}]},
+            r"a phase can't change \[policy\]",
+        ),
+        ({"phases": [{"name": "a", "policy": {"temperature": 2.0}}]}, r"a phase can't change \[policy\]"),
+        (
+            {"phases": [{"name": "a", "reward": {"name": "exact"}}, {"name": "b"}]},
+            r"a phase can't change \[reward\]",
+        ),
+        (
+            {
+                "policy__reference": "phase",
+                "phases": [{"name": "a"}, {"name": "b", "policy": {"reference": "start"}}],
+            },
             r"a: phase, b: start",
         ),
     ],
-)  # fmt: skip
+)
 def test_contradictions_are_refused_with_both_names(tmp_path: Path, changes: dict, message: str) -> None:
     with pytest.raises(Refused, match=message):
         Trainer(tiny(tmp_path, **changes), tmp_path / "run")

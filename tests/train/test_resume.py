@@ -22,12 +22,22 @@ def config(tmp_path: Path) -> RunConfig:
     """Two phases, fresh and stored groups mixed, the second phase's reference its own start."""
     phases = [
         {"name": "fresh", "train": {"steps": 7}},
-        {"name": "mixed", "data": {"replay": 0.5}, "train": {"steps": 8, "updates": 2}, "objective": {"beta": 0.3}},
+        {
+            "name": "mixed",
+            "data": {"replay": 0.5},
+            "train": {"steps": 8, "updates": 2},
+            "objective": {"beta": 0.3},
+        },
     ]
     return tiny(
-        tmp_path, phases=phases, policy__reference="phase", train__checkpoint_every=3, train__schedule="cosine",
-        data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(60, 66)), evaluate__every=5,
-    )  # fmt: skip
+        tmp_path,
+        phases=phases,
+        policy__reference="phase",
+        train__checkpoint_every=3,
+        train__schedule="cosine",
+        data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(60, 66)),
+        evaluate__every=5,
+    )
 
 
 def draws(run: Path) -> list[tuple]:

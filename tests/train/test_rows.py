@@ -27,7 +27,9 @@ def policy(tmp_path: Path) -> Policy:
     return Policy.load(PolicyConfig(new=tiny(tmp_path).policy.new))
 
 
-def row(policy: Policy, response: str, episode: str | None = None, *, later: bool = False, **fields) -> Sample:
+def row(
+    policy: Policy, response: str, episode: str | None = None, *, later: bool = False, **fields
+) -> Sample:
     plain = policy.encode(Sample("100>", response, reward=1.0, prompt_id="p"))
     assert plain.tokens is not None
     assert plain.action is not None
@@ -37,9 +39,12 @@ def row(policy: Policy, response: str, episode: str | None = None, *, later: boo
 
 def test_an_episode_that_loses_a_row_leaves_whole(tmp_path: Path, policy: Policy) -> None:
     rows = [
-        row(policy, "1", "e"), row(policy, "2" * 8, "e", later=True), row(policy, "3"), row(policy, "4", "f"),
+        row(policy, "1", "e"),
+        row(policy, "2" * 8, "e", later=True),
+        row(policy, "3"),
+        row(policy, "4", "f"),
         row(policy, "5", "f", later=True),
-    ]  # fmt: skip
+    ]
     drawn = Drawn([])
     usable(rows, policy, 12, {"reward"}, drawn)
     assert [s.response for s in drawn.samples] == ["3", "4", "5"]
@@ -61,8 +66,9 @@ def test_an_episode_with_a_damaged_row_leaves_whole(tmp_path: Path, policy: Poli
         for g in range(4):
             for e in range(3):
                 store.append(
-                    row(policy, str(i), f"{g}-{e}", later=bool(i), reward=float(e)).replace(prompt_id=str(g)) for i in range(2)
-                )  # fmt: skip
+                    row(policy, str(i), f"{g}-{e}", later=bool(i), reward=float(e)).replace(prompt_id=str(g))
+                    for i in range(2)
+                )
         store._run("UPDATE samples SET response = 'x' WHERE id = 2")
     config = tiny(tmp_path, data__store=str(tmp_path / "log.db"), data__replay=1.0, train__steps=1)
     [found] = metrics(Trainer(config, tmp_path / "run").run())
@@ -73,7 +79,8 @@ def test_means_are_over_responses(policy: Policy) -> None:
     """A response of 4 tokens in two rows (each with its end token), reward 1, and one of 2, reward 0."""
     rows = [row(policy, "1", "e"), row(policy, "2", "e", later=True), row(policy, "3", reward=0.0)]
     rows = [
-        s.replace(meta={"finish": "stop" if s.episode else "length", "reward_parts": {"a": s.reward}}) for s in rows
+        s.replace(meta={"finish": "stop" if s.episode else "length", "reward_parts": {"a": s.reward}})
+        for s in rows
     ]
     found = describe_batch(Drawn(rows), 0)
     assert (found["reward_mean"], found["reward_std"]) == (0.5, pytest.approx(0.5**0.5))
@@ -83,7 +90,9 @@ def test_means_are_over_responses(policy: Policy) -> None:
 def test_a_held_out_group_of_one_episode_is_none(tmp_path: Path, policy: Policy) -> None:
     with Store.open(tmp_path / "held.db") as store:
         store.append([row(policy, "1", "e"), row(policy, "2", "e", later=True)])
-    with pytest.raises(Refused, match="expected groups of two or more scored responses, got none among 1 groups"):
+    with pytest.raises(
+        Refused, match="expected groups of two or more scored responses, got none among 1 groups"
+    ):
         HeldOutGroups.load(tmp_path / "held.db", tiny(tmp_path), policy, MicroBatch())
 
 
@@ -127,5 +136,7 @@ def test_kl_is_of_a_response(tmp_path: Path, monkeypatch) -> None:
 
     monkeypatch.setattr("agro.train.phase.sample_fresh", paired)
     far = Far()
-    [found] = metrics(Trainer(tiny(tmp_path, sampler__n=4, train__steps=1), tmp_path / "run", callbacks=[far]).run())
+    [found] = metrics(
+        Trainer(tiny(tmp_path, sampler__n=4, train__steps=1), tmp_path / "run", callbacks=[far]).run()
+    )
     assert found["kl_ref"] == pytest.approx(far.expected, rel=1e-4)

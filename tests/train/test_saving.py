@@ -53,14 +53,22 @@ def test_a_card_says_what_was_measured_and_can_be_made_again(tmp_path):
     rows = {row["step"]: row for row in metrics(out)}
     card = (out / "model" / "README.md").read_text()
     assert front(out / "model" / "README.md") == {
-        "library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["agro", "reinforcement-learning"],
-    }  # fmt: skip
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["agro", "reinforcement-learning"],
+    }
     for step, name in ((0, "before"), (2, "after 2 steps")):
         m = rows[step]
         expected = f"{m['eval_reward']:.4f} ± {m['eval_reward_se']:.4f} (n = {m['eval_n']})"
         assert f"| held-out reward {name} | {expected} |" in card
     assert f"| KL to the reference then, nats a response | {rows[2]['eval_kl_ref']:.3f}" in card
-    for said in ("random weights", "2 of 2 steps", "agro (beta = 0.1), fresh samples", "`held.jsonl`", "seed: 0"):
+    for said in (
+        "random weights",
+        "2 of 2 steps",
+        "agro (beta = 0.1), fresh samples",
+        "`held.jsonl`",
+        "seed: 0",
+    ):
         assert said in card
     assert str(tmp_path) not in card  # paths of this machine are nobody's business
     best = json.loads((out / "best" / "best.json").read_text())
@@ -78,7 +86,9 @@ def test_a_card_says_what_was_measured_and_can_be_made_again(tmp_path):
 
 
 def test_what_was_not_measured_is_said_so(tmp_path):
-    card = (Trainer(tiny(tmp_path, train__steps=1), tmp_path / "run").run() / "model" / "README.md").read_text()
+    card = (
+        Trainer(tiny(tmp_path, train__steps=1), tmp_path / "run").run() / "model" / "README.md"
+    ).read_text()
     assert card.count("| not measured |") == 3
     assert "held-out prompts: none" in card
 
@@ -97,7 +107,9 @@ def test_cards_of_an_adapter_and_of_the_model_it_was_merged_into(tmp_path, base)
     text = (out / "adapter" / "README.md").read_text()
     assert "An adapter (LoRA) of `base`" in text
     assert "AutoPeftModelForCausalLM" in text
-    assert "base_model" not in front(out / "adapter" / "README.md")  # a folder of this machine isn't one of the hub
+    assert "base_model" not in front(
+        out / "adapter" / "README.md"
+    )  # a folder of this machine isn't one of the hub
     file = out / "config.json"
     values = json.loads(file.read_text())
     values["policy"]["model"] = "someone/a-model"
@@ -107,7 +119,9 @@ def test_cards_of_an_adapter_and_of_the_model_it_was_merged_into(tmp_path, base)
 
 
 @pytest.mark.parametrize("changes", [{}, {"do_sample": False}])
-def test_of_the_generation_config_only_end_tokens_are_taken_and_the_rest_is_said(tmp_path, base, capsys, changes):
+def test_of_the_generation_config_only_end_tokens_are_taken_and_the_rest_is_said(
+    tmp_path, base, capsys, changes
+):
     """do_sample = false beside a temperature is what transformers refuses to save after a change."""
     file = base / "generation_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
@@ -120,7 +134,11 @@ def test_of_the_generation_config_only_end_tokens_are_taken_and_the_rest_is_said
         "top_p = 0.95 (sampler.top_p = 1.0), repetition_penalty = 1.05; [sampler] decides" in said
     )
     sampled = samples(out)[0]
-    assert (sampled.sampling["temperature"], sampled.sampling["top_k"], sampled.sampling["top_p"]) == (1.0, 0, 1.0)
+    assert (sampled.sampling["temperature"], sampled.sampling["top_k"], sampled.sampling["top_p"]) == (
+        1.0,
+        0,
+        1.0,
+    )
     assert json.loads((out / "model" / "generation_config.json").read_text()) == before
 
 
@@ -179,7 +197,11 @@ class Hub(BaseHTTPRequestHandler):
         if at == "/someone/fine.git/info/lfs/objects/batch":
             objects = json.loads(body)["objects"]
             return self.answer(
-                {"objects": [{**o, "actions": {"upload": {"href": f"{here}/large/{o['oid']}"}}} for o in objects]}
+                {
+                    "objects": [
+                        {**o, "actions": {"upload": {"href": f"{here}/large/{o['oid']}"}}} for o in objects
+                    ]
+                }
             )
         assert at == "/api/models/someone/fine/commit/main", at
         for line in body.splitlines():
@@ -243,7 +265,10 @@ def test_what_the_hub_declines_is_kept_and_can_be_tried_again(tmp_path, hub):
     declined = CliRunner().invoke(app, args)
     assert declined.exit_code == 2
     folder = tmp_path / "run" / "model"
-    assert f"The run is done and kept. Try again with: hf upload someone/fine {folder} . --private" in declined.stderr
+    assert (
+        f"The run is done and kept. Try again with: hf upload someone/fine {folder} . --private"
+        in declined.stderr
+    )
     assert "403" in declined.stderr
     weights = (folder / "model.safetensors").read_bytes()
     hub.declines = False

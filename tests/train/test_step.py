@@ -88,7 +88,9 @@ def batch_for(name: str, options: dict, policy: Policy, reference: Policy) -> Ba
     needs = objectives.get(name).needs(objectives.get(name).resolve(name, options))
     found = samples(policy, objectives.least_responses(needs))
     found = [s.replace(id=i) for i, s in enumerate(found)]
-    both = [(a.id, b.id) for a, b in pairwise(found) if a.prompt_id == b.prompt_id] if "pairs" in needs else []
+    both = (
+        [(a.id, b.id) for a, b in pairwise(found) if a.prompt_id == b.prompt_id] if "pairs" in needs else []
+    )
     batch = collate(found, 0, [Pair(a, b, 3.0, 1.0) for a, b in both if a is not None and b is not None])
     if "stored_value" in needs:
         batch = batch.replace(extra={"stored_value": 0.1 * batch.group.double()})
@@ -97,16 +99,22 @@ def batch_for(name: str, options: dict, policy: Policy, reference: Policy) -> Ba
     return batch
 
 
-def gradient(name: str, options: dict, policy: Policy, reference: Policy, batch: Batch, size: int) -> torch.Tensor:
+def gradient(
+    name: str, options: dict, policy: Policy, reference: Policy, batch: Batch, size: int
+) -> torch.Tensor:
     policy.zero_grad()
     resolved = objectives.get(name).resolve(name, options)
     backward(policy, batch, name, resolved, micro=MicroBatch(size), reference=reference)
-    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters(policy)])
+    return torch.cat(
+        [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters(policy)]
+    )
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_gradient_does_not_depend_on_the_micro_batch(name: str, options: dict, dtype: torch.dtype, policies) -> None:
+def test_gradient_does_not_depend_on_the_micro_batch(
+    name: str, options: dict, dtype: torch.dtype, policies
+) -> None:
     policy, reference = policies
     policy.model.to(dtype)
     reference.model.to(dtype)
@@ -202,7 +210,9 @@ def test_the_value_does_not_change_what_it_reads(policies) -> None:
 
 def backward_value(policy: Policy, batch: Batch, name: str, options: dict, reference: Policy) -> float:
     with torch.enable_grad():
-        return backward(policy, batch, name, options, micro=MicroBatch(100), reference=reference).evaluation.loss
+        return backward(
+            policy, batch, name, options, micro=MicroBatch(100), reference=reference
+        ).evaluation.loss
 
 
 def test_first_pass_falls_away_where_a_micro_batch_holds_what_couples(policies, monkeypatch) -> None:

@@ -30,21 +30,36 @@ def test_collate_puts_everything_in_its_place() -> None:
     version = np.array([7, 7, 7, 5], dtype=np.int32)
     batch = collate(
         [
-            sample([4, 5, 6, 7], 2, reward=1.0, token_reward=dense, behavior_logp=logp, version=version, id=3, prompt_id="a", episode="e"),
+            sample(
+                [4, 5, 6, 7],
+                2,
+                reward=1.0,
+                token_reward=dense,
+                behavior_logp=logp,
+                version=version,
+                id=3,
+                prompt_id="a",
+                episode="e",
+            ),
             sample([8, 9], 1, reward=2.0, episode="e", role="expert", id=4, prompt_id="b"),
             sample([8, 9, 9], 2, reward=2.0, episode="e", role="expert", id=5, prompt_id="b"),
-            sample([8, 9], 1, reward=None, token_reward=dense[2:], version=0, role="policy", id=6, prompt_id="b"),
+            sample(
+                [8, 9], 1, reward=None, token_reward=dense[2:], version=0, role="policy", id=6, prompt_id="b"
+            ),
         ],
         9,
         [Pair(6, 4, 3.0, 1.0), Pair(5, 6, 2.0, 4.0)],
-    )  # fmt: skip
+    )
     nan = math.nan
     assert batch.tokens is not None
     assert batch.behavior_logp is not None
     assert batch.lengths is not None
     assert batch.mask.tolist() == [
-        [False, False, True, True], [False, True, False, False], [False, False, True, False], [False, True, False, False],
-    ]  # fmt: skip
+        [False, False, True, True],
+        [False, True, False, False],
+        [False, False, True, False],
+        [False, True, False, False],
+    ]
     assert batch.tokens.tolist() == [[4, 5, 6, 7], [8, 9, 0, 0], [8, 9, 9, 0], [8, 9, 0, 0]]
     assert batch.tokens.dtype == torch.long
     assert batch.lengths.tolist() == [4, 2, 3, 2]
@@ -53,7 +68,12 @@ def test_collate_puts_everything_in_its_place() -> None:
         batch.extra["token_reward"], [[nan, nan, 0.25, 0.5], [nan] * 4, [nan] * 4, [0.25, 0.5, nan, nan]]
     )
     assert batch.extra["token_reward"].dtype == torch.float64
-    assert batch.reward.tolist() == [1.75, 2.0, 2.0, 0.75]  # with the token rewards, which alone are a reward too
+    assert batch.reward.tolist() == [
+        1.75,
+        2.0,
+        2.0,
+        0.75,
+    ]  # with the token rewards, which alone are a reward too
     assert batch.pairs is not None
     assert batch.votes is not None
     assert batch.pairs.tolist() == [[3, 1], [2, 3]]
@@ -90,8 +110,11 @@ def test_a_reward_of_which_nothing_is_known_is_unknown() -> None:
 
 def ragged(policy) -> Batch:
     """Three rows of 6, 3 and 4 tokens, the first token of each the prompt's, two groups."""
-    rows = [sample([1, 5, 6, 7, 8, 2], 1, reward=1.0, prompt_id="a", version=0), sample([1, 5, 2], 1, reward=0.0, prompt_id="a", version=0),
-            sample([1, 9, 4, 2], 1, reward=0.5, prompt_id="b", version=0)]  # fmt: skip
+    rows = [
+        sample([1, 5, 6, 7, 8, 2], 1, reward=1.0, prompt_id="a", version=0),
+        sample([1, 5, 2], 1, reward=0.0, prompt_id="a", version=0),
+        sample([1, 9, 4, 2], 1, reward=0.5, prompt_id="b", version=0),
+    ]
     return collate(rows, 0)
 
 
@@ -121,15 +144,29 @@ def test_the_step_leaves_streams_evaluation_and_reference_of_the_whole(size: int
     offloaded: list[bool] = []
     called: list[int] = []
     plain = step.activations
-    monkeypatch.setattr(step, "activations", lambda model, active: (offloaded.append(active), plain(model, active))[1])
+    monkeypatch.setattr(
+        step, "activations", lambda model, active: (offloaded.append(active), plain(model, active))[1]
+    )
     options = objectives.get("agro").resolve("agro", {"beta": 0.5, "singletons": "drop"})
-    left = backward(policy, batch, "agro", options, micro=MicroBatch(size), reference=reference, between=lambda: called.append(1), offload=True)  # fmt: skip
+    left = backward(
+        policy,
+        batch,
+        "agro",
+        options,
+        micro=MicroBatch(size),
+        reference=reference,
+        between=lambda: called.append(1),
+        offload=True,
+    )
     passes = {2: 2, 1: 3}[size]
     assert offloaded == [True] * passes
     assert len(called) == passes
     assert left.batch.ref_logp is not None
     torch.testing.assert_close(
-        left.batch.ref_logp, streams_of(reference, batch, ["logp"], MicroBatch(3))["logp"], rtol=1e-5, atol=1e-5
+        left.batch.ref_logp,
+        streams_of(reference, batch, ["logp"], MicroBatch(3))["logp"],
+        rtol=1e-5,
+        atol=1e-5,
     )
     torch.testing.assert_close(
         left.streams["logp"], streams_of(policy, batch, ["logp"], MicroBatch(3))["logp"], rtol=1e-5, atol=1e-5
@@ -149,7 +186,9 @@ def test_a_reference_that_is_given_is_not_computed_again(tiny) -> None:
     batch = ragged(policy)
     batch = batch.replace(ref_logp=torch.where(batch.mask, -1.0, math.nan).double())
     options = objectives.get("agro").resolve("agro", {"beta": 0.5, "singletons": "drop"})
-    left = backward(policy, batch, "agro", options, micro=MicroBatch(3), reference=tiny(initializer_range=0.2))
+    left = backward(
+        policy, batch, "agro", options, micro=MicroBatch(3), reference=tiny(initializer_range=0.2)
+    )
     assert left.batch.ref_logp is batch.ref_logp
 
 
@@ -176,10 +215,14 @@ def test_both_passes_are_cut_where_memory_runs_out(tiny, monkeypatch) -> None:
 
     monkeypatch.setattr(step, "_forward", scarce)
     micro = MicroBatch(None, 100)
-    torch.testing.assert_close(streams_of(policy, batch, ["logp"], micro)["logp"], whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        streams_of(policy, batch, ["logp"], micro)["logp"], whole, rtol=1e-5, atol=1e-5
+    )
     assert micro.sequences == 1
     micro = MicroBatch(None, 100)
-    left = backward(policy, batch, "rloo", objectives.get("rloo").resolve("rloo", {"singletons": "drop"}), micro=micro)
+    left = backward(
+        policy, batch, "rloo", objectives.get("rloo").resolve("rloo", {"singletons": "drop"}), micro=micro
+    )
     torch.testing.assert_close(left.streams["logp"], whole, rtol=1e-5, atol=1e-5)
     assert micro.sequences == 1
 

@@ -91,7 +91,9 @@ def test_one_that_cannot_begin_is_dropped_too(tmp_path: Path, stand, monkeypatch
     stand("wandb")
     monkeypatch.setattr(sys.modules["wandb"], "init", lambda **_: 1 / 0)
     assert len(metrics(run(tmp_path, to=["wandb"]))) == 6
-    assert "tracker wandb failed and is dropped; the run goes on: ZeroDivisionError" in capsys.readouterr().err
+    assert (
+        "tracker wandb failed and is dropped; the run goes on: ZeroDivisionError" in capsys.readouterr().err
+    )
 
 
 def test_one_that_is_not_installed_is_refused_at_the_start(tmp_path: Path, monkeypatch) -> None:

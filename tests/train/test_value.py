@@ -25,7 +25,12 @@ STORED = {"name": "squared_consistency", "beta": 0.1, "baseline": "stored", "sca
 
 def valued(folder: Path, name: str = "dro", **changes) -> RunConfig:
     """One response a prompt, with a learned value."""
-    given = {"objective": {"name": name, "beta": 0.1}, "sampler__n": 1, "train__steps": 8, "train__groups": 12}
+    given = {
+        "objective": {"name": name, "beta": 0.1},
+        "sampler__n": 1,
+        "train__steps": 8,
+        "train__groups": 12,
+    }
     return tiny(folder, **{**given, **changes})
 
 
@@ -100,7 +105,9 @@ def test_a_value_that_is_not_finite_skips_the_update(tmp_path: Path) -> None:
 def test_the_stored_value_is_the_soft_maximum(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s.db") as store:
         store.append([Sample("a", "x", 0.0), Sample("a", "y", 1.0), Sample("b", "x", 3.0), Sample("b", "y")])
-        store.append([Sample("c", "x", 1.0, episode="e"), Sample("c", "y", 1.0, episode="e"), Sample("c", "z", 0.0)])
+        store.append(
+            [Sample("c", "x", 1.0, episode="e"), Sample("c", "y", 1.0, episode="e"), Sample("c", "z", 0.0)]
+        )
     ids = {p: Sample(p, "").prompt_id for p in "abc"}
     values = StoredValues.load(tmp_path / "s.db", ids.values())
     expected = 0.5 * math.log(0.5 * (1 + math.e**2))
@@ -122,9 +129,12 @@ def stored(folder: Path, **changes) -> RunConfig:
     fill_store(folder / "log.db", groups=8)
     given = {
         "objective": STORED,
-        "data__store": str(folder / "log.db"), "data__replay": 1.0, "data__prompts": None, "data__group_size": 1,
+        "data__store": str(folder / "log.db"),
+        "data__replay": 1.0,
+        "data__prompts": None,
+        "data__group_size": 1,
         "data__value_store": str(folder / "values.db"),
-    }  # fmt: skip
+    }
     return tiny(folder, **{**given, **changes})
 
 
@@ -174,7 +184,8 @@ def test_a_prompt_that_comes_later_and_has_no_value_is_refused_by_name(tmp_path:
     fill_store(tmp_path / "values.db", groups=8)
     config = stored(tmp_path, train__steps=20)
     with pytest.raises(
-        Refused, match=r"needs stored_value: 3 of 4 rows have it, 1 don't \(for one: sample \d+ \(prompt late\)\)"
+        Refused,
+        match=r"needs stored_value: 3 of 4 rows have it, 1 don't \(for one: sample \d+ \(prompt late\)\)",
     ):
         Trainer(config, tmp_path / "run", callbacks=[Grow()]).run()
 

@@ -14,7 +14,9 @@ DIGITS = "0123456789"
 
 
 def write_prompts(path: Path, numbers: range) -> str:
-    path.write_text("".join(json.dumps({"prompt": f"{i:03d}>", "answer": f"{i % 10}"}) + "\n" for i in numbers))
+    path.write_text(
+        "".join(json.dumps({"prompt": f"{i:03d}>", "answer": f"{i % 10}"}) + "\n" for i in numbers)
+    )
     return str(path)
 
 
