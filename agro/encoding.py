@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -49,6 +50,16 @@ class Encoder:
         )
         at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
         return full[:at]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what decides a text's tokens; see `Chat.fingerprint`."""
+        return self.chat.fingerprint
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        text: str = self.chat.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
 
     def prompt(self, text: Text) -> list[int]:
         """Ids of a prompt, with what the tokenizer puts in front (a BOS, where it does so) and nothing behind.

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from agro import config as configuration
@@ -154,8 +155,7 @@ class Policy:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
+        return self.encoder.decode(ids)
 
     def hidden(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """[B,T], [B] -> [B,T,H] last hidden states of right-padded sequences; what stands beyond a length isn't read.
@@ -235,6 +235,25 @@ class Policy:
             self.tokenizer.save_pretrained(folder)
 
     @torch.no_grad()
+    def load_weights(self, folder: Path) -> None:
+        """Copy the weights of a model that was saved in `folder` into this one; the names must be the same."""
+        saved: dict[str, Tensor] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            saved |= load_file(file)
+        own = dict(self.model.named_parameters())
+        if not saved or not saved.keys() <= own.keys():
+            differing = sorted(saved.keys() - own.keys())[:3]
+            raise Refused(
+                f"{folder}: expected the weights of {self.name}, got {len(saved)} tensors"
+                + (f", {', '.join(differing)} among them" if differing else "")
+            )
+        missing = sorted(name for name in own.keys() - saved.keys() if not _is_tied(self.model, name, saved))
+        if missing:
+            raise Refused(f"{folder}: expected all weights of {self.name}, but {', '.join(missing[:3])} are missing")
+        for name, value in saved.items():
+            own[name].copy_(value)
+
+    @torch.no_grad()
     def _probe(self) -> None:
         """Raise `Refused` unless the chunked log-probs are those of the model's own logits, on a few random tokens."""
         length = min(_PROBE_TOKENS, self.context)
@@ -257,6 +276,12 @@ class Policy:
                 f"{difference:.3g} nats (expected {allowed:.2g} at most): this architecture does something to its "
                 "logits that agro doesn't know, or a part of it is random in training; use another model"
             )
+
+
+def _is_tied(model: torch.nn.Module, name: str, saved: Collection[str]) -> bool:
+    """Whether the parameter `name` shares its memory with one of `saved`."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return any(parameters[other] is parameters[name] for other in saved)
 
 
 def _context(config: Any) -> int:

@@ -3,7 +3,7 @@
 from agro.store.exchange import read_samples, write_samples
 from agro.store.importing import ImportReport, Refusal, import_files
 from agro.store.mapping import parse_map
-from agro.store.records import Commit, Counts, Damage, Damaged, Draw, Group, Known, Pair, Rewound
+from agro.store.records import Commit, Counts, Damage, Damaged, Draw, Drawn, Group, Known, Pair, Rewound
 from agro.store.recover import Recovered, recover
 from agro.store.select import DrawRule
 from agro.store.sqlite import Store
@@ -15,6 +15,7 @@ __all__ = [
     "Damaged",
     "Draw",
     "DrawRule",
+    "Drawn",
     "Group",
     "ImportReport",
     "Known",

@@ -93,6 +93,12 @@ INSERT INTO group_uses SELECT DISTINCT ?1, prompt_id, 1, ?2 FROM samples WHERE i
 ON CONFLICT DO UPDATE SET uses = uses + (last <> excluded.last), last = excluded.last
 """
 
+# Oldest first; of one step by number of the response, since responses are stored in the order in which they finished.
+BY_NUMBER = """
+ORDER BY step, CASE WHEN step IS NOT NULL AND json_valid(CAST(meta AS TEXT))
+  THEN json_extract(CAST(meta AS TEXT), '$.index') END, id
+"""
+
 # What a run drew, in the order in which it did.
 DRAWN = """
 SELECT d.step, d.sample, s.reward, s.role, s.source, s.run IS d.run, CASE WHEN s.run IS d.run THEN d.step - s.step END, s.action

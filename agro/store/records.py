@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from agro.errors import Refused
+from agro.types import Sample
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ class DrawRule:
     order: Literal["least_used", "uniform"] = "least_used"
     scored_only: bool = True
     pairs: bool = False
+    fewer: bool = False  # take as many groups as there are, where there are fewer
+    wait: float = 0.0  # seconds to wait for other processes to add enough groups
 
     def __post_init__(self) -> None:
         for name, least in (("groups", 1), ("group_size", self.min_group), ("max_age", 0), ("min_group", 1)):

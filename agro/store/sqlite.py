@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from agro.store import queries
 from agro.store.database import BUSY_TIMEOUT
 from agro.store.exchange import write_samples
 from agro.store.ledger import Ledger
-from agro.store.records import Counts, Damage, Damaged, Group, Known, Pair
+from agro.store.records import Counts, Damage, Damaged, Drawn, Group, Known, Pair
 from agro.store.rows import (
     INSERT,
     LEDGERS,
@@ -33,6 +34,8 @@ from agro.store.rows import (
 from agro.store.select import Candidate, DrawRule, pick_groups, pick_pairs, pick_responses
 from agro.strictjson import dumps, loads
 from agro.types import UNKNOWN_VERSION, Sample
+
+POLL_SECONDS = 0.2  # between two looks at a store that others write to
 
 
 class Store(Ledger):
@@ -238,86 +241,116 @@ class Store(Ledger):
         for _, *judged, _ in rows:
             yield Pair(*judged)
 
+    def pick(self, rule: DrawRule, *, run: str, step: int, seed: int, version: int) -> list[str]:
+        """The prompt_ids of the groups that `draw` takes by `rule`; with `rule.fewer` as many as there are.
+
+        `version`: optimizer steps of the learner's weights, which staleness counts from. With `rule.wait` it looks
+        again until there are enough. Raises `Refused` where there are fewer, with what the store has.
+        """
+        deadline = time.monotonic() + rule.wait
+        while True:
+            candidates = self.candidates(rule, run=run, version=version)
+            if len(candidates) >= rule.groups or rule.fewer:
+                return pick_groups(candidates, rule, seed=seed, step=step)
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(POLL_SECONDS)
+        waited = f"waited {rule.wait:g} s: " if rule.wait else ""
+        raise Refused(waited + self._too_few(rule, len(candidates), run, version))
+
     def candidates(self, rule: DrawRule, *, run: str, version: int) -> list[Candidate]:
-        """The groups that `draw` picks from."""
+        """The groups that `pick` chooses from."""
         fits, args = queries.eligible(rule, run, version)
         if rule.pairs:
-            found = self._run(queries.JUDGED.format(eligible=fits), [*args, to_text(run)])
+            rows = self._run(queries.JUDGED.format(eligible=fits), [*args, to_text(run)])
         else:
-            found = self._run(queries.DRAWABLE.format(eligible=fits), [*args, rule.min_group, to_text(run)])
-        return [Candidate(of_text(prompt_id), uses) for prompt_id, uses in found]
+            rows = self._run(queries.DRAWABLE.format(eligible=fits), [*args, rule.min_group, to_text(run)])
+        return [Candidate(of_text(prompt_id), uses) for prompt_id, uses in rows]
 
     def draw(
         self,
-        rule: DrawRule,
+        rule: DrawRule | None = None,
         *,
         run: str,
         step: int,
-        seed: int,
+        seed: int = 0,
         version: int,
-        on_damaged: Callable[[Damaged], None] | None = None,
-    ) -> list[Sample]:
-        """Groups of samples by `rule`, group after group, and a note that `run` drew them at `step`.
+        picked: Sequence[str] | None = None,
+        made: Sequence[int] = (),
+    ) -> Drawn:
+        """All that `run` trains on at `step`, and a note of it: groups by `rule`, and the samples `made` for this step.
 
-        `version`: optimiser steps of the weights now, which ages are counted from. A sample's age is unknown where its
-        version is, or where this run didn't produce it: it comes back with version -1. Raises `Refused` when the
-        store has fewer such groups than asked for, and for drawn samples that aren't as they were written, unless
-        `on_damaged` takes them; they are missing then from what is returned.
+        Groups come one after the other, then what was made, by number of the response. `picked`: what `pick` chose
+        before, where the draw isn't to choose itself. `version`: optimizer steps of the learner's weights. A sample of
+        another run has version -1: its staleness is unknown. Raises `Refused` as `pick` does. Samples that
+        aren't as they were written are in `Drawn.damaged` alone.
         """
-        fits, args = queries.eligible(rule, run, version)
+        if picked is None:
+            picked = [] if rule is None else self.pick(rule, run=run, step=step, seed=seed, version=version)
         with self.transaction():
-            candidates = self.candidates(rule, run=run, version=version)
-            if len(candidates) < rule.groups:
-                raise Refused(self._too_few(rule, len(candidates), run, version))
-            drawn: dict[int, Damaged] = {}  # what is said of a row where it turns out to be damaged
-            groups = {
-                prompt_id: self._usable(prompt_id, fits, args)
-                for prompt_id in pick_groups(candidates, rule, seed=seed, step=step)
-            }
-            judged = (
-                list(self.pairs(i for g in groups.values() for rows in g.values() for i in rows))
-                if rule.pairs
-                else []
-            )
-            for prompt_id, usable in groups.items():
-                if rule.pairs:
-                    at = {i: k for k, rows in enumerate(usable.values()) for i in rows}
-                    both = [(at[p.winner], at[p.loser]) for p in judged if p.winner in at and p.loser in at]
-                    chosen = pick_pairs(
-                        [p for p in both if p[0] != p[1]], rule, seed=seed, step=step, prompt_id=prompt_id
-                    )
-                else:
-                    chosen = pick_responses(len(usable), rule, seed=seed, step=step, prompt_id=prompt_id)
-                responses = list(usable.items())
-                for key, rows in (responses[k] for k in chosen):
-                    drawn |= {i: Damaged(i, prompt_id, None if isinstance(key, int) else key) for i in rows}
-            ids = list(drawn)
+            chosen: dict[int, Damaged] = {}  # what is reported of a sample that turns out to be damaged
+            if rule is not None and picked:
+                chosen = self._choose(rule, picked, frozenset(made), run=run, step=step, seed=seed, version=version)
+            chosen |= self._made(made)
+            ids = list(chosen)
             self.record_draws(run, step, ids)
-            tell = None if on_damaged is None else lambda i: on_damaged(drawn[i])
-            whole_samples = {s.id: s for s in self.samples(ids=ids, redone=True, on_damaged=tell)}
-            others = {
-                i
-                for (i,) in self._run(
-                    "SELECT id FROM samples WHERE run IS NOT ? AND id IN (SELECT value FROM json_each(?))",
-                    [to_text(run), json.dumps(ids)],
-                )
-            }
-        found = [whole_samples[i] for i in ids if i in whole_samples]
-        return [s.replace(version=UNKNOWN_VERSION) if s.id in others else s for s in found]
+            damaged: list[Damaged] = []
+            valid = {s.id: s for s in self.samples(ids=ids, redone=True, on_damaged=lambda i: damaged.append(chosen[i]))}
+            foreign = self._foreign(ids, run)
+            pairs = list(self.pairs(ids)) if rule is not None and rule.pairs else []
+        samples = []
+        for i in ids:
+            if i in valid:
+                samples.append(valid[i].replace(version=UNKNOWN_VERSION) if i in foreign else valid[i])
+        return Drawn(samples, pairs, damaged)
 
-    def _usable(self, prompt_id: str, fits: str, args: Sequence[Any]) -> dict[str | int, list[int]]:
-        """The rows of each eligible response of a group, by episode or, outside of one, by row; oldest first."""
+    def _choose(
+        self, rule: DrawRule, picked: Sequence[str], made: frozenset[int], *, run: str, step: int, seed: int, version: int
+    ) -> dict[int, Damaged]:
+        """The samples to draw of the picked groups."""
+        fits, args = queries.eligible(rule, run, version)
+        groups = {prompt_id: self._eligible(prompt_id, fits, args, made) for prompt_id in picked}
+        judged: list[Pair] = []
+        if rule.pairs:
+            judged = list(self.pairs(i for group in groups.values() for ids in group.values() for i in ids))
+        chosen: dict[int, Damaged] = {}
+        for prompt_id, group in groups.items():
+            if rule.pairs:
+                at = {i: k for k, ids in enumerate(group.values()) for i in ids}
+                both = [(at[p.winner], at[p.loser]) for p in judged if p.winner in at and p.loser in at]
+                different = [p for p in both if p[0] != p[1]]
+                places = pick_pairs(different, rule, seed=seed, step=step, prompt_id=prompt_id)
+            else:
+                places = pick_responses(len(group), rule, seed=seed, step=step, prompt_id=prompt_id)
+            responses = list(group.items())
+            for key, ids in (responses[k] for k in places):
+                chosen |= {i: Damaged(i, prompt_id, None if isinstance(key, int) else key) for i in ids}
+        return chosen
+
+    def _made(self, made: Sequence[int]) -> dict[int, Damaged]:
+        """The samples made for a step, by number of the response: the order in which they finished doesn't matter."""
+        sql = f"SELECT id, prompt_id, episode FROM samples WHERE id IN (SELECT value FROM json_each(?)) {queries.BY_NUMBER}"
+        rows = self._run(sql, [json.dumps(list(made))])
+        return {i: Damaged(i, of_text(prompt_id), None if e is None else of_text(e)) for i, prompt_id, e in rows}
+
+    def _foreign(self, ids: Sequence[int], run: str) -> set[int]:
+        """Those of the samples that another run made, or nobody knows who."""
+        sql = "SELECT id FROM samples WHERE run IS NOT ? AND id IN (SELECT value FROM json_each(?))"
+        return {i for (i,) in self._run(sql, [to_text(run), json.dumps(list(ids))])}
+
+    def _eligible(
+        self, prompt_id: str, fits: str, args: Sequence[Any], made: frozenset[int]
+    ) -> dict[str | int, list[int]]:
+        """The samples of each eligible response of a group, by episode or, outside of one, by id; oldest first."""
         responses: dict[str | int, list[int]] = {}
         broken: set[str | int] = set()
-        for i, episode, ok in self._run(
-            f"SELECT id, episode, {fits} FROM samples WHERE prompt_id = ? AND NOT redone ORDER BY id",
-            [*args, to_text(prompt_id)],
-        ):
+        sql = f"SELECT id, episode, {fits} FROM samples WHERE prompt_id = ? AND NOT redone {queries.BY_NUMBER}"
+        for i, episode, ok in self._run(sql, [*args, to_text(prompt_id)]):
             key = i if episode is None else of_text(episode)
             responses.setdefault(key, []).append(i)
-            if not ok:
+            if not ok or i in made:
                 broken.add(key)
-        return {key: rows for key, rows in responses.items() if key not in broken}
+        return {key: ids for key, ids in responses.items() if key not in broken}
 
     def export(self, path: str | Path) -> int:
         """Write the samples to a .jsonl, .jsonl.gz or .parquet file, and return how many; judgements stay behind."""

@@ -6,11 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from agro.policy import Policy
-from agro.reference import fingerprint
 from agro.store import Store
-from agro.train.micro import MicroBatch
-from agro.train.step import streams_of
+from agro.train.learner import Learner
 from agro.types import Batch, Sample
 
 
@@ -21,9 +18,10 @@ class ReferenceCache:
     before: entries of its own steps that count, and of others' those that were there when it began (`until`).
     """
 
-    def __init__(self, store: Store, run: str, reference: Policy, micro: MicroBatch, until: int) -> None:
-        self.store, self.run, self.reference, self.micro, self.until = store, run, reference, micro, until
-        self.key = f"{reference.fingerprint}/{fingerprint(reference)}"
+    def __init__(self, store: Store, run: str, learner: Learner, until: int) -> None:
+        assert learner.reference_key is not None
+        self.store, self.run, self.learner, self.until = store, run, learner, until
+        self.key = learner.reference_key
 
     def fill(self, batch: Batch, samples: Sequence[Sample], step: int) -> Batch:
         """The batch with `ref_logp` of its rows, which are `samples`; what was missing is kept for later."""
@@ -35,7 +33,7 @@ class ReferenceCache:
         out = torch.zeros(batch.mask.shape, dtype=torch.float64, device=batch.mask.device)
         if missing:
             rows = torch.tensor(missing, device=batch.mask.device)
-            out[rows] = streams_of(self.reference, batch.rows(rows), ["logp"], self.micro)["logp"]
+            out[rows] = self.learner.logp(batch.rows(rows), "reference").to(out.device)
             new = {ids[row]: out[row][batch.mask[row]].float().cpu().numpy() for row in missing}
             self.store.keep_reference_logp(self.run, step, self.key, new)
         for row in set(range(len(ids))) - set(missing):

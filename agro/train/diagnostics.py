@@ -19,9 +19,7 @@ from agro.config import RunConfig
 from agro.objectives import get
 from agro.objectives.consistency import regularised_reward
 from agro.objectives.reduce import Groups
-from agro.policy import Policy
-from agro.train.micro import MicroBatch
-from agro.train.step import Step, streams_of
+from agro.train.step import Step
 from agro.types import Batch
 
 # Above this the rewards are less than 1/(1 + 10²), 1 %, of the variance of R if ρ has nothing to do with them: the rest
@@ -40,16 +38,6 @@ def diagnostic_beta(config: RunConfig, options: Mapping[str, Any]) -> float | No
         return config.evaluate.beta
     needs = get(config.objective.name).needed(config.objective.options)
     return (options.get("beta") or None) if "reward" in needs and {"ref_logp", "kl"} & needs else None
-
-
-def with_reference(batch: Batch, fresh: Sequence[bool], reference: Policy, micro: MicroBatch) -> Batch:
-    """The batch with `ref_logp` of its fresh rows, NaN in the others, where the objective doesn't read it."""
-    rows = torch.tensor(fresh, device=batch.mask.device).nonzero()[:, 0]
-    if not len(rows):
-        return batch
-    ref_logp = torch.full(batch.mask.shape, math.nan, dtype=torch.float64, device=batch.mask.device)
-    ref_logp[rows] = streams_of(reference, batch.rows(rows), ["logp"], micro)["logp"]
-    return batch.replace(ref_logp=ref_logp)
 
 
 def distances(

@@ -1,247 +1,271 @@
-"""The loop. Read this first, then `phase.py`: everything that happens between a configuration and a better model.
+"""The loop. Read this first: everything that happens between a configuration and a better model.
 
-A run has phases; a phase has steps. One step: draw groups (fresh from the sampler, stored from the store, or both),
-back-propagate the objective over them, update, evaluate now and then, write a checkpoint now and then. All randomness
-comes from counters (seed, step, response, position), so a run that was stopped and resumed is the run that never
-stopped.
+A run has phases; a phase has steps. One step: see to it that the store holds fresh groups, draw them and stored ones, take
+the objective's gradient over them, move the weights, publish them, measure, commit now and then. The loop knows four
+protocols and nothing behind them: `Learner` owns the weights, `Source` fills the store, the engine is behind the source, and
+`Monitor`s look at steps. All randomness comes from counters (seed, step, response, position), so a run that was stopped
+and resumed is the run that never stopped.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import closing, nullcontext
-from dataclasses import replace
-from itertools import takewhile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agro.config import RunConfig
-from agro.envs import EpisodeReward, load_environment
-from agro.errors import Refused
-from agro.files import writing
-from agro.policy import Policy
-from agro.prompts import load_prompts
-from agro.reference import load_reference
-from agro.report import report
-from agro.rewards import Reward, load_reward
-from agro.store import Store
-from agro.train import checkpoint
-from agro.train.callbacks import Callback
-from agro.train.card import write_cards
-from agro.train.check import check_config, check_heldout, learns_value, reads_reference, takes_stored_value
-from agro.train.checkpoint import Position
-from agro.train.data import (
-    check_store,
-    derive,
-)
-from agro.train.hub import check_push, push
-from agro.train.interruption import Interruption
-from agro.train.notes import notes
-from agro.train.phase import Phase
-from agro.train.plan import plan
-from agro.train.progress import Progress
+from agro.errors import Interrupted, Refused, Unwritable
+from agro.objectives import NotFinite, get
+from agro.rollout import Activity, Collected
+from agro.runs.folder import Run
+from agro.store import Drawn, Store
+from agro.train.feed import Feed, Valid
+from agro.train.learner import Learner
+from agro.train.measure import describe_batch, describe_step, empty_metrics
+from agro.train.monitors import GO, Action, Monitor, View
+from agro.train.phases import Phase
 from agro.train.recovery import go_back, prune
-from agro.train.run import Run
-from agro.train.saving import save_model
-from agro.train.track import Trackers, check_trackers, load_trackers
-from agro.train.values import StoredValues
-from agro.train.watchdog import Watchdog
+from agro.train.schedule import is_tuned, tune
+from agro.train.source import Source, Wanted
+from agro.train.state import Position, damage, digest_of, write_checkpoint
+from agro.types import Batch
 
 
-class Trainer:
-    """Train as `config` says, in the run folder `out` (default: runs/ and the time).
+@dataclass(frozen=True)
+class Parts:
+    """What the steps of one phase are made with."""
 
-    `callbacks` are told what happens. After `run`, or while it lasts, `policy` is the policy.
-    """
+    source: Source
+    feed: Feed
+    monitors: Sequence[Monitor]
 
-    policy: Policy
-    reference: Policy | None  # where an objective or an evaluation reads it
-    reward: Reward | None
-    values: StoredValues | None  # of data.value_store
-    store: Store
-    folder: Run
-    progress: Progress
-    watchdog: Watchdog
-    trackers: Trackers
+
+class Loop:
+    """Takes a learner through the phases of a run."""
 
     def __init__(
         self,
-        config: RunConfig,
-        out: str | Path | None = None,
-        *,
-        resume: bool = False,
-        callbacks: Sequence[Callback] = (),
+        phases: Sequence[Phase],
+        learner: Learner,
+        store: Store,
+        folder: Run,
+        activity: Activity,
+        say: Callable[[str], None],
+        build: Callable[[Phase, Position], Parts],
     ) -> None:
-        check_config(config)
-        check_trackers(config.track)
-        self.config = config
-        self.phases = [(name, config.phase(name)) for name in config.phase_names]
-        if resume and out is None:
-            raise Refused("--resume: expected --out RUN, the folder of the run to go on with")
-        self.out = Path(out) if out is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-        self.resume = resume
-        self.callbacks = callbacks
-        self.stopped = ""  # why the run is to end after the present step
-        self.interruption = Interruption()
+        self.phases, self.learner, self.store, self.folder = phases, learner, store, folder
+        self.activity, self.say, self.build = activity, say, build
 
-    def stop(self, why: str) -> None:
-        """End the run after the present step, as if it were the last."""
-        self.stopped = why
-
-    def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        """What the run is at, and how far in it."""
-        self.progress.stage(name, done, total)
-        self.watchdog.stage(name, done, total)
-
-    def between(self) -> None:
-        """Called between pieces of work; raises `Interrupted` where a stop was asked for."""
-        self.watchdog.beat()
-        self.interruption.check()
-
-    def tell(self, event: str, *about: Any) -> None:
-        """Call a method of every callback."""
-        for callback in self.callbacks:
-            getattr(callback, event)(self, *about)
-
-    def run(self) -> Path:
-        """Run to the end and return the run folder; raises `Refused` before any compute where data can't be used."""
-        store = self._prepare()
-        try:
-            self.policy = self._load_policy()
-            self.folder = Run(self.out, self.config, resume=self.resume)
-            self.progress = Progress.on(sum(config.train.steps for _, config in self.phases), store)
-            self.trackers = load_trackers(self.config, self.folder, self.progress.say)
-            self.watchdog = Watchdog(self.config.guard.stage_seconds, self.progress.say)
-            with (
-                closing(self.folder),
-                closing(self.progress),
-                closing(self.trackers),
-                Store.open(store) as self.store,
-                self.interruption.on_signals(self.progress.say),
-                self.watchdog,
-            ):
-                self._train()
-        finally:
-            if self.reward is not None:
-                self.reward.close()
-        with writing(self.out):
-            report(self.out)
-            write_cards(self.out)
-        if where := push(self.out / "model", self.config.train):
-            self.progress.say(f"uploaded to {where}")
-        return self.out
-
-    def plan(self) -> dict[str, Any]:
-        """What `run` would do, all of it loaded and checked, and nothing written; see `agro.train.plan`."""
-        path = self._prepare()
-        if self.reward is not None:
-            self.reward.close()
-        with Store.open(path, read_only=True) if is_there(path) else nullcontext() as store:
-            policy = self._load_policy()
-            return plan(
-                self.config, policy, self._load_reference(policy), self.prompts, self.eval_prompts, store
-            )
-
-    def _prepare(self) -> Path:
-        """Load and check what is cheap; the path of the store."""
-        data = self.config.data
-        check_push(self.config.train)
-        self.prompts = load_prompts(data.prompts) if data.prompts else []
-        self.eval_prompts = load_prompts(data.eval_prompts) if data.eval_prompts else []
-        check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
-        path = Path(data.store) if data.store else self.out / "store.db"
-        self._check_store(path)
-        given = data.value_store
-        self.values = StoredValues.load(given, self._valued_prompts(path)) if given else None
-        asked = {name: config.environment for name, config in self.phases if config.environment is not None}
-        self.environments = {name: load_environment(environment) for name, environment in asked.items()}
-        self.reward = load_reward(self.config.reward) if self.prompts or self.eval_prompts else None
-        if self.reward is not None and self.environments:
-            self.reward = EpisodeReward(self.reward)
-        return path
-
-    def _load_policy(self) -> Policy:
-        policy = Policy.load(self.config.policy, seed=derive(self.config.train.seed, "weights"))
-        if any(learns_value(config) for _, config in self.phases):
-            policy.add_value()
-        return policy
-
-    def _load_reference(self, policy: Policy) -> Policy | None:
-        """What stays in memory for the whole run where any of its phases needs it."""
-        needed = any(reads_reference(config) for _, config in self.phases)
-        return load_reference(self.phases[0][1].policy, policy) if needed else None
-
-    def _check_store(self, path: Path) -> None:
-        """Look at what is in the store before anything is loaded; what a fresh phase adds isn't known yet."""
-        alone = sum(1 for _ in takewhile(lambda phase: phase[1].data.replay == 1, self.phases))
-        if alone and not is_there(path):
-            raise Refused(
-                f"data.store: {path} isn't there; data.replay = 1 trains from a store (agro import makes one)"
-            )
-        if is_there(path):
-            with Store.open(path, read_only=True) as store:
-                for _, config in self.phases[: alone + 1]:
-                    if config.data.replay > 0:
-                        check_store(config, store)
-        for held in {c.data.eval_store for _, c in self.phases if c.data.eval_store}:
-            Store.open(held, read_only=True, create=False).close()
-
-    def _valued_prompts(self, path: Path) -> set[str]:
-        """Those that phases with stored values train on, as far as is known before the run; `path`: of the store."""
-        found, fresh = set[str](), False
-        for _, config in self.phases:
-            fresh = fresh or config.data.replay < 1  # what a phase samples is stored for those that follow
-            if not takes_stored_value(config):
-                continue
-            if fresh:
-                found |= {p.id for p in self.prompts}
-            if config.data.replay > 0 and is_there(path):
-                with Store.open(path, read_only=True) as store:
-                    groups = store.groups(roles=config.data.roles, sources=config.data.sources)
-                    found |= {g.prompt_id for g in groups if g.scored}
-        return found
-
-    def _train(self) -> None:
-        for note in notes(self.policy, self.prompts, self.config):
-            self.progress.say(f"note: {note}")
-        self.reference = self._load_reference(self.policy)
-        position = go_back(self)
+    def run(self) -> Position:
+        """All steps that remain. Interrupted, or refused in the middle, it writes a checkpoint first."""
+        position = go_back(self.store, self.folder, self.phases, self.say)
+        if position.digest:
+            self.learner.load(self.folder.checkpoint(position.step), position.version)
         if self.folder.changed:
             position = replace(position, stopped="")
-        for note in self.folder.notes:
-            self.progress.say(note)
-        ends = 0
-        for name, config in self.phases:
-            begins, ends = ends, ends + config.train.steps
-            if position.step < ends and not position.stopped:
-                if position.phase != name:
-                    position = replace(
-                        position,
-                        phase=name,
-                        prompts=0,
-                        limits=None,
-                        losses=(),
-                        beta=None,
-                        anchor=position.digest,
-                    )
-                self.set_reference(config, position, begins)
-                position = Phase(self, config, position, begins).train()
-            if position.stopped and position.step <= ends:
+        for phase in self.phases:
+            if position.step < phase.ends and not position.stopped:
+                position = self._phase(phase, position)
+            if position.stopped and position.step <= phase.ends:
                 break
-        prune(self, begins, config.train.keep)  # a run killed at its end didn't come to it
-        save_model(self.policy, self.out, self.config.policy.lora)
+        prune(self.store, self.folder, phase.begins, phase.config.train.keep)
+        return position
 
-    def set_reference(self, config: RunConfig, position: Position, begins: int) -> None:
-        """The reference's weights where a phase begins or goes on; they are those of the start until then."""
-        if self.reference is None:
-            return
-        if begins and config.policy.reference in ("phase", "ema", "periodic"):
-            checkpoint.load(self.folder.checkpoint(begins), position.anchor, self.reference.weights())
-        if position.step > begins and config.policy.reference in ("ema", "periodic"):
-            checkpoint.load_reference(self.folder.checkpoint(position.step), self.reference.weights())
+    def _phase(self, phase: Phase, position: Position) -> Position:
+        position = self._enter(phase, position)
+        try:
+            position = self._start(phase, position)
+            while position.step < phase.ends and not position.stopped:
+                self.activity.check()
+                position = self._step(phase, position)
+                self._check_skipped(phase, position)
+        except Unwritable as error:  # no checkpoint can be written now, and a step may be half logged
+            saved = max(self.saved, 0)
+            raise Unwritable(f"{error}. The run goes on from step {saved} with --resume") from error
+        except (Interrupted, Refused) as error:
+            self._keep(phase, position)
+            if isinstance(error, Interrupted):
+                self.say(f"interrupted after step {position.step}; go on with --resume")
+            raise
+        return position
+
+    def _enter(self, phase: Phase, position: Position) -> Position:
+        if position.phase != phase.name:
+            position = replace(position, phase=phase.name, prompts=0, beta=None, anchor=position.digest)
+        if phase.config.policy.cache_reference and position.cached < 0:
+            position = replace(position, cached=self.store.last_reference_logp())
+        self.saved = position.step if position.digest else -1
+        resumed = self.folder.checkpoint(position.step) if position.step > phase.begins else None
+        self.learner.enter(phase.config, began=self._anchor(phase), resumed=resumed)
+        self.parts = self.build(phase, position)
+        self.parts.source.publish(self.learner)
+        for monitor in self.parts.monitors:
+            if monitor.name in position.monitors:
+                monitor.restore(position.monitors[monitor.name])
+        return position
+
+    def _start(self, phase: Phase, position: Position) -> Position:
+        """Measure before the first step, and keep what the first steps may have to go back to."""
+        if position.step == 0:
+            view = View(phase, 0, phase.options(position), empty_metrics() | self._place(position))
+            position = self._show(view, position)
+        if phase.config.guard.action == "rollback" and self.saved < 0:
+            position = self._commit(phase, position)
+        return position
+
+    def _step(self, phase: Phase, position: Position) -> Position:
+        """What stops a step does so before the weights move, or after the step is done."""
+        train = phase.config.train
+        began = time.perf_counter()
+        made, drawn, fresh = self._draw(phase, position)
+        valid = self.parts.feed.valid(drawn)
+        sampled = time.perf_counter()
+        metrics = empty_metrics() | describe_batch(valid, made, self.learner.version)
+        view = View(phase, position.step + 1, phase.options(position), metrics, valid.samples)
+        batch = self.parts.feed.batch(valid, position)
+        position = self._update(view, position, valid, batch)
+        position = self._advance(view, position, fresh)
+        trained = time.perf_counter()
+        view.metrics |= self._place(position) | {
+            "seconds_sample": sampled - began,
+            "seconds_train": trained - sampled,
+            "seconds": trained - began,
+            "tokens_per_second": (made.tokens + metrics["tokens"]) / (trained - began),
+        }
+        position = self._show(view, position)
+        if view.last or metrics["rolled_back"] or phase.at(position) % train.checkpoint_every == 0:
+            position = self._commit(phase, position)
+        return position
+
+    def _draw(self, phase: Phase, position: Position) -> tuple[Collected, Drawn, int]:
+        """What the step trains on, all of it out of the store; and how many prompts it sampled from."""
+        seed, step = phase.config.train.seed, position.step + 1
+        at = {"run": self.folder.id, "step": step, "seed": seed, "version": self.learner.version}
+        stored = phase.stored_groups(phase.at(position))
+        rule = phase.rule(stored) if stored else None
+        picked: list[str] = []
+        if rule is not None:
+            self.activity.stage("waiting for the store")
+            picked = self.store.pick(rule, **at)
+        fresh = phase.config.train.groups - len(picked)
+        made = self.parts.source.fill(Wanted(step, fresh, position.prompts))
+        drawn = self.store.draw(rule, **at, picked=picked, made=made.ids)
+        for sample in drawn.damaged:
+            self.say(f"damaged: sample {sample.id} of {self.store.path}; dropped from step {step}")
+        return made, drawn, fresh
+
+    def _update(self, view: View, position: Position, valid: Valid, batch: Batch | None) -> Position:
+        """All optimizer steps on one batch; the metrics are of the first, before the weights move."""
+        if batch is None:
+            return self._skip(view, position, "no sample that was drawn is valid")
+        config = view.phase.config
+        options = get(config.objective.name).resolve(config.objective.name, view.options)
+        fresh = valid.fresh(self.learner.version)
+        for update in range(config.train.updates):
+            self.activity.stage("updating", update + 1, config.train.updates)
+            check = _nothing if update else self.activity.check
+            try:
+                step = self.learner.gradient(batch, config.objective.name, options, check)
+            except NotFinite as error:
+                position = self._skip(view, position, str(error))
+                continue
+            if view.metrics["loss"] is None:
+                view.metrics |= describe_step(step, fresh, config, view.options)
+                action = self._judge(view)
+                if action is not GO:
+                    return self._act(action, view, position)
+            lr = view.phase.lr(position, update)
+            self.learner.move(lr)
+            view.metrics["lr"] = view.metrics["lr"] or lr
+            position = replace(position, version=self.learner.version, skipped=0)
+        return position
+
+    def _judge(self, view: View) -> Action:
+        """The first answer of a monitor that isn't to go on."""
+        for monitor in self.parts.monitors:
+            action = monitor.judge(view)
+            if action.kind != "go":
+                return action
+        return GO
+
+    def _act(self, action: Action, view: View, position: Position) -> Position:
+        if action.kind == "skip":
+            return self._skip(view, position, action.why)
+        if action.kind == "stop":
+            raise Refused(f"step {view.step}: {action.why}")
+        view.metrics["rolled_back"] = 1
+        return self._roll_back(view.phase, position, action.why)
+
+    def _skip(self, view: View, position: Position, why: str) -> Position:
+        view.metrics["skipped"] += 1
+        self.say(f"update skipped: {why}")
+        return replace(position, skipped=position.skipped + 1)
+
+    def _roll_back(self, phase: Phase, position: Position, why: str) -> Position:
+        """Weights and optimizer of the last checkpoint at half the learning rate; the weights get a new version."""
+        commit = self.store.committed(self.folder.id)
+        assert commit is not None
+        folder = self.folder.checkpoint(commit.step)
+        problem = damage(folder, commit)
+        if problem:
+            step = position.step + 1
+            raise Refused(f"{problem}, and step {step} is to go back to it ({why}). What to do: --resume")
+        self.learner.load(folder, position.version + 1)
+        in_phase = commit.step > phase.begins or phase.begins == 0
+        self.learner.enter(phase.config, began=self._anchor(phase), resumed=folder if in_phase else None)
+        self.say(f"{why}: back to the weights of step {commit.step}, at half the learning rate")
+        return replace(position, version=self.learner.version, rollbacks=position.rollbacks + 1)
+
+    def _advance(self, view: View, position: Position, prompts: int) -> Position:
+        """What follows from a step besides the weights: a tuned β, a reference that follows, published weights."""
+        asked, kl = view.phase.config.objective.options.get("beta", 0.0), view.metrics["kl_ref"]
+        if is_tuned(asked) and kl is not None:
+            position = replace(position, beta=tune(asked, view.metrics["beta"], kl))
+        self.learner.follow(view.at)
+        self.parts.source.publish(self.learner)
+        return replace(position, step=view.step, prompts=position.prompts + prompts)
+
+    def _show(self, view: View, position: Position) -> Position:
+        """Let all monitors look at a step that is done."""
+        states: dict[str, Any] = dict(position.monitors)
+        for monitor in self.parts.monitors:
+            monitor.after(view)
+            state = monitor.state()
+            if state is not None:
+                states[monitor.name] = state
+        return replace(position, stopped=view.stop, monitors=states)
+
+    def _commit(self, phase: Phase, position: Position) -> Position:
+        self.activity.stage("saving")
+        files = write_checkpoint(self.folder.checkpoint(position.step), position, self.learner.save)
+        position = replace(position, digest=digest_of(files))
+        self.folder.sync()
+        self.store.commit(self.folder.id, position.step, position.digest, files=files)
+        self.saved = position.step
+        prune(self.store, self.folder, phase.begins, phase.config.train.keep)
+        return position
+
+    def _keep(self, phase: Phase, position: Position) -> None:
+        """Commit the last step that was done, unless the weights moved since: then the last commit is where it resumes."""
+        if position.step != self.saved and self.learner.version == position.version:
+            self.store.rewind(self.folder.id, position.step)
+            self._commit(phase, position)
+
+    def _check_skipped(self, phase: Phase, position: Position) -> None:
+        if position.skipped >= phase.config.train.max_skipped:
+            raise Refused(
+                f"step {position.step}: {position.skipped} updates in a row were skipped; the lines above say why. What to "
+                "do: fix the data, or start a new run with a lower train.lr, a higher objective.beta, or in float32"
+            )
+
+    def _anchor(self, phase: Phase) -> Path | None:
+        """The checkpoint that the phase began with."""
+        return self.folder.checkpoint(phase.begins) if phase.begins else None
+
+    def _place(self, position: Position) -> dict[str, Any]:
+        return {"step": position.step, "phase": position.phase, "version": position.version}
 
 
-def is_there(store: Path) -> bool:
-    """Whether a store was made: a run that ended while it made one leaves an empty file."""
-    return store.exists() and store.stat().st_size > 0
+def _nothing() -> None:
+    pass

@@ -1,22 +1,21 @@
-"""The metrics of a step. What isn't known or wasn't measured is None."""
+"""The metrics of a step. What is unknown or wasn't measured is None."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from agro.config import RunConfig
-from agro.evaluate import Heldout
-from agro.policy import Policy
-from agro.train.data import Drawn, one_each
-from agro.train.diagnostics import diagnostic_beta, distances, fresh_metrics, spreads
-from agro.train.micro import MicroBatch
-from agro.train.step import Step, collate, streams_of
-from agro.types import Batch
+from agro.rollout import Collected
+from agro.train.collate import staleness
+from agro.train.diagnostics import diagnostic_beta, distances, spreads
+from agro.train.feed import Valid, one_each
+from agro.train.step import Step
+from agro.types import Batch, Sample
 
 KEYS = (
     "step",
@@ -35,7 +34,7 @@ KEYS = (
     "eval_consistency_fall",
     "eval_consistency_fall_se",
     "eval_groups",
-    "eval_left_out",
+    "eval_dropped",
     "eval_fresh_consistency",
     "eval_fresh_consistency_se",
     "eval_regret",
@@ -45,7 +44,7 @@ KEYS = (
     "beta",
     "kl_ref",
     "regret",
-    "pull_to_rewards",
+    "kl_to_reward_spread",
     "grad_norm",
     "grad_norm_clipped",
     "lr",
@@ -62,8 +61,8 @@ KEYS = (
     "groups",
     "groups_equal",
     "rewards_failed",
-    "left_out",
-    "left_out_reasons",
+    "dropped",
+    "dropped_reasons",
     "skipped",
     "rolled_back",
     "logp_diff_mean",
@@ -73,119 +72,104 @@ KEYS = (
 )
 
 
+
 def empty_metrics() -> dict[str, Any]:
     """Every key, nothing known."""
     return dict.fromkeys(KEYS)
 
 
-def describe_batch(drawn: Drawn, version: int) -> dict[str, Any]:
-    """What the samples say before anything is computed on them. `version` is the trainer's."""
-    samples, responses = drawn.samples, one_each(drawn.samples)
-    rewards = defaultdict(list)
+def describe_batch(valid: Valid, made: Collected, version: int) -> dict[str, Any]:
+    """What the samples of a step show before anything is computed on them. `version` is the learner's."""
+    samples, responses = valid.samples, one_each(valid.samples)
+    by_prompt: dict[str, list[float]] = defaultdict(list)
     for s in responses:
         if s.reward is not None:
-            rewards[s.prompt_id].append(s.reward)
-    parts: dict[str, list[float]] = defaultdict(list)
-    for noted in (s.meta.get("reward_parts") for s in responses):
-        for name, value in (
-            noted.items() if isinstance(noted, dict) else ()
-        ):  # an imported log may hold anything
-            parts[name] += [value] if isinstance(value, (int, float)) else []
-    known = [r for group in rewards.values() for r in group]
-    ages = [version - s.oldest_version for s in samples if s.oldest_version >= 0]
-    finishes = [s.meta.get("finish") for s in responses if s.meta.get("finish") is not None]
+            by_prompt[s.prompt_id].append(s.reward)
+    rewards = [r for group in by_prompt.values() for r in group]
     groups = {s.prompt_id for s in samples}
-    replayed = len(groups) - len({s.prompt_id for s in samples if drawn.fresh and s.id in drawn.fresh})
+    fresh_groups = {s.prompt_id for s, fresh in zip(samples, valid.fresh(version), strict=True) if fresh}
+    stale = [staleness(s, version) for s in samples]
+    known = [steps for steps in stale if steps is not None]
+    finishes = [s.meta["finish"] for s in responses if s.meta.get("finish") is not None]
+    actions = sum(int(s.action.sum()) for s in samples if s.action is not None)
     return {
-        "reward_mean": float(np.mean(known)) if known else None,
-        "reward_std": float(np.std(known, ddof=1)) if len(known) > 1 else None,
-        "reward_parts": {name: float(np.mean(v)) if v else None for name, v in parts.items()} or None,
+        "reward_mean": _mean(rewards),
+        "reward_std": float(np.std(rewards, ddof=1)) if len(rewards) > 1 else None,
+        "reward_parts": _reward_parts(responses),
         "tokens": sum(int(s.mask.sum()) for s in samples if s.mask is not None),
-        "sampled_tokens": drawn.sampled_tokens,
-        "staleness_mean": float(np.mean(ages)) if ages else None,
-        "staleness_max": max(ages) if ages else None,
-        "length_mean": sum(int(s.action.sum()) for s in samples if s.action is not None) / len(responses)
-        if samples
-        else None,
+        "sampled_tokens": made.tokens,
+        "staleness_mean": _mean(known),
+        "staleness_max": max(known, default=None),
+        "length_mean": actions / len(responses) if responses else None,
         "truncated_share": finishes.count("length") / len(finishes) if finishes else None,
         "groups": len(groups),
-        "groups_equal": sum(min(r) == max(r) for r in rewards.values()),
-        "rewards_failed": drawn.failed,
-        "left_out": sum(drawn.left_out.values()),
-        "left_out_reasons": dict(drawn.left_out),
+        "groups_equal": sum(min(r) == max(r) for r in by_prompt.values()),
+        "rewards_failed": made.failed,
+        "dropped": sum(valid.dropped.values()),
+        "dropped_reasons": dict(valid.dropped),
         "skipped": 0,
         "rolled_back": 0,
-        "replay_share": replayed / len(groups) if groups else None,
+        "replay_share": (len(groups) - len(fresh_groups)) / len(groups) if groups else None,
     }
 
 
-def describe_step(step: Step, drawn: Drawn, config: RunConfig, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the first pass over a batch shows: the objective, its pull, and on fresh rows KL, regret and sampler against trainer.
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
 
-    `options`: the objective's, of this step.
 
-    kl_ref is the mean over fresh responses of Σ_t log π − log π_ref, in nats: on other rows that isn't a KL.
+def _reward_parts(responses: Sequence[Sample]) -> dict[str, float | None] | None:
+    """The mean of each part of a combined reward. An imported log may hold anything under that name."""
+    parts: dict[str, list[float]] = defaultdict(list)
+    for sample in responses:
+        noted = sample.meta.get("reward_parts")
+        for name, value in noted.items() if isinstance(noted, dict) else ():
+            parts[name] += [value] if isinstance(value, (int, float)) else []
+    return {name: _mean(values) for name, values in parts.items()} or None
+
+
+def describe_step(
+    step: Step, fresh: Sequence[bool], config: RunConfig, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the gradient of a step shows: the objective, its pull, and on fresh samples KL, regret, engine against learner.
+
+    `fresh`: [B]; `options`: the objective's, at this step. kl_ref is the mean over fresh responses of
+    Σ_t log π − log π_ref, in nats: on other samples that isn't a KL.
     """
     batch, logp = step.batch, step.streams["logp"]
-    fresh = torch.tensor(drawn.is_fresh, device=logp.device)
-    out: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "loss": step.evaluation.loss,
         "objective": step.evaluation.metrics,
         "beta": options.get("beta"),
+        "grad_norm": step.norm,
+        "grad_norm_clipped": min(step.norm, config.train.clip),
     }
-    if found := spreads(step, config.objective.name, options):
-        out["pull_to_rewards"] = options["beta"] * found[0] / found[1]
-    if fresh.any() and batch.ref_logp is not None:
-        rows = fresh.nonzero()[:, 0]
-        part = batch.rows(rows)
-        out["kl_ref"] = _kl(part, logp[rows], batch.ref_logp[rows])
-        if beta := diagnostic_beta(config, options):
-            _, regret = distances(part, logp[rows], beta, options.get("average", "sum"))
-            out["regret"] = float(regret.mean()) if len(regret) else None
-    if fresh.any() and batch.behavior_logp is not None and samples_policy(config):
-        off = (logp - batch.behavior_logp)[batch.mask & fresh[:, None]].abs()
-        out |= {"logp_diff_mean": off.mean().item(), "logp_diff_max": off.max().item()}
-    return out
+    found = spreads(step, config.objective.name, options)
+    if found is not None:
+        metrics["kl_to_reward_spread"] = options["beta"] * found[0] / found[1]
+    rows = torch.tensor(fresh, device=logp.device).nonzero()[:, 0]
+    if not len(rows):
+        return metrics
+    part, logp = batch.rows(rows), logp[rows]
+    if part.ref_logp is not None:
+        metrics["kl_ref"] = kl_of(part, logp)
+        beta = diagnostic_beta(config, options)
+        if beta:
+            _, regret = distances(part, logp, beta, options.get("average", "sum"))
+            metrics["regret"] = float(regret.mean()) if len(regret) else None
+    if part.behavior_logp is not None and samples_policy(config):
+        off = (logp - part.behavior_logp)[part.mask].abs()
+        metrics |= {"logp_diff_mean": off.mean().item(), "logp_diff_max": off.max().item()}
+    return metrics
 
 
 def samples_policy(config: RunConfig) -> bool:
-    """Whether the sampler draws from the policy itself, so that both should give the same log-probs."""
+    """Whether the engine draws from the policy itself, so that engine and learner give the same log-probs."""
     s = config.sampler
     return s.temperature == config.policy.temperature and not s.top_k and s.top_p == 1 and not s.min_p
 
 
-def describe_heldout(
-    found: Heldout,
-    policy: Policy,
-    reference: Policy | None,
-    config: RunConfig,
-    options: Mapping[str, Any],
-    micro: MicroBatch,
-) -> dict[str, Any]:
-    """Held-out reward, and where samples of the policy itself allow it KL to the reference, ½ Var(R) and regret.
-
-    `options`: the objective's, of this step.
-    """
-    out: dict[str, Any] = {
-        "eval_reward": found.mean,
-        "eval_reward_se": found.se,
-        "eval_n": found.rewards.size - found.unscored,
-        "eval_unscored": found.unscored,
-    }
-    if (
-        config.evaluate.kl
-        and reference is not None
-        and config.evaluate.temperature == config.policy.temperature
-    ):
-        batch = collate(found.samples, 0).to(policy.device)
-        ours, theirs = (streams_of(p, batch, ["logp"], micro)["logp"] for p in (policy, reference))
-        out["eval_kl_ref"] = _kl(batch, ours, theirs)
-        if beta := diagnostic_beta(config, options):
-            out |= fresh_metrics(batch.replace(ref_logp=theirs), ours, beta, options.get("average", "sum"))
-    return out
-
-
-def _kl(batch: Batch, logp: torch.Tensor, ref_logp: torch.Tensor) -> float:
+def kl_of(batch: Batch, logp: torch.Tensor) -> float:
     """Mean over responses of Σ_t log π − log π_ref, in nats."""
-    total = (logp - ref_logp)[batch.mask].sum()
+    assert batch.ref_logp is not None
+    total = (logp - batch.ref_logp)[batch.mask].sum()
     return total.item() / len(batch.response.unique())

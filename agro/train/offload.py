@@ -1,4 +1,4 @@
-"""What waits in the CPU's memory: activations between forward and backward, the optimiser's state between updates."""
+"""What waits in the CPU's memory: activations between forward and backward, the optimizer's state between updates."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def activations(model: nn.Module, active: bool) -> Iterator[None]:
 
 
 @contextmanager
-def state_on_device(optimiser: torch.optim.Optimizer, active: bool) -> Iterator[None]:
-    """The optimiser's state is beside its parameters while it lasts, and in the CPU's memory before and after."""
+def state_on_device(optimizer: torch.optim.Optimizer, active: bool) -> Iterator[None]:
+    """The optimizer's state is beside its parameters while it lasts, and in the CPU's memory before and after."""
     if active:
-        _move(optimiser, None)
+        _move(optimizer, None)
     yield
     if active:
-        _move(optimiser, torch.device("cpu"))
+        _move(optimizer, torch.device("cpu"))
 
 
-def _move(optimiser: torch.optim.Optimizer, device: torch.device | None) -> None:
-    for parameter, state in optimiser.state.items():
+def _move(optimizer: torch.optim.Optimizer, device: torch.device | None) -> None:
+    for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if isinstance(value, Tensor) and name != "step":  # which lies on the CPU anyway
                 state[name] = value.to(device or parameter.device)

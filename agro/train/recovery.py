@@ -1,69 +1,66 @@
-"""Where a run goes on: the last step that was committed and whose checkpoint is whole."""
+"""Where a run resumes: the last step that was committed and whose checkpoint is complete."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 from agro.errors import Refused
-from agro.store import Commit
-from agro.train import checkpoint
-from agro.train.checkpoint import Position
-
-if TYPE_CHECKING:
-    from agro.train.loop import Trainer
+from agro.runs.folder import Run
+from agro.store import Commit, Store
+from agro.train.phases import Phase
+from agro.train.state import Position, damage, delete_checkpoints, read_position
 
 
-def go_back(trainer: Trainer) -> Position:
-    """The last committed step whose checkpoint is whole, with its weights: what came after it is undone or marked."""
-    trainer.store.check()
-    run, commits = trainer.folder.id, {c.step: c for c in trainer.store.commits(trainer.folder.id)}
-    damage = [f"row {row} of the commits in {trainer.store.path}" for row in trainer.store.damaged("commits")]
+def go_back(store: Store, folder: Run, phases: Sequence[Phase], say: Callable[[str], None]) -> Position:
+    """The position to resume from. What came after it is undone in the store, or marked as redone.
+
+    Raises `Refused` where the run committed checkpoints and none of them is complete.
+    """
+    store.check()
+    commits = {c.step: c for c in store.commits(folder.id)}
+    problems = [f"row {row} of the commits in {store.path}" for row in store.damaged("commits")]
+    chosen: Commit | None = None
     for commit in reversed(commits.values()):
-        found = _damage(trainer, commit, commits)
-        if not found:
+        problem = _damage(folder, phases, commit, commits)
+        if not problem:
+            chosen = commit
             break
-        damage.append(found)
-    else:
-        if commits:
-            raise Refused(
-                f"{trainer.out}: none of the checkpoints that the run committed is whole: {'; '.join(damage[:5])}. "
-                "What to do: restore one of them from a copy, or start a new run with another --out"
-            )
-        commit = None
-    at = commit.step if commit else 0
-    if damage:
-        trainer.progress.say(f"damaged: {'; '.join(damage)}; going on from step {at}")
-    trainer.store.rewind(run, to=commit)
-    for line in trainer.folder.forget_after(at or -1):  # the measurement of step 0 is made again
-        trainer.progress.say(f"damaged: {trainer.folder.metrics_file}:{line}; left out")
-    if commit is None:
-        return Position()
-    policy = trainer.policy
-    return checkpoint.load(
-        trainer.folder.checkpoint(at), commit.digest, policy.weights(), policy.value_weights()
-    )
+        problems.append(problem)
+    if commits and chosen is None:
+        raise Refused(
+            f"{folder.folder}: none of the checkpoints that the run committed is complete: {'; '.join(problems[:5])}. "
+            "What to do: restore one of them from a copy, or start a new run with another --out"
+        )
+    at = chosen.step if chosen else 0
+    if problems:
+        say(f"damaged: {'; '.join(problems)}; going on from step {at}")
+    store.rewind(folder.id, to=chosen)
+    for line in folder.forget_after(at or -1):  # the measurement of step 0 is made again
+        say(f"damaged: {folder.metrics_file}:{line}; dropped")
+    return read_position(folder.checkpoint(at), chosen.digest) if chosen else Position()
 
 
-def prune(trainer: Trainer, begins: int, keep: int) -> None:
+def prune(store: Store, folder: Run, begins: int, keep: int) -> None:
     """Delete all checkpoints but the one that the phase began with and the last `keep` that were committed."""
-    kept = {begins, *(c.step for c in trainer.store.commits(trainer.folder.id)[-keep:])}
-    checkpoint.prune(trainer.out / "checkpoints", keep={trainer.folder.checkpoint(step) for step in kept})
+    kept = {begins, *(c.step for c in store.commits(folder.id)[-keep:])}
+    delete_checkpoints(folder.folder / "checkpoints", keep={folder.checkpoint(step) for step in kept})
 
 
-def _damage(trainer: Trainer, commit: Commit, commits: Mapping[int, Commit]) -> str:
+def needs_anchor(phase: Phase) -> bool:
+    """Whether the phase's reference is, or begins as, the checkpoint that the phase began with."""
+    return phase.begins > 0 and phase.config.policy.reference in ("phase", "ema", "periodic")
+
+
+def _damage(folder: Run, phases: Sequence[Phase], commit: Commit, commits: Mapping[int, Commit]) -> str:
     """What keeps the run from going on at this commit: damage to its checkpoint, or to its phase's reference."""
-    folder = trainer.folder.checkpoint(commit.step)
-    if found := checkpoint.damage(folder, commit):
-        return found
-    position, begins = checkpoint.load_position(folder, commit.digest), 0
-    for name, config in trainer.phases:
-        ends = begins + config.train.steps
-        needed = begins and config.policy.reference in ("phase", "ema", "periodic")
-        if needed and name == position.phase and position.step < ends:
-            reference = commits.get(begins)
-            if reference is None or reference.digest != position.anchor:
-                return f"step {commit.step}: the commit of step {begins}, its reference, is missing"
-            return checkpoint.damage(trainer.folder.checkpoint(begins), reference)
-        begins = ends
+    problem = damage(folder.checkpoint(commit.step), commit)
+    if problem:
+        return problem
+    position = read_position(folder.checkpoint(commit.step), commit.digest)
+    for phase in phases:
+        if needs_anchor(phase) and phase.name == position.phase and position.step < phase.ends:
+            anchor = commits.get(phase.begins)
+            if anchor is None or anchor.digest != position.anchor:
+                return f"step {commit.step}: the commit of step {phase.begins}, its reference, is missing"
+            return damage(folder.checkpoint(phase.begins), anchor)
     return ""

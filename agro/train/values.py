@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from agro.errors import Refused
 from agro.store import Store
-from agro.train.step import total_reward
+from agro.train.collate import total_reward
 from agro.types import Batch, Sample
 
 

@@ -11,7 +11,6 @@ moves to the left; when a row is longer than any before, columns are added there
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,30 +20,17 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
+from agro.config import Sampler
+from agro.engines.draw import draw
+from agro.engines.noise import uniforms
+from agro.engines.protocol import Request
 from agro.logprobs import Head
 from agro.policy import Policy
-from agro.samplers.draw import draw
-from agro.samplers.noise import uniforms
-from agro.samplers.options import Sampling
-from agro.types import Prompt
 
 _SLACK = 256  # columns beyond what a row may need, so that moving to the left is seldom
 
 
-@dataclass(frozen=True)
-class Request:
-    number: int  # of the response
-    prompt: Prompt
-    ids: list[int]  # of the prompt, or of an episode so far; the same list for all responses to it
-    room: int  # tokens that the response may have
-    position: int = 0  # of its first token in the noise: tokens that were sampled in the episode before
-
-
-@dataclass(frozen=True)
-class Finished:
-    request: Request
-    tokens: NDArray[np.int64]  # of the response
-    logp: NDArray[np.float64]
+Finished = tuple[Request, NDArray[np.int64], NDArray[np.float64]]  # with the tokens of the response, their log-probs
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]
@@ -84,12 +70,12 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 class Rows:
     """`live` requests stand in rows 0 … b-1 of the buffers; columns low … end-1 hold their tokens."""
 
-    def __init__(self, policy: Policy, requests: Collection[Request], options: Sampling) -> None:
+    def __init__(self, policy: Policy, requests: Collection[Request], sampler: Sampler, seed: int) -> None:
         """`requests`: those known by now, for the sizes: none that comes later may have more room than these."""
         self.policy = policy
-        self.options = options
+        self.sampler, self.seed = sampler, seed
         self.live: list[Request] = []
-        self.size = min(options.batch, len(requests))
+        self.size = min(sampler.batch, len(requests))
         self.longest = max(len(r.ids) for r in requests)  # prompt
         room = max(r.room for r in requests)
         self.columns = self.longest + room + (_SLACK if len(requests) > self.size else 0)
@@ -108,7 +94,7 @@ class Rows:
         config = policy.model.config.get_text_config()
         self.cache = Cache(layers=[_Layer(self) for _ in range(config.num_hidden_layers)])
         self.head = Head.of(policy.model)
-        self.tail = max((len(s.encode()) for s in options.stop), default=0) + 8
+        self.tail = max((len(s.encode()) for s in sampler.stop), default=0) + 8
 
     @property
     def free(self) -> int:
@@ -132,7 +118,7 @@ class Rows:
         self.limit[new] = e + torch.tensor([r.room for r in wave], device=device)
         self.seen[new] = self.places >= self.start[new, None]
         numbers, positions = [r.number for r in wave], [r.position for r in wave]
-        noise = uniforms(self.options.seed, numbers, self.noise.shape[1], positions)
+        noise = uniforms(self.seed, numbers, self.noise.shape[1], positions)
         self.noise[new] = torch.from_numpy(noise).to(device)
         self._read(wave, b)
         self.live += wave
@@ -183,13 +169,13 @@ class Rows:
             use_cache=True,
         ).last_hidden_state
         noise = self.noise[:b].gather(1, (e - self.first[:b])[:, None])[:, 0]
-        tokens, logp = draw(self.head.logits(hidden[:, -1]), noise, self.options)
+        tokens, logp = draw(self.head.logits(hidden[:, -1]), noise, self.sampler)
         self.tokens[:b, e] = tokens
         self.logp[:b, e] = logp
         self.end = e + 1
         finished = (self.limit[:b] == self.end) | (tokens[:, None] == self.eos).any(1)
         done = finished.nonzero()[:, 0].tolist()
-        if self.options.stop:
+        if self.sampler.stop:
             done = sorted({*done, *self._stopped()})
         return self._leave(done) if done else []
 
@@ -198,14 +184,14 @@ class Rows:
         out = []
         for i, first in enumerate(self.first[: len(self.live)].tolist()):
             tail = self.policy.decode(self.tokens[i, max(first, self.end - self.tail) : self.end].tolist())
-            if any(stop in tail for stop in self.options.stop):
+            if any(stop in tail for stop in self.sampler.stop):
                 out.append(i)
         return out
 
     def _leave(self, done: list[int]) -> list[Finished]:
         first = self.first[: len(self.live)].tolist()
         out = [
-            Finished(
+            (
                 self.live[i],
                 self.tokens[i, first[i] : self.end].cpu().numpy().copy(),  # for another row moves in
                 self.logp[i, first[i] : self.end].cpu().numpy().copy(),

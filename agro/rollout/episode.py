@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from agro.encoding import Encoder
 from agro.envs.protocol import Environment, Turn
-from agro.envs.transcript import Transcript
-from agro.policy import Policy
 from agro.rewards.worker import explain
+from agro.rollout.transcript import Row, Transcript
 from agro.strictjson import dumps
-from agro.types import Prompt, Sample
+from agro.types import UNKNOWN_VERSION, Prompt, Sample
 
 
 class Episode:
@@ -24,10 +24,10 @@ class Episode:
     """
 
     def __init__(
-        self, environment: Environment, policy: Policy, prompt: Prompt, ids: list[int], max_turns: int
+        self, environment: Environment, encoder: Encoder, prompt: Prompt, ids: list[int], max_turns: int
     ) -> None:
-        self.environment, self.policy, self.prompt, self.max_turns = environment, policy, prompt, max_turns
-        self.transcript = Transcript(policy, prompt, ids)
+        self.environment, self.encoder, self.prompt, self.max_turns = environment, encoder, prompt, max_turns
+        self.transcript = Transcript(encoder, prompt, ids)
         self.turns: list[str] = []
         self.rewards: list[float | None] = []
         self.infos: list[dict[str, Any]] = []
@@ -41,11 +41,13 @@ class Episode:
         """What the next turn reads."""
         return self.transcript.rows[-1].tokens
 
-    def turn(self, tokens: list[int], logp: Sequence[float] | None, *, cut: bool) -> bool:
-        """One turn of the policy, and what the environment says to it. Whether another one follows."""
-        self.transcript.act(tokens, None if logp is None else list(logp))
+    def turn(
+        self, tokens: list[int], logp: Sequence[float] | None, *, cut: bool, version: int = UNKNOWN_VERSION
+    ) -> bool:
+        """One turn of the policy, and the environment's answer to it. Whether another one follows."""
+        self.transcript.act(tokens, None if logp is None else list(logp), version)
         self.sampled += len(tokens)
-        text = self.policy.decode(tokens)
+        text = self.encoder.decode(tokens)
         self.turns.append(text)
         said = (
             None
@@ -84,36 +86,54 @@ class Episode:
             )
         return math.fsum(known) if known and self.error is None else None
 
-    def samples(self, name: str, last_turn: str, meta: dict[str, Any], **fields: Any) -> list[Sample]:
-        """The rows. `name` of the episode stands in them where there are several; `last_turn` is its text."""
+    def samples(self, name: str, last_turn: str, meta: dict[str, Any], sampling: dict[str, Any]) -> list[Sample]:
+        """One sample, or several under the episode's `name` where a template rewrote history."""
         reward, rows = self.reward(), self.transcript.rows
-        meta = {
-            **self.prompt.columns,
-            **meta,
+        meta = {**self.prompt.columns, **meta, **self._outcome(last_turn)}
+        episode = name if len(rows) > 1 else None
+        return [self._sample(row, i, meta, reward, episode, sampling) for i, row in enumerate(rows)]
+
+    def _outcome(self, last_turn: str) -> dict[str, Any]:
+        """What `meta` says of how the episode went."""
+        outcome = {
             "finish": self.finish,
             "turns": len(self.turns),
             "last_turn": last_turn,
             "tool_calls": sum("tool" in info for info in self.infos),
-            **({"turn_info": self.infos} if any(self.infos) else {}),
-            **({"reward_error": self.error} if self.error else {}),
         }
-        return [
-            Sample(
-                prompt=self.prompt.text,
-                prompt_id=self.prompt.id,
-                response=self.policy.decode(row.tokens[row.context :]),
-                reward=reward,
-                episode=name if len(rows) > 1 else None,
-                tokens=np.array(row.tokens),
-                action=np.array(row.action),
-                behavior_logp=None if np.isnan(row.logp).all() else np.array(row.logp),
-                context_tokens=np.array(row.tokens[: row.context]) if i else None,
-                tokenizer=self.policy.fingerprint,
-                meta=meta,
-                **fields,
-            )
-            for i, row in enumerate(rows)
-        ]
+        if any(self.infos):
+            outcome["turn_info"] = self.infos
+        if self.error:
+            outcome["reward_error"] = self.error
+        return outcome
+
+    def _sample(
+        self,
+        row: Row,
+        number: int,
+        meta: dict[str, Any],
+        reward: float | None,
+        episode: str | None,
+        sampling: dict[str, Any],
+    ) -> Sample:
+        versions = {v for v, action in zip(row.version, row.action, strict=True) if action}
+        return Sample(
+            prompt=self.prompt.text,
+            prompt_id=self.prompt.id,
+            response=self.encoder.decode(row.tokens[row.context :]),
+            reward=reward,
+            episode=episode,
+            tokens=np.array(row.tokens),
+            action=np.array(row.action),
+            behavior_logp=None if np.isnan(row.logp).all() else np.array(row.logp),
+            context_tokens=np.array(row.tokens[: row.context]) if number else None,
+            tokenizer=self.encoder.fingerprint,
+            meta=meta,
+            sampling=sampling or None,
+            version=versions.pop() if len(versions) == 1 else np.array(row.version),
+            role="policy",
+            source="policy",
+        )
 
 
 def checked(said: Any, cut: bool) -> Turn:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from agro.encoding import Encoder
 from agro.errors import Refused
-from agro.policy import Policy
-from agro.types import Messages, Prompt
+from agro.types import UNKNOWN_VERSION, Messages, Prompt
 
 
 @dataclass
@@ -24,36 +24,44 @@ class Row:
     context: int = field(init=False)  # tokens before the first action
     action: list[bool] = field(init=False)
     logp: list[float] = field(init=False)
+    version: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.context = len(self.tokens)
-        self.action, self.logp = [False] * self.context, [math.nan] * self.context
+        self.action, self.logp, self.version = [], [], []
+        self._mark(self.context, action=False, logp=None, version=UNKNOWN_VERSION)
 
-    def add(self, tokens: list[int], *, action: bool, logp: list[float] | None = None) -> None:
+    def add(
+        self, tokens: list[int], *, action: bool, logp: list[float] | None = None, version: int = UNKNOWN_VERSION
+    ) -> None:
         self.tokens = self.tokens + tokens  # a new list: the old one may still be decoded from
-        self.action += [action] * len(tokens)
-        self.logp += logp or [math.nan] * len(tokens)
+        self._mark(len(tokens), action=action, logp=logp, version=version)
+
+    def _mark(self, count: int, *, action: bool, logp: list[float] | None, version: int) -> None:
+        self.action += [action] * count
+        self.logp += logp or [math.nan] * count
+        self.version += [version] * count
 
 
 class Transcript:
-    def __init__(self, policy: Policy, prompt: Prompt, ids: list[int]) -> None:
+    def __init__(self, encoder: Encoder, prompt: Prompt, ids: list[int]) -> None:
         """`ids` are those of the prompt."""
-        self.policy = policy
+        self.encoder = encoder
         self.rows = [Row(ids)]
         self.messages: Messages | None = (
-            None if policy.chat.is_text(prompt.text) else list(policy.chat.messages(prompt.text))
+            None if encoder.chat.is_text(prompt.text) else list(encoder.chat.messages(prompt.text))
         )
-        self.text = policy.render(prompt.text)  # of the last row
+        self.text = encoder.render(prompt.text)  # of the last row
 
-    def act(self, tokens: list[int], logp: list[float] | None = None) -> None:
+    def act(self, tokens: list[int], logp: list[float] | None, version: int) -> None:
         """A turn of the policy, its end token included."""
-        self.rows[-1].add(tokens, action=True, logp=logp)
-        ended = tokens[-1] in self.policy.eos_ids
-        written = self.policy.tokenizer.decode(
+        self.rows[-1].add(tokens, action=True, logp=logp, version=version)
+        ended = tokens[-1] in self.encoder.eos_ids
+        written = self.encoder.chat.tokenizer.decode(
             tokens[:-1] if ended else tokens, clean_up_tokenization_spaces=False
         )
         self.text += written
-        self._end = self.policy.tokenizer.decode(tokens[-1:]) if ended else ""
+        self._end = self.encoder.chat.tokenizer.decode(tokens[-1:]) if ended else ""
         if self.messages is not None:
             self.messages.append({"role": "assistant", "content": written})
 
@@ -61,19 +69,19 @@ class Transcript:
         """Let the policy read the observation; False, and nothing changes, where its context has no room for more."""
         row, new = self.rows[-1], None
         if self.messages is None:
-            ids = self.policy.encode_text(observation)
+            ids = self.encoder.ids(observation)
         else:
             message = {"role": role, "content": observation}
-            text = self.policy.render([*self.messages, message])
+            text = self.encoder.render([*self.messages, message])
             so_far = self.text + self._end
             if observation.strip() not in text:
                 raise Refused(
-                    f"environment: the chat template of {self.policy.name} doesn't show messages of role {role!r} "
+                    f"environment: the chat template of {self.encoder.name} doesn't show messages of role {role!r} "
                     f"(here {observation!r:.80}); give them another role (environment.options.role)"
                 )
             new = not text.startswith(so_far)
-            ids = self.policy.encode_text(text if new else text[len(so_far) :])
-        if (0 if new else len(row.tokens)) + len(ids) >= self.policy.context:
+            ids = self.encoder.ids(text if new else text[len(so_far) :])
+        if (0 if new else len(row.tokens)) + len(ids) >= self.encoder.context:
             return False
         if self.messages is not None:
             self.messages.append(message)

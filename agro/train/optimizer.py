@@ -1,4 +1,4 @@
-"""The optimiser of a phase: AdamW over the policy's weights and, in a group of its own, over its value's."""
+"""The optimizer of a phase: AdamW over the policy's weights and, in a group of its own, over its value's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agro.policy import Policy
 from agro.train.offload import state_on_device
 
 
-class Optimiser:
+class Optimizer:
     """Gradients are clipped and weights moved; the value learns at `train.value_lr` on the policy's schedule."""
 
     def __init__(self, policy: Policy, config: Train) -> None:
@@ -50,7 +50,7 @@ class Optimiser:
         """One step of the policy's weights at learning rate `lr`, and of the value's at its share."""
         for group in self.adam.param_groups:
             group["lr"] = lr * group["of_lr"]
-        with state_on_device(self.adam, "optimiser" in self.config.offload):
+        with state_on_device(self.adam, "optimizer" in self.config.offload):
             self.adam.step()
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
-from agro.envs.episode import Episode
+from agro.encoding import Encoder
 from agro.envs.protocol import Environment
 from agro.errors import Refused
-from agro.policy import Policy
+from agro.rollout.episode import Episode
 from agro.types import Prompt, Sample
 
 
 def demonstrate(
-    environment: Environment, policy: Policy, prompt: Prompt, turns: Sequence[str], *, source: str = "teacher"
+    environment: Environment, encoder: Encoder, prompt: Prompt, turns: Sequence[str], *, source: str = "teacher"
 ) -> list[Sample]:
     """The episode in which a teacher writes `turns`: tokens of the policy, of which only the teacher's are actions.
 
@@ -23,23 +23,25 @@ def demonstrate(
     doesn't know.
     """
     where = f"demonstration for prompt {prompt.id}"
-    episode = Episode(environment, policy, prompt, policy.encode_prompt(prompt.text), len(turns) + 1)
+    episode = Episode(environment, encoder, prompt, encoder.prompt(prompt.text), len(turns) + 1)
+    unknown = encoder.chat.tokenizer.unk_token_id
     more = True
     for i, text in enumerate(turns):
         if not more:
             raise Refused(f"{where}: the episode ended ({episode.finish}) after {i} of {len(turns)} turns")
-        ids = policy.encode_text(text)
-        if policy.tokenizer.unk_token_id is not None and policy.tokenizer.unk_token_id in ids:
+        ids = encoder.ids(text)
+        if unknown is not None and unknown in ids:
             raise Refused(
-                f"{where}: the tokenizer of {policy.name} doesn't know all characters of {text!r:.80}"
+                f"{where}: the tokenizer of {encoder.name} doesn't know all characters of {text!r:.80}"
             )
         if not text.endswith(environment.stop or ("\0",)):
-            ids = ids + list(policy.eos_ids[:1])
+            ids = ids + list(encoder.eos_ids[:1])
         more = episode.turn(ids, None, cut=False)
     if episode.error or more or not turns:
         raise Refused(
             f"{where}: {episode.error or 'the episode goes on after the last turn: ' + repr(turns)[:80]}"
         )
-    if len(episode.ids) > policy.context:
-        raise Refused(f"{where}: {len(episode.ids)} tokens, but the model's context is {policy.context}")
-    return episode.samples(uuid.uuid4().hex, turns[-1], {}, role="expert", source=source)
+    if len(episode.ids) > encoder.context:
+        raise Refused(f"{where}: {len(episode.ids)} tokens, but the model's context is {encoder.context}")
+    found = episode.samples(uuid.uuid4().hex, turns[-1], {}, {})
+    return [s.replace(role="expert", source=source) for s in found]

@@ -1,0 +1,120 @@
+"""`collect`: sample, append each response as it finishes, score. Every response of agro's own is made here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from agro.config import Sampler
+from agro.rewards import Reward, check_failures
+from agro.rollout.rollout import Rollout
+from agro.store import Store
+from agro.types import Prompt, Sample
+
+FLUSH_SECONDS = 0.1  # a response that finished waits this long at most before it is on the disk
+
+
+class Activity(Protocol):
+    """Reports what a process is at, and stops it between two pieces of work."""
+
+    def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        """`name` begins, or has come so far."""
+        ...
+
+    def check(self) -> None:
+        """Raises `Interrupted` where a stop was asked for."""
+        ...
+
+
+class Quiet:
+    """An `Activity` that nobody watches."""
+
+    def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        """Nothing is shown."""
+
+    def check(self) -> None:
+        """Nothing stops it."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a call of `collect` brought into the store."""
+
+    ids: tuple[int, ...] = ()  # by number of the response, not in the order of finishing
+    failed: int = 0  # rewards that couldn't be computed
+    tokens: int = 0  # sampled
+
+
+def collect(
+    rollout: Rollout,
+    prompts: Sequence[Prompt],
+    sampler: Sampler,
+    store: Store,
+    *,
+    seed: int = 0,
+    reward: Reward | None = None,
+    max_failed: float = 1.0,
+    run: str | None = None,
+    step: int | None = None,
+    activity: Activity | None = None,
+) -> Collected:
+    """`sampler.n` responses to each prompt, stored and, with a `reward`, scored.
+
+    A response is appended at most `FLUSH_SECONDS` after it finished, unscored: a process that is killed loses none of the
+    earlier ones. `run`, `step`: what the samples belong to. Raises `Refused` where more than a share `max_failed` of
+    the rewards fail; the responses stay in the store, their rewards unknown.
+    """
+    activity = activity or Quiet()
+    samples = _sample(rollout, prompts, sampler, store, seed, run, step, activity)
+    samples.sort(key=lambda s: (s.meta["index"], s.id))
+    failed = 0
+    if reward is not None:
+        activity.stage("scoring")
+        failed = score(reward, samples, store, max_failed)
+    tokens = sum(int(s.action.sum()) for s in samples if s.action is not None)
+    return Collected(tuple(s.id for s in samples if s.id is not None), failed, tokens)
+
+
+def score(reward: Reward, samples: Sequence[Sample], store: Store, max_failed: float) -> int:
+    """Score stored samples and keep the rewards; returns how many failed. Raises as `collect` does."""
+    scores = reward.score(samples)
+    store.set_rewards((s.id or 0, found.value, found.meta) for s, found in zip(samples, scores, strict=True))
+    return check_failures(samples, scores, max_failed)
+
+
+def _sample(
+    rollout: Rollout,
+    prompts: Sequence[Prompt],
+    sampler: Sampler,
+    store: Store,
+    seed: int,
+    run: str | None,
+    step: int | None,
+    activity: Activity,
+) -> list[Sample]:
+    """The responses as they are in the store, in the order in which they finished."""
+    total = len(prompts) * sampler.n
+    stored: list[Sample] = []
+    finished: list[Sample] = []
+    flushed = time.monotonic()
+
+    def flush() -> None:
+        ids = store.append(finished, run=run, step=step)
+        stored.extend(s.replace(id=i) for i, s in zip(ids, finished, strict=True))
+        finished.clear()
+
+    activity.stage("sampling", 0, total)
+    try:
+        for sample in rollout.sample(prompts, sampler.n, sampler, seed=seed):
+            finished.append(sample)
+            if time.monotonic() - flushed >= FLUSH_SECONDS:
+                flush()
+                flushed = time.monotonic()
+            activity.stage("sampling", len(stored) + len(finished), total)
+            activity.check()
+    finally:
+        if finished:
+            flush()
+    return stored

@@ -1,0 +1,24 @@
+"""The rollout that a configuration names. The one place that chooses an engine."""
+
+from __future__ import annotations
+
+from agro import config
+from agro.encoding import Encoder
+from agro.engines import Engine
+from agro.envs import load_environment
+from agro.policy import Policy
+from agro.rollout.rollout import Rollout
+
+
+def embedded(policy: Policy, version: int = -1) -> Engine:
+    """An engine on the weights of `policy` in this process."""
+    from agro.engines.hf import HF
+
+    return HF(policy, version)
+
+
+def load_rollout(encoder: Encoder, engine: Engine, environment: config.Environment | None = None) -> Rollout:
+    """Raises `Refused` where the environment can't be made."""
+    if environment is None:
+        return Rollout(encoder, engine)
+    return Rollout(encoder, engine, load_environment(environment), environment.max_turns)

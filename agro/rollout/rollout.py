@@ -1,0 +1,131 @@
+"""From prompts to samples: an encoder, an engine and, for episodes, an environment."""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from agro.config import Sampler
+from agro.encoding import Encoder
+from agro.engines import Decoded, Engine, Request
+from agro.envs.protocol import Environment
+from agro.errors import Refused
+from agro.rollout.episode import Episode
+from agro.types import Prompt, Sample
+
+
+class Rollout:
+    """Samples responses. With an environment a response is an episode of at most `max_turns` turns."""
+
+    def __init__(
+        self, encoder: Encoder, engine: Engine, environment: Environment | None = None, max_turns: int = 1
+    ) -> None:
+        self.encoder = encoder
+        self.engine = engine
+        self.environment = environment
+        self.max_turns = max_turns
+        self._name = uuid.uuid4().hex  # of its episodes: seeds and numbers come again in other runs
+
+    def sample(
+        self, prompts: Sequence[Prompt], n: int, sampler: Sampler, *, seed: int = 0, skip: frozenset[int] = frozenset()
+    ) -> Iterator[Sample]:
+        """`n` responses a prompt, unscored, each as soon as it finishes.
+
+        `meta` of a sample holds the prompt's columns, "finish" ("stop": an end token or a stop text; "length"; "error":
+        the environment failed), and "index": the response's number, n · (index of the prompt) + (0 … n-1), which with
+        `seed` fixes its noise. `skip`: numbers that aren't sampled. The text of a response stops short of a stop text;
+        its tokens stay as they were sampled. A response whose room is shorter than `sampler.max_new` ends there, with
+        "length". An episode is one sample, several only where a chat template rewrites history.
+
+        Raises `Refused` before anything is computed where a prompt leaves no room in the model's context.
+        """
+        requests = [r for r in self._requests(prompts, n, sampler.max_new) if r.number not in skip]
+        asked = {r.number: prompts[r.number // n] for r in requests}
+        if self.environment is None:
+            return self._responses(asked, deque(requests), sampler, seed)
+        return self._episodes(self.environment, asked, deque(requests), sampler, seed)
+
+    def _requests(self, prompts: Sequence[Prompt], n: int, max_new: int) -> list[Request]:
+        requests = []
+        for i, prompt in enumerate(prompts):
+            ids = self.encoder.prompt(prompt.text)
+            room = min(max_new, self.encoder.context - len(ids))
+            if room < 1:
+                raise Refused(
+                    f"prompt {prompt.id}: {len(ids)} tokens leave no room for a response in the model's context of "
+                    f"{self.encoder.context}; shorten it, or drop it"
+                )
+            requests += [Request(i * n + j, ids, room) for j in range(n)]
+        return requests
+
+    def _responses(
+        self, asked: dict[int, Prompt], waiting: deque[Request], sampler: Sampler, seed: int
+    ) -> Iterator[Sample]:
+        for done in self.engine.decode(waiting, sampler, seed):
+            yield self._sample(asked[done.request.number], done, sampler, seed)
+
+    def _sample(self, prompt: Prompt, done: Decoded, sampler: Sampler, seed: int) -> Sample:
+        ids, before = done.tokens.tolist(), len(done.request.ids)
+        text, stopped = before_stop(self.encoder.decode(ids), sampler.stop)
+        ended = stopped or ids[-1] in self.encoder.eos_ids
+        return Sample(
+            prompt=prompt.text,
+            response=text,
+            prompt_id=prompt.id,
+            tokens=np.concatenate([np.array(done.request.ids, np.int32), done.tokens.astype(np.int32)]),
+            action=np.arange(before + len(ids)) >= before,
+            tokenizer=self.encoder.fingerprint,
+            behavior_logp=np.concatenate([np.full(before, np.nan, np.float32), done.logp.astype(np.float32)]),
+            sampling=recorded(sampler, seed),
+            version=done.version,
+            role="policy",
+            source="policy",
+            meta={**prompt.columns, "finish": "stop" if ended else "length", "index": done.request.number},
+        )
+
+    def _episodes(
+        self,
+        environment: Environment,
+        asked: dict[int, Prompt],
+        waiting: deque[Request],
+        sampler: Sampler,
+        seed: int,
+    ) -> Iterator[Sample]:
+        """The turns of all episodes are decoded together, each as soon as it can be.
+
+        The keys and values of a context are computed anew for each turn. The noise of an episode continues over turns.
+        """
+        live: dict[int, Episode] = {}
+        stops = tuple(dict.fromkeys((*sampler.stop, *environment.stop)))
+        of_turn = sampler.model_copy(update={"stop": stops})
+        for done in self.engine.decode(waiting, of_turn, seed):
+            number, tokens = done.request.number, done.tokens.tolist()
+            episode = live.pop(number, None)
+            if episode is None:
+                episode = Episode(environment, self.encoder, asked[number], done.request.ids, self.max_turns)
+            ended = tokens[-1] in self.encoder.eos_ids or before_stop(self.encoder.decode(tokens), stops)[1]
+            if episode.turn(tokens, done.logp.tolist(), cut=not ended, version=done.version):
+                live[number] = episode
+                room = min(sampler.max_new, self.encoder.context - len(episode.ids))
+                waiting.appendleft(Request(number, episode.ids, room, episode.sampled))
+                continue
+            last_turn = before_stop(episode.turns[-1], sampler.stop)[0]
+            name = f"{self._name}-{seed}-{number}"
+            yield from episode.samples(name, last_turn, {"index": number}, recorded(of_turn, seed))
+
+
+def before_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """The text up to the first stop text, and whether there is one."""
+    cuts = [text.index(stop) for stop in stops if stop in text]
+    if not cuts:
+        return text, False
+    return text[: min(cuts)], True
+
+
+def recorded(sampler: Sampler, seed: int) -> dict[str, Any]:
+    """What a sample's `sampling` holds."""
+    return {**sampler.model_dump(mode="json", exclude={"n", "batch"}), "seed": seed}

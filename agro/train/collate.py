@@ -1,0 +1,76 @@
+"""Encoded samples as the tensors of one step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agro.store import Pair
+from agro.types import Batch, Sample
+
+
+def collate(samples: Sequence[Sample], version: int, pairs: Sequence[Pair] = ()) -> Batch:
+    """Encoded samples as a batch, right-padded; `version` is the learner's, from which staleness counts.
+
+    `pairs`: judgements of these samples. The reward of a response includes its token rewards. Raises `Refused` for
+    what `Batch.of` and `Sample` refuse.
+    """
+    row = {s.id: i for i, s in enumerate(samples)}
+    behavior = [s.behavior_logp for s in samples]
+    token_reward = [s.token_reward for s in samples]
+    extra = {}
+    if any(value is not None for value in token_reward):
+        extra["token_reward"] = _padded(samples, token_reward, math.nan, torch.float64)
+    return Batch.of(
+        mask=_padded(samples, [s.mask for s in samples], 0, torch.bool),
+        reward=[total_reward(s) for s in samples],
+        group=[s.prompt_id for s in samples],
+        response=[response_of(s, i) for i, s in enumerate(samples)],
+        behavior_logp=None if _all_unknown(behavior) else _padded(samples, behavior, math.nan, torch.float32),
+        age=[staleness(s, version) for s in samples],
+        role=[s.role for s in samples],
+        extra=extra,
+        pairs=[(row[p.winner], row[p.loser]) for p in pairs] or None,
+        votes=[(p.votes_winner, p.votes_loser) for p in pairs] or None,
+        tokens=_padded(samples, [s.tokens for s in samples], 0, torch.long),
+        lengths=[len(s.tokens) for s in samples if s.tokens is not None],
+        ids=[f"sample {s.id} (prompt {s.prompt_id})" for s in samples],
+    )
+
+
+def response_of(sample: Sample, number: int) -> tuple[str, str] | int:
+    """What names the response of a sample, the `number`-th of its list: samples of one episode are one response."""
+    return number if sample.episode is None else (sample.prompt_id, sample.episode)
+
+
+def staleness(sample: Sample, version: int) -> int | None:
+    """Optimizer steps that the sample is behind `version`; None where its own version is unknown."""
+    return None if sample.oldest_version < 0 else version - sample.oldest_version
+
+
+def total_reward(sample: Sample) -> float:
+    """Of the response and of its tokens; NaN where neither is known."""
+    if sample.token_reward is None:
+        return math.nan if sample.reward is None else sample.reward
+    known = sample.token_reward[~torch.as_tensor(sample.token_reward.copy()).isnan().numpy()]
+    if sample.reward is None and not len(known):
+        return math.nan
+    return (sample.reward or 0.0) + float(known.sum(dtype="float64"))
+
+
+def _all_unknown(values: Sequence[Any]) -> bool:
+    return all(value is None for value in values)
+
+
+def _padded(samples: Sequence[Sample], values: Sequence[Any], fill: float, dtype: torch.dtype) -> Tensor:
+    """[B,T] one value a sample, or None, padded on the right with `fill`."""
+    T = max(len(s.tokens) for s in samples if s.tokens is not None)
+    out = torch.full((len(samples), T), fill, dtype=dtype)
+    for padded, value in zip(out, values, strict=True):
+        if value is not None:
+            padded[: len(value)] = torch.as_tensor(value.copy())
+    return out

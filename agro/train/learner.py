@@ -1,0 +1,196 @@
+"""A learner owns the weights and all that moves them. Batches go in, numbers come out; weights never do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from agro.config import RunConfig
+from agro.encoding import Encoder
+from agro.errors import Refused
+from agro.files import whole_folder
+from agro.policy import Policy
+from agro.reference import fingerprint, follow
+from agro.train.micro import MicroBatch
+from agro.train.optimizer import Optimizer
+from agro.train.step import Passes, Step, backward, streams_of
+from agro.types import Batch
+
+Which = Literal["policy", "reference"]
+MOVING = ("ema", "periodic")  # references that change during a phase
+LEARNER = "learner.json"
+
+
+class Learner(Protocol):
+    """What the loop asks of the weights. `version` counts optimizer steps."""
+
+    version: int
+    encoder: Encoder
+    reference_key: str | None  # of what decides the reference's log-probs; None: there is no reference
+
+    def enter(self, config: RunConfig, *, began: Path | None, resumed: Path | None) -> None:
+        """Begin a phase, or continue it.
+
+        `began`: the checkpoint that the phase began with, None at the start of the run. `resumed`: the checkpoint in
+        the middle of the phase to continue from, whose weights were loaded.
+        """
+        ...
+
+    def logp(self, batch: Batch, of: Which = "policy") -> Tensor:
+        """[B,T] log-probs of the batch's tokens, float64, 0 outside the mask; no gradient."""
+        ...
+
+    def gradient(self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]) -> Step:
+        """Accumulate the objective's gradient, clipped. Raises `NotFinite`; `check` may stop it between passes."""
+        ...
+
+    def move(self, lr: float) -> None:
+        """One optimizer step along the gradient; the version grows by one."""
+        ...
+
+    def follow(self, step: int) -> None:
+        """Let a reference that follows the policy do so after `step` steps of the phase (from 1)."""
+        ...
+
+    def publish(self, folder: Path) -> None:
+        """Write the model in transformers format for engines to load."""
+        ...
+
+    def save_model(self, folder: Path, *, merge: bool) -> None:
+        """Write model and tokenizer in transformers format; an adapter merged in, or by itself."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write everything that `load` and `enter` need into a checkpoint's folder."""
+        ...
+
+    def load(self, folder: Path, version: int) -> None:
+        """Take the weights of a checkpoint."""
+        ...
+
+
+class Local:
+    """A learner in this process."""
+
+    def __init__(self, policy: Policy, reference: Policy | None, say: Callable[[str], None]) -> None:
+        self.policy, self.reference, self.say = policy, reference, say
+        self.encoder = policy.encoder
+        self.version = 0
+
+    @property
+    def reference_key(self) -> str | None:
+        if self.reference is None:
+            return None
+        return f"{self.reference.fingerprint}/{fingerprint(self.reference)}"
+
+    def enter(self, config: RunConfig, *, began: Path | None, resumed: Path | None) -> None:
+        self.config = config
+        self.micro = MicroBatch.of(config.train, self.say)
+        self.policy.recompute = config.train.gradient_checkpointing
+        self.optimizer = Optimizer(self.policy, config.train)
+        if began is not None and self.reference is not None and config.policy.reference in ("phase", *MOVING):
+            _copy(began / "model.safetensors", self.reference.weights())
+        if resumed is None:
+            return
+        moving = self._moving_reference()
+        if moving is not None:
+            _copy(resumed / "reference.safetensors", moving)
+        self._load_optimizer(resumed / "optimizer.safetensors")
+        limits = json.loads((resumed / LEARNER).read_text(encoding="utf-8"))
+        self.micro.sequences, self.micro.tokens = limits["sequences"], limits["tokens"]
+
+    def logp(self, batch: Batch, of: Which = "policy") -> Tensor:
+        policy = self.policy if of == "policy" else self.reference
+        assert policy is not None
+        return streams_of(policy, batch.to(policy.device), ["logp"], self._passes())["logp"]
+
+    def gradient(self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]) -> Step:
+        passes = self._passes(check)
+        step = backward(self.policy, batch, objective, options, passes, self.reference)
+        return replace(step, norm=self.optimizer.clip())
+
+    def move(self, lr: float) -> None:
+        self.optimizer.move(lr)
+        self.version += 1
+
+    def follow(self, step: int) -> None:
+        if self.reference is not None:
+            follow(self.reference, self.policy, self.config.policy, step)
+
+    def publish(self, folder: Path) -> None:
+        with whole_folder(folder) as temporary:
+            self.save_model(temporary, merge=True)
+
+    def save_model(self, folder: Path, *, merge: bool) -> None:
+        self.policy.save(folder, merge=merge)
+
+    def save(self, folder: Path) -> None:
+        save_file(_plain(self.policy.weights()), folder / "model.safetensors")
+        save_file(self._optimizer_state(), folder / "optimizer.safetensors")
+        if self.policy.value_weights():
+            save_file(_plain(self.policy.value_weights()), folder / "value.safetensors")
+        moving = self._moving_reference()
+        if moving is not None:
+            save_file(_plain(moving), folder / "reference.safetensors")
+        limits = {"sequences": self.micro.sequences, "tokens": self.micro.tokens}
+        (folder / LEARNER).write_text(json.dumps(limits), encoding="utf-8")
+
+    def load(self, folder: Path, version: int) -> None:
+        _copy(folder / "model.safetensors", self.policy.weights())
+        if self.policy.value_weights():
+            _copy(folder / "value.safetensors", self.policy.value_weights())
+        self.version = version
+
+    def _passes(self, check: Callable[[], None] = lambda: None) -> Passes:
+        return Passes(self.micro, check=check, offload="activations" in self.config.train.offload)
+
+    def _moving_reference(self) -> dict[str, Tensor] | None:
+        if self.reference is None or self.config.policy.reference not in MOVING:
+            return None
+        return self.reference.weights()
+
+    def _names(self) -> list[str]:
+        """Of all parameters that the optimizer holds, in its order."""
+        return [*self.policy.weights(), *(f"value:{name}" for name in self.policy.value_weights())]
+
+    def _optimizer_state(self) -> dict[str, Tensor]:
+        names = self._names()
+        out = {}
+        for i, entry in self.optimizer.adam.state_dict()["state"].items():
+            for kind, value in entry.items():
+                out[f"{names[i]}/{kind}"] = torch.as_tensor(value).contiguous()
+        return out
+
+    def _load_optimizer(self, file: Path) -> None:
+        numbers = {name: i for i, name in enumerate(self._names())}
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in load_file(file).items():
+            name, _, kind = key.rpartition("/")
+            state.setdefault(numbers[name], {})[kind] = value
+        groups = self.optimizer.adam.state_dict()["param_groups"]
+        self.optimizer.adam.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _plain(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: w.detach().contiguous() for name, w in weights.items()}
+
+
+@torch.no_grad()
+def _copy(file: Path, weights: Mapping[str, Tensor]) -> None:
+    """Put the tensors of a file into `weights`, which have the same names."""
+    saved = load_file(file)
+    if saved.keys() != weights.keys():
+        differing = sorted(saved.keys() ^ weights.keys())[:3]
+        raise Refused(
+            f"{file}: expected the weights that this configuration trains, but {', '.join(differing)} are in one of the "
+            "two alone. What to do: resume with the configuration and version that wrote it, or start a new run"
+        )
+    for name, value in saved.items():
+        weights[name].copy_(value)

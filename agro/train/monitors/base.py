@@ -1,0 +1,68 @@
+"""The protocol of a monitor, and what it is shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agro.train.phases import Phase
+from agro.types import Sample
+
+
+@dataclass(frozen=True)
+class Action:
+    """What a monitor asks for before the weights move, and why."""
+
+    kind: Literal["go", "skip", "roll back", "stop"] = "go"
+    why: str = ""
+
+
+GO = Action()
+
+
+@dataclass
+class View:
+    """One step, as its monitors see it. Step 0 is the measurement before the first step."""
+
+    phase: Phase
+    step: int  # of the run
+    options: dict[str, Any]  # the objective's, at this step
+    metrics: dict[str, Any]  # the step's line of metrics.jsonl; None: unknown
+    samples: list[Sample] = field(default_factory=list)  # that the step trained on
+    stop: str = ""  # why the run is to end after this step; a monitor may set it
+
+    @property
+    def at(self) -> int:
+        """The step's number in its phase, from 1."""
+        return self.step - self.phase.begins
+
+    @property
+    def last(self) -> bool:
+        """Whether no step of the phase follows."""
+        return self.step == self.phase.ends or bool(self.stop)
+
+
+class Monitor:
+    """Looks at steps. Each method does nothing unless a subclass overrides it; what one raises ends the run.
+
+    `name` is the key under which checkpoints keep its `state`, JSON; a monitor without state has none.
+    """
+
+    name = ""
+
+    def judge(self, view: View) -> Action:
+        """Before the first update of a step, with the metrics of its gradient: whether the weights may move."""
+        return GO
+
+    def after(self, view: View) -> None:
+        """After a step: add to `view.metrics`, or set `view.stop`."""
+
+    def state(self) -> Any:
+        """What a checkpoint keeps."""
+        return None
+
+    def restore(self, state: Any) -> None:
+        """Continue from what a checkpoint kept."""
+
+    def close(self) -> None:
+        """The run has ended."""

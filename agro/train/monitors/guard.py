@@ -1,0 +1,77 @@
+"""The rule for a step that explodes.
+
+A step explodes when |loss| is above `guard.loss` times the median |loss| of the last `guard.window` steps (once there
+are `LEAST` of them; a median of 0, as where rewards are rare, is nothing to compare with), or when kl_ref is above
+`guard.kl`. Both are measured before the weights move. What happens then:
+
+- "skip": this update isn't made; train.max_skipped in a row stop the run.
+- "stop": the run ends as refused, with a checkpoint of the step before.
+- "rollback": weights and optimizer go back to the last checkpoint and the learning rate is halved from there on; the
+  data goes on. `guard.rollbacks` of them, and the next one stops the run.
+
+A gradient that isn't finite is skipped whatever the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from agro import config
+from agro.train.monitors.base import GO, Action, Monitor, View
+
+LEAST = 5
+ADVICE = (
+    "What to do: look at the samples (agro show), then go on from a lower train.lr or a higher objective.beta in a new "
+    "run, or raise the limit of the guard"
+)
+
+
+class Guard(Monitor):
+    """Judges by |loss| and kl_ref. Its state is that of one phase."""
+
+    name = "guard"
+
+    def __init__(self, rule: config.Guard, phase: str) -> None:
+        self.rule, self.phase = rule, phase
+        self.losses: tuple[float, ...] = ()  # |loss| of the last steps, the latest last
+        self.rollbacks = 0
+
+    def judge(self, view: View) -> Action:
+        loss, kl = view.metrics["loss"], view.metrics["kl_ref"]
+        why = explosion(self.rule, loss, kl, self.losses)
+        if not why:
+            self.losses = remember(self.rule, self.losses, loss)
+            return GO
+        if self.rule.action == "skip":
+            return Action("skip", why)
+        if self.rule.action == "rollback" and self.rollbacks < self.rule.rollbacks:
+            self.losses = ()
+            self.rollbacks += 1
+            return Action("roll back", why)
+        return Action("stop", f"{why}. {ADVICE}")
+
+    def state(self) -> dict[str, Any]:
+        return {"phase": self.phase, "losses": self.losses, "rollbacks": self.rollbacks}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.rollbacks = state["rollbacks"]
+        if state["phase"] == self.phase:
+            self.losses = tuple(state["losses"])
+
+
+def explosion(rule: config.Guard, loss: float, kl: float | None, before: Sequence[float]) -> str:
+    """What explodes, in words, or "". `before`: |loss| of the steps before; `kl` None: not measured."""
+    if rule.loss is not None and len(before) >= LEAST:
+        usual = median(before)
+        if usual and abs(loss) > rule.loss * usual:
+            return f"|loss| is {abs(loss):.4g}, more than guard.loss = {rule.loss:g} times its median of {usual:.4g}"
+    if rule.kl is not None and kl is not None and kl > rule.kl:
+        return f"kl_ref is {kl:.4g} nats a response, above guard.kl = {rule.kl:g}"
+    return ""
+
+
+def remember(rule: config.Guard, before: Sequence[float], loss: float) -> tuple[float, ...]:
+    """The losses that the next step is compared with."""
+    return (*before, abs(loss))[-rule.window :] if rule.loss is not None else ()

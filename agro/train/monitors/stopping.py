@@ -1,0 +1,45 @@
+"""Held-out reward against the best so far: which model is kept, and whether the run goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agro import config
+from agro.train.monitors.base import Monitor, View
+
+
+class Best(Monitor):
+    """Keeps the best model and stops the run where held-out reward no longer rises, or has reached its target."""
+
+    name = "best"
+
+    def __init__(self, rule: config.Evaluate, keep: Callable[[Mapping[str, Any]], None]) -> None:
+        """`keep` saves the present model, with the metrics of the step."""
+        self.rule, self.keep = rule, keep
+        self.reward = -math.inf  # the highest eval_reward
+        self.step = -1  # its step
+        self.waited = 0  # evaluations since then
+
+    def after(self, view: View) -> None:
+        reward = view.metrics["eval_reward"]
+        if reward is None or math.isnan(reward):  # nothing was asked, or could be scored
+            return
+        self.waited += 1
+        if reward > self.reward or view.step == self.step:  # step 0 is measured again where a run resumes from it
+            self.reward, self.step, self.waited = reward, view.step, 0
+            if self.rule.keep_best:
+                self.keep({**view.metrics, "step": view.step})
+        if self.rule.patience and self.waited >= self.rule.patience:
+            view.stop = f"{self.waited} evaluations without more than {self.reward:.4f}, which step {self.step} had"
+        if self.rule.target is not None and reward >= self.rule.target:
+            view.stop = f"eval_reward is {reward:.4f}, evaluate.target {self.rule.target:g}"
+
+    def state(self) -> dict[str, Any] | None:
+        if self.step < 0:
+            return None
+        return {"reward": self.reward, "step": self.step, "waited": self.waited}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.reward, self.step, self.waited = state["reward"], state["step"], state["waited"]

@@ -1,0 +1,74 @@
+"""The phases of a run: which steps each has, and what changes over them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from agro.config import RunConfig
+from agro.objectives import get, least_responses
+from agro.store import DrawRule
+from agro.train.schedule import lr_at, options_at
+from agro.train.state import Position
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps `begins` + 1 to `ends` of the run, under one configuration."""
+
+    name: str
+    config: RunConfig
+    begins: int
+    ends: int
+
+    @classmethod
+    def all(cls, config: RunConfig) -> list[Phase]:
+        phases, begins = [], 0
+        for name in config.phase_names:
+            of_phase = config.phase(name)
+            phases.append(cls(name, of_phase, begins, begins + of_phase.train.steps))
+            begins = phases[-1].ends
+        return phases
+
+    def at(self, position: Position) -> int:
+        """Steps of the phase that are done."""
+        return position.step - self.begins
+
+    def options(self, position: Position) -> dict[str, Any]:
+        """The objective's options at the next step: schedules and a tuned β have their present value."""
+        return options_at(self.config.objective.options, self.at(position), position.beta)
+
+    def lr(self, position: Position, update: int) -> float:
+        """The learning rate of update `update` (from 0) of the next step."""
+        train = self.config.train
+        done = self.at(position) * train.updates + update
+        return lr_at(train, done, train.steps * train.updates) * 0.5**position.rollbacks
+
+    def stored_groups(self, at: int) -> int:
+        """Groups that step `at` (from 0) draws from the store: data.replay is met exactly over many steps."""
+        fresh = self.config.train.groups * (1 - self.config.data.replay)
+        return self.config.train.groups - (int((at + 1) * fresh + 1e-9) - int(at * fresh + 1e-9))
+
+    def rule(self, groups: int) -> DrawRule:
+        """What a step draws from the store."""
+        data, objective = self.config.data, self.config.objective
+        needs = get(objective.name).needed(objective.options)
+        return DrawRule(
+            groups=groups,
+            group_size=data.group_size,
+            roles=data.roles,
+            sources=data.sources,
+            max_age=data.max_age,
+            order=data.order,
+            min_group=least_responses(needs),
+            scored_only="reward" in needs,
+            pairs="pairs" in needs,
+            fewer=data.replay < 1,  # a store that is still filling gives what it has
+        )
+
+
+def derive(*parts: object) -> int:
+    """A 63-bit seed from any parts, the same on every machine."""
+    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,98 @@
+"""A source sees to it that the store holds what a step wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from agro.config import RunConfig
+from agro.rewards import Reward
+from agro.rollout import Activity, Collected, Rollout, collect
+from agro.store import Store
+from agro.train.learner import Learner
+from agro.train.phases import derive
+from agro.types import Prompt
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The fresh groups of a step."""
+
+    step: int  # of the run, from 1
+    groups: int
+    first: int  # number of the first prompt, in the order of the phase
+
+
+class Source(Protocol):
+    """Where fresh samples come from."""
+
+    def fill(self, wanted: Wanted) -> Collected:
+        """Return once the store holds the groups that are wanted, with their ids."""
+        ...
+
+    def publish(self, learner: Learner) -> None:
+        """Let later samples be made by the learner's weights of now."""
+        ...
+
+
+class PromptOrder:
+    """An endless sequence of epochs over the prompts, each in an order of its own that the seed fixes."""
+
+    def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
+        self.prompts, self.seed = prompts, seed
+        self._epoch, self._order = -1, list(prompts)
+
+    def take(self, start: int, count: int) -> list[Prompt]:
+        """Number `start` and the following ones."""
+        out: list[Prompt] = []
+        while len(out) < count:
+            epoch, at = divmod(start + len(out), len(self.prompts))
+            if epoch != self._epoch:
+                self._epoch = epoch
+                self._order = sorted(self.prompts, key=lambda p: (derive(self.seed, epoch, p.id), p.id))
+            out += self._order[at : at + count - len(out)]
+        return out
+
+
+class Inline:
+    """Samples in this process, step by step."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        rollout: Rollout,
+        prompts: PromptOrder,
+        reward: Reward | None,
+        store: Store,
+        run: str,
+        activity: Activity,
+        weights: Path | None = None,
+    ) -> None:
+        """`weights`: the folder in which the learner publishes; None where the engine shares its weights."""
+        self.config, self.rollout, self.prompts, self.reward = config, rollout, prompts, reward
+        self.store, self.run, self.activity, self.weights = store, run, activity, weights
+
+    def fill(self, wanted: Wanted) -> Collected:
+        if not wanted.groups:
+            return Collected()
+        return collect(
+            self.rollout,
+            self.prompts.take(wanted.first, wanted.groups),
+            self.config.sampler,
+            self.store,
+            seed=derive(self.config.train.seed, "sample", wanted.step),
+            reward=self.reward,
+            max_failed=self.config.reward.max_failed,
+            run=self.run,
+            step=wanted.step,
+            activity=self.activity,
+        )
+
+    def publish(self, learner: Learner) -> None:
+        if self.weights is None:
+            self.rollout.engine.version = learner.version
+        else:
+            learner.publish(self.weights)
+            self.rollout.engine.load(self.weights, learner.version)

@@ -1,0 +1,87 @@
+"""Where a run stands between two steps, and the checkpoint that holds it.
+
+A checkpoint is a folder of safetensors and JSON, never pickles. It is written to a temporary folder, synced and renamed,
+and its parent synced; only then does one transaction of the store write (run, step, digest): that row says which
+checkpoint counts. The last few are kept, since a disk may damage one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from agro.files import whole_folder, writing
+from agro.store import Commit
+
+POSITION = "position.json"
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands between two steps."""
+
+    phase: str = ""
+    step: int = 0  # of the run, the last one done
+    version: int = 0  # optimizer steps
+    prompts: int = 0  # sampled from in this phase
+    skipped: int = 0  # updates in a row that weren't made
+    beta: float | None = None  # where it is tuned to a target KL
+    rollbacks: int = 0  # to an earlier checkpoint; each halves the learning rate
+    cached: int = -1  # last entry of other runs in the cache of reference log-probs that this run may use; -1: not begun
+    monitors: Mapping[str, Any] = field(default_factory=dict)  # state of each monitor, by its name
+    stopped: str = ""  # why the run ended before its last step
+    anchor: str = ""  # digest of the checkpoint that the phase began with
+    digest: str = ""  # of the last checkpoint; it can't stand in that checkpoint itself
+
+
+def write_checkpoint(folder: Path, position: Position, save: Callable[[Path], None]) -> dict[str, str]:
+    """Write a checkpoint, to which `save` adds the learner's files; returns the SHA-256 of each file."""
+    with whole_folder(folder) as temporary:
+        save(temporary)
+        content = asdict(replace(position, digest=""))
+        (temporary / POSITION).write_text(json.dumps(content, indent=1), encoding="utf-8")
+        return _digests(temporary)
+
+
+def read_position(folder: Path, digest: str) -> Position:
+    content = json.loads((folder / POSITION).read_text(encoding="utf-8"))
+    return Position(**{**content, "digest": digest})
+
+
+def damage(folder: Path, commit: Commit) -> str:
+    """What of a committed checkpoint isn't as it was written; empty where it is complete."""
+    if not folder.is_dir():
+        return f"{folder} is missing"
+    present = _digests(folder)
+    problems = []
+    for name, digest in commit.files.items():
+        if name not in present:
+            problems.append(f"{folder / name} is missing")
+        elif present[name] != digest:
+            problems.append(f"{folder / name} isn't as it was written")
+    return ", ".join(problems)
+
+
+def digest_of(files: Mapping[str, str]) -> str:
+    """SHA-256 over the names and digests of a checkpoint's files."""
+    return hashlib.sha256("".join(f"{name} {files[name]}\n" for name in sorted(files)).encode()).hexdigest()
+
+
+def delete_checkpoints(folder: Path, keep: set[Path]) -> None:
+    """Delete all checkpoints in `folder` but those."""
+    for old in set(folder.glob("step-*")) - keep:
+        with writing(old):
+            shutil.rmtree(old)
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    digests = {}
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
