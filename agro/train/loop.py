@@ -25,28 +25,28 @@ from agro.prompts import load_prompts
 from agro.reference import load_reference
 from agro.report import report
 from agro.rewards import Reward, load_reward
+from agro.runs.card import write_cards
+from agro.runs.folder import Run
+from agro.runs.hub import check_push, push
+from agro.runs.interruption import Interruption
+from agro.runs.plan import plan
+from agro.runs.progress import Progress
+from agro.runs.track import Trackers, check_trackers, load_trackers
+from agro.runs.watchdog import Watchdog
 from agro.store import Store
 from agro.train import checkpoint
 from agro.train.callbacks import Callback
-from agro.train.card import write_cards
 from agro.train.check import check_config, check_heldout, learns_value, reads_reference, takes_stored_value
 from agro.train.checkpoint import Position
 from agro.train.data import (
     check_store,
     derive,
 )
-from agro.train.hub import check_push, push
-from agro.train.interruption import Interruption
 from agro.train.notes import notes
 from agro.train.phase import Phase
-from agro.train.plan import plan
-from agro.train.progress import Progress
 from agro.train.recovery import go_back, prune
-from agro.train.run import Run
 from agro.train.saving import save_model
-from agro.train.track import Trackers, check_trackers, load_trackers
 from agro.train.values import StoredValues
-from agro.train.watchdog import Watchdog
 
 
 class Trainer:
@@ -133,7 +133,7 @@ class Trainer:
         return self.out
 
     def plan(self) -> dict[str, Any]:
-        """What `run` would do, all of it loaded and checked, and nothing written; see `agro.train.plan`."""
+        """What `run` would do, all of it loaded and checked, and nothing written; see `agro.runs.plan`."""
         path = self._prepare()
         if self.reward is not None:
             self.reward.close()

@@ -14,6 +14,7 @@ from agro.envs import in_environment
 from agro.errors import Interrupted, Refused, Unwritable
 from agro.objectives import NotFinite, get
 from agro.reference import follow
+from agro.runs.progress import responses_text
 from agro.samplers import HFSampler, Sampler
 from agro.train import checkpoint
 from agro.train.cache import ReferenceCache
@@ -36,7 +37,6 @@ from agro.train.measure import describe_batch, describe_step, empty_metrics
 from agro.train.micro import MicroBatch
 from agro.train.notes import trapped
 from agro.train.optimiser import Optimiser
-from agro.train.progress import responses_text
 from agro.train.recovery import prune
 from agro.train.schedule import is_tuned, lr_at, options_at, tune
 from agro.train.step import Step, backward, collate, streams_of

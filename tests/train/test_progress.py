@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 from tiny_runs import metrics, tiny, weights, write_prompts, write_toml
 
+from agro.runs.progress import Display, Progress, responses_text
 from agro.train.loop import Trainer
 from agro.train.measure import empty_metrics
-from agro.train.progress import Display, Progress, responses_text
 from agro.types import Sample
 
 
@@ -115,7 +115,7 @@ def test_a_narrow_terminal_keeps_one_line_a_row(tmp_path: Path) -> None:
 def test_a_new_stage_is_drawn_at_once_and_its_counts_now_and_then(tmp_path: Path, monkeypatch) -> None:
     """Else a long stage that begins right after another would stand under the other's name."""
     now = [100.0]
-    monkeypatch.setattr("agro.train.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("agro.runs.progress.time.monotonic", lambda: now[0])
     display, _ = shown(tmp_path / "s.db")
     drawn = []
     monkeypatch.setattr(display.live, "refresh", lambda: drawn.append(display.at))
