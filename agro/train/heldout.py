@@ -65,7 +65,7 @@ class HeldOut:
             out |= describe_heldout(found, trainer.policy, trainer.reference, config, options, self.micro)
         if self.groups is not None and (beta := diagnostic_beta(config, options)):
             out |= self.groups.measure(trainer.policy, beta, options.get("average", "sum")).metrics()
-            out["eval_left_out"] = self.groups.left_out
+            out["eval_dropped"] = self.groups.left_out
         return out
 
 

@@ -18,66 +18,6 @@ from agro.train.micro import MicroBatch
 from agro.train.step import Step, collate, streams_of
 from agro.types import Batch
 
-KEYS = (
-    "step",
-    "phase",
-    "version",
-    "reward_mean",
-    "reward_std",
-    "reward_parts",
-    "eval_reward",
-    "eval_reward_se",
-    "eval_n",
-    "eval_unscored",
-    "eval_kl_ref",
-    "eval_consistency",
-    "eval_consistency_se",
-    "eval_consistency_fall",
-    "eval_consistency_fall_se",
-    "eval_groups",
-    "eval_left_out",
-    "eval_fresh_consistency",
-    "eval_fresh_consistency_se",
-    "eval_regret",
-    "eval_regret_se",
-    "eval_fresh_groups",
-    "loss",
-    "beta",
-    "kl_ref",
-    "regret",
-    "pull_to_rewards",
-    "grad_norm",
-    "grad_norm_clipped",
-    "lr",
-    "tokens",
-    "sampled_tokens",
-    "seconds",
-    "seconds_sample",
-    "seconds_train",
-    "tokens_per_second",
-    "staleness_mean",
-    "staleness_max",
-    "length_mean",
-    "truncated_share",
-    "groups",
-    "groups_equal",
-    "rewards_failed",
-    "left_out",
-    "left_out_reasons",
-    "skipped",
-    "rolled_back",
-    "logp_diff_mean",
-    "logp_diff_max",
-    "replay_share",
-    "objective",
-)
-
-
-def empty_metrics() -> dict[str, Any]:
-    """Every key, nothing known."""
-    return dict.fromkeys(KEYS)
-
-
 def describe_batch(drawn: Drawn, version: int) -> dict[str, Any]:
     """What the samples say before anything is computed on them. `version` is the trainer's."""
     samples, responses = drawn.samples, one_each(drawn.samples)
@@ -111,8 +51,8 @@ def describe_batch(drawn: Drawn, version: int) -> dict[str, Any]:
         "groups": len(groups),
         "groups_equal": sum(min(r) == max(r) for r in rewards.values()),
         "rewards_failed": drawn.failed,
-        "left_out": sum(drawn.left_out.values()),
-        "left_out_reasons": dict(drawn.left_out),
+        "dropped": sum(drawn.left_out.values()),
+        "dropped_reasons": dict(drawn.left_out),
         "skipped": 0,
         "rolled_back": 0,
         "replay_share": replayed / len(groups) if groups else None,
@@ -134,7 +74,7 @@ def describe_step(step: Step, drawn: Drawn, config: RunConfig, options: Mapping[
         "beta": options.get("beta"),
     }
     if found := spreads(step, config.objective.name, options):
-        out["pull_to_rewards"] = options["beta"] * found[0] / found[1]
+        out["kl_to_reward_spread"] = options["beta"] * found[0] / found[1]
     if fresh.any() and batch.ref_logp is not None:
         rows = fresh.nonzero()[:, 0]
         part = batch.rows(rows)

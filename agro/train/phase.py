@@ -12,6 +12,7 @@ import torch
 from agro.config import RunConfig
 from agro.envs import in_environment
 from agro.errors import Interrupted, Refused, Unwritable
+from agro.metrics import empty_metrics
 from agro.objectives import NotFinite, get
 from agro.reference import follow
 from agro.runs.progress import responses_text
@@ -33,7 +34,7 @@ from agro.train.data import (
 from agro.train.diagnostics import DWARFED, dwarfed, with_reference
 from agro.train.guard import explosion, remember
 from agro.train.heldout import HeldOut, compare
-from agro.train.measure import describe_batch, describe_step, empty_metrics
+from agro.train.measure import describe_batch, describe_step
 from agro.train.micro import MicroBatch
 from agro.train.notes import trapped
 from agro.train.optimiser import Optimiser
@@ -218,7 +219,7 @@ class Phase:
             if metrics["loss"] is None:
                 metrics |= describe_step(done, drawn, self.config, self._options(at))
                 metrics |= {"grad_norm": norm, "grad_norm_clipped": min(norm, train.clip)}
-                if (metrics["pull_to_rewards"] or 0) > DWARFED:
+                if (metrics["kl_to_reward_spread"] or 0) > DWARFED:
                     self._warn(
                         "pull",
                         dwarfed(done, self.config.objective.name, self._options(at), metrics["length_mean"]),
