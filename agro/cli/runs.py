@@ -42,7 +42,7 @@ def train(
 
     trainer = Trainer(loaded, out, resume=resume)
     if dry_run:
-        from agro.train.plan import describe
+        from agro.runs.plan import describe
 
         plan = trainer.plan()
         print(json.dumps(plan, ensure_ascii=False) if as_json else describe(plan))

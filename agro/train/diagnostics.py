@@ -103,7 +103,7 @@ def spreads(step: Step, name: str, options: Mapping[str, Any]) -> tuple[float, f
 
 
 def dwarfed(step: Step, name: str, options: Mapping[str, Any], length: float) -> str:
-    """What to say where `pull_to_rewards` is above `DWARFED`. `length`: of the responses, tokens on average."""
+    """What to say where `kl_to_reward_spread` is above `DWARFED`. `length`: of the responses, tokens on average."""
     found = spreads(step, name, options)
     assert found is not None
     beta, by_token = options["beta"], options.get("average") == "token"

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from agro.errors import Interrupted, Refused, Unwritable
+from agro.metrics import empty_metrics
 from agro.objectives import NotFinite, get
 from agro.rollout import Activity, Collected
 from agro.runs.folder import Run
 from agro.store import Drawn, Store
 from agro.train.feed import Feed, Valid
 from agro.train.learner import Learner
-from agro.train.measure import describe_batch, describe_step, empty_metrics
+from agro.train.measure import describe_batch, describe_step
 from agro.train.monitors import GO, Action, Monitor, View
 from agro.train.phases import Phase
 from agro.train.recovery import go_back, prune

@@ -17,67 +17,6 @@ from agro.train.feed import Valid, one_each
 from agro.train.step import Step
 from agro.types import Batch, Sample
 
-KEYS = (
-    "step",
-    "phase",
-    "version",
-    "reward_mean",
-    "reward_std",
-    "reward_parts",
-    "eval_reward",
-    "eval_reward_se",
-    "eval_n",
-    "eval_unscored",
-    "eval_kl_ref",
-    "eval_consistency",
-    "eval_consistency_se",
-    "eval_consistency_fall",
-    "eval_consistency_fall_se",
-    "eval_groups",
-    "eval_dropped",
-    "eval_fresh_consistency",
-    "eval_fresh_consistency_se",
-    "eval_regret",
-    "eval_regret_se",
-    "eval_fresh_groups",
-    "loss",
-    "beta",
-    "kl_ref",
-    "regret",
-    "kl_to_reward_spread",
-    "grad_norm",
-    "grad_norm_clipped",
-    "lr",
-    "tokens",
-    "sampled_tokens",
-    "seconds",
-    "seconds_sample",
-    "seconds_train",
-    "tokens_per_second",
-    "staleness_mean",
-    "staleness_max",
-    "length_mean",
-    "truncated_share",
-    "groups",
-    "groups_equal",
-    "rewards_failed",
-    "dropped",
-    "dropped_reasons",
-    "skipped",
-    "rolled_back",
-    "logp_diff_mean",
-    "logp_diff_max",
-    "replay_share",
-    "objective",
-)
-
-
-
-def empty_metrics() -> dict[str, Any]:
-    """Every key, nothing known."""
-    return dict.fromkeys(KEYS)
-
-
 def describe_batch(valid: Valid, made: Collected, version: int) -> dict[str, Any]:
     """What the samples of a step show before anything is computed on them. `version` is the learner's."""
     samples, responses = valid.samples, one_each(valid.samples)

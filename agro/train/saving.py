@@ -10,7 +10,7 @@ from typing import Any
 from agro.config import LoRA
 from agro.files import whole_folder
 from agro.policy import Policy
-from agro.train.run import known
+from agro.runs.folder import known
 
 
 def save_model(policy: Policy, out: Path, lora: LoRA | None) -> None:

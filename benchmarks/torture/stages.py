@@ -21,10 +21,10 @@ import agro.store.importing
 import agro.train.loop
 from agro.rewards.function import FunctionReward
 from agro.rewards.workers import Pool
+from agro.runs.interruption import Interruption
 from agro.samplers import HFSampler
 from agro.store import Store
 from agro.store.database import Database
-from agro.train.interruption import Interruption
 from agro.train.phase import Phase
 
 STAGES = (

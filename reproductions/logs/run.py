@@ -203,7 +203,7 @@ def one_seed(config: RunConfig, folder: Path) -> dict[str, Any]:
     run = harness.train(config, folder)
     return {
         "measured": [m for m in run["metrics"] if m["eval_consistency"] is not None],
-        "train_left_out": sum(m["left_out"] or 0 for m in run["metrics"]),
+        "train_left_out": sum(m["dropped"] or 0 for m in run["metrics"]),
         "seconds": run["seconds"],
         "cpu_seconds": run["cpu_seconds"],
     }
@@ -266,7 +266,7 @@ def one_log(name: str, seeds: int, out: Path, small: bool, overrides: Sequence[s
                 "groups": sum(f["measured"][-1]["eval_groups"] for f in folds),
                 "left_out": {
                     "training draws": sum(f["train_left_out"] for f in folds),
-                    "held-out rows": sum(f["measured"][-1]["eval_left_out"] for f in folds),
+                    "held-out rows": sum(f["measured"][-1]["eval_dropped"] for f in folds),
                 },
                 "curve": curve,
                 "seconds": [f["seconds"] for f in folds],

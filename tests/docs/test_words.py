@@ -31,7 +31,7 @@ ROOMS = (
     "agro.train.loop",
     "agro.train.callbacks",
     "agro.train.guard",
-    "agro.train.plan",
+    "agro.runs.plan",
 )
 COMMANDS = {name: command.params for name, command in typer.main.get_command(app).commands.items()}  # type: ignore[attr-defined]
 FOREIGN = {

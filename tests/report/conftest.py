@@ -69,7 +69,7 @@ def rows():
                 "groups": 16,
                 "groups_equal": noise.randrange(9),
                 "rewards_failed": int(step == 100),
-                "left_out": 0,
+                "dropped": 0,
                 "skipped": 0,
                 "rolled_back": 0,
                 "logp_diff_mean": 2e-7 * noise.random() if fresh else None,

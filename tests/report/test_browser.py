@@ -50,7 +50,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for row in metrics:
         row["phase"] = EVIL if row["phase"] == "sft" else row["phase"]
-        row |= {"reward_parts": {EVIL: 0.5, "b": 1.0}, "left_out": 1, "left_out_reasons": {EVIL: 1}}
+        row |= {"reward_parts": {EVIL: 0.5, "b": 1.0}, "dropped": 1, "dropped_reasons": {EVIL: 1}}
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
     with Store.open(folder / "store.db") as store, store.transaction():
         for step in range(1, 221):

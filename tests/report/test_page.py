@@ -290,7 +290,7 @@ def test_diagnostics_of_the_optimum_are_shown_where_they_were_measured(run_folde
         "eval_fresh_consistency": "½ Var(R) of held-out responses",
         "regret": "Estimated regret",
         "eval_regret": "Estimated regret",
-        "pull_to_rewards": "Pull against rewards",
+        "kl_to_reward_spread": "Pull against rewards",
     }
     bare = read(run_folder).text
     assert not any(title in bare for title in titles.values())

@@ -54,7 +54,7 @@ def test_is_half_the_variance_of_the_regularised_reward(tmp_path: Path, average:
     folder = Trainer(config, tmp_path / "run").run()
     rows = [m for m in metrics(folder) if m["eval_consistency"] is not None]
     assert [m["step"] for m in rows] == [0, 3, 6]
-    assert all((m["eval_groups"], m["eval_left_out"]) == (5, 2) for m in rows)
+    assert all((m["eval_groups"], m["eval_dropped"]) == (5, 2) for m in rows)
 
     seed_model = Trainer(
         log_run(tmp_path / "start", train__lr=1e-30, train__steps=1), tmp_path / "start" / "run"
@@ -116,7 +116,7 @@ def test_a_beta_given_for_it_serves_any_objective_and_unscored_responses_are_lef
     ]
     rewards = [[float((i + p) % 2) for i in range(2 + p % 2)] for p in range(200, 205)]
     assert first["eval_consistency"] == pytest.approx(np.mean([np.var(r, ddof=1) / 2 for r in rewards]))
-    assert (first["eval_groups"], first["eval_left_out"]) == (5, 4)
+    assert (first["eval_groups"], first["eval_dropped"]) == (5, 4)
     assert all(abs(m["eval_consistency_fall"]) > 1e-4 for m in rest)
 
 

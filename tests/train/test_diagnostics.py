@@ -100,7 +100,7 @@ def test_regret_and_pull_average_as_the_objective_does(average: str, rho: float,
     out = describe_step(a_step(logp, batch), drawn, tiny(tmp_path), options)
     R = [1.0 - 0.4 * rho, 0.0]
     assert out["regret"] == pytest.approx(0.4 * math.log(sum(math.exp(x / 0.4) for x in R) / 2) - sum(R) / 2)
-    assert out["pull_to_rewards"] == pytest.approx(0.4 * rho)
+    assert out["kl_to_reward_spread"] == pytest.approx(0.4 * rho)
 
 
 def test_the_pull_is_as_large_as_the_rewards_at_the_optimum() -> None:
@@ -238,12 +238,12 @@ def test_a_pull_that_dwarfs_the_rewards_is_said_once_a_phase_with_its_figures(tm
     config = tiny(tmp_path, objective__beta=200.0, phases=phases, train__steps=4)
     rows = metrics(Trainer(config, tmp_path / "run").run())
     said = [line for line in capsys.readouterr().err.splitlines() if "within groups βρ differs" in line]
-    above = [m for m in rows if m["pull_to_rewards"] is not None and m["pull_to_rewards"] > 10]
+    above = [m for m in rows if m["kl_to_reward_spread"] is not None and m["kl_to_reward_spread"] > 10]
     assert {m["phase"] for m in above} == {"far", "again"}
     assert len(said) == 2
     first = above[0]
     assert said[0].startswith(
-        f"step {first['step']}: within groups βρ differs {first['pull_to_rewards']:.3g} times"
+        f"step {first['step']}: within groups βρ differs {first['kl_to_reward_spread']:.3g} times"
     )
     assert "β = 200, ρ ± " in said[0]
     assert f"in responses of {first['length_mean']:.0f} tokens, rewards ± 0." in said[0]
@@ -305,6 +305,6 @@ def test_a_resumed_run_measures_the_same(tmp_path: Path) -> None:
         Trainer(tiny(tmp_path, **changes), tmp_path / "stopped", callbacks=[Stop()]).run()
     assert len(metrics(tmp_path / "stopped")) == 4
     resumed = metrics(Trainer(tiny(tmp_path, **changes), tmp_path / "stopped", resume=True).run())
-    for key in ("regret", "kl_ref", "eval_regret", "eval_fresh_consistency", "pull_to_rewards", "loss"):
+    for key in ("regret", "kl_ref", "eval_regret", "eval_fresh_consistency", "kl_to_reward_spread", "loss"):
         assert [m[key] for m in resumed] == [m[key] for m in whole]
     assert all(m["regret"] is not None for m in whole[1:])

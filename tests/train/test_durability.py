@@ -128,8 +128,8 @@ def test_training_leaves_a_damaged_sample_out_and_counts_it(tmp_path: Path, caps
     )
     Trainer(made, tmp_path / "run").run()
     (only,) = metrics(tmp_path / "run")
-    assert only["left_out_reasons"] == {"damaged": 4, "group too small for what was left out": 1}
-    assert only["left_out"] == 5
+    assert only["dropped_reasons"] == {"damaged": 4, "group too small for what was left out": 1}
+    assert only["dropped"] == 5
     assert f"damaged: sample 5 of {tmp_path / 'log.db'}; left out of step 1" in capsys.readouterr().err
 
 

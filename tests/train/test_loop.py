@@ -137,7 +137,7 @@ def test_failed_rewards_stay_unknown_and_are_counted(tmp_path: Path) -> None:
     rows = metrics(folder)
     failed = sum(m["rewards_failed"] for m in rows)
     assert failed > 0
-    assert sum(m["left_out"] for m in rows) >= failed
+    assert sum(m["dropped"] for m in rows) >= failed
     assert all(m["reward_mean"] == 1 for m in rows if m["reward_mean"] is not None)
     with Store.open(folder / "store.db", read_only=True) as store:
         assert store.counts().failed == failed
@@ -191,7 +191,7 @@ def test_rows_that_do_not_fit_are_left_out_and_counted(tmp_path: Path) -> None:
         )
     data = {"store": str(tmp_path / "log.db"), "replay": 1.0}
     rows = metrics(run(tmp_path, data=data, train__groups=10, train__steps=1))
-    assert rows[0]["left_out_reasons"] == {
+    assert rows[0]["dropped_reasons"] == {
         "too long": 1,
         "unknown characters": 2,
         "group too small for what was left out": 1,

@@ -10,8 +10,8 @@ from tiny_runs import fill_store, metrics, tiny, write_prompts
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.policy import Policy
+from agro.runs.plan import describe
 from agro.train.loop import Trainer
-from agro.train.plan import describe
 
 
 def test_counts_are_those_of_the_run(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_the_better_responses_become_likelier(tmp_path: Path, objective: dict[st
     trainer = Trainer(config(tmp_path, objective, train__steps=60), tmp_path / "run")
     rows = metrics(trainer.run())
     first, last = rows[0], rows[-1]
-    assert (first["groups"], first["left_out"], first["reward_mean"], first["kl_ref"]) == (4, 0, None, None)
+    assert (first["groups"], first["dropped"], first["reward_mean"], first["kl_ref"]) == (4, 0, None, None)
     assert first["objective"]["implicit_margin"] == pytest.approx(0, abs=1e-5)
     assert last["objective"]["ordered_share"] > 0.9
     assert last["loss"] < 0.6 * first["loss"]
@@ -112,7 +112,7 @@ def test_a_response_that_cannot_be_used_takes_the_other_one_along(tmp_path: Path
         store._run("UPDATE samples SET response = 'x' WHERE id = ?", [b])
     made = config(tmp_path, train__groups=13, train__steps=1, train__max_length=12, data={"group_size": None})
     [found] = metrics(Trainer(made, tmp_path / "run").run())
-    assert found["left_out_reasons"] == {
+    assert found["dropped_reasons"] == {
         "too long": 1,
         "damaged": 1,
         "the other response of its pair was left out": 1,
@@ -149,7 +149,7 @@ def test_a_pair_of_two_prompts_is_passed_over(tmp_path: Path) -> None:
     with Store.open(tmp_path / "pairs.db") as store:
         store.add_pairs([Pair(i, i + 6) for i in range(1, 60)])  # 6 rows a prompt
     [found] = metrics(Trainer(made, tmp_path / "run").run())
-    assert (found["loss"], found["grad_norm"], found["left_out"]) == (alone["loss"], alone["grad_norm"], 0)
+    assert (found["loss"], found["grad_norm"], found["dropped"]) == (alone["loss"], alone["grad_norm"], 0)
 
 
 def test_held_out_groups_need_no_pairs(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_held_out_groups_need_no_pairs(tmp_path: Path) -> None:
         store.append(Sample(f"20{g}>", str(i), reward=float(i % 2)) for g in range(3) for i in range(4))
     held = {"eval_store": str(tmp_path / "held.db")}
     start, *_ = metrics(Trainer(config(tmp_path, data=held, evaluate__beta=0.2), tmp_path / "run").run())
-    assert (start["eval_groups"], start["eval_left_out"]) == (3, 0)
+    assert (start["eval_groups"], start["eval_dropped"]) == (3, 0)
     assert start["eval_consistency"] == pytest.approx(0.5 / 3, rel=1e-6)
 
 

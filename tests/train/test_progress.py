@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 from tiny_runs import metrics, tiny, weights, write_prompts, write_toml
 
+from agro.metrics import empty_metrics
+from agro.runs.progress import Display, Progress, responses_text
 from agro.train.loop import Trainer
-from agro.train.measure import empty_metrics
-from agro.train.progress import Display, Progress, responses_text
 from agro.types import Sample
 
 
@@ -29,7 +29,7 @@ def row(step: int, **known) -> dict:
         "seconds": 2.0,
         "tokens_per_second": 500.0,
     }
-    return empty_metrics() | usual | {"left_out": 0, "skipped": 0, "step": step} | known
+    return empty_metrics() | usual | {"dropped": 0, "skipped": 0, "step": step} | known
 
 
 def shown(store: Path, width: int = 120) -> tuple[Display, Console]:
@@ -51,12 +51,12 @@ def test_plain_lines() -> None:
     progress = Progress(60, out)
     progress.stage("sampling", 3, 64)
     progress.step(row(12, eval_reward=0.75, eval_reward_se=0.01))
-    progress.step(row(13, left_out=2, left_out_reasons={"too long": 2}, reward_mean=None))
+    progress.step(row(13, dropped=2, dropped_reasons={"too long": 2}, reward_mean=None))
     assert (
         out.getvalue()
         == (
             "onpolicy 12/60  loss 0.25  reward 0.5  KL 1.5  500 tok/s  1:36 left  held-out 0.750 ± 0.010\n"  # 48 · 2 s
-            "onpolicy 13/60  loss 0.25  reward –  KL 1.5  500 tok/s  1:34 left  left out 2 (too long)\n"
+            "onpolicy 13/60  loss 0.25  reward –  KL 1.5  500 tok/s  1:34 left  dropped 2 (too long)\n"
         )
     )
 
@@ -115,7 +115,7 @@ def test_a_narrow_terminal_keeps_one_line_a_row(tmp_path: Path) -> None:
 def test_a_new_stage_is_drawn_at_once_and_its_counts_now_and_then(tmp_path: Path, monkeypatch) -> None:
     """Else a long stage that begins right after another would stand under the other's name."""
     now = [100.0]
-    monkeypatch.setattr("agro.train.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("agro.runs.progress.time.monotonic", lambda: now[0])
     display, _ = shown(tmp_path / "s.db")
     drawn = []
     monkeypatch.setattr(display.live, "refresh", lambda: drawn.append(display.at))

@@ -14,7 +14,7 @@ from tiny_runs import metrics, tiny, weights, write_prompts, write_toml
 
 from agro.config import RunConfig
 from agro.errors import Interrupted
-from agro.train.interruption import Interruption
+from agro.runs.interruption import Interruption
 from agro.train.loop import Trainer
 
 

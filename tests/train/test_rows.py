@@ -72,7 +72,7 @@ def test_an_episode_with_a_damaged_row_leaves_whole(tmp_path: Path, policy: Poli
         store._run("UPDATE samples SET response = 'x' WHERE id = 2")
     config = tiny(tmp_path, data__store=str(tmp_path / "log.db"), data__replay=1.0, train__steps=1)
     [found] = metrics(Trainer(config, tmp_path / "run").run())
-    assert found["left_out_reasons"] == {"damaged": 1, "another row of its episode was left out": 1}
+    assert found["dropped_reasons"] == {"damaged": 1, "another row of its episode was left out": 1}
 
 
 def test_means_are_over_responses(policy: Policy) -> None:

@@ -22,8 +22,8 @@ from agro.cli import app
 from agro.config import NewModel
 from agro.errors import Refused
 from agro.newmodel import new_model
+from agro.runs.card import write_cards
 from agro.store import Store
-from agro.train.card import write_cards
 from agro.train.loop import Trainer
 from agro.types import Sample
 

@@ -12,8 +12,8 @@ import pytest
 from tiny_runs import metrics, tiny, weights
 
 from agro.errors import Refused
+from agro.runs.track import Trackers
 from agro.train.loop import Trainer
-from agro.train.track import Trackers
 
 
 class Stand:

@@ -12,9 +12,9 @@ from tiny_runs import fill_store, metrics, tiny, weights, write_prompts
 
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
+from agro.runs.interruption import Interruption
 from agro.store import Store
 from agro.train.callbacks import Callback
-from agro.train.interruption import Interruption
 from agro.train.loop import Trainer
 from agro.train.step import collate
 from agro.train.values import StoredValues

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from agro.config import RunConfig, Track
 from agro.errors import Refused
-from agro.train.run import Run
+from agro.runs.folder import Run
 
 
 class Tracker(Protocol):

@@ -1,0 +1,92 @@
+"""Numbers as people read them: on the terminal, in reports, figures and model cards. None and NaN are unknown."""
+
+from __future__ import annotations
+
+import math
+
+UNKNOWN = "–"
+Number = float | int | None
+
+
+def is_known(value: Number) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def short(value: Number) -> str:
+    """Three significant digits; whole numbers from 1,000 on."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def count(value: Number) -> str:
+    """A whole number with thousands separators."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return f"{value:,.0f}"
+
+
+def fixed(value: Number, digits: int = 3, *, signed: bool = False) -> str:
+    """A number with a fixed count of digits after the point."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return f"{value:{'+' if signed else ''}.{digits}f}"
+
+
+def with_error(value: Number, error: Number, digits: int = 3) -> str:
+    """A value and its standard error."""
+    return f"{fixed(value, digits)} ± {fixed(error, digits) if is_known(error) else 'unknown'}"
+
+
+def percent(share: float, digits: int = 0) -> str:
+    return f"{share:.{digits}%}"
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds as 1:05, hours as 1:00:05."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def duration(seconds: float) -> str:
+    """A time in words, such as 1 h 5 min."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.3g} s"
+
+
+def progress(done: int | None, total: int | None) -> str:
+    """How far something is: "3/64", "3", or nothing where that is unknown."""
+    if done is None:
+        return ""
+    return str(done) if total is None else f"{done}/{total}"
+
+
+def tick(value: float, _: object = None) -> str:
+    """The label of a tick; thousands as k."""
+    return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{round(value, 10):g}"
+
+
+def percent_tick(value: float, _: object = None) -> str:
+    return f"{round(100 * value, 8):g}%"
+
+
+def power_tick(value: float, _: object = None) -> str:
+    """The label of a tick on a logarithmic axis."""
+    if value == 0:
+        return "0"
+    if 1e-3 <= abs(value) < 1e4:
+        return f"{value:g}"
+    return f"1e{math.floor(math.log10(abs(value)) + 0.5)}"
