@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from agro.config import RunConfig
 from agro.errors import Refused
+from agro.objectives.needs import GROUPS, REWARD
 from agro.policy import Policy
 from agro.store import Store
 from agro.train.data import Drawn, one_each, usable
@@ -63,7 +64,7 @@ class HeldOutGroups:
                 by_prompt.setdefault(sample.prompt_id, []).append(sample)
         drawn = Drawn([])
         for samples in by_prompt.values():
-            usable(samples, reference, config.train.max_length, {"reward", "groups"}, drawn)
+            usable(samples, reference, config.train.max_length, {REWARD, GROUPS}, drawn)
         kept: dict[str, list[Sample]] = {}
         for sample in drawn.samples:
             kept.setdefault(sample.prompt_id, []).append(sample)

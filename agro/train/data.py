@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from agro.config import RunConfig
-from agro.errors import Refused
-from agro.objectives import get, lack, least_responses
-from agro.objectives.core import Need
-from agro.objectives.pairs import groups_without_pairs, no_pairs, no_votes
+from agro.objectives import Need, get, least_responses
 from agro.policy import Policy, Unusable
 from agro.rewards import Reward, check_failures
 from agro.samplers import Sampler, Sampling
-from agro.store import Damaged, DrawRule, Known, Pair, Store
-from agro.train.schedule import options_at
+from agro.store import Damaged, DrawRule, Pair, Store
 from agro.types import Prompt, Sample
 
 S = TypeVar("S", bound=Sample | Damaged)
@@ -214,87 +210,3 @@ def one_each(samples: Sequence[S]) -> list[S]:
 def responses(samples: Sequence[Sample | Damaged]) -> Counter[str]:
     """Responses a prompt has."""
     return Counter(s.prompt_id for s in one_each(samples))
-
-
-def check_store(config: RunConfig, store: Store) -> list[str]:
-    """Raise `Refused` where the objective can't train on what would be drawn; say what of the store isn't drawn."""
-    name, data = config.objective.name, config.data
-    options = options_at(config.objective.options, 0)
-    needs = get(name).needed(options)
-    rows = store.known(roles=data.roles, sources=data.sources)
-    if not rows and data.replay < 1:
-        return ["nothing is in the store yet: all groups are sampled until there is"]
-    if not rows:
-        raise Refused(
-            f"data.store: {store.path} holds no samples that data.roles and data.sources admit; import some (agro import)"
-        )
-    lacks = {
-        "fresh": [r for r in rows if "fresh" in needs],
-        "old_logp": [r for r in rows if "old_logp" in needs],
-        "reward": [r for r in rows if "reward" in needs and not r.scored],
-        "behavior_logp": [r for r in rows if "behavior_logp" in needs and not r.knows_behavior],
-    }
-    for field_, lacking in lacks.items():
-        if len(lacking) == len(rows) or (field_ != "reward" and lacking):
-            some = [f"sample {r.id} (prompt {r.prompt_id})" for r in lacking]
-            raise Refused(lack(name, field_, some, len(rows)))
-    notes = (
-        [f"{len(lacks['reward'])} of {len(rows)} samples have no reward and aren't drawn"]
-        if lacks["reward"]
-        else []
-    )
-    least = least_responses(needs)
-    if "pairs" in needs:
-        return notes + _check_pairs(name, options, needs, rows, store)
-    sizes = {
-        g.prompt_id: g.scored if "reward" in needs else g.size
-        for g in store.groups(roles=data.roles, sources=data.sources)
-    }
-    groups = {prompt: n for prompt, n in sizes.items() if n}
-    small = [prompt for prompt, n in groups.items() if n < least]
-    if small and options.get("singletons") != "drop":
-        raise Refused(
-            f"objective {name} needs groups of at least {least} responses: {len(small)} of {len(groups)} groups have "
-            f"fewer in {store.path} (for one: {', '.join(small[:3])}). What to do: add responses, or leave such groups "
-            'out with objective.singletons = "drop".'
-        )
-    return notes + (
-        [f"{len(small)} of {len(groups)} groups have fewer than {least} responses and aren't drawn"]
-        if small
-        else []
-    )
-
-
-def pairs_among(rows: Sequence[Known], needs: Set[str], store: Store) -> dict[str, list[Pair]]:
-    """By prompt the judgements that join two of these samples, with rewards where these are needed."""
-    prompt = {r.id: r.prompt_id for r in rows if r.scored or "reward" not in needs}
-    out: dict[str, list[Pair]] = {}
-    for p in store.pairs():
-        if p.winner in prompt and prompt[p.winner] == prompt.get(p.loser):
-            out.setdefault(prompt[p.winner], []).append(p)
-    return out
-
-
-def _check_pairs(
-    name: str, options: Mapping[str, Any], needs: Set[str], rows: Sequence[Known], store: Store
-) -> list[str]:
-    """`check_store` of an objective on pairs; `rows`: the samples that may be drawn."""
-    judged, found = pairs_among(rows, needs, store), store.counts().pairs
-    groups = list(dict.fromkeys(r.prompt_id for r in rows))
-    pairs = [p for of_group in judged.values() for p in of_group]
-    if not pairs:
-        of = f"{len(rows)} samples in {len(groups)} groups of {store.path}"
-        if found:
-            of += f" ({found} pairs are of samples that data.roles and data.sources leave out, that have no reward, or of two prompts)"
-        raise Refused(no_pairs(name, of, [f"sample {r.id} (prompt {r.prompt_id})" for r in rows]))
-    bare = [p for p in pairs if p.votes_winner is None or p.votes_loser is None]
-    if "votes" in needs and bare:
-        some = "; ".join(f"sample {p.winner} over sample {p.loser}" for p in bare[:3])
-        raise Refused(no_votes(name, f"{len(bare)} of {len(pairs)} pairs don't have them (for one: {some})"))
-    lone = [g for g in groups if g not in judged]
-    if lone and options.get("singletons") != "drop":
-        raise Refused(groups_without_pairs(name, lone, len(groups)))
-    left = found - len(pairs)
-    return ([f"{left} of {found} pairs aren't drawn"] if left else []) + (
-        [f"{len(lone)} of {len(groups)} groups have no pair and aren't drawn"] if lone else []
-    )

@@ -17,7 +17,7 @@ from agro.train.data import derive, sampling
 from agro.train.diagnostics import diagnostic_beta
 from agro.train.measure import describe_heldout
 from agro.train.micro import MicroBatch
-from agro.train.notes import trap
+from agro.train.notes import warn_of_rewards
 from agro.train.saving import keep_best
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class HeldOut:
                 min_p=0.0,
             )
             found = heldout(self.sampler(), trainer.reward, trainer.eval_prompts, config.evaluate.n, how)
-            if start and (note := trap(found.rewards, config.objective.name, options)):
+            if start and (note := warn_of_rewards(found.rewards, config.objective.name, options)):
                 trainer.progress.say(note)
             out |= describe_heldout(found, trainer.policy, trainer.reference, config, options, self.micro)
         if self.groups is not None and (beta := diagnostic_beta(config, options)):

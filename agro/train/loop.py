@@ -31,10 +31,7 @@ from agro.train.callbacks import Callback
 from agro.train.card import write_cards
 from agro.train.check import check_config, check_heldout, learns_value, reads_reference, takes_stored_value
 from agro.train.checkpoint import Position
-from agro.train.data import (
-    check_store,
-    derive,
-)
+from agro.train.data import derive
 from agro.train.hub import check_push, push
 from agro.train.interruption import Interruption
 from agro.train.notes import notes
@@ -45,6 +42,7 @@ from agro.train.recovery import go_back, prune
 from agro.train.run import Run
 from agro.train.saving import save_model
 from agro.train.track import Trackers, check_trackers, load_trackers
+from agro.train.trainable import check_store
 from agro.train.values import StoredValues
 from agro.train.watchdog import Watchdog
 

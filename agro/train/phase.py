@@ -22,7 +22,6 @@ from agro.train.checkpoint import Position
 from agro.train.data import (
     Drawn,
     PromptOrder,
-    check_store,
     derive,
     draw_rule,
     sample_fresh,
@@ -34,12 +33,13 @@ from agro.train.guard import explosion, remember
 from agro.train.heldout import HeldOut, compare
 from agro.train.measure import describe_batch, describe_step, empty_metrics
 from agro.train.micro import MicroBatch
-from agro.train.notes import trapped
+from agro.train.notes import warn_of_metrics
 from agro.train.optimiser import Optimiser
 from agro.train.progress import responses_text
 from agro.train.recovery import prune
 from agro.train.schedule import is_tuned, lr_at, options_at, tune
 from agro.train.step import Step, backward, collate, streams_of
+from agro.train.trainable import check_store
 from agro.types import UNKNOWN_VERSION, Batch
 
 if TYPE_CHECKING:
@@ -225,8 +225,9 @@ class Phase:
                     )
                 if not self._is_safe(metrics):
                     break
-            if (share := done.evaluation.metrics.get("reversed_share", 0.0)) > 0.5:
-                self._warn("trap", trapped(share))
+            name, options = self.config.objective.name, self._options(at)
+            if text := warn_of_metrics(done.evaluation.metrics, name, options):
+                self._warn("objective", text)
             lr = self._move(at * train.updates + u)
             metrics["lr"] = metrics["lr"] or lr
             batch = done.batch  # which has the reference's log-probs now
