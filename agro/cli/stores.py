@@ -94,7 +94,7 @@ def check(
 
     from agro.config import RunConfig
     from agro.store import Store, import_files
-    from agro.train.data import check_store
+    from agro.train.trainable import check_store
 
     with tempfile.TemporaryDirectory() as folder:
         is_file = path.name.endswith((".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet"))

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from torch import Tensor
 
 from agro.objectives.core import Streams, Terms
+from agro.objectives.options import Beta, Option, Ratio
 from agro.objectives.reduce import Groups
 from agro.types import Batch
 
-EPS = 1e-6  # in the denominator of a standardised advantage
+EPS = 1e-6  # in the denominator of a standardized advantage
+Clip = Annotated[
+    tuple[float, float], Option("how far below and above 1 the ratio may go", "ratio", ge=0)
+]
+Std = Annotated[bool, Option("divide the advantage by the group's standard deviation")]
 
 
 def grpo(
-    streams: Streams, batch: Batch, *, ratio: str, clip: tuple[float, float], std: bool, beta: float
+    streams: Streams,
+    batch: Batch,
+    *,
+    ratio: Ratio = "behavior",
+    clip: Clip = (0.2, 0.2),
+    std: Std = True,
+    beta: Beta = 0.0,
 ) -> Terms:
     """GRPO (arXiv 2402.03300, eq. 3): −min(w A, clamp(w, 1−ε_low, 1+ε_high) A) + β k3, w = π/μ token by token.
 
@@ -20,23 +34,51 @@ def grpo(
     a group, mean over groups. k3 = π_ref/π − log(π_ref/π) − 1.
     """
     groups = Groups.of(batch)
-    logp = streams["logp"]
-    anchor = batch.behavior_logp if ratio == "behavior" else batch.old_logp
-    assert anchor is not None
-    A = groups.reward - groups.mean(groups.reward)
-    if std:
-        A = A / (groups.variance(groups.reward).sqrt()[groups.group] + EPS)
-    advantage = A[batch.response][:, None]
-    w = torch.where(batch.mask, logp - anchor, 0.0).exp()
-    clipped = w.clamp(1 - clip[0], 1 + clip[1])
-    gain = torch.minimum(w * advantage, clipped * advantage)
-    per_token = -gain
+    logp_BT = streams["logp"]
+    advantage_B1 = _advantage(groups, std)[batch.response][:, None]
+    w_BT = _log_ratio(streams, batch, ratio).exp()
+    gain_BT = torch.minimum(w_BT * advantage_B1, w_BT.clamp(1 - clip[0], 1 + clip[1]) * advantage_B1)
+    loss_BT = -gain_BT
     if beta > 0:
         assert batch.ref_logp is not None
-        d = batch.ref_logp - logp
-        per_token = per_token + beta * (d.exp() - d - 1)
-    active = ((w * advantage > gain) & batch.mask).sum() / batch.mask.sum()
-    return Terms(
-        groups.average_responses(groups.mean_tokens(per_token)),
-        metrics={"clipped_share": active, "ratio_max": w.max()},
-    )
+        d_BT = batch.ref_logp - logp_BT
+        loss_BT = loss_BT + beta * (d_BT.exp() - d_BT - 1)
+    clipped = ((w_BT * advantage_B1 > gain_BT) & batch.mask).sum() / batch.mask.sum()
+    loss = groups.average_responses(groups.mean_tokens(loss_BT))
+    return Terms(loss, metrics={"clipped_share": clipped, "ratio_max": w_BT.max()})
+
+
+def gspo(
+    streams: Streams,
+    batch: Batch,
+    *,
+    ratio: Ratio = "behavior",
+    clip: Clip = (3e-4, 4e-4),
+    std: Std = True,
+) -> Terms:
+    """GSPO (arXiv 2507.18071, eqs. 5 to 7): −min(s A, clamp(s, 1−ε_low, 1+ε_high) A), one ratio a response.
+
+    s = exp(mean_t log π/μ) is the geometric mean of the response's token ratios, A as in `grpo`. Mean in a group, mean
+    over groups. All tokens of a response share one coefficient, −s A / (n T) where the ratio isn't clipped.
+    """
+    groups = Groups.of(batch)
+    advantage_N = _advantage(groups, std)
+    s_N = groups.mean_tokens(_log_ratio(streams, batch, ratio)).exp()
+    gain_N = torch.minimum(s_N * advantage_N, s_N.clamp(1 - clip[0], 1 + clip[1]) * advantage_N)
+    clipped = (s_N * advantage_N > gain_N).double().mean()
+    return Terms(groups.average_responses(-gain_N), metrics={"clipped_share": clipped, "ratio_max": s_N.max()})
+
+
+def _advantage(groups: Groups, std: bool) -> Tensor:
+    """[N] r − r̄ in the group, divided by its standard deviation where `std` is set."""
+    A_N = groups.reward - groups.mean(groups.reward)
+    if std:
+        A_N = A_N / (groups.variance(groups.reward).sqrt()[groups.group] + EPS)
+    return A_N
+
+
+def _log_ratio(streams: Streams, batch: Batch, ratio: str) -> Tensor:
+    """[B,T] log π − log μ, 0 outside the mask."""
+    anchor_BT = batch.behavior_logp if ratio == "behavior" else batch.old_logp
+    assert anchor_BT is not None
+    return torch.where(batch.mask, streams["logp"] - anchor_BT, 0.0)

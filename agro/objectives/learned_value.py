@@ -1,6 +1,6 @@
-"""Generation consistency with a learned value: one response is enough, for V stands where the group's mean does.
+"""Generation consistency with a learned value: one response is enough, since V takes the place of the group's mean.
 
-The value is learned by the same loss. At its least π = π* and V = V*, on responses of any origin (AGRO, arXiv
+The value is learned by the same loss. At its minimum π = π* and V = V*, on responses of any origin (AGRO, arXiv
 2503.19612, statement of consistency; DRO, arXiv 2405.19107).
 """
 
@@ -11,63 +11,66 @@ from torch import Tensor
 
 from agro.errors import Refused
 from agro.objectives.core import Streams, Terms, masked
+from agro.objectives.options import Beta, Scale
 from agro.objectives.reduce import Groups, in_several_rows
 from agro.types import Batch
 
 
-def dro(streams: Streams, batch: Batch, *, beta: float, scale: str) -> Terms:
-    """½ (r − β ρ − V(x))² of each response, least over the policy and the value (DRO-V, arXiv 2405.19107).
+def dro(streams: Streams, batch: Batch, *, beta: Beta, scale: Scale = "reward") -> Terms:
+    """½ (r − β ρ − V(x))² of each response, minimized over the policy and the value (DRO-V, arXiv 2405.19107).
 
-    V is the mean of the values of a response's rows, mostly one. scale "loss": the loss's own gradient; "reward": its policy part divided
-    by β, −(r − β ρ − V) ∇log π(y), which at β = 0 is REINFORCE with a learned baseline. The value's part is the same
-    in both. A group counts as one, whatever its size.
+    V is the mean of the values of a response's rows, mostly one. scale "loss": the loss's own gradient; "reward": its
+    policy part divided by β, −(r − β ρ − V) ∇log π(y), which at β = 0 is REINFORCE with a learned baseline. The value's
+    part is the same in both. A group counts as one, whatever its size.
     """
     groups = Groups.of(batch)
-    ratio = groups.sum_tokens(_pulled(streams["logp"], batch, beta, scale))
-    value = groups.mean_rows(streams["value"])
-    off = groups.reward - ratio - value
-    loss = groups.average_responses(0.5 * off.square())
-    return Terms(loss, metrics={"value_loss": loss, "value_mean": groups.average_responses(value)})
+    ratio_N = groups.sum_tokens(_regularizer(streams["logp"], batch, beta, scale))
+    value_N = groups.mean_rows(streams["value"])
+    off_N = groups.reward - ratio_N - value_N
+    loss = groups.average_responses(0.5 * off_N.square())
+    return Terms(loss, metrics={"value_loss": loss, "value_mean": groups.average_responses(value_N)})
 
 
-def prefix_consistency(streams: Streams, batch: Batch, *, beta: float, scale: str) -> Terms:
+def prefix_consistency(streams: Streams, batch: Batch, *, beta: Beta, scale: Scale = "reward") -> Terms:
     """Consistency along a response: C_t = Σ_{s<t} (r_s − β ρ_s) + V(y_<t) is V*(x) at every token (V* after the last: 0).
 
-    The loss of a response is the mean of ½ (C_s − C_t)² over all pairs of its positions s < t ≤ T + 1, which is the sample
-    variance of C: each pair is a residual of V*(y_<s) = Σ_{s≤u<t} (r_u − β ρ_u) + V*(y_<t). A group counts as one.
+    The loss of a response is the mean of ½ (C_s − C_t)² over all pairs of its positions s < t ≤ T + 1, which is the
+    sample variance of C: each pair is a residual of V*(y_<s) = Σ_{s≤u<t} (r_u − β ρ_u) + V*(y_<t). A group counts as one.
     Rewards of tokens are `extra["token_reward"]` [B,T] where the batch has it (NaN: none); what of a response's reward
-    they leave comes at its last token. `scale` is as of `dro`.
+    they don't cover comes at its last token. `scale` is as of `dro`.
 
-    Between tokens of the policy only: where a tool's random output stands in between, V* holds on average alone.
+    Only where the policy writes all tokens: V* holds on average alone across a tool's random output.
     Path consistency: Nachum et al., arXiv 1702.08892.
     """
     if split := in_several_rows(batch):
         raise Refused(
-            f"objective prefix_consistency looks along a response, but that of {split} lies in several rows; take dro or agro"
+            f"objective prefix_consistency needs each response in one row, but that of {split} is in several rows; "
+            "use dro or agro"
         )
-    mask = batch.mask
+    mask_BT = batch.mask
     given = batch.extra.get("token_reward")
-    dense = torch.zeros_like(streams["logp"]) if given is None else given.double().nan_to_num()
-    pulled = masked(batch, _pulled(streams["logp"], batch, beta, scale))
-    total = batch.reward.double() - pulled.sum(1)  # C after the last token, where the value is 0
-    before = (dense - pulled).cumsum(1) - (dense - pulled)
-    C = torch.where(mask, before + streams["prefix_value"], 0.0)
-    n = mask.sum(1) + 1
-    mean = (C.sum(1) + total) / n
-    squares = torch.where(mask, (C - mean[:, None]).square(), 0.0).sum(1) + (total - mean).square()
+    dense_BT = torch.zeros_like(streams["logp"]) if given is None else given.double().nan_to_num()
+    penalty_BT = masked(batch, _regularizer(streams["logp"], batch, beta, scale))
+    total_B = batch.reward.double() - penalty_BT.sum(1)  # C after the last token, where the value is 0
+    before_BT = (dense_BT - penalty_BT).cumsum(1) - (dense_BT - penalty_BT)
+    C_BT = torch.where(mask_BT, before_BT + streams["prefix_value"], 0.0)
+    n_B = mask_BT.sum(1) + 1
+    mean_B = (C_BT.sum(1) + total_B) / n_B
+    off_BT = torch.where(mask_BT, (C_BT - mean_B[:, None]).square(), 0.0)
+    squares_B = off_BT.sum(1) + (total_B - mean_B).square()
     groups = Groups.of(batch)
-    loss = groups.average_responses((squares / (n - 1))[groups.first_row])
-    first = streams["prefix_value"].gather(1, mask.int().argmax(1, keepdim=True))[:, 0]
-    return Terms(
-        loss, metrics={"value_loss": loss, "value_mean": groups.average_responses(first[groups.first_row])}
-    )
+    loss = groups.average_responses((squares_B / (n_B - 1))[groups.first_row])
+    first_B = streams["prefix_value"].gather(1, mask_BT.int().argmax(1, keepdim=True))[:, 0]
+    value = groups.average_responses(first_B[groups.first_row])
+    return Terms(loss, metrics={"value_loss": loss, "value_mean": value})
 
 
-def _pulled(logp: Tensor, batch: Batch, beta: float, scale: str) -> Tensor:
+def _regularizer(logp_BT: Tensor, batch: Batch, beta: float, scale: str) -> Tensor:
     """[B,T] β (log π − log π_ref). Where scale is "reward" its derivative in log π is 1 and not β."""
-    if beta == 0:
-        value = torch.zeros_like(logp)
-    else:
+    value_BT = torch.zeros_like(logp_BT)
+    if beta != 0:
         assert batch.ref_logp is not None
-        value = beta * (logp - batch.ref_logp)
-    return value.detach() + (logp - logp.detach()) if scale == "reward" else value
+        value_BT = beta * (logp_BT - batch.ref_logp)
+    if scale == "reward":
+        return value_BT.detach() + (logp_BT - logp_BT.detach())
+    return value_BT

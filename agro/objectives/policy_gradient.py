@@ -2,38 +2,97 @@
 
 from __future__ import annotations
 
-from agro.objectives.consistency import regularised_reward
+from typing import Annotated, Literal
+
+import torch
+
+from agro.objectives.consistency import regularized_reward
 from agro.objectives.core import Streams, Terms
+from agro.objectives.options import Beta, Option
 from agro.objectives.reduce import Groups
 from agro.types import Batch
 
 
-def rloo(streams: Streams, batch: Batch, *, beta: float) -> Terms:
+def rloo(streams: Streams, batch: Batch, *, beta: Beta = 0.0) -> Terms:
     """REINFORCE with the leave-one-out baseline (arXiv 2402.14740): −(1/n) Σ_i (r_i − r̄_{-i}) log π(y_i).
 
     β > 0 puts k1 against the reference into the reward: r_i − β ρ_i at the present policy, without gradient.
     """
     groups = Groups.of(batch)
-    R = regularised_reward(streams, batch, groups, beta).detach()
-    return Terms(groups.average_responses(-(R - groups.mean_others(R)) * groups.sum_tokens(streams["logp"])))
+    R_N = regularized_reward(streams, batch, groups, beta).detach()
+    advantage_N = R_N - groups.mean_others(R_N)
+    return Terms(groups.average_responses(-advantage_N * groups.sum_tokens(streams["logp"])))
 
 
-def reinforce(streams: Streams, batch: Batch, *, baseline: str | float) -> Terms:
+def reinforce(
+    streams: Streams,
+    batch: Batch,
+    *,
+    baseline: Annotated[
+        Literal["none", "mean"] | float, Option("b in r − b: none, the group's mean, or a number", "reward")
+    ] = "none",
+) -> Terms:
     """REINFORCE (Williams 1992): −(1/n) Σ_i (r_i − b) log π(y_i); b is 0, the group's mean reward, or a number."""
     groups = Groups.of(batch)
-    r = groups.reward
-    b = 0.0 if baseline == "none" else groups.mean(r) if isinstance(baseline, str) else baseline
-    return Terms(groups.average_responses(-(r - b) * groups.sum_tokens(streams["logp"])))
+    r_N = groups.reward
+    if baseline == "none":
+        advantage_N = r_N - 0.0
+    elif baseline == "mean":
+        advantage_N = r_N - groups.mean(r_N)
+    else:
+        advantage_N = r_N - baseline
+    return Terms(groups.average_responses(-advantage_N * groups.sum_tokens(streams["logp"])))
 
 
-def kl_pg(streams: Streams, batch: Batch, *, beta: float) -> Terms:
-    """The KL-regularised policy gradient that AGRO is compared with (arXiv 2503.19612, figure 1 and section 8).
+def kl_pg(streams: Streams, batch: Batch, *, beta: Beta) -> Terms:
+    """The KL-regularized policy gradient that AGRO is compared with (arXiv 2503.19612, figure 1 and section 8).
 
-    −(1/n) Σ_i (r_i − r̄_{-i}) log π(y_i) + (β/n) Σ_i Σ_t KL(π(·|y_{i,<t}) ‖ π_ref(·|y_{i,<t})), over the whole
+    −(1/n) Σ_i (r_i − r̄_{-i}) log π(y_i) + (β/n) Σ_i Σ_t KL(π(·|y_{i,<t}) ‖ π_ref(·|y_{i,<t})), over the complete
     vocabulary. Off-policy its fixed point is not the optimum.
     """
     groups = Groups.of(batch)
-    r = groups.reward
-    gain = groups.average_responses(-(r - groups.mean_others(r)) * groups.sum_tokens(streams["logp"]))
+    r_N = groups.reward
+    advantage_N = r_N - groups.mean_others(r_N)
+    gain = groups.average_responses(-advantage_N * groups.sum_tokens(streams["logp"]))
     kl = groups.average_responses(groups.sum_tokens(streams["kl"]))
     return Terms(gain + beta * kl, metrics={"kl_sampled_prefixes": kl})
+
+
+def topr(
+    streams: Streams,
+    batch: Batch,
+    *,
+    baseline: Annotated[
+        float, Option("b in r − b: a response whose reward isn't above it counts as negative", "reward")
+    ] = 0.0,
+    positive: Annotated[
+        tuple[float, float], Option("limits of the weight of positive responses", "ratio", ge=0)
+    ] = (1.0, 1.0),
+    negative: Annotated[
+        tuple[float, float], Option("limits of the weight of negative responses", "ratio", ge=0)
+    ] = (0.0, 1.0),
+    ratio: Annotated[
+        Literal["sequence", "mean", "token"],
+        Option("of the response as in the paper, its geometric mean over the tokens, or token by token"),
+    ] = "sequence",
+) -> Terms:
+    """Tapered off-policy REINFORCE (TOPR, arXiv 2503.14286, eqs. 4 and 7): −k_i (r_i − b) · mean_t log π(y_it).
+
+    k_i is π/μ of the response, without gradient, clamped to `positive` where r_i > b, else to `negative`. With the
+    defaults positive responses are imitated, weighed by their reward, and negative ones are pushed down with the
+    truncated ratio min(1, π/μ), which falls to 0 as the policy leaves them. The paper's rewards are 1 and −1: for 0 and 1
+    set baseline = 0.5. Of long responses the ratio underflows soon; other implementations take "mean" or "token".
+    """
+    groups = Groups.of(batch)
+    logp_BT = streams["logp"]
+    assert batch.behavior_logp is not None
+    log_ratio_BT = torch.where(batch.mask, logp_BT - batch.behavior_logp, 0.0).detach()
+    if ratio != "token":
+        average = "sum" if ratio == "sequence" else "token"
+        log_ratio_BT = groups.over_tokens(log_ratio_BT, average)[batch.response][:, None]
+    signal_B = (groups.reward - baseline)[batch.response][:, None]
+    ratio_BT = log_ratio_BT.exp()
+    weight_BT = torch.where(signal_B > 0, ratio_BT.clamp(*positive), ratio_BT.clamp(*negative))
+    loss = groups.average_responses(groups.mean_tokens(-weight_BT * signal_B * logp_BT))
+    weight = groups.average_responses(groups.mean_tokens(weight_BT.expand_as(logp_BT)))
+    return Terms(loss, metrics={"weight_mean": weight})

@@ -1,45 +1,77 @@
 """Preferences: pairs of responses to one prompt, of which one was judged the better.
 
-Generation consistency (AGRO, Theorem 1) of two responses, subtracted, is rid of V*: r(y) − r(y') = β (ρ*(y) − ρ*(y')). A judgement
-says something of the left side, so all that is read of the policy is h = ρ(winner) − ρ(loser), whoever wrote the two.
-Groups weigh equally, and so do the pairs within a group. A response in no pair gets a gradient of 0.
+Where generation consistency (AGRO, Theorem 1) of two responses is subtracted, V* cancels: r(y) − r(y') = β (ρ*(y) − ρ*(y')).
+A judgement says something of the left side, so all that is used of the policy is h = ρ(winner) − ρ(loser), whoever wrote
+the two. Groups weigh equally, and so do the pairs within a group. A response in no pair gets a gradient of 0.
 """
 
 from __future__ import annotations
+
+from typing import Annotated, Literal
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from agro.objectives.core import Streams, Terms
+from agro.objectives.options import BetaAbove0, Option, Votes
 from agro.objectives.pairs import Pairs
 from agro.types import Batch
 
 
-def pair_consistency(streams: Streams, batch: Batch, *, beta: float, gap: float | str, votes: str) -> Terms:
+def pair_consistency(
+    streams: Streams,
+    batch: Batch,
+    *,
+    beta: BetaAbove0,
+    gap: Annotated[
+        float | Literal["reward"],
+        Option("how much better the winner is: a number, or 'reward' for the rewards' difference", "reward", gt=0),
+    ] = 0.5,
+    votes: Votes = "ignore",
+) -> Terms:
     """¼ (r_w − r_l − β h)², which is ½ Var(R) of the two responses; r_w − r_l is `gap`, or that of the rewards.
 
-    A number, for judgements without rewards: with ½ it is β²/4 times the loss of IPO (arXiv 2310.12036), (h − 1/(2β))². With
-    votes = "mean" the gap is (2p − 1) of it, p the chance that the winner is the better one: VIPO (arXiv 2410.22891), up to
-    β²/4 and a constant. "reward": CoPG (arXiv 2406.19185) over 4 on the pairs that were judged, whoever won.
+    A number, for judgements without rewards: with ½ it is β²/4 times the loss of IPO (arXiv 2310.12036), (h − 1/(2β))².
+    With votes = "mean" the gap is (2p − 1) of it, p the probability that the winner is the better one: VIPO (arXiv
+    2410.22891), up to β²/4 and a constant. "reward": CoPG (arXiv 2406.19185) over 4 on the judged pairs, whoever won.
     """
     pairs = Pairs.of(batch)
-    margin = beta * _h(streams, batch, pairs)
-    wanted = pairs.gap(pairs.groups.reward) if isinstance(gap, str) else gap * (2 * pairs.chance(votes) - 1)
-    return Terms(pairs.average(0.25 * (wanted - margin).square()), metrics=_said(pairs, margin))
+    margin_P = beta * _h(streams, batch, pairs)
+    if isinstance(gap, str):
+        gap_P = pairs.gap(pairs.groups.reward)
+    else:
+        gap_P = gap * (2 * pairs.chance(votes) - 1)
+    return Terms(pairs.average(0.25 * (gap_P - margin_P).square()), metrics=_metrics(pairs, margin_P))
 
 
-def dpo(streams: Streams, batch: Batch, *, beta: float, label_smoothing: float, votes: str) -> Terms:
+def dpo(
+    streams: Streams,
+    batch: Batch,
+    *,
+    beta: Annotated[
+        float,
+        Option(
+            "strength of the regularization towards the reference",
+            "logit of a judgement per nat of the response's log-ratio",
+            gt=0,
+        ),
+    ],
+    label_smoothing: Annotated[
+        float, Option("probability that a judgement is the wrong way round", "probability", ge=0, lt=0.5)
+    ] = 0.0,
+    votes: Votes = "ignore",
+) -> Terms:
     """−p log σ(βh) − (1 − p) log σ(−βh), p = 1 − `label_smoothing`: DPO (arXiv 2305.18290, eq. 7).
 
-    Bradley–Terry's likelihood of the judgements, where r(y) − r(y') = β (ρ(y) − ρ(y')) in logits: on judgements that are drawn so,
-    its optimum is π_ref exp(r/β) / Z. With votes = "mean" p is the chance that the winner is the better one (VDPO, arXiv
-    2410.22891), smoothed likewise.
+    Bradley–Terry's likelihood of the judgements, where r(y) − r(y') = β (ρ(y) − ρ(y')) in logits: on judgements that are
+    drawn so, its optimum is π_ref exp(r/β) / Z. With votes = "mean" p is the probability that the winner is the better
+    one (VDPO, arXiv 2410.22891), smoothed likewise.
     """
     pairs = Pairs.of(batch)
-    margin = beta * _h(streams, batch, pairs)
+    margin_P = beta * _h(streams, batch, pairs)
     p = label_smoothing + (1 - 2 * label_smoothing) * pairs.chance(votes)
-    loss = -p * F.logsigmoid(margin) - (1 - p) * F.logsigmoid(-margin)
-    return Terms(pairs.average(loss), metrics=_said(pairs, margin))
+    loss_P = -p * F.logsigmoid(margin_P) - (1 - p) * F.logsigmoid(-margin_P)
+    return Terms(pairs.average(loss_P), metrics=_metrics(pairs, margin_P))
 
 
 def _h(streams: Streams, batch: Batch, pairs: Pairs) -> Tensor:
@@ -48,6 +80,7 @@ def _h(streams: Streams, batch: Batch, pairs: Pairs) -> Tensor:
     return pairs.gap(pairs.groups.sum_tokens(streams["logp"] - batch.ref_logp))
 
 
-def _said(pairs: Pairs, margin: Tensor) -> dict[str, Tensor]:
+def _metrics(pairs: Pairs, margin_P: Tensor) -> dict[str, Tensor]:
     """Averaged as the loss is; at π_ref both are 0."""
-    return {"ordered_share": pairs.average((margin > 0).double()), "implicit_margin": pairs.average(margin)}
+    ordered = pairs.average((margin_P > 0).double())
+    return {"ordered_share": ordered, "implicit_margin": pairs.average(margin_P)}

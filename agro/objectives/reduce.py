@@ -1,4 +1,4 @@
-"""Reductions over tokens, responses and groups. Each names what it divides by; all are over the whole step."""
+"""Reductions over tokens, responses and groups. Each names what it divides by; all are over the complete step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Groups:
         differs = weight[batch.group] != row_weight
         if differs.any():
             raise Refused(
-                f"weight: {batch.ids[int(differs.int().argmax())]}: expected one weight for the whole group, got different ones"
+                f"weight: {batch.ids[int(differs.int().argmax())]}: expected one weight for the complete group, got different ones"
             )
         return cls(batch, group, first, torch.bincount(group), weight)
 

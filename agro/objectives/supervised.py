@@ -1,4 +1,4 @@
-"""Imitation of the responses at hand, whatever their rewards."""
+"""Imitation of the given responses, whatever their rewards."""
 
 from __future__ import annotations
 

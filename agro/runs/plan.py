@@ -21,8 +21,9 @@ from agro.samplers import HFSampler, Sampling
 from agro.store import Store
 from agro.store.select import pick_pairs
 from agro.train.check import reads_reference
-from agro.train.data import draw_rule, pairs_among, stored_groups
+from agro.train.data import draw_rule, stored_groups
 from agro.train.micro import MicroBatch
+from agro.train.trainable import pairs_among
 from agro.types import Prompt
 
 PROBED = 16  # tokens decoded to see how fast it goes

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from agro.config import RunConfig
 from agro.errors import Refused
+from agro.objectives.needs import GROUPS, REWARD
 from agro.store import Drawn, Store
 from agro.train.collate import collate
 from agro.train.diagnostics import distances, standard_error
@@ -56,7 +57,7 @@ class HeldOutGroups:
         """The groups of a store, without samples that aren't valid; raises `Refused` where no group remains."""
         with Store.open(path, read_only=True, create=False) as store:
             samples = sorted(store.samples(), key=_first_seen())
-        valid = select_valid(Drawn(samples), learner.encoder, config.train.max_length, {"reward", "groups"})
+        valid = select_valid(Drawn(samples), learner.encoder, config.train.max_length, {REWARD, GROUPS})
         by_prompt: dict[str, list[Sample]] = {}
         for sample in valid.samples:
             by_prompt.setdefault(sample.prompt_id, []).append(sample)

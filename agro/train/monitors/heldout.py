@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agro.evaluate import Heldout, heldout
-from agro.objectives import get
 from agro.rewards import Reward
 from agro.rollout import Activity, Rollout
 from agro.train.collate import collate
@@ -15,6 +14,7 @@ from agro.train.heldout_groups import HeldOutGroups
 from agro.train.learner import Learner
 from agro.train.measure import kl_of
 from agro.train.monitors.base import Monitor, View
+from agro.train.notes import warn_of_rewards
 from agro.train.phases import Phase, derive
 from agro.types import Prompt
 
@@ -48,7 +48,7 @@ class HeldOutPrompts(Monitor):
         sampler = config.sampler.model_copy(update={**untruncated, "n": config.evaluate.n})
         result = heldout(self.rollout, self.reward, self.prompts, sampler, derive(config.train.seed, "evaluate"))
         if view.step == 0:
-            warning = get(config.objective.name).warn_before(result.rewards, view.options)
+            warning = warn_of_rewards(result.rewards, config.objective.name, view.options)
             if warning:
                 self.say(warning)
         view.metrics |= self._describe(result, view.options)

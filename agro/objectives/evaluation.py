@@ -1,0 +1,191 @@
+"""The one way to evaluate and differentiate an objective."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agro.errors import Refused
+from agro.objectives.core import Objective, Options, Streams, Terms, blank, masked, wanted_streams
+from agro.objectives.needs import LogProb, Need, grouping, least_responses, ordered
+from agro.objectives.table import get
+from agro.types import Batch
+
+
+class NotFinite(Refused):
+    """A stream or a gradient isn't finite in some row."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An objective's value and gradient on one batch. Arrays are of the kind and dtype that `logp` came in."""
+
+    loss: float
+    grads: dict[str, Any]  # d loss / d stream, of the stream's shape
+    metrics: dict[str, float]
+
+    @property
+    def grad(self) -> Any:
+        """[B,T] d loss / d logp."""
+        return self.grads["logp"]
+
+
+def evaluate(
+    name: str, logp: Any, batch: Batch, *, streams: Mapping[str, Any] | None = None, **options: Any
+) -> Evaluation:
+    """Value and gradient of an objective at given log-probs, computed in float64.
+
+    `logp` [B,T] and each of `streams` ("kl", "entropy", "prefix_value" [B,T]; "value" [B]) may be tensors, arrays or
+    lists; the gradients come back as tensors for a tensor, else as arrays, in the dtype of `logp`. Positions outside
+    the mask may hold anything and get a gradient of exactly 0. What the objective doesn't need isn't read.
+
+    Raises `Refused` with the objective, the field and the rows where the batch doesn't have what is needed.
+    """
+    entry = get(name)
+    resolved = entry.resolve(name, options)
+    if "logp" in (streams or {}):
+        raise Refused(f"objective {name}: streams: logp is the second argument; streams are what is needed beside it")
+    needs = entry.needs(resolved)
+    given = {"logp": as_stream(logp, "logp")}
+    for key, value in (streams or {}).items():
+        if key in needs:
+            given[key] = as_stream(value, key)
+    out = differentiate(name, entry, given, batch.to(given["logp"].device), resolved)
+    grads = {key: like(grad, logp) for key, grad in out.grads.items()}
+    return Evaluation(out.loss, grads, out.metrics)
+
+
+def differentiate(
+    name: str,
+    objective: Objective,
+    streams: Streams,
+    batch: Batch,
+    options: Options,
+    rows: Tensor | None = None,
+) -> Evaluation:
+    """Value and gradient of `objective` with resolved options; see `evaluate`.
+
+    With `rows` [K], only their streams were given (the others may hold anything finite): the gradients of these rows
+    are right and checked, loss and metrics mean nothing.
+    """
+    needs = objective.needs(options)
+    check(name, needs, streams, batch)
+    keep = _kept_rows(name, needs, batch, options)
+    part = batch if keep is None else batch.rows(keep)
+    if not part.weight.any():
+        raise Refused(f"objective {name}: weight: all of the {len(part.weight)} rows weigh 0: nothing to learn from")
+    leaves = {s: _leaf(name, s, streams[s], part, keep) for s in wanted_streams(needs)}
+    own = {key: value for key, value in options.items() if key != "singletons"}
+    terms = objective.function(leaves, part, **own)
+    grads = _gradients(terms, leaves, part, batch, keep)
+    _check_gradients(name, needs, grads, streams, batch, rows)
+    metrics = {key: float(value.detach()) for key, value in terms.metrics.items()}
+    if least_responses(needs) > 1:
+        metrics["singletons_dropped"] = float(batch.n_groups - part.n_groups)
+    return Evaluation(float(terms.loss.detach()), grads, metrics)
+
+
+def check(name: str, needs: set[Need], streams: Streams, batch: Batch) -> None:
+    """Raise `Refused` where a stream or the batch doesn't have what the objective needs."""
+    for stream in wanted_streams(needs):
+        if stream not in streams:
+            raise Refused(
+                f'objective {name} needs the stream "{stream}", which wasn\'t given; got {", ".join(streams)}'
+            )
+        expected, got = list(blank(batch, stream).shape), list(streams[stream].shape)
+        if got != expected:
+            raise Refused(f"objective {name}: stream {stream}: expected shape {expected}, got {got}")
+    for need in ordered(needs):
+        need.check(name, batch)
+
+
+def _kept_rows(name: str, needs: set[Need], batch: Batch, options: Options) -> Tensor | None:
+    """[K] rows of groups that are large enough, or have a pair where pairs are needed; None where all are."""
+    need = grouping(needs)
+    small_G = None if need is None else need.too_small(batch)
+    if need is None or small_G is None or not small_G.any():
+        return None
+    if options.get("singletons") != "drop":
+        groups = [batch.group_names[g] for g in small_G.nonzero().flatten().tolist()]
+        raise need.refusal(name, groups, batch.n_groups, "groups")
+    if small_G.all():
+        raise Refused(f"objective {name} needs {need.what}: 0 of {batch.n_groups} groups have it; all were dropped")
+    return (~small_G)[batch.group].nonzero().flatten()
+
+
+def _leaf(name: str, stream: str, value: Tensor, part: Batch, keep: Tensor | None) -> Tensor:
+    """A stream of the kept rows in float64 that gradients flow to, 0 outside the mask; raises `NotFinite`."""
+    kept = value if keep is None else value[keep]
+    leaf = masked(part, kept.detach().double()).requires_grad_()
+    bad_B = ~leaf.isfinite().view(len(leaf), -1).all(1)
+    if bad_B.any():
+        raise NotFinite(
+            f"objective {name}: stream {stream}: expected finite numbers where the mask is set, got others in "
+            f"{part.ids[int(bad_B.int().argmax())]}"
+        )
+    return leaf
+
+
+def _gradients(
+    terms: Terms, leaves: Streams, part: Batch, batch: Batch, keep: Tensor | None
+) -> dict[str, Tensor]:
+    """By stream, of all rows: 0 outside the mask, in dropped rows, and where the objective doesn't use the stream."""
+    target = terms.loss if terms.surrogate is None else terms.surrogate
+    grads = {}
+    for stream, grad in zip(leaves, torch.autograd.grad(target, list(leaves.values()), allow_unused=True)):
+        full = blank(batch, stream)
+        if grad is not None:
+            grad = masked(part, grad)
+            full = grad if keep is None else full.index_copy(0, keep, grad)
+        grads[stream] = full
+    return grads
+
+
+def _check_gradients(
+    name: str, needs: set[Need], grads: Streams, streams: Streams, batch: Batch, rows: Tensor | None
+) -> None:
+    for stream, grad in grads.items():
+        bad_B = ~grad.isfinite().view(len(grad), -1).all(1)
+        if rows is not None:
+            bad_B = bad_B & torch.zeros_like(bad_B).index_fill(0, rows, True)
+        if bad_B.any():
+            row = int(bad_B.int().argmax())
+            raise NotFinite(
+                f"objective {name}: the gradient of stream {stream} isn't finite in {batch.ids[row]} (a ratio that "
+                f"overflows?){_largest_ratios(needs, streams, batch, row)}. What to do: leave such rows out "
+                "(data.max_age), or use an objective without ratios, such as agro."
+            )
+
+
+def _largest_ratios(needs: set[Need], streams: Streams, batch: Batch, row: int) -> str:
+    """How far the log-probs of a row are from those that it is compared with."""
+    text = ""
+    for need in ordered(needs):
+        if isinstance(need, LogProb):
+            value = need.of(batch)
+            assert value is not None
+            far = float((streams["logp"][row] - value[row])[batch.mask[row]].abs().max())
+            text += f", largest |logp - {need}| {far:.4g}"
+    return text
+
+
+def as_stream(value: Any, name: str) -> Tensor:
+    """A tensor of a stream given as tensor, array or lists."""
+    try:
+        return value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError) as error:
+        shape = "[B]" if name == "value" else "[B,T]"
+        raise Refused(f"stream {name}: expected numbers of shape {shape}, got {value!r:.80}") from error
+
+
+def like(value: Tensor, given: Any) -> Any:
+    """`value` in the kind and dtype of `given`: a tensor for a tensor, else an array."""
+    if isinstance(given, Tensor):
+        return value.to(given.dtype if given.is_floating_point() else torch.float64)
+    dtype = np.asarray(given).dtype
+    return value.cpu().numpy().astype(dtype if np.issubdtype(dtype, np.floating) else np.float64)

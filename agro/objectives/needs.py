@@ -1,0 +1,286 @@
+"""What objectives need of their data. A need knows where data don't have it, who provides it, and the way out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from agro.errors import Refused
+from agro.objectives.pairs import Pairs
+from agro.objectives.reduce import Groups
+from agro.types import Batch
+
+# Who provides it: the stored samples; a forward pass of the reference; the trainer's forward pass when the batch is
+# drawn; its forward pass in the step; the value head beside the policy; the store named in data.value_store.
+Provider = Literal["record", "reference", "draw", "step", "value_head", "value_store"]
+
+
+class Stored(Protocol):
+    """What is known of a stored sample before it is read."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def prompt_id(self) -> str: ...
+    @property
+    def scored(self) -> bool: ...
+    @property
+    def knows_behavior(self) -> bool: ...
+
+
+class Need(str):
+    """One need. It is its name, so that it prints, sorts, compares and hashes as that."""
+
+    provider: Provider
+    what: str  # as messages name it
+    way_out: str
+    least = 1  # responses that a group must have
+    fresh_only = False  # whether a stored sample can't have it
+    optional = False  # whether stored samples without it are skipped, as long as some have it
+
+    def __init__(self, name: str, provider: Provider, way_out: str, *, what: str = "") -> None:
+        self.provider, self.way_out, self.what = provider, way_out, what or name
+
+    def __new__(cls, name: str, *_: object, **__: object) -> Need:
+        return super().__new__(cls, name)
+
+    def refusal(self, name: str, missing: Sequence[str], total: int, unit: str = "rows") -> Refused:
+        """The error for data of which `missing` don't have it: objective, field, counts, three records, ways out."""
+        return Refused(
+            f"objective {name} needs {self.what}: {total - len(missing)} of {total} {unit} have it, "
+            f"{len(missing)} don't (for one: {'; '.join(missing[:3])}). What to do: {self.way_out}."
+        )
+
+    def check(self, name: str, batch: Batch) -> None:
+        """Raise `Refused` where rows of the batch don't have it."""
+
+    def missing_in(self, sample: Stored) -> bool:
+        """Whether a stored sample doesn't have it."""
+        return self.fresh_only
+
+    def without(self, batch: Batch) -> Batch:
+        """The batch with this need withheld: what a check must notice."""
+        return batch
+
+
+class Column(Need):
+    """A number of each row [B], or of each token in the mask [B,T]: a field of the batch, or one of its `extra`."""
+
+    def of(self, batch: Batch) -> Tensor | None:
+        value = getattr(batch, self, None)
+        return batch.extra.get(self) if value is None else value
+
+    def missing(self, batch: Batch) -> Tensor:
+        """[B] rows without it."""
+        value = self.of(batch)
+        if value is None:
+            return torch.ones_like(batch.mask[:, 0])
+        if value.dim() == 2:
+            return (batch.mask & ~value.isfinite()).any(1)
+        return ~value.isfinite()
+
+    def check(self, name: str, batch: Batch) -> None:
+        missing_B = self.missing(batch)
+        if missing_B.any():
+            rows = [batch.ids[row] for row in missing_B.nonzero().flatten().tolist()]
+            raise self.refusal(name, rows, len(missing_B))
+
+    def without(self, batch: Batch) -> Batch:
+        value = self.of(batch)
+        assert value is not None
+        unknown = torch.full_like(value, math.nan)
+        if self in batch.extra:
+            return batch.replace(extra={**batch.extra, self: unknown})
+        return batch.replace(**{self: unknown})
+
+
+class LogProb(Column):
+    """Log-probs [B,T] of another policy."""
+
+
+class Reward(Column):
+    optional = True
+
+    def missing_in(self, sample: Stored) -> bool:
+        return not sample.scored
+
+
+class BehaviorLogProb(LogProb):
+    def missing_in(self, sample: Stored) -> bool:
+        return not sample.knows_behavior
+
+
+class OldLogProb(LogProb):
+    fresh_only = True
+
+
+class Fresh(Column):
+    """Staleness 0."""
+
+    fresh_only = True
+
+    def of(self, batch: Batch) -> Tensor | None:
+        return batch.age
+
+    def missing(self, batch: Batch) -> Tensor:
+        return ~(batch.age == 0)
+
+    def without(self, batch: Batch) -> Batch:
+        return batch.replace(age=torch.full_like(batch.age, math.nan))
+
+
+class Grouped(Need):
+    """So many responses in each group."""
+
+    def __init__(self, name: str, provider: Provider, way_out: str, *, what: str = "", least: int) -> None:
+        super().__init__(name, provider, way_out, what=what)
+        self.least = least
+
+    def too_small(self, batch: Batch) -> Tensor:
+        """[G] groups that an objective with this need can't use."""
+        return Groups.of(batch).n < self.least
+
+    def without(self, batch: Batch) -> Batch:
+        """The first response in a group of its own."""
+        alone_B = batch.response == batch.response[0]
+        group = torch.where(alone_B, batch.n_groups, batch.group)
+        return batch.replace(group=group, group_names=(*batch.group_names, "alone"))
+
+
+class Judged(Grouped):
+    """A judged pair in each group."""
+
+    def too_small(self, batch: Batch) -> Tensor:
+        return Pairs.of(batch).count == 0
+
+    def check(self, name: str, batch: Batch) -> None:
+        pairs = batch.pairs
+        if pairs is None or not len(pairs):
+            raise self.refusal(name, batch.ids, len(batch.mask))
+        group, response = batch.group[pairs], batch.response[pairs]
+        wrong_P = (group[:, 0] != group[:, 1]) | (response[:, 0] == response[:, 1])
+        if wrong_P.any():
+            some = "; ".join(_named(batch, wrong_P)[:3])
+            raise Refused(
+                f"objective {name}: pairs: expected each to join two responses to one prompt, but {int(wrong_P.sum())} "
+                f"of {len(pairs)} pairs don't (for one: {some}). What to do: remove these pairs."
+            )
+
+    def without(self, batch: Batch) -> Batch:
+        return batch.replace(pairs=None)
+
+
+class Votes(Need):
+    """Counts of votes for both responses of each pair."""
+
+    def check(self, name: str, batch: Batch) -> None:
+        assert batch.pairs is not None
+        if batch.votes is None:
+            missing_P = torch.ones_like(batch.pairs[:, 0], dtype=torch.bool)
+        else:
+            missing_P = ~batch.votes.isfinite().all(1)
+        if missing_P.any():
+            raise self.refusal(name, _named(batch, missing_P), len(missing_P), "pairs")
+
+    def without(self, batch: Batch) -> Batch:
+        return batch.replace(votes=None)
+
+
+class Stream(Need):
+    """A number of each token [B,T] ("value": of each row [B]) that the model gives beside the log-probs, with gradient."""
+
+    def __init__(self, name: str, provider: Provider) -> None:
+        super().__init__(name, provider, f'pass it: streams={{"{name}": …}}', what=f'the stream "{name}"')
+
+
+REWARD = Reward(
+    "reward", "record", "score them (agro score STORE --reward NAME), or train on them with sft"
+)
+FRESH = Fresh(
+    "fresh",
+    "record",
+    "train on fresh samples alone (data.replay = 0, train.updates = 1), or use agro, which is right at any staleness",
+    what="samples of age 0 (made by the present weights)",
+)
+REF_LOGP = LogProb(
+    "ref_logp", "reference", "pass the reference's log-probs, or set beta = 0 where the objective allows it"
+)
+BEHAVIOR_LOGP = BehaviorLogProb(
+    "behavior_logp",
+    "record",
+    "sample again (our samplers record them), or use an objective that doesn't need them, such as agro",
+)
+OLD_LOGP = OldLogProb(
+    "old_logp",
+    "draw",
+    "train on fresh samples alone (data.replay = 0), use ratios against recorded behavior log-probs, or use agro",
+)
+STORED_VALUE = Column(
+    "stored_value",
+    "value_store",
+    "sample those prompts from the reference (agro sample --model REFERENCE -n 8), score them, and set "
+    "data.value_store to that store",
+)
+ADD_RESPONSES = 'sample more responses to each prompt, or drop such groups (singletons = "drop")'
+GROUPS = Grouped("groups", "record", ADD_RESPONSES, what="groups of at least 2 responses", least=2)
+TRIPLES = Grouped("triples", "record", ADD_RESPONSES, what="groups of at least 3 responses", least=3)
+PAIRS = Judged(
+    "pairs",
+    "record",
+    "import judgements (agro import, records of prompt, chosen and rejected), drop groups without pairs "
+    '(singletons = "drop"), or use an objective on rewards, such as agro',
+    what="pairs (two responses to one prompt, the better one first)",
+    least=2,
+)
+VOTES = Votes(
+    "votes",
+    "record",
+    'import them (votes_chosen and votes_rejected), or set votes = "ignore"',
+    what="the votes of each pair",
+)
+KL = Stream("kl", "reference")
+ENTROPY = Stream("entropy", "step")
+VALUE = Stream("value", "value_head")
+PREFIX_VALUE = Stream("prefix_value", "value_head")
+
+NEEDS: tuple[Need, ...] = (
+    *(KL, ENTROPY, VALUE, PREFIX_VALUE),
+    *(REWARD, FRESH, REF_LOGP, BEHAVIOR_LOGP, OLD_LOGP, STORED_VALUE),
+    *(GROUPS, TRIPLES, PAIRS, VOTES),
+)
+
+
+def ordered(needs: Collection[Need]) -> list[Need]:
+    """In the order in which they are checked."""
+    return [need for need in NEEDS if need in needs]
+
+
+def provided_by(provider: Provider, needs: Collection[Need]) -> list[Need]:
+    return [need for need in ordered(needs) if need.provider == provider]
+
+
+def withhold(need: Need, batch: Batch, streams: Mapping[str, Tensor]) -> tuple[Batch, dict[str, Tensor]]:
+    """The batch and the streams without this need, which an objective that declares it must refuse."""
+    return need.without(batch), {name: value for name, value in streams.items() if name != need}
+
+
+def grouping(needs: Collection[Need]) -> Grouped | None:
+    """The need that says which groups are too small; None where a group may have one response."""
+    found = [need for need in needs if isinstance(need, Grouped)]
+    return max(found, key=lambda need: need.least) if found else None
+
+
+def least_responses(needs: Collection[Need]) -> int:
+    """The fewest responses that a group may have."""
+    return max((need.least for need in needs), default=1)
+
+
+def _named(batch: Batch, chosen_P: Tensor) -> list[str]:
+    """Pairs of a batch as "WINNER over LOSER"."""
+    assert batch.pairs is not None
+    chosen = batch.pairs[chosen_P].tolist()
+    return [f"{batch.ids[winner]} over {batch.ids[loser]}" for winner, loser in chosen]

@@ -1,0 +1,162 @@
+"""Options of objectives: declared in a function's signature, turned into a pydantic model, and described from it.
+
+    def rloo(streams, batch, *, beta: Annotated[float, Option("strength of …", unit="…", ge=0)] = 0.0) -> Terms: ...
+
+A parameter without a default is required. Choices are `Literal[...]` or `bool`; limits hold for every number in the type.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from agro.errors import Refused
+
+COUNTS = {1: "a number", 2: "two numbers"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """What an option means, its unit, and the limits of its numbers."""
+
+    meaning: str
+    unit: str = "choice"
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+    def expected(self, kind: Any) -> str:
+        """What a value of this type may be, in words."""
+        if get_origin(kind) in (Union, UnionType):
+            members = [member for member in get_args(kind) if member is not type(None)]
+            if len(members) == 1:
+                return self.expected(members[0])
+            return " or ".join(_choices(m) or self.expected(m) for m in members)
+        if choices := _choices(kind):
+            return f"one of {choices}"
+        return COUNTS[max(1, len(get_args(kind)))] + self._limits()
+
+    def _limits(self) -> str:
+        lowest = " above " + f"{self.gt:g}" if self.gt is not None else ""
+        if self.ge is not None:
+            lowest = f", {self.ge:g} or more"
+        if self.le is not None:
+            return f" from {self.ge:g} to {self.le:g}"
+        if self.lt is not None:
+            return f" from {self.ge:g} to below {self.lt:g}"
+        return lowest
+
+    def constrained(self, kind: Any) -> Any:
+        """The type with these limits on each of its numbers; a bool or a text is no number."""
+        if kind is float:
+            limits = {"ge": self.ge, "gt": self.gt, "le": self.le, "lt": self.lt}
+            return Annotated[float, Field(strict=True, allow_inf_nan=False, **limits)]
+        if kind is bool:
+            return Annotated[bool, Field(strict=True)]
+        members = tuple(self.constrained(member) for member in get_args(kind))
+        if get_origin(kind) in (Union, UnionType):
+            return Union[members]  # noqa: UP007
+        return tuple[members] if get_origin(kind) is tuple else kind  # type: ignore[valid-type]
+
+
+# Options that several objectives share.
+NATS = "reward per nat of the response's log-ratio"
+Beta = Annotated[float, Option("strength of the regularization towards the reference", NATS, ge=0)]
+BetaAbove0 = Annotated[float, Option("strength of the regularization towards the reference", NATS, gt=0)]
+Scale = Annotated[
+    Literal["reward", "loss"], Option("whether the gradient is divided by beta ('reward') or not ('loss')")
+]
+Ratio = Annotated[
+    Literal["behavior", "old"],
+    Option("log-probs in the ratio's denominator: the recorded ones, or the trainer's when the batch was drawn"),
+]
+Votes = Annotated[
+    Literal["ignore", "mean"],
+    Option("probability that the winner is the better one: 1, or the posterior mean of its votes"),
+]
+Singletons = Annotated[
+    Literal["error", "drop"], Option("what to do with groups that have too few responses, or no pair")
+]
+
+
+def model_of(function: Callable[..., Any], **more: Any) -> type[BaseModel]:
+    """A frozen model of the keyword-only parameters of `function`, and of `more`: (annotation, default) by name."""
+    hints = get_type_hints(function, include_extras=True)
+    declared = {
+        key: (hints[key], parameter.default)
+        for key, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    fields = {key: _field(*of_key) for key, of_key in (declared | more).items()}
+    config = ConfigDict(frozen=True, extra="forbid")
+    return create_model(function.__name__, __config__=config, **fields)  # type: ignore[call-overload, no-any-return]
+
+
+def _field(annotation: Any, default: Any) -> tuple[Any, Any]:
+    kind, option = get_args(annotation)
+    about = {"unit": option.unit, "expected": option.expected(kind)}
+    value = ... if default is inspect.Parameter.empty else default
+    return option.constrained(kind), Field(value, description=option.meaning, json_schema_extra=about)
+
+
+def described(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
+    """By option: default (None where it is required), required, unit, meaning, expected."""
+    out = {}
+    for key, field in model.model_fields.items():
+        required = field.is_required()
+        about = {"default": None if required else field.default, "required": required}
+        assert isinstance(field.json_schema_extra, dict)
+        out[key] = about | {"meaning": field.description} | field.json_schema_extra
+    return out
+
+
+def checked(name: str, model: type[BaseModel], given: Mapping[str, Any], *, partial: bool) -> dict[str, Any]:
+    """The options of objective `name`, defaults filled in; with `partial` without the required ones that aren't given.
+
+    Raises `Refused` for an unknown, invalid or missing option.
+    """
+    plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in given.items()}
+    problems = []
+    try:
+        return dict(model(**plain))
+    except ValidationError as error:
+        problems = error.errors()
+    about = described(model)
+    missing = [str(p["loc"][0]) for p in problems if p["type"] == "missing"]
+    for problem in problems:
+        key = str(problem["loc"][0])
+        if problem["type"] == "extra_forbidden":
+            raise Refused(f"objective {name}: unknown option {key}; {_nearest(key, list(about))}")
+        if key not in missing:
+            raise Refused(
+                f"objective {name}: option {key}: expected {about[key]['expected']}, got {given[key]!r}"
+            )
+    if not partial:
+        key = missing[0]
+        raise Refused(
+            f"objective {name}: option {key} has no default; set it "
+            f"({about[key]['meaning']}, in {about[key]['unit']})"
+        )
+    # Something valid in the places of the missing ones, which are then taken out again.
+    filled = checked(name, model, given | dict.fromkeys(missing, 1.0), partial=False)
+    return {key: value for key, value in filled.items() if key not in missing}
+
+
+def _choices(kind: Any) -> str:
+    """The choices that a type gives, "" for a type that isn't one of choices."""
+    if kind is bool:
+        return "False, True"
+    return ", ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal else ""
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(key, known, 1, 0.5)
+    return f"did you mean {near[0]}?" if near else f"it has: {', '.join(known) or 'none'}"
