@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agro.errors import Refused as Refused
     from agro.policy import Policy as Policy
     from agro.store import Store as Store
-    from agro.train.loop import Trainer as Trainer
+    from agro.train.trainer import Trainer as Trainer
     from agro.types import Batch as Batch
     from agro.types import Prompt as Prompt
     from agro.types import Sample as Sample
@@ -26,7 +26,7 @@ _HOMES = {
     "RunConfig": "agro.config",
     "Sample": "agro.types",
     "Store": "agro.store",
-    "Trainer": "agro.train.loop",
+    "Trainer": "agro.train.trainer",
 }
 
 __all__ = ["Batch", "Policy", "Prompt", "Refused", "RunConfig", "Sample", "Store", "Trainer"]

@@ -58,7 +58,9 @@ class Encoder:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
-        text: str = self.chat.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text: str = self.chat.tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
         return text
 
     def prompt(self, text: Text) -> list[int]:

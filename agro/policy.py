@@ -249,7 +249,9 @@ class Policy:
             )
         missing = sorted(name for name in own.keys() - saved.keys() if not _is_tied(self.model, name, saved))
         if missing:
-            raise Refused(f"{folder}: expected all weights of {self.name}, but {', '.join(missing[:3])} are missing")
+            raise Refused(
+                f"{folder}: expected all weights of {self.name}, but {', '.join(missing[:3])} are missing"
+            )
         for name, value in saved.items():
             own[name].copy_(value)
 

@@ -10,49 +10,47 @@ import torch
 
 from agro.config import Policy as PolicyConfig
 from agro.config import Reward as RewardConfig
+from agro.config import Sampler
 from agro.objectives import get
 from agro.policy import Policy
 from agro.prompts import load_prompts
 from agro.reference import frozen
 from agro.rewards import load_reward
-from agro.samplers import HFSampler, Sampling
+from agro.rollout import Rollout, collect
+from agro.rollout.load import embedded
 from agro.store import DrawRule, Store
+from agro.train.collate import collate
 from agro.train.micro import MicroBatch
-from agro.train.step import backward, collate
+from agro.train.step import Passes, backward, streams_of
 
 
 def train(model: str, prompts: str, reward: str, out: Path, steps: int = 20, lr: float = 1e-5) -> list[float]:
     """The mean reward of each step's fresh samples."""
     policy = Policy.load(PolicyConfig(model=model))
-    reference, sampler = frozen(policy), HFSampler(policy, version=0)
+    reference, rollout = frozen(policy), Rollout(policy.encoder, embedded(policy, version=0))
     asked, scorer = load_prompts(prompts), load_reward(RewardConfig(name=reward))
     options = get("agro").resolve("agro", {"beta": 0.05})
-    optimiser = torch.optim.AdamW(policy.weights().values(), lr=lr, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(policy.weights().values(), lr=lr, weight_decay=0.0)
+    passes = Passes(MicroBatch(16))
     means = []
     with Store.open(out / "store.db") as store:
         for step in range(steps):
             chosen = [asked[(8 * step + i) % len(asked)] for i in range(8)]
-            fresh = list(sampler.sample(chosen, 4, Sampling(max_new=64, seed=step)))
-            ids = store.append(fresh, run="own", step=step)
-            scores = scorer.score(fresh)
-            store.set_rewards(
-                (i, s.value, {"reward_error": s.error} if s.error else {}) for i, s in zip(ids, scores)
-            )
-            means.append(sum(s.value or 0.0 for s in scores) / len(scores))
+            sampler = Sampler(n=4, max_new=64)
+            made = collect(rollout, chosen, sampler, store, seed=step, reward=scorer, run="own", step=step)
+            rewards = [s.reward for s in store.samples(ids=made.ids)]
+            known = [r for r in rewards if r is not None]
+            means.append(sum(known) / len(known))
 
             # What was drawn least comes first: the fresh groups, then older ones, on equal terms.
-            drawn = store.draw(
-                DrawRule(groups=min(12, len(store.groups())), min_group=2),
-                run="own",
-                step=step,
-                seed=0,
-                version=step,
-            )
-            batch = collate([policy.encode(s) for s in drawn], version=step)
-            done = backward(policy, batch, "agro", options, micro=MicroBatch(16), reference=reference)
+            rule = DrawRule(groups=12, min_group=2, fewer=True)
+            drawn = store.draw(rule, run="own", step=step, seed=0, version=step)
+            batch = collate([policy.encode(s) for s in drawn.samples], version=step)
+            batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], passes)["logp"])
+            done = backward(policy, batch, "agro", options, passes)
             torch.nn.utils.clip_grad_norm_(policy.weights().values(), 1.0)
-            optimiser.step()
-            sampler.version = step + 1
+            optimizer.step()
+            rollout.engine.version = step + 1
             store.commit("own", step, digest="")
             print(f"step {step}  reward {means[-1]:.3f}  ½Var(R) {done.evaluation.loss:.4f}")
     scorer.close()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
-from agro.train.loop import Trainer
+from agro.train.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"

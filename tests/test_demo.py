@@ -12,7 +12,7 @@ import pytest
 from agro import demo
 from agro.config import RunConfig
 from agro.store import Store
-from agro.train.loop import Trainer
+from agro.train.trainer import Trainer
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from agro import objectives
 from agro.cli import app
 from agro.config import NewModel, RunConfig
 from agro.newmodel import new_model
-from agro.train.loop import Trainer
+from agro.train.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "recipes").rglob("*.toml"))
@@ -55,7 +55,7 @@ def models(tmp_path_factory) -> Path:
 def here(tmp_path, models, monkeypatch) -> Path:
     """A folder with what the recipes say must be given, under the names that they give it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("agro.train.loop.report", lambda folder: folder)
+    monkeypatch.setattr("agro.train.trainer.report", lambda folder: folder)
     for name in ("MODEL", "Qwen", "recipes"):
         Path(name).symlink_to((ROOT if name == "recipes" else models) / name)
     write("prompts.jsonl", ({"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,8 +24,7 @@ from agro.cli.common import (
 from agro.errors import Refused
 
 if TYPE_CHECKING:
-    from agro.policy import Policy
-    from agro.samplers import Sampler
+    from agro.rollout import Rollout
 
 EnvironmentName = Annotated[
     str | None,
@@ -48,9 +47,9 @@ def sample(
     max_turns: MaxTurns = 8,
 ) -> None:
     """Responses into a store, unscored."""
-    from agro.policy import Policy
+    from agro.config import Sampler
     from agro.prompts import load_prompts
-    from agro.samplers import Sampling
+    from agro.rollout import collect
     from agro.store import Store, write_samples
 
     asked = load_prompts(prompts)
@@ -61,19 +60,16 @@ def sample(
         raise Refused(
             f"--greedy takes the likeliest token: expected no --temperature beside it, got {temperature}"
         )
-    options = Sampling(
-        temperature=0.0 if greedy else 1.0 if temperature is None else temperature, max_new=max_new, seed=seed
-    )
-    sampler = _sampler(Policy.load(policy_config(model, policy)), environment, max_turns)
-    found = (s.replace(source=model) for s in sampler.sample(asked, n, options))
-    count = 0
-    if as_file:
-        count = write_samples(out, sorted(found, key=lambda s: int(s.meta["index"])))
-    else:
-        with Store.open(out) as store:
-            while part := list(islice(found, 64)):  # what is finished is kept, whatever happens next
-                count += len(store.append(part))
-    print(f"{count} responses to {len(asked)} prompts in {out}", file=sys.stderr)
+    if temperature is None:
+        temperature = 0.0 if greedy else 1.0
+    sampler = Sampler(n=n, temperature=temperature, max_new=max_new)
+    rollout = _rollout(model, policy, environment, max_turns)
+    with TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db" if as_file else out) as store:
+        made = collect(rollout, asked, sampler, store, seed=seed)
+        if as_file:
+            by_id = {s.id: s for s in store.samples()}
+            write_samples(out, (by_id[i] for i in made.ids))
+    print(f"{len(made.ids)} responses to {len(asked)} prompts in {out}", file=sys.stderr)
 
 
 def eval_(
@@ -92,20 +88,18 @@ def eval_(
 ) -> None:
     """Accuracy, pass@k and their 95 % intervals."""
     from agro.config import Reward as RewardConfig
-    from agro.envs import EpisodeReward
+    from agro.config import Sampler
     from agro.evaluate import heldout
-    from agro.policy import Policy
     from agro.prompts import load_prompts
     from agro.rewards import load_reward
-    from agro.samplers import Sampling
+    from agro.rollout.reward import EpisodeReward
 
     asked = load_prompts(prompts)
     scorer = EpisodeReward(load_reward(RewardConfig(name=reward, options=options(option))))
     try:
-        sampler = _sampler(Policy.load(policy_config(model, policy)), environment, max_turns)
-        found = heldout(
-            sampler, scorer, asked, n, Sampling(temperature=temperature, max_new=max_new, seed=seed)
-        )
+        rollout = _rollout(model, policy, environment, max_turns)
+        sampler = Sampler(n=n, temperature=temperature, max_new=max_new)
+        found = heldout(rollout, scorer, asked, sampler, seed)
     finally:
         scorer.close()
     report = {"model": model, "prompts": len(asked), "n": n, "temperature": temperature, **found.to_json()}
@@ -129,12 +123,11 @@ def eval_(
             print(f"  {count} × {error}")
 
 
-def _sampler(policy: Policy, environment: str | None, max_turns: int) -> Sampler:
+def _rollout(model: str, settings: list[str] | None, environment: str | None, max_turns: int) -> Rollout:
     from agro.config import Environment
-    from agro.envs import in_environment, load_environment
-    from agro.samplers import HFSampler
+    from agro.policy import Policy
+    from agro.rollout.load import embedded, load_rollout
 
-    if environment is None:
-        return HFSampler(policy)
-    config = Environment(name=environment, max_turns=max_turns)
-    return in_environment(HFSampler(policy), load_environment(config), config)
+    policy = Policy.load(policy_config(model, settings))
+    named = None if environment is None else Environment(name=environment, max_turns=max_turns)
+    return load_rollout(policy.encoder, embedded(policy), named, source=model)

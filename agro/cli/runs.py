@@ -38,11 +38,11 @@ def train(
     if as_json and not dry_run:
         raise Refused("--json belongs to --dry-run; a run's numbers are in RUN/metrics.jsonl")
     loaded = RunConfig.load(config, overrides or [])
-    from agro.train.loop import Trainer
+    from agro.train.trainer import Trainer
 
     trainer = Trainer(loaded, out, resume=resume)
     if dry_run:
-        from agro.runs.plan import describe
+        from agro.train.plan import describe
 
         plan = trainer.plan()
         print(json.dumps(plan, ensure_ascii=False) if as_json else describe(plan))

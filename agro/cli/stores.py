@@ -162,8 +162,8 @@ def score(
 ) -> None:
     """Fill in or renew the rewards of a store."""
     from agro.config import Reward as RewardConfig
-    from agro.envs import EpisodeReward
     from agro.rewards import load_reward
+    from agro.rollout.reward import EpisodeReward
     from agro.store import Store
 
     scorer = EpisodeReward(load_reward(RewardConfig(name=reward, options=options(option), timeout=timeout)))

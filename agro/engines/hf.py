@@ -48,7 +48,9 @@ class HF:
                 rows.admit([waiting.popleft() for _ in range(min(rows.free, len(waiting)))])
             for request, tokens, logp in rows.step():
                 if self.version != version:
-                    raise RuntimeError(f"version {self.version} arrived while version {version} was sampled from")
+                    raise RuntimeError(
+                        f"version {self.version} arrived while version {version} was sampled from"
+                    )
                 yield Decoded(request, tokens, logp, version)
 
     def load(self, weights: Path, version: int) -> None:

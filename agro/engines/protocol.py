@@ -30,7 +30,9 @@ class Decoded:
 
     request: Request
     tokens: NDArray[np.int64]  # [T]
-    logp: NDArray[np.float64]  # [T] nats, under the distribution sampled from; NaN where the engine doesn't say
+    logp: NDArray[
+        np.float64
+    ]  # [T] nats, under the distribution sampled from; NaN where the engine doesn't say
     version: int  # optimizer steps of the weights; -1: unknown
 
 

@@ -30,7 +30,9 @@ from agro.policy import Policy
 _SLACK = 256  # columns beyond what a row may need, so that moving to the left is seldom
 
 
-Finished = tuple[Request, NDArray[np.int64], NDArray[np.float64]]  # with the tokens of the response, their log-probs
+Finished = tuple[
+    Request, NDArray[np.int64], NDArray[np.float64]
+]  # with the tokens of the response, their log-probs
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agro.config import Sampler
 from agro.rewards import Reward
-from agro.samplers import Sampler, Sampling
+from agro.rollout import Rollout
 from agro.types import Prompt, Sample
 
 __all__ = ["Heldout", "heldout", "pass_at_k"]
@@ -77,16 +78,19 @@ def pass_at_k(n: int, passed: int, k: int) -> float:
 
 
 def heldout(
-    sampler: Sampler, reward: Reward, prompts: Sequence[Prompt], n: int, options: Sampling
+    rollout: Rollout, reward: Reward, prompts: Sequence[Prompt], sampler: Sampler, seed: int
 ) -> Heldout:
-    """Sample `n` responses to each prompt and score them; rows of one episode are one response."""
-    samples = sorted(sampler.sample(prompts, n, options), key=lambda s: int(s.meta["index"]))
-    found = reward.score(samples)
-    scores = [math.nan if s.value is None else s.value for s in found]
-    scored = [s.replace(reward=None if math.isnan(v) else v) for s, v in zip(samples, scores, strict=True)]
-    responses = {int(s.meta["index"]): i for i, s in enumerate(samples)}
+    """Sample `sampler.n` responses to each prompt and score them; samples of one episode are one response."""
+    samples = sorted(
+        rollout.sample(prompts, sampler.n, sampler, seed=seed), key=lambda s: int(s.meta["index"])
+    )
+    scores = reward.score(samples)
+    values = [math.nan if score.value is None else score.value for score in scores]
+    scored = [s.replace(reward=score.value) for s, score in zip(samples, scores, strict=True)]
+    last = {int(s.meta["index"]): i for i, s in enumerate(samples)}  # sample of each response
+    errors = [scores[i].error for i in last.values()]
     return Heldout(
-        np.array([scores[i] for i in responses.values()], dtype=np.float64).reshape(len(prompts), n),
+        np.array([values[i] for i in last.values()], dtype=np.float64).reshape(len(prompts), sampler.n),
         tuple(scored),
-        tuple(found[i].error or "" for i in responses.values() if found[i].error),
+        tuple(error for error in errors if error),
     )

@@ -13,9 +13,7 @@ from agro.objectives.reduce import Groups
 from agro.types import Batch
 
 EPS = 1e-6  # in the denominator of a standardized advantage
-Clip = Annotated[
-    tuple[float, float], Option("how far below and above 1 the ratio may go", "ratio", ge=0)
-]
+Clip = Annotated[tuple[float, float], Option("how far below and above 1 the ratio may go", "ratio", ge=0)]
 Std = Annotated[bool, Option("divide the advantage by the group's standard deviation")]
 
 
@@ -66,7 +64,9 @@ def gspo(
     s_N = groups.mean_tokens(_log_ratio(streams, batch, ratio)).exp()
     gain_N = torch.minimum(s_N * advantage_N, s_N.clamp(1 - clip[0], 1 + clip[1]) * advantage_N)
     clipped = (s_N * advantage_N > gain_N).double().mean()
-    return Terms(groups.average_responses(-gain_N), metrics={"clipped_share": clipped, "ratio_max": s_N.max()})
+    return Terms(
+        groups.average_responses(-gain_N), metrics={"clipped_share": clipped, "ratio_max": s_N.max()}
+    )
 
 
 def _advantage(groups: Groups, std: bool) -> Tensor:

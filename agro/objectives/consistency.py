@@ -147,7 +147,8 @@ def agro_onpolicy(
         ),
     ] = 1.0,
     squared: Annotated[
-        Estimate, Option("estimate of the squared log-ratio in that part: the plain one, or with less variance")
+        Estimate,
+        Option("estimate of the squared log-ratio in that part: the plain one, or with less variance"),
     ] = "sequence",
 ) -> Terms:
     """On-policy AGRO (eqs. 5 and 6): (1/n) Σ_i [−β (R_i − R̄_{-i}) + c ½ (R_i − R̄_{-i})²] log π(y_i), on fresh samples.

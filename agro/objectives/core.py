@@ -63,7 +63,9 @@ class Objective:
     needs: Callable[[Options], set[Need]]
     couples: Callable[[Options], Coupling]  # how far one row's gradient depends on other rows' streams
     drops_groups: bool = True  # whether it has the option `singletons`
-    conflict: Callable[[Options], str] = lambda options: ""  # why these options exclude each other, "" if they don't
+    conflict: Callable[[Options], str] = lambda options: (
+        ""
+    )  # why these options exclude each other, "" if they don't
     anchor: Callable[[Options], Column | None] = lambda options: None
     """The log-probs in ρ, where it weighs a response by r − βρ; None where β's term is separate, token by token."""
     warnings: Warnings = Warnings()

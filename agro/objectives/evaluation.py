@@ -49,7 +49,9 @@ def evaluate(
     entry = get(name)
     resolved = entry.resolve(name, options)
     if "logp" in (streams or {}):
-        raise Refused(f"objective {name}: streams: logp is the second argument; streams are what is needed beside it")
+        raise Refused(
+            f"objective {name}: streams: logp is the second argument; streams are what is needed beside it"
+        )
     needs = entry.needs(resolved)
     given = {"logp": as_stream(logp, "logp")}
     for key, value in (streams or {}).items():
@@ -78,7 +80,9 @@ def differentiate(
     keep = _kept_rows(name, needs, batch, options)
     part = batch if keep is None else batch.rows(keep)
     if not part.weight.any():
-        raise Refused(f"objective {name}: weight: all of the {len(part.weight)} rows weigh 0: nothing to learn from")
+        raise Refused(
+            f"objective {name}: weight: all of the {len(part.weight)} rows weigh 0: nothing to learn from"
+        )
     leaves = {s: _leaf(name, s, streams[s], part, keep) for s in wanted_streams(needs)}
     own = {key: value for key, value in options.items() if key != "singletons"}
     terms = objective.function(leaves, part, **own)
@@ -114,7 +118,9 @@ def _kept_rows(name: str, needs: set[Need], batch: Batch, options: Options) -> T
         groups = [batch.group_names[g] for g in small_G.nonzero().flatten().tolist()]
         raise need.refusal(name, groups, batch.n_groups, "groups")
     if small_G.all():
-        raise Refused(f"objective {name} needs {need.what}: 0 of {batch.n_groups} groups have it; all were dropped")
+        raise Refused(
+            f"objective {name} needs {need.what}: 0 of {batch.n_groups} groups have it; all were dropped"
+        )
     return (~small_G)[batch.group].nonzero().flatten()
 
 

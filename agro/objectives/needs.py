@@ -197,9 +197,7 @@ class Stream(Need):
         super().__init__(name, provider, f'pass it: streams={{"{name}": …}}', what=f'the stream "{name}"')
 
 
-REWARD = Reward(
-    "reward", "record", "score them (agro score STORE --reward NAME), or train on them with sft"
-)
+REWARD = Reward("reward", "record", "score them (agro score STORE --reward NAME), or train on them with sft")
 FRESH = Fresh(
     "fresh",
     "record",

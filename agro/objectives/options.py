@@ -76,7 +76,9 @@ Scale = Annotated[
 ]
 Ratio = Annotated[
     Literal["behavior", "old"],
-    Option("log-probs in the ratio's denominator: the recorded ones, or the trainer's when the batch was drawn"),
+    Option(
+        "log-probs in the ratio's denominator: the recorded ones, or the trainer's when the batch was drawn"
+    ),
 ]
 Votes = Annotated[
     Literal["ignore", "mean"],

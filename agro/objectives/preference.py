@@ -25,7 +25,9 @@ def pair_consistency(
     beta: BetaAbove0,
     gap: Annotated[
         float | Literal["reward"],
-        Option("how much better the winner is: a number, or 'reward' for the rewards' difference", "reward", gt=0),
+        Option(
+            "how much better the winner is: a number, or 'reward' for the rewards' difference", "reward", gt=0
+        ),
     ] = 0.5,
     votes: Votes = "ignore",
 ) -> Terms:

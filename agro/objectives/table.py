@@ -80,9 +80,7 @@ def _agro_conflict(options: Options) -> str:
     if estimate == "sequence":
         return ""
     if weight != "none":
-        return (
-            f'regularizer = "{estimate}" is for fresh samples, weight = "{weight}" for stored ones; set one of the two'
-        )
+        return f'regularizer = "{estimate}" is for fresh samples, weight = "{weight}" for stored ones; set one of the two'
     if average != "sum":
         return f'regularizer = "{estimate}" estimates that of sums, but average = "{average}"; set one of the two'
     return ""

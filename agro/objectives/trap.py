@@ -31,7 +31,9 @@ def of_rewards(rewards: NDArray[np.float64], options: Options) -> str | None:
     c, beta, n = options["likelihood_ratio"], options["beta"], rewards.shape[1]
     if c == "adaptive" or not c * beta or n < 3:
         return None
-    differ = rewards[rewards.max(1) > rewards.min(1)]  # a prompt with an unknown reward, NaN, isn't among them
+    differ = rewards[
+        rewards.max(1) > rewards.min(1)
+    ]  # a prompt with an unknown reward, NaN, isn't among them
     if not len(differ):
         return None
     off = differ - differ.mean(1, keepdims=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from agro.objectives import get
 from agro.proof.enumerable import Enumerable, multisets
 from agro.train.micro import MicroBatch
-from agro.train.step import backward
+from agro.train.step import Passes, backward, streams_of
 from agro.types import Batch
 
 
@@ -172,14 +172,12 @@ def gradient(
     size: int | None = None,
 ) -> Tensor:
     """[W] the gradient of `name` over `batch` with respect to all parameters, by the step; `size`: its micro-batches."""
-    backward(
-        policy,  # type: ignore[arg-type]
-        batch,
-        name,
-        get(name).resolve(name, options),
-        micro=MicroBatch(size),
-        reference=reference,  # type: ignore[arg-type]
-    )
+    resolved = get(name).resolve(name, options)
+    passes = Passes(MicroBatch(size))
+    if "ref_logp" in get(name).needs(resolved) and batch.ref_logp is None:
+        ref_logp_BT = streams_of(reference, batch, ["logp"], passes)["logp"]  # type: ignore[arg-type]
+        batch = batch.replace(ref_logp=ref_logp_BT)
+    backward(policy, batch, name, resolved, passes, reference)  # type: ignore[arg-type]
     return torch.cat(
         [(torch.zeros_like(w) if w.grad is None else w.grad).flatten() for w in policy.parameters()]
     )

@@ -13,7 +13,12 @@ from agro.types import Prompt, Sample
 
 
 def demonstrate(
-    environment: Environment, encoder: Encoder, prompt: Prompt, turns: Sequence[str], *, source: str = "teacher"
+    environment: Environment,
+    encoder: Encoder,
+    prompt: Prompt,
+    turns: Sequence[str],
+    *,
+    source: str = "teacher",
 ) -> list[Sample]:
     """The episode in which a teacher writes `turns`: tokens of the policy, of which only the teacher's are actions.
 

@@ -86,7 +86,9 @@ class Episode:
             )
         return math.fsum(known) if known and self.error is None else None
 
-    def samples(self, name: str, last_turn: str, meta: dict[str, Any], sampling: dict[str, Any]) -> list[Sample]:
+    def samples(
+        self, name: str, last_turn: str, meta: dict[str, Any], sampling: dict[str, Any]
+    ) -> list[Sample]:
         """One sample, or several under the episode's `name` where a template rewrote history."""
         reward, rows = self.reward(), self.transcript.rows
         meta = {**self.prompt.columns, **meta, **self._outcome(last_turn)}

@@ -17,8 +17,10 @@ def embedded(policy: Policy, version: int = -1) -> Engine:
     return HF(policy, version)
 
 
-def load_rollout(encoder: Encoder, engine: Engine, environment: config.Environment | None = None) -> Rollout:
+def load_rollout(
+    encoder: Encoder, engine: Engine, environment: config.Environment | None = None, source: str = "policy"
+) -> Rollout:
     """Raises `Refused` where the environment can't be made."""
     if environment is None:
-        return Rollout(encoder, engine)
-    return Rollout(encoder, engine, load_environment(environment), environment.max_turns)
+        return Rollout(encoder, engine, source=source)
+    return Rollout(encoder, engine, load_environment(environment), environment.max_turns, source)

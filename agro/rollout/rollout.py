@@ -22,32 +22,45 @@ class Rollout:
     """Samples responses. With an environment a response is an episode of at most `max_turns` turns."""
 
     def __init__(
-        self, encoder: Encoder, engine: Engine, environment: Environment | None = None, max_turns: int = 1
+        self,
+        encoder: Encoder,
+        engine: Engine,
+        environment: Environment | None = None,
+        max_turns: int = 1,
+        source: str = "policy",
     ) -> None:
+        """`source`: what its samples name as theirs."""
         self.encoder = encoder
         self.engine = engine
         self.environment = environment
         self.max_turns = max_turns
+        self.source = source
         self._name = uuid.uuid4().hex  # of its episodes: seeds and numbers come again in other runs
 
     def sample(
-        self, prompts: Sequence[Prompt], n: int, sampler: Sampler, *, seed: int = 0, skip: frozenset[int] = frozenset()
+        self,
+        prompts: Sequence[Prompt],
+        n: int,
+        options: Sampler,
+        *,
+        seed: int = 0,
+        skip: frozenset[int] = frozenset(),
     ) -> Iterator[Sample]:
         """`n` responses a prompt, unscored, each as soon as it finishes.
 
         `meta` of a sample holds the prompt's columns, "finish" ("stop": an end token or a stop text; "length"; "error":
         the environment failed), and "index": the response's number, n · (index of the prompt) + (0 … n-1), which with
         `seed` fixes its noise. `skip`: numbers that aren't sampled. The text of a response stops short of a stop text;
-        its tokens stay as they were sampled. A response whose room is shorter than `sampler.max_new` ends there, with
+        its tokens stay as they were sampled. A response whose room is shorter than `options.max_new` ends there, with
         "length". An episode is one sample, several only where a chat template rewrites history.
 
         Raises `Refused` before anything is computed where a prompt leaves no room in the model's context.
         """
-        requests = [r for r in self._requests(prompts, n, sampler.max_new) if r.number not in skip]
+        requests = [r for r in self._requests(prompts, n, options.max_new) if r.number not in skip]
         asked = {r.number: prompts[r.number // n] for r in requests}
         if self.environment is None:
-            return self._responses(asked, deque(requests), sampler, seed)
-        return self._episodes(self.environment, asked, deque(requests), sampler, seed)
+            return self._responses(asked, deque(requests), options, seed)
+        return self._episodes(self.environment, asked, deque(requests), options, seed)
 
     def _requests(self, prompts: Sequence[Prompt], n: int, max_new: int) -> list[Request]:
         requests = []
@@ -83,7 +96,7 @@ class Rollout:
             sampling=recorded(sampler, seed),
             version=done.version,
             role="policy",
-            source="policy",
+            source=self.source,
             meta={**prompt.columns, "finish": "stop" if ended else "length", "index": done.request.number},
         )
 
@@ -115,7 +128,8 @@ class Rollout:
                 continue
             last_turn = before_stop(episode.turns[-1], sampler.stop)[0]
             name = f"{self._name}-{seed}-{number}"
-            yield from episode.samples(name, last_turn, {"index": number}, recorded(of_turn, seed))
+            for sample in episode.samples(name, last_turn, {"index": number}, recorded(of_turn, seed)):
+                yield sample.replace(source=self.source)
 
 
 def before_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:

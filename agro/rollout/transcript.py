@@ -32,7 +32,12 @@ class Row:
         self._mark(self.context, action=False, logp=None, version=UNKNOWN_VERSION)
 
     def add(
-        self, tokens: list[int], *, action: bool, logp: list[float] | None = None, version: int = UNKNOWN_VERSION
+        self,
+        tokens: list[int],
+        *,
+        action: bool,
+        logp: list[float] | None = None,
+        version: int = UNKNOWN_VERSION,
     ) -> None:
         self.tokens = self.tokens + tokens  # a new list: the old one may still be decoded from
         self._mark(len(tokens), action=action, logp=logp, version=version)

@@ -1,14 +1,15 @@
 """The store of experience, and what goes into and out of it."""
 
+from agro.store.drawing import Store
 from agro.store.exchange import read_samples, write_samples
 from agro.store.importing import ImportReport, Refusal, import_files
 from agro.store.mapping import parse_map
 from agro.store.records import Commit, Counts, Damage, Damaged, Draw, Drawn, Group, Known, Pair, Rewound
 from agro.store.recover import Recovered, recover
-from agro.store.select import DrawRule
-from agro.store.sqlite import Store
+from agro.store.select import At, DrawRule
 
 __all__ = [
+    "At",
     "Commit",
     "Counts",
     "Damage",

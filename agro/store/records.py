@@ -133,3 +133,14 @@ class Damaged(NamedTuple):
     id: int
     prompt_id: str
     episode: str | None = None
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a step trains on, as it came out of the store."""
+
+    samples: list[Sample]
+    pairs: list[Pair] = field(
+        default_factory=list
+    )  # judgements of these samples, where the rule asks for pairs
+    damaged: list[Damaged] = field(default_factory=list)  # samples that aren't as they were written

@@ -15,6 +15,7 @@ from agro.errors import Refused
 from agro.files import writing
 from agro.store import queries
 from agro.store.database import columns_fit, read_text
+from agro.store.drawing import Store
 from agro.store.rows import (
     COLUMNS,
     INSERT,
@@ -24,7 +25,6 @@ from agro.store.rows import (
     is_whole,
     sample_checksum,
 )
-from agro.store.sqlite import Store
 
 Row = tuple[Any, ...]
 BLOCK = 1024  # rowids asked for at once

@@ -28,7 +28,7 @@ class DrawRule:
     group_size: int | None = None
     roles: tuple[Role, ...] | None = None
     sources: tuple[str, ...] | None = None
-    max_age: int | None = None  # optimiser steps; excludes samples of unknown age
+    max_age: int | None = None  # optimizer steps; excludes samples of unknown age
     min_group: int = 1
     order: Literal["least_used", "uniform"] = "least_used"
     scored_only: bool = True
@@ -45,6 +45,15 @@ class DrawRule:
             raise Refused(f"draw: order: expected least_used or uniform, got {self.order!r}")
 
 
+class At(NamedTuple):
+    """Where a run stands when it draws: what chance, staleness and the note of the draw depend on."""
+
+    run: str
+    step: int
+    seed: int
+    version: int  # optimizer steps of the learner's weights
+
+
 class Candidate(NamedTuple):
     """A group with enough eligible responses; `uses` counts the steps of the run that drew from it."""
 
@@ -58,7 +67,7 @@ def noise(seed: int, step: int, *item: str | int) -> int:
     return int.from_bytes(blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
-def pick_groups(candidates: Sequence[Candidate], rule: DrawRule, *, seed: int, step: int) -> list[str]:
+def pick_groups(candidates: Sequence[Candidate], rule: DrawRule, at: At) -> list[str]:
     """The prompt_ids of up to `rule.groups` groups.
 
     "least_used": those that this run used least, ties by hash, so every group comes once before any comes twice.
@@ -66,27 +75,26 @@ def pick_groups(candidates: Sequence[Candidate], rule: DrawRule, *, seed: int, s
     """
     least_used = rule.order == "least_used"
     ranked = sorted(
-        (c.uses if least_used else 0, noise(seed, step, c.prompt_id), i) for i, c in enumerate(candidates)
+        (c.uses if least_used else 0, noise(at.seed, at.step, c.prompt_id), i)
+        for i, c in enumerate(candidates)
     )
     return [candidates[i].prompt_id for _, _, i in ranked[: rule.groups]]
 
 
-def pick_responses(n: int, rule: DrawRule, *, seed: int, step: int, prompt_id: str) -> list[int]:
+def pick_responses(n: int, rule: DrawRule, at: At, prompt_id: str) -> list[int]:
     """Which of a group's n eligible responses, as rising positions among them."""
     if rule.group_size is None or n <= rule.group_size:
         return list(range(n))
-    return sorted(sorted(range(n), key=lambda i: noise(seed, step, prompt_id, i))[: rule.group_size])
+    return sorted(sorted(range(n), key=lambda i: noise(at.seed, at.step, prompt_id, i))[: rule.group_size])
 
 
-def pick_pairs(
-    pairs: Sequence[tuple[int, int]], rule: DrawRule, *, seed: int, step: int, prompt_id: str
-) -> list[int]:
+def pick_pairs(pairs: Sequence[tuple[int, int]], rule: DrawRule, at: At, prompt_id: str) -> list[int]:
     """Which of a group's responses, as rising positions among them; `pairs` are of such positions, in their own order.
 
     Pairs are taken one after the other in an order by hash, each whose responses don't make more than `group_size`.
     """
     taken: set[int] = set()
-    for p in sorted(range(len(pairs)), key=lambda p: noise(seed, step, prompt_id, "pair", p)):
+    for p in sorted(range(len(pairs)), key=lambda p: noise(at.seed, at.step, prompt_id, "pair", p)):
         if rule.group_size is None or len(taken | set(pairs[p])) <= rule.group_size:
             taken |= set(pairs[p])
     return sorted(taken)

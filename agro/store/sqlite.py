@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from agro.store import queries
 from agro.store.database import BUSY_TIMEOUT
 from agro.store.exchange import write_samples
 from agro.store.ledger import Ledger
-from agro.store.records import Counts, Damage, Damaged, Drawn, Group, Known, Pair
+from agro.store.records import Counts, Damage, Group, Known, Pair
 from agro.store.rows import (
     INSERT,
     LEDGERS,
@@ -31,15 +30,12 @@ from agro.store.rows import (
     to_row,
     to_text,
 )
-from agro.store.select import Candidate, DrawRule, pick_groups, pick_pairs, pick_responses
 from agro.strictjson import dumps, loads
-from agro.types import UNKNOWN_VERSION, Sample
-
-POLL_SECONDS = 0.2  # between two looks at a store that others write to
+from agro.types import Sample
 
 
-class Store(Ledger):
-    """Samples in the order in which they came. Opened with `Store.open`, one connection a process and thread.
+class Samples(Ledger):
+    """Samples in the order in which they came. Opened with `open`, one connection a process and thread.
 
     A method that writes does so in one transaction, on the disk when it returns; `transaction()` joins several.
     A sample is never deleted: what a resumed run makes anew is marked `redone` and left out unless asked for.
@@ -241,117 +237,6 @@ class Store(Ledger):
         for _, *judged, _ in rows:
             yield Pair(*judged)
 
-    def pick(self, rule: DrawRule, *, run: str, step: int, seed: int, version: int) -> list[str]:
-        """The prompt_ids of the groups that `draw` takes by `rule`; with `rule.fewer` as many as there are.
-
-        `version`: optimizer steps of the learner's weights, which staleness counts from. With `rule.wait` it looks
-        again until there are enough. Raises `Refused` where there are fewer, with what the store has.
-        """
-        deadline = time.monotonic() + rule.wait
-        while True:
-            candidates = self.candidates(rule, run=run, version=version)
-            if len(candidates) >= rule.groups or rule.fewer:
-                return pick_groups(candidates, rule, seed=seed, step=step)
-            if time.monotonic() >= deadline:
-                break
-            time.sleep(POLL_SECONDS)
-        waited = f"waited {rule.wait:g} s: " if rule.wait else ""
-        raise Refused(waited + self._too_few(rule, len(candidates), run, version))
-
-    def candidates(self, rule: DrawRule, *, run: str, version: int) -> list[Candidate]:
-        """The groups that `pick` chooses from."""
-        fits, args = queries.eligible(rule, run, version)
-        if rule.pairs:
-            rows = self._run(queries.JUDGED.format(eligible=fits), [*args, to_text(run)])
-        else:
-            rows = self._run(queries.DRAWABLE.format(eligible=fits), [*args, rule.min_group, to_text(run)])
-        return [Candidate(of_text(prompt_id), uses) for prompt_id, uses in rows]
-
-    def draw(
-        self,
-        rule: DrawRule | None = None,
-        *,
-        run: str,
-        step: int,
-        seed: int = 0,
-        version: int,
-        picked: Sequence[str] | None = None,
-        made: Sequence[int] = (),
-    ) -> Drawn:
-        """All that `run` trains on at `step`, and a note of it: groups by `rule`, and the samples `made` for this step.
-
-        Groups come one after the other, then what was made, by number of the response. `picked`: what `pick` chose
-        before, where the draw isn't to choose itself. `version`: optimizer steps of the learner's weights. A sample of
-        another run has version -1: its staleness is unknown. Raises `Refused` as `pick` does. Samples that
-        aren't as they were written are in `Drawn.damaged` alone.
-        """
-        if picked is None:
-            picked = [] if rule is None else self.pick(rule, run=run, step=step, seed=seed, version=version)
-        with self.transaction():
-            chosen: dict[int, Damaged] = {}  # what is reported of a sample that turns out to be damaged
-            if rule is not None and picked:
-                chosen = self._choose(rule, picked, frozenset(made), run=run, step=step, seed=seed, version=version)
-            chosen |= self._made(made)
-            ids = list(chosen)
-            self.record_draws(run, step, ids)
-            damaged: list[Damaged] = []
-            valid = {s.id: s for s in self.samples(ids=ids, redone=True, on_damaged=lambda i: damaged.append(chosen[i]))}
-            foreign = self._foreign(ids, run)
-            pairs = list(self.pairs(ids)) if rule is not None and rule.pairs else []
-        samples = []
-        for i in ids:
-            if i in valid:
-                samples.append(valid[i].replace(version=UNKNOWN_VERSION) if i in foreign else valid[i])
-        return Drawn(samples, pairs, damaged)
-
-    def _choose(
-        self, rule: DrawRule, picked: Sequence[str], made: frozenset[int], *, run: str, step: int, seed: int, version: int
-    ) -> dict[int, Damaged]:
-        """The samples to draw of the picked groups."""
-        fits, args = queries.eligible(rule, run, version)
-        groups = {prompt_id: self._eligible(prompt_id, fits, args, made) for prompt_id in picked}
-        judged: list[Pair] = []
-        if rule.pairs:
-            judged = list(self.pairs(i for group in groups.values() for ids in group.values() for i in ids))
-        chosen: dict[int, Damaged] = {}
-        for prompt_id, group in groups.items():
-            if rule.pairs:
-                at = {i: k for k, ids in enumerate(group.values()) for i in ids}
-                both = [(at[p.winner], at[p.loser]) for p in judged if p.winner in at and p.loser in at]
-                different = [p for p in both if p[0] != p[1]]
-                places = pick_pairs(different, rule, seed=seed, step=step, prompt_id=prompt_id)
-            else:
-                places = pick_responses(len(group), rule, seed=seed, step=step, prompt_id=prompt_id)
-            responses = list(group.items())
-            for key, ids in (responses[k] for k in places):
-                chosen |= {i: Damaged(i, prompt_id, None if isinstance(key, int) else key) for i in ids}
-        return chosen
-
-    def _made(self, made: Sequence[int]) -> dict[int, Damaged]:
-        """The samples made for a step, by number of the response: the order in which they finished doesn't matter."""
-        sql = f"SELECT id, prompt_id, episode FROM samples WHERE id IN (SELECT value FROM json_each(?)) {queries.BY_NUMBER}"
-        rows = self._run(sql, [json.dumps(list(made))])
-        return {i: Damaged(i, of_text(prompt_id), None if e is None else of_text(e)) for i, prompt_id, e in rows}
-
-    def _foreign(self, ids: Sequence[int], run: str) -> set[int]:
-        """Those of the samples that another run made, or nobody knows who."""
-        sql = "SELECT id FROM samples WHERE run IS NOT ? AND id IN (SELECT value FROM json_each(?))"
-        return {i for (i,) in self._run(sql, [to_text(run), json.dumps(list(ids))])}
-
-    def _eligible(
-        self, prompt_id: str, fits: str, args: Sequence[Any], made: frozenset[int]
-    ) -> dict[str | int, list[int]]:
-        """The samples of each eligible response of a group, by episode or, outside of one, by id; oldest first."""
-        responses: dict[str | int, list[int]] = {}
-        broken: set[str | int] = set()
-        sql = f"SELECT id, episode, {fits} FROM samples WHERE prompt_id = ? AND NOT redone {queries.BY_NUMBER}"
-        for i, episode, ok in self._run(sql, [*args, to_text(prompt_id)]):
-            key = i if episode is None else of_text(episode)
-            responses.setdefault(key, []).append(i)
-            if not ok or i in made:
-                broken.add(key)
-        return {key: ids for key, ids in responses.items() if key not in broken}
-
     def export(self, path: str | Path) -> int:
         """Write the samples to a .jsonl, .jsonl.gz or .parquet file, and return how many; judgements stay behind."""
         [(pairs,)] = self._run("SELECT count(*) FROM pairs")
@@ -366,28 +251,3 @@ class Store(Ledger):
             return dict(loads(of_text(text)))
         except (TypeError, ValueError):
             raise self._refusal(Damage(samples=[i])) from None
-
-    def _too_few(self, rule: DrawRule, found: int, run: str, version: int) -> str:
-        clause, args = queries.where(roles=rule.roles, sources=rule.sources)
-        fits, more = queries.eligible(rule, run, version)
-        [(rows, groups, chosen, unscored, failed, fit)] = self._run(
-            f"""
-            SELECT count(*), count(DISTINCT prompt_id), total({clause}), total({clause} AND state = {queries.UNSCORED}),
-              total({clause} AND state = {queries.FAILED}), total({fits}) FROM samples WHERE NOT redone
-            """,
-            [*args, *args, *args, *more],
-        )
-        wanted = "a pair of" if rule.pairs else f"{rule.min_group} or more"
-        scores = (
-            f", {unscored:.0f} of them not scored and {failed:.0f} with a failed reward"
-            if rule.scored_only
-            else ""
-        )
-        add = f"add {'pairs' if rule.pairs else 'samples'}{', score them' if rule.scored_only else ''}"
-        return (
-            f"{self.path}: expected {rule.groups} groups with {wanted} eligible responses to draw from, "
-            f"got {found}. The store has {rows} samples in {groups} groups; {chosen:.0f} are of the roles and sources "
-            f"asked for{scores}; {fit:.0f} are eligible"
-            + (f" (at most {rule.max_age} steps old)" if rule.max_age is not None else "")
-            + f". Ask for fewer groups, {add}, or widen the choice"
-        )

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Set
 
 from agro.config import LoRA, RunConfig
 from agro.errors import Refused
-from agro.objectives import WAYS_OUT, get, least_responses
+from agro.objectives import get, least_responses
 from agro.objectives.core import VALUES
+from agro.objectives.needs import FRESH, OLD_LOGP
 from agro.train.diagnostics import diagnostic_beta
 from agro.train.schedule import is_tuned, lr_at, options_at
 
@@ -191,7 +192,7 @@ def _check_phase(config: RunConfig, where: str) -> None:
     if "old_logp" in needs and data.replay > 0:
         raise Refused(
             f"{where}objective {name} needs the trainer's log-probs when its samples were made, but data.replay = {data.replay} "
-            f"draws stored ones. What to do: {WAYS_OUT['old_logp']}."
+            f"draws stored ones. What to do: {OLD_LOGP.way_out}."
         )
     least = least_responses(needs)
     if data.replay < 1 and sampler.n < least:
@@ -212,7 +213,7 @@ def _check_phase(config: RunConfig, where: str) -> None:
         )
         if behind:
             raise Refused(
-                f"{where}objective {name} needs samples made by the present weights, but {behind}. What to do: {WAYS_OUT['fresh']}."
+                f"{where}objective {name} needs samples made by the present weights, but {behind}. What to do: {FRESH.way_out}."
             )
         if (
             sampler.temperature != config.policy.temperature

@@ -7,11 +7,10 @@ prompt (AGRO, Theorem 1), so that ½ Var(R) and regret are 0 there, and βρ dif
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -62,9 +61,7 @@ def distances(
     return (0.5 * groups.variance(R_N)).cpu().numpy(), regret_G.cpu().numpy()
 
 
-def fresh_metrics(
-    batch: Batch, logp_BT: Tensor, beta: float, average: str
-) -> dict[str, float | int]:
+def fresh_metrics(batch: Batch, logp_BT: Tensor, beta: float, average: str) -> dict[str, float | int]:
     """Means over the groups of an evaluation's own samples, with standard errors; nothing where there are no groups."""
     half, regret = distances(batch, logp_BT, beta, average)
     if not len(half):

@@ -14,7 +14,7 @@ from agro.encoding import Encoder, Unusable
 from agro.objectives import get, least_responses
 from agro.store import Damaged, Drawn, Pair, Store
 from agro.train.cache import ReferenceCache
-from agro.train.collate import collate, response_of, staleness
+from agro.train.collate import collate, staleness
 from agro.train.learner import Learner
 from agro.train.phases import Phase
 from agro.train.state import Position
@@ -110,7 +110,9 @@ def count_responses(samples: Sequence[Sample | Damaged]) -> Counter[str]:
 class Feed:
     """Makes the batches of one phase."""
 
-    def __init__(self, phase: Phase, learner: Learner, values: StoredValues | None, cache: ReferenceCache | None) -> None:
+    def __init__(
+        self, phase: Phase, learner: Learner, values: StoredValues | None, cache: ReferenceCache | None
+    ) -> None:
         self.phase, self.learner, self.values, self.cache = phase, learner, values, cache
         self.objective = get(phase.config.objective.name)
         self.needs = self.objective.needed(phase.config.objective.options)
@@ -142,7 +144,9 @@ class Feed:
             batch = self.values.fill(batch, valid.samples, options)
         return self._with_reference(batch, valid, options, position)
 
-    def _with_reference(self, batch: Batch, valid: Valid, options: dict[str, Any], position: Position) -> Batch:
+    def _with_reference(
+        self, batch: Batch, valid: Valid, options: dict[str, Any], position: Position
+    ) -> Batch:
         if "ref_logp" in self.needs and self.cache is not None:
             return self.cache.fill(batch, valid.samples, position.step + 1)
         if "ref_logp" in self.objective.needed(options):

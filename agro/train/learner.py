@@ -33,7 +33,11 @@ class Learner(Protocol):
 
     version: int
     encoder: Encoder
-    reference_key: str | None  # of what decides the reference's log-probs; None: there is no reference
+
+    @property
+    def reference_key(self) -> str | None:
+        """Names all that decides the reference's log-probs; None where there is no reference."""
+        ...
 
     def enter(self, config: RunConfig, *, began: Path | None, resumed: Path | None) -> None:
         """Begin a phase, or continue it.
@@ -47,7 +51,9 @@ class Learner(Protocol):
         """[B,T] log-probs of the batch's tokens, float64, 0 outside the mask; no gradient."""
         ...
 
-    def gradient(self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]) -> Step:
+    def gradient(
+        self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]
+    ) -> Step:
         """Accumulate the objective's gradient, clipped. Raises `NotFinite`; `check` may stop it between passes."""
         ...
 
@@ -111,7 +117,9 @@ class Local:
         assert policy is not None
         return streams_of(policy, batch.to(policy.device), ["logp"], self._passes())["logp"]
 
-    def gradient(self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]) -> Step:
+    def gradient(
+        self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]
+    ) -> Step:
         passes = self._passes(check)
         step = backward(self.policy, batch, objective, options, passes, self.reference)
         return replace(step, norm=self.optimizer.clip())

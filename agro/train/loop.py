@@ -20,7 +20,7 @@ from agro.metrics import empty_metrics
 from agro.objectives import NotFinite, get
 from agro.rollout import Activity, Collected
 from agro.runs.folder import Run
-from agro.store import Drawn, Store
+from agro.store import At, Drawn, Store
 from agro.train.feed import Feed, Valid
 from agro.train.learner import Learner
 from agro.train.measure import describe_batch, describe_step
@@ -141,17 +141,17 @@ class Loop:
 
     def _draw(self, phase: Phase, position: Position) -> tuple[Collected, Drawn, int]:
         """What the step trains on, all of it out of the store; and how many prompts it sampled from."""
-        seed, step = phase.config.train.seed, position.step + 1
-        at = {"run": self.folder.id, "step": step, "seed": seed, "version": self.learner.version}
+        step = position.step + 1
+        at = At(self.folder.id, step, phase.config.train.seed, self.learner.version)
         stored = phase.stored_groups(phase.at(position))
         rule = phase.rule(stored) if stored else None
         picked: list[str] = []
         if rule is not None:
             self.activity.stage("waiting for the store")
-            picked = self.store.pick(rule, **at)
+            picked = self.store.pick(rule, at)
         fresh = phase.config.train.groups - len(picked)
         made = self.parts.source.fill(Wanted(step, fresh, position.prompts))
-        drawn = self.store.draw(rule, **at, picked=picked, made=made.ids)
+        drawn = self.store.draw(rule, at, picked=picked, made=made.ids)
         for sample in drawn.damaged:
             self.say(f"damaged: sample {sample.id} of {self.store.path}; dropped from step {step}")
         return made, drawn, fresh

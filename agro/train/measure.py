@@ -17,6 +17,7 @@ from agro.train.feed import Valid, one_each
 from agro.train.step import Step
 from agro.types import Batch, Sample
 
+
 def describe_batch(valid: Valid, made: Collected, version: int) -> dict[str, Any]:
     """What the samples of a step show before anything is computed on them. `version` is the learner's."""
     samples, responses = valid.samples, one_each(valid.samples)

@@ -32,7 +32,9 @@ class Position:
     skipped: int = 0  # updates in a row that weren't made
     beta: float | None = None  # where it is tuned to a target KL
     rollbacks: int = 0  # to an earlier checkpoint; each halves the learning rate
-    cached: int = -1  # last entry of other runs in the cache of reference log-probs that this run may use; -1: not begun
+    cached: int = (
+        -1
+    )  # last entry of other runs in the cache of reference log-probs that this run may use; -1: not begun
     monitors: Mapping[str, Any] = field(default_factory=dict)  # state of each monitor, by its name
     stopped: str = ""  # why the run ended before its last step
     anchor: str = ""  # digest of the checkpoint that the phase began with

@@ -119,7 +119,9 @@ def backward(
     return passes.micro.within_memory(attempt, len(batch.mask))
 
 
-def _back_propagate(live: Mapping[str, Tensor], grads: Mapping[str, Tensor] | None, rows: Tensor | None) -> None:
+def _back_propagate(
+    live: Mapping[str, Tensor], grads: Mapping[str, Tensor] | None, rows: Tensor | None
+) -> None:
     """Backward of Σ g · stream over some rows; of zero times the streams for a pass over nothing."""
     total = torch.zeros((), dtype=torch.float64, device=next(iter(live.values())).device)
     for s, value in live.items():

@@ -96,7 +96,7 @@ def log(folder: Path) -> Path:
 
 
 def train(folder: Path, out: str) -> None:
-    agro.train.loop.report = lambda run: run  # figures aren't what this is about
+    agro.train.trainer.report = lambda run: run  # figures aren't what this is about
     agro.train.loop.Trainer(config(folder), folder / out, resume=True).run()
 
 

@@ -28,7 +28,7 @@ from agro.config import RunConfig  # noqa: E402
 from agro.errors import Refused  # noqa: E402
 from agro.policy import Policy  # noqa: E402
 from agro.prompts import load_prompts  # noqa: E402
-from agro.samplers import HFSampler, Sampling  # noqa: E402
+from agro.samplers import Rollout, Sampling, embedded  # noqa: E402
 from agro.store import Store  # noqa: E402
 from agro.types import Sample  # noqa: E402
 from reproductions import harness  # noqa: E402
@@ -101,8 +101,9 @@ def tell(models: dict[str, Path], max_new: int) -> str:
     prompts = load_prompts(HERE / "heldout.jsonl")[:SHOWN]
     told = {}
     for name, model in models.items():
-        sampler = HFSampler(Policy.load(PolicyConfig(model=str(model))))
-        found = sampler.sample(prompts, 1, Sampling(max_new=max_new, seed=1))
+        policy = Policy.load(PolicyConfig(model=str(model)))
+        rollout = Rollout(policy.encoder, embedded(policy))
+        found = rollout.sample(prompts, 1, Sampling(max_new=max_new), seed=1)
         told[name] = sorted(found, key=lambda s: int(s.meta["index"]))
     lines = []
     for i, prompt in enumerate(prompts):

@@ -12,7 +12,7 @@ from agro.errors import Interrupted
 from agro.store import Store
 from agro.train import cache
 from agro.train.callbacks import Callback
-from agro.train.loop import Trainer
+from agro.train.trainer import Trainer
 
 
 def config(tmp_path: Path, name: str = "log.db", **changes):

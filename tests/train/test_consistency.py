@@ -14,8 +14,8 @@ from agro.errors import Refused
 from agro.policy import Policy
 from agro.store import Store
 from agro.train.consistency import HeldOutGroups
-from agro.train.loop import Trainer
 from agro.train.micro import MicroBatch
+from agro.train.trainer import Trainer
 from agro.types import Sample, prompt_hash
 
 BETA = 0.3

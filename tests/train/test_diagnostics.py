@@ -20,10 +20,10 @@ from agro.samplers import HFSampler, Sampling
 from agro.train.callbacks import Callback
 from agro.train.data import Drawn
 from agro.train.diagnostics import distances, spreads
-from agro.train.loop import Trainer
 from agro.train.measure import describe_heldout, describe_step
 from agro.train.micro import MicroBatch
 from agro.train.step import Step
+from agro.train.trainer import Trainer
 from agro.types import Batch, Sample
 
 WITHOUT_BETA = {

@@ -19,7 +19,7 @@ from tiny_runs import fill_store, metrics, tiny, weights
 from agro.errors import Refused, Unwritable
 from agro.store import Store, recover
 from agro.train import checkpoint
-from agro.train.loop import Trainer
+from agro.train.trainer import Trainer
 
 
 @pytest.fixture(scope="module")

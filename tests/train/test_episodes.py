@@ -9,7 +9,7 @@ from tiny_runs import metrics, tiny, weights, write_prompts
 
 from agro.errors import Refused
 from agro.store import Store
-from agro.train.loop import Trainer
+from agro.train.trainer import Trainer
 
 ENVIRONMENT = '''
 from agro.envs import Turn

@@ -14,7 +14,7 @@ from agro.config import Guard
 from agro.errors import Refused
 from agro.train.callbacks import Callback
 from agro.train.guard import explosion, remember
-from agro.train.loop import Trainer
+from agro.train.trainer import Trainer
 
 
 def test_the_rule() -> None:

@@ -8,7 +8,7 @@ import pytest
 from tiny_runs import metrics, tiny, weights, write_prompts
 
 from agro.errors import Refused
-from agro.train.loop import Trainer
+from agro.train.trainer import Trainer
 
 
 def run(folder: Path, name: str = "run", resume: bool = False, **changes) -> Path:

@@ -13,7 +13,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.policy import Policy
 from agro.store import Store
-from agro.train.loop import Trainer
+from agro.train.trainer import Trainer
 from agro.types import Sample
 
 

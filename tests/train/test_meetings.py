@@ -14,7 +14,7 @@ from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.train import checkpoint, heldout, phase
 from agro.train.callbacks import Callback
-from agro.train.loop import Trainer
+from agro.train.trainer import Trainer
 
 
 class Stop(Callback):

@@ -11,8 +11,8 @@ from tiny_runs import metrics, tiny, weights
 from agro.config import Train
 from agro.errors import Refused
 from agro.train import step
-from agro.train.loop import Trainer
 from agro.train.micro import MicroBatch
+from agro.train.trainer import Trainer
 
 LENGTH = [3, 9, 4, 8, 2, 7]
 

@@ -11,7 +11,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.policy import Policy
 from agro.runs.plan import describe
-from agro.train.loop import Trainer
+from agro.train.trainer import Trainer
 
 
 def test_counts_are_those_of_the_run(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from agro.config import Policy as PolicyConfig
 from agro.errors import Interrupted, Refused
 from agro.policy import Policy
 from agro.train.callbacks import Callback
-from agro.train.loop import Trainer
+from agro.train.trainer import Trainer
 
 
 class Weights(Callback):

@@ -15,7 +15,7 @@ from tiny_runs import metrics, tiny, weights, write_prompts, write_toml
 from agro.config import RunConfig
 from agro.errors import Interrupted
 from agro.runs.interruption import Interruption
-from agro.train.loop import Trainer
+from agro.train.trainer import Trainer
 
 
 def config(tmp_path: Path) -> RunConfig:

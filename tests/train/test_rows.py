@@ -15,10 +15,10 @@ from agro.store import Store
 from agro.train.callbacks import Callback
 from agro.train.consistency import HeldOutGroups
 from agro.train.data import Drawn, usable
-from agro.train.loop import Trainer
 from agro.train.measure import describe_batch
 from agro.train.micro import MicroBatch
 from agro.train.step import collate
+from agro.train.trainer import Trainer
 from agro.types import Sample
 
 

@@ -24,7 +24,7 @@ from agro.errors import Refused
 from agro.newmodel import new_model
 from agro.runs.card import write_cards
 from agro.store import Store
-from agro.train.loop import Trainer
+from agro.train.trainer import Trainer
 from agro.types import Sample
 
 SAMPLING = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05}

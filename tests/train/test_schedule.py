@@ -11,8 +11,8 @@ from tiny_runs import metrics, tiny, weights
 
 from agro.errors import Interrupted, Refused
 from agro.train.callbacks import Callback
-from agro.train.loop import Trainer
 from agro.train.schedule import option_at, tune
+from agro.train.trainer import Trainer
 
 ASKED = {"start": 0.02, "target_kl": 0.3, "rate": 0.2}
 

@@ -13,7 +13,7 @@ from tiny_runs import metrics, tiny, weights
 
 from agro.errors import Refused
 from agro.runs.track import Trackers
-from agro.train.loop import Trainer
+from agro.train.trainer import Trainer
 
 
 class Stand:

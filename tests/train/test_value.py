@@ -15,8 +15,8 @@ from agro.errors import Interrupted, Refused
 from agro.runs.interruption import Interruption
 from agro.store import Store
 from agro.train.callbacks import Callback
-from agro.train.loop import Trainer
 from agro.train.step import collate
+from agro.train.trainer import Trainer
 from agro.train.values import StoredValues
 from agro.types import Sample
 

@@ -37,6 +37,13 @@ class View:
         return self.step - self.phase.begins
 
     @property
+    def is_empty(self) -> bool:
+        """Whether it is the measurement before the first step, and nothing was measured."""
+        return self.step == 0 and not any(
+            k.startswith("eval_") and v is not None for k, v in self.metrics.items()
+        )
+
+    @property
     def last(self) -> bool:
         """Whether no step of the phase follows."""
         return self.step == self.phase.ends or bool(self.stop)

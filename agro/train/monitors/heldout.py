@@ -46,7 +46,9 @@ class HeldOutPrompts(Monitor):
         config = self.phase.config
         untruncated = {"temperature": config.evaluate.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         sampler = config.sampler.model_copy(update={**untruncated, "n": config.evaluate.n})
-        result = heldout(self.rollout, self.reward, self.prompts, sampler, derive(config.train.seed, "evaluate"))
+        result = heldout(
+            self.rollout, self.reward, self.prompts, sampler, derive(config.train.seed, "evaluate")
+        )
         if view.step == 0:
             warning = warn_of_rewards(result.rewards, config.objective.name, view.options)
             if warning:

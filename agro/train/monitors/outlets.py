@@ -39,6 +39,8 @@ class Record(Monitor):
         self.folder, self.trackers = folder, trackers
 
     def after(self, view: View) -> None:
+        if view.is_empty:
+            return
         self.folder.log(view.metrics)
         self.trackers.log(view.metrics)
 
@@ -50,6 +52,8 @@ class Terminal(Monitor):
         self.progress = progress
 
     def after(self, view: View) -> None:
+        if view.is_empty:
+            return
         self.progress.step(view.metrics)
         every = view.phase.config.train.show_every
         if every and view.step and view.at % every == 0 and view.samples:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agro import config
 from agro.train.monitors.base import Monitor, View
 
 
@@ -15,26 +14,31 @@ class Best(Monitor):
 
     name = "best"
 
-    def __init__(self, rule: config.Evaluate, keep: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, keep: Callable[[Mapping[str, Any]], None]) -> None:
         """`keep` saves the present model, with the metrics of the step."""
-        self.rule, self.keep = rule, keep
+        self.keep = keep
         self.reward = -math.inf  # the highest eval_reward
         self.step = -1  # its step
         self.waited = 0  # evaluations since then
 
     def after(self, view: View) -> None:
+        rule = view.phase.config.evaluate
         reward = view.metrics["eval_reward"]
         if reward is None or math.isnan(reward):  # nothing was asked, or could be scored
             return
         self.waited += 1
-        if reward > self.reward or view.step == self.step:  # step 0 is measured again where a run resumes from it
+        if (
+            reward > self.reward or view.step == self.step
+        ):  # step 0 is measured again where a run resumes from it
             self.reward, self.step, self.waited = reward, view.step, 0
-            if self.rule.keep_best:
+            if rule.keep_best:
                 self.keep({**view.metrics, "step": view.step})
-        if self.rule.patience and self.waited >= self.rule.patience:
-            view.stop = f"{self.waited} evaluations without more than {self.reward:.4f}, which step {self.step} had"
-        if self.rule.target is not None and reward >= self.rule.target:
-            view.stop = f"eval_reward is {reward:.4f}, evaluate.target {self.rule.target:g}"
+        if rule.patience and self.waited >= rule.patience:
+            view.stop = (
+                f"{self.waited} evaluations without more than {self.reward:.4f}, which step {self.step} had"
+            )
+        if rule.target is not None and reward >= rule.target:
+            view.stop = f"eval_reward is {reward:.4f}, evaluate.target {rule.target:g}"
 
     def state(self) -> dict[str, Any] | None:
         if self.step < 0:

@@ -17,12 +17,13 @@ import torch
 from agro.config import RunConfig
 from agro.objectives import get
 from agro.policy import Policy, Unusable
-from agro.samplers import HFSampler, Sampling
+from agro.rollout import Rollout
+from agro.rollout.load import embedded
 from agro.store import Store
-from agro.store.select import pick_pairs
+from agro.store.select import At, pick_pairs
 from agro.train.check import reads_reference
-from agro.train.data import draw_rule, stored_groups
 from agro.train.micro import MicroBatch
+from agro.train.phases import Phase
 from agro.train.trainable import pairs_among
 from agro.types import Prompt
 
@@ -30,17 +31,20 @@ PROBED = 16  # tokens decoded to see how fast it goes
 LOOKED_AT = 256  # prompts and stored samples, for the longest sequence
 
 
-def phase_counts(config: RunConfig, store: Store | None, evaluated: int, *, first: bool) -> dict[str, Any]:
+def phase_counts(phase: Phase, store: Store | None, evaluated: int) -> dict[str, Any]:
     """What one phase samples and trains on. `evaluated`: held-out prompts, which a run's first phase asks before it begins too.
 
     A number that only time tells is None.
     """
+    config = phase.config
     train, sampler = config.train, config.sampler
-    stored = sum(stored_groups(config, at) for at in range(train.steps))
+    stored = sum(phase.stored_groups(at) for at in range(train.steps))
     fresh = train.steps * train.groups - stored
-    rows = _stored_rows(config, store)
+    rows = _stored_rows(phase, store)
     every = config.evaluate.every
-    evaluations = first + 1 + (len(range(every, train.steps, every)) if every else 0) if evaluated else 0
+    evaluations = (
+        (phase.begins == 0) + 1 + (len(range(every, train.steps, every)) if every else 0) if evaluated else 0
+    )
     return {
         "objective": config.objective.name,
         "steps": train.steps,
@@ -62,16 +66,17 @@ def _most_new(config: RunConfig) -> int:
     return config.sampler.max_new * (config.environment.max_turns if config.environment else 1)
 
 
-def _stored_rows(config: RunConfig, store: Store | None) -> float | None:
+def _stored_rows(phase: Phase, store: Store | None) -> float | None:
     """Mean responses of a stored group that a draw takes."""
+    config = phase.config
     if store is None or not config.data.replay:
         return None
-    rule = draw_rule(config, 1)
+    rule = phase.rule(1)
     if rule.pairs:
         needs = get(config.objective.name).needed(config.objective.options)
         judged = pairs_among(store.known(roles=rule.roles, sources=rule.sources), needs, store)
         joined = ([(p.winner, p.loser) for p in of_group] for of_group in judged.values())
-        sizes = [len(pick_pairs(pairs, rule, seed=0, step=0, prompt_id="")) for pairs in joined]
+        sizes = [len(pick_pairs(pairs, rule, At("", 0, 0, 0), "")) for pairs in joined]
     else:
         sizes = [
             min(g.scored if rule.scored_only else g.size, rule.group_size or g.size)
@@ -121,9 +126,10 @@ def speeds(
     if prompts and config.data.replay < 1:
         batch = min(config.sampler.batch, config.train.groups * config.sampler.n)
         asked = [Prompt(prompts[i % len(prompts)].text, id=str(i)) for i in range(batch)]
-        options = Sampling(max_new=min(PROBED, config.sampler.max_new), batch=batch)
+        changes = {"max_new": min(PROBED, config.sampler.max_new), "batch": batch, "stop": ()}
+        rollout = Rollout(policy.encoder, embedded(policy))
         began = time.perf_counter()
-        found = list(HFSampler(policy).sample(asked, 1, options))
+        found = list(rollout.sample(asked, 1, config.sampler.model_copy(update=changes)))
         sampled = sum(int(s.action.sum()) for s in found if s.action is not None) / (
             time.perf_counter() - began
         )
@@ -158,13 +164,11 @@ def plan(
     """A JSON document: phases, totals, memory in bytes, and at most so many seconds."""
     phases: list[dict[str, Any]] = []
     seconds = 0.0
-    for name in config.phase_names:
-        part = config.phase(name)
+    for phase in Phase.all(config):
+        part = phase.config
         width = longest(policy, part, prompts, store)
-        counts, pace = (
-            phase_counts(part, store, len(eval_prompts), first=not phases),
-            speeds(policy, part, prompts, width),
-        )
+        counts = phase_counts(phase, store, len(eval_prompts))
+        pace = speeds(policy, part, prompts, width)
         counts["longest_sequence"] = width
         if pace["sampled_tokens_per_second"]:
             at_most = counts["responses_evaluated"] * _most_new(part) + counts["tokens_sampled_at_most"]
@@ -175,7 +179,9 @@ def plan(
             tokens = counts["responses_trained"] * part.train.updates * width
             counts["seconds_training_at_most"] = tokens / pace["trained_tokens_per_second"]
             seconds += counts["seconds_training_at_most"]
-        phases.append({"phase": name, **counts, **pace, "memory": memory(policy, reference, part, width)})
+        phases.append(
+            {"phase": phase.name, **counts, **pace, "memory": memory(policy, reference, part, width)}
+        )
     return {
         "model": policy.name,
         "device": str(policy.device),

@@ -1,0 +1,157 @@
+"""What a step trains on: groups by a rule, and what was made for the step. The one way out of the store into training."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from agro.errors import Refused
+from agro.store import queries
+from agro.store.records import Damaged, Drawn, Pair
+from agro.store.rows import of_text, to_text
+from agro.store.select import At, Candidate, DrawRule, pick_groups, pick_pairs, pick_responses
+from agro.store.sqlite import Samples
+from agro.types import UNKNOWN_VERSION
+
+POLL_SECONDS = 0.2  # between two looks at a store that others write to
+
+
+class Store(Samples):
+    """All samples, and the draws from them. Open one with `Store.open(path)`."""
+
+    def pick(self, rule: DrawRule, at: At) -> list[str]:
+        """The prompt_ids of the groups that `draw` takes by `rule`; with `rule.fewer` as many as there are.
+
+        With `rule.wait` it looks again until there are enough. Raises `Refused` where there are fewer, with what the store has.
+        """
+        deadline = time.monotonic() + rule.wait
+        while True:
+            candidates = self.candidates(rule, at.run, at.version)
+            if len(candidates) >= rule.groups or rule.fewer:
+                return pick_groups(candidates, rule, at)
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(POLL_SECONDS)
+        waited = f"waited {rule.wait:g} s: " if rule.wait else ""
+        raise Refused(waited + self._too_few(rule, len(candidates), at))
+
+    def candidates(self, rule: DrawRule, run: str, version: int) -> list[Candidate]:
+        """The groups that `pick` chooses from."""
+        fits, args = queries.eligible(rule, run, version)
+        if rule.pairs:
+            rows = self._run(queries.JUDGED.format(eligible=fits), [*args, to_text(run)])
+        else:
+            rows = self._run(queries.DRAWABLE.format(eligible=fits), [*args, rule.min_group, to_text(run)])
+        return [Candidate(of_text(prompt_id), uses) for prompt_id, uses in rows]
+
+    def draw(
+        self,
+        rule: DrawRule | None,
+        at: At,
+        *,
+        picked: Sequence[str] | None = None,
+        made: Sequence[int] = (),
+    ) -> Drawn:
+        """All that a run trains on at a step, and a note of it: groups by `rule`, and the samples `made` for this step.
+
+        Groups come one after the other, then what was made, by number of the response. `picked`: what `pick` chose
+        before, where the draw isn't to choose itself. A sample of another run has version -1: its staleness is
+        unknown. Raises `Refused` as `pick` does. Samples that aren't as they were written are in `Drawn.damaged` alone.
+        """
+        if picked is None:
+            picked = [] if rule is None else self.pick(rule, at)
+        with self.transaction():
+            chosen: dict[int, Damaged] = {}  # what is reported of a sample that turns out to be damaged
+            if rule is not None and picked:
+                chosen = self._choose(rule, at, picked, frozenset(made))
+            chosen |= self._made(made)
+            ids = list(chosen)
+            self.record_draws(at.run, at.step, ids)
+            damaged: list[Damaged] = []
+            samples = self.samples(ids=ids, redone=True, on_damaged=lambda i: damaged.append(chosen[i]))
+            valid = {s.id: s for s in samples}
+            foreign = self._foreign(ids, at.run)
+            pairs = list(self.pairs(ids)) if rule is not None and rule.pairs else []
+        known = [valid[i] for i in ids if i in valid]
+        drawn = [s.replace(version=UNKNOWN_VERSION) if s.id in foreign else s for s in known]
+        return Drawn(drawn, pairs, damaged)
+
+    def _choose(
+        self, rule: DrawRule, at: At, picked: Sequence[str], made: frozenset[int]
+    ) -> dict[int, Damaged]:
+        """The samples to draw of the picked groups."""
+        fits, args = queries.eligible(rule, at.run, at.version)
+        groups = {prompt_id: self._eligible(prompt_id, fits, args, made) for prompt_id in picked}
+        judged: list[Pair] = []
+        if rule.pairs:
+            judged = list(self.pairs(i for group in groups.values() for ids in group.values() for i in ids))
+        chosen: dict[int, Damaged] = {}
+        for prompt_id, group in groups.items():
+            if rule.pairs:
+                place = {i: k for k, ids in enumerate(group.values()) for i in ids}
+                inside = [p for p in judged if p.winner in place and p.loser in place]
+                both = [(place[p.winner], place[p.loser]) for p in inside]
+                different = [p for p in both if p[0] != p[1]]
+                places = pick_pairs(different, rule, at, prompt_id)
+            else:
+                places = pick_responses(len(group), rule, at, prompt_id)
+            responses = list(group.items())
+            for key, ids in (responses[k] for k in places):
+                chosen |= {i: Damaged(i, prompt_id, None if isinstance(key, int) else key) for i in ids}
+        return chosen
+
+    def _made(self, made: Sequence[int]) -> dict[int, Damaged]:
+        """The samples made for a step, by number of the response: the order in which they finished doesn't matter."""
+        sql = f"SELECT id, prompt_id, episode FROM samples WHERE id IN (SELECT value FROM json_each(?)) {queries.BY_NUMBER}"
+        rows = self._run(sql, [json.dumps(list(made))])
+        return {
+            i: Damaged(i, of_text(prompt_id), None if e is None else of_text(e)) for i, prompt_id, e in rows
+        }
+
+    def _foreign(self, ids: Sequence[int], run: str) -> set[int]:
+        """Those of the samples that another run made, or nobody knows who."""
+        sql = "SELECT id FROM samples WHERE run IS NOT ? AND id IN (SELECT value FROM json_each(?))"
+        return {i for (i,) in self._run(sql, [to_text(run), json.dumps(list(ids))])}
+
+    def _eligible(
+        self, prompt_id: str, fits: str, args: Sequence[Any], made: frozenset[int]
+    ) -> dict[str | int, list[int]]:
+        """The samples of each eligible response of a group, by episode or, outside of one, by id; oldest first."""
+        responses: dict[str | int, list[int]] = {}
+        broken: set[str | int] = set()
+        sql = (
+            f"SELECT id, episode, {fits} FROM samples WHERE prompt_id = ? AND NOT redone {queries.BY_NUMBER}"
+        )
+        for i, episode, ok in self._run(sql, [*args, to_text(prompt_id)]):
+            key = i if episode is None else of_text(episode)
+            responses.setdefault(key, []).append(i)
+            if not ok or i in made:
+                broken.add(key)
+        return {key: ids for key, ids in responses.items() if key not in broken}
+
+    def _too_few(self, rule: DrawRule, found: int, at: At) -> str:
+        clause, args = queries.where(roles=rule.roles, sources=rule.sources)
+        fits, more = queries.eligible(rule, at.run, at.version)
+        [(rows, groups, chosen, unscored, failed, fit)] = self._run(
+            f"""
+            SELECT count(*), count(DISTINCT prompt_id), total({clause}), total({clause} AND state = {queries.UNSCORED}),
+              total({clause} AND state = {queries.FAILED}), total({fits}) FROM samples WHERE NOT redone
+            """,
+            [*args, *args, *args, *more],
+        )
+        wanted = "a pair of" if rule.pairs else f"{rule.min_group} or more"
+        scores = (
+            f", {unscored:.0f} of them not scored and {failed:.0f} with a failed reward"
+            if rule.scored_only
+            else ""
+        )
+        add = f"add {'pairs' if rule.pairs else 'samples'}{', score them' if rule.scored_only else ''}"
+        return (
+            f"{self.path}: expected {rule.groups} groups with {wanted} eligible responses to draw from, "
+            f"got {found}. The store has {rows} samples in {groups} groups; {chosen:.0f} are of the roles and sources "
+            f"asked for{scores}; {fit:.0f} are eligible"
+            + (f" (at most {rule.max_age} steps old)" if rule.max_age is not None else "")
+            + f". Ask for fewer groups, {add}, or widen the choice"
+        )

@@ -1,0 +1,248 @@
+"""From a configuration to a run: everything is loaded and checked here, and the loop's parts are chosen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from functools import cached_property, partial
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from agro.config import RunConfig
+from agro.errors import Refused
+from agro.files import writing
+from agro.policy import Policy
+from agro.prompts import load_prompts
+from agro.reference import load_reference
+from agro.report import report
+from agro.rewards import Reward, load_reward
+from agro.rollout.load import embedded, load_rollout
+from agro.rollout.reward import EpisodeReward
+from agro.runs.activity import RunActivity
+from agro.runs.card import write_cards
+from agro.runs.folder import Run
+from agro.runs.hub import check_push, push
+from agro.runs.interruption import Interruption
+from agro.runs.progress import Progress
+from agro.runs.track import Trackers, check_trackers, load_trackers
+from agro.runs.watchdog import Watchdog
+from agro.store import Store
+from agro.train.check import (
+    check_config,
+    check_heldout,
+    learns_value,
+    measures_consistency,
+    reads_reference,
+    takes_stored_value,
+)
+from agro.train.feed import Feed
+from agro.train.heldout_groups import HeldOutGroups
+from agro.train.learner import Learner, Local
+from agro.train.loop import Loop, Parts
+from agro.train.monitors import Monitor
+from agro.train.monitors.guard import Guard
+from agro.train.monitors.heldout import HeldOutLog, HeldOutPrompts
+from agro.train.monitors.outlets import Record, Terminal, Warnings
+from agro.train.monitors.stopping import Best
+from agro.train.notes import notes
+from agro.train.phases import Phase, derive
+from agro.train.plan import plan
+from agro.train.saving import keep_best, save_model
+from agro.train.source import Inline, PromptOrder, Source
+from agro.train.state import Position
+from agro.train.trainable import check_store
+from agro.train.values import StoredValues
+
+
+class Trainer:
+    """Train as `config` says, in the run folder `out` (default: runs/ and the time).
+
+    `monitors` look at each step besides the run's own. After `run`, `policy` is the policy.
+    """
+
+    policy: Policy
+    store: Store
+    folder: Run
+    progress: Progress
+    trackers: Trackers
+    activity: RunActivity
+
+    def __init__(
+        self,
+        config: RunConfig,
+        out: str | Path | None = None,
+        *,
+        resume: bool = False,
+        monitors: Sequence[Monitor] = (),
+    ) -> None:
+        check_config(config)
+        check_trackers(config.track)
+        if resume and out is None:
+            raise Refused("--resume: expected --out RUN, the folder of the run to go on with")
+        self.config = config
+        self.phases = Phase.all(config)
+        self.out = Path(out) if out is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+        self.resume = resume
+        self.monitors = monitors
+
+    def run(self) -> Path:
+        """Run to the end and return the run folder; raises `Refused` before any compute where data aren't valid."""
+        store = self._prepare()
+        interruption = Interruption()
+        try:
+            self.policy = self._load_policy()
+            self.folder = Run(self.out, self.config, resume=self.resume)
+            self.progress = Progress.on(self.phases[-1].ends, store)
+            self.trackers = load_trackers(self.config, self.folder, self.progress.say)
+            watchdog = Watchdog(self.config.guard.stage_seconds, self.progress.say)
+            self.activity = RunActivity(self.progress, watchdog, interruption)
+            with (
+                closing(self.folder),
+                closing(self.progress),
+                closing(self.trackers),
+                Store.open(store) as self.store,
+                interruption.on_signals(self.progress.say),
+                watchdog,
+            ):
+                self._train()
+        finally:
+            if self.reward is not None:
+                self.reward.close()
+        with writing(self.out):
+            report(self.out)
+            write_cards(self.out)
+        where = push(self.out / "model", self.config.train)
+        if where:
+            self.progress.say(f"uploaded to {where}")
+        return self.out
+
+    def plan(self) -> dict[str, Any]:
+        """What `run` would do, all of it loaded and checked, and nothing written; see `agro.train.plan`."""
+        path = self._prepare()
+        if self.reward is not None:
+            self.reward.close()
+        with Store.open(path, read_only=True) if exists(path) else nullcontext() as store:
+            policy = self._load_policy()
+            reference = self._load_reference(policy)
+            return plan(self.config, policy, reference, self.prompts, self.eval_prompts, store)
+
+    def _prepare(self) -> Path:
+        """Load and check what is cheap; the path of the store."""
+        data = self.config.data
+        check_push(self.config.train)
+        self.prompts = load_prompts(data.prompts) if data.prompts else []
+        self.eval_prompts = load_prompts(data.eval_prompts) if data.eval_prompts else []
+        check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
+        path = Path(data.store) if data.store else self.out / "store.db"
+        self._check_store(path)
+        self.values: StoredValues | None = None
+        if data.value_store:
+            self.values = StoredValues.load(data.value_store, self._valued_prompts(path))
+        self.reward: Reward | None = None
+        if self.prompts or self.eval_prompts:
+            self.reward = load_reward(self.config.reward)
+            if any(phase.config.environment for phase in self.phases):
+                self.reward = EpisodeReward(self.reward)
+        return path
+
+    def _check_store(self, path: Path) -> None:
+        """Check stored samples before anything is loaded; what a fresh phase adds is unknown yet."""
+        stored_only = list(takewhile(lambda phase: phase.config.data.replay == 1, self.phases))
+        if stored_only and not exists(path):
+            raise Refused(
+                f"data.store: {path} doesn't exist; data.replay = 1 trains from a store (agro import makes one)"
+            )
+        if exists(path):
+            with Store.open(path, read_only=True) as store:
+                for phase in self.phases[: len(stored_only) + 1]:
+                    if phase.config.data.replay > 0:
+                        check_store(phase.config, store)
+        for phase in self.phases:
+            if phase.config.data.eval_store:
+                Store.open(phase.config.data.eval_store, read_only=True, create=False).close()
+
+    def _valued_prompts(self, path: Path) -> set[str]:
+        """Those that phases with stored values train on, as far as is known before the run."""
+        prompts: set[str] = set()
+        samples_fresh = False
+        for phase in self.phases:
+            data = phase.config.data
+            samples_fresh = samples_fresh or data.replay < 1  # what a phase samples is stored for later ones
+            if not takes_stored_value(phase.config):
+                continue
+            if samples_fresh:
+                prompts |= {p.id for p in self.prompts}
+            if data.replay > 0 and exists(path):
+                with Store.open(path, read_only=True) as store:
+                    groups = store.groups(roles=data.roles, sources=data.sources)
+                prompts |= {g.prompt_id for g in groups if g.scored}
+        return prompts
+
+    def _load_policy(self) -> Policy:
+        policy = Policy.load(self.config.policy, seed=derive(self.config.train.seed, "weights"))
+        if any(learns_value(phase.config) for phase in self.phases):
+            policy.add_value()
+        return policy
+
+    def _load_reference(self, policy: Policy) -> Policy | None:
+        """What stays in memory for the complete run where any of its phases needs it."""
+        needed = any(reads_reference(phase.config) for phase in self.phases)
+        return load_reference(self.phases[0].config.policy, policy) if needed else None
+
+    def _train(self) -> None:
+        for note in [*notes(self.policy, self.prompts, self.config), *self.folder.notes]:
+            self.progress.say(f"note: {note}")
+        learner = Local(self.policy, self._load_reference(self.policy), self.progress.say)
+        self.best = Best(keep=partial(keep_best, learner, self.out, self.config.policy.lora))
+        build = partial(self._parts, learner)
+        loop = Loop(self.phases, learner, self.store, self.folder, self.activity, self.progress.say, build)
+        loop.run()
+        save_model(learner, self.out, self.config.policy.lora)
+
+    @cached_property
+    def engine(self) -> Any:
+        """Of fresh samples and held-out responses: it shares the learner's weights."""
+        return embedded(self.policy)
+
+    def _parts(self, learner: Learner, phase: Phase, position: Position) -> Parts:
+        """What the steps of a phase are made with."""
+        config = phase.config
+        trained = {p.id for p in self.prompts}
+        if config.data.replay > 0:
+            for note in check_store(config, self.store):
+                self.progress.say(f"{phase.name}: {note}")
+            groups = self.store.groups(roles=config.data.roles, sources=config.data.sources)
+            stored = {g.prompt_id for g in groups}
+            check_heldout(stored, [p.id for p in self.eval_prompts])
+            trained |= stored
+        feed = Feed.of(phase, learner, self.values, self.store, self.folder.id, position.cached)
+        return Parts(self._source(phase), feed, self._monitors(phase, learner, trained))
+
+    def _source(self, phase: Phase) -> Source:
+        order = PromptOrder(self.prompts, derive(phase.config.train.seed, "prompts", phase.name))
+        rollout = load_rollout(self.policy.encoder, self.engine, phase.config.environment)
+        return Inline(phase.config, rollout, order, self.reward, self.store, self.folder.id, self.activity)
+
+    def _monitors(self, phase: Phase, learner: Learner, trained: set[str]) -> list[Monitor]:
+        """The run's own first, then those that were given, then those that show what all of them added."""
+        config, say = phase.config, self.progress.say
+        monitors: list[Monitor] = [Guard(config.guard, phase.name)]
+        if self.eval_prompts:
+            assert self.reward is not None
+            rollout = load_rollout(self.policy.encoder, self.engine, config.environment)
+            monitors.append(
+                HeldOutPrompts(phase, learner, rollout, self.reward, self.eval_prompts, self.activity, say)
+            )
+        if config.data.eval_store and measures_consistency(config):
+            groups = HeldOutGroups.load(config.data.eval_store, config, learner)
+            check_heldout(trained, groups.prompt_ids, "data.eval_store")
+            monitors.append(HeldOutLog(phase, learner, groups, self.activity))
+        monitors += [self.best, *self.monitors, Warnings(self.progress)]
+        return [*monitors, Record(self.folder, self.trackers), Terminal(self.progress)]
+
+
+def exists(store: Path) -> bool:
+    """Whether a store was made: a run that ended while it made one leaves an empty file."""
+    return store.exists() and store.stat().st_size > 0
