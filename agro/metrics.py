@@ -35,7 +35,9 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("version", STEPS, "Version of the weights.", "optimizer steps since the start of the run"),
     ),
     "Reward": (
-        Metric("reward_mean", REWARD, "Mean reward of the responses in the step.", "mean over scored responses"),
+        Metric(
+            "reward_mean", REWARD, "Mean reward of the responses in the step.", "mean over scored responses"
+        ),
         Metric("reward_std", REWARD, "Spread of the rewards in the step.", "standard deviation (n − 1)"),
         Metric(
             "reward_parts",
@@ -68,7 +70,9 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             "½ variance of R = r − β log π/π_ref within a prompt, mean over prompts",
         ),
         _se("eval_fresh_consistency", "reward²", "prompts"),
-        Metric("eval_regret", REWARD, "Estimated regret on held-out prompts.", "as `regret`, mean over prompts"),
+        Metric(
+            "eval_regret", REWARD, "Estimated regret on held-out prompts.", "as `regret`, mean over prompts"
+        ),
         _se("eval_regret", REWARD, "prompts"),
         Metric(
             "eval_fresh_groups",
@@ -92,13 +96,19 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             "½ Var(r) − ½ Var(R), mean over the same groups",
         ),
         _se("eval_consistency_fall", "reward²", "groups"),
-        Metric("eval_groups", "groups", "Groups in `eval_consistency`.", "those with two valid responses or more"),
+        Metric(
+            "eval_groups", "groups", "Groups in `eval_consistency`.", "those with two valid responses or more"
+        ),
         Metric("eval_dropped", RESPONSES, "Stored held-out responses that were dropped.", "count"),
     ),
     "Objective": (
-        Metric("loss", "the objective's", "Loss of the objective; see below.", "value before the first update"),
+        Metric(
+            "loss", "the objective's", "Loss of the objective; see below.", "value before the first update"
+        ),
         Metric("objective", "", "The objective's own metrics; see below.", "by the objective", kind="object"),
-        Metric("beta", "reward per nat", "β of the step.", "`objective.beta`, its schedule or its tuned value"),
+        Metric(
+            "beta", "reward per nat", "β of the step.", "`objective.beta`, its schedule or its tuned value"
+        ),
         Metric(
             "kl_ref",
             NATS,
@@ -154,7 +164,9 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("rewards_failed", RESPONSES, "Responses whose reward failed.", "count over fresh responses"),
         Metric("dropped", RESPONSES, "Responses drawn but dropped before training.", "count"),
         Metric("dropped_reasons", RESPONSES, "Dropped responses by reason.", "counts", kind="object"),
-        Metric("skipped", "updates", "Updates skipped.", "count; invalid gradient, guard, or no valid response"),
+        Metric(
+            "skipped", "updates", "Updates skipped.", "count; invalid gradient, guard, or no valid response"
+        ),
         Metric("rolled_back", "", "Rollbacks to a checkpoint.", "1 where the guard rolled back"),
         Metric(
             "logp_diff_mean",
