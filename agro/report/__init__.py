@@ -16,14 +16,17 @@ def report(run_folder: str | Path) -> Path:
 
 
 def curve(run_folder: str | Path, out_png: str | Path) -> Path:
-    """Write the learning curve of a run as a PNG; raises `Refused` as `report` does, and where no reward was measured."""
+    """Write the learning curve of a run as a PNG and return its path.
+
+    Raises `Refused` as `report` does, and where no reward was measured.
+    """
     from agro.errors import Refused
     from agro.report.curves import learning_curve
     from agro.report.figures import png
-    from agro.report.metrics import load_run
+    from agro.report.rundata import load_run
 
     run, out = load_run(Path(run_folder)), Path(out_png)
-    if run.total("reward_mean") is None and run.total("eval_reward") is None:
+    if not run.measures("reward_mean", "eval_reward"):
         raise Refused(f"{run.folder / 'metrics.jsonl'}: no step has a reward, so there is no curve to draw")
     png(learning_curve(run, (7.6, 3.6), titled=True), out)
     return out

@@ -1,4 +1,4 @@
-"""Runs side by side: those of equal configuration but seed are one line."""
+"""Several runs: those that differ in their seed alone are one line."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from agro.config import deciding
 from agro.errors import Refused
-from agro.report.metrics import RunData, load_run
+from agro.report.rundata import RunData, Values, load_run, to_array
 
-Values = NDArray[np.float64]
 Measure = Literal["eval_reward", "reward_mean"]
 UNSET = "not set"
+LONGEST = 48  # characters of a label
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,25 @@ class Interval:
 
     @classmethod
     def of(cls, values: Values) -> Interval:
-        n, mean = len(values), float(values.mean())
-        half = t_quantile(n - 1) * float(values.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+        n, mean, half = len(values), float(values.mean()), math.nan
+        if n > 1:
+            half = t_quantile(n - 1) * float(values.std(ddof=1)) / math.sqrt(n)
         return cls(mean, mean - half, mean + half, n)
 
 
 @dataclass(frozen=True)
 class Line:
-    """Runs that differ in their seed alone, S of them, at the K steps at which all of them were measured."""
+    """S runs that differ in their seed alone, at the K steps at which all were measured. `runs`: by seed.
+
+    `se`: each run's own standard error over held-out prompts at the last step; NaN where it is unknown.
+    """
 
     label: str
-    runs: tuple[RunData, ...]  # by seed
+    runs: tuple[RunData, ...]
     steps: NDArray[np.int64]  # [K]
     values: Values  # [S,K]
     finals: Values  # [S]
-    se: Values  # [S] a run's own standard error over held-out prompts; NaN: unknown
+    se: Values  # [S]
 
     @property
     def seeds(self) -> list[int]:
@@ -59,38 +63,40 @@ class Line:
 
     @property
     def unfinished(self) -> list[RunData]:
-        """Runs that haven't reached their last step."""
-        return [run for run in self.runs if run.spans[-1].ends < asked(run)]
+        """Runs that have not reached their last step."""
+        return [run for run in self.runs if run.steps < run.steps_configured]
 
 
 @dataclass(frozen=True)
 class Comparison:
+    """`differences`: by dotted key, the value of each line. `without_heldout`: runs without held-out reward."""
+
     measure: Measure
     lines: tuple[Line, ...]
-    differences: dict[str, list[Any]]  # dotted key: each line's value
+    differences: dict[str, list[Any]]
     without_heldout: tuple[RunData, ...]
 
     def difference(self, line: Line) -> Interval | None:
-        """Of the final rewards to those of the first line, seed by seed; None where they share fewer than two seeds."""
+        """`line`'s final rewards less the first line's, seed by seed; None with fewer than two common seeds."""
+        if line is self.lines[0]:
+            return None
         first = dict(zip(self.lines[0].seeds, self.lines[0].finals, strict=True))
         pairs = [v - first[s] for s, v in zip(line.seeds, line.finals, strict=True) if s in first]
-        return Interval.of(np.array(pairs)) if line is not self.lines[0] and len(pairs) > 1 else None
-
-
-def asked(run: RunData) -> int:
-    """The steps that a run's configuration asks for."""
-    return sum(run.config.phase(name).train.steps for name in run.config.phase_names)
+        return Interval.of(np.array(pairs)) if len(pairs) > 1 else None
 
 
 def compare(folders: Sequence[Path]) -> Comparison:
-    """Read and order runs. Raises `Refused` where one can't be read, or stands for a seed that another stands for."""
+    """Read runs and group them. Raises `Refused` where one can't be read, or two have the same seed."""
     if len({f.resolve() for f in folders}) < len(folders):
         raise Refused(f"compare: expected different runs, got {', '.join(map(str, folders))}")
     runs = [load_run(folder) for folder in folders]
     groups: list[list[RunData]] = []
     for run in runs:
         same = next((g for g in groups if settings(g[0]) == settings(run)), None)
-        groups.append([run]) if same is None else same.append(run)
+        if same is None:
+            groups.append([run])
+        else:
+            same.append(run)
     for group in groups:
         group.sort(key=lambda r: r.config.train.seed)
         for a, b in pairwise(group):
@@ -108,7 +114,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
 
 
 def settings(run: RunData) -> dict[str, Any]:
-    """What decides a run's result but its seed. Paths into its own folder begin with RUN, whatever the folder is called."""
+    """Everything but the seed that decides a run's result. Paths into its own folder begin with RUN."""
     values = copy.deepcopy(deciding(run.config.model_dump(mode="json")))
     values["train"].pop("seed")
     own = run.folder.resolve()
@@ -119,39 +125,37 @@ def settings(run: RunData) -> dict[str, Any]:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values under dotted keys; a phase's under phases.NAME."""
+    """Nested values under dotted keys; those of a phase under phases.NAME."""
     out: dict[str, Any] = {}
     for key, value in values.items():
         if key == "phases":
             value = {phase["name"]: {k: v for k, v in phase.items() if k != "name"} for phase in value}
-        out |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        if isinstance(value, Mapping):
+            out |= flat(value, f"{prefix}{key}.")
+        else:
+            out[prefix + key] = value
     return out
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The keys whose values aren't the same in all, and these values."""
+    """The keys whose values differ, with the values."""
     keys = dict.fromkeys(k for c in configs for k in c)
-    found = {key: [c.get(key, UNSET) for c in configs] for key in keys}
-    return {k: v for k, v in found.items() if any(x != v[0] for x in v)}
+    values = {key: [c.get(key, UNSET) for c in configs] for key in keys}
+    return {key: v for key, v in values.items() if any(x != v[0] for x in v)}
 
 
 def _labels(groups: Sequence[Sequence[RunData]], differences: Mapping[str, Sequence[Any]]) -> list[str]:
-    """What a line is called: the values that differ, where these are few; else its first run's folder."""
-    folders = [group[0].folder.resolve().name for group in groups]
-    if not differences or len(differences) > 3:
-        labels = folders
-    else:
-        labels = [
-            ", ".join(_short(key, v[i]) for key, v in differences.items() if v[i] != UNSET)
-            for i in range(len(groups))
-        ]
-        labels = [
-            label if label and len(label) <= 48 else folder
-            for label, folder in zip(labels, folders, strict=True)
-        ]
-    return [
-        x if labels.count(x) == 1 else str(group[0].folder) for x, group in zip(labels, groups, strict=True)
-    ]
+    """A line's label: the values that differ, where these are few, else the folder of its first run."""
+    labels = []
+    for i, group in enumerate(groups):
+        values = {key: v[i] for key, v in differences.items() if v[i] != UNSET}
+        label = ", ".join(_short(key, value) for key, value in values.items())
+        is_readable = label and len(label) <= LONGEST and len(differences) <= 3
+        labels.append(label if is_readable else group[0].name)
+    unique = []
+    for label, group in zip(labels, groups, strict=True):
+        unique.append(label if labels.count(label) == 1 else str(group[0].folder))
+    return unique
 
 
 def _short(key: str, value: Any) -> str:
@@ -159,14 +163,14 @@ def _short(key: str, value: Any) -> str:
 
 
 def words(value: Any) -> str:
-    return value if isinstance(value, str) else "none" if value is None else str(value)
+    return "none" if value is None else str(value)
 
 
 def _line(label: str, runs: Sequence[RunData], measure: Measure) -> Line:
-    known = [
-        {int(s): v for s, v in zip(run.column("step"), run.column(measure), strict=True) if math.isfinite(v)}
-        for run in runs
-    ]
+    known: list[dict[int, float]] = []
+    for run in runs:
+        pairs = zip(run.column("step"), run.column(measure), strict=True)
+        known.append({int(s): v for s, v in pairs if math.isfinite(v)})
     steps = sorted(set.intersection(*(set(k) for k in known)))
     if not steps:
         raise Refused(
@@ -175,22 +179,16 @@ def _line(label: str, runs: Sequence[RunData], measure: Measure) -> Line:
         )
     values = np.array([[k[s] for s in steps] for k in known])
     if measure == "eval_reward":
-        at = steps[-1]
-        se = [run.heldout(at, at) for run in runs]
-        return Line(
-            label,
-            tuple(runs),
-            np.array(steps),
-            values,
-            values[:, -1],
-            np.array([x.se if x else math.nan for x in se]),
-        )
-    last = values[:, -tail(len(steps)) :]
-    return Line(label, tuple(runs), np.array(steps), values, last.mean(1), np.full(len(runs), math.nan))
+        finals = values[:, -1]
+        se = to_array([run.at(steps[-1], "eval_reward_se") for run in runs])
+    else:
+        finals = values[:, -tail(len(steps)) :].mean(1)
+        se = np.full(len(runs), math.nan)
+    return Line(label, tuple(runs), np.array(steps), values, finals, se)
 
 
 def tail(steps: int) -> int:
-    """Steps whose mean training reward is called final: the last tenth, for one step's is too noisy."""
+    """Steps whose mean training reward is the final one: the last tenth, because a single step is noisy."""
     return max(1, steps // 10)
 
 
@@ -206,7 +204,7 @@ def t_quantile(df: int, level: float = 0.95) -> float:
 
 
 def _inside(t: float, df: int) -> float:
-    """P(|T| ≤ t), a finite sum for whole `df` (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    """P(|T| ≤ t), a finite sum for integer `df` (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
     angle = math.atan(t / math.sqrt(df))
     cosine, odd = math.cos(angle), df % 2
     term, total = (cosine if odd else 1.0), 0.0

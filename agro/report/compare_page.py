@@ -13,206 +13,191 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from agro.errors import Refused
-from agro.report import figures
-from agro.report.compare import Comparison, Interval, Line, asked, words
-from agro.report.curves import smoothing
-from agro.report.figures import (
-    FONT,
+from agro.numbers import fixed
+from agro.report import axes as look
+from agro.report.axes import (
     INK,
-    MUTED,
     NARROW,
     WIDE,
-    Series,
+    Size,
+    css,
     margins,
+    name_axes,
     name_series,
-    plain_axes,
-    png,
-    running_mean,
     scale_axes,
+    style_axes,
 )
-from agro.report.markup import both, css, escape, fill, table
+from agro.report.compare import Comparison, Interval, Line, words
+from agro.report.curves import smoothing
+from agro.report.figures import png, running_mean, svg
+from agro.report.render import render
+from agro.report.rundata import Values
 
-COLOURS = (*figures.COLOURS, INK)
+COLORS = (*look.COLORS, INK)
 DASHES = ("-", "--", ":", "-.")
 NAMES = {"eval_reward": "held-out reward", "reward_mean": "training reward"}
 LONGEST = 40  # characters of a label in the figure
 
 
-def figure(found: Comparison, size: tuple[float, float] = WIDE, *, labelled: bool = True) -> Figure:
+def color_of(number: int) -> str:
+    return COLORS[number % len(COLORS)]
+
+
+def figure(comparison: Comparison, size: Size = WIDE, *, labeled: bool = True) -> Figure:
     """Means over seeds against steps, their 95 % t-intervals as bands, single seeds thin."""
     out = Figure(figsize=size)
-    labels = [line.label[:LONGEST] for line in found.lines] if labelled and len(found.lines) > 1 else []
+    labels = [line.label[:LONGEST] for line in comparison.lines]
+    if len(labels) == 1 or not labeled:
+        labels = []
     axes: Any = out.add_axes(margins(size, labels, 1))
-    plain_axes(axes)
-    axes.set_xlim(0, max(1, *(int(line.steps[-1]) for line in found.lines)))
+    style_axes(axes)
+    axes.set_xlim(0, max(1, *(int(line.steps[-1]) for line in comparison.lines)))
     drawn, ends = [], []
-    for i, line in enumerate(found.lines):
-        colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
-        width = 1 if found.measure == "eval_reward" else smoothing(len(line.steps))
+    for i, line in enumerate(comparison.lines):
+        width = smoothing(len(line.steps)) if comparison.measure == "reward_mean" else 1
         values = np.array([running_mean(v, width) for v in line.values])
-        means = values.mean(0)
-        if len(values) > 1:
-            axes.plot(line.steps, values.T, color=colour, linewidth=0.5, alpha=0.4)
-            low, high = zip(*((x.low, x.high) for x in map(Interval.of, values.T)), strict=True)
-            axes.fill_between(line.steps, low, high, color=colour, alpha=0.15, linewidth=0)
-        marker = "o" if len(line.steps) < 30 else None
-        axes.plot(
-            line.steps, means, dash, color=colour, linewidth=1.6, marker=marker, markersize=3.4, clip_on=False
-        )
+        _draw_line(axes, line, values, color_of(i), DASHES[i // len(COLORS) % len(DASHES)])
         drawn.append(values.ravel())
-        ends.append((Series(line.label[:LONGEST], means, colour), float(means[-1])))
+        ends.append((line.label[:LONGEST], color_of(i), float(values.mean(0)[-1])))
     every = np.concatenate(drawn)
-    scale_axes(axes, every, "linear", False)
+    scale_axes(axes, every)
     low, high = every.min(), every.max()
-    room = 0.25 * (high - low) or 0.5  # a band of two seeds is so wide that it would leave the lines flat
+    room = 0.25 * (high - low) or 0.5  # a band of two seeds is so wide that it would flatten the lines
     axes.set_ylim(0.0 if low >= 0 else low - room, high + room)
-    for text, xy, offset, va in (
-        (NAMES[found.measure], (0, 1), (0, 6), "bottom"),
-        ("step", (1, 0), (12, -4), "top"),
-    ):
-        axes.annotate(
-            text,
-            xy,
-            offset,
-            xycoords="axes fraction",
-            textcoords="offset points",
-            color=INK if va == "bottom" else MUTED,
-            fontsize=FONT,
-            ha="left",
-            va=va,
-        )
+    name_axes(axes, "step", NAMES[comparison.measure], bold=True)
     if labels:
         name_series(axes, size, ends)
     return out
 
 
-def write(found: Comparison, out: Path) -> list[Path]:
+def _draw_line(axes: Any, line: Line, values: Values, color: str, dash: str) -> None:
+    """`values`: [S,K]."""
+    if len(values) > 1:
+        axes.plot(line.steps, values.T, color=color, linewidth=0.5, alpha=0.4)
+        intervals = [Interval.of(v) for v in values.T]
+        low, high = [x.low for x in intervals], [x.high for x in intervals]
+        axes.fill_between(line.steps, low, high, color=color, alpha=0.15, linewidth=0)
+    marker = "o" if len(line.steps) < 30 else None
+    style = {"color": color, "linewidth": 1.6, "marker": marker, "markersize": 3.4, "clip_on": False}
+    axes.plot(line.steps, values.mean(0), dash, **style)
+
+
+def write(comparison: Comparison, out: Path) -> list[Path]:
     """Write compare.png, compare.svg and compare.html into `out`, and return their paths."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Refused(f"--out {out}: expected a folder to write into: {error.strerror}") from None
     paths = [out / f"compare.{ending}" for ending in ("png", "svg", "html")]
-    png(figure(found), paths[0])
+    png(figure(comparison), paths[0])
     with matplotlib.rc_context({"svg.hashsalt": "compare"}):  # the same runs give the same file
-        figure(found).savefig(paths[1], format="svg", facecolor="white", metadata={"Date": None})
-    paths[2].write_text(page(found), encoding="utf-8")
+        figure(comparison).savefig(paths[1], format="svg", facecolor="white", metadata={"Date": None})
+    paths[2].write_text(page(comparison), encoding="utf-8")
     return paths
 
 
-def notes(found: Comparison) -> list[str]:
-    """What has to be known to read the numbers."""
-    said = []
-    if found.measure == "reward_mean":
-        names = ", ".join(str(r.folder) for r in found.without_heldout)
-        said.append(
-            f"Training reward is compared, for there is no held-out reward in {names}: it is measured on the responses that "
-            "each run trained on, whoever wrote them. Final is the mean of the last tenth of the steps."
+def notes(comparison: Comparison) -> list[str]:
+    """What a reader has to know about the numbers."""
+    found = []
+    if comparison.measure == "reward_mean":
+        names = ", ".join(str(r.folder) for r in comparison.without_heldout)
+        found.append(
+            f"Training reward is compared, because there is no held-out reward in {names}. It is measured on the "
+            "responses that each run trained on, of any source. The final reward is the mean of the last tenth "
+            "of the steps."
         )
-    single = [line for line in found.lines if len(line.runs) == 1]
+    single = ", ".join(line.label for line in comparison.lines if len(line.runs) == 1)
     if single:
-        said.append(
-            f"One seed alone stands for {', '.join(line.label for line in single)}: how much another seed would differ isn't known, so "
-            "there is no interval over seeds."
+        note = (
+            f"There is a single seed of {single}: the spread over seeds is unknown, so there is no interval over seeds."
         )
-        if found.measure == "eval_reward":
-            said[-1] += " Where ± is given, it is the run's own standard error over held-out prompts."
-    for line in found.lines:
+        if comparison.measure == "eval_reward":
+            note += " ± is the run's own standard error over held-out prompts."
+        found.append(note)
+    for line in comparison.lines:
         for run in line.unfinished:
-            said.append(f"{run.folder} has reached step {run.spans[-1].ends} of {asked(run)}.")
-    ends = {int(line.steps[-1]) for line in found.lines}
-    if len(ends) > 1:
-        said.append(
-            "The lines end at different steps: "
-            + ", ".join(f"{line.label} at {line.steps[-1]}" for line in found.lines)
-            + "."
-        )
-    return said
+            found.append(f"{run.folder} has reached step {run.steps} of {run.steps_configured}.")
+    if len({int(line.steps[-1]) for line in comparison.lines}) > 1:
+        ends = ", ".join(f"{line.label} at {line.steps[-1]}" for line in comparison.lines)
+        found.append(f"The lines end at different steps: {ends}.")
+    return found
 
 
 def final_words(line: Line) -> str:
-    """The final reward and how sure it is, in words."""
+    """The final reward and its uncertainty."""
     x = line.final
     if x.n > 1:
-        return f"{x.mean:.3f}  [{x.low:.3f}, {x.high:.3f}]"
-    return f"{x.mean:.3f}" + (f" ± {line.se[0]:.3f} (the run's own)" if math.isfinite(line.se[0]) else "")
+        return f"{fixed(x.mean)}  [{fixed(x.low)}, {fixed(x.high)}]"
+    if math.isfinite(line.se[0]):
+        return f"{fixed(x.mean)} ± {fixed(line.se[0])} (the run's own)"
+    return fixed(x.mean)
 
 
-def difference_words(found: Comparison, line: Line) -> str:
-    x = found.difference(line)
+def difference_words(comparison: Comparison, line: Line) -> str:
+    if line is comparison.lines[0]:
+        return "–"
+    x = comparison.difference(line)
     if x is None:
-        return "–" if line is found.lines[0] else "fewer than two seeds shared"
-    return f"{x.mean:+.3f}  [{x.low:+.3f}, {x.high:+.3f}] ({x.n} seeds)"
+        return "fewer than two common seeds"
+    mean, low, high = (fixed(value, signed=True) for value in (x.mean, x.low, x.high))
+    return f"{mean}  [{low}, {high}] ({x.n} seeds)"
 
 
-def differences_words(found: Comparison) -> list[str]:
+def differences_words(comparison: Comparison) -> list[str]:
     """Such as "objective.name: agro | rloo", in the order of the lines."""
-    return [f"{key}: " + " | ".join(map(words, values)) for key, values in found.differences.items()]
+    return [f"{key}: " + " | ".join(map(words, values)) for key, values in comparison.differences.items()]
 
 
-def to_json(found: Comparison, paths: Sequence[Path]) -> dict[str, Any]:
-    def interval(x: Interval | None) -> dict[str, Any] | None:
-        return (
-            None
-            if x is None
-            else {"mean": x.mean, "low": _known(x.low), "high": _known(x.high), "seeds": x.n}
-        )
-
+def to_json(comparison: Comparison, paths: Sequence[Path]) -> dict[str, Any]:
     return {
-        "measure": found.measure,
+        "measure": comparison.measure,
         "interval": "95 % t-interval over seeds",
-        "lines": [
-            {
-                "label": line.label,
-                "seeds": line.seeds,
-                "step": int(line.steps[-1]),
-                "final": interval(line.final),
-                "difference_to_first": interval(found.difference(line)),
-                "runs": [
-                    {"run": str(run.folder), "seed": seed, "final": float(value), "se": _known(float(se))}
-                    for run, seed, value, se in zip(line.runs, line.seeds, line.finals, line.se, strict=True)
-                ],
-            }
-            for line in found.lines
-        ],
-        "differences": found.differences,
-        "notes": notes(found),
+        "lines": [_line_json(comparison, line) for line in comparison.lines],
+        "differences": comparison.differences,
+        "notes": notes(comparison),
         "files": [str(p) for p in paths],
     }
 
 
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def page(found: Comparison) -> str:
-    """One file that asks for nothing else."""
-    rows = [
-        {
-            "line": f'<span style="color:{css(COLOURS[i % len(COLOURS)])}">●</span> {escape(line.label)}',
-            "seeds": escape(", ".join(map(str, line.seeds))),
-            "final": f"<b>{escape(final_words(line))}</b>",
-            "difference": escape(difference_words(found, line)),
-            "runs": "<br>".join(
-                f"{escape(str(r.folder))}: {v:.3f}" for r, v in zip(line.runs, line.finals, strict=True)
-            ),
-        }
-        for i, line in enumerate(found.lines)
-    ]
-    heads = {
-        "final": "final, 95 % interval over seeds",
-        "difference": "difference to the first line, seed by seed",
+def _line_json(comparison: Comparison, line: Line) -> dict[str, Any]:
+    runs = []
+    for run, final, se in zip(line.runs, line.finals, line.se, strict=True):
+        seed = run.config.train.seed
+        runs.append({"run": str(run.folder), "seed": seed, "final": float(final), "se": _or_none(se)})
+    return {
+        "label": line.label,
+        "seeds": line.seeds,
+        "step": int(line.steps[-1]),
+        "final": _interval_json(line.final),
+        "difference_to_first": _interval_json(comparison.difference(line)),
+        "runs": runs,
     }
-    return fill(
+
+
+def _interval_json(x: Interval | None) -> dict[str, Any] | None:
+    if x is None:
+        return None
+    return {"mean": x.mean, "low": _or_none(x.low), "high": _or_none(x.high), "seeds": x.n}
+
+
+def _or_none(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def page(comparison: Comparison) -> str:
+    """One self-contained file."""
+    wide, narrow = figure(comparison), figure(comparison, NARROW, labeled=False)
+    rows = []
+    for i, line in enumerate(comparison.lines):
+        row = {"color": css(color_of(i)), "line": line, "final": final_words(line)}
+        rows.append(row | {"difference": difference_words(comparison, line)})
+    return render(
         "compare.html",
-        lead=f"{sum(len(line.runs) for line in found.lines)} runs in {len(found.lines)} configurations, by {NAMES[found.measure]}.",
-        notes="".join(f'<p class="note">{escape(text)}</p>' for text in notes(found)),
-        curves=both(
-            "Reward against steps, one line a configuration",
-            figure(found),
-            figure(found, NARROW, labelled=False),
-        ),
-        table=table(rows, heads),
-        differences=escape("\n".join(differences_words(found)) or "none but the seed"),
-        json=escape(json.dumps(to_json(found, []), indent=1, ensure_ascii=False)),
+        runs=sum(len(line.runs) for line in comparison.lines),
+        measure=NAMES[comparison.measure],
+        notes=notes(comparison),
+        curves=(svg(wide, "wide"), svg(narrow, "narrow")),
+        rows=rows,
+        differences=differences_words(comparison),
+        json=json.dumps(to_json(comparison, []), indent=1, ensure_ascii=False),
     )

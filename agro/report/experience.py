@@ -1,9 +1,8 @@
-"""What the store says of a run: every response that it drew, and the best and worst of them."""
+"""What the store knows about a run: every response that it drew, and the best and worst ones."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,17 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from agro.errors import Refused
-from agro.report.metrics import RunData, Values, known
 from agro.report.responses import Responses, choose
+from agro.report.rundata import RunData, Values, to_array
 from agro.store import Draw, Store
 
 TENTH = 10
-SOURCES = 5  # told apart; the others are one
+SOURCES = 5  # shown; the rarest ones are merged
 
 
 @dataclass(frozen=True)
 class Experience:
-    """`problem`: why `responses` aren't known, nor `draws` where there are none; empty where all was read."""
+    """Draws and responses of a run. `problem`: why the store couldn't be read; empty where it could."""
 
     path: Path
     draws: list[Draw] = field(default_factory=list)
@@ -37,9 +36,10 @@ class Experience:
         draws: list[Draw] = []
         try:
             with Store.open(path, read_only=True) as store:
-                draws = [d for d in store.drawn(name) if d.step in logged] if isinstance(name, str) else []
+                if isinstance(name, str):
+                    draws = [d for d in store.drawn(name) if d.step in logged]
                 return cls(path, draws, choose(store, name))
-        except Refused as error:  # damaged, or something else is there now
+        except Refused as error:  # damaged, or not a store
             return cls(path, draws, problem=str(error))
 
     @cached_property
@@ -48,15 +48,15 @@ class Experience:
 
     @cached_property
     def rewards(self) -> Values:
-        return known([d.reward for d in self.draws])
+        return to_array([d.reward for d in self.draws])
 
     @cached_property
     def lengths(self) -> Values:
-        return known([d.length for d in self.draws])
+        return to_array([d.length for d in self.draws])
 
     @cached_property
     def sources(self) -> list[str]:
-        """What each draw is called by where it comes from; the rarest ones share a name."""
+        """The source of each draw; the rarest sources share a name."""
         names = [source_of(d) for d in self.draws]
         counts = Counter(names)
         if len(counts) <= SOURCES:
@@ -67,11 +67,11 @@ class Experience:
 
     @cached_property
     def source_names(self) -> list[str]:
-        """Of `sources`, the most frequent first."""
+        """The distinct `sources`, the most frequent first."""
         return [name for name, _ in Counter(self.sources).most_common()]
 
     def seen(self, run: RunData) -> Values:
-        """Responses drawn until each row of the metrics, repeats counted."""
+        """Responses drawn up to each row of the metrics, with repeats."""
         return np.searchsorted(np.sort(self.steps), run.column("step"), side="right").astype(np.float64)
 
 
@@ -85,27 +85,21 @@ class Window:
 
 
 def begin_and_end(steps: Values, values: Values) -> tuple[Window, Window] | None:
-    """The first and the last tenth of the steps at which a value is known; None where none is."""
+    """The first and the last tenth of the steps that have a known value; None where none has."""
     at = np.isfinite(values)
-    found = np.unique(steps[at])
-    if not found.size:
+    known = np.unique(steps[at])
+    if not known.size:
         return None
-    n = max(1, len(found) // TENTH)
+    n = max(1, len(known) // TENTH)
 
     def window(part: Values) -> Window:
         inside = at & (steps >= part[0]) & (steps <= part[-1])
         return Window(int(part[0]), int(part[-1]), values[inside])
 
-    return window(found[:n]), window(found[-n:])
+    return window(known[:n]), window(known[-n:])
 
 
 def source_of(draw: Draw) -> str:
     if not draw.own:
         return draw.source or draw.role
     return "fresh samples" if draw.age == 0 else "this run's earlier samples"
-
-
-def mean_of(draws: list[Draw], value: Callable[[Draw], float | None]) -> float | None:
-    """The mean over the draws that know it; None where none does."""
-    found = [x for d in draws if (x := value(d)) is not None]
-    return sum(found) / len(found) if found else None

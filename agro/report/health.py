@@ -2,73 +2,74 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
-from agro.report.figures import FIRST, SECOND, Series, draw
-from agro.report.markup import aside, facts, panel
-from agro.report.metrics import RunData
+from agro.numbers import count, percent
+from agro.report.axes import SECOND
+from agro.report.figures import Look
+from agro.report.panels import caption, panel, training
+from agro.report.render import Fact, Panel
+from agro.report.rundata import RunData
 
-# What is counted over the run, and what a reader is told that it is.
 COUNTED = {
     "skipped": "updates skipped",
-    "rolled_back": "returns to a checkpoint",
+    "rolled_back": "rollbacks to a checkpoint",
     "rewards_failed": "rewards that failed",
-    "left_out": "responses left out",
+    "dropped": "responses dropped",
     "eval_unscored": "held-out without a reward",
 }
 
 
-def troubles(run: RunData) -> list[str]:
-    """Such as "3 updates skipped"; none where all is well."""
-    total = {name: run.total(name) or 0 for name in COUNTED}
-    return [f"{COUNTED[name]}: {n:,.0f}" for name, n in total.items() if n]
+def problems(run: RunData) -> list[str]:
+    """What went wrong, such as "updates skipped: 3"."""
+    totals = {title: run.total(name) for name, title in COUNTED.items()}
+    return [f"{title}: {count(n)}" for title, n in totals.items() if n]
 
 
-def health(run: RunData) -> str:
-    return _counts(run) + f'<div class="panels">{_gradient(run)}{_difference(run)}</div>'
+def health(run: RunData) -> dict[str, Any]:
+    return {"facts": [*_counts(run), _equal_groups(run)], "panels": [_gradient(run), _difference(run)]}
 
 
-def _counts(run: RunData) -> str:
+def _counts(run: RunData) -> list[Fact]:
     reasons: Counter[str] = Counter()
     for row in run.rows:
-        found = row.get("left_out_reasons")
-        reasons.update(found if isinstance(found, dict) else {})
-    why = {"left_out": ", ".join(f"{reason}: {n:,}" for reason, n in reasons.most_common())}
-    items: dict[str, str | None] = {}
+        reasons.update(row.get("dropped_reasons") or {})
+    facts = []
     for name, title in COUNTED.items():
         n = run.total(name)
-        shown = None if n is None else f"{n:,.0f}" if n == 0 else f'<b class="bad">{n:,.0f}</b>'
-        items[title] = None if shown is None else shown + aside(why.get(name, ""))
+        note = ""
+        if name == "dropped":
+            note = ", ".join(f"{reason}: {count(k)}" for reason, k in reasons.most_common())
+        facts.append(Fact(title, None if n is None else count(n), note, bad=bool(n)))
+    return facts
+
+
+def _equal_groups(run: RunData) -> Fact:
+    title = "groups of equal rewards"
     groups, equal = run.total("groups"), run.total("groups_equal")
-    if groups and equal is not None:
-        said = f"{equal:,.0f} of {groups:,.0f} ({equal / groups:.0%})"
-        items["groups of equal rewards"] = f'<b class="bad">{said}</b>' if equal > groups / 2 else said
-    else:
-        items["groups of equal rewards"] = None
-    return facts(items)
+    if not groups or equal is None:
+        return Fact(title, None)
+    text = f"{count(equal)} of {count(groups)} ({percent(equal / groups)})"
+    return Fact(title, text, bad=equal > groups / 2)
 
 
-def _gradient(run: RunData) -> str:
+def _gradient(run: RunData) -> Panel:
     before, after = run.column("grad_norm"), run.column("grad_norm_clipped")
     known = np.isfinite(before)
-    clipped = f" Clipped at {np.mean(after[known] < before[known]):.0%} of the steps." if known.any() else ""
-    lines = [Series("after", after, SECOND), Series("before", before, FIRST)]
-    return panel(
-        "Gradient norm",
-        f"Before and after clipping.{clipped}",
-        draw(run, lines, scale="log") if known.any() else None,
-    )
+    text = caption("grad_norm", "grad_norm_clipped")
+    if known.any():
+        text += f" Clipped at {percent(float(np.mean(after[known] < before[known])))} of the steps."
+    series = [training(run, "grad_norm_clipped", "after", color=SECOND), training(run, "grad_norm", "before")]
+    return panel(run, "Gradient norm", series, text, Look(log=True))
 
 
-def _difference(run: RunData) -> str:
-    most, mean = run.column("logp_diff_max"), run.column("logp_diff_mean")
-    lines = [Series("maximum", most, SECOND), Series("mean", mean, FIRST)]
-    known = any(math.isfinite(x) for x in [*most, *mean])
-    return panel(
-        "Sampler against trainer",
-        "Difference between the log-probs that the sampler noted and the trainer's own, on fresh tokens.",
-        draw(run, lines, unit="nats a token", scale="log") if known else None,
-    )
+def _difference(run: RunData) -> Panel:
+    series = [
+        training(run, "logp_diff_max", "maximum", color=SECOND),
+        training(run, "logp_diff_mean", "mean"),
+    ]
+    text = caption("logp_diff_mean", "logp_diff_max")
+    return panel(run, "Sampler and trainer", series, text, Look("nats per token", log=True))

@@ -3,217 +3,171 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from markupsafe import Markup
+from matplotlib.figure import Figure
 
+from agro.metrics import METRICS
+from agro.numbers import fixed, percent, with_error
+from agro.report.axes import COLORS, MUTED, NARROW, WIDE, Size, cut
 from agro.report.curves import against_kl, kl_pairs, learning_curve, smoothing
 from agro.report.experience import Experience
-from agro.report.figures import COLOURS, MUTED, NARROW, SECOND, WIDE, Axis, Series, cut, draw
-from agro.report.markup import UNKNOWN, aside, both, escape, facts, number, panel, table, tabs, unknown
-from agro.report.metrics import Measured, RunData, Span, known
+from agro.report.figures import Axis, Look, Series, svg
+from agro.report.panels import caption, heldout, panel, training
+from agro.report.render import Fact, Panel
+from agro.report.rundata import RunData, Span, to_array
 
 REFERENCES = {
     "start": "the weights at the start of the run",
-    "phase": "the weights at the start of each phase, so KL is counted anew in each",
+    "phase": "the weights at the start of each phase, so KL is measured anew in each",
     "model": "another model",
     "ema": "a moving average of the policy's weights, so KL doesn't add up over the run",
-    "periodic": "a copy of the policy renewed now and then, so KL doesn't add up over the run",
+    "periodic": "a copy of the policy that is renewed regularly, so KL doesn't add up over the run",
 }
 
 
-def learning(run: RunData, experience: Experience) -> str:
-    panels = "".join(p for p in (_consistency(run), _fresh_consistency(run), _regret(run), _parts(run)) if p)
-    return _curves(run, experience) + _phases(run) + (f'<div class="panels">{panels}</div>' if panels else "")
-
-
-def _curves(run: RunData, experience: Experience) -> str:
-    if not any(np.isfinite(run.column(name)).any() for name in ("reward_mean", "eval_reward")):
-        return unknown("No reward was measured.")
-    width = smoothing(len(run.rows))
-    mean = f", running mean over {width} steps" if width > 1 else ""
-    heldout = " Held-out: prompts that aren't trained on, ±1 standard error."
-    said = f"Training: mean reward of the responses that a step trained on, whoever wrote them{mean}." + (
-        heldout if run.heldout(0, run.spans[-1].ends) else ""
-    )
-    seen = Axis(experience.seen(run), "responses drawn")
-    if experience.draws:
-        by_samples = both(
-            "Reward against responses drawn", *(learning_curve(run, s, axis=seen) for s in (WIDE, NARROW))
-        )
-        by_samples += f"<figcaption>{said} A response that was drawn again counts again.</figcaption>"
-    else:
-        by_samples = unknown(experience.problem or "The store holds no draw of this run.")
-    if kl_pairs(run):
-        by_kl = both("Reward against KL", *(against_kl(run, s) for s in (WIDE, NARROW)))
-        by_kl += (
-            "<figcaption>What reward was gained for how much change. Training: fresh responses, a dot for each few steps; held-out: "
-            f"joined in the order of steps. The reference is {REFERENCES[run.config.policy.reference]}.</figcaption>"
-        )
-    else:
-        by_kl = unknown("KL to the reference was not measured.")
-    by_steps = both("Reward against steps", *(learning_curve(run, s) for s in (WIDE, NARROW)))
-    by_steps += f"<figcaption>{said}</figcaption>"
-    return "<figure>" + tabs("axis", {"steps": by_steps, "samples": by_samples, "KL": by_kl}) + "</figure>"
-
-
-def _phases(run: RunData) -> str:
-    if run.heldout(0, run.spans[-1].ends) is None:
-        said = "There is no held-out reward: it takes data.eval_prompts, and a step that evaluates."
-    else:
-        said = (
-            "Held-out reward before and after each phase ± one standard error over prompts. Both ends are measured on the same prompts, "
-            "so that of a change, given as if they weren't, is rather too large."
-        )
-    return table([_phase(run, span) for span in run.spans]) + aside(said)
-
-
-def _phase(run: RunData, span: Span) -> dict[str, str]:
-    before, after = run.heldout(span.begins, span.begins), run.heldout(span.begins + 1, span.ends)
-    change = UNKNOWN
-    if before and after:
-        change = number(after.value - before.value, "+.3f", math.hypot(before.se, after.se))
-    config = run.config.phase(span.name) if span.name in run.config.phase_names else run.config
-    options = ", ".join(f"{k} = {v}" for k, v in config.objective.options.items())
-    data = {0.0: "fresh samples", 1.0: "from the store"}.get(
-        config.data.replay, f"{config.data.replay:.0%} from the store"
-    )
-    steps = span.ends - span.begins
+def learning(run: RunData, experience: Experience) -> dict[str, Any]:
+    """What the template's first section shows."""
+    axis = Axis(experience.seen(run), "responses drawn")
+    curves: dict[str, tuple[Markup, Markup] | None] = dict.fromkeys(("steps", "responses", "KL"))
+    if run.measures("reward_mean", "eval_reward"):
+        curves["steps"] = _both("Reward against steps", lambda size: learning_curve(run, size))
+        if experience.draws:
+            by_responses = lambda size: learning_curve(run, size, axis=axis)  # noqa: E731
+            curves["responses"] = _both("Reward against responses drawn", by_responses)
+        if kl_pairs(run):
+            curves["KL"] = _both("Reward against KL", lambda size: against_kl(run, size))
+    panels = (_stored(run), _own(run), _regret(run), _parts(run))
     return {
-        "phase": escape(span.name),
-        "objective": escape(config.objective.name) + aside(options) + aside(data),
-        "steps": f"{steps}" + aside(f"of {config.train.steps}" if steps < config.train.steps else ""),
-        "before": _measured(before),
-        "after": _measured(after, span.ends),
+        "curves": curves,
+        "width": smoothing(len(run.rows)),
+        "evaluated": run.heldout(0, run.steps) is not None,
+        "no_draws": experience.problem or "The store has no draws of this run.",
+        "reference": REFERENCES[run.config.policy.reference],
+        "phases": [_phase(run, span) for span in run.spans],
+        "panels": [p for p in panels if p is not None],
+    }
+
+
+def _both(name: str, draw: Callable[[Size], Figure]) -> tuple[Markup, Markup]:
+    """A figure for wide windows and one for narrow ones."""
+    return svg(draw(WIDE), f"{name}wide"), svg(draw(NARROW), f"{name}narrow")
+
+
+def _phase(run: RunData, span: Span) -> dict[str, Any]:
+    """A row of the table of phases."""
+    before = run.heldout(span.begins, span.begins)
+    after = run.heldout(span.begins + 1, span.ends)
+    change = None
+    if before and after:
+        error = None
+        if before.se is not None and after.se is not None:
+            error = math.hypot(before.se, after.se)
+        change = (after.value - before.value, error)
+    config = run.config.phase(span.name) if span.name in run.config.phase_names else run.config
+    data = {0.0: "fresh samples", 1.0: "from the store"}
+    share = f"{percent(config.data.replay)} from the store"
+    return {
+        "name": span.name,
+        "objective": config.objective.name,
+        "options": ", ".join(f"{k} = {v}" for k, v in config.objective.options.items()),
+        "data": data.get(config.data.replay, share),
+        "steps": span.ends - span.begins,
+        "configured": config.train.steps,
+        "ends": span.ends,
+        "before": before,
+        "after": after,
         "change": change,
     }
 
 
-def _measured(found: Measured | None, expected: int | None = None) -> str:
-    if found is None:
-        return UNKNOWN
-    late = f"at step {found.step}" if expected not in (None, found.step) else ""
-    return number(found.value, se=found.se) + aside(late)
+def _stored(run: RunData) -> Panel | None:
+    """½ Var(R) on held-out groups of a store, where there were any."""
+    values, improvement = run.column("eval_consistency"), run.column("eval_consistency_fall")
+    if not np.isfinite(values).any():
+        return None
+    reference = Series("reference", values + improvement, MUTED, points=True)
+    text = caption("eval_consistency")
+    at = run.rows[int(np.flatnonzero(np.isfinite(values))[-1])]
+    if at.get("eval_consistency_fall") is not None:
+        better = with_error(at["eval_consistency_fall"], at.get("eval_consistency_fall_se"), 4)
+        groups = at.get("eval_groups", "an unknown number of")
+        text += f" At step {at['step']} it was {better} below the reference's, on {groups} groups."
+    return panel(run, "Held-out ½ Var(R)", [reference, heldout(run, "eval_consistency", "policy")], text)
 
 
-def _consistency(run: RunData) -> str:
-    """½ Var(R) on held-out stored groups, where the run was given any."""
-    now, fall = run.column("eval_consistency"), run.column("eval_consistency_fall")
-    if not np.isfinite(now).any():
-        return ""
-    last = np.flatnonzero(np.isfinite(now))[-1]
-    row = run.rows[last]
-    lines = [
-        Series("reference", now + fall, MUTED, points=True),
-        Series("policy", now, SECOND, run.column("eval_consistency_se"), points=True),
-    ]
-    fell = (
-        ""
-        if row.get("eval_consistency_fall") is None
-        else (
-            f" At step {row['step']} it was {row['eval_consistency_fall']:.4f}"
-            + (
-                ""
-                if row.get("eval_consistency_fall_se") is None
-                else f" ± {row['eval_consistency_fall_se']:.4f}"
-            )
-            + " below the reference's."
-        )
-    )
-    caption = f"AGRO's loss on {row.get('eval_groups', '?')} stored groups that aren't trained on: lower is better, whoever wrote them.{fell}"
-    return panel("Held-out ½ Var(R)", caption, draw(run, lines))
+def _own(run: RunData) -> Panel | None:
+    """½ Var(R) of the policy's own responses to held-out prompts."""
+    if not run.measures("eval_fresh_consistency"):
+        return None
+    text = caption("eval_fresh_consistency")
+    text += " It is 0 too where all responses are the same, and it may rise first: read it beside the reward."
+    series = [heldout(run, "eval_fresh_consistency", "policy")]
+    return panel(run, "½ Var(R) of held-out responses", series, text)
 
 
-def _fresh_consistency(run: RunData) -> str:
-    """½ Var(R) of the policy's own responses to held-out prompts, where there were several a prompt and a β."""
-    found = run.column("eval_fresh_consistency")
-    if not np.isfinite(found).any():
-        return ""
-    caption = (
-        "Of the policy's own responses to held-out prompts, R = r − β log π/π_ref. It is 0 at the optimum, and also for a policy that always "
-        "says the same, so read it beside the reward; from a policy that is seldom right it rises first."
-    )
-    line = Series("policy", found, SECOND, run.column("eval_fresh_consistency_se"), points=True)
-    return panel("½ Var(R) of held-out responses", caption, draw(run, [line]))
+def _regret(run: RunData) -> Panel | None:
+    """Estimated regret of fresh and of held-out groups."""
+    if not run.measures("regret", "eval_regret"):
+        return None
+    series = [training(run, "regret", smooth=smoothing(len(run.rows))), heldout(run, "eval_regret")]
+    text = f"{caption('regret')} {METRICS['regret'].computed.capitalize()}, R = r − β log π/π_ref."
+    return panel(run, "Estimated regret", series, text, Look(METRICS["regret"].unit))
 
 
-def _regret(run: RunData) -> str:
-    """Estimated regret on fresh and on held-out groups, where there were any and a β."""
-    fresh, heldout = run.column("regret"), run.column("eval_regret")
-    if not np.isfinite([fresh, heldout]).any():
-        return ""
-    caption = (
-        "β log mean exp(R/β) − mean R in groups of the policy's own responses, R = r − β log π/π_ref: how far the regularised reward is below "
-        "the best. Biased low, for few responses don't show the best; 0 would be the optimum."
-    )
-    lines = [
-        Series("training", fresh, smooth=smoothing(len(run.rows))),
-        Series("held-out", heldout, SECOND, run.column("eval_regret_se"), points=True),
-    ]
-    return panel("Estimated regret", caption, draw(run, lines, unit="reward"))
-
-
-def _parts(run: RunData) -> str:
-    """The parts of the reward, where it has several."""
+def _parts(run: RunData) -> Panel | None:
+    """The parts of the reward, where there are several."""
     parts = [row.get("reward_parts") or {} for row in run.rows]
     names = list(dict.fromkeys(name for row in parts for name in row))
     if len(names) < 2:
-        return ""
-    width, shown = smoothing(len(run.rows)), names[: len(COLOURS)]
-    lines = [
-        Series(cut(name, 16), known([row.get(name) for row in parts]), colour, smooth=width)
-        for name, colour in zip(shown, COLOURS, strict=False)
-    ]
-    more = len(names) - len(shown)
-    left = f" {more} more {'is' if more == 1 else 'are'} in metrics.jsonl." if more else ""
-    return panel("Parts of the reward", f"Mean of each over what a step trained on.{left}", draw(run, lines))
+        return None
+    series = []
+    for name, color in zip(names, COLORS, strict=False):
+        values = to_array([row.get(name) for row in parts])
+        series.append(Series(cut(name, 16), values, color, smooth=smoothing(len(run.rows))))
+    text = caption("reward_parts")
+    if more := len(names) - len(series):
+        text += f" {more} more in metrics.jsonl."
+    return panel(run, "Parts of the reward", series, text)
 
 
-def nearness(run: RunData) -> str:
-    training, heldout = run.training_kl, run.column("eval_kl_ref")
-    anew = run.config.policy.reference == "phase"
-    lines = [Series("training", training), Series("held-out", heldout, SECOND, points=True, split=anew)]
-    measured = bool(np.isfinite(np.concatenate([training, heldout])).any())
-    figure = panel(
-        "KL to the reference",
-        "Mean log-ratio of a whole response. Training: fresh responses; held-out: responses to held-out prompts.",
-        draw(run, lines, unit="nats a response", scale="log") if measured else None,
-    )
+def nearness(run: RunData) -> dict[str, Any]:
+    """What the template's section about the reference shows."""
+    split = run.config.policy.reference == "phase"
+    fresh = Series("training", run.training_kl)
+    kl = [fresh, replace(heldout(run, "eval_kl_ref"), split=split)]
+    look = Look(METRICS["kl_ref"].unit, log=True)
+    panels = [panel(run, "KL to the reference", kl, caption("kl_ref", "eval_kl_ref"), look)]
     betas = run.column("beta")
     if len(set(betas[np.isfinite(betas)])) > 1:
-        figure += panel(
-            "β",
-            "What it was at each step, where it followed a schedule or the KL.",
-            draw(run, [Series("β", betas)], unit="reward per nat"),
-        )
-    pull = run.column("pull_to_rewards")
-    if np.isfinite(pull).any():
-        figure += panel(
-            "Pull against rewards",
-            "How much β log π/π_ref differs within groups, in units of how much the rewards do there. 1 at the optimum (grey); far above it the "
-            "rewards hardly count.",
-            draw(
-                run,
-                [Series("optimum", np.ones_like(pull), MUTED), Series("pull", pull)],
-                unit="ratio",
-                scale="log",
-            ),
-        )
-    last = next((row for row in reversed(run.rows) if row.get("eval_kl_ref") is not None), None)
-    highest = run.rows[int(np.nanargmax(training))] if np.isfinite(training).any() else None
+        panels.append(panel(run, "β", [Series("β", betas)], caption("beta"), Look(METRICS["beta"].unit)))
+    spread = run.column("kl_to_reward_spread")
+    if np.isfinite(spread).any():
+        optimum = Series("optimum", np.ones_like(spread), MUTED)
+        text = caption("kl_to_reward_spread")
+        text += " It is 1 at the optimum (gray); far above it, the rewards hardly count."
+        series = [optimum, Series("policy", spread)]
+        panels.append(panel(run, "KL spread to reward spread", series, text, Look("ratio", log=True)))
+    return {"panels": panels, "facts": _kl_facts(run)}
+
+
+def _kl_facts(run: RunData) -> list[Fact]:
     policy = run.config.policy
-    named = f": {policy.reference_model}" if policy.reference_model else ""
-    return (
-        f'<div class="panels">{figure}'
-        + facts(
-            {
-                "reference": escape(REFERENCES[policy.reference] + named),
-                "held-out KL at the end": None
-                if last is None
-                else number(last["eval_kl_ref"]) + aside(f"nats a response, step {last['step']}"),
-                "highest KL in training": None
-                if highest is None
-                else number(highest["kl_ref"]) + aside(f"nats a response, step {highest['step']}"),
-            }
-        )
-        + "</div>"
-    )
+    reference = REFERENCES[policy.reference]
+    if policy.reference_model:
+        reference += f": {policy.reference_model}"
+    facts = [Fact("reference", reference)]
+    kl = {"held-out KL at the end": run.column("eval_kl_ref"), "highest KL in training": run.training_kl}
+    for name, values in kl.items():
+        if not np.isfinite(values).any():
+            facts.append(Fact(name, None))
+            continue
+        at = int(np.flatnonzero(np.isfinite(values))[-1])
+        if name.startswith("highest"):
+            at = int(np.nanargmax(values))
+        facts.append(Fact(name, fixed(values[at]), f"nats per response, step {run.rows[at]['step']}"))
+    return facts

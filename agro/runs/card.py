@@ -11,7 +11,7 @@ from typing import Any
 
 from agro.adapters import base_of, is_adapter
 from agro.config import Policy
-from agro.report.metrics import Measured, RunData, Span, load_run
+from agro.report.rundata import Measured, RunData, Span, load_run
 
 UNKNOWN = "not measured"
 RUN_CONFIG = "run_config.json"  # config.json is the model's own

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from browser import CONTRAST, Browser, find
 from conftest import write_run
+from markupsafe import escape
 
 from agro.report import report
 from agro.report.compare import compare
@@ -135,7 +135,7 @@ def test_the_axis_is_chosen_without_a_script(browser: Browser, page: Path, width
     visible = "[...document.querySelectorAll('.tabs > div')].map(e => e.offsetHeight > 100)"
     label = "[...document.querySelectorAll('.tabs > div svg')].filter(e => e.getClientRects().length).map(e => e.textContent).join('|')"
     assert browser.ask(visible) == [True, False, False]
-    for i, axis in enumerate(["step", "responses drawn", "nats a response"]):
+    for i, axis in enumerate(["step", "responses drawn", "nats per response"]):
         browser.ask(f"document.querySelectorAll('.tabs > label')[{i}].click()")
         assert browser.ask(visible) == [j == i for j in range(3)]
         assert axis in browser.ask(label)
@@ -168,7 +168,7 @@ def test_the_policy_of_the_page_stops_what_would_slip_through(
 ) -> None:
     """Were a response not escaped, the content security policy would still run and load nothing."""
     path = tmp_path / "slipped.html"
-    escaped = html.escape(EVIL)
+    escaped = str(escape(EVIL))
     text = page.read_text(encoding="utf-8")
     assert escaped in text
     path.write_text(text.replace(escaped, EVIL), encoding="utf-8")

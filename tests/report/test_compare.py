@@ -18,7 +18,7 @@ from agro.cli import app
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.report.compare import Interval, compare, flat, t_quantile
-from agro.report.compare_page import COLOURS, differences_words, figure, notes, page, to_json
+from agro.report.compare_page import COLORS, differences_words, figure, notes, page, to_json
 
 
 def write(
@@ -191,9 +191,9 @@ def test_lines_of_one_configuration_that_were_measured_at_no_common_step(tmp_pat
 def test_the_figure_draws_means_seeds_and_bands(runs: list[Path]) -> None:
     axes = figure(compare(runs)).axes[0]
     drawn = [(line.get_color(), line.get_ydata().tolist()) for line in axes.lines]
-    assert (COLOURS[0], pytest.approx([0.1, 0.7])) in drawn
-    assert (COLOURS[1], pytest.approx([0.1, 0.25])) in drawn
-    assert (COLOURS[0], [0.1, 0.9]) in drawn
+    assert (COLORS[0], pytest.approx([0.1, 0.7])) in drawn
+    assert (COLORS[1], pytest.approx([0.1, 0.25])) in drawn
+    assert (COLORS[0], [0.1, 0.9]) in drawn
     [band, _] = axes.collections
     heights = band.get_paths()[0].vertices[:, 1]
     assert heights.max() == pytest.approx(0.7 + 4.303 * 0.2 / math.sqrt(3), abs=1e-4)

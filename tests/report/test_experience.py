@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agro.report.axes import COLORS, FIRST, MUTED
 from agro.report.experience import Experience, begin_and_end, source_of
-from agro.report.figures import COLOURS, FIRST, MUTED
 from agro.report.material import material
-from agro.report.metrics import RunData, load_run
-from agro.report.shares import bins, sources, spread
+from agro.report.rundata import RunData, load_run
+from agro.report.shares import bin_edges, histogram, sources
 from agro.store import Draw, Store
 from agro.types import Sample
 
@@ -70,13 +70,13 @@ def test_begin_and_end_are_tenths_of_the_steps_that_know_the_value(run: RunData)
 
 
 def test_the_table_of_sources(run: RunData) -> None:
-    text = material(run, Experience.of(run))
-    cells = [c.split("</div></td>")[0] for c in text.split('<td data-label="source"><div>')[1:]]
-    assert cells == ["fresh samples", "file:log", "fresh samples"]  # by phase, the most frequent first
-    assert '30<div class="aside">60.0%</div>' in text
-    assert "<div>3</div></td>" in text  # different ones of the log
-    assert "<div>1.000</div></td>" in text  # their mean reward
-    assert '<span class="unknown">unknown</span>' in text  # their age
+    rows = material(run, Experience.of(run))["sources"]
+    names = ["fresh samples", "file:log", "fresh samples"]  # by phase, the most frequent first
+    assert [row["source"] for row in rows] == names
+    log = rows[1]
+    assert (log["drawn"], log["share"], log["distinct"], log["reward"]) == (30, 0.6, 3, 1.0)
+    assert (log["staleness"], log["stalest"]) == (None, None)
+    assert (rows[0]["staleness"], rows[0]["stalest"]) == (0.0, 0)
 
 
 def test_sources_have_names(run: RunData) -> None:
@@ -108,32 +108,32 @@ def test_shares_of_sources_are_stacked_step_by_step(run: RunData) -> None:
     np.testing.assert_allclose(first.values, [1] * 10 + [0.4] * 10)
     np.testing.assert_allclose(second.values, 1)
     np.testing.assert_array_equal(first.edges, range(21))
-    assert COLOURS[0] == FIRST
+    assert COLORS[0] == FIRST
 
 
-def test_a_spread_is_of_shares() -> None:
+def test_a_histogram_is_of_shares() -> None:
     """Few values get bars, many get bins; a share is of its own window."""
-    axes = spread(np.array([0.0, 0.0, 0.0, 1.0]), np.array([1.0]), "reward").axes[0]
+    axes = histogram(np.array([0.0, 0.0, 0.0, 1.0]), np.array([1.0]), "reward").axes[0]
     heights = {
         c: [p.get_height() for p in axes.patches if p.get_facecolor() == to_rgba(c)] for c in (MUTED, FIRST)
     }
     assert heights == {MUTED: [0.75, 0.25], FIRST: [0.0, 1.0]}
-    axes = spread(np.arange(100.0), np.arange(50.0), "reward").axes[0]
+    axes = histogram(np.arange(100.0), np.arange(50.0), "reward").axes[0]
     shares = [p.get_data().values.sum() for p in axes.patches]
     assert shares == pytest.approx([1, 1, 1, 1])
-    axes = spread(np.zeros(5), np.zeros(3), "reward").axes[0]
+    axes = histogram(np.zeros(5), np.zeros(3), "reward").axes[0]
     assert axes.get_xlim()[0] < axes.get_xlim()[1]
 
 
-def to_rgba(colour: str) -> tuple[float, ...]:
+def to_rgba(color: str) -> tuple[float, ...]:
     from matplotlib.colors import to_rgba as convert
 
-    return convert(colour)
+    return convert(color)
 
 
 def test_bins_of_whole_numbers_hold_equally_many() -> None:
-    assert bins(np.array([7.0, 9.0]), True).tolist() == [6.5, 7.5, 8.5, 9.5]
-    edges = bins(np.array([1.0, 100.0]), True)
+    assert bin_edges(np.array([7.0, 9.0]), True).tolist() == [6.5, 7.5, 8.5, 9.5]
+    edges = bin_edges(np.array([1.0, 100.0]), True)
     assert set(np.diff(edges)) == {5}
     assert edges[0] == 0.5
     assert edges[-1] > 100
@@ -155,4 +155,4 @@ def test_a_store_that_cannot_be_read_is_said_and_hinders_nothing(bare_folder: Pa
     found = Experience.of(load_run(bare_folder))
     assert said in found.problem
     assert found.responses is None
-    assert said in material(load_run(bare_folder), found)
+    assert said in material(load_run(bare_folder), found)["problem"]

@@ -12,13 +12,14 @@ from matplotlib.text import Text
 
 from agro.errors import Refused
 from agro.report import curve
+from agro.report.axes import FIRST, SECOND, apart
 from agro.report.curves import against_kl, kl_pairs, learning_curve, smoothing
-from agro.report.figures import FIRST, SECOND, Axis, Series, apart, draw, svg
-from agro.report.metrics import RunData, load_run
+from agro.report.figures import Axis, Look, Series, draw, svg
+from agro.report.rundata import RunData, load_run
 
 
-def lines(figure, colour):
-    return [line.get_xydata() for line in figure.axes[0].lines if line.get_color() == colour]
+def lines(figure, color):
+    return [line.get_xydata() for line in figure.axes[0].lines if line.get_color() == color]
 
 
 def texts(figure):
@@ -82,11 +83,11 @@ def test_a_running_mean_stays_inside_its_phase_and_passes_over_unknown_values(ru
 def test_a_logarithmic_scale_keeps_zeros_in_sight(run):
     data = made(run, [("a", None)] * 3)
     values = np.array([0.0, 1e-6, 1e-3])
-    axes = draw(data, [Series("x", values)], scale="log").axes[0]
+    axes = draw(data, [Series("x", values)], look=Look(log=True)).axes[0]
     assert axes.get_yscale() == "symlog"
     assert axes.get_ylim()[0] == 0
-    assert draw(data, [Series("x", values + 1)], scale="log").axes[0].get_yscale() == "linear"
-    assert draw(data, [Series("x", -values)], scale="log").axes[0].get_ylim()[0] <= -1e-3
+    assert draw(data, [Series("x", values + 1)], look=Look(log=True)).axes[0].get_yscale() == "linear"
+    assert draw(data, [Series("x", -values)], look=Look(log=True)).axes[0].get_ylim()[0] <= -1e-3
 
 
 @pytest.mark.parametrize("at", [(0.5, 0.5), (0.0, 1.0), (0.50, 0.51)])
@@ -129,12 +130,12 @@ def test_names_of_short_phases_do_not_overlap(run):
 
 def test_an_svg_is_part_of_a_page(run):
     rows = [r | {"phase": "a <b> & $x$"} for r in run.rows]
-    text = svg(learning_curve(dataclasses.replace(run, rows=[*run.rows[:100], *rows[100:]])), "name")
+    text = str(svg(learning_curve(dataclasses.replace(run, rows=[*run.rows[:100], *rows[100:]])), "name"))
     assert text.startswith("<svg viewBox=")
     assert ">a &lt;b&gt; &amp; $x$<" in text
     assert "http" not in text
     assert "<style" not in text
-    assert set(re.findall(r"#[0-9a-f]{6}\b", text)) == set()  # every colour is the page's
+    assert set(re.findall(r"#[0-9a-f]{6}\b", text)) == set()  # every color is the page's
     assert {f"var(--{v})" for v in ("ink", "muted", "grid", "band", "first", "second")} <= set(
         re.findall(r"var\(--\w+\)", text)
     )

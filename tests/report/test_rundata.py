@@ -6,7 +6,7 @@ import math
 import pytest
 
 from agro.errors import Refused
-from agro.report.metrics import Measured, Span, load_run
+from agro.report.rundata import Measured, Span, load_run
 
 
 def test_the_synthetic_run(run_folder):
@@ -47,7 +47,7 @@ def test_a_last_line_without_its_newline_counts_if_it_is_whole(run_folder):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"step": 3', "a torn last one"),
+        ('{"step": 3', "the last line"),
         ('{"step": 3, "phase": "sft", "loss": NaN}', "NaN isn't JSON"),
         ("", "got an empty line"),
         ("[]", r"expected a JSON object, got \[\]"),
@@ -81,7 +81,7 @@ def test_missing_and_empty_files_are_named(run_folder):
     path = run_folder / "metrics.jsonl"
     for text in ("", '{"st'):
         path.write_text(text)
-        with pytest.raises(Refused, match=r"metrics\.jsonl holds no step yet"):
+        with pytest.raises(Refused, match=r"metrics\.jsonl has no steps yet"):
             load_run(run_folder)
     path.unlink()
     with pytest.raises(Refused, match=r"metrics\.jsonl: can't be read: No such file"):

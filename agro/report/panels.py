@@ -1,0 +1,39 @@
+"""Panels of metrics: units and captions come from `agro.metrics`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from agro.metrics import METRICS
+from agro.report.axes import SECOND
+from agro.report.figures import PLAIN, Look, Series, draw, svg
+from agro.report.render import Panel
+from agro.report.rundata import RunData
+
+
+def training(run: RunData, metric: str, label: str = "training", **style: object) -> Series:
+    """A metric of every step."""
+    return replace(Series(label, run.column(metric)), **style)  # type: ignore[arg-type]
+
+
+def heldout(run: RunData, metric: str, label: str = "held-out") -> Series:
+    """A metric of the steps that evaluate, with its standard error where there is one."""
+    error = f"{metric}_se"
+    se = run.column(error) if error in METRICS else None
+    return Series(label, run.column(metric), SECOND, se, points=True)
+
+
+def caption(*metrics: str) -> str:
+    """The captions of metrics, without the marks of code."""
+    return " ".join(METRICS[name].caption for name in metrics).replace("`", "")
+
+
+def panel(run: RunData, title: str, series: Sequence[Series], text: str, look: Look = PLAIN) -> Panel:
+    """Series against steps; without a figure where none has a value."""
+    figure = None
+    if any(np.isfinite(s.values).any() for s in series):
+        figure = svg(draw(run, series, look=look), title)
+    return Panel(title, text, figure)
