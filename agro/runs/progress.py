@@ -152,9 +152,9 @@ def _events(m: Mapping[str, Any]) -> list[str]:
         shown.append(f"held-out {m['eval_reward']:.3f} ± {m['eval_reward_se']:.3f}")
     if m.get("eval_consistency") is not None:
         shown.append(f"held-out ½Var(R) {m['eval_consistency']:.5f} ± {m['eval_consistency_se']:.5f}")
-    if m["left_out"]:
+    if m["dropped"]:
         shown.append(
-            "left out " + ", ".join(f"{n} ({reason})" for reason, n in m["left_out_reasons"].items())
+            "dropped " + ", ".join(f"{n} ({reason})" for reason, n in m["dropped_reasons"].items())
         )
     if m["skipped"]:
         shown.append("update skipped")

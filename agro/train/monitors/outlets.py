@@ -22,7 +22,9 @@ class Warnings(Monitor):
         if (metrics["kl_to_reward_spread"] or 0) > DWARFED:
             text = dwarfed(metrics["kl_to_reward_spread"], name, view.options, metrics["length_mean"])
             self._warn("spread", view, text)
-        of_method = warn_of_metrics(metrics["objective"] or {}, name, view.options)
+        of_method = None
+        if metrics["objective"] is not None:
+            of_method = warn_of_metrics(metrics["objective"], name, view.options)
         if of_method:
             self._warn("method", view, of_method)
 
