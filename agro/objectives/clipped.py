@@ -26,10 +26,11 @@ def grpo(
     std: Std = True,
     beta: Beta = 0.0,
 ) -> Terms:
-    """GRPO (arXiv 2402.03300, eq. 3): −min(w A, clamp(w, 1−ε_low, 1+ε_high) A) + β k3, w = π/μ token by token.
+    """GRPO (arXiv 2402.03300, eq. 3): −min(w A, clamp(w, 1−ε_low, 1+ε_high) A) + β k3, w = π/μ token by
+    token.
 
-    A = (r − r̄)/(std + 1e-6) in the group, std with n − 1, or r − r̄ without `std`. Token mean in a response, mean in
-    a group, mean over groups. k3 = π_ref/π − log(π_ref/π) − 1.
+    A = (r − r̄)/(std + 1e-6) in the group, std with n − 1, or r − r̄ without `std`. Token mean in a response,
+    mean in a group, mean over groups. k3 = π_ref/π − log(π_ref/π) − 1.
     """
     groups = Groups.of(batch)
     logp_BT = streams["logp"]
@@ -56,17 +57,17 @@ def gspo(
 ) -> Terms:
     """GSPO (arXiv 2507.18071, eqs. 5 to 7): −min(s A, clamp(s, 1−ε_low, 1+ε_high) A), one ratio a response.
 
-    s = exp(mean_t log π/μ) is the geometric mean of the response's token ratios, A as in `grpo`. Mean in a group, mean
-    over groups. All tokens of a response share one coefficient, −s A / (n T) where the ratio isn't clipped.
+    s = exp(mean_t log π/μ) is the geometric mean of the response's token ratios, A as in `grpo`. Mean in a
+    group, mean over groups. All tokens of a response share one coefficient, −s A / (n T) where the ratio
+    isn't clipped.
     """
     groups = Groups.of(batch)
     advantage_N = _advantage(groups, std)
     s_N = groups.mean_tokens(_log_ratio(streams, batch, ratio)).exp()
     gain_N = torch.minimum(s_N * advantage_N, s_N.clamp(1 - clip[0], 1 + clip[1]) * advantage_N)
     clipped = (s_N * advantage_N > gain_N).double().mean()
-    return Terms(
-        groups.average_responses(-gain_N), metrics={"clipped_share": clipped, "ratio_max": s_N.max()}
-    )
+    metrics = {"clipped_share": clipped, "ratio_max": s_N.max()}
+    return Terms(groups.average_responses(-gain_N), metrics=metrics)
 
 
 def _advantage(groups: Groups, std: bool) -> Tensor:

@@ -1,4 +1,5 @@
-"""Generation consistency (AGRO, arXiv 2503.19612): r − β log π*/π_ref is the same for every response to a prompt.
+"""Generation consistency (AGRO, arXiv 2503.19612): r − β log π*/π_ref is the same for every response to a
+prompt.
 
 With R_i = r_i − β ρ_i, ρ_i = Σ_t log π(y_t) − log π_ref(y_t): the regularized reward of response i.
 """
@@ -22,7 +23,8 @@ Estimate = Literal["sequence", "triangular", "local"]
 def regularized_reward(
     streams: Streams, batch: Batch, groups: Groups, beta: float, average: str = "sum"
 ) -> Tensor:
-    """[N] R_i = r_i − β ρ_i, ρ_i the sum of the log-ratio's tokens or their mean. At β = 0 the reference isn't used."""
+    """[N] R_i = r_i − β ρ_i, ρ_i the sum of the log-ratio's tokens or their mean. At β = 0 the reference
+    isn't used."""
     if beta == 0:
         return groups.reward
     assert batch.ref_logp is not None
@@ -30,7 +32,8 @@ def regularized_reward(
 
 
 def reference_weight(streams: Streams, batch: Batch, groups: Groups) -> Tensor:
-    """[N] min(1, π/π_ref) of each response, without gradient: responses that the policy dropped count less."""
+    """[N] min(1, π/π_ref) of each response, without gradient: responses that the policy dropped count
+    less."""
     assert batch.ref_logp is not None
     ratio_N = groups.sum_tokens(streams["logp"] - batch.ref_logp).detach()
     return ratio_N.clamp(max=0.0).exp()
@@ -45,8 +48,8 @@ def agro(
     average: Annotated[
         Literal["sum", "token"],
         Option(
-            "over a response's tokens: with 'token' beta is per nat of the mean log-ratio, and stays of one size as "
-            "responses grow"
+            "over a response's tokens: with 'token' beta is per nat of the mean log-ratio, and stays of one "
+            "size as responses grow"
         ),
     ] = "sum",
     regularizer: Annotated[
@@ -58,26 +61,29 @@ def agro(
     weight: Annotated[
         Literal["none", "reference"],
         Option(
-            "of each response's part of the gradient: 1, or min(1, π/π_ref) of the response, for stored samples"
+            "of each response's part of the gradient: 1, or min(1, π/π_ref) of the response, for stored "
+            "samples"
         ),
     ] = "none",
 ) -> Terms:
     """½ Var over the group of R (AGRO statement 4, estimator of eq. 4): right for responses of any origin.
 
-    scale "loss": the loss's own gradient, −(β/n)(R_i − R̄_{-i}) ∇log π(y_i); "reward": the same divided by β, which
-    at β = 0 is RLOO. average "token" takes the mean of a response's token log-ratios and not their sum, in R and so in
-    the gradient (1/T_i of each token's); β then keeps its size for longer responses, and the optimum is another:
-    π_ref exp(T r/β) / Z where all lengths are T.
+    scale "loss": the loss's own gradient, −(β/n)(R_i − R̄_{-i}) ∇log π(y_i); "reward": the same divided by β,
+    which at β = 0 is RLOO. average "token" takes the mean of a response's token log-ratios and not their sum,
+    in R and so in the gradient (1/T_i of each token's); β then keeps its size for longer responses, and the
+    optimum is another: π_ref exp(T r/β) / Z where all lengths are T.
 
-    regularizer: how its gradient, E_π[ρ ∇log π], is estimated (section 6). "sequence" is eq. 4 and right on any data.
-    The others drop or integrate what has zero mean on the policy's own fresh samples, and there alone.
-    "triangular": Σ_t (Σ_{s≥t} ρ_s) ∇log π_t. "local": Σ_t [∇KL_t + (Σ_{s>t} KL_s) ∇log π_t], KL_t over the vocabulary.
+    regularizer: how its gradient, E_π[ρ ∇log π], is estimated (section 6). "sequence" is eq. 4 and right on
+    any data. The others drop or integrate what has zero mean on the policy's own fresh samples, and there
+    alone. "triangular": Σ_t (Σ_{s≥t} ρ_s) ∇log π_t. "local": Σ_t [∇KL_t + (Σ_{s>t} KL_s) ∇log π_t], KL_t over
+    the vocabulary.
 
-    weight "reference": each response's part of the gradient is multiplied by min(1, π/π_ref) of that response, a
-    constant (reproductions/offline). A tabular policy whose data cover all responses still has π* as its only
-    stationary point, since the weight depends on the response and the policy alone. It stops the push on responses
-    that the policy has all but stopped writing. The ratio is of the complete response, so on very long ones the weight
-    can underflow to 0. The loss stays ½ Var(R), which is no longer what the gradient is of.
+    weight "reference": each response's part of the gradient is multiplied by min(1, π/π_ref) of that
+    response, a constant (reproductions/offline). A tabular policy whose data cover all responses still has π*
+    as its only stationary point, since the weight depends on the response and the policy alone. It stops the
+    push on responses that the policy has all but stopped writing. The ratio is of the complete response, so
+    on very long ones the weight can underflow to 0. The loss stays ½ Var(R), which is no longer what the
+    gradient is of.
     """
     groups = Groups.of(batch)
     logp_BT = streams["logp"]
@@ -119,8 +125,8 @@ def _token_regularizer(streams: Streams, batch: Batch, regularizer: str) -> Tens
 def _check_one_row_each(batch: Batch, name: str, option: str, value: str) -> None:
     if split := in_several_rows(batch):
         raise Refused(
-            f'objective {name}: {option} = "{value}" needs each response in one row, but that of {split} is in several '
-            'rows; use "sequence"'
+            f'objective {name}: {option} = "{value}" needs each response in one row, but that of {split} is '
+            'in several rows; use "sequence"'
         )
 
 
@@ -147,27 +153,30 @@ def agro_onpolicy(
         ),
     ] = 1.0,
     squared: Annotated[
-        Estimate,
-        Option("estimate of the squared log-ratio in that part: the plain one, or with less variance"),
+        Estimate, Option("estimate of the squared log-ratio in that part: plain, or with less variance")
     ] = "sequence",
 ) -> Terms:
-    """On-policy AGRO (eqs. 5 and 6): (1/n) Σ_i [−β (R_i − R̄_{-i}) + c ½ (R_i − R̄_{-i})²] log π(y_i), on fresh samples.
+    """On-policy AGRO (eqs. 5 and 6): (1/n) Σ_i [−β (R_i − R̄_{-i}) + c ½ (R_i − R̄_{-i})²] log π(y_i), on
+    fresh samples.
 
     The first part is the pathwise one (`agro`), the second the likelihood-ratio part, whose share c is
-    `likelihood_ratio`: 1 is the paper's loss. With `baseline` the second part is centered by the others' mean: lower
-    variance, some bias.
+    `likelihood_ratio`: 1 is the paper's loss. With `baseline` the second part is centered by the others'
+    mean: lower variance, some bias.
 
-    Every deterministic policy minimizes the on-policy loss too, and with c = 1 descent from π_ref goes to one where the
-    third central moment μ₃ of r is above 2β Var r (0/1 rewards of success rate p: where β < ½ − p): there the
-    second part pushes good responses down harder than the first pushes them up. "adaptive" lets c be in each group
-    min(1, β / max_i (R_i − R̄_{-i})): the weight of a response then falls with its R, so that no response of
-    above-average R is pushed down. π* is stationary for every c, and near it c = 1 (derivation: reproductions/trap).
+    Every deterministic policy minimizes the on-policy loss too, and with c = 1 descent from π_ref goes to one
+    where the third central moment μ₃ of r is above 2β Var r (0/1 rewards of success rate p: where β < ½ − p):
+    there the second part pushes good responses down harder than the first pushes them up. "adaptive" lets c
+    be in each group min(1, β / max_i (R_i − R̄_{-i})): the weight of a response then falls with its R, so
+    that no response of above-average R is pushed down. π* is stationary for every c, and near it c = 1
+    (derivation: reproductions/trap).
 
-    The metric `trap_ratio` is μ₃/(2β Var) of R, which at π_ref is r: above 1/c the step lowers E R to first order.
+    The metric `trap_ratio` is μ₃/(2β Var) of R, which at π_ref is r: above 1/c the step lowers E R to first
+    order.
 
-    squared: how the part with ρ² of the second one, ½ β² E_π[ρ² ∇log π], is estimated (appendix B.3). "sequence" takes
-    it as it is; "triangular" drops, at each token, the square of what came before it, which has zero mean;
-    "local" also takes exact KLs for the log-ratios after the token where they meet those before it.
+    squared: how the part with ρ² of the second one, ½ β² E_π[ρ² ∇log π], is estimated (appendix B.3).
+    "sequence" takes it as it is; "triangular" drops, at each token, the square of what came before it, which
+    has zero mean; "local" also takes exact KLs for the log-ratios after the token where they meet those
+    before it.
     """
     groups = Groups.of(batch)
     R_N = regularized_reward(streams, batch, groups, beta)
@@ -190,7 +199,8 @@ def agro_onpolicy(
     metrics = {
         "consistency": loss,
         "likelihood_ratio": groups.average(c_G),
-        # Of the groups whose rewards differ, those whose best response is pushed down; NaN where there are none.
+        # Of the groups whose rewards differ, those whose best response is pushed down; NaN where there are
+        # none.
         "reversed_share": (differs_G * (c_G * best_G > 2 * beta)).sum() / differs_G.sum(),
         "trap_ratio": _trap_ratio(groups, R_N, beta),
     }
@@ -200,8 +210,8 @@ def agro_onpolicy(
 def _less_of_square(streams: Streams, batch: Batch, squared: str) -> Tensor:
     """[B,T] a surrogate of what statement 21 has in place of ρ² ∇log π, less this, token by token.
 
-    With a_t = Σ_{s<t} ρ_s and b_t = Σ_{s≥t} ρ_s: ρ² = (a_t + b_t)², of which a_t² is dropped. In 2 a_t b_t the ρ_s
-    after t may be KL_s.
+    With a_t = Σ_{s<t} ρ_s and b_t = Σ_{s≥t} ρ_s: ρ² = (a_t + b_t)², of which a_t² is dropped. In 2 a_t b_t
+    the ρ_s after t may be KL_s.
     """
     _check_one_row_each(batch, "agro_onpolicy", "squared", squared)
     assert batch.ref_logp is not None
@@ -216,10 +226,12 @@ def _less_of_square(streams: Streams, batch: Batch, squared: str) -> Tensor:
 
 
 def _trap_ratio(groups: Groups, R_N: Tensor, beta: float) -> Tensor:
-    """[] Σ k₃ / (2β Σ k₂) over the groups of three or more; NaN where there are none that differ, and at β = 0.
+    """[] Σ k₃ / (2β Σ k₂) over the groups of three or more; NaN where there are none that differ, and at β =
+    0.
 
-    k₂ and k₃ are a group's unbiased estimates of Var R and μ₃. Of few responses their ratio says little, and a pair is
-    always symmetric; the sums over groups estimate E_x μ₃ and E_x Var. Groups of equal R belong to both and add nothing.
+    k₂ and k₃ are a group's unbiased estimates of Var R and μ₃. Of few responses their ratio says little, and
+    a pair is always symmetric; the sums over groups estimate E_x μ₃ and E_x Var. Groups of equal R belong to
+    both and add nothing.
     """
     n_G, off_N = groups.n, R_N - groups.mean(R_N)
     third_G = n_G * groups.sum(off_N**3) / ((n_G - 1) * (n_G - 2)).clamp(min=1)

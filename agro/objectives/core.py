@@ -1,8 +1,9 @@
 """How an objective is declared.
 
-An objective is a pure function `(streams, batch, *, …options) -> Terms` of complete groups. `streams["logp"]` and the
-other streams that it needs are float64, those of tokens with zeros outside the mask; it never sees the model. What it
-returns is differentiated in `agro.objectives.evaluation`, so that a function holds its equation and nothing else.
+An objective is a pure function `(streams, batch, *, …options) -> Terms` of complete groups. `streams["logp"]`
+and the other streams that it needs are float64, those of tokens with zeros outside the mask; it never sees
+the model. What it returns is differentiated in `agro.objectives.evaluation`, so that a function holds its
+equation and nothing else.
 """
 
 from __future__ import annotations
@@ -52,10 +53,11 @@ class Warnings:
 
 @dataclass(frozen=True)
 class Objective:
-    """An entry of the table: the function, what it needs and how far it couples, and what the trainer uses of it.
+    """An entry of the table: the function, what it needs and how far it couples, and what the trainer uses of
+    it.
 
-    The functions of options take the given ones with defaults filled in; a required one may not be there yet, and then
-    the answer is the most that the objective may need or couple.
+    The functions of options take the given ones with defaults filled in; a required one may not be there yet,
+    and then the answer is the most that the objective may need or couple.
     """
 
     function: Callable[..., Terms]
@@ -63,11 +65,11 @@ class Objective:
     needs: Callable[[Options], set[Need]]
     couples: Callable[[Options], Coupling]  # how far one row's gradient depends on other rows' streams
     drops_groups: bool = True  # whether it has the option `singletons`
-    conflict: Callable[[Options], str] = lambda options: (
-        ""
-    )  # why these options exclude each other, "" if they don't
+    conflict: Callable[[Options], str] = lambda options: ""
+    """Why these options exclude each other, "" where they don't."""
     anchor: Callable[[Options], Column | None] = lambda options: None
-    """The log-probs in ρ, where it weighs a response by r − βρ; None where β's term is separate, token by token."""
+    """The log-probs in ρ, where it weighs a response by r − βρ; None where β's term is separate, token by
+    token."""
     warnings: Warnings = Warnings()
 
     @cached_property
@@ -82,7 +84,8 @@ class Objective:
         return {key: option.default for key, option in fields if not option.is_required()}
 
     def checked(self, name: str, given: Options) -> dict[str, Any]:
-        """The given options and the defaults of the others; raises `Refused` for an unknown or invalid one."""
+        """The given options and the defaults of the others; raises `Refused` for an unknown or invalid
+        one."""
         return checked(name, self.options, given, partial=True)
 
     def resolve(self, name: str, given: Options) -> dict[str, Any]:

@@ -23,7 +23,8 @@ class NotFinite(Refused):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An objective's value and gradient on one batch. Arrays are of the kind and dtype that `logp` came in."""
+    """An objective's value and gradient on one batch. Arrays are of the kind and dtype that `logp` came
+    in."""
 
     loss: float
     grads: dict[str, Any]  # d loss / d stream, of the stream's shape
@@ -40,9 +41,10 @@ def evaluate(
 ) -> Evaluation:
     """Value and gradient of an objective at given log-probs, computed in float64.
 
-    `logp` [B,T] and each of `streams` ("kl", "entropy", "prefix_value" [B,T]; "value" [B]) may be tensors, arrays or
-    lists; the gradients come back as tensors for a tensor, else as arrays, in the dtype of `logp`. Positions outside
-    the mask may hold anything and get a gradient of exactly 0. What the objective doesn't need isn't read.
+    `logp` [B,T] and each of `streams` ("kl", "entropy", "prefix_value" [B,T]; "value" [B]) may be tensors,
+    arrays or lists; the gradients come back as tensors for a tensor, else as arrays, in the dtype of `logp`.
+    Positions outside the mask may hold anything and get a gradient of exactly 0. What the objective doesn't
+    need isn't read.
 
     Raises `Refused` with the objective, the field and the rows where the batch doesn't have what is needed.
     """
@@ -72,8 +74,8 @@ def differentiate(
 ) -> Evaluation:
     """Value and gradient of `objective` with resolved options; see `evaluate`.
 
-    With `rows` [K], only their streams were given (the others may hold anything finite): the gradients of these rows
-    are right and checked, loss and metrics mean nothing.
+    With `rows` [K], only their streams were given (the others may hold anything finite): the gradients of
+    these rows are right and checked, loss and metrics mean nothing.
     """
     needs = objective.needs(options)
     check(name, needs, streams, batch)
@@ -131,8 +133,8 @@ def _leaf(name: str, stream: str, value: Tensor, part: Batch, keep: Tensor | Non
     bad_B = ~leaf.isfinite().view(len(leaf), -1).all(1)
     if bad_B.any():
         raise NotFinite(
-            f"objective {name}: stream {stream}: expected finite numbers where the mask is set, got others in "
-            f"{part.ids[int(bad_B.int().argmax())]}"
+            f"objective {name}: stream {stream}: expected finite numbers where the mask is set, got others "
+            f"in {part.ids[int(bad_B.int().argmax())]}"
         )
     return leaf
 
@@ -140,7 +142,8 @@ def _leaf(name: str, stream: str, value: Tensor, part: Batch, keep: Tensor | Non
 def _gradients(
     terms: Terms, leaves: Streams, part: Batch, batch: Batch, keep: Tensor | None
 ) -> dict[str, Tensor]:
-    """By stream, of all rows: 0 outside the mask, in dropped rows, and where the objective doesn't use the stream."""
+    """By stream, of all rows: 0 outside the mask, in dropped rows, and where the objective doesn't use the
+    stream."""
     target = terms.loss if terms.surrogate is None else terms.surrogate
     grads = {}
     for stream, grad in zip(leaves, torch.autograd.grad(target, list(leaves.values()), allow_unused=True)):
@@ -162,9 +165,9 @@ def _check_gradients(
         if bad_B.any():
             row = int(bad_B.int().argmax())
             raise NotFinite(
-                f"objective {name}: the gradient of stream {stream} isn't finite in {batch.ids[row]} (a ratio that "
-                f"overflows?){_largest_ratios(needs, streams, batch, row)}. What to do: leave such rows out "
-                "(data.max_age), or use an objective without ratios, such as agro."
+                f"objective {name}: the gradient of stream {stream} isn't finite in {batch.ids[row]} (a "
+                f"ratio that overflows?){_largest_ratios(needs, streams, batch, row)}. What to do: leave "
+                "such rows out (data.max_age), or use an objective without ratios, such as agro."
             )
 
 

@@ -1,7 +1,8 @@
-"""Generation consistency with a learned value: one response is enough, since V takes the place of the group's mean.
+"""Generation consistency with a learned value: one response is enough, since V takes the place of the group's
+mean.
 
-The value is learned by the same loss. At its minimum π = π* and V = V*, on responses of any origin (AGRO, arXiv
-2503.19612, statement of consistency; DRO, arXiv 2405.19107).
+The value is learned by the same loss. At its minimum π = π* and V = V*, on responses of any origin (AGRO,
+arXiv 2503.19612, statement of consistency; DRO, arXiv 2405.19107).
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from agro.types import Batch
 
 
 def dro(streams: Streams, batch: Batch, *, beta: Beta, scale: Scale = "reward") -> Terms:
-    """½ (r − β ρ − V(x))² of each response, minimized over the policy and the value (DRO-V, arXiv 2405.19107).
+    """½ (r − β ρ − V(x))² of each response, minimized over the policy and the value (DRO-V, arXiv
+    2405.19107).
 
-    V is the mean of the values of a response's rows, mostly one. scale "loss": the loss's own gradient; "reward": its
-    policy part divided by β, −(r − β ρ − V) ∇log π(y), which at β = 0 is REINFORCE with a learned baseline. The value's
-    part is the same in both. A group counts as one, whatever its size.
+    V is the mean of the values of a response's rows, mostly one. scale "loss": the loss's own gradient;
+    "reward": its policy part divided by β, −(r − β ρ − V) ∇log π(y), which at β = 0 is REINFORCE with a
+    learned baseline. The value's part is the same in both. A group counts as one, whatever its size.
     """
     groups = Groups.of(batch)
     ratio_N = groups.sum_tokens(_regularizer(streams["logp"], batch, beta, scale))
@@ -32,20 +34,21 @@ def dro(streams: Streams, batch: Batch, *, beta: Beta, scale: Scale = "reward") 
 
 
 def prefix_consistency(streams: Streams, batch: Batch, *, beta: Beta, scale: Scale = "reward") -> Terms:
-    """Consistency along a response: C_t = Σ_{s<t} (r_s − β ρ_s) + V(y_<t) is V*(x) at every token (V* after the last: 0).
+    """Consistency along a response: C_t = Σ_{s<t} (r_s − β ρ_s) + V(y_<t) is V*(x) at every token (V* after
+    the last: 0).
 
-    The loss of a response is the mean of ½ (C_s − C_t)² over all pairs of its positions s < t ≤ T + 1, which is the
-    sample variance of C: each pair is a residual of V*(y_<s) = Σ_{s≤u<t} (r_u − β ρ_u) + V*(y_<t). A group counts as one.
-    Rewards of tokens are `extra["token_reward"]` [B,T] where the batch has it (NaN: none); what of a response's reward
-    they don't cover comes at its last token. `scale` is as of `dro`.
+    The loss of a response is the mean of ½ (C_s − C_t)² over all pairs of its positions s < t ≤ T + 1, which
+    is the sample variance of C: each pair is a residual of V*(y_<s) = Σ_{s≤u<t} (r_u − β ρ_u) + V*(y_<t). A
+    group counts as one. Rewards of tokens are `extra["token_reward"]` [B,T] where the batch has it (NaN:
+    none); what of a response's reward they don't cover comes at its last token. `scale` is as of `dro`.
 
     Only where the policy writes all tokens: V* holds on average alone across a tool's random output.
     Path consistency: Nachum et al., arXiv 1702.08892.
     """
     if split := in_several_rows(batch):
         raise Refused(
-            f"objective prefix_consistency needs each response in one row, but that of {split} is in several rows; "
-            "use dro or agro"
+            f"objective prefix_consistency needs each response in one row, but that of {split} is in several "
+            "rows; use dro or agro"
         )
     mask_BT = batch.mask
     given = batch.extra.get("token_reward")

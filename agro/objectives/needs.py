@@ -1,4 +1,4 @@
-"""What objectives need of their data. A need knows where data don't have it, who provides it, and the way out."""
+"""What objectives need of their data: where data don't have it, who provides it, and the way out."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from agro.objectives.pairs import Pairs
 from agro.objectives.reduce import Groups
 from agro.types import Batch
 
-# Who provides it: the stored samples; a forward pass of the reference; the trainer's forward pass when the batch is
-# drawn; its forward pass in the step; the value head beside the policy; the store named in data.value_store.
+# Who provides it: the stored samples; a forward pass of the reference; the trainer's forward pass when the
+# batch is drawn; its forward pass in the step; the value head beside the policy; the store in
+# data.value_store.
 Provider = Literal["record", "reference", "draw", "step", "value_head", "value_store"]
 
 
@@ -49,7 +50,7 @@ class Need(str):
         return super().__new__(cls, name)
 
     def refusal(self, name: str, missing: Sequence[str], total: int, unit: str = "rows") -> Refused:
-        """The error for data of which `missing` don't have it: objective, field, counts, three records, ways out."""
+        """The error for data of which `missing` don't have it: counts, three records, and ways out."""
         return Refused(
             f"objective {name} needs {self.what}: {total - len(missing)} of {total} {unit} have it, "
             f"{len(missing)} don't (for one: {'; '.join(missing[:3])}). What to do: {self.way_out}."
@@ -68,7 +69,7 @@ class Need(str):
 
 
 class Column(Need):
-    """A number of each row [B], or of each token in the mask [B,T]: a field of the batch, or one of its `extra`."""
+    """A number of each row [B] or of each token in the mask [B,T]: a field or an `extra` of the batch."""
 
     def of(self, batch: Batch) -> Tensor | None:
         value = getattr(batch, self, None)
@@ -166,8 +167,9 @@ class Judged(Grouped):
         if wrong_P.any():
             some = "; ".join(_named(batch, wrong_P)[:3])
             raise Refused(
-                f"objective {name}: pairs: expected each to join two responses to one prompt, but {int(wrong_P.sum())} "
-                f"of {len(pairs)} pairs don't (for one: {some}). What to do: remove these pairs."
+                f"objective {name}: pairs: expected each to join two responses to one prompt, but "
+                f"{int(wrong_P.sum())} of {len(pairs)} pairs don't (for one: {some}). What to do: remove "
+                "these pairs."
             )
 
     def without(self, batch: Batch) -> Batch:
@@ -191,7 +193,7 @@ class Votes(Need):
 
 
 class Stream(Need):
-    """A number of each token [B,T] ("value": of each row [B]) that the model gives beside the log-probs, with gradient."""
+    """Numbers [B,T] ("value": [B]) that the model gives beside the log-probs, with gradient."""
 
     def __init__(self, name: str, provider: Provider) -> None:
         super().__init__(name, provider, f'pass it: streams={{"{name}": …}}', what=f'the stream "{name}"')
@@ -201,8 +203,9 @@ REWARD = Reward("reward", "record", "score them (agro score STORE --reward NAME)
 FRESH = Fresh(
     "fresh",
     "record",
-    "train on fresh samples alone (data.replay = 0, train.updates = 1), or use agro, which is right at any staleness",
-    what="samples of age 0 (made by the present weights)",
+    "train on fresh samples alone (data.replay = 0, train.updates = 1), or use agro, which is right at any "
+    "staleness",
+    what="samples of age 0 (samples made by the present weights)",
 )
 REF_LOGP = LogProb(
     "ref_logp", "reference", "pass the reference's log-probs, or set beta = 0 where the objective allows it"
@@ -215,7 +218,9 @@ BEHAVIOR_LOGP = BehaviorLogProb(
 OLD_LOGP = OldLogProb(
     "old_logp",
     "draw",
-    "train on fresh samples alone (data.replay = 0), use ratios against recorded behavior log-probs, or use agro",
+    "train on fresh samples alone (data.replay = 0), use ratios against recorded behavior log-probs, or use "
+    "agro",
+    what="old_logp (the trainer's log-probs when its samples were made)",
 )
 STORED_VALUE = Column(
     "stored_value",

@@ -1,8 +1,10 @@
-"""Options of objectives: declared in a function's signature, turned into a pydantic model, and described from it.
+"""Options of objectives: declared in a function's signature, turned into a pydantic model, and described from
+it.
 
-    def rloo(streams, batch, *, beta: Annotated[float, Option("strength of …", unit="…", ge=0)] = 0.0) -> Terms: ...
+    def rloo(streams, batch, *, beta: Annotated[float, Option("strength of …", ge=0)] = 0.0) -> Terms: ...
 
-A parameter without a default is required. Choices are `Literal[...]` or `bool`; limits hold for every number in the type.
+A parameter without a default is required. Choices are `Literal[...]` or `bool`; limits hold for every number
+in the type.
 """
 
 from __future__ import annotations
@@ -57,8 +59,10 @@ class Option:
     def constrained(self, kind: Any) -> Any:
         """The type with these limits on each of its numbers; a bool or a text is no number."""
         if kind is float:
-            limits = {"ge": self.ge, "gt": self.gt, "le": self.le, "lt": self.lt}
-            return Annotated[float, Field(strict=True, allow_inf_nan=False, **limits)]
+            return Annotated[
+                float,
+                Field(strict=True, allow_inf_nan=False, ge=self.ge, gt=self.gt, le=self.le, lt=self.lt),
+            ]
         if kind is bool:
             return Annotated[bool, Field(strict=True)]
         members = tuple(self.constrained(member) for member in get_args(kind))
@@ -76,9 +80,7 @@ Scale = Annotated[
 ]
 Ratio = Annotated[
     Literal["behavior", "old"],
-    Option(
-        "log-probs in the ratio's denominator: the recorded ones, or the trainer's when the batch was drawn"
-    ),
+    Option("the ratio's denominator: recorded log-probs, or the trainer's when the batch was drawn"),
 ]
 Votes = Annotated[
     Literal["ignore", "mean"],
@@ -90,7 +92,8 @@ Singletons = Annotated[
 
 
 def model_of(function: Callable[..., Any], **more: Any) -> type[BaseModel]:
-    """A frozen model of the keyword-only parameters of `function`, and of `more`: (annotation, default) by name."""
+    """A frozen model of the keyword-only parameters of `function`, and of `more`: (annotation, default) by
+    name."""
     hints = get_type_hints(function, include_extras=True)
     declared = {
         key: (hints[key], parameter.default)
@@ -99,7 +102,8 @@ def model_of(function: Callable[..., Any], **more: Any) -> type[BaseModel]:
     }
     fields = {key: _field(*of_key) for key, of_key in (declared | more).items()}
     config = ConfigDict(frozen=True, extra="forbid")
-    return create_model(function.__name__, __config__=config, **fields)  # type: ignore[call-overload, no-any-return]
+    model: type[BaseModel] = create_model(function.__name__, __config__=config, **fields)  # type: ignore[call-overload]
+    return model
 
 
 def _field(annotation: Any, default: Any) -> tuple[Any, Any]:
@@ -121,7 +125,8 @@ def described(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
 
 
 def checked(name: str, model: type[BaseModel], given: Mapping[str, Any], *, partial: bool) -> dict[str, Any]:
-    """The options of objective `name`, defaults filled in; with `partial` without the required ones that aren't given.
+    """The options of objective `name`, defaults filled in; with `partial` without the required ones that
+    aren't given.
 
     Raises `Refused` for an unknown, invalid or missing option.
     """
@@ -148,7 +153,7 @@ def checked(name: str, model: type[BaseModel], given: Mapping[str, Any], *, part
             f"({about[key]['meaning']}, in {about[key]['unit']})"
         )
     # Something valid in the places of the missing ones, which are then taken out again.
-    filled = checked(name, model, given | dict.fromkeys(missing, 1.0), partial=False)
+    filled = checked(name, model, plain | dict.fromkeys(missing, 1.0), partial=False)
     return {key: value for key, value in filled.items() if key not in missing}
 
 

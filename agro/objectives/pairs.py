@@ -13,7 +13,8 @@ from agro.types import Batch
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs [P] of a batch, as responses of `groups`: a row of an episode stands for the complete episode."""
+    """The pairs [P] of a batch, as responses of `groups`: a row of an episode stands for the complete
+    episode."""
 
     groups: Groups
     winner: Tensor  # [P]
@@ -35,7 +36,8 @@ class Pairs:
         return v_N[self.winner] - v_N[self.loser]
 
     def chance(self, votes: str) -> Tensor | float:
-        """[P] that the winner is the better one: 1 as judged; for "mean" of its votes, (v_w + 1)/(v_w + v_l + 2).
+        """[P] that the winner is the better one: 1 as judged; for "mean" of its votes, (v_w + 1)/(v_w + v_l +
+        2).
 
         That is the posterior mean under a uniform prior (VPO, arXiv 2410.22891).
         """

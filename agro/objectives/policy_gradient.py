@@ -32,7 +32,8 @@ def reinforce(
         Literal["none", "mean"] | float, Option("b in r − b: none, the group's mean, or a number", "reward")
     ] = "none",
 ) -> Terms:
-    """REINFORCE (Williams 1992): −(1/n) Σ_i (r_i − b) log π(y_i); b is 0, the group's mean reward, or a number."""
+    """REINFORCE (Williams 1992): −(1/n) Σ_i (r_i − b) log π(y_i); b is 0, the group's mean reward, or a
+    number."""
     groups = Groups.of(batch)
     r_N = groups.reward
     if baseline == "none":
@@ -45,10 +46,11 @@ def reinforce(
 
 
 def kl_pg(streams: Streams, batch: Batch, *, beta: Beta) -> Terms:
-    """The KL-regularized policy gradient that AGRO is compared with (arXiv 2503.19612, figure 1 and section 8).
+    """The KL-regularized policy gradient that AGRO is compared with (arXiv 2503.19612, figure 1 and section
+    8).
 
-    −(1/n) Σ_i (r_i − r̄_{-i}) log π(y_i) + (β/n) Σ_i Σ_t KL(π(·|y_{i,<t}) ‖ π_ref(·|y_{i,<t})), over the complete
-    vocabulary. Off-policy its fixed point is not the optimum.
+    −(1/n) Σ_i (r_i − r̄_{-i}) log π(y_i) + (β/n) Σ_i Σ_t KL(π(·|y_{i,<t}) ‖ π_ref(·|y_{i,<t})), over the
+    complete vocabulary. Off-policy its fixed point is not the optimum.
     """
     groups = Groups.of(batch)
     r_N = groups.reward
@@ -76,12 +78,14 @@ def topr(
         Option("of the response as in the paper, its geometric mean over the tokens, or token by token"),
     ] = "sequence",
 ) -> Terms:
-    """Tapered off-policy REINFORCE (TOPR, arXiv 2503.14286, eqs. 4 and 7): −k_i (r_i − b) · mean_t log π(y_it).
+    """Tapered off-policy REINFORCE (TOPR, arXiv 2503.14286, eqs. 4 and 7): −k_i (r_i − b) · mean_t log
+    π(y_it).
 
-    k_i is π/μ of the response, without gradient, clamped to `positive` where r_i > b, else to `negative`. With the
-    defaults positive responses are imitated, weighed by their reward, and negative ones are pushed down with the
-    truncated ratio min(1, π/μ), which falls to 0 as the policy leaves them. The paper's rewards are 1 and −1: for 0 and 1
-    set baseline = 0.5. Of long responses the ratio underflows soon; other implementations take "mean" or "token".
+    k_i is π/μ of the response, without gradient, clamped to `positive` where r_i > b, else to `negative`.
+    With the defaults positive responses are imitated, weighed by their reward, and negative ones are pushed
+    down with the truncated ratio min(1, π/μ), which falls to 0 as the policy leaves them. The paper's rewards
+    are 1 and −1: for 0 and 1 set baseline = 0.5. Of long responses the ratio underflows soon; other
+    implementations take "mean" or "token".
     """
     groups = Groups.of(batch)
     logp_BT = streams["logp"]

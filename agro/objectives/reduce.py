@@ -1,4 +1,5 @@
-"""Reductions over tokens, responses and groups. Each names what it divides by; all are over the complete step."""
+"""Reductions over tokens, responses and groups. Each names what it divides by; all are over the complete
+step."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Groups:
         differs = weight[batch.group] != row_weight
         if differs.any():
             raise Refused(
-                f"weight: {batch.ids[int(differs.int().argmax())]}: expected one weight for the complete group, got different ones"
+                f"weight: {batch.ids[int(differs.int().argmax())]}: expected one weight for the complete "
+                "group, got different ones"
             )
         return cls(batch, group, first, torch.bincount(group), weight)
 
@@ -94,7 +96,8 @@ class Groups:
 
 
 def token_mean(batch: Batch, x: Tensor) -> Tensor:
-    """[B,T], finite outside the mask too -> []: the mean over all tokens of the step; a weight w counts a row w times."""
+    """[B,T], finite outside the mask too -> []: the mean over all tokens of the step; a weight w counts a
+    row w times."""
     w = torch.where(batch.mask, batch.weight.double()[:, None], 0.0)
     return (w * x).sum() / w.sum()
 

@@ -32,17 +32,18 @@ def squared_consistency(
         Literal["half_variance", "square", "pairs", "trajectory"], Option("what multiplies the squares")
     ] = "half_variance",
 ) -> Terms:
-    """Σ_i (r_i − β e_i − b)² in a group, e_i = Σ_t log π − log anchor, with the parts of several methods to choose from.
+    """Σ_i (r_i − β e_i − b)² in a group, e_i = Σ_t log π − log anchor, with the parts of several methods to
+    choose from.
 
-    anchor: π_ref, or the behavior policy that the samples were drawn from; the optimum is anchor · exp(r/β) / Z.
-    b: the group's mean of r_i − β e_i, or its soft maximum of r, β₁ log mean exp(r/β₁), or a "stored" one,
-    `extra["stored_value"]` [B]: the soft maximum over samples of the anchor that were made before, which lets a group
-    have one response. scale multiplies the sum: "half_variance" 1/(2(n−1)), "square" 1/n, "pairs" n/(n−1),
-    "trajectory" 1/(n β²).
+    anchor: π_ref, or the behavior policy that the samples were drawn from; the optimum is anchor · exp(r/β) /
+    Z. b: the group's mean of r_i − β e_i, or its soft maximum of r, β₁ log mean exp(r/β₁), or a "stored" one,
+    `extra["stored_value"]` [B]: the soft maximum over samples of the anchor that were made before, which lets
+    a group have one response. scale multiplies the sum: "half_variance" 1/(2(n−1)), "square" 1/n, "pairs"
+    n/(n−1), "trajectory" 1/(n β²).
 
-    GVPO (arXiv 2504.19599): behavior, mean, half_variance. VarGrad, trajectory balance (arXiv 2503.18929): reference,
-    mean, trajectory. CoPG with n samples: reference, mean, pairs. OAPL: behavior, soft, square. A*PO (arXiv 2505.20686):
-    reference, stored, square. AGRO itself: reference, mean, half_variance.
+    GVPO (arXiv 2504.19599): behavior, mean, half_variance. VarGrad, trajectory balance (arXiv 2503.18929):
+    reference, mean, trajectory. CoPG with n samples: reference, mean, pairs. OAPL: behavior, soft, square.
+    A*PO (arXiv 2505.20686): reference, stored, square. AGRO itself: reference, mean, half_variance.
     """
     groups = Groups.of(batch)
     anchor_BT = batch.ref_logp if anchor == "reference" else batch.behavior_logp

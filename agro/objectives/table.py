@@ -80,9 +80,12 @@ def _agro_conflict(options: Options) -> str:
     if estimate == "sequence":
         return ""
     if weight != "none":
-        return f'regularizer = "{estimate}" is for fresh samples, weight = "{weight}" for stored ones; set one of the two'
+        return (
+            f'regularizer = "{estimate}" is for fresh samples, weight = "{weight}" for stored ones; set one '
+            "of the two"
+        )
     if average != "sum":
-        return f'regularizer = "{estimate}" estimates that of sums, but average = "{average}"; set one of the two'
+        return f'regularizer = "{estimate}" is that of sums, but average = "{average}"; set one of the two'
     return ""
 
 
@@ -95,7 +98,8 @@ def _onpolicy_conflict(options: Options) -> str:
     if options["squared"] == "sequence" or options["likelihood_ratio"] != "adaptive":
         return ""
     return (
-        f'squared = "{options["squared"]}" drops what has zero mean, but likelihood_ratio = "adaptive" weighs it by the '
+        f'squared = "{options["squared"]}" drops what has zero mean, but likelihood_ratio = "adaptive" '
+        "weighs it by the "
         "response itself, and then it hasn't; set one of the two"
     )
 
@@ -215,7 +219,8 @@ OBJECTIVES: dict[str, Objective] = {
     "gspo": Objective(gspo, "GSPO, arXiv 2507.18071, eqs. 5 to 7", _ratio_needs, _by("row")),
     "pair_consistency": Objective(
         pair_consistency,
-        f"{AGRO}, Theorem 1 for two responses; IPO, arXiv 2310.12036; CoPG, arXiv 2406.19185; VIPO, arXiv 2410.22891",
+        f"{AGRO}, Theorem 1 for two responses; IPO, arXiv 2310.12036; CoPG, arXiv 2406.19185; VIPO, arXiv "
+        "2410.22891",
         _pair_consistency_needs,
         _by("group"),
         conflict=_pair_consistency_conflict,

@@ -17,9 +17,9 @@ def of_options(options: Options) -> str | None:
     if options["likelihood_ratio"] != 1.0 or beta >= 0.5:
         return None
     return (
-        "agro_onpolicy falls where rewards are rare: with rewards of 0 and 1 the reward rises from the reference only on "
-        f"prompts that it solves more often than ½ − β = {0.5 - beta:.3g} of the time (the metric reversed_share counts "
-        f"the others); {WAY_OUT}"
+        "agro_onpolicy falls where rewards are rare: with rewards of 0 and 1 the reward rises from the "
+        f"reference only on prompts that it solves more often than ½ − β = {0.5 - beta:.3g} of the time (the "
+        f"metric reversed_share counts the others); {WAY_OUT}"
     )
 
 
@@ -31,17 +31,15 @@ def of_rewards(rewards: NDArray[np.float64], options: Options) -> str | None:
     c, beta, n = options["likelihood_ratio"], options["beta"], rewards.shape[1]
     if c == "adaptive" or not c * beta or n < 3:
         return None
-    differ = rewards[
-        rewards.max(1) > rewards.min(1)
-    ]  # a prompt with an unknown reward, NaN, isn't among them
+    differ = rewards[rewards.max(1) > rewards.min(1)]  # without prompts that have an unknown reward, NaN
     if not len(differ):
         return None
     off = differ - differ.mean(1, keepdims=True)
     ratio = n / (n - 2) * (off**3).sum(1) / (off**2).sum(1) / (2 * beta)
     return (
-        f"on {(c * ratio > 1).sum()} of {len(differ)} held-out prompts whose {n} rewards differ (of {len(rewards)}) "
-        f"μ₃/(2β Var) of the rewards is above {1 / c:.3g} (median {np.median(ratio):.3g}): there agro_onpolicy lowers the "
-        f"reward at first. {WAY_OUT}"
+        f"on {(c * ratio > 1).sum()} of {len(differ)} held-out prompts whose {n} rewards differ (of "
+        f"{len(rewards)}) μ₃/(2β Var) of the rewards is above {1 / c:.3g} (median {np.median(ratio):.3g}): "
+        f"there agro_onpolicy lowers the reward at first. {WAY_OUT}"
     )
 
 
@@ -50,6 +48,8 @@ def of_metrics(metrics: Mapping[str, float], options: Options) -> str | None:
     if not share > 0.5:  # NaN where no rewards differ
         return None
     return (
-        f"in {share:.0%} of the groups whose rewards differ the best response is pushed down: β is below what on-policy "
-        'AGRO needs at this success rate. What to do: objective.likelihood_ratio = "adaptive", a larger β, or agro'
+        f"in {share:.0%} of the groups whose rewards differ the best response is pushed down: β is below "
+        "what on-policy "
+        'AGRO needs at this success rate. What to do: objective.likelihood_ratio = "adaptive", a larger β, '
+        "or agro"
     )

@@ -1,4 +1,5 @@
-"""Where gradient descent goes: expected gradients of an objective, or sampled ones, followed until nothing moves."""
+"""Where gradient descent goes: expected gradients of an objective, or sampled ones, followed until nothing
+moves."""
 
 from __future__ import annotations
 
@@ -39,9 +40,11 @@ def descend(
     lr: float = 0.1,
     looks: int = 50,
 ) -> Path:
-    """Follow the expected gradient; with a `seed` the step's gradient on n responses to each prompt, drawn at each update.
+    """Follow the expected gradient; with a `seed` the step's gradient on n responses to each prompt, drawn at
+    each update.
 
-    `start` is moved; where it is `data.behavior` too, samples come from it as it is then. `star` [X,Y]: log π*.
+    `start` is moved; where it is `data.behavior` too, samples come from it as it is then. `star` [X,Y]: log
+    π*.
     """
     entry = get(name)
     resolved = entry.resolve(name, options)
@@ -69,8 +72,9 @@ def follow(
     lr: float = 0.1,
     looks: int = 50,
 ) -> Path:
-    """Adam on the gradients that `pull(update)` puts into the weights; its rate falls to a hundredth over the last two thirds."""
-    optimiser = torch.optim.Adam(policy.parameters(), lr=lr)
+    """Adam on the gradients that `pull(update)` puts into the weights; its rate falls to a hundredth over
+    the last two thirds."""
+    optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
     at = sorted({round(updates * (i / looks) ** 2) for i in range(looks + 1)})
     seen = []
     for update in range(updates + 1):
@@ -78,10 +82,10 @@ def follow(
             seen.append(kl(policy.logp().detach(), star))
         if update == updates:
             break
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = lr * 0.01 ** max(0.0, 1.5 * update / updates - 0.5)
         pull(update)
-        optimiser.step()
+        optimizer.step()
     return Path(torch.tensor(at), torch.stack(seen), policy)
 
 
@@ -93,7 +97,8 @@ def _gradient(
     options: Mapping[str, Any],
     want: list[str],
 ) -> None:
-    """Put the gradient into the weights: the objective's own g, as in the step, without its cutting into passes."""
+    """Put the gradient into the weights: the objective's own g, as in the step, without its cutting into
+    passes."""
     assert batch.tokens is not None
     assert batch.lengths is not None
     policy.zero_grad()

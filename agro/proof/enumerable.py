@@ -1,7 +1,7 @@
 """A policy small enough to enumerate: every expectation over its responses is a finite sum, in float64.
 
-It has what `agro.train.step.backward` asks of a policy, so what is proved of it goes through the objectives and the
-step that train, not through a copy of their formulas.
+It has what `agro.train.step.backward` asks of a policy, so what is proved of it goes through the objectives
+and the step that train, not through a copy of their formulas.
 
 Axes besides those of `agro.types`: X prompts, Y responses to a prompt, C contexts (prefixes of responses).
 """
@@ -22,7 +22,8 @@ END = 0  # the token that ends a response where lengths differ
 
 @dataclass(frozen=True)
 class Space:
-    """All responses of up to `length` tokens out of `vocabulary`; with `early_end` token 0 ends one, else all are full.
+    """All responses of up to `length` tokens out of `vocabulary`; with `early_end` token 0 ends one, else all
+    are full.
 
     The tokens at the places `observed` aren't the policy's: a tool wrote them.
     """
@@ -129,7 +130,8 @@ class Values(nn.Module):
 
 
 class Enumerable:
-    """A policy over `space`: what the step needs (`streams`, `model`, `device`, `weights`), and exact expectations.
+    """A policy over `space`: what the step needs (`streams`, `model`, `device`, `weights`), and exact
+    expectations.
 
     The rows that the step sees are [prompt number, tokens…]: the first column holds the prompt.
     """
@@ -233,7 +235,8 @@ class Enumerable:
 
 
 def optimum(reference: Tensor, reward: Tensor, beta: float) -> Tensor:
-    """[X,Y] log π* = log π_ref + r/β − log Z (AGRO, arXiv 2503.19612, the optimum of the regularised objective)."""
+    """[X,Y] log π* = log π_ref + r/β − log Z (AGRO, arXiv 2503.19612, the optimum of the regularised
+    objective)."""
     return (reference + reward / beta).log_softmax(-1)
 
 

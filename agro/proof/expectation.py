@@ -1,4 +1,5 @@
-"""Groups of n responses, all of them or drawn, and expected gradients, through the objectives and the step that train."""
+"""Groups of n responses, all of them or drawn, and expected gradients, through the objectives and the step
+that train."""
 
 from __future__ import annotations
 
@@ -20,17 +21,18 @@ from agro.types import Batch
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Where groups come from: outcomes with their rewards and probabilities; an outcome is a response, or one with a noise.
+    """Where groups come from: outcomes with their rewards and probabilities; an outcome is a response, or one
+    with a noise.
 
-    O outcomes; without noise they are the Y responses. `judged`: groups are of two, and the better one of them is the
-    first with probability σ(r_1 − r_2) (Bradley–Terry).
+    O outcomes; without noise they are the Y responses. `judged`: groups are of two, and the better one of
+    them is the first with probability σ(r_1 − r_2) (Bradley–Terry).
     """
 
     behavior: Enumerable
     reward: Tensor  # [X,O]
     response: Tensor | None = None  # [O]; None: the responses themselves
     noise: Tensor | None = None  # [X,O] probability of the outcome given its response; None: 1
-    age: float = 0.0  # optimiser steps; NaN: unknown
+    age: float = 0.0  # optimizer steps; NaN: unknown
     judged: bool = False
     known: frozenset[str] = field(default=frozenset({"behavior_logp", "ref_logp", "reward"}))
     stored_value: Tensor | None = None  # [X] V* of the prompts, where it was found out before
@@ -41,14 +43,15 @@ class Data:
         return torch.arange(len(self.behavior.space.responses)) if self.response is None else self.response
 
     def probability(self) -> Tensor:
-        """[X,O] of now: the behaviour may be the policy that moves."""
+        """[X,O] of now: the behavior may be the policy that moves."""
         p = self.behavior.logp().detach().exp()[:, self.outcomes]
         return p if self.noise is None else p * self.noise
 
 
 @dataclass(frozen=True, eq=False)
 class AllGroups:
-    """Every group of n outcomes of every prompt, each once whatever its order; judged ones in both, the winner first."""
+    """Every group of n outcomes of every prompt, each once whatever its order; judged ones in both, the
+    winner first."""
 
     data: Data
     reference: Enumerable
@@ -79,7 +82,7 @@ class AllGroups:
         return self._of_now(batch, rows["behavior_logp"])
 
     def again(self) -> Batch:
-        """The batch at the probabilities of now, where the behaviour has moved."""
+        """The batch at the probabilities of now, where the behavior has moved."""
         asked, response = self.batch.tokens[:, 0], self.response  # type: ignore[index]
         return self._of_now(self.batch, _shifted(self.data.behavior, asked, response))
 
@@ -105,7 +108,8 @@ class AllGroups:
 
 @dataclass(frozen=True, eq=False)
 class SampledGroups:
-    """One group of n outcomes of every prompt, drawn at random: an estimate of what `AllGroups` is the expectation of."""
+    """One group of n outcomes of every prompt, drawn at random: an estimate of what `AllGroups` is the
+    expectation of."""
 
     data: Data
     reference: Enumerable
@@ -119,7 +123,7 @@ class SampledGroups:
         return Batch.of(group=asked.tolist(), age=age, **self._drawn())
 
     def again(self) -> Batch:
-        """Other groups, of the behaviour of now."""
+        """Other groups, of the behavior of now."""
         return self.batch.replace(**self._drawn())
 
     @property

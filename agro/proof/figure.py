@@ -1,4 +1,5 @@
-"""One page of where descent goes: KL to the optimum against updates, on the policy's own samples and on others'."""
+"""One page of where descent goes: KL to the optimum against updates, on the policy's own samples and on
+others'."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agro.proof.claims import CLAIMS
-from agro.proof.measuring import INSTANCES, said
+from agro.proof.measuring import INSTANCES, described
 from agro.proof.proving import Measured
 
 
@@ -29,13 +30,13 @@ def draw(found: Mapping[str, Measured], path: Path) -> None:
         for (j, where), went in measured.paths.items():
             quartiles = went.distance.new_tensor([0.25, 0.5, 0.75])
             low, middle, high = went.distance.clamp(min=1e-17).quantile(quartiles, 1)
-            claims = CLAIMS[name][j]
-            label = name + (f" ({said(claims)})" if said(claims) else "")
-            style = "-" if j == 0 else ["--", ":"][(j - 1) % 2]
+            options = described(CLAIMS[name][j])
+            label = f"{name} ({options})" if options else name
+            style = ("-", "--", ":")[0 if j == 0 else 1 + (j - 1) % 2]
             axis = axes[list(panels).index(where)]
-            colour = colormaps["tab20"](2 * i % 20 + i // 10)  # the ten strong ones first
-            axis.plot(went.updates + 1, middle, style, color=colour, label=label)
-            axis.fill_between(went.updates + 1, low, high, color=colour, alpha=0.15, linewidth=0)
+            color = colormaps["tab20"](2 * i % 20 + i // 10)  # the ten strong ones first
+            axis.plot(went.updates + 1, middle, style, color=color, label=label)
+            axis.fill_between(went.updates + 1, low, high, color=color, alpha=0.15, linewidth=0)
     for axis, title in zip(axes, panels.values()):
         axis.set(title=title, xlabel="updates", xscale="log", yscale="log")
         axis.spines[["top", "right"]].set_visible(False)

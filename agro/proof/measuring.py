@@ -1,104 +1,140 @@
-"""What measurements share: the row that one gives, the random problems that they are made on."""
+"""What measurements share: the row that one gives, the subject of one, the random problems that they are
+made on."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from agro.objectives import get
+from agro.objectives import Need, Objective, get
+from agro.objectives.needs import FRESH
 from agro.proof.claims import Claims
 from agro.proof.enumerable import Enumerable, Space
-from agro.proof.expectation import Data
+from agro.proof.expectation import AllGroups, Data, gradient
+from agro.types import Batch
 
 BETA = 0.3
 EXACT = 1e-12  # float64, sums of some hundred terms of order 1
 FAR = 1e-2  # nats: as far from the optimum as nobody would call it reached
 SMALL, RAGGED = Space(3, 2, 2), Space(2, 3, 2, early_end=True)
 INSTANCES = Space(3, 2, 8)  # prompts of a table are independent: 8 random problems at once
+BEHAVIORS = ("policy", "reference", "uniform", "stale", "lacks support")  # that samples come from
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement. `bound` is None where nothing is claimed and the value alone is told; `holds` is None then too."""
+    """One measurement. `bound`, `side` and `holds` are None where nothing is claimed."""
 
     objective: str
     property: str
     setting: str
     value: float
     bound: float | None
+    side: Literal["at most", "at least"] | None
     holds: bool | None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def options_of(name: str, claims: Claims, beta: float = BETA) -> dict[str, Any]:
-    return ({"beta": beta} if "beta" in get(name).options else {}) | dict(claims.options)
+@dataclass(frozen=True)
+class Subject:
+    """An objective with the options of one of its claims."""
+
+    name: str
+    claims: Claims
+
+    @cached_property
+    def entry(self) -> Objective:
+        return get(self.name)
+
+    def options(self, beta: float = BETA) -> dict[str, Any]:
+        given = {"beta": beta} if "beta" in self.entry.options.model_fields else {}
+        return given | dict(self.claims.options)
+
+    @property
+    def needs(self) -> set[Need]:
+        return self.entry.needed(self.options())
+
+    @property
+    def behaviors(self) -> tuple[str, ...]:
+        """Those that it may learn from."""
+        return BEHAVIORS[:1] if FRESH in self.needs else BEHAVIORS
+
+    def data(self, behavior: Enumerable, reward: Tensor, reference: Enumerable) -> Data:
+        """Groups of that behavior, with the V* that samples of the reference would have given."""
+        return Data(behavior, reward, judged=self.claims.judged, stored_value=value_of(reference, reward))
+
+    def batch(self, behavior: Enumerable, reward: Tensor, reference: Enumerable, n: int) -> Batch:
+        """All groups of n."""
+        return AllGroups(self.data(behavior, reward, reference), reference, n).batch
+
+    def gradient(
+        self,
+        policy: Enumerable,
+        reference: Enumerable,
+        batch: Batch,
+        beta: float = BETA,
+        size: int | None = None,
+    ) -> Tensor:
+        """[W] the expected gradient over `batch`, by the step; `size`: of its micro-batches."""
+        return gradient(policy, reference, batch, self.name, self.options(beta), size)
+
+    def row(
+        self,
+        property_: str,
+        setting: str,
+        value: float,
+        *,
+        most: float | None = None,
+        least: float | None = None,
+    ) -> Row:
+        """A measurement that may be `most` at most, or `least` at least, or is reported without a claim."""
+        where = ", ".join(filter(None, (described(self.claims), setting)))
+        if most is not None:
+            return Row(self.name, property_, where, value, most, "at most", value <= most)
+        if least is not None:
+            return Row(self.name, property_, where, value, least, "at least", value >= least)
+        return Row(self.name, property_, where, value, None, None, None)
+
+    def changes(self, claimed: bool, kept: str, changed: str, setting: str, value: float) -> Row:
+        """That something changes nothing, where that is claimed, or else matters."""
+        if claimed:
+            return self.row(kept, setting, value, most=EXACT)
+        return self.row(changed, setting, value, least=1e-3)
 
 
-def said(claims: Claims) -> str:
-    return ", ".join(f"{k}={v}" for k, v in claims.options.items())
-
-
-def row(
-    name: str,
-    prop: str,
-    setting: str,
-    claims: Claims,
-    value: float,
-    *,
-    most: float | None = None,
-    least: float | None = None,
-) -> Row:
-    """A measurement that may be `most` at most, or `least` at least, or is told without a claim."""
-    holds = (
-        None
-        if most is None and least is None
-        else value <= most
-        if most is not None
-        else value >= (least or 0.0)
-    )
-    where = ", ".join(x for x in (said(claims), setting) if x)
-    return Row(name, prop, where, value, most if most is not None else least, holds)
+def described(claims: Claims) -> str:
+    return ", ".join(f"{key}={value}" for key, value in claims.options.items())
 
 
 def problem(
     space: Space, kind: str = "table"
 ) -> tuple[Enumerable, Enumerable, dict[str, Enumerable], Tensor]:
-    """A policy, its reference, behaviours, rewards [X,Y] in 0 … 1; all but the uniform one drawn at random."""
+    """A policy, its reference, behaviors, rewards [X,Y] in 0 … 1; all but the uniform one drawn at random."""
     make = Enumerable.table if kind == "table" else Enumerable.network
     reference = make(space, 2)
     policy = make(space, 1)
-    lacking = Enumerable.table(space, 4)
+    unsupported = Enumerable.table(space, 4)
     with torch.no_grad():  # the last token is never the first one
-        lacking.weights()["logits"][:, 0, -1] = -math.inf
-    behaviors = {
-        "reference": reference,
-        "uniform": Enumerable.table(space, 0, 0.0),
-        "stale": make(space, 3),
-        "lacks support": lacking,
-    }
-    reward = torch.rand(
-        space.prompts, len(space.responses), generator=torch.Generator().manual_seed(7), dtype=torch.float64
-    )
-    return policy, reference, behaviors, reward
+        unsupported.weights()["logits"][:, 0, -1] = -math.inf
+    made = (policy, reference, Enumerable.table(space, 0, 0.0), make(space, 3), unsupported)
+    generator = torch.Generator().manual_seed(7)
+    shape = (space.prompts, len(space.responses))
+    reward = torch.rand(shape, generator=generator, dtype=torch.float64)
+    return policy, reference, dict(zip(BEHAVIORS, made)), reward
 
 
 def derivative(value: Tensor, policy: Enumerable) -> Tensor:
     """[W] with respect to all parameters."""
-    found = torch.autograd.grad(value, policy.parameters(), allow_unused=True, retain_graph=True)
-    return torch.cat(
-        [(torch.zeros_like(w) if g is None else g).flatten() for g, w in zip(found, policy.parameters())]
-    )
-
-
-def data_of(behavior: Enumerable, reward: Tensor, reference: Enumerable, *, judged: bool = False) -> Data:
-    """Groups from that behaviour, with the V* that samples of the reference would have told."""
-    return Data(behavior, reward, judged=judged, stored_value=value_of(reference, reward))
+    parameters = policy.parameters()
+    grads = torch.autograd.grad(value, parameters, retain_graph=True, materialize_grads=True)
+    return torch.cat([grad.flatten() for grad in grads])
 
 
 def value_of(reference: Enumerable, reward: Tensor, beta: float = BETA) -> Tensor:

@@ -11,19 +11,19 @@ from functools import partial
 
 import torch
 
-from agro.objectives import get
 from agro.proof.claims import CLAIMS
 from agro.proof.descent import Path
 from agro.proof.ends import end
-from agro.proof.measuring import Row, options_of
+from agro.proof.measuring import Row, Subject
 from agro.proof.passport import passport
 
-WHERES = ("policy", "reference", "uniform")  # behaviours whose descent is drawn
+WHERES = ("policy", "reference", "uniform")  # behaviors whose descent is drawn
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one objective: its passport, and where descent went from π_ref, by number of its claims and behaviour."""
+    """Of one objective: its passport, and where descent went from π_ref, by number of its claims and
+    behavior."""
 
     rows: list[Row]
     paths: dict[tuple[int, str], Path]
@@ -34,17 +34,19 @@ def measure(name: str, descents: bool) -> Measured:
     torch.set_num_threads(1)  # the tensors are small: a second thread would only wait for the first
     rows, paths = list(passport(name)), {}
     for i, claims in enumerate(CLAIMS[name] if descents else ()):
-        on_only = "fresh" in get(name).needed(options_of(name, claims))
-        for where in WHERES[:1] if on_only else WHERES:
-            paths[i, where] = end(name, claims, where)
+        subject = Subject(name, claims)
+        for where in WHERES:
+            if where in subject.behaviors:
+                paths[i, where] = end(subject, where)
     return Measured(rows, paths)
 
 
 def prove(names: Sequence[str], *, descents: bool = False) -> dict[str, Measured]:
     """Each of `names`, in this order; `descents`: with their paths."""
-    workers = min(
-        len(names), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    workers = min(len(names), cores)
     if workers == 1:
         return {name: measure(name, descents) for name in names}
     longest_first = sorted(names, key=lambda name: -sum(c.updates for c in CLAIMS[name]))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping
 
 from agro.config import LoRA, RunConfig
 from agro.errors import Refused
-from agro.objectives import get, least_responses
-from agro.objectives.core import VALUES
-from agro.objectives.needs import FRESH, OLD_LOGP
+from agro.objectives import Need, get, least_responses
+from agro.objectives.needs import FRESH, PAIRS, REF_LOGP, Provider, ordered, provided_by
 from agro.train.diagnostics import diagnostic_beta
 from agro.train.schedule import is_tuned, lr_at, options_at
 
@@ -22,9 +21,10 @@ SHARED = {  # by all phases: read once
 def check_config(config: RunConfig) -> None:
     """Raise `Refused` naming the settings, phase by phase."""
     if (config.policy.model is None) == (config.policy.new is None):
+        got = "neither" if config.policy.model is None else "both"
         raise Refused(
-            "policy: expected either policy.model (a folder or hub name) or [policy.new] (random weights), got "
-            + ("neither" if config.policy.model is None else "both")
+            "policy: expected either policy.model (a folder or hub name) or [policy.new] (random weights), "
+            f"got {got}"
         )
     phases = {name: config.phase(name) for name in config.phase_names}
     _check_shared(config, phases)
@@ -34,60 +34,80 @@ def check_config(config: RunConfig) -> None:
         where = f"phase {name}: " if config.phases else ""
         _check_rules(phase, where)
         _check_phase(phase, where)
+    _check_used(config, phases)
+    _check_measured(config, phases)
+    patient = [p.evaluate for p in phases.values() if p.evaluate.patience]
+    if patient and not any(rule.every for rule in patient):
+        raise Refused(
+            f"evaluate.patience = {patient[0].patience} counts evaluations, but evaluate.every = 0 makes "
+            "them at the ends of phases only; set evaluate.every"
+        )
+
+
+def _check_used(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
+    """Settings that no phase would use."""
     if not (config.data.prompts or config.data.eval_prompts) and any(p.environment for p in phases.values()):
         raise Refused(
             "environment: episodes are played from data.prompts or data.eval_prompts, and neither is set; "
             "set one, or take [environment] out"
         )
+    if config.policy.cache_reference and not any(REF_LOGP in _needed(p) for p in phases.values()):
+        raise Refused(
+            "policy.cache_reference keeps log-probs of the reference, but no phase's objective needs them; "
+            "take it out"
+        )
+    takes = any(map(takes_stored_value, phases.values()))
+    if takes != (config.data.value_store is not None):
+        got = "the baseline alone" if takes else f"data.value_store = {config.data.value_store} alone"
+        raise Refused(
+            'data.value_store and an objective that needs stored_value (baseline = "stored") go together: '
+            f"got {got}"
+        )
+
+
+def _check_measured(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
+    """Measurements and guards that would have nothing to look at."""
     if config.data.eval_store and not any(map(measures_consistency, phases.values())):
         raise Refused(
-            "data.eval_store: ½ Var(R) is measured there, R = r − βρ, but no phase's objective has a β > 0 that pulls to the "
-            "reference; set evaluate.beta, or take the setting out"
+            "data.eval_store: ½ Var(R) is measured there, R = r − βρ, but no phase's objective has a β > 0 "
+            "towards the reference; set evaluate.beta, or take the setting out"
         )
     measured = [p for p in phases.values() if p.evaluate.beta is not None]
     if measured and not any(map(has_groups_to_measure, measured)):
         raise Refused(
-            f"evaluate.beta = {measured[0].evaluate.beta:g}: ½ Var(R) and regret are measured in groups, and no phase has any: fresh ones "
-            "(data.replay < 1, sampler.n of 2 or more), responses to data.eval_prompts (evaluate.n of 2 or more, evaluate.kl, "
-            "evaluate.temperature = policy.temperature), or a data.eval_store; set one of them, or take evaluate.beta out"
+            f"evaluate.beta = {measured[0].evaluate.beta:g}: ½ Var(R) and regret are measured in groups, and "
+            "no phase has any: fresh ones (data.replay < 1, sampler.n of 2 or more), responses to "
+            "data.eval_prompts (evaluate.n of 2 or more, evaluate.kl, evaluate.temperature = "
+            "policy.temperature), or a data.eval_store; set one of them, or take evaluate.beta out"
         )
     watched = [p for p in phases.values() if p.guard.kl is not None]
-    if watched and not any(
-        p.data.replay < 1 and ("ref_logp" in _needed(p) or p.evaluate.beta is not None) for p in watched
-    ):
+    if watched and not any(map(_measures_kl, watched)):
         raise Refused(
-            "guard.kl: kl_ref is measured on fresh samples (data.replay < 1) where the objective reads the reference, and no phase "
-            "has both, so the guard would watch nothing; take guard.kl out, use guard.loss, or have the reference read (evaluate.beta)"
+            "guard.kl: kl_ref is measured on fresh samples (data.replay < 1) where the objective needs the "
+            "reference, and no phase has both, so the guard would watch nothing; take guard.kl out, use "
+            "guard.loss, or set evaluate.beta, which needs the reference"
         )
-    if config.policy.cache_reference and not any("ref_logp" in _needed(p) for p in phases.values()):
-        raise Refused(
-            "policy.cache_reference keeps log-probs of the reference, but no phase's objective reads them; take it out"
-        )
-    takes = any(map(takes_stored_value, phases.values()))
-    if takes != (config.data.value_store is not None):
-        raise Refused(
-            'data.value_store and squared_consistency with baseline = "stored" go together: got '
-            + ("the baseline alone" if takes else f"data.value_store = {config.data.value_store} alone")
-        )
-    patient = [p.evaluate for p in phases.values() if p.evaluate.patience]
-    if patient and not any(rule.every for rule in patient):
-        raise Refused(
-            f"evaluate.patience = {patient[0].patience} counts evaluations, but evaluate.every = 0 makes them at the ends of phases only; set evaluate.every"
-        )
+
+
+def _measures_kl(config: RunConfig) -> bool:
+    """Whether kl_ref is measured in a phase."""
+    return config.data.replay < 1 and (REF_LOGP in _needed(config) or config.evaluate.beta is not None)
 
 
 def _check_shared(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
-    """What is read once for the whole run can't differ in a phase."""
+    """What is read once for the complete run can't differ in a phase."""
     for name, phase in phases.items():
         if phase.reward != config.reward:
             raise Refused(
-                "phases: a phase can't change [reward], which is one for the whole run; take the change out"
+                "phases: a phase can't change [reward], which is one for the complete run; take the change "
+                "out"
             )
         for section, keys in SHARED.items():
             for key in keys:
                 if getattr(getattr(phase, section), key) != getattr(getattr(config, section), key):
                     raise Refused(
-                        f"phase {name}: a phase can't change {section}.{key}, which is one for the whole run; take the change out"
+                        f"phase {name}: a phase can't change {section}.{key}, which is one for the complete "
+                        "run; take the change out"
                     )
 
 
@@ -95,14 +115,16 @@ def _check_policy(config: RunConfig) -> None:
     policy = config.policy
     if policy.lora is not None and policy.model is None:
         raise Refused(
-            "[policy.lora] adapts a trained model, but policy.new starts from random weights; set policy.model, or leave out one of the two"
+            "[policy.lora] adapts a trained model, but policy.new starts from random weights; set "
+            "policy.model, or remove one of the two"
         )
     if policy.lora is not None and policy.lora.start is not None:
         own = LoRA(start=policy.lora.start, merge=policy.lora.merge)
         both = [key for key in ("rank", "alpha", "targets") if getattr(policy.lora, key) != getattr(own, key)]
         if both:
             raise Refused(
-                f"policy.lora.start brings its own rank, alpha and targets, but policy.lora.{both[0]} is set too; set one of them"
+                f"policy.lora.start has its own rank, alpha and targets, but policy.lora.{both[0]} is set "
+                "too; set one of them"
             )
     for key, kind in (
         ("reference_model", "model"),
@@ -112,21 +134,24 @@ def _check_policy(config: RunConfig) -> None:
         value = getattr(policy, key)
         if (value is not None) != (policy.reference == kind):
             raise Refused(
-                f'policy.{key} and policy.reference = "{kind}" go together: got policy.{key} = {value} and policy.reference = "{policy.reference}"'
+                f'policy.{key} and policy.reference = "{kind}" go together: got policy.{key} = {value} and '
+                f'policy.reference = "{policy.reference}"'
             )
     if policy.cache_reference and policy.reference in ("ema", "periodic"):
         raise Refused(
-            f'policy.cache_reference keeps log-probs of one reference, but policy.reference = "{policy.reference}" changes on the way; '
-            "leave out one of the two"
+            "policy.cache_reference keeps log-probs of one reference, but policy.reference = "
+            f'"{policy.reference}" changes during the run; remove one of the two'
         )
     if config.data.eval_store and policy.reference in ("ema", "periodic"):
         raise Refused(
-            f'data.eval_store measures ½ Var(R) against one reference, but policy.reference = "{policy.reference}" changes on the way; leave out one of the two'
+            "data.eval_store measures ½ Var(R) against one reference, but policy.reference = "
+            f'"{policy.reference}" changes during the run; remove one of the two'
         )
     if policy.reference == "ema" and policy.dtype == "bfloat16" and policy.lora is None:
         raise Refused(
-            'policy.reference = "ema" moves by small shares of a difference, which policy.dtype = "bfloat16" rounds away, so that it '
-            'would stay where it is; take float32, an adapter ([policy.lora], whose weights are float32), or "periodic"'
+            'policy.reference = "ema" moves by small shares of a difference, which policy.dtype = "bfloat16" '
+            "rounds away, so that it would not move; use float32, an adapter ([policy.lora], whose weights "
+            'are float32), or "periodic"'
         )
 
 
@@ -135,13 +160,15 @@ def _check_rules(config: RunConfig, where: str) -> None:
     guard = config.guard
     if guard.action == "skip" and guard.kl is not None:
         raise Refused(
-            f'{where}guard.kl and guard.action = "skip": a policy whose updates are left out keeps its KL, so every later step would be skipped; take "stop" or "rollback"'
+            f'{where}guard.kl and guard.action = "skip": a policy whose updates are skipped keeps its KL, so '
+            'every later step would be skipped; use "stop" or "rollback"'
         )
     rule = config.evaluate
     for key, value in (("keep_best", rule.keep_best), ("patience", rule.patience), ("target", rule.target)):
         if value not in (False, 0, None) and not config.data.eval_prompts:
             raise Refused(
-                f"{where}evaluate.{key} = {value} compares held-out rewards, but data.eval_prompts isn't set; set it, or leave evaluate.{key} out"
+                f"{where}evaluate.{key} = {value} compares held-out rewards, but data.eval_prompts isn't "
+                f"set; set it, or remove evaluate.{key}"
             )
 
 
@@ -168,63 +195,70 @@ def _check_references(config: RunConfig, phases: Mapping[str, RunConfig]) -> Non
 
 
 def _check_phase(config: RunConfig, where: str) -> None:
-    name, data, sampler = config.objective.name, config.data, config.sampler
+    name, data = config.objective.name, config.data
     options = get(name).resolve(name, options_at(config.objective.options, 0))
-    if is_tuned(config.objective.options.get("beta")) and (
-        data.replay == 1 or "ref_logp" not in get(name).needs(options)
-    ):
+    needs = get(name).needs(options)
+    if is_tuned(config.objective.options.get("beta")) and (data.replay == 1 or REF_LOGP not in needs):
         raise Refused(
-            f"{where}objective.beta with target_kl follows kl_ref, which is measured on fresh samples of an objective that reads the reference, but "
-            f"data.replay = {data.replay} and the objective is {name}; give a number or a schedule"
+            f"{where}objective.beta with target_kl follows kl_ref, which is measured on fresh samples of an "
+            f"objective that needs the reference, but data.replay = {data.replay} and the objective is "
+            f"{name}; set a number or a schedule"
         )
     get(name).resolve(name, options_at(config.objective.options, config.train.steps))
     lr_at(config.train, 0, config.train.steps)
-    needs = get(name).needs(options)
     if data.replay < 1 and not data.prompts:
         raise Refused(
-            f"{where}data.replay = {data.replay} samples from prompts, but data.prompts isn't set; set it, or data.replay = 1"
+            f"{where}data.replay = {data.replay} samples from prompts, but data.prompts isn't set; set it, "
+            "or data.replay = 1"
         )
-    if "pairs" in needs and data.replay < 1:
-        raise Refused(
-            f"{where}objective {name} needs pairs, which fresh samples don't have, but data.replay = {data.replay}. What to do: "
-            "data.replay = 1, from a data.store with judged pairs (agro import), or an objective on rewards, such as agro."
-        )
-    if "old_logp" in needs and data.replay > 0:
-        raise Refused(
-            f"{where}objective {name} needs the trainer's log-probs when its samples were made, but data.replay = {data.replay} "
-            f"draws stored ones. What to do: {OLD_LOGP.way_out}."
-        )
+    _check_origin(config, needs, where)
     least = least_responses(needs)
-    if data.replay < 1 and sampler.n < least:
+    if data.replay < 1 and config.sampler.n < least:
         raise Refused(
-            f"{where}objective {name} needs groups of at least {least} responses, but sampler.n is {sampler.n}"
+            f"{where}objective {name} needs groups of at least {least} responses, but sampler.n is "
+            f"{config.sampler.n}"
         )
     if data.group_size is not None and data.replay > 0 and data.group_size < least:
         raise Refused(
-            f"{where}objective {name} needs groups of at least {least} responses, but data.group_size is {data.group_size}"
+            f"{where}objective {name} needs groups of at least {least} responses, but data.group_size is "
+            f"{data.group_size}"
         )
-    if "fresh" in needs:
-        behind = (
-            f"data.replay = {data.replay}"
-            if data.replay
-            else f"train.updates = {config.train.updates}"
-            if config.train.updates > 1
-            else ""
+    if FRESH in needs:
+        _check_on_policy(config, where)
+
+
+def _check_origin(config: RunConfig, needs: set[Need], where: str) -> None:
+    """What fresh samples, or stored ones, can't have."""
+    name, replay = config.objective.name, config.data.replay
+    if PAIRS in needs and replay < 1:
+        raise Refused(
+            f"{where}objective {name} needs pairs, which fresh samples don't have, but data.replay = "
+            f"{replay}. What to do: data.replay = 1, from a data.store with judged pairs (agro import), or "
+            "an objective on rewards, such as agro."
         )
-        if behind:
+    for need in ordered(needs):
+        if need.fresh_only and replay > 0:
             raise Refused(
-                f"{where}objective {name} needs samples made by the present weights, but {behind}. What to do: {FRESH.way_out}."
+                f"{where}objective {name} needs {need.what}, but data.replay = {replay} draws stored "
+                f"samples. What to do: {need.way_out}."
             )
-        if (
-            sampler.temperature != config.policy.temperature
-            or sampler.top_k
-            or sampler.top_p < 1
-            or sampler.min_p
-        ):
-            raise Refused(
-                f"{where}objective {name} needs samples of the policy itself: sampler.temperature = policy.temperature ({config.policy.temperature}) "
-                f"and no truncation; got temperature {sampler.temperature}, top_k {sampler.top_k}, top_p {sampler.top_p}, min_p {sampler.min_p}"
-            )
+
+
+def _check_on_policy(config: RunConfig, where: str) -> None:
+    """Samples have to be of the policy itself, at its present weights."""
+    name, sampler, updates = config.objective.name, config.sampler, config.train.updates
+    if updates > 1:
+        raise Refused(
+            f"{where}objective {name} needs {FRESH.what}, but train.updates = {updates}. What to do: "
+            f"{FRESH.way_out}."
+        )
+    truncated = sampler.top_k or sampler.top_p < 1 or sampler.min_p
+    if sampler.temperature != config.policy.temperature or truncated:
+        raise Refused(
+            f"{where}objective {name} needs samples of the policy itself: sampler.temperature = "
+            f"policy.temperature ({config.policy.temperature}) and no truncation; got temperature "
+            f"{sampler.temperature}, top_k {sampler.top_k}, top_p {sampler.top_p}, min_p {sampler.min_p}"
+        )
 
 
 def check_heldout(prompts: Iterable[str], heldout: Collection[str], where: str = "data.eval_prompts") -> None:
@@ -238,12 +272,13 @@ def check_heldout(prompts: Iterable[str], heldout: Collection[str], where: str =
 
 
 def measures_consistency(config: RunConfig) -> bool:
-    """Whether a phase has a β for R = r − βρ: evaluate.beta, or that of an objective which pulls to the reference."""
+    """Whether a phase has a β for R = r − βρ: evaluate.beta, or that of an objective with a reference."""
     return diagnostic_beta(config, config.objective.options) is not None  # a schedule is one
 
 
 def has_groups_to_measure(config: RunConfig) -> bool:
-    """Whether a phase has groups in which ½ Var(R) or regret can be measured: fresh, of an evaluation, or held out."""
+    """Whether a phase has groups in which ½ Var(R) or regret can be measured: fresh, of an evaluation, or
+    held-out."""
     rule, data = config.evaluate, config.data
     fresh = data.replay < 1 and config.sampler.n > 1
     evaluated = (
@@ -257,19 +292,23 @@ def has_groups_to_measure(config: RunConfig) -> bool:
 
 def reads_reference(config: RunConfig) -> bool:
     """Whether a phase needs the reference in memory."""
-    read = bool({"ref_logp", "kl"} & _needed(config)) or config.evaluate.beta is not None
-    return read or (config.evaluate.kl and config.data.eval_prompts is not None)
+    needed = _provided_by("reference", config) or config.evaluate.beta is not None
+    return needed or (config.evaluate.kl and config.data.eval_prompts is not None)
 
 
 def learns_value(config: RunConfig) -> bool:
     """Whether a phase's objective has a value head learn beside the policy."""
-    return bool(VALUES & _needed(config))
+    return _provided_by("value_head", config)
 
 
 def takes_stored_value(config: RunConfig) -> bool:
-    """Whether a phase's objective reads values from data.value_store."""
-    return "stored_value" in _needed(config)
+    """Whether a phase's objective needs values from data.value_store."""
+    return _provided_by("value_store", config)
 
 
-def _needed(config: RunConfig) -> Set[str]:
+def _provided_by(provider: Provider, config: RunConfig) -> bool:
+    return bool(provided_by(provider, _needed(config)))
+
+
+def _needed(config: RunConfig) -> set[Need]:
     return get(config.objective.name).needed(config.objective.options)

@@ -1,7 +1,8 @@
-"""What groups show of the distance to the optimum, whatever objective trained: ½ Var(R), regret, the spread of βρ.
+"""What groups show of the distance to the optimum, whatever objective trained: ½ Var(R), regret, the spread
+of βρ.
 
-All of R = r − βρ, ρ the log-ratio of a whole response to the reference. At π* it is the same for every response to a
-prompt (AGRO, Theorem 1), so that ½ Var(R) and regret are 0 there, and βρ differs as much as r.
+All of R = r − βρ, ρ the log-ratio of a whole response to the reference. At π* it is the same for every
+response to a prompt (AGRO, Theorem 1), so that ½ Var(R) and regret are 0 there, and βρ differs as much as r.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from agro.objectives.reduce import Groups
 from agro.train.step import Step
 from agro.types import Batch
 
-# Above this the rewards are less than 1/(1 + 10²), 1 %, of the variance of R if ρ has nothing to do with them: the rest
+# Above this the rewards are less than 1/(1 + 10²), 1 %, of the variance of R if ρ has nothing to do with
+# them: the rest
 # is noise that each update is weighed by.
 DWARFED = 10.0
 
 
 def diagnostic_beta(config: RunConfig, options: Mapping[str, Any]) -> float | None:
-    """β of ½ Var(R) and regret, reward per nat: `evaluate.beta`, else that of an objective on rewards with a reference.
+    """β of ½ Var(R) and regret, reward per nat: `evaluate.beta`, else that of an objective on rewards with a
+    reference.
 
     `options`: the objective's, of this step. None: there is no such β, or it is 0.
     """
@@ -43,10 +46,12 @@ def diagnostic_beta(config: RunConfig, options: Mapping[str, Any]) -> float | No
 def distances(
     batch: Batch, logp_BT: Tensor, beta: float, average: str = "sum"
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """[G] ½ Var(R), n − 1 in the variance, and [G] β log mean exp(R/β) − mean R of groups with two or more scored responses.
+    """[G] ½ Var(R), n − 1 in the variance, and [G] β log mean exp(R/β) − mean R of groups with two or more
+    scored responses.
 
-    The first is of responses of any origin. The second, of samples of the policy itself, estimates β KL(π ‖ π*), the
-    regret in regularized reward (AGRO, Lemma 5), and is biased low: a group of n can't show more than β log n.
+    The first is of responses of any origin. The second, of samples of the policy itself, estimates β KL(π ‖
+    π*), the regret in regularized reward (AGRO, Lemma 5), and is biased low: a group of n can't show more
+    than β log n.
     """
     groups = Groups.of(batch)
     scored_N = ~groups.reward.isnan()
@@ -81,13 +86,15 @@ def standard_error(x: NDArray[np.float64]) -> float:
 
 
 def spreads(step: Step, name: str, options: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Standard deviations of ρ (nats) and of r within the groups of a step whose rewards differ, as roots of mean variances.
+    """Standard deviations of ρ (nats) and of r within the groups of a step whose rewards differ, as roots of
+    mean variances.
 
     None for an objective that doesn't weigh responses by r − βρ, and where no rewards differ.
 
-    What an update follows in AGRO is R against the rest of its group. So a |ρ| that all responses share cancels, and
-    what can drown the rewards is the spread of βρ inside a group. The ratio of β times the one to the other is 1 at π*.
-    Groups of equal rewards are dropped: they would make a run that has solved its prompts look like one that can't learn.
+    What an update follows in AGRO is R against the rest of its group. So a |ρ| that all responses share
+    cancels, and what can drown the rewards is the spread of βρ inside a group. The ratio of β times the one
+    to the other is 1 at π*. Groups of equal rewards are dropped: they would make a run that has solved its
+    prompts look like one that can't learn.
     """
     entry, batch = get(name), step.batch
     need = entry.anchor(options)

@@ -34,13 +34,14 @@ def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[
     texts = sum(isinstance(p.text, str) for p in prompts)
     if texts and policy.tokenizer.chat_template and not config.policy.chat.wrap:
         found.append(
-            f"{texts} of {len(prompts)} prompts are plain text and go to the model as they are, though its tokenizer has "
-            "a chat template; policy.chat.wrap = true makes user messages of them"
+            f"{texts} of {len(prompts)} prompts are plain text and go to the model as they are, though its "
+            "tokenizer has a chat template; policy.chat.wrap = true makes user messages of them"
         )
     aside = left_aside(policy.model, config.sampler)
     if prompts and aside:
         found.append(
-            f"the model's generation_config asks for {', '.join(aside)}; [sampler] decides, and these are ignored"
+            f"the model's generation_config asks for {', '.join(aside)}; [sampler] decides, and these are "
+            "ignored"
         )
     for name in config.phase_names:
         objective = config.phase(name).objective
@@ -52,7 +53,7 @@ def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[
     unmeasured = [n for n, p in phases.items() if has_groups_to_measure(p) and not measures_consistency(p)]
     if unmeasured:
         found.append(
-            f"phase {', '.join(unmeasured)}: without a β towards the reference ½ Var(R) and regret aren't measured; "
-            "evaluate.beta (reward per nat) switches them on"
+            f"phase {', '.join(unmeasured)}: without a β towards the reference ½ Var(R) and regret aren't "
+            "measured; evaluate.beta (reward per nat) switches them on"
         )
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agro.config import RunConfig
 from agro.errors import Refused
@@ -14,20 +14,23 @@ from agro.train.schedule import options_at
 
 
 def check_store(config: RunConfig, store: Store) -> list[str]:
-    """Raise `Refused` where the objective can't train on what would be drawn; else notes on what isn't drawn."""
+    """Raise `Refused` where the objective can't train on what would be drawn; else notes on what isn't
+    drawn."""
     data = config.data
     rows = store.known(roles=data.roles, sources=data.sources)
     if not rows and data.replay < 1:
         return ["the store is empty: all groups are sampled until it isn't"]
     if not rows:
         raise Refused(
-            f"data.store: {store.path} has no samples that data.roles and data.sources admit; import some (agro import)"
+            f"data.store: {store.path} has no samples that data.roles and data.sources admit; import some "
+            "(agro import)"
         )
     options = options_at(config.objective.options, 0)
     check = _Check(config, store, rows, get(config.objective.name).needed(options))
-    notes = check.samples()
+    check.samples()
     sizes = check.pairs() if PAIRS in check.needs else check.responses()
-    return notes + check.groups(sizes, drop=options.get("singletons") == "drop") + check.notes
+    check.groups(sizes, drop=options.get("singletons") == "drop")
+    return check.notes
 
 
 @dataclass
@@ -38,35 +41,34 @@ class _Check:
     store: Store
     rows: Sequence[Known]
     needs: Set[Need]
-    notes: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)  # what isn't drawn
 
     @property
     def name(self) -> str:
         return self.config.objective.name
 
-    def samples(self) -> list[str]:
-        """What single samples don't have; where that is all or more than can be skipped it is refused."""
-        notes = []
+    def samples(self) -> None:
+        """Refuse samples without a need that all must have, or that none has."""
         for need in ordered(self.needs):
             missing = [row for row in self.rows if need.missing_in(row)]
             if missing and (len(missing) == len(self.rows) or not need.optional):
                 raise need.refusal(self.name, _named(missing), len(self.rows))
             if missing:
-                notes.append(f"{len(missing)} of {len(self.rows)} samples have no {need} and aren't drawn")
-        return notes
+                share = f"{len(missing)} of {len(self.rows)}"
+                self.notes.append(f"{share} samples have no {need} and aren't drawn")
 
-    def groups(self, sizes: dict[str, int], *, drop: bool) -> list[str]:
-        """Groups that are too small. `sizes`: responses, or pairs, of each group."""
+    def groups(self, sizes: dict[str, int], *, drop: bool) -> None:
+        """Refuse groups that are too small, unless they are to be dropped. `sizes`: responses, or pairs,
+        of each."""
         need = grouping(self.needs)
         if need is None:
-            return []
+            return
         least = 1 if need == PAIRS else need.least
         small = [prompt for prompt, size in sizes.items() if size < least]
-        if not small:
-            return []
-        if not drop:
-            raise need.refusal(self.name, small, len(sizes), "groups")
-        return [f"{len(small)} of {len(sizes)} groups don't have {need.what} and aren't drawn"]
+        if small and not drop:
+            raise need.refusal(self.name, small, len(sizes), f"groups in {self.store.path}")
+        if small:
+            self.notes.append(f"{len(small)} of {len(sizes)} groups don't have {need.what} and aren't drawn")
 
     def responses(self) -> dict[str, int]:
         """By prompt the number of responses that can be drawn, where there are any."""
@@ -79,24 +81,26 @@ class _Check:
         return sizes
 
     def pairs(self) -> dict[str, int]:
-        """By prompt the number of its pairs; raises `Refused` where there are none at all, or none with votes."""
+        """By prompt the number of its pairs; refuses a store without any, and pairs without the votes that
+        are needed."""
         judged = pairs_among(self.rows, self.needs, self.store)
         pairs = [pair for of_group in judged.values() for pair in of_group]
         known = self.store.counts().pairs
         if not pairs:
-            error = PAIRS.refusal(self.name, _named(self.rows), len(self.rows))
-            if known:
-                error = Refused(
-                    f"{error} {known} pairs in {self.store.path} are of samples that data.roles and data.sources "
-                    "exclude, of samples without a reward, or of two prompts."
-                )
-            raise error
-        bare = [p for p in pairs if p.votes_winner is None or p.votes_loser is None]
+            unit = f"samples in {self.store.path}"
+            error = PAIRS.refusal(self.name, _named(self.rows), len(self.rows), unit)
+            if not known:
+                raise error
+            raise Refused(
+                f"{error} The store has {known} pairs: of samples that data.roles and data.sources exclude, "
+                "of samples without a reward, or of two prompts."
+            )
+        bare = [pair for pair in pairs if pair.votes_winner is None or pair.votes_loser is None]
         if VOTES in self.needs and bare:
-            some = [f"sample {p.winner} over sample {p.loser}" for p in bare]
+            some = [f"sample {pair.winner} over sample {pair.loser}" for pair in bare]
             raise VOTES.refusal(self.name, some, len(pairs), "pairs")
         if known > len(pairs):
-            self.notes = (f"{known - len(pairs)} of {known} pairs aren't drawn",)
+            self.notes.append(f"{known - len(pairs)} of {known} pairs aren't drawn")
         return {row.prompt_id: len(judged.get(row.prompt_id, ())) for row in self.rows}
 
 
