@@ -16,9 +16,9 @@ from agro.policy import Policy
 from agro.prompts import load_prompts
 from agro.reference import frozen
 from agro.rewards import load_reward
-from agro.rollout import Rollout, collect
+from agro.rollout import Rollout, Task, collect
 from agro.rollout.load import embedded
-from agro.store import DrawRule, Store
+from agro.store import At, DrawRule, Store
 from agro.train.collate import collate
 from agro.train.micro import MicroBatch
 from agro.train.step import Passes, backward, streams_of
@@ -37,14 +37,14 @@ def train(model: str, prompts: str, reward: str, out: Path, steps: int = 20, lr:
         for step in range(steps):
             chosen = [asked[(8 * step + i) % len(asked)] for i in range(8)]
             sampler = Sampler(n=4, max_new=64)
-            made = collect(rollout, chosen, sampler, store, seed=step, reward=scorer, run="own", step=step)
+            made = collect(rollout, chosen, sampler, store, Task(run="own", step=step, seed=step), scorer)
             rewards = [s.reward for s in store.samples(ids=made.ids)]
             known = [r for r in rewards if r is not None]
             means.append(sum(known) / len(known))
 
             # What was drawn least comes first: the fresh groups, then older ones, on equal terms.
             rule = DrawRule(groups=12, min_group=2, fewer=True)
-            drawn = store.draw(rule, run="own", step=step, seed=0, version=step)
+            drawn = store.draw(rule, At(run="own", step=step, seed=0, version=step))
             batch = collate([policy.encode(s) for s in drawn.samples], version=step)
             batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], passes)["logp"])
             done = backward(policy, batch, "agro", options, passes)

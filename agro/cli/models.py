@@ -49,7 +49,7 @@ def sample(
     """Responses into a store, unscored."""
     from agro.config import Sampler
     from agro.prompts import load_prompts
-    from agro.rollout import collect
+    from agro.rollout import Task, collect
     from agro.store import Store, write_samples
 
     asked = load_prompts(prompts)
@@ -65,7 +65,7 @@ def sample(
     sampler = Sampler(n=n, temperature=temperature, max_new=max_new)
     rollout = _rollout(model, policy, environment, max_turns)
     with TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db" if as_file else out) as store:
-        made = collect(rollout, asked, sampler, store, seed=seed)
+        made = collect(rollout, asked, sampler, store, Task(seed=seed))
         if as_file:
             by_id = {s.id: s for s in store.samples()}
             write_samples(out, (by_id[i] for i in made.ids))

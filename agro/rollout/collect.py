@@ -10,7 +10,7 @@ from typing import Protocol
 from agro.config import Sampler
 from agro.rewards import Reward, check_failures
 from agro.rollout.rollout import Rollout
-from agro.store import Store
+from agro.store import Origin, Store
 from agro.types import Prompt, Sample
 
 FLUSH_SECONDS = 0.1  # a response that finished waits this long at most before it is on the disk
@@ -39,6 +39,18 @@ class Quiet:
 
 
 @dataclass(frozen=True)
+class Task:
+    """What responses are made for."""
+
+    run: str | None = None  # that they belong to
+    step: int | None = None  # of the run, where they are made for one
+    seed: int = 0
+    numbers: tuple[int, ...] | None = None  # of the prompts among all that the run asks; 0 … unless given
+    ledger: str = ""  # under which each response is stored once: what another process finished isn't sampled again
+    max_failed: float = 1.0  # largest share of rewards that may fail
+
+
+@dataclass(frozen=True)
 class Collected:
     """What a call of `collect` brought into the store."""
 
@@ -52,27 +64,23 @@ def collect(
     prompts: Sequence[Prompt],
     sampler: Sampler,
     store: Store,
-    *,
-    seed: int = 0,
+    task: Task,
     reward: Reward | None = None,
-    max_failed: float = 1.0,
-    run: str | None = None,
-    step: int | None = None,
     activity: Activity | None = None,
 ) -> Collected:
     """`sampler.n` responses to each prompt, stored and, with a `reward`, scored.
 
     A response is appended at most `FLUSH_SECONDS` after it finished, unscored: a process that is killed loses none of the
-    earlier ones. `run`, `step`: what the samples belong to. Raises `Refused` where more than a share `max_failed` of
-    the rewards fail; the responses stay in the store, their rewards unknown.
+    earlier ones. Raises `Refused` where more than a share `task.max_failed` of the rewards fail; the responses stay in
+    the store, their rewards unknown.
     """
     activity = activity or Quiet()
-    samples = _sample(rollout, prompts, sampler, store, seed, run, step, activity)
+    samples = _sample(rollout, prompts, sampler, store, task, activity)
     samples.sort(key=lambda s: (s.meta["index"], s.id))
     failed = 0
     if reward is not None:
         activity.stage("scoring")
-        failed = score(reward, samples, store, max_failed)
+        failed = score(reward, samples, store, task.max_failed)
     tokens = sum(int(s.action.sum()) for s in samples if s.action is not None)
     return Collected(tuple(s.id for s in samples if s.id is not None), failed, tokens)
 
@@ -89,32 +97,48 @@ def _sample(
     prompts: Sequence[Prompt],
     sampler: Sampler,
     store: Store,
-    seed: int,
-    run: str | None,
-    step: int | None,
+    task: Task,
     activity: Activity,
 ) -> list[Sample]:
     """The responses as they are in the store, in the order in which they finished."""
     total = len(prompts) * sampler.n
-    stored: list[Sample] = []
+    numbers = task.numbers or tuple(range(len(prompts)))
+    stored = _earlier(store, task, numbers)
+    skip = {s.meta["index"] for s in stored}
     finished: list[Sample] = []
     flushed = time.monotonic()
 
     def flush() -> None:
-        ids = store.append(finished, run=run, step=step)
+        origins = [_origin(task, s, sampler.n, i) for i, s in enumerate(finished)] if task.ledger else None
+        ids = store.append(finished, run=task.run, step=task.step, origins=origins)
         stored.extend(s.replace(id=i) for i, s in zip(ids, finished, strict=True))
         finished.clear()
 
-    activity.stage("sampling", 0, total)
+    activity.stage("sampling", len(skip), total)
     try:
-        for sample in rollout.sample(prompts, sampler.n, sampler, seed=seed):
+        for sample in rollout.sample(prompts, sampler.n, sampler, seed=task.seed, numbers=numbers, skip=skip):
+            if finished and sample.meta["index"] != finished[-1].meta["index"]:  # samples of one episode stay together
+                if time.monotonic() - flushed >= FLUSH_SECONDS:
+                    flush()
+                    flushed = time.monotonic()
+                activity.check()
             finished.append(sample)
-            if time.monotonic() - flushed >= FLUSH_SECONDS:
-                flush()
-                flushed = time.monotonic()
             activity.stage("sampling", len(stored) + len(finished), total)
-            activity.check()
     finally:
         if finished:
             flush()
     return stored
+
+
+def _earlier(store: Store, task: Task, numbers: Sequence[int]) -> list[Sample]:
+    """What an earlier process finished of these prompts."""
+    if not task.ledger:
+        return []
+    return list(store.samples(ids=store.by_origin(task.ledger, numbers)))
+
+
+def _origin(task: Task, sample: Sample, n: int, place: int) -> Origin:
+    """Where the response of a prompt stands in the ledger; samples of one episode are stored together."""
+    index = sample.meta["index"]
+    part = f"{index % n}" if sample.episode is None else f"{index % n}.{place}"
+    return Origin(task.ledger, index // n, part)

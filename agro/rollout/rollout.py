@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,36 +44,42 @@ class Rollout:
         options: Sampler,
         *,
         seed: int = 0,
-        skip: frozenset[int] = frozenset(),
+        numbers: Sequence[int] | None = None,
+        skip: Collection[int] = (),
     ) -> Iterator[Sample]:
         """`n` responses a prompt, unscored, each as soon as it finishes.
 
         `meta` of a sample holds the prompt's columns, "finish" ("stop": an end token or a stop text; "length"; "error":
-        the environment failed), and "index": the response's number, n · (index of the prompt) + (0 … n-1), which with
-        `seed` fixes its noise. `skip`: numbers that aren't sampled. The text of a response stops short of a stop text;
-        its tokens stay as they were sampled. A response whose room is shorter than `options.max_new` ends there, with
-        "length". An episode is one sample, several only where a chat template rewrites history.
+        the environment failed), and "index": the response's number, n · (number of the prompt) + (0 … n-1), which with
+        `seed` fixes its noise. `numbers`: of the prompts, 0 … unless given. `skip`: responses that aren't sampled, by
+        number. The text of a response stops short of a stop text; its tokens stay as they were sampled. A response
+        whose room is shorter than `options.max_new` ends there, with "length". An episode is one sample, several only
+        where a chat template rewrites history.
 
         Raises `Refused` before anything is computed where a prompt leaves no room in the model's context.
         """
-        requests = [r for r in self._requests(prompts, n, options.max_new) if r.number not in skip]
-        asked = {r.number: prompts[r.number // n] for r in requests}
-        if self.environment is None:
-            return self._responses(asked, deque(requests), options, seed)
-        return self._episodes(self.environment, asked, deque(requests), options, seed)
-
-    def _requests(self, prompts: Sequence[Prompt], n: int, max_new: int) -> list[Request]:
-        requests = []
-        for i, prompt in enumerate(prompts):
+        asked: dict[int, Prompt] = {}
+        waiting: deque[Request] = deque()
+        for number, prompt in zip(numbers or range(len(prompts)), prompts, strict=True):
             ids = self.encoder.prompt(prompt.text)
-            room = min(max_new, self.encoder.context - len(ids))
-            if room < 1:
-                raise Refused(
-                    f"prompt {prompt.id}: {len(ids)} tokens leave no room for a response in the model's context of "
-                    f"{self.encoder.context}; shorten it, or drop it"
-                )
-            requests += [Request(i * n + j, ids, room) for j in range(n)]
-        return requests
+            room = self._room(prompt, len(ids), options.max_new)
+            for index in range(number * n, (number + 1) * n):
+                if index not in skip:
+                    asked[index] = prompt
+                    waiting.append(Request(index, ids, room))
+        if self.environment is None:
+            return self._responses(asked, waiting, options, seed)
+        return self._episodes(self.environment, asked, waiting, options, seed)
+
+    def _room(self, prompt: Prompt, length: int, max_new: int) -> int:
+        """Tokens that a response to a prompt of `length` tokens may have."""
+        room = min(max_new, self.encoder.context - length)
+        if room < 1:
+            raise Refused(
+                f"prompt {prompt.id}: {length} tokens leave no room for a response in the model's context of "
+                f"{self.encoder.context}; shorten it, or drop it"
+            )
+        return room
 
     def _responses(
         self, asked: dict[int, Prompt], waiting: deque[Request], sampler: Sampler, seed: int

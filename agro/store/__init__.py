@@ -6,6 +6,7 @@ from agro.store.importing import ImportReport, Refusal, import_files
 from agro.store.mapping import parse_map
 from agro.store.records import Commit, Counts, Damage, Damaged, Draw, Drawn, Group, Known, Pair, Rewound
 from agro.store.recover import Recovered, recover
+from agro.store.rows import Origin
 from agro.store.select import At, DrawRule
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Group",
     "ImportReport",
     "Known",
+    "Origin",
     "Pair",
     "Recovered",
     "Refusal",

@@ -113,11 +113,14 @@ class Ledger(Database):
                 "DELETE FROM draws WHERE run = ?1 AND (?2 IS NULL OR step > ?2) RETURNING rowid", [name, last]
             )
             self._run("DELETE FROM reference_logp WHERE run = ?1 AND (?2 IS NULL OR step > ?2)", [name, last])
+            self._run(
+                "UPDATE requests SET step = NULL WHERE run = ?1 AND (?2 IS NULL OR step > ?2)", [name, last]
+            )
             self._run("DELETE FROM group_uses WHERE run = ?", [name])
             self._run(queries.RECOUNT_USES, [name])
             samples = self._run(
                 "UPDATE samples SET redone = 1, checksum = checksum + 1 "
-                "WHERE run = ?1 AND id > ?2 AND NOT redone AND (?3 IS NULL OR step > ?3) RETURNING id",
+                "WHERE run = ?1 AND id > ?2 AND NOT redone AND step IS NOT NULL AND (?3 IS NULL OR step > ?3) RETURNING id",
                 [name, at.cursor if at else 0, step],
             )
         return Rewound(len(draws), len(samples))

@@ -86,6 +86,14 @@ CREATE INDEX reference_logp_key ON reference_logp (key, sample);
 CREATE INDEX reference_logp_run ON reference_logp (run, step);
 """
 TABLES += CACHE
+# What processes beside the trainer sample for a run: see agro.store.requests.
+TABLES += """
+CREATE TABLE requests (
+  run TEXT NOT NULL, number INTEGER NOT NULL, collector TEXT NOT NULL, done INTEGER NOT NULL DEFAULT 0, step INTEGER,
+  PRIMARY KEY (run, number)
+) WITHOUT ROWID;
+CREATE INDEX requests_open ON requests (run, step, done);
+"""
 
 
 class Origin(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from agro.config import RunConfig
 from agro.rewards import Reward
-from agro.rollout import Activity, Collected, Rollout, collect
+from agro.rollout import Activity, Collected, Rollout, Task, collect
 from agro.store import Store
 from agro.train.learner import Learner
 from agro.train.phases import derive
@@ -77,18 +77,11 @@ class Inline:
     def fill(self, wanted: Wanted) -> Collected:
         if not wanted.groups:
             return Collected()
-        return collect(
-            self.rollout,
-            self.prompts.take(wanted.first, wanted.groups),
-            self.config.sampler,
-            self.store,
-            seed=derive(self.config.train.seed, "sample", wanted.step),
-            reward=self.reward,
-            max_failed=self.config.reward.max_failed,
-            run=self.run,
-            step=wanted.step,
-            activity=self.activity,
-        )
+        config = self.config
+        seed = derive(config.train.seed, "sample", wanted.step)
+        task = Task(self.run, wanted.step, seed, max_failed=config.reward.max_failed)
+        prompts = self.prompts.take(wanted.first, wanted.groups)
+        return collect(self.rollout, prompts, config.sampler, self.store, task, self.reward, self.activity)
 
     def publish(self, learner: Learner) -> None:
         if self.weights is None:

@@ -1,0 +1,69 @@
+"""Who samples what: the prompts that collectors took over from a run, and which of them were trained on.
+
+A request is one prompt of a run's endless order, by its number. A collector claims it, stores its responses under the
+ledger of the run, scores them and marks it done; the trainer takes what is done. A claim of a collector that has
+died is given to the next one, which samples only what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+
+from agro.store.ledger import Ledger
+from agro.store.rows import to_text
+
+
+def ledger_of(run: str) -> str:
+    """The name under which the responses of a run's requests are stored once."""
+    return f"run:{run}"
+
+
+class Requests(Ledger):
+    """The part of a store that collectors and the trainer share."""
+
+    def claim(self, run: str, collector: str, most: int, is_alive: Callable[[str], bool]) -> list[int]:
+        """Up to `most` numbers for `collector` to sample: those of dead collectors first, then new ones."""
+        with self.transaction():
+            rows = self._run(
+                "SELECT number, collector FROM requests WHERE run = ? AND NOT done ORDER BY number", [to_text(run)]
+            )
+            dead = {name for name in {name for _, name in rows} if name != collector and not is_alive(name)}
+            taken = [number for number, name in rows if name in dead][:most]
+            sql = "UPDATE requests SET collector = ? WHERE run = ? AND number = ?"
+            self._run_many(sql, [(collector, to_text(run), number) for number in taken])
+            [(last,)] = self._run("SELECT ifnull(max(number), -1) FROM requests WHERE run = ?", [to_text(run)])
+            new = list(range(last + 1, last + 1 + most - len(taken)))
+            sql = "INSERT INTO requests (run, number, collector) VALUES (?, ?, ?)"
+            self._run_many(sql, [(to_text(run), number, collector) for number in new])
+        return taken + new
+
+    def finish(self, run: str, numbers: Sequence[int]) -> None:
+        """Mark requests as done: all their responses are stored and scored."""
+        sql = "UPDATE requests SET done = 1 WHERE run = ? AND number = ?"
+        with self.transaction():
+            self._run_many(sql, [(to_text(run), number) for number in numbers])
+
+    def ready(self, run: str, most: int) -> list[int]:
+        """The first requests that are done and were not trained on."""
+        rows = self._run(
+            "SELECT number FROM requests WHERE run = ? AND step IS NULL AND done ORDER BY number LIMIT ?",
+            [to_text(run), most],
+        )
+        return [number for (number,) in rows]
+
+    def backlog(self, run: str) -> int:
+        """Requests that were claimed and not yet trained on."""
+        [(count,)] = self._run("SELECT count(*) FROM requests WHERE run = ? AND step IS NULL", [to_text(run)])
+        return int(count)
+
+    def take(self, run: str, step: int, numbers: Collection[int]) -> None:
+        """Note that `run` trains on these requests at `step`; `rewind` takes back what came after its commit."""
+        sql = "UPDATE requests SET step = ? WHERE run = ? AND number = ?"
+        with self.transaction():
+            self._run_many(sql, [(step, to_text(run), number) for number in numbers])
+
+    def by_origin(self, ledger: str, numbers: Sequence[int]) -> list[int]:
+        """Ids of the samples that are stored under these numbers of a ledger."""
+        sql = "SELECT id FROM samples WHERE file = ? AND record IN (SELECT value FROM json_each(?)) ORDER BY record, id"
+        return [i for (i,) in self._run(sql, [to_text(ledger), json.dumps(list(numbers))])]
