@@ -50,7 +50,7 @@ class Optimiser:
         """One step of the policy's weights at learning rate `lr`, and of the value's at its share."""
         for group in self.adam.param_groups:
             group["lr"] = lr * group["of_lr"]
-        with state_on_device(self.adam, "optimiser" in self.config.offload):
+        with state_on_device(self.adam, "optimizer" in self.config.offload):
             self.adam.step()
 
 
