@@ -13,24 +13,27 @@ Schema = Mapping[str, Any]
 
 HEAD = """# Configuration
 
-<!-- Made by `python -m agro.config_docs > docs/configuration.md`; change agro/config.py instead. -->
+<!-- Made by `python -m agro.config_docs > docs/configuration.md`; change agro/config/ instead. -->
 
-A recipe is TOML with the sections below; a run writes the whole of them to its `config.json`, which is a recipe too.
-On the command line `KEY=VALUE` changes a value, such as `train.steps=20`: the key is dotted, the value is TOML, and a bare word
-is text. An unknown key is refused, with the nearest one that there is.
+A recipe is TOML with the sections below; a run writes all of them to its `config.json`, which is a recipe
+too. On the command line `KEY=VALUE` changes a value, such as `train.steps=20`: the key is dotted, the value
+is TOML, and a bare word is text. An unknown key is refused, and the nearest known one is named. A resumed
+run has the values that it began with; only those that say so, and the last phase's `train.steps`, may
+change.
 """
 
 OBJECTIVES = """## objective: options
 
-`objective.name` chooses the objective, the other keys of the section are its options. Instead of a number an option may
-be a schedule over the steps of a phase: `{ start = 0.1, end = 0.02, steps = 100, shape = "linear" }`, or `shape = "cosine"`;
-after `steps` it stays at `end`.
+`objective.name` chooses the objective, the other keys of the section are its options. Instead of a number an
+option may be a schedule over the steps of a phase: `{ start = 0.1, end = 0.02, steps = 100, shape = "linear" }`,
+or `shape = "cosine"`; after `steps` it stays at `end`.
 """
 
 PHASES = """## phases
 
-A run has one phase, or those listed as `[[phases]]`, one after the other. A phase has a `name` and, of the sections above, the
-values that differ while it lasts. `phases.NAME.KEY=VALUE` changes them on the command line.
+A run has one phase, or those listed as `[[phases]]`, one after the other. A phase has a `name` and, of the
+sections above, the values that differ while it lasts. `phases.NAME.KEY=VALUE` changes them on the command
+line.
 """
 
 
@@ -43,9 +46,14 @@ def page() -> str:
 
 
 def values(prefix: str, schema: Schema, definitions: Schema) -> Iterator[tuple[str, Schema, Schema | None]]:
-    """(dotted key, its schema, the section that it holds or None), in the order in which they are declared."""
+    """(dotted key, its schema, the section that it holds or None), in the order in which they are
+    declared."""
     for name, value in schema["properties"].items():
-        target = next((definitions[x["$ref"].rsplit("/", 1)[1]] for x in _kinds(value) if "$ref" in x), None)
+        target = None
+        for kind in _kinds(value):
+            if "$ref" in kind:
+                target = definitions[kind["$ref"].rsplit("/", 1)[1]]
+                break
         yield f"{prefix}{name}", value, target
 
 
@@ -65,11 +73,17 @@ def _sections(prefix: str, schema: Schema, definitions: Schema) -> Iterator[str]
 
 def _row(key: str, value: Schema, section: Schema, inner: Schema | None) -> str:
     if inner is not None:
-        return _cells(f"`{key}`", "–", "see below", value.get("description") or inner.get("description", ""))
+        return _cells(f"`{key}`", "–", "see below", meaning(value) or meaning(inner))
     required = key.rsplit(".", 1)[-1] in section.get("required", ())
     default = "to be given" if required else _shown(value.get("default"))
     kind = " or ".join(_kind(x) for x in _kinds(value) if x.get("type") != "null")
-    return _cells(f"`{key}`", default, kind, value.get("description", ""))
+    may_change = "; may change on resume" if value.get("resume") else ""
+    return _cells(f"`{key}`", default, kind, meaning(value) + may_change)
+
+
+def meaning(value: Schema) -> str:
+    """What a value or section says of itself, on one line."""
+    return " ".join(value.get("description", "").split())
 
 
 def _objective(name: str) -> str:

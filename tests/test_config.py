@@ -9,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from agro import RunConfig
-from agro.config import deciding
+from agro.config import deciding, shared
+from agro.config.resume import marked
 from agro.errors import Refused
 
 RECIPE = """
@@ -290,3 +291,42 @@ def test_what_decides_a_result_is_all_but_limits_and_what_is_shown() -> None:
     )
     assert part(train={"lr": 1.0}) != part()
     assert part(phases=[{"name": "a", "train": {"lr": 1.0}}]) != part(phases=[{"name": "a", "train": {}}])
+
+
+def test_what_may_change_on_resume_and_between_phases_is_declared_at_the_field() -> None:
+    """Limits and what is shown, kept or uploaded may change on resume; what is read once is shared by phases."""
+    free, one = set(marked("resume")), set(shared())
+    assert {
+        ("reward", "timeout"),
+        ("train", "push"),
+        ("guard", "kl"),
+        ("source", "wait_seconds"),
+        ("engine", "url"),
+        ("track", "to"),
+    } <= free
+    assert {section for section, _ in free} == {
+        "reward",
+        "train",
+        "guard",
+        "evaluate",
+        "track",
+        "source",
+        "engine",
+    }
+    assert {("data", "prompts"), ("reward", "functions"), ("policy", "model"), ("source", "kind")} <= one
+    assert not {("policy", "reference"), ("data", "replay"), ("train", "steps")} & one
+
+
+def test_where_samples_come_from_and_what_decodes_them() -> None:
+    """The keys and defaults that other rooms rely on."""
+    config = RunConfig()
+    assert config.source.model_dump() == {"kind": "inline", "wait_seconds": 600.0}
+    assert config.engine.model_dump() == {
+        "kind": "hf",
+        "url": None,
+        "model": None,
+        "timeout": 120.0,
+        "retries": 3,
+    }
+    assert "source.wait_seconds" in refused({"source": {"wait_seconds": 0}})
+    assert "engine.kind" in refused({"engine": {"kind": "vllm"}})

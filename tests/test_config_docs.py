@@ -1,4 +1,4 @@
-"""docs/configuration.md is what agro/config.py says, and agro/config.py says something of every value."""
+"""docs/configuration.md is what agro/config/ says, and agro/config/ says something of every value."""
 
 from __future__ import annotations
 

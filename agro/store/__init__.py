@@ -1,6 +1,5 @@
 """The store of experience, and what goes into and out of it."""
 
-from agro.store.drawing import Store
 from agro.store.exchange import read_samples, write_samples
 from agro.store.importing import ImportReport, Refusal, import_files
 from agro.store.mapping import parse_map
@@ -8,6 +7,7 @@ from agro.store.records import Commit, Counts, Damage, Damaged, Draw, Drawn, Gro
 from agro.store.recover import Recovered, recover
 from agro.store.rows import Origin
 from agro.store.select import At, DrawRule
+from agro.store.sqlite import Store
 
 __all__ = [
     "At",

@@ -11,9 +11,9 @@ from agro.types import check_turns
 def split(record: dict[str, Any]) -> dict[str, Any]:
     """An interchange record of a conversation's last assistant turns.
 
-    The prompt is given by `prompt`, messages that the conversation begins with, or reaches up to the last message of a user.
-    What follows is the response: `response` is the text of its last turn, and where it is more than one plain turn
-    (tools are called, users answer), `meta.continuation` holds all of them.
+    The prompt is given by `prompt`, messages that the conversation begins with, or reaches up to the last
+    message of a user. What follows is the response: `response` is the text of its last turn, and where it
+    is more than one plain turn (tools are called, users answer), `meta.continuation` holds all of them.
 
     Raises `Refused` for conversations that don't end with the assistant.
     """

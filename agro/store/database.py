@@ -1,4 +1,4 @@
-"""Opening the store's SQLite file, transactions, and SQLite's errors said plainly."""
+"""Opening the store's SQLite file, transactions, and SQLite's errors in plain words."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from agro.errors import Refused, Unwritable
-from agro.store import migration
-from agro.store.rows import APPLICATION_ID, LEDGERS, SAMPLE, SCHEMA, TABLES
+from agro.store.rows import APPLICATION_ID, LEDGERS, SAMPLE, SCHEMA, TABLES, USES
 
 BUSY_TIMEOUT = 30.0  # seconds that a writer waits for another one
 
 
 class Database:
-    """One connection to a store's file. WAL lets readers go on while one process writes; writers take turns."""
-
-    has_checksums = True  # not those of a store of schema 1 that is opened read-only
+    """One connection to a store's file. WAL lets readers go on while one process writes; writers take
+    turns."""
 
     def __init__(self, path: str | Path, *, read_only: bool, create: bool, timeout: float) -> None:
         self.path = Path(path)
@@ -49,7 +47,8 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """What is written inside is there as a whole, durably, after it, or not at all. Inner ones join the outer."""
+        """What is written inside is stored completely, and durably, or not at all. Inner ones join the
+        outer."""
         if self._connection.in_transaction:
             yield
             return
@@ -75,7 +74,7 @@ class Database:
             yield
         except OverflowError as error:
             raise Refused(f"{self.path}: expected integers of 64 bits: {error}") from None
-        except UnicodeDecodeError as error:  # in SQLite's own message
+        except UnicodeError as error:  # in SQLite's own message, or in damaged text that is written again
             raise Refused(f"{self.path}: {DAMAGED.format(way_out=way_out(self.path))}") from error
         except sqlite3.DatabaseError as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -94,7 +93,8 @@ class Database:
 
     def _prepare(self, read_only: bool, create: bool) -> None:
         if read_only and _is_still(self.path):
-            # WAL can't make its side files in a folder that we can't write to; without a -wal there is no writer.
+            # WAL can't make its side files in a folder that we can't write to; without a -wal there is no
+            # writer.
             self._connection.close()
             self._connection = self._connect("ro", "immutable=1")
         if self._is_empty() and not read_only and create:
@@ -104,13 +104,7 @@ class Database:
                         self._run(statement)
                     self._run(f"PRAGMA application_id = {APPLICATION_ID}")
                     self._run(f"PRAGMA user_version = {SCHEMA}")
-        schema = self._check_schema()
-        if schema < SCHEMA and read_only:
-            self.has_checksums = False
-            for view in migration.VIEWS:
-                self._run(view)
-        elif schema < SCHEMA:
-            migration.renew(self)
+        self._check_schema()
         if not read_only:
             if self._begin_log() != "wal":
                 raise Refused(
@@ -120,7 +114,10 @@ class Database:
             self._run("PRAGMA foreign_keys = ON")
 
     def _begin_log(self) -> Any:
-        """The journal's mode, "wal" from now on. SQLite wants the file for itself to begin, and doesn't wait for it: so we do."""
+        """The journal's mode, "wal" from now on.
+
+        SQLite needs the file for itself to begin a log, and doesn't wait for it, so this does.
+        """
         ends = time.monotonic() + self.timeout
         with self._plainly():
             while True:
@@ -132,40 +129,47 @@ class Database:
                 time.sleep(0.01)
 
     def _is_empty(self) -> bool:
-        return self._run("PRAGMA application_id") == [(0,)] and not self._run(
-            "SELECT 1 FROM sqlite_master LIMIT 1"
-        )
+        tables = self._run("SELECT 1 FROM sqlite_master LIMIT 1")
+        return self._run("PRAGMA application_id") == [(0,)] and not tables
 
-    def _check_schema(self) -> int:
-        [(application,)], [(schema,)] = self._run("PRAGMA application_id"), self._run("PRAGMA user_version")
+    def _check_schema(self) -> None:
+        [(application,)] = self._run("PRAGMA application_id")
+        [(schema,)] = self._run("PRAGMA user_version")
         if application != APPLICATION_ID:
             raise Refused(
                 f"{self.path}: not a store: an SQLite file, but not one of agro's; give another path"
             )
-        if schema > SCHEMA:
+        if schema != SCHEMA:
             raise Refused(
-                f"{self.path}: expected schema {SCHEMA} or older, got {schema}: a newer agro wrote this store; "
-                "update agro, or have the newer one export it"
+                f"{self.path}: expected a store of schema {SCHEMA}, got {schema}: another version of agro "
+                "wrote it; export it with that version, and import it with this one"
             )
         if not columns_fit(self._run):
             raise Refused(f"{self.path}: {DAMAGED.format(way_out=way_out(self.path))}")
-        return int(schema)
 
 
-# Text that a damage made undecodable has to be read to be found out.
+# Damaged text that can't be decoded has to be read for its checksum to be compared.
 read_text = partial(str, encoding="utf-8", errors="surrogateescape")
 
 _MAGIC = b"SQLite format 3\0"
 DAMAGED = "the store's file is damaged. {way_out}"
 _REASONS = {
-    sqlite3.SQLITE_BUSY: "another process has been writing for more than {timeout:g} s; try again when it is done",
+    sqlite3.SQLITE_BUSY: (
+        "another process has been writing for more than {timeout:g} s; try again when it is done"
+    ),
     sqlite3.SQLITE_LOCKED: "another connection is writing; try again when it is done",
-    sqlite3.SQLITE_READONLY: "the store can only be read: it was opened read-only, or its file or folder is; "
-    "change that, or write to a copy",
-    sqlite3.SQLITE_NOTADB: "not a store (not an SQLite file); give another path, or import it if it is a log",
+    sqlite3.SQLITE_READONLY: (
+        "the store can only be read: it was opened read-only, or its file or folder is read-only; "
+        "change that, or write to a copy"
+    ),
+    sqlite3.SQLITE_NOTADB: (
+        "not a store (not an SQLite file); give another path, or import it if it is a log"
+    ),
     sqlite3.SQLITE_CORRUPT: DAMAGED,
-    sqlite3.SQLITE_FULL: "the disk is full; make room and try again. Nothing of this write was kept, all before it was",
-    sqlite3.SQLITE_IOERR: "the disk can't be read or written (is it full?); what was written before is kept",
+    sqlite3.SQLITE_FULL: (
+        "the disk is full; make room and try again. Nothing of it was stored; earlier writes are intact"
+    ),
+    sqlite3.SQLITE_IOERR: "the disk can't be read or written (is it full?); earlier writes are intact",
     sqlite3.SQLITE_CANTOPEN: "the store can't be opened; see whether its folder can be written to",
 }
 _UNWRITABLE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
@@ -173,19 +177,19 @@ _UNWRITABLE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONL
 
 def columns_fit(run: Callable[[str, list[str]], Iterable[tuple[str]]]) -> bool:
     """Whether the tables have the columns of a store; `run` gives the rows of a statement."""
-    tables = {"samples": SAMPLE, **{table: (*columns, "checksum") for table, columns in LEDGERS.items()}}
-    sql = "SELECT name FROM pragma_table_info(?)"
-    return all(
-        {name for (name,) in run(sql, [table])} | {"checksum"} == set(tables[table]) for table in tables
-    )
+    for table, columns in {"samples": SAMPLE, "group_uses": USES, **LEDGERS}.items():
+        names = {name for (name,) in run("SELECT name FROM pragma_table_info(?)", [table])}
+        if names != {*columns, "checksum"}:
+            return False
+    return True
 
 
 def way_out(path: Path) -> str:
     """What to do about a damaged store."""
     name = shlex.quote(str(path))
     return (
-        f"What to do: `agro recover {name} --out NEW` writes all that is whole into a new store and says what isn't, "
-        "or go back to a copy"
+        f"What to do: `agro recover {name} --out NEW` writes all intact rows into a new store and reports "
+        "the lost ones, or go back to a copy"
     )
 
 
@@ -201,14 +205,14 @@ def _check_place(path: Path, read_only: bool, create: bool) -> None:
         raise Refused(f"{path}: the folder {path.parent} doesn't exist; make it first")
     if there and not _allowed(path, os.R_OK):
         raise Refused(f"{path}: you may not read this file")
-    if not read_only and not (_allowed(path.parent, os.W_OK) and (not there or _allowed(path, os.W_OK))):
+    writable = _allowed(path.parent, os.W_OK) and (not there or _allowed(path, os.W_OK))
+    if not read_only and not writable:
         raise Refused(f"{path}: the file or its folder can only be read; a store to write to needs both")
     if there:
         with path.open("rb") as file:
             head = file.read(len(_MAGIC))
-        if head not in (
-            b"",
-            _MAGIC,
+        if (
+            head and head != _MAGIC
         ):  # SQLite itself would take a short file for an empty one, and overwrite it
             raise Refused(f"{path}: {_REASONS[sqlite3.SQLITE_NOTADB]}")
 

@@ -10,17 +10,16 @@ from typing import Any
 from agro.errors import Refused
 from agro.store import queries
 from agro.store.records import Damaged, Drawn, Pair
-from agro.store.requests import Requests
 from agro.store.rows import of_text, to_text
+from agro.store.samples import Samples
 from agro.store.select import At, Candidate, DrawRule, pick_groups, pick_pairs, pick_responses
-from agro.store.sqlite import Samples
 from agro.types import UNKNOWN_VERSION
 
 POLL_SECONDS = 0.2  # between two looks at a store that others write to
 
 
-class Store(Samples, Requests):
-    """All samples, and the draws from them. Open one with `Store.open(path)`."""
+class Drawing(Samples):
+    """The part of a store that training draws from."""
 
     def pick(self, rule: DrawRule, at: At) -> list[str]:
         """The prompt_ids of the groups that `draw` takes by `rule`; with `rule.fewer` as many as there are.

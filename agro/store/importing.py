@@ -13,11 +13,11 @@ from typing import Any
 from agro.errors import Refused
 from agro.prompts import load_prompts
 from agro.store.conversation import split
-from agro.store.drawing import Store
 from agro.store.exchange import Row, fingerprint, from_record, number, read_rows
 from agro.store.mapping import PREFERENCE, Part, check_map, expand, unmapped
 from agro.store.records import Pair
 from agro.store.rows import Origin
+from agro.store.sqlite import Store
 from agro.types import Prompt, Role, Sample
 
 FORMATS = ("interchange", "preference", "conversation")

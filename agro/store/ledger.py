@@ -1,4 +1,5 @@
-"""What runs did: draws and commits, going back to a commit, and whether the store still says what was written."""
+"""What runs did: draws and commits, going back to a commit, and whether the store is still as it was
+written."""
 
 from __future__ import annotations
 
@@ -13,41 +14,53 @@ from agro.errors import Refused
 from agro.store import queries
 from agro.store.database import Database, way_out
 from agro.store.records import Commit, Damage, Draw, Rewound
-from agro.store.rows import LEDGERS, SELECT, checksum, insert_into, is_whole, of_text, to_text
+from agro.store.rows import (
+    LEDGERS,
+    SELECT,
+    USES,
+    checksum,
+    insert_into,
+    is_valid,
+    is_valid_sample,
+    of_text,
+    to_text,
+)
 from agro.strictjson import dumps, loads
 
 BLOCK = 256  # samples read at once
 
 
 class Ledger(Database):
-    """The part of a store that the trainer keeps its books in."""
+    """The part of a store with what runs drew and committed."""
 
     _structure_checked = False
+    _uses_checked = False
 
     def record_draws(self, run: str, step: int, ids: Iterable[int]) -> None:
-        """Note that `run` trains on these samples at `step`; `draw` does so itself. Steps of a run only rise."""
-        ids = list(ids)
+        """Record that `run` trains on these samples at `step`; `draw` does so itself. Steps of a run only
+        rise.
+
+        Raises `Refused` where the counts of earlier draws aren't as they were written: a draw depends on
+        them.
+        """
+        ids, name = list(ids), to_text(run)
         with self.transaction():
             self._check_ids(ids)
+            self._check_uses()
             for i in ids:
-                self._enter("draws", to_text(run), step, i)
-            self._run(queries.COUNT_USE, [to_text(run), step, json.dumps(ids)])
+                self._enter("draws", name, step, i)
+            counts = []
+            for group, uses, last in self._run(queries.USES_OF, [name, json.dumps(ids)]):
+                counts.append((group, uses + (last != step), step))
+            self._count_uses(name, counts)
 
     def drawn(self, run: str) -> list[Draw]:
         """Every row that `run` drew, in the order of its steps; a row drawn twice is there twice."""
-        return [
-            Draw(
-                step,
-                i,
-                reward,
-                role,
-                of_text(source),
-                bool(own),
-                age,
-                None if action is None else int.from_bytes(action, "big").bit_count(),
-            )
-            for step, i, reward, role, source, own, age, action in self._run(queries.DRAWN, [to_text(run)])
-        ]
+        draws = []
+        for step, i, reward, role, source, own, age, action in self._run(queries.DRAWN, [to_text(run)]):
+            length = None if action is None else int.from_bytes(action, "big").bit_count()
+            draws.append(Draw(step, i, reward, role, of_text(source), bool(own), age, length))
+        return draws
 
     def uses(self, ids: Iterable[int]) -> dict[int, int]:
         """How often each sample was drawn, by all runs, at steps that they committed."""
@@ -55,7 +68,8 @@ class Ledger(Database):
         self._check_ids(ids)
         rows = self._run(
             f"""
-            SELECT sample, count(*) FROM draws JOIN ({queries.LAST_COMMITS}) AS c ON c.run = draws.run AND draws.step <= c.step
+            SELECT sample, count(*) FROM draws
+            JOIN ({queries.LAST_COMMITS}) AS c ON c.run = draws.run AND draws.step <= c.step
             WHERE sample IN (SELECT value FROM json_each(?)) GROUP BY sample
             """,
             [json.dumps(ids)],
@@ -63,15 +77,17 @@ class Ledger(Database):
         return dict.fromkeys(ids, 0) | dict(rows)
 
     def commit(self, run: str, step: int, digest: str, *, files: Mapping[str, str] | None = None) -> None:
-        """Declare `run`'s checkpoint of `step` valid. `digest`: of the checkpoint; `files`: of each of its files."""
+        """Declare `run`'s checkpoint of `step` valid; `digest`: of the checkpoint, `files`: of each of its
+        files."""
         with self.transaction():
             [(cursor,)] = self._run("SELECT ifnull(max(id), 0) FROM samples")
             self._append_commit(run, Commit(step, digest, cursor, dict(files or {})))
 
     def commits(self, run: str) -> list[Commit]:
-        """The commits of `run` that count, by rising step: a commit of an earlier step takes the later ones back.
+        """The commits of `run` that count, by rising step: a commit of an earlier step cancels the later
+        ones.
 
-        Damaged rows of the table are left out; `damaged("commits")` has them.
+        Damaged rows of the table are dropped; `damaged("commits")` has them.
         """
         found: list[Commit] = []
         rows = self._run(
@@ -79,7 +95,7 @@ class Ledger(Database):
             [to_text(run)],
         )
         for row in rows:
-            if self._is_whole(row):
+            if is_valid(row):
                 _, step, digest, cursor, files, _ = row
                 commit = Commit(step, digest, cursor, loads(files))
                 found = [c for c in found if c.step < commit.step] + [commit]
@@ -90,11 +106,11 @@ class Ledger(Database):
         return next(reversed(self.commits(run)), None)
 
     def rewind(self, run: str, step: int | None = None, *, to: Commit | None = None) -> Rewound:
-        """Take `run` back to a commit: forget its later draws, mark its later samples as redone.
+        """Take `run` back to a commit: delete its later draws, mark its later samples as redone.
 
-        `to`: one of `commits(run)`, the last one where it isn't given; the later ones don't count any more. Without a
-        commit, all draws and samples of the run go. `step`: take it back no further than to the end of this later step.
-        Raises `Refused` for a step before the commit.
+        `to`: one of `commits(run)`, the last one where it isn't given; the later ones don't count any more.
+        Without a commit, all draws of the run are deleted and all its samples marked. `step`: take the run
+        back only to the end of this later step. Raises `Refused` for a step before the commit.
         """
         name = to_text(run)
         with self.transaction():
@@ -113,17 +129,28 @@ class Ledger(Database):
                 "DELETE FROM draws WHERE run = ?1 AND (?2 IS NULL OR step > ?2) RETURNING rowid", [name, last]
             )
             self._run("DELETE FROM reference_logp WHERE run = ?1 AND (?2 IS NULL OR step > ?2)", [name, last])
-            self._run(
-                "UPDATE requests SET step = NULL WHERE run = ?1 AND (?2 IS NULL OR step > ?2)", [name, last]
-            )
-            self._run("DELETE FROM group_uses WHERE run = ?", [name])
-            self._run(queries.RECOUNT_USES, [name])
+            self._run("UPDATE requests SET step = NULL WHERE run = ?1 AND (?2 IS NULL OR step > ?2)", [name, last])
+            self.recount_uses(run)
             samples = self._run(
                 "UPDATE samples SET redone = 1, checksum = checksum + 1 "
                 "WHERE run = ?1 AND id > ?2 AND NOT redone AND step IS NOT NULL AND (?3 IS NULL OR step > ?3) RETURNING id",
                 [name, at.cursor if at else 0, step],
             )
         return Rewound(len(draws), len(samples))
+
+    def recount_uses(self, run: str) -> None:
+        """Count what `run` used of each group anew, from its draws."""
+        name = to_text(run)
+        with self.transaction():
+            self._run("DELETE FROM group_uses WHERE run = ?", [name])
+            self._count_uses(name, self._run(queries.COUNTED_USES, [name]))
+
+    def _count_uses(self, run: Any, counts: Iterable[tuple[Any, ...]]) -> None:
+        rows = []
+        for group, uses, last in counts:
+            row = (run, to_text(of_text(group)), uses, last)
+            rows.append((*row, checksum(row)))
+        self._run_many(insert_into("group_uses", (*USES, "checksum"), "INSERT OR REPLACE"), rows)
 
     def last_reference_logp(self) -> int:
         """The number of the newest entry of the cache; see `reference_logp`."""
@@ -133,34 +160,36 @@ class Ledger(Database):
     def reference_logp(
         self, run: str, key: str, ids: Iterable[int], *, until: int
     ) -> dict[int, NDArray[np.float32]]:
-        """What the cache holds of these samples under `key`: the log-probs of the tokens to learn from.
+        """The cached entries of these samples under `key`: the log-probs of the tokens to learn from.
 
-        Of entries of other runs only those up to number `until`: what a run sees doesn't depend on what others do
-        meanwhile. The oldest entry counts.
+        Of entries of other runs only those up to number `until`, so that a run doesn't depend on what
+        others do meanwhile. The oldest entry counts; a damaged one counts as missing.
         """
         rows = self._run(
-            "SELECT sample, key, run, step, logp, checksum FROM reference_logp WHERE key = ?1 "
-            "AND sample IN (SELECT value FROM json_each(?2)) AND (run = ?3 OR rowid <= ?4) ORDER BY rowid DESC",
+            "SELECT sample, key, run, step, logp, checksum FROM reference_logp WHERE key = ?1 AND sample IN "
+            "(SELECT value FROM json_each(?2)) AND (run = ?3 OR rowid <= ?4) ORDER BY rowid DESC",
             [key, json.dumps(list(ids)), to_text(run), until],
         )
-        return {row[0]: np.frombuffer(row[4], "<f4") for row in rows if self._is_whole(row)}
+        return {row[0]: np.frombuffer(row[4], "<f4") for row in rows if is_valid(row)}
 
     def keep_reference_logp(
         self, run: str, step: int, key: str, found: Mapping[int, NDArray[np.float32]]
     ) -> None:
-        """Put log-probs into the cache; `rewind` takes back what a run put in after the step that it goes back to."""
+        """Add log-probs to the cache; `rewind` deletes those that a run added after the step that it goes
+        back to."""
         entries = [(i, key, to_text(run), step, logp.astype("<f4").tobytes()) for i, logp in found.items()]
         columns = ("sample", "key", "run", "step", "logp", "checksum")
         with self.transaction():
             self._run_many(insert_into("reference_logp", columns), [(*e, checksum(e)) for e in entries])
 
     def check(self) -> None:
-        """Raise `Refused` where the file's structure, its indexes or the notes of draws are damaged.
+        """Raise `Refused` where the file's structure, its indexes, the draws or their counts are damaged.
 
-        Samples are looked at when they are read, commits by `commits`. About a second for a store of 1 GB.
+        Samples are checked when they are read, commits by `commits`. About a second for a store of 1 GB.
         """
-        self._check_structure()
-        if draws := self.damaged("draws"):
+        self._check_uses()
+        draws = self.damaged("draws")
+        if draws:
             raise self._refusal(Damage(draws=draws))
 
     def damage(self) -> Damage:
@@ -168,26 +197,39 @@ class Ledger(Database):
         return Damage(
             structure=self._structure(),
             samples=self.damaged("samples"),
+            uses=self._damaged_uses(),
             **{table: self.damaged(table) for table in LEDGERS},
         )
 
     def damaged(self, table: str) -> list[int]:
-        """The rowids, which are the ids of samples, of the rows that don't say what was written."""
-        if not self.has_checksums:
-            return []
+        """The rowids, which are the ids of samples, of the rows that aren't as they were written."""
         if table == "samples":
-            return [row[0] for row in self._blocks() if not is_whole(row)]
+            return [row[0] for row in self._blocks() if not is_valid_sample(row)]
         columns = ", ".join(LEDGERS[table])
         rows = self._run(f"SELECT rowid, {columns}, checksum FROM {table} ORDER BY rowid")
-        return [row[0] for row in rows if not self._is_whole(row[1:])]
+        return [row[0] for row in rows if not is_valid(row[1:])]
+
+    def _damaged_uses(self) -> list[str]:
+        """RUN/GROUP of the rows of group_uses that aren't as they were written."""
+        rows = self._run(f"SELECT {', '.join(USES)}, checksum FROM group_uses")
+        return [f"{of_text(row[0])}/{of_text(row[1])}" for row in rows if not is_valid(row)]
+
+    def _check_uses(self) -> None:
+        """Once a connection, with the structure."""
+        self._check_structure()
+        uses = [] if self._uses_checked else self._damaged_uses()
+        if uses:
+            raise self._refusal(Damage(uses=uses))
+        self._uses_checked = True
 
     def _refusal(self, damage: Damage) -> Refused:
         return Refused(f"{self.path}: {damage}. {way_out(self.path)}")
 
     def _check_structure(self) -> None:
-        """Once a connection: in a damaged tree SQLite may find fewer rows than there are, without a word."""
-        if not self._structure_checked and (found := self._structure()):
-            raise self._refusal(Damage(structure=found))
+        """Once a connection: in a damaged tree SQLite may silently return fewer rows than there are."""
+        structure = [] if self._structure_checked else self._structure()
+        if structure:
+            raise self._refusal(Damage(structure=structure))
         self._structure_checked = True
 
     def _structure(self) -> list[str]:
@@ -203,9 +245,6 @@ class Ledger(Database):
         while block := self._run(sql, [*args, after, last]):
             yield from block
             after = block[-1][0]
-
-    def _is_whole(self, row: tuple[Any, ...]) -> bool:
-        return not self.has_checksums or checksum(row[:-1]) == row[-1]
 
     def _enter(self, table: str, *values: Any) -> None:
         self._run(insert_into(table, (*LEDGERS[table], "checksum")), [*values, checksum(values)])

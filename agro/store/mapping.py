@@ -1,7 +1,8 @@
 """Foreign columns as fields of the interchange record: `--map FIELD=COLUMN`.
 
-COLUMN is a dotted path (`output.text`; numbers index lists). A `*` in it stands for every key of an object, the same
-key in all fields; the key names the source. A list of responses is one record a response, in step with the other lists.
+COLUMN is a dotted path (`output.text`; numbers index lists). A `*` in it stands for every key of an object,
+the same key in all fields; the key names the source. A list of responses is one record a response, in step
+with the other lists.
 """
 
 from __future__ import annotations
@@ -73,9 +74,11 @@ def unmapped(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[str]:
 
 
 def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
-    """The records that stand in one row. Raises `Refused` for columns that aren't there and lists out of step.
+    """The records that stand in one row. Raises `Refused` for columns that aren't there and lists out of
+    step.
 
-    Fields without a mapping are taken under their own names; other columns only where there is no mapping at all.
+    Fields without a mapping are taken under their own names; other columns only where there is no mapping
+    at all.
     """
     if not mapping:
         return [Part(dict(row))]
@@ -146,7 +149,8 @@ def _with_meta(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find(value: Any, column: str) -> dict[str | int | None, tuple[str, Any]]:
-    """The values at a column: by the key that `*` stands for (None without one), (column with the key in it, value)."""
+    """The values at a column: by the key that `*` stands for (None without one), (column with the key in
+    it, value)."""
     before, star, after = _split(column)
     if not star:
         found, hit = _at(value, column)

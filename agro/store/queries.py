@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypedDict
 
 from agro.store.rows import STATES, State, to_text
 from agro.store.select import DrawRule
@@ -11,6 +11,19 @@ from agro.store.select import DrawRule
 UNSCORED, FAILED, SCORED = range(len(STATES))
 LAST_COMMITS = "SELECT * FROM commits WHERE rowid IN (SELECT max(rowid) FROM commits GROUP BY run)"
 LAST_STEP = "SELECT step FROM commits WHERE run = ? ORDER BY rowid DESC LIMIT 1"
+
+
+class Filter(TypedDict, total=False):
+    """Which samples; None, or a key that isn't there, allows any. Samples that were redone are dropped
+    unless `redone`."""
+
+    prompt_id: str | None
+    roles: Collection[str] | None
+    sources: Collection[str] | None
+    scored: bool | None  # false: unscored and failed, which `state` tells apart
+    state: State | None
+    run: str | None
+    redone: bool
 
 
 def where(
@@ -23,7 +36,7 @@ def where(
     run: str | None = None,
     redone: bool = False,
 ) -> tuple[str, list[Any]]:
-    """The condition, never NULL, that a row of samples fits what isn't None, and its arguments."""
+    """The condition, never NULL, that a row of samples fits a `Filter`, and its arguments."""
     terms, args = ["TRUE" if redone else "NOT redone"], list[Any]()
     for column, value in (("prompt_id", prompt_id), ("run", run)):
         if value is not None:
@@ -50,17 +63,20 @@ def eligible(rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:
     return f"({clause})", args
 
 
-# Groups by the number of their eligible responses: rows outside episodes, and episodes without an ineligible row.
+# Groups by the number of their eligible responses: rows outside episodes, and episodes without an
+# ineligible row.
 DRAWABLE = """
 SELECT g.prompt_id, ifnull(u.uses, 0) FROM (
   SELECT prompt_id,
-    sum(episode IS NULL AND ok) + count(DISTINCT episode) - count(DISTINCT CASE WHEN NOT ok THEN episode END) AS n
+    sum(episode IS NULL AND ok) + count(DISTINCT episode) - count(DISTINCT CASE WHEN NOT ok THEN episode
+    END) AS n
   FROM (SELECT prompt_id, episode, {eligible} AS ok FROM samples WHERE NOT redone)
   GROUP BY prompt_id HAVING n >= ?
 ) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id
 """
 
-# Groups with a judgement of two eligible responses. CROSS JOIN fixes the order: else a group of n costs n² lookups.
+# Groups with a judgement of two eligible responses. CROSS JOIN fixes the order: else a group of n costs n²
+# lookups.
 JUDGED = """
 WITH fit AS (SELECT id, prompt_id, episode, {eligible} AS ok FROM samples WHERE NOT redone),
 broken AS (SELECT DISTINCT prompt_id, episode FROM fit WHERE episode IS NOT NULL AND NOT ok),
@@ -69,8 +85,8 @@ usable AS (
   WHERE ok AND (episode IS NULL OR (prompt_id, episode) NOT IN (SELECT prompt_id, episode FROM broken))
 )
 SELECT g.prompt_id, ifnull(u.uses, 0) FROM (
-  SELECT DISTINCT w.prompt_id FROM pairs CROSS JOIN usable w ON w.id = winner CROSS JOIN usable l ON l.id = loser
-  WHERE w.prompt_id = l.prompt_id AND w.response <> l.response
+  SELECT DISTINCT w.prompt_id FROM pairs CROSS JOIN usable w ON w.id = winner CROSS JOIN usable l ON l.id =
+  loser WHERE w.prompt_id = l.prompt_id AND w.response <> l.response
 ) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id
 """
 
@@ -83,14 +99,17 @@ SELECT prompt_id, count(*), sum(scored), avg(reward), min(reward), max(reward) F
 ) GROUP BY prompt_id ORDER BY min(first)
 """
 
-# What a group was used by a run: the steps that drew of it.
-RECOUNT_USES = """
-INSERT INTO group_uses SELECT draws.run, prompt_id, count(DISTINCT draws.step), max(draws.step)
+# The use of groups by a run, counted from its draws: the number of steps that drew from a group, and the
+# last.
+COUNTED_USES = """
+SELECT prompt_id, count(DISTINCT draws.step), max(draws.step)
 FROM draws JOIN samples ON samples.id = sample WHERE draws.run = ? GROUP BY prompt_id
 """
-COUNT_USE = """
-INSERT INTO group_uses SELECT DISTINCT ?1, prompt_id, 1, ?2 FROM samples WHERE id IN (SELECT value FROM json_each(?3))
-ON CONFLICT DO UPDATE SET uses = uses + (last <> excluded.last), last = excluded.last
+# The groups of some samples, and their use by a run as it was counted before.
+USES_OF = """
+SELECT DISTINCT s.prompt_id, ifnull(u.uses, 0), u.last FROM samples s
+LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = s.prompt_id
+WHERE s.id IN (SELECT value FROM json_each(?))
 """
 
 # Oldest first; of one step by number of the response, since responses are stored in the order in which they finished.
@@ -101,6 +120,7 @@ ORDER BY step, CASE WHEN step IS NOT NULL AND json_valid(CAST(meta AS TEXT))
 
 # What a run drew, in the order in which it did.
 DRAWN = """
-SELECT d.step, d.sample, s.reward, s.role, s.source, s.run IS d.run, CASE WHEN s.run IS d.run THEN d.step - s.step END, s.action
+SELECT d.step, d.sample, s.reward, s.role, s.source, s.run IS d.run,
+  CASE WHEN s.run IS d.run THEN d.step - s.step END, s.action
 FROM draws d JOIN samples s ON s.id = d.sample WHERE d.run = ? ORDER BY d.rowid
 """

@@ -1,8 +1,9 @@
-"""What the store says of its samples, judgements and runs."""
+"""What the store reports of its samples, judgements and runs."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ class Counts:
     unscored: int
     failed: int  # the reward has an error instead of a value
     with_tokens: int
-    with_behavior: int  # every action has its behaviour log-prob
+    with_behavior: int  # every action has its behavior log-prob
     pairs: int
     sources: dict[str, int]
     roles: dict[str, int]
@@ -42,12 +43,12 @@ class Counts:
 
 
 class Known(NamedTuple):
-    """What an objective may need to know of a sample before it is read."""
+    """What is known of a sample without reading it."""
 
     id: int
     prompt_id: str
     scored: bool
-    knows_behavior: bool  # every action has its behaviour log-prob
+    knows_behavior: bool  # every action has its behavior log-prob
 
 
 class Draw(NamedTuple):
@@ -59,7 +60,7 @@ class Draw(NamedTuple):
     role: str
     source: str
     own: bool  # sampled by this run
-    age: int | None  # steps between sampling and drawing, 0 = fresh; None: another run's, or not noted
+    age: int | None  # staleness: steps from sampling to drawing, 0 = fresh; None: another run's, or unknown
     length: int | None  # actions; None where the store has no tokens
 
 
@@ -84,7 +85,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Commit:
-    """What a checkpoint of a run holds: everything up to `step`, and the store's samples up to row `cursor`."""
+    """What a checkpoint of a run contains: all up to `step`, and the store's samples up to row `cursor`."""
 
     step: int
     digest: str
@@ -100,31 +101,35 @@ class Rewound:
 
 @dataclass(frozen=True)
 class Damage:
-    """What of a store isn't as it was written; empty, and false, for a whole one."""
+    """What of a store isn't as it was written; empty, and false, for an intact one."""
 
-    structure: list[str] = field(default_factory=list)  # what SQLite says of its pages and indexes
+    structure: list[str] = field(default_factory=list)  # what SQLite reports of its pages and indexes
     samples: list[int] = field(default_factory=list)  # ids
     pairs: list[int] = field(default_factory=list)  # rowids, as the following ones
     draws: list[int] = field(default_factory=list)
     commits: list[int] = field(default_factory=list)
+    uses: list[str] = field(default_factory=list)  # RUN/GROUP of counts of draws
 
     def __bool__(self) -> bool:
         return any(asdict(self).values())
 
     def __str__(self) -> str:
-        said = [f"the file's structure is damaged: {'; '.join(self.structure[:3])}"] if self.structure else []
-        for one, rows in (
+        lines = []
+        if self.structure:
+            lines.append(f"the file's structure is damaged: {'; '.join(self.structure[:3])}")
+        tables: tuple[tuple[str, Sequence[object]], ...] = (
             ("sample", self.samples),
             ("pair", self.pairs),
             ("draw", self.draws),
             ("commit", self.commits),
-        ):
+            ("draw count", self.uses),
+        )
+        for name, rows in tables:
             if rows:
-                said.append(
-                    f"{len(rows)} {one}{'s' * (len(rows) > 1)} not as written: {one} {', '.join(map(str, rows[:5]))}"
-                    + (", …" if len(rows) > 5 else "")
-                )
-        return "; ".join(said) or "whole"
+                plural = "s" if len(rows) > 1 else ""
+                first = ", ".join(map(str, rows[:5])) + (", …" if len(rows) > 5 else "")
+                lines.append(f"{len(rows)} {name}{plural} not as written: {name} {first}")
+        return "; ".join(lines) or "intact"
 
 
 class Damaged(NamedTuple):

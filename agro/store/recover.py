@@ -6,25 +6,16 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
 from agro.files import writing
-from agro.store import queries
 from agro.store.database import columns_fit, read_text
-from agro.store.drawing import Store
-from agro.store.rows import (
-    COLUMNS,
-    INSERT,
-    LEDGERS,
-    checksum,
-    insert_into,
-    is_whole,
-    sample_checksum,
-)
+from agro.store.rows import INSERT, LEDGERS, SAMPLE, insert_into, is_valid, is_valid_sample, of_text
+from agro.store.sqlite import Store
 
 Row = tuple[Any, ...]
 BLOCK = 1024  # rowids asked for at once
@@ -32,7 +23,7 @@ PAGE_SIZE = 4096  # of every store: SQLite's own choice when it makes one
 LEAST_ROW = 32  # bytes, pages and indexes included
 NOTHING = "{path}: no sample of a store can be read in it; go back to a copy"
 SHOWN = 10  # ids that a printed report spells out
-# Ways to the last rowid of a table: past its own pages, then by an index and by what names it elsewhere.
+# Ways to the last rowid of a table: by its own pages, by an index, and by other tables that name it.
 _LAST = {
     "samples": (
         "SELECT max(id) FROM samples",
@@ -54,49 +45,43 @@ _LAST = {
 
 @dataclass
 class Recovered:
-    """What was taken, and what wasn't because it can't be read or isn't as it was written."""
+    """What was taken, and what is lost because it can't be read or isn't as it was written."""
 
     samples: int = 0
     pairs: int = 0
     draws: int = 0
     commits: int = 0
-    lost: list[int] = field(
-        default_factory=list
-    )  # ids of samples, from 1 to the last, that the new store doesn't have
-    lost_pairs: int = 0  # these three with the rows that name a lost sample
+    lost: list[int] = field(default_factory=list)  # ids of samples, from 1 to the last
+    lost_pairs: int = 0  # as lost draws: with the rows of a lost sample
     lost_draws: int = 0
     lost_commits: int = 0
-    may_lack: list[str] = field(default_factory=list)  # tables of which nothing says how many rows they held
+    may_miss: list[str] = field(default_factory=list)  # tables whose number of rows is unknown
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def __str__(self) -> str:
-        said = [
+        lines = [
             f"taken: {self.samples} samples, {self.pairs} pairs, {self.draws} draws, {self.commits} commits"
         ]
         if self.lost:
             ids = ", ".join(map(str, self.lost[:SHOWN])) + (", …" if len(self.lost) > SHOWN else "")
-            said.append(f"lost: {len(self.lost)} samples: {ids}")
-        for what, count in (
-            ("pairs", self.lost_pairs),
-            ("draws", self.lost_draws),
-            ("commits", self.lost_commits),
-        ):
+            lines.append(f"lost: {len(self.lost)} samples: {ids}")
+        for table in LEDGERS:
+            count = getattr(self, f"lost_{table}")
             if count:
-                said.append(f"lost: {count} {what}")
-        if self.may_lack:
-            said.append(f"nothing says how many there were: {', '.join(self.may_lack)}")
-        return "\n".join(said)
+                lines.append(f"lost: {count} {table}")
+        if self.may_miss:
+            lines.append(f"unknown how many there were: {', '.join(self.may_miss)}")
+        return "\n".join(lines)
 
 
 def recover(path: str | Path, out: str | Path) -> Recovered:
     """Write all rows of the store at `path` that are as they were written to a new store at `out`; ids stay.
 
-    Who then puts `out` in the place of `path` has to remove what stands beside that, PATH-wal and PATH-shm, first.
-
-    `path` isn't touched: a copy of it is read, which takes room beside `out` meanwhile. The rows of a store of schema 1
-    carry no checksums and are taken as they are. Raises `Refused` where `out` is there, or no sample can be read.
+    `path` isn't changed: a copy of it is read, which takes room beside `out` meanwhile. Who then replaces
+    `path` by `out` has to remove PATH-wal and PATH-shm first. Raises `Refused` where `out` exists, or no
+    sample can be read.
     """
     path, out = Path(path), Path(out)
     if not path.is_file():
@@ -106,7 +91,8 @@ def recover(path: str | Path, out: str | Path) -> Recovered:
     with writing(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
         copy, new = Path(folder) / "copy.db", Path(folder) / "new.db"
         for ending in ("", "-wal"):
-            if (part := Path(f"{path}{ending}")).exists():
+            part = Path(f"{path}{ending}")
+            if part.exists():
                 shutil.copyfile(part, f"{copy}{ending}")
         with Store.open(new) as store, closing(_open(path, copy, _fresh(Path(folder)))) as damaged:
             report = _take_over(damaged, store, copy.stat().st_size)
@@ -117,40 +103,47 @@ def recover(path: str | Path, out: str | Path) -> Recovered:
 
 
 def _take_over(damaged: sqlite3.Connection, store: Store, size: int) -> Recovered:
-    report, there = Recovered(), set[int]()
-    has_checksums = any(row[1] == "checksum" for row in damaged.execute("PRAGMA table_info(samples)"))
+    report, ids = Recovered(), set[int]()
     with store.transaction():
         last = _last(damaged, "samples", size, report)
-        for row in _rows(damaged, "samples", (*COLUMNS, "redone"), has_checksums, last):
-            if row is not None and not has_checksums and row[-1] in (0, 1):
-                row = (*row, sample_checksum(row))
-            if row is not None and is_whole(row) and _taken(store, INSERT, row):
-                there.add(row[0])
-        report.samples = len(there)
-        known = max(there, default=0) if "samples" in report.may_lack else last
-        report.lost = [i for i in range(1, known + 1) if i not in there]
-        for table, columns in LEDGERS.items():
-            insert, taken, lost = insert_into(table, ("rowid", *columns, "checksum")), 0, 0
-            for row in _rows(damaged, table, columns, has_checksums, _last(damaged, table, size, report)):
-                named = (
-                    () if row is None or table == "commits" else row[1:3] if table == "pairs" else row[3:4]
-                )
-                if row is not None and not has_checksums:
-                    row = (*row, checksum(row[1:]))
-                whole = row is not None and checksum(row[1:-1]) == row[-1] and there.issuperset(named)
-                if row is not None and whole and _taken(store, insert, row):
-                    taken += 1
-                else:
-                    lost += 1
+        for row in _rows(damaged, "samples", SAMPLE, last):
+            if row is not None and is_valid_sample(row[1:]) and _is_taken(store, INSERT, row[1:]):
+                ids.add(row[0])
+        report.samples = len(ids)
+        known = max(ids, default=0) if "samples" in report.may_miss else last
+        report.lost = [i for i in range(1, known + 1) if i not in ids]
+        for table in LEDGERS:
+            taken, lost = _take_ledger(damaged, store, table, _last(damaged, table, size, report), ids)
             setattr(report, table, taken)
-            setattr(report, f"lost_{table}", lost if table not in report.may_lack else 0)
+            setattr(report, f"lost_{table}", 0 if table in report.may_miss else lost)
         for (run,) in store._run("SELECT DISTINCT run FROM draws"):
-            store._run(queries.RECOUNT_USES, [run])
+            store.recount_uses(of_text(run))
     return report
 
 
-def _taken(store: Store, insert: str, row: Row) -> bool:
-    """Without checksums a row may say what no store can hold; in a damaged tree one may be met twice."""
+def _take_ledger(
+    damaged: sqlite3.Connection, store: Store, table: str, last: int, ids: set[int]
+) -> tuple[int, int]:
+    """How many rows of a small table were taken, and how many lost, those of a lost sample among them."""
+    columns = (*LEDGERS[table], "checksum")
+    insert = insert_into(table, ("rowid", *columns))
+    taken = lost = 0
+    for row in _rows(damaged, table, columns, last):
+        samples: Row = ()
+        if row is not None and table == "pairs":
+            samples = row[1:3]
+        elif row is not None and table == "draws":
+            samples = row[3:4]
+        intact = row is not None and is_valid(row[1:]) and ids.issuperset(samples)
+        if row is not None and intact and _is_taken(store, insert, row):
+            taken += 1
+        else:
+            lost += 1
+    return taken, lost
+
+
+def _is_taken(store: Store, insert: str, row: Row) -> bool:
+    """Not where the row is there already: in a damaged tree it may be read twice."""
     try:
         store._run(insert, row)
     except sqlite3.IntegrityError:
@@ -165,64 +158,61 @@ def _fresh(folder: Path) -> Path:
 
 
 def _open(path: Path, copy: Path, fresh: Path) -> sqlite3.Connection:
-    """The copy of the damaged store. Its first page, which holds the schema alone, is a new store's where it can't be used."""
+    """The copy of the damaged store.
+
+    Where its first page, which has the schema alone, can't be used, it is replaced by that of a new store.
+    """
     for _ in range(2):
         connection = sqlite3.connect(copy, isolation_level=None)
         connection.text_factory = read_text
-        try:
-            schema = connection.execute(
-                "SELECT name, rootpage FROM sqlite_master ORDER BY rootpage"
-            ).fetchall()
+        with suppress(sqlite3.DatabaseError, UnicodeDecodeError):  # the latter in SQLite's own message
             with closing(sqlite3.connect(fresh)) as new:
-                same = (
-                    new.execute("SELECT name, rootpage FROM sqlite_master ORDER BY rootpage").fetchall()
-                    == schema
-                )
+                same = _schema(connection) == _schema(new)
             if same and columns_fit(connection.execute):
                 return connection
-        except (sqlite3.DatabaseError, UnicodeDecodeError):  # the latter in SQLite's own message
-            pass
         connection.close()
         _replace_first_page(copy, fresh)
     raise Refused(NOTHING.format(path=path))
 
 
+def _schema(connection: sqlite3.Connection) -> list[Row]:
+    return connection.execute("SELECT name, rootpage FROM sqlite_master ORDER BY rootpage").fetchall()
+
+
 def _replace_first_page(copy: Path, fresh: Path) -> None:
     """See "The Database Header" in https://www.sqlite.org/fileformat2.html."""
     page = bytearray(fresh.read_bytes()[:PAGE_SIZE])
-    page[24:28] = page[
-        92:96
-    ]  # the number of pages holds where the change counter is the one that it was valid for
+    page[24:28] = page[92:96]  # the number of pages is valid for this change counter
     page[28:32] = (-(-copy.stat().st_size // PAGE_SIZE)).to_bytes(4, "big")
     with copy.open("r+b") as file:
         file.write(page)
 
 
 def _last(damaged: sqlite3.Connection, table: str, size: int, report: Recovered) -> int:
-    """The last rowid that anything in the store tells of; else more than fit into `size` bytes."""
-    found = []
+    """The last rowid that anything in the store names; else more than fit into `size` bytes."""
+    numbers = []
     for sql in _LAST[table]:
         try:
             [(last,)] = damaged.execute(sql)
         except sqlite3.DatabaseError:
             continue
         if isinstance(last, int) and last <= size:  # a damaged rowid can be any number
-            found.append(last)
+            numbers.append(last)
         elif last is None:
-            found.append(0)
-    if not found:
-        report.may_lack.append(table)
-    return max(found, default=size // LEAST_ROW)
+            numbers.append(0)
+    if not numbers:
+        report.may_miss.append(table)
+    return max(numbers, default=size // LEAST_ROW)
 
 
 def _rows(
-    damaged: sqlite3.Connection, table: str, columns: tuple[str, ...], has_checksums: bool, last: int
+    damaged: sqlite3.Connection, table: str, columns: tuple[str, ...], last: int
 ) -> Iterator[Row | None]:
-    """(rowid, *columns, checksum where there are any) of all rows up to `last`; None for each that can't be read."""
-    wanted = ("rowid", *columns, "checksum") if has_checksums else ("rowid", *columns)
-    sql = f"SELECT {', '.join(wanted)} FROM {table} NOT INDEXED WHERE rowid BETWEEN ? AND ? ORDER BY rowid"
+    """(rowid, *columns) of all rows up to `last`; None for each that can't be read."""
+    names = ", ".join(("rowid", *columns))
+    sql = f"SELECT {names} FROM {table} NOT INDEXED WHERE rowid BETWEEN ? AND ? ORDER BY rowid"
 
-    def between(first: int, last: int) -> Iterator[Row | None]:
+    def interval(first: int, last: int) -> Iterator[Row | None]:
         try:
             rows = damaged.execute(sql, [first, last]).fetchall()
         except sqlite3.DatabaseError:
@@ -230,10 +220,10 @@ def _rows(
                 yield None
                 return
             middle = (first + last) // 2
-            yield from between(first, middle)
-            yield from between(middle + 1, last)
+            yield from interval(first, middle)
+            yield from interval(middle + 1, last)
         else:
             yield from rows
 
     for first in range(1, last + 1, BLOCK):
-        yield from between(first, min(first + BLOCK - 1, last))
+        yield from interval(first, min(first + BLOCK - 1, last))

@@ -1,9 +1,9 @@
-"""How a `Sample` lies in SQLite: the schema, and a row from a sample and back, bit by bit.
+"""How a `Sample` is stored in SQLite: the schema, and a row from a sample and back, bit by bit.
 
-Arrays are little-endian blobs (int32, float32, and bits for bool, whose length is that of `tokens`). Text is TEXT,
-or a BLOB of its bytes where UTF-8 has no place for it (lone surrogates). Structured values are JSON text.
+Arrays are little-endian blobs (int32, float32, and bits for bool, whose length is that of `tokens`). Text is
+TEXT, or a BLOB of its bytes where UTF-8 can't encode it (lone surrogates). Structured values are JSON text.
 
-SQLite doesn't notice a byte that the disk changed. So each row carries a checksum of what it says.
+SQLite doesn't notice a byte that the disk changed. So each row has a checksum of its values.
 """
 
 from __future__ import annotations
@@ -20,34 +20,22 @@ from agro.strictjson import dumps, loads
 from agro.types import Sample, Text
 
 APPLICATION_ID = int.from_bytes(b"AGRO", "big")
-SCHEMA = 2  # 1 had no checksums
+SCHEMA = 3
 
 State = Literal["unscored", "failed", "scored"]
 STATES: tuple[State, ...] = get_args(State)
 
-# `reward` has no declared type: REAL would store -0.0 as 0. Of the pieces of an episode each is a row.
-# samples_draw holds all that grouping and drawing look at, so neither reads the rows with their blobs.
+# `reward` has no declared type: REAL would store -0.0 as 0. Each piece of an episode is a row. samples_draw
+# has all columns that grouping and drawing use, so neither reads the rows with their blobs. group_uses
+# counts the steps in draws, reference_logp can be computed again.
 TABLES = """
 CREATE TABLE samples (
-  id INTEGER PRIMARY KEY,
-  prompt_id TEXT NOT NULL,
-  episode TEXT,
-  state INTEGER NOT NULL,
-  role TEXT NOT NULL,
-  source TEXT NOT NULL,
-  version INTEGER NOT NULL,
-  run TEXT,
-  step INTEGER,
-  redone INTEGER NOT NULL DEFAULT 0,
-  knows_behavior INTEGER NOT NULL,
-  knows_tokens INTEGER NOT NULL,
-  file TEXT, record INTEGER, part TEXT,
-  reward,
-  prompt TEXT, messages TEXT, response TEXT NOT NULL,
-  tokenizer TEXT, sampling TEXT, meta TEXT NOT NULL,
-  tokens BLOB, action BLOB, learn BLOB, behavior_logp BLOB, context_tokens BLOB, token_reward BLOB, versions BLOB,
-  checksum INTEGER NOT NULL,
-  CHECK ((prompt IS NULL) <> (messages IS NULL))
+  id INTEGER PRIMARY KEY, prompt_id TEXT NOT NULL, episode TEXT, state INTEGER NOT NULL, role TEXT NOT NULL,
+  source TEXT NOT NULL, version INTEGER NOT NULL, run TEXT, step INTEGER, redone INTEGER NOT NULL DEFAULT 0,
+  knows_behavior INTEGER NOT NULL, knows_tokens INTEGER NOT NULL, file TEXT, record INTEGER, part TEXT,
+  reward, prompt TEXT, messages TEXT, response TEXT NOT NULL, tokenizer TEXT, sampling TEXT, meta TEXT NOT
+  NULL, tokens BLOB, action BLOB, learn BLOB, behavior_logp BLOB, context_tokens BLOB, token_reward BLOB,
+  versions BLOB, checksum INTEGER NOT NULL, CHECK ((prompt IS NULL) <> (messages IS NULL))
 );
 CREATE INDEX samples_draw ON samples (prompt_id, redone, episode, state, role, source, version, run, reward);
 CREATE INDEX samples_state ON samples (state);
@@ -62,32 +50,27 @@ CREATE TABLE pairs (
   checksum INTEGER NOT NULL
 );
 CREATE TABLE draws (
-  run TEXT NOT NULL, step INTEGER NOT NULL, sample INTEGER NOT NULL REFERENCES samples (id), checksum INTEGER NOT NULL
+  run TEXT NOT NULL, step INTEGER NOT NULL, sample INTEGER NOT NULL REFERENCES samples (id), checksum
+  INTEGER NOT NULL
 );
 CREATE INDEX draws_run ON draws (run, step);
 CREATE INDEX draws_sample ON draws (sample);
 CREATE TABLE group_uses (
   run TEXT NOT NULL, prompt_id TEXT NOT NULL, uses INTEGER NOT NULL, last INTEGER NOT NULL,
+  checksum INTEGER NOT NULL,
   PRIMARY KEY (run, prompt_id)
 ) WITHOUT ROWID;
 CREATE TABLE commits (
-  run TEXT NOT NULL, step INTEGER NOT NULL, digest TEXT NOT NULL, cursor INTEGER NOT NULL, files TEXT NOT NULL,
-  checksum INTEGER NOT NULL
+  run TEXT NOT NULL, step INTEGER NOT NULL, digest TEXT NOT NULL, cursor INTEGER NOT NULL, files TEXT NOT
+  NULL, checksum INTEGER NOT NULL
 );
 CREATE INDEX commits_run ON commits (run);
-"""
-# Log-probs of a reference, which can be computed again: a row that isn't whole counts as missing.
-CACHE = """
 CREATE TABLE reference_logp (
   sample INTEGER NOT NULL, key TEXT NOT NULL, run TEXT NOT NULL, step INTEGER NOT NULL, logp BLOB NOT NULL,
   checksum INTEGER NOT NULL
 );
 CREATE INDEX reference_logp_key ON reference_logp (key, sample);
 CREATE INDEX reference_logp_run ON reference_logp (run, step);
-"""
-TABLES += CACHE
-# What processes beside the trainer sample for a run: see agro.store.requests.
-TABLES += """
 CREATE TABLE requests (
   run TEXT NOT NULL, number INTEGER NOT NULL, collector TEXT NOT NULL, done INTEGER NOT NULL DEFAULT 0, step INTEGER,
   PRIMARY KEY (run, number)
@@ -105,37 +88,15 @@ class Origin(NamedTuple):
 
 
 COLUMNS = (
-    "prompt_id",
-    "episode",
-    "state",
-    "role",
-    "source",
-    "version",
-    "run",
-    "step",
-    "knows_behavior",
-    "knows_tokens",
-    "file",
-    "record",
-    "part",
-    "reward",
-    "prompt",
-    "messages",
-    "response",
-    "tokenizer",
-    "sampling",
-    "meta",
-    "tokens",
-    "action",
-    "learn",
-    "behavior_logp",
-    "context_tokens",
-    "token_reward",
-    "versions",
+    *("prompt_id", "episode", "state", "role", "source", "version", "run", "step"),
+    *("knows_behavior", "knows_tokens", "file", "record", "part", "reward", "prompt", "messages", "response"),
+    *("tokenizer", "sampling", "meta", "tokens", "action", "learn", "behavior_logp", "context_tokens"),
+    *("token_reward", "versions"),
 )
-SAMPLE = ("id", *COLUMNS, "redone", "checksum")  # a whole row
+SAMPLE = ("id", *COLUMNS, "redone", "checksum")  # all columns of samples
 REWARD = ("state", "reward", "meta")  # what a later scoring changes
-LEDGERS = {  # the small tables, and what their checksums cover
+USES = ("run", "prompt_id", "uses", "last")  # columns of group_uses
+LEDGERS = {  # the small tables, and the columns that their checksums cover
     "pairs": ("winner", "loser", "votes_winner", "votes_loser"),
     "draws": ("run", "step", "sample"),
     "commits": ("run", "step", "digest", "cursor", "files"),
@@ -143,8 +104,8 @@ LEDGERS = {  # the small tables, and what their checksums cover
 SELECT = f"SELECT {', '.join(SAMPLE)} FROM samples"
 
 
-def insert_into(table: str, columns: tuple[str, ...]) -> str:
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+def insert_into(table: str, columns: tuple[str, ...], insert: str = "INSERT") -> str:
+    return f"{insert} INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
 
 
 INSERT = insert_into("samples", SAMPLE)
@@ -153,7 +114,8 @@ _FIXED = [_AT[name] for name in ("id", *COLUMNS) if name not in REWARD]
 
 
 def checksum(values: Iterable[Any]) -> int:
-    """62 bits, and a lowest one of 0, of values as SQLite gives them back: their types and all of their bytes."""
+    """62 bits, and a lowest one of 0, of values as SQLite returns them: their types and all of their
+    bytes."""
     digest = blake2b(b"".join(map(_bytes, values)), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 2 << 1
 
@@ -164,21 +126,26 @@ def reward_checksum(i: int, state: int, reward: float | None, meta: Any) -> int:
 
 
 def sample_checksum(row: Sequence[Any]) -> int:
-    """Of a row of `SAMPLE` up to `redone` or more: that of what never changes, xor that of the reward, plus redone.
+    """Of a row of `SAMPLE` up to `redone` or more: of what never changes, xor of the reward, plus redone.
 
-    So a change of the reward or of `redone` renews the checksum from the old one alone, and can't hide a damage.
+    So a change of the reward or of `redone` updates the checksum from the old one alone, and hides no damage.
     """
     reward = reward_checksum(row[0], *(row[_AT[name]] for name in REWARD))
     return (checksum([row[i] for i in _FIXED]) ^ reward) + int(row[_AT["redone"]])
 
 
-def is_whole(row: Sequence[Any]) -> bool:
-    """Whether a row of `SAMPLE` says what was written."""
+def is_valid(row: Sequence[Any]) -> bool:
+    """Whether a row, its checksum last, is as it was written; of samples see `is_valid_sample`."""
+    return bool(checksum(row[:-1]) == row[-1])
+
+
+def is_valid_sample(row: Sequence[Any]) -> bool:
+    """Whether a row of `SAMPLE` is as it was written."""
     return len(row) == len(SAMPLE) and row[_AT["redone"]] in (0, 1) and sample_checksum(row) == row[-1]
 
 
 def state_of(reward: float | None, meta: dict[str, Any]) -> int:
-    """Index into `STATES`: failed is what has an error of the reward instead of a reward."""
+    """Index into `STATES`: failed where there is an error of the reward instead of a reward."""
     if reward is not None:
         return STATES.index("scored")
     return STATES.index("unscored" if meta.get("reward_error") is None else "failed")
@@ -187,7 +154,8 @@ def state_of(reward: float | None, meta: dict[str, Any]) -> int:
 def to_row(
     i: int, sample: Sample, run: str | None, step: int | None, origin: Origin | None
 ) -> tuple[Any, ...]:
-    """The values of `SAMPLE`, `i` its id. Raises `Refused` where `meta` or the like can't be kept as JSON."""
+    """The values of `SAMPLE`, `i` its id. Raises `Refused` where `meta` or the like can't be stored as
+    JSON."""
     where = f"sample of prompt {sample.prompt_id}"
     chat = not isinstance(sample.prompt, str)
     versions = sample.version if isinstance(sample.version, np.ndarray) else None
@@ -250,7 +218,7 @@ def from_row(row: tuple[Any, ...]) -> Sample:
 
 
 def to_text(text: Any) -> Any:
-    """What SQLite is given for a text, None included."""
+    """The value that SQLite stores for a text, None included."""
     try:
         if text is not None:
             text.encode()
@@ -276,9 +244,9 @@ def _bits(array: NDArray[np.bool_] | None) -> bytes | None:
 
 
 def _unbits(blob: bytes | None, count: int | None) -> NDArray[np.bool_] | None:
-    return (
-        None if blob is None else np.unpackbits(np.frombuffer(blob, np.uint8), count=count).astype(np.bool_)
-    )
+    if blob is None:
+        return None
+    return np.unpackbits(np.frombuffer(blob, np.uint8), count=count).astype(np.bool_)
 
 
 def _bytes(value: Any) -> bytes:
@@ -288,7 +256,7 @@ def _bytes(value: Any) -> bytes:
         return b"i%d;" % value
     if isinstance(value, float):
         return b"f" + struct.pack("<d", value)
-    kind, raw = (
-        (b"b", value) if isinstance(value, bytes) else (b"t", value.encode("utf-8", "surrogateescape"))
-    )
-    return b"%b%d:%b" % (kind, len(raw), raw)
+    if isinstance(value, bytes):
+        return b"b%d:%b" % (len(value), value)
+    raw = value.encode("utf-8", "surrogateescape")
+    return b"t%d:%b" % (len(raw), raw)

@@ -13,7 +13,7 @@ from making import group, random_samples, sample
 
 from agro.errors import Refused
 from agro.store import Damage, DrawRule, Pair, Store, recover
-from agro.store.rows import COLUMNS, LEDGERS, SCHEMA
+from agro.store.rows import COLUMNS, LEDGERS
 from agro.types import Sample
 
 
@@ -53,7 +53,7 @@ def test_a_store_that_was_written_to_in_every_way_is_whole(path: Path) -> None:
         store.set_rewards([(7, 1.5, {"parts": {"a": 1}}), (8, None, {"reward_error": "x"}), (7, 0.25, {})])
         assert store.rewind("r", to=store.commits("r")[0]).draws > 0
         assert store.damage() == Damage()
-        assert str(store.damage()) == "whole"
+        assert str(store.damage()) == "intact"
 
 
 @pytest.mark.parametrize("column", [*COLUMNS, "redone", "checksum"])
@@ -146,40 +146,52 @@ def test_an_earlier_commit_takes_the_later_ones_back(path: Path) -> None:
             store.rewind("r", to=third)
 
 
-def make_old(path: Path) -> None:
-    """Schema 1 was this one without checksums and without the cache of reference log-probs."""
+def test_a_damaged_count_of_draws_is_reported_before_it_changes_a_draw(path: Path) -> None:
+    change(
+        path,
+        "UPDATE group_uses SET uses = uses + 1 WHERE prompt_id = (SELECT min(prompt_id) FROM group_uses)",
+    )
+    with Store.open(path) as store:
+        (name,) = store.damage().uses
+        assert name.startswith("r/")
+        draws = store._run("SELECT count(*) FROM draws")
+        for write in (store.check, lambda: store.draw(DrawRule(4), run="r", step=4, seed=0, version=0)):
+            with pytest.raises(Refused, match="1 draw count not as written"):
+                write()
+        assert store._run("SELECT count(*) FROM draws") == draws
+        store.rewind("r")  # counts them anew
+        store.draw(DrawRule(4), run="r", step=4, seed=0, version=0)
+
+
+def test_a_flipped_byte_in_the_counts_of_draws_changes_no_draw(path: Path, tmp_path: Path) -> None:
+    """Each of 200 bytes of the table's page, alone: the next draw is the same, or it is refused."""
     with closing(sqlite3.connect(path)) as db:
-        for table in ("samples", *LEDGERS):
-            db.execute(f"ALTER TABLE {table} DROP COLUMN checksum")
-        db.execute("DROP TABLE reference_logp")
-        db.execute("PRAGMA user_version = 1")
-
-
-def test_a_store_without_checksums_is_renewed_when_it_is_written_to(path: Path) -> None:
-    before = everything(path)
-    with Store.open(path) as store:
-        uses = store.uses([41, 42, 45])
-        assert sum(uses.values()) > 0
-    make_old(path)
+        [(page,)] = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'group_uses'")
     content = path.read_bytes()
-    with Store.open(path, read_only=True) as store:
-        assert len(list(store.samples(redone=True))) == 53
-        assert [c.step for c in store.commits("r")] == [1, 2, 3]
-        assert len(list(store.pairs())) == 2
-        assert store.uses([41, 42, 45]) == uses
-        assert not store.damage()
-    assert path.read_bytes() == content
-    Store.open(path).close()
-    assert everything(path) == before
-    with Store.open(path) as store:
-        assert store._run("PRAGMA user_version") == [(SCHEMA,)]
-        assert not store.damage()
-        store.append([sample()])
+
+    def drawn(changed: bytes) -> list[int | None]:
+        file = tmp_path / "flipped.db"
+        for old in tmp_path.glob("flipped.db*"):
+            old.unlink()
+        file.write_bytes(changed)
+        with Store.open(file) as store:
+            return [s.id for s in store.draw(DrawRule(2), run="r", step=4, seed=0, version=0)]
+
+    expected, rng, refused = drawn(content), random.Random(0), 0
+    used = [i for i in range((page - 1) * 4096, page * 4096) if content[i]]
+    for at in rng.choices(used, k=200):
+        flipped = bytearray(content)
+        flipped[at] ^= 1 << rng.randrange(8)
+        try:
+            assert drawn(bytes(flipped)) == expected
+        except Refused:
+            refused += 1
+    assert refused > 100
 
 
 def test_recovering_a_whole_store_copies_it(path: Path, tmp_path: Path) -> None:
     done = recover(path, tmp_path / "new.db")
-    assert (done.samples, done.pairs, done.commits, done.lost, done.may_lack) == (53, 2, 3, [], [])
+    assert (done.samples, done.pairs, done.commits, done.lost, done.may_miss) == (53, 2, 3, [], [])
     assert sorted(p.name for p in tmp_path.iterdir() if "new" in p.name) == ["new.db"]
     assert everything(tmp_path / "new.db") == everything(path)
     with pytest.raises(Refused, match=r"new\.db: there is such a file"):

@@ -1,0 +1,39 @@
+"""What a step trains on: prompts, the store, and the place where samples are made."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from agro.config.section import Section, Share, field
+from agro.types import Role
+
+
+class Data(Section):
+    """What a step trains on: prompts to sample from, groups of the store, or a share of each."""
+
+    prompts: str | None = field(None, shared=True)
+    """JSONL file of prompts to sample from (`prompt`, and what the reward reads, such as `answer`)"""
+    eval_prompts: str | None = field(None, shared=True)
+    """held-out prompts, the same format"""
+    store: str | None = field(None, shared=True)
+    """the store; RUN/store.db where it is not given"""
+    eval_store: str | None = None
+    """a store of held-out groups: ½ Var(R) within them is measured (metrics eval_consistency…) at
+    evaluate.beta, or at the β of an objective that is regularized toward the reference"""
+    value_store: str | None = field(None, shared=True)
+    """a store of scored samples of the reference: the soft maximum of a prompt's rewards in it is its stored
+    value, where the objective takes one (squared_consistency, baseline = "stored")"""
+    replay: Share = 0.0
+    """share of each step's groups that comes from the store; 1 trains from the store alone"""
+    group_size: int | None = field(None, ge=1)
+    """responses drawn of a stored group, in complete pairs where the objective needs pairs; all where it is
+    not given"""
+    roles: tuple[Role, ...] | None = None
+    """draw only these roles"""
+    sources: tuple[str, ...] | None = None
+    """draw only these sources"""
+    max_age: int | None = field(None, ge=0)
+    """draw only samples of at most this staleness, in optimizer steps; excludes samples of unknown
+    staleness"""
+    order: Literal["least_used", "uniform"] = "least_used"
+    """which stored groups come first: those drawn least (epochs), or any"""

@@ -1,0 +1,53 @@
+"""Why a configuration is refused."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from agro.errors import Refused
+
+
+def refuse_infinite(value: Any, where: str, *keys: Any) -> None:
+    """Options of objectives and rewards have any type, but JSON (`config.json`) has no NaN or infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Refused(f"{where}: {'.'.join(map(str, keys))}: expected a finite number, got {value}")
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            refuse_infinite(item, where, *keys, key)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            refuse_infinite(item, where, *keys, index)
+
+
+def explain(error: Any, config: type[BaseModel], where: str) -> str:
+    """One error of pydantic's, with the dotted key; for an unknown key with the nearest known one."""
+    keys = [str(key) for key in error["loc"]]
+    path = ".".join(keys)
+    if error["type"] != "extra_forbidden":
+        problem = error["msg"][0].lower() + error["msg"][1:]
+        return f"{where}: {path}: {problem}, got {error['input']!r:.80}"
+    *sections, last = keys
+    model = config
+    for key in sections:
+        model = section_at(model, key) or model  # a place in a list of sections is none
+    known = list(model.model_fields)
+    near = difflib.get_close_matches(last, known, 1, 0.5)
+    if near:
+        return f"{where}: unknown key {path}; did you mean {'.'.join([*sections, near[0]])}?"
+    return f"{where}: unknown key {path}; known here: {', '.join(known)}"
+
+
+def section_at(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+    """The section at a key, also an optional one or the item of a list; None where there isn't one."""
+    if key not in model.model_fields:
+        return None
+    annotation = model.model_fields[key].annotation
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None

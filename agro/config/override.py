@@ -1,0 +1,73 @@
+"""Changes to the nested values of a configuration: by a phase, or by `KEY=VALUE`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from agro.errors import Refused
+
+
+def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of `base`, changed. Another objective doesn't inherit the options of the one in `base`."""
+    out = dict(base)
+    for key, value in changes.items():
+        before = out.get(key)
+        if not (isinstance(value, Mapping) and isinstance(before, dict)):
+            out[key] = value
+        elif key == "objective" and value.get("name", before["name"]) != before["name"]:
+            out[key] = dict(value)
+        else:
+            out[key] = merge(before, value)
+    return out
+
+
+def override(values: dict[str, Any], item: str) -> None:
+    """Put `KEY=VALUE`, a dotted path and a TOML value (a bare word is text), into nested values."""
+    key, equals, raw = item.partition("=")
+    if not equals or not key.strip():
+        raise Refused(f"override {item!r}: expected KEY=VALUE, such as train.steps=20")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw
+    at, keys = _target(values, key, raw, item)
+    for section in keys[:-1]:
+        at = at.setdefault(section, {})
+        if not isinstance(at, dict):
+            raise Refused(f"override {item!r}: {section} is a value, not a section")
+    at[keys[-1]] = value
+
+
+def _target(values: dict[str, Any], key: str, raw: str, item: str) -> tuple[dict[str, Any], list[str]]:
+    """The values that a dotted key is in, those of the run or of a phase, and the keys that lead to it."""
+    keys = key.strip().split(".")
+    phases: dict[str, dict[str, Any]] = {}
+    for phase in as_list(values.get("phases")):
+        if isinstance(phase, dict):
+            phases[str(phase.get("name"))] = phase
+    if keys[0] == "phases" and len(keys) > 2:
+        if keys[1] not in phases:
+            names = ", ".join(phases) or "which there is none"
+            raise Refused(f"override {item!r}: expected a phase of {names}")
+        return phases[keys[1]], keys[2:]
+    own = [name for name, phase in phases.items() if _has(phase, keys)]
+    if own and len(own) == len(phases):
+        raise Refused(
+            f"override {item!r} would change nothing: every phase sets {key} itself; "
+            f"say phases.{own[0]}.{key}={raw}"
+        )
+    return values, keys
+
+
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _has(values: Any, keys: list[str]) -> bool:
+    for key in keys:
+        if not isinstance(values, dict) or key not in values:
+            return False
+        values = values[key]
+    return True

@@ -1,0 +1,92 @@
+"""The model, its adapter, its chat format, and the reference."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from agro.config.section import Count, Positive, Section, field
+
+
+class NewModel(Section):
+    """A small Llama with random weights and one token a character (or byte), made at the start of a run."""
+
+    alphabet: str = "bytes"
+    """the characters of the vocabulary, or 'bytes' for all 256"""
+    hidden: Count = 128
+    """width of the hidden states; a multiple of `heads`"""
+    layers: Count = 4
+    """transformer blocks"""
+    heads: Count = 4
+    """attention heads of a block"""
+    context: Count = 1024
+    """context length: tokens of prompt and response together"""
+    initializer_range: Positive = 0.02
+    """standard deviation of the random weights; a narrow model learns from rewards only with a larger one,
+    about 1/√hidden"""
+
+
+class LoRA(Section):
+    """A low-rank adapter (peft): the model's own weights stay, and the reference shares them."""
+
+    rank: Count = 16
+    """r, the width of the adapter's matrices"""
+    alpha: Positive = 32.0
+    """the adapter's output is scaled by alpha / rank"""
+    targets: tuple[str, ...] = ("all-linear",)
+    """names of the modules that get an adapter; all-linear: every linear layer but the head"""
+    start: str | None = None
+    """folder of an adapter to go on with, instead of an empty one; rank, alpha and targets are its own
+    then"""
+    merge: bool = True
+    """RUN/model is the model with the adapter merged in; else RUN/model holds the adapter alone"""
+
+
+class Chat(Section):
+    """How a prompt becomes the text of a chat model; see `agro.chat`."""
+
+    system: str | None = None
+    """the system message of conversations that have none; "" is an empty one"""
+    wrap: bool = False
+    """a prompt that is plain text becomes a conversation of one user message; else it stays text"""
+    options: dict[str, Any] = field({})
+    """variables of the chat template, such as enable_thinking = false"""
+    template: str | None = None
+    """file of a Jinja template that takes the place of the tokenizer's own, in RUN/model too"""
+
+
+class Policy(Section):
+    """The model that is trained, where it runs, and the reference π_ref."""
+
+    model: str | None = field(None, shared=True)
+    """folder or hub name of a causal language model, or of an adapter, which is merged into its model"""
+    new: NewModel | None = field(None, shared=True)
+    """instead of `model`: start from random weights"""
+    dtype: Literal["float32", "bfloat16"] = field("float32", shared=True)
+    """of weights and updates: in bfloat16 an update smaller than a 256th of a weight rounds away"""
+    device: str = field("auto", shared=True)
+    """auto: CUDA where there is one, else the CPU"""
+    threads: int = field(1, shared=True, ge=0)
+    """CPU threads of the process; 0 leaves torch's own choice. A second thread slows small models down"""
+    temperature: Positive = field(1.0, shared=True)
+    """of π, π_ref and every log-prob of the trainer; sampler.temperature belongs to the behavior only"""
+    reference: Literal["start", "phase", "model", "ema", "periodic"] = "start"
+    """π_ref: the weights at the start of the run or of each phase, another model, an exponential moving
+    average of the policy's weights, or a copy of them renewed every so often"""
+    reference_model: str | None = None
+    """model: the folder or hub name of the reference"""
+    reference_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """ema: share of the reference's weights that is kept at a step"""
+    reference_every: Count | None = None
+    """periodic: steps between copies"""
+    cache_reference: bool = field(False, shared=True)
+    """keep the reference's log-probs of each sample in the store, for later steps and other runs with the
+    same reference: an epoch after the first saves one forward pass of three"""
+    chat: Chat = field(Chat(), shared=True)
+    lora: LoRA | None = field(None, shared=True)
+    """train an adapter of this kind, not the model's own weights"""
+    chunk: Count = field(128, shared=True)
+    """positions whose logits exist at once when log-probs are computed"""
+    trust_remote_code: bool = field(False, shared=True)
+    """run the code that a model on the hub brings along"""

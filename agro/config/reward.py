@@ -1,0 +1,78 @@
+"""How responses are scored."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import model_validator
+from pydantic_core import PydanticCustomError
+
+from agro.config.section import Count, Positive, Section, Share, field
+
+
+class RewardPart(Section):
+    """One of several rewards."""
+
+    name: str
+    """exact, regex, math, module:function or file.py:function"""
+    weight: float = 1.0
+    """of its value in the sum; 0 measures it without counting it"""
+    options: dict[str, Any] = field({})
+    """of this reward, as `reward.options`"""
+    label: str | None = None
+    """its name in metrics and store; `name` where it is not given"""
+
+
+class Reward(Section):
+    """One reward, or the weighted sum of several `functions`."""
+
+    name: str | None = field(None, shared=True)
+    """exact (where neither it nor `functions` is given), regex, math, module:function or file.py:function"""
+    options: dict[str, Any] = field({}, shared=True)
+    """options of a built-in reward, keyword arguments of a function"""
+    functions: tuple[RewardPart, ...] = field((), shared=True)
+    """instead of `name`: several rewards, each with a weight; the reward is Σ weight · value"""
+    timeout: Positive = field(10.0, resume=True, shared=True)
+    """seconds a call may take for one response; beyond it the reward stays unknown"""
+    max_failed: Share = field(0.5, resume=True, shared=True)
+    """the run stops where more than this share of one step's rewards failed"""
+    workers: Count = field(1, resume=True, shared=True)
+    """processes of each reward that has some: functions, math, regex patterns"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_way(cls, values: Any) -> Any:
+        """A name or functions. Without either, the name is filled in, so that config.json has it."""
+        if not isinstance(values, dict):
+            return values
+        for key in ("name", "options"):
+            if values.get("functions") and values.get(key):
+                raise PydanticCustomError(
+                    "reward",
+                    "reward.{key} and reward.functions exclude each other: give {key} to each of the "
+                    "functions, or no functions",
+                    {"key": key},
+                )
+        return (
+            values
+            if values.get("functions") or values.get("name") is not None
+            else values | {"name": "exact"}
+        )
+
+    @model_validator(mode="after")
+    def _parts_differ(self) -> Self:
+        labels = [part.label or part.name for part in self.functions]
+        if twice := [label for label in labels if labels.count(label) > 1]:
+            raise PydanticCustomError(
+                "reward", "reward.functions: {name} is given twice; give one a label", {"name": twice[0]}
+            )
+        if labels and not any(part.weight for part in self.functions):
+            raise PydanticCustomError("reward", "reward.functions: expected one weight other than 0 at least")
+        return self
+
+    @property
+    def title(self) -> str:
+        """For people: the name, or the sum."""
+        return self.name or " + ".join(
+            f"{part.weight:g} · {part.label or part.name}" for part in self.functions
+        )

@@ -1,0 +1,66 @@
+"""How fresh responses are sampled: by whom, with which engine, in which environment."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from agro.config.section import Count, Positive, Section, Share, field
+
+
+class Sampler(Section):
+    """How fresh responses are sampled.
+
+    The temperature is applied first, then top-k, top-p and min-p, in this order.
+    """
+
+    n: Count = 4
+    """responses a prompt"""
+    temperature: float = field(1.0, ge=0)
+    """0 is greedy"""
+    top_k: int = field(0, ge=0)
+    """0 keeps all tokens"""
+    top_p: Share = 1.0
+    """keeps the likeliest tokens until their probability reaches this; 1 keeps all"""
+    min_p: Share = 0.0
+    """keeps tokens with at least this share of the likeliest one's probability; 0 keeps all"""
+    max_new: Count = 256
+    """tokens a response at most"""
+    stop: tuple[str, ...] = ()
+    """a response ends with the first of these texts"""
+    batch: Count = 64
+    """sequences decoded at once"""
+
+
+class Environment(Section):
+    """Responses become episodes of several turns; `sampler.max_new` is then of a turn."""
+
+    name: str
+    """'calculator', 'search', verifiers:ENV_ID, or an environment as module:Class or file.py:Class"""
+    options: dict[str, Any] = field({})
+    """keyword arguments of the environment"""
+    max_turns: Count = 8
+    """turns of the policy in an episode at most"""
+
+
+class Source(Section):
+    """Which process samples the fresh responses."""
+
+    kind: Literal["inline", "elsewhere"] = field("inline", shared=True)
+    """inline: this process samples; elsewhere: other processes do (agro collect RUN)"""
+    wait_seconds: Positive = field(600.0, resume=True, shared=True)
+    """elsewhere: longest wait for samples before the run stops"""
+
+
+class Engine(Section):
+    """What decodes responses: the model in this process, or a server."""
+
+    kind: Literal["hf", "server"] = field("hf", shared=True)
+    """hf: transformers, in this process; server: an OpenAI-compatible server"""
+    url: str | None = field(None, resume=True, shared=True)
+    """of the server"""
+    model: str | None = field(None, shared=True)
+    """name of the model on the server"""
+    timeout: Positive = field(120.0, resume=True, shared=True)
+    """seconds that the server may take for a request"""
+    retries: int = field(3, resume=True, shared=True, ge=0)
+    """requests after a failed one before it is given up"""

@@ -1,0 +1,106 @@
+"""The configuration of a run: its sections, its phases, and how it is loaded."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from agro.config.data import Data
+from agro.config.messages import explain, refuse_infinite
+from agro.config.override import merge, override
+from agro.config.policy import Policy
+from agro.config.reward import Reward
+from agro.config.rollout import Engine, Environment, Sampler, Source
+from agro.config.section import Section
+from agro.config.train import Evaluate, Guard, Objective, Track, Train
+from agro.errors import Refused
+
+
+class Phase(BaseModel):
+    """A name, and values that differ from the run's sections while the phase lasts."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+    name: str
+    """used in metrics, report and overrides: `phases.NAME.section.key=value`"""
+
+
+class RunConfig(Section):
+    policy: Policy = Policy()
+    data: Data = Data()
+    sampler: Sampler = Sampler()
+    source: Source = Source()
+    engine: Engine = Engine()
+    reward: Reward = Reward()
+    environment: Environment | None = None
+    objective: Objective = Objective()
+    train: Train = Train()
+    guard: Guard = Guard()
+    evaluate: Evaluate = Evaluate()
+    track: Track = Track()
+    phases: tuple[Phase, ...] = ()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], where: str = "configuration") -> RunConfig:
+        """The configuration of nested values; `where` names them in messages."""
+        refuse_infinite(values, where)
+        try:
+            config = cls.model_validate(values)
+        except ValidationError as error:
+            raise Refused("\n".join(explain(e, cls, where) for e in error.errors())) from None
+        for phase in config.phases:  # a mistake in a phase is refused before the first one trains
+            config.phase(phase.name, where)
+        names = [phase.name for phase in config.phases]
+        if len(set(names)) < len(names):
+            raise Refused(f"{where}: phases: expected different names, got {', '.join(names)}")
+        return config
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
+        """The configuration of a TOML recipe or a run's config.json, changed by `KEY=VALUE` texts."""
+        path = Path(path)
+        values = _read(path)
+        for made_by_a_run in ("versions", "run"):
+            values.pop(made_by_a_run, None)
+        for item in overrides:
+            override(values, item)
+        return cls.of(values, str(path))
+
+    def phase(self, name: str, where: str = "configuration") -> RunConfig:
+        """The configuration of one phase: this one, changed by the phase's values."""
+        if name not in self.phase_names:
+            raise Refused(f"phase: expected one of {', '.join(self.phase_names)}, got {name!r}")
+        changes: dict[str, Any] = {}
+        for phase in self.phases:
+            if phase.name == name:
+                changes = dict(phase.model_extra or {})
+                break
+        for key in ("phases", "track"):
+            if key in changes:
+                raise Refused(f"{where}: phase {name}: {key}: a phase has none of its own")
+        return RunConfig.of(merge(self.model_dump(exclude={"phases"}), changes), f"{where}: phase {name}")
+
+    @property
+    def phase_names(self) -> tuple[str, ...]:
+        return tuple(phase.name for phase in self.phases) or ("train",)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    expected = "expected a TOML recipe or a run's config.json"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise Refused(f"{path}: can't be read: {error.strerror}; {expected}") from None
+    except UnicodeDecodeError:
+        raise Refused(f"{path}: can't be read: it isn't UTF-8 text; {expected}") from None
+    try:
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        raise Refused(f"{path}: {error}") from None
+    if not isinstance(values, dict):
+        raise Refused(f"{path}: expected an object of sections, got {text!r:.80}")
+    return values

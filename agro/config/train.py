@@ -1,0 +1,132 @@
+"""What is minimized, with which optimizer, and what is measured, shown and kept on the way."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agro.config.section import Count, Positive, Section, Share, field
+
+
+class Objective(BaseModel):
+    """What is minimized: the name of an objective, and its options."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
+    name: str = "agro"
+    """one of `agro.objectives.names()`"""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Train(Section):
+    """Steps, their size, memory, and the optimizer (AdamW)."""
+
+    steps: Count = 100
+    """batches drawn and trained on"""
+    seed: int = field(0, ge=0)
+    """of weights, sampling and draws"""
+    groups: Count = 16
+    """prompts a step"""
+    updates: Count = 1
+    """optimizer steps a batch"""
+    micro_batch: Count | None = None
+    """sequences in one forward pass at most; 16 where neither this nor micro_tokens is given. Doesn't change
+    the result"""
+    micro_tokens: Count | None = None
+    """tokens in one forward pass at most, padding included; a longer sequence goes alone. Doesn't change the
+    result"""
+    gradient_checkpointing: bool = False
+    """recompute each layer's activations in the backward pass instead of keeping them"""
+    offload: tuple[Literal["activations", "optimizer"], ...] = ()
+    """what is kept in the CPU's memory while the GPU doesn't use it"""
+    lr: Positive = 1e-5
+    """largest learning rate, which the warm-up ends at"""
+    value_lr: Positive = 1e-2
+    """largest learning rate of the value head, where the objective learns a value; warm-up and schedule as of
+    lr"""
+    warmup: int = field(0, ge=0)
+    """optimizer steps of linear warm-up"""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """of the learning rate, over the phase, to 0"""
+    adam_betas: tuple[Share, Share] = (0.9, 0.999)
+    """decay per update of the gradient's first and second moment"""
+    adam_eps: Positive = 1e-8
+    """added to the root of the second moment"""
+    weight_decay: float = field(0.0, ge=0)
+    """share of a weight, times the learning rate, that an update subtracts"""
+    clip: float = field(1.0, gt=0)
+    """largest norm of the gradient of a step; a larger one is scaled down to it"""
+    max_length: int | None = field(None, ge=2)
+    """tokens a sequence at most; the model's context where it is not given. Longer sequences are dropped and
+    counted"""
+    max_skipped: Count = 5
+    """steps in a row with a non-finite gradient before the run stops"""
+    checkpoint_every: Count = 50
+    """steps between checkpoints; a killed run loses fewer than these"""
+    keep: Count = field(2, resume=True)
+    """checkpoints kept, besides the one that the phase began with: where one is damaged, the one before it is
+    used"""
+    show_every: int = field(0, resume=True, ge=0)
+    """steps between sample responses on the terminal; 0 shows none"""
+    push: str | None = field(None, resume=True, shared=True)
+    """USER/NAME on the Hugging Face hub: RUN/model is uploaded there after the run; the token is that of hf
+    auth login, or HF_TOKEN"""
+    push_private: bool = field(True, resume=True, shared=True)
+    """a repository that push makes is private"""
+
+
+class Guard(Section):
+    """What counts as an explosion, and what happens then: see `agro.train.guard`."""
+
+    loss: Annotated[float, Field(gt=1)] | None = field(None, resume=True)
+    """largest |loss|, in multiples of its median over the last `window` steps; no rule where it is not
+    given"""
+    kl: Positive | None = field(None, resume=True)
+    """largest kl_ref, nats a response; no rule where it is not given"""
+    window: Annotated[int, Field(ge=5)] = 20
+    """steps over which `loss` takes the median"""
+    action: Literal["skip", "stop", "rollback"] = field("stop", resume=True)
+    """skip: drop the update; stop: end the run; rollback: go back to the last checkpoint at half the learning
+    rate"""
+    rollbacks: Count = field(3, resume=True)
+    """how often a run may go back; then it stops"""
+    stage_seconds: float = field(600.0, resume=True, shared=True, ge=0)
+    """a stage without progress for so many seconds is named on the terminal; 0: never"""
+
+
+class Evaluate(Section):
+    """Measurements on held-out prompts: before the first step, at the ends of phases, every `every` steps."""
+
+    every: int = field(0, ge=0)
+    """steps between evaluations on data.eval_prompts; 0: at the ends of phases only"""
+    keep_best: bool = field(False, resume=True)
+    """keep the model with the highest eval_reward in RUN/best (the highest of many is flattered by chance)"""
+    patience: int = field(0, resume=True, ge=0)
+    """evaluations in a row without a higher eval_reward after which the run ends; 0: it doesn't"""
+    target: float | None = field(None, resume=True)
+    """the run ends where eval_reward reaches this"""
+    n: Count = 1
+    """responses a prompt"""
+    temperature: float = field(1.0, ge=0)
+    """of held-out responses; eval_kl_ref is known only where it equals policy.temperature"""
+    kl: bool = True
+    """measure the KL to the reference too; keeps a copy of the reference in memory"""
+    beta: float | None = field(None, gt=0)
+    """reward per nat of the response's log-ratio: β at which ½ Var(R) and regret are measured, whatever the
+    objective, and of nothing else; the objective's own where it is not given. An objective without the
+    reference's log-probs then costs a copy of the reference and a forward pass over fresh responses per
+    step"""
+
+
+class Track(Section):
+    """Copies of the metrics for other programs (`agro[track]`); `metrics.jsonl` is always written."""
+
+    to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = field((), resume=True)
+    """which programs"""
+    project: str = field("agro", resume=True, min_length=1)
+    """of W&B and trackio"""
+    name: str | None = field(None, resume=True)
+    """of the run there; the run folder's where it is not given"""

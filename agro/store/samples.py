@@ -1,0 +1,191 @@
+"""The samples of a store: adding, reading, counting and scoring them, and judgements of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Unpack
+
+from agro.errors import Refused
+from agro.store import queries
+from agro.store.ledger import Ledger
+from agro.store.queries import Filter
+from agro.store.records import Counts, Damage, Group, Known, Pair
+from agro.store.rows import (
+    INSERT,
+    LEDGERS,
+    REWARD,
+    STATES,
+    Origin,
+    from_row,
+    is_valid,
+    is_valid_sample,
+    of_text,
+    reward_checksum,
+    state_of,
+    to_row,
+    to_text,
+)
+from agro.strictjson import dumps, loads
+from agro.types import Sample
+
+
+class Samples(Ledger):
+    """The part of a store with samples and judgements."""
+
+    def append(
+        self,
+        samples: Iterable[Sample],
+        *,
+        run: str | None = None,
+        step: int | None = None,
+        origins: Sequence[Origin] | None = None,
+    ) -> list[int]:
+        """Add samples, all or none, and return their ids. `origins`: where imported ones come from, each
+        new."""
+        samples = list(samples)  # before the lock is taken
+        known: Sequence[Origin | None] = origins or [None] * len(samples)
+        with self.transaction():
+            [(last,)] = self._run("SELECT ifnull(max(id), 0) FROM samples")
+            rows = []
+            for i, (sample, origin) in enumerate(zip(samples, known, strict=True), last + 1):
+                rows.append(to_row(i, sample, run, step, origin))
+            self._run_many(INSERT, rows)
+        return [row[0] for row in rows]
+
+    def samples(
+        self,
+        *,
+        ids: Iterable[int] | None = None,
+        on_damaged: Callable[[int], None] | None = None,
+        **chosen: Unpack[Filter],
+    ) -> Iterator[Sample]:
+        """The chosen samples in the order of their ids, those that are there when it begins; writing
+        meanwhile is fine.
+
+        Raises `Refused` for ids that aren't there, and for samples that aren't as they were written, unless
+        `on_damaged` takes their ids.
+        """
+        clause, args = queries.where(**chosen)
+        if ids is None:
+            self._check_structure()
+        else:
+            ids = sorted(set(ids))
+            self._check_ids(ids)
+            clause += " AND id IN (SELECT value FROM json_each(?))"
+            args.append(json.dumps(ids))
+        for row in self._blocks(clause, args):
+            if is_valid_sample(row):
+                yield from_row(row)
+            elif on_damaged is None:
+                raise self._refusal(Damage(samples=self.damaged("samples")))
+            else:
+                on_damaged(row[0])
+
+    def groups(self, **chosen: Unpack[Filter]) -> list[Group]:
+        """The groups of the chosen samples in the order in which they began."""
+        clause, args = queries.where(**chosen)
+        rows = self._run(queries.GROUPS.format(where=clause), args)
+        return [Group(of_text(row[0]), *row[1:]) for row in rows]
+
+    def origins(self, file: str, first: int, last: int) -> set[Origin]:
+        """The origins of stored samples among records `first` to `last` of a file."""
+        sql = "SELECT record, part FROM samples WHERE file = ? AND record BETWEEN ? AND ?"
+        return {Origin(file, record, of_text(part)) for record, part in self._run(sql, [file, first, last])}
+
+    def counts(self) -> Counts:
+        self._check_structure()
+        [(samples, groups, tokens, behavior)] = self._run(
+            "SELECT count(*), count(DISTINCT prompt_id), total(knows_tokens), total(knows_behavior) "
+            "FROM samples WHERE NOT redone"
+        )
+        by: dict[str, dict[Any, int]] = {}
+        for column in ("state", "source", "role"):
+            sql = f"SELECT {column}, count(*) FROM samples WHERE NOT redone GROUP BY {column}"
+            by[column] = dict(self._run(sql))
+        [(pairs,)] = self._run("SELECT count(*) FROM pairs")
+        return Counts(
+            samples=samples,
+            groups=groups,
+            with_tokens=int(tokens),
+            with_behavior=int(behavior),
+            pairs=pairs,
+            sources={of_text(k): n for k, n in by["source"].items()},
+            roles=by["role"],
+            **{name: by["state"].get(i, 0) for i, name in enumerate(STATES)},
+        )
+
+    def known(self, **chosen: Unpack[Filter]) -> list[Known]:
+        """What is known of each of the chosen samples, without reading it."""
+        clause, args = queries.where(**chosen)
+        columns = f"id, prompt_id, state = {queries.SCORED}, knows_behavior"
+        rows = self._run(f"SELECT {columns} FROM samples WHERE {clause} ORDER BY id", args)
+        return [Known(i, of_text(group), bool(scored), bool(knows)) for i, group, scored, knows in rows]
+
+    def set_rewards(self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]]) -> None:
+        """Set rewards: (id, reward, entries for `meta`).
+
+        None with a "reward_error" among the entries is a failure; None without one makes the sample
+        unscored again. The error and the parts of an earlier reward are dropped.
+        """
+        scores = list(scores)
+        ids = [i for i, _, _ in scores]
+        rows = []
+        columns = ", ".join(("id", *REWARD, "checksum"))
+        sql = f"SELECT {columns} FROM samples WHERE id IN (SELECT value FROM json_each(?))"
+        with self.transaction():
+            self._check_ids(ids)
+            known = {i: rest for i, *rest in self._run(sql, [json.dumps(ids)])}
+            for i, reward, entries in scores:
+                *before, checksum = known[i]
+                meta = self._meta(i, before[-1])
+                for earlier in ("reward_error", "reward_parts"):
+                    meta.pop(earlier, None)
+                after = _scored(i, reward, {**meta, **entries})
+                checksum ^= reward_checksum(i, *before) ^ reward_checksum(i, *after)
+                known[i] = [*after, checksum]
+                rows.append((*after, checksum, i))
+            self._run_many(
+                "UPDATE samples SET state = ?, reward = ?, meta = ?, checksum = ? WHERE id = ?", rows
+            )
+
+    def add_pairs(self, pairs: Iterable[Pair]) -> None:
+        """Add judgements. Raises `Refused` for ids that aren't there."""
+        pairs = list(pairs)
+        with self.transaction():
+            self._check_ids([i for p in pairs for i in (p.winner, p.loser)])
+            for p in pairs:
+                votes = [None if v is None else v + 0.0 for v in (p.votes_winner, p.votes_loser)]
+                self._enter("pairs", p.winner, p.loser, *votes)  # floats, as REAL stores them
+
+    def pairs(self, ids: Iterable[int] | None = None) -> Iterator[Pair]:
+        """Judgements in the order in which they came; with `ids` those that join two of these samples.
+
+        Raises `Refused` for one of them that isn't as it was written.
+        """
+        clause, args = "TRUE", list[str]()
+        if ids is not None:
+            some = "(SELECT value FROM json_each(?1))"
+            clause, args = f"winner IN {some} AND loser IN {some}", [json.dumps(list(ids))]
+        columns = ", ".join(LEDGERS["pairs"])
+        rows = self._run(f"SELECT rowid, {columns}, checksum FROM pairs WHERE {clause} ORDER BY rowid", args)
+        damaged = [row[0] for row in rows if not is_valid(row[1:])]
+        if damaged:
+            raise self._refusal(Damage(pairs=damaged))
+        for _, *judged, _ in rows:
+            yield Pair(*judged)
+
+    def _meta(self, i: int, text: Any) -> dict[str, Any]:
+        try:
+            return dict(loads(of_text(text)))
+        except (TypeError, ValueError):
+            raise self._refusal(Damage(samples=[i])) from None
+
+
+def _scored(i: int, reward: float | None, meta: dict[str, Any]) -> list[Any]:
+    """The values of `REWARD` of sample `i`."""
+    if reward is not None and not math.isfinite(reward):
+        raise Refused(f"sample {i}: reward: expected a finite number, or None where unknown, got {reward}")
+    number = None if reward is None else float(reward)
+    return [state_of(reward, meta), number, to_text(dumps(meta, f"sample {i}: meta"))]

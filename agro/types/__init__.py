@@ -1,0 +1,13 @@
+"""The record of experience: `Prompt`, `Sample`, `Batch`.
+
+Axes, in docstrings and as suffixes: B sequences, N responses (one or more sequences), T tokens, V vocabulary,
+G groups (all responses to one prompt), P pairs. Index t of every log-prob is the log-prob of tokens[t] given
+tokens[<t], in nats; a first token has none. What is unknown is None in a record and NaN in a tensor, never 0.
+"""
+
+from agro.types.batch import Batch
+from agro.types.prompt import Messages, Prompt, Text, check_text, check_turns, prompt_hash
+from agro.types.sample import ROLES, ROUNDING, UNKNOWN_VERSION, Role, Sample
+
+__all__ = ["ROLES", "ROUNDING", "UNKNOWN_VERSION", "Batch", "Messages", "Prompt", "Role", "Sample", "Text"]
+__all__ += ["check_text", "check_turns", "prompt_hash"]

@@ -1,0 +1,272 @@
+"""A batch: the tensors of one optimizer step, read from columns."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agro.errors import Refused
+from agro.types.sample import ROLES, ROUNDING
+
+
+class Check(NamedTuple):
+    """Which values of a column are refused as not `expected`."""
+
+    expected: str
+    is_bad: Callable[[Tensor, Tensor], Tensor]  # of (values, mask [B,T]), as flags of the values' shape
+
+
+class Column(NamedTuple):
+    """An input of `Batch.of`."""
+
+    name: str
+    axes: str  # B rows, T tokens, P pairs, 2 winner and loser
+    check: Check | None = None
+    is_float: bool = True  # a floating tensor keeps its dtype, other numbers become float64; else int64
+    default: float | None = None  # fills a column that isn't given; without one it is None
+
+
+_FINITE = Check("a finite number, or NaN where it is unknown", lambda x, _: x.isinf())
+_WEIGHT = Check("a finite number, 0 or more", lambda x, _: ~(x.isfinite() & (x >= 0)))
+_LOGP = Check("a log-prob (at most 0; NaN where unknown)", lambda x, mask: mask & (x > ROUNDING))
+_ROW = Check("rows 0 to {last}", lambda x, mask: (x < 0) | (x >= len(mask)))
+_VOTES = Check("0 or more, or NaN where unknown", lambda x, _: (x < 0) | x.isinf())
+COLUMNS = (
+    Column("reward", "B", _FINITE),
+    Column("weight", "B", _WEIGHT, default=1.0),
+    Column("age", "B", default=math.nan),
+    Column("ref_logp", "BT", _LOGP),
+    Column("behavior_logp", "BT", _LOGP),
+    Column("old_logp", "BT", _LOGP),
+    Column("pairs", "P2", _ROW, is_float=False),
+    Column("votes", "P2", _VOTES),
+    Column("tokens", "BT", is_float=False),
+    Column("lengths", "B", is_float=False),
+)
+_OPTIONAL = {"role", "response", "ids", "extra", *(column.name for column in COLUMNS)}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The tensors of one optimizer step: complete groups, whatever their origins and staleness.
+
+    `mask` [B,T] marks the tokens to learn from. Per-token inputs are NaN where they are unknown. Floating
+    inputs are float64 unless they came as tensors. `age` is the staleness. `tokens` and `lengths` are None
+    where an objective is evaluated on given log-probs, without a model.
+    """
+
+    mask: Tensor  # [B,T] bool
+    reward: Tensor  # [B]; NaN: unknown
+    group: Tensor  # [B] 0 … G-1
+    response: Tensor  # [B] 0 … N-1: rows of one episode are one response
+    weight: Tensor  # [B]; one value a group
+    age: Tensor  # [B] staleness in optimizer steps, 0 = fresh; NaN: unknown
+    group_names: tuple[str, ...]  # [G]
+    role: tuple[str, ...]  # [B]
+    ids: tuple[str, ...]  # [B] names of the rows in messages
+    ref_logp: Tensor | None = None  # [B,T]
+    behavior_logp: Tensor | None = None  # [B,T]
+    old_logp: Tensor | None = None  # [B,T] of the trained policy when the batch was drawn
+    pairs: Tensor | None = None  # [P,2] rows (winner, loser)
+    votes: Tensor | None = None  # [P,2]
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    tokens: Tensor | None = None  # [B,T]
+    lengths: Tensor | None = None  # [B]
+
+    @classmethod
+    def of(cls, *, mask: Any, reward: Any, group: Any, **optional: Any) -> Batch:
+        """Check and index the columns of B rows.
+
+        `mask` [B,T]: the tokens to learn from, true and false or ones and zeros. `reward` [B]: None or NaN
+        where it is unknown. `group` [B]: any hashable values.
+
+        Optional: `ref_logp`, `behavior_logp`, `old_logp` [B,T], where a row of None or NaN is unknown;
+        `age` [B], the staleness in optimizer steps, 0 = fresh; `role`, one for all rows or [B] ("policy" by
+        default); `weight` [B] (1 by default); `pairs` [P,2], rows (winner, loser), and their `votes` [P,2];
+        `extra`, a dict of named arrays; `response` [B], equal for the rows of one response (by default a
+        row is one); `tokens` [B,T], `lengths` [B]; `ids` [B], the names of the rows in messages.
+
+        Raises `Refused` naming the column and the row.
+        """
+        unknown = optional.keys() - _OPTIONAL
+        if unknown:
+            raise TypeError(f"Batch.of() got an unexpected keyword argument {min(unknown)!r}")
+        given = {name: value for name, value in optional.items() if value is not None}
+        mask_BT = _mask(mask)
+        B, T = mask_BT.shape
+        groups = _hashables(group, B, "group")
+        rows = [f"row {i} (group {name})" for i, name in enumerate(groups)]
+        names = tuple(map(str, _hashables(given.get("ids", rows), B, "ids")))
+        _check_mask(mask_BT, names)
+        role = given.get("role", "policy")
+        roles = _hashables([role] * B if isinstance(role, str) else role, B, "role")
+        _check_roles(roles, names)
+        responses = _hashables(given.get("response", range(B)), B, "response")
+        group_index, response_index = _numbered(groups), _numbered(responses)
+        given["reward"] = reward
+        if "pairs" in given:
+            given["pairs"] = _pairs(given["pairs"])
+        sizes = {"B": B, "T": T, "P": len(given.get("pairs", ())), "2": 2}
+        columns: dict[str, Any] = {c.name: _read(c, given, sizes, mask_BT, names) for c in COLUMNS}
+        return cls(
+            mask=mask_BT,
+            group=torch.tensor([group_index[name] for name in groups]),
+            response=torch.tensor([response_index[name] for name in responses]),
+            group_names=tuple(map(str, group_index)),
+            role=tuple(map(str, roles)),
+            ids=names,
+            extra={name: _tensor(value, f"extra {name}") for name, value in given.get("extra", {}).items()},
+            **columns,
+        )
+
+    @property
+    def n_groups(self) -> int:
+        return len(self.group_names)
+
+    def replace(self, **changes: Any) -> Batch:
+        return dataclasses.replace(self, **changes)
+
+    def rows(self, index: Tensor) -> Batch:
+        """The batch of these rows alone (`index` [K]), its groups and responses renumbered.
+
+        A pair stays where both of its rows do.
+        """
+        B = len(self.mask)
+        kept: dict[str, Any] = {}
+        for name, tensor in self._tensors():
+            if name not in ("pairs", "votes"):
+                kept[name] = tensor[index]
+        groups, kept["group"] = kept["group"].unique(return_inverse=True)
+        kept["response"] = kept["response"].unique(return_inverse=True)[1]
+        at = index.tolist()
+        kept["group_names"] = tuple(self.group_names[g] for g in groups.tolist())
+        kept["role"] = tuple(self.role[i] for i in at)
+        kept["ids"] = tuple(self.ids[i] for i in at)
+        kept["extra"] = dict(self.extra)
+        for name, value in self.extra.items():
+            if value.ndim and len(value) == B:
+                kept["extra"][name] = value[index]
+        if self.pairs is not None:
+            new = torch.arange(len(index), device=index.device)
+            place = torch.full((B,), -1, device=index.device).index_put((index,), new)
+            stays = (place[self.pairs] >= 0).all(1)
+            kept["pairs"] = place[self.pairs[stays]]
+            kept["votes"] = None if self.votes is None else self.votes[stays]
+        return dataclasses.replace(self, **kept)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch with its tensors on `device`."""
+        moved: dict[str, Any] = {"extra": {name: value.to(device) for name, value in self.extra.items()}}
+        moved |= {name: tensor.to(device) for name, tensor in self._tensors()}
+        return dataclasses.replace(self, **moved)
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Tensor):
+                yield f.name, value
+
+
+def _mask(mask: Any) -> Tensor:
+    mask_BT = _tensor(mask, "mask")
+    if mask_BT.ndim != 2 or 0 in mask_BT.shape:
+        raise Refused(f"mask: expected shape [B,T], got {list(mask_BT.shape)}")
+    if mask_BT.dtype == torch.bool:
+        return mask_BT
+    bad = ((mask_BT != 0) & (mask_BT != 1)).any(1)
+    if bad.any():
+        row = _first(bad)
+        raise Refused(f"mask: row {row}: expected true and false, got {mask_BT[row].tolist()!r:.80}")
+    return mask_BT.bool()
+
+
+def _check_mask(mask_BT: Tensor, names: Sequence[str]) -> None:
+    with_first = mask_BT[:, 0]
+    if with_first.any():
+        name = names[_first(with_first)]
+        raise Refused(f"mask: {name}: the first token is in the mask, but a first token has no log-prob")
+    empty = ~mask_BT.any(1)
+    if empty.any():
+        raise Refused(f"mask: {names[_first(empty)]} is empty: it has no token to learn from")
+
+
+def _check_roles(roles: Sequence[Hashable], names: Sequence[str]) -> None:
+    for role, name in zip(roles, names, strict=True):
+        if role not in ROLES:
+            raise Refused(f"role: {name}: expected one of {', '.join(ROLES)}, got {role!r}")
+
+
+def _read(
+    column: Column, given: Mapping[str, Any], sizes: Mapping[str, int], mask_BT: Tensor, names: Sequence[str]
+) -> Tensor | None:
+    shape = tuple(sizes[axis] for axis in column.axes)
+    if column.name not in given:
+        return None if column.default is None else torch.full(shape, column.default, dtype=torch.float64)
+    value = given[column.name]
+    if column.axes == "BT" and isinstance(value, (list, tuple)):
+        unknown = [math.nan] * sizes["T"]
+        value = [unknown if row is None else row for row in value]
+    values = _tensor(value, column.name, shape, np.float64 if column.is_float else None)
+    if not column.is_float:
+        values = values.long()
+    elif not values.is_floating_point():
+        values = values.double()
+    if column.check is None:
+        return values
+    bad = column.check.is_bad(values, mask_BT)
+    if not bad.any():
+        return values
+    row, *rest = (int(i) for i in bad.nonzero()[0])
+    got = values[row].tolist()
+    where = f"pair {row}" if column.axes == "P2" else names[row]
+    if column.axes == "BT":
+        where, got = f"{where}, index {rest[0]}", got[rest[0]]
+    expected = column.check.expected.format(last=len(mask_BT) - 1)
+    raise Refused(f"{column.name}: {where}: expected {expected}, got {got}")
+
+
+def _pairs(pairs: Any) -> Tensor:
+    pairs_P2 = _tensor(pairs, "pairs")
+    if pairs_P2.numel() == 0:
+        return pairs_P2.reshape(-1, 2)
+    if pairs_P2.ndim != 2 or pairs_P2.shape[1] != 2:
+        raise Refused(f"pairs: expected shape [P,2], got {list(pairs_P2.shape)}")
+    return pairs_P2
+
+
+def _tensor(value: Any, name: str, shape: tuple[int, ...] | None = None, dtype: Any = None) -> Tensor:
+    try:
+        out = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value, dtype))
+    except (TypeError, ValueError) as error:
+        of_shape = "" if shape is None else f" of shape {list(shape)}"
+        raise Refused(f"{name}: expected numbers{of_shape}, got {value!r:.80}") from error
+    if shape is not None and tuple(out.shape) != shape:
+        raise Refused(f"{name}: expected shape {list(shape)}, got {list(out.shape)}")
+    return out
+
+
+def _hashables(value: Any, B: int, name: str) -> list[Hashable]:
+    try:
+        items = value.tolist() if isinstance(value, (Tensor, np.ndarray)) else list(value)
+        set(items)
+    except TypeError as error:
+        raise Refused(f"{name}: expected hashable values, one a row, got {value!r:.80}") from error
+    if len(items) != B:
+        raise Refused(f"{name}: expected {B} values, one a row, got {len(items)}")
+    return items
+
+
+def _numbered(names: Iterable[Hashable]) -> dict[Hashable, int]:
+    """Each name once, with the number of its first appearance among them."""
+    return {name: i for i, name in enumerate(dict.fromkeys(names))}
+
+
+def _first(flags: Tensor) -> int:
+    return int(flags.int().argmax())

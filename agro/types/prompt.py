@@ -1,0 +1,65 @@
+"""Prompts: text, or the messages of a conversation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agro.errors import Refused
+
+Messages = list[dict[str, Any]]
+Text = str | Messages
+
+
+def prompt_hash(prompt: Text) -> str:
+    """The default `prompt_id`: 16 hex digits of SHA-256 of the text, or of the messages as sorted JSON."""
+    text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def check_text(prompt: Any, where: str) -> None:
+    """Raise `Refused` unless `prompt` is text or a list of messages with `role` and `content`."""
+    if isinstance(prompt, str) or _are_messages(prompt, _is_message):
+        return
+    raise Refused(
+        f"{where}: prompt: expected text, or a list of messages with 'role' and 'content', got {prompt!r:.80}"
+    )
+
+
+def check_turns(turns: Any, where: str) -> None:
+    """Raise `Refused` unless `turns` are messages that can follow a prompt: the last is the assistant's."""
+    if _are_messages(turns, _is_turn) and turns[-1]["role"] == "assistant":
+        return
+    raise Refused(
+        f"{where}: expected a list of messages with 'role' and 'content' (or 'tool_calls'), "
+        f"the last one the assistant's, got {turns!r:.80}"
+    )
+
+
+def _are_messages(value: Any, fits: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(fits, value))
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and "role" in value and "content" in value
+
+
+def _is_turn(value: Any) -> bool:
+    return isinstance(value, dict) and "role" in value and ("content" in value or "tool_calls" in value)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a policy is asked. `id` makes the group; `columns` are what a reward may read (`answer`, …)."""
+
+    text: Text
+    id: str = ""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_text(self.text, f"prompt {self.id}".rstrip())
+        if not self.id:
+            object.__setattr__(self, "id", prompt_hash(self.text))

@@ -1,0 +1,205 @@
+"""A sample: one response, and what is known of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from agro.errors import Refused
+from agro.types.prompt import Text, check_text, prompt_hash
+
+Role = Literal["policy", "log", "expert"]
+ROLES: tuple[str, ...] = get_args(Role)
+UNKNOWN_VERSION = -1
+ROUNDING = 1e-3  # by which the log-prob of an almost certain token may exceed 0, in half precision
+_NUMBERS = (int, float, np.integer, np.floating)
+
+
+class _Array(NamedTuple):
+    """An array of a sample: its type, and which of its values are refused as not `expected`."""
+
+    dtype: type[np.generic]
+    expected: str = ""
+    is_bad: Callable[[NDArray[Any]], NDArray[np.bool_]] | None = None
+
+
+_LOGPS = "log-probs (finite, at most 0; NaN where unknown)"
+_VERSION = "a number of optimizer steps, or -1 where unknown"
+_ARRAYS: dict[str, _Array] = {
+    "tokens": _Array(np.int32, "ids of the vocabulary", lambda x: x < 0),
+    "action": _Array(np.bool_),
+    "learn": _Array(np.bool_),
+    "behavior_logp": _Array(np.float32, _LOGPS, lambda x: (x > 0) | np.isinf(x)),
+    "context_tokens": _Array(np.int32),
+    "token_reward": _Array(np.float32, "finite numbers, or NaN where unknown", np.isinf),
+    "version": _Array(np.int32, _VERSION, lambda x: x < UNKNOWN_VERSION),
+}
+_PER_TOKEN = ("action", "learn", "behavior_logp", "token_reward", "version")
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One response to a prompt, whoever wrote it; a row of the store.
+
+    Samples of different origins differ in what is known: our own have tokens, `behavior_logp` and
+    `version`; a log may have only texts and a reward.
+    """
+
+    prompt: Text
+    response: str
+    reward: float | None = (
+        None  # of the complete response; None: not scored, or failed (meta["reward_error"])
+    )
+    prompt_id: str = ""  # what makes a group
+    episode: str | None = None  # rows that are pieces of one episode count as one response
+    tokens: NDArray[np.int32] | None = None  # [T] the complete sequence, prompt included
+    action: NDArray[np.bool_] | None = None  # [T] the tokens that the policy chose
+    learn: NDArray[np.bool_] | None = None  # [T] those to take a gradient from; None: the same as action
+    tokenizer: str | None = None  # fingerprint of what encoded the tokens
+    behavior_logp: NDArray[np.float32] | None = None  # [T] under the distribution sampled from; NaN: unknown
+    sampling: dict[str, Any] | None = None  # temperature, top_k, top_p, min_p, seed, …
+    context_tokens: NDArray[np.int32] | None = None  # what was conditioned on, where it isn't the prompt
+    token_reward: NDArray[np.float32] | None = None  # [T]
+    version: int | NDArray[np.int32] = UNKNOWN_VERSION  # optimizer steps of its weights; -1: not ours
+    role: Role = "log"
+    source: str = ""  # "file:…", a model's name
+    meta: dict[str, Any] = field(default_factory=dict)  # answer, finish, reward parts, parent, hint
+    id: int | None = None  # row of the store; None before it is stored
+
+    def __post_init__(self) -> None:
+        check_text(self.prompt, "sample")
+        if not self.prompt_id:
+            self._put("prompt_id", prompt_hash(self.prompt))
+        if not isinstance(self.response, str):
+            raise self._refusal(f"response: expected text, got {self.response!r:.80}")
+        if self.role not in ROLES:
+            raise self._refusal(f"role: expected one of {', '.join(ROLES)}, got {self.role!r}")
+        if self.reward is not None:
+            self._put("reward", self._finite(self.reward))
+        for name, array in _ARRAYS.items():
+            value = getattr(self, name)
+            if value is not None and not (name == "version" and isinstance(value, int)):
+                self._put(name, self._typed(name, value, array.dtype))
+        if isinstance(self.version, int) and self.version < UNKNOWN_VERSION:
+            raise self._refusal(f"version: expected {_VERSION}, got {self.version}")
+        self._check_lengths()
+        for name, array in _ARRAYS.items():
+            self._check_values(name, array)
+        self._check_masks()
+
+    def _put(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _refusal(self, text: str) -> Refused:
+        name = "sample" if self.id is None else f"sample {self.id}"
+        return Refused(f"{name} of prompt {self.prompt_id}: {text}")
+
+    def _finite(self, reward: Any) -> float:
+        if isinstance(reward, _NUMBERS) and not isinstance(reward, bool) and math.isfinite(reward):
+            return float(reward)
+        raise self._refusal(f"reward: expected a finite number, or None where it is unknown, got {reward!r}")
+
+    def _typed(self, name: str, value: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:
+        try:
+            raw = np.asarray(value)
+            out = raw.astype(dtype)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise self._refusal(f"{name}: expected a list of {dtype.__name__}, got {value!r:.80}") from error
+        if out.ndim != 1:
+            raise self._refusal(f"{name}: expected one dimension, got shape {out.shape}")
+        if dtype is not np.float32 and raw.size and not (raw == out).all():
+            raise self._refusal(f"{name}: expected {dtype.__name__} values, got {value!r:.80}")
+        out.flags.writeable = False
+        return out
+
+    def _check_lengths(self) -> None:
+        per_token = [name for name in _PER_TOKEN if isinstance(getattr(self, name), np.ndarray)]
+        if self.tokens is None:
+            if per_token:
+                names = ", ".join(per_token)
+                raise self._refusal(f"{names} given without tokens; give tokens as well, or none of them")
+            return
+        T = len(self.tokens)
+        if self.action is None:
+            raise self._refusal(f"tokens given without action (which of the {T} tokens are the response's)")
+        for name in per_token:
+            length = len(getattr(self, name))
+            if length != T:
+                raise self._refusal(f"{name}: expected one value for each of the {T} tokens, got {length}")
+
+    def _check_values(self, name: str, array: _Array) -> None:
+        values = getattr(self, name)
+        if array.is_bad is None or not isinstance(values, np.ndarray):
+            return
+        bad = array.is_bad(values)
+        if bad.any():
+            at = int(bad.argmax())
+            raise self._refusal(f"{name}: expected {array.expected}, got {values[at]} at index {at}")
+
+    def _check_masks(self) -> None:
+        if self.mask is None or self.action is None:
+            return
+        if not self.mask.any():
+            text = "a response needs at least one token (an end token counts)"
+            raise self._refusal(f"the mask of tokens to learn from is empty; {text}")
+        outside = self.mask & ~self.action
+        if outside.any():
+            at = int(outside.argmax())
+            raise self._refusal(f"learn: expected a part of action, got index {at}, which isn't an action")
+
+    @property
+    def mask(self) -> NDArray[np.bool_] | None:
+        """[T] tokens to take a gradient from."""
+        return self.action if self.learn is None else self.learn
+
+    @property
+    def knows_behavior(self) -> bool:
+        """Whether every action has its behavior log-prob."""
+        if self.behavior_logp is None or self.action is None:
+            return False
+        return bool(np.isfinite(self.behavior_logp[self.action]).all())
+
+    @property
+    def oldest_version(self) -> int:
+        """The version that staleness is counted from: of a version per token, the least among the actions."""
+        if not isinstance(self.version, np.ndarray):
+            return self.version
+        assert self.action is not None
+        return int(self.version[self.action].min())
+
+    def replace(self, **changes: Any) -> Sample:
+        return dataclasses.replace(self, **changes)
+
+    def __eq__(self, other: object) -> bool:
+        """Bit for bit, without `id`, which says where a record is stored, not what it is."""
+        if not isinstance(other, Sample):
+            return NotImplemented
+        names = (f.name for f in dataclasses.fields(self) if f.name != "id")
+        return all(_same(getattr(self, name), getattr(other, name)) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _same(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray):
+        return _same_array(a, b)
+    if isinstance(a, (float, dict, list)):  # JSON tells 0.0 from -0.0, and 1 from 1.0 and true
+        return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
+    return bool(a == b)
+
+
+def _same_array(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.dtype != np.float32:
+        return bool((a == b).all())
+    return bool(((a.view(np.int32) == b.view(np.int32)) | (np.isnan(a) & np.isnan(b))).all())
