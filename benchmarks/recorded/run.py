@@ -1,7 +1,7 @@
 """Record what synchronous runs come to, byte for byte, and check that a changed trainer comes to the same.
 
     python benchmarks/recorded/run.py record
-    python benchmarks/recorded/run.py check [CASE ...] [--without CASE] [--renamed OLD=NEW]
+    python benchmarks/recorded/run.py check [CASE ...] [--without CASE ...] [--renamed OLD=NEW ...]
 
 Each case trains a small model in a folder of its own. What is kept of it: the SHA-256 of the weights that it
 leaves, and its metrics without the times. The code that trains is that of the repository which this script is
@@ -34,7 +34,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 import torch  # noqa: E402
 
-from agro import RunConfig, Trainer  # noqa: E402
+from agro import Refused, RunConfig, Trainer  # noqa: E402
 from agro.demo import configure  # noqa: E402
 from agro.store import Pair, Store  # noqa: E402
 from agro.types import Sample  # noqa: E402
@@ -357,8 +357,12 @@ def agro_onpolicy_baseline(folder: Path) -> Path:
 
 @case
 def agro_local(folder: Path) -> Path:
-    """The whole distribution of each token is compared with the reference's."""
-    return run(folder, objective={"name": "agro", "beta": 0.1, "regulariser": "local"})
+    """Each token's whole distribution is compared with the reference's, by an option of two spellings."""
+    objective = {"name": "agro", "beta": 0.1}
+    try:
+        return run(folder, objective={**objective, "regularizer": "local"})
+    except Refused:  # before anything is trained: this code has the other spelling
+        return run(folder, objective={**objective, "regulariser": "local"})
 
 
 @case
@@ -692,9 +696,9 @@ def main() -> int:
     checking.add_argument(
         "cases", nargs="*", metavar="CASE", help=f"all where none is given: {', '.join(CASES)}"
     )
-    checking.add_argument("--without", action="append", default=[], metavar="CASE", choices=list(CASES))
+    checking.add_argument("--without", nargs="+", default=[], metavar="CASE", choices=list(CASES))
     checking.add_argument(
-        "--renamed", action="append", default=[], metavar="OLD=NEW", help="a metric that has another name now"
+        "--renamed", nargs="+", default=[], metavar="OLD=NEW", help="metrics that have another name now"
     )
     asked = parser.parse_args()
     if asked.command == "record":
