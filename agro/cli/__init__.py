@@ -7,7 +7,7 @@ from agro.cli.common import guarded
 from agro.cli.explain import objectives
 from agro.cli.models import eval_, sample
 from agro.cli.proving import prove
-from agro.cli.runs import compare, report, train
+from agro.cli.runs import collect, compare, report, train
 from agro.cli.stores import check, import_, recover, score
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
 
 COMMANDS = (  # name, function, example of its arguments
     ("train", train, "recipes/fresh.toml policy.model=MODEL data.prompts=prompts.jsonl --out runs/first"),
+    ("collect", collect, "runs/first"),
     ("sample", sample, "--model runs/first/model --prompts prompts.jsonl --out more.db -n 4"),
     ("import", import_, "log.jsonl.gz --store logs.db --map prompt=question --map response=output"),
     ("check", check, "logs.db --objective grpo"),

@@ -51,6 +51,23 @@ def train(
     print(f"done: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
 
 
+def collect(run: Annotated[Path, typer.Argument(help="The run folder.")]) -> None:
+    """Sample and score for a run that another process trains (source.kind = elsewhere), until it ends."""
+    from agro.runs.activity import RunActivity
+    from agro.runs.interruption import Interruption
+    from agro.runs.progress import Progress
+    from agro.runs.watchdog import Watchdog
+    from agro.train.elsewhere import Collector
+
+    interruption = Interruption()
+    progress = Progress(0)
+    watchdog = Watchdog(0.0, progress.say)
+    activity = RunActivity(progress, watchdog, interruption)
+    with interruption.on_signals(progress.say):
+        made = Collector(run, activity, progress.say).serve()
+    print(f"done: {made} responses for {run}", file=sys.stderr)
+
+
 def report(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
     """A run's figures as one self-contained page."""
     from agro.report import report as write_report

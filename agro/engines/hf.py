@@ -28,6 +28,7 @@ class HF:
         """Raises `Refused` for an architecture whose decoded log-probs differ from the trained ones."""
         self.policy = policy
         self.version = version
+        self.failures = 0
         layers = {type(layer) for layer in DynamicCache(config=policy.model.config).layers}
         foreign = sorted(kind.__name__ for kind in layers - {DynamicLayer, DynamicSlidingWindowLayer})
         if foreign:

@@ -37,9 +37,13 @@ class Decoded:
 
 
 class Engine(Protocol):
-    """Continues token ids. `version` is the number of optimizer steps of its weights; -1: not the trainer's."""
+    """Continues token ids. `version` is the number of optimizer steps of its weights; -1: not the trainer's.
+
+    `failures` counts requests that failed and were asked again.
+    """
 
     version: int
+    failures: int
 
     def decode(self, waiting: deque[Request], sampler: Sampler, seed: int) -> Iterator[Decoded]:
         """Serve the requests from the left of `waiting`, each as soon as it finishes.

@@ -57,6 +57,7 @@ class Collected:
     ids: tuple[int, ...] = ()  # by number of the response, not in the order of finishing
     failed: int = 0  # rewards that couldn't be computed
     tokens: int = 0  # sampled
+    failed_requests: int = 0  # to the engine; each was asked again
 
 
 def collect(
@@ -75,6 +76,7 @@ def collect(
     the store, their rewards unknown.
     """
     activity = activity or Quiet()
+    failures = rollout.engine.failures
     samples = _sample(rollout, prompts, sampler, store, task, activity)
     samples.sort(key=lambda s: (s.meta["index"], s.id))
     failed = 0
@@ -82,7 +84,8 @@ def collect(
         activity.stage("scoring")
         failed = score(reward, samples, store, task.max_failed)
     tokens = sum(int(s.action.sum()) for s in samples if s.action is not None)
-    return Collected(tuple(s.id for s in samples if s.id is not None), failed, tokens)
+    ids = tuple(s.id for s in samples if s.id is not None)
+    return Collected(ids, failed, tokens, rollout.engine.failures - failures)
 
 
 def score(reward: Reward, samples: Sequence[Sample], store: Store, max_failed: float) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from agro import config
 from agro.encoding import Encoder
 from agro.engines import Engine
@@ -15,6 +17,15 @@ def embedded(policy: Policy, version: int = -1) -> Engine:
     from agro.engines.hf import HF
 
     return HF(policy, version)
+
+
+def load_engine(settings: config.Engine, policy: Policy, say: Callable[[str], None]) -> Engine:
+    """The engine that the configuration names: on the weights of `policy` in this process, or a server."""
+    if settings.kind == "hf":
+        return embedded(policy)
+    from agro.engines.server import Server
+
+    return Server(settings, say=say)
 
 
 def load_rollout(

@@ -22,20 +22,27 @@ def ledger_of(run: str) -> str:
 class Requests(Ledger):
     """The part of a store that collectors and the trainer share."""
 
-    def claim(self, run: str, collector: str, most: int, is_alive: Callable[[str], bool]) -> list[int]:
-        """Up to `most` numbers for `collector` to sample: those of dead collectors first, then new ones."""
+    def claim(
+        self, run: str, collector: str, *, most: int, ahead: int, is_alive: Callable[[str], bool]
+    ) -> list[int]:
+        """Up to `most` numbers for `collector` to sample: those of dead collectors first, then new ones.
+
+        No new ones where `ahead` requests are waiting to be trained on.
+        """
+        name = to_text(run)
         with self.transaction():
-            rows = self._run(
-                "SELECT number, collector FROM requests WHERE run = ? AND NOT done ORDER BY number", [to_text(run)]
-            )
-            dead = {name for name in {name for _, name in rows} if name != collector and not is_alive(name)}
-            taken = [number for number, name in rows if name in dead][:most]
+            sql = "SELECT number, collector FROM requests WHERE run = ? AND NOT done ORDER BY number"
+            claims = self._run(sql, [name])
+            others = {owner for _, owner in claims if owner != collector}
+            dead = {owner for owner in others if not is_alive(owner)}
+            taken = [number for number, owner in claims if owner in dead][:most]
             sql = "UPDATE requests SET collector = ? WHERE run = ? AND number = ?"
-            self._run_many(sql, [(collector, to_text(run), number) for number in taken])
-            [(last,)] = self._run("SELECT ifnull(max(number), -1) FROM requests WHERE run = ?", [to_text(run)])
-            new = list(range(last + 1, last + 1 + most - len(taken)))
+            self._run_many(sql, [(collector, name, number) for number in taken])
+            [(last,)] = self._run("SELECT ifnull(max(number), -1) FROM requests WHERE run = ?", [name])
+            count = max(0, min(most - len(taken), ahead - self.backlog(run)))
+            new = list(range(last + 1, last + 1 + count))
             sql = "INSERT INTO requests (run, number, collector) VALUES (?, ?, ?)"
-            self._run_many(sql, [(to_text(run), number, collector) for number in new])
+            self._run_many(sql, [(name, number, collector) for number in new])
         return taken + new
 
     def finish(self, run: str, numbers: Sequence[int]) -> None:

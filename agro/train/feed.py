@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -31,10 +31,19 @@ class Valid:
     samples: list[Sample] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
+    made: frozenset[int | None] = frozenset()  # ids of what was made for this step
 
     def fresh(self, version: int) -> list[bool]:
         """[B] whether each sample was made by the weights of `version`, whoever made it."""
         return [staleness(s, version) == 0 for s in self.samples]
+
+    def recent(self, version: int) -> list[bool]:
+        """[B] the samples that KL and regret are estimated on: fresh ones, and those made for this step.
+
+        Other processes may have made these some versions ago; then they are weighted by π/μ.
+        """
+        fresh = self.fresh(version)
+        return [is_fresh or s.id in self.made for s, is_fresh in zip(self.samples, fresh, strict=True)]
 
 
 def select_valid(drawn: Drawn, encoder: Encoder, max_length: int | None, needs: Collection[str]) -> Valid:
@@ -127,9 +136,11 @@ class Feed:
             cache = ReferenceCache(store, run, learner, cached)
         return cls(phase, learner, values, cache)
 
-    def valid(self, drawn: Drawn) -> Valid:
-        """What of a draw can be trained on."""
-        return select_valid(drawn, self.learner.encoder, self.phase.config.train.max_length, self.needs)
+    def valid(self, drawn: Drawn, made: Iterable[int]) -> Valid:
+        """What of a draw can be trained on. `made`: ids of what was made for this step."""
+        valid = select_valid(drawn, self.learner.encoder, self.phase.config.train.max_length, self.needs)
+        valid.made = frozenset(made)
+        return valid
 
     def batch(self, valid: Valid, position: Position) -> Batch | None:
         """The tensors of a step, with all that the objective and the diagnostics read; None where nothing is valid."""
@@ -153,11 +164,11 @@ class Feed:
             return batch.replace(ref_logp=self.learner.logp(batch, "reference"))
         # A schedule may have brought β to 0, or the objective never needs it: then diagnostics alone do, on fresh samples.
         if "ref_logp" in self.needs or self.phase.config.evaluate.beta is not None:
-            return self._reference_of_fresh(batch, valid)
+            return self._reference_of_recent(batch, valid)
         return batch
 
-    def _reference_of_fresh(self, batch: Batch, valid: Valid) -> Batch:
-        rows = torch.tensor(valid.fresh(self.learner.version)).nonzero()[:, 0]
+    def _reference_of_recent(self, batch: Batch, valid: Valid) -> Batch:
+        rows = torch.tensor(valid.recent(self.learner.version)).nonzero()[:, 0]
         if not len(rows):
             return batch
         ref_logp = torch.full(batch.mask.shape, math.nan, dtype=torch.float64)

@@ -58,11 +58,17 @@ class Loop:
         self.phases, self.learner, self.store, self.folder = phases, learner, store, folder
         self.activity, self.say, self.build = activity, say, build
 
-    def run(self) -> Position:
-        """All steps that remain. Interrupted, or refused in the middle, it writes a checkpoint first."""
+    def run(self, published: int = 0) -> Position:
+        """All steps that remain. Interrupted, or refused in the middle, it writes a checkpoint first.
+
+        `published`: the newest version that other processes may have sampled with.
+        """
         position = go_back(self.store, self.folder, self.phases, self.say)
+        if published > position.version:  # by steps that are lost: no later weights may have their version
+            position = replace(position, version=published + 1)
         if position.digest:
             self.learner.load(self.folder.checkpoint(position.step), position.version)
+        self.learner.version = position.version
         if self.folder.changed:
             position = replace(position, stopped="")
         for phase in self.phases:
@@ -120,7 +126,7 @@ class Loop:
         train = phase.config.train
         began = time.perf_counter()
         made, drawn, fresh = self._draw(phase, position)
-        valid = self.parts.feed.valid(drawn)
+        valid = self.parts.feed.valid(drawn, made.ids)
         sampled = time.perf_counter()
         metrics = empty_metrics() | describe_batch(valid, made, self.learner.version)
         view = View(phase, position.step + 1, phase.options(position), metrics, valid.samples)
@@ -162,7 +168,7 @@ class Loop:
             return self._skip(view, position, "no sample that was drawn is valid")
         config = view.phase.config
         options = get(config.objective.name).resolve(config.objective.name, view.options)
-        fresh = valid.fresh(self.learner.version)
+        recent = valid.recent(self.learner.version)
         for update in range(config.train.updates):
             self.activity.stage("updating", update + 1, config.train.updates)
             check = _nothing if update else self.activity.check
@@ -172,7 +178,7 @@ class Loop:
                 position = self._skip(view, position, str(error))
                 continue
             if view.metrics["loss"] is None:
-                view.metrics |= describe_step(step, fresh, config, view.options)
+                view.metrics |= describe_step(step, recent, config, view.options)
                 action = self._judge(view)
                 if action is not GO:
                     return self._act(action, view, position)

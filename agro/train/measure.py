@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from agro.config import RunConfig
+from agro.objectives.reduce import Groups
 from agro.rollout import Collected
 from agro.train.collate import staleness
 from agro.train.diagnostics import diagnostic_beta, distances, spreads
@@ -27,7 +28,7 @@ def describe_batch(valid: Valid, made: Collected, version: int) -> dict[str, Any
             by_prompt[s.prompt_id].append(s.reward)
     rewards = [r for group in by_prompt.values() for r in group]
     groups = {s.prompt_id for s in samples}
-    fresh_groups = {s.prompt_id for s, fresh in zip(samples, valid.fresh(version), strict=True) if fresh}
+    made_now = {s.prompt_id for s, recent in zip(samples, valid.recent(version), strict=True) if recent}
     stale = [staleness(s, version) for s in samples]
     known = [steps for steps in stale if steps is not None]
     finishes = [s.meta["finish"] for s in responses if s.meta.get("finish") is not None]
@@ -49,7 +50,7 @@ def describe_batch(valid: Valid, made: Collected, version: int) -> dict[str, Any
         "dropped_reasons": dict(valid.dropped),
         "skipped": 0,
         "rolled_back": 0,
-        "replay_share": (len(groups) - len(fresh_groups)) / len(groups) if groups else None,
+        "replay_share": (len(groups) - len(made_now)) / len(groups) if groups else None,
     }
 
 
@@ -68,12 +69,13 @@ def _reward_parts(responses: Sequence[Sample]) -> dict[str, float | None] | None
 
 
 def describe_step(
-    step: Step, fresh: Sequence[bool], config: RunConfig, options: Mapping[str, Any]
+    step: Step, recent: Sequence[bool], config: RunConfig, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the gradient of a step shows: the objective, its pull, and on fresh samples KL, regret, engine against learner.
+    """What the gradient of a step shows: the objective, and on recent samples KL, regret, engine against learner.
 
-    `fresh`: [B]; `options`: the objective's, at this step. kl_ref is the mean over fresh responses of
-    Σ_t log π − log π_ref, in nats: on other samples that isn't a KL.
+    `recent`: [B] see `Valid.recent`; `options`: the objective's, at this step. kl_ref is the mean over recent responses of
+    Σ_t log π − log π_ref, in nats, which is a KL on samples of the policy itself. Those of earlier weights are weighted
+    by π/μ, normalized. In logp_diff they show how far the policy has moved since, besides engine against learner.
     """
     batch, logp = step.batch, step.streams["logp"]
     metrics: dict[str, Any] = {
@@ -86,7 +88,7 @@ def describe_step(
     found = spreads(step, config.objective.name, options)
     if found is not None:
         metrics["kl_to_reward_spread"] = options["beta"] * found[0] / found[1]
-    rows = torch.tensor(fresh, device=logp.device).nonzero()[:, 0]
+    rows = torch.tensor(recent, device=logp.device).nonzero()[:, 0]
     if not len(rows):
         return metrics
     part, logp = batch.rows(rows), logp[rows]
@@ -109,7 +111,13 @@ def samples_policy(config: RunConfig) -> bool:
 
 
 def kl_of(batch: Batch, logp: torch.Tensor) -> float:
-    """Mean over responses of Σ_t log π − log π_ref, in nats."""
+    """Mean over responses of Σ_t log π − log π_ref, in nats; see `describe_step` for those of earlier weights."""
     assert batch.ref_logp is not None
-    total = (logp - batch.ref_logp)[batch.mask].sum()
-    return total.item() / len(batch.response.unique())
+    ratio_BT = logp - batch.ref_logp
+    is_stale = batch.age > 0
+    if not is_stale.any() or batch.behavior_logp is None:
+        return ratio_BT[batch.mask].sum().item() / len(batch.response.unique())
+    groups = Groups.of(batch)
+    log_weight_N = groups.sum_tokens(torch.where(is_stale[:, None], logp - batch.behavior_logp, 0.0))
+    weight_N = log_weight_N.softmax(0)
+    return float((weight_N * groups.sum_tokens(ratio_BT)).sum())

@@ -18,7 +18,7 @@ from agro.prompts import load_prompts
 from agro.reference import load_reference
 from agro.report import report
 from agro.rewards import Reward, load_reward
-from agro.rollout.load import embedded, load_rollout
+from agro.rollout.load import load_engine, load_rollout
 from agro.rollout.reward import EpisodeReward
 from agro.runs.activity import RunActivity
 from agro.runs.card import write_cards
@@ -37,6 +37,7 @@ from agro.train.check import (
     reads_reference,
     takes_stored_value,
 )
+from agro.train.elsewhere import Elsewhere, Published, end
 from agro.train.feed import Feed
 from agro.train.heldout_groups import HeldOutGroups
 from agro.train.learner import Learner, Local
@@ -198,13 +199,15 @@ class Trainer:
         self.best = Best(keep=partial(keep_best, learner, self.out, self.config.policy.lora))
         build = partial(self._parts, learner)
         loop = Loop(self.phases, learner, self.store, self.folder, self.activity, self.progress.say, build)
-        loop.run()
+        published = Published.read(self.out)
+        loop.run(published=published.version if published else 0)
+        end(self.out)
         save_model(learner, self.out, self.config.policy.lora)
 
     @cached_property
     def engine(self) -> Any:
-        """Of fresh samples and held-out responses: it shares the learner's weights."""
-        return embedded(self.policy)
+        """Of fresh samples and held-out responses."""
+        return load_engine(self.config.engine, self.policy, self.progress.say)
 
     def _parts(self, learner: Learner, phase: Phase, position: Position) -> Parts:
         """What the steps of a phase are made with."""
@@ -221,9 +224,14 @@ class Trainer:
         return Parts(self._source(phase), feed, self._monitors(phase, learner, trained))
 
     def _source(self, phase: Phase) -> Source:
+        if phase.config.source.kind == "elsewhere":
+            return Elsewhere(phase, self.store, self.folder.id, self.out, self.activity)
         order = PromptOrder(self.prompts, derive(phase.config.train.seed, "prompts", phase.name))
         rollout = load_rollout(self.policy.encoder, self.engine, phase.config.environment)
-        return Inline(phase.config, rollout, order, self.reward, self.store, self.folder.id, self.activity)
+        weights = None if self.config.engine.kind == "hf" else self.out / "weights"
+        return Inline(
+            phase.config, rollout, order, self.reward, self.store, self.folder.id, self.activity, weights
+        )
 
     def _monitors(self, phase: Phase, learner: Learner, trained: set[str]) -> list[Monitor]:
         """The run's own first, then those that were given, then those that show what all of them added."""

@@ -1,0 +1,150 @@
+"""Sampling in other processes: one store, a trainer and collectors, any of which may be killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_runs import metrics, tiny, write_prompts, write_toml
+
+from agro.errors import Refused
+from agro.store import Store
+from agro.train.elsewhere import Collector, ahead, alive, is_alive
+from agro.train.trainer import Trainer
+
+GROUPS, N = 4, 3  # of the tiny run
+
+
+def start(*arguments: str, cwd: Path) -> subprocess.Popen[bytes]:
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    log = (cwd / f"{arguments[0]}-{time.monotonic_ns()}.log").open("w")
+    command = [sys.executable, "-m", "agro", *arguments]
+    return subprocess.Popen(command, cwd=cwd, env=environment, stdout=log, stderr=log)
+
+
+def write_run(folder: Path, steps: int = 8, **changes: object) -> list[str]:
+    settings = {
+        "source__kind": "elsewhere",
+        "source__wait_seconds": 120.0,
+        "data__max_age": 2,
+        "train__steps": steps,
+        "train__checkpoint_every": 2,
+        "data__eval_prompts": write_prompts(folder / "held.jsonl", range(60, 80)),
+    }
+    config = tiny(folder, **{**settings, **changes})
+    return ["train", str(write_toml(folder / "config.json", config)), "--out", "run"]
+
+
+def wait_for_step(run: Path, step: int, seconds: float = 180.0) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        file = run / "metrics.jsonl"
+        if file.exists() and file.read_text().count("\n") > step:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"step {step} wasn't reached: {[p.read_text()[-500:] for p in run.parent.glob('*.log')]}")
+
+
+def check(run: Path, steps: int) -> None:
+    """Each step trained on complete groups of its own; no response was made, or trained on, twice."""
+    rows = metrics(run)
+    assert [m["step"] for m in rows] == list(range(steps + 1))
+    assert all(m["groups"] == GROUPS and m["replay_share"] == 0 for m in rows[1:])
+    assert all(0 <= m["staleness_max"] <= 2 for m in rows[1:])
+    assert all(m["kl_ref"] is not None and m["logp_diff_mean"] is not None for m in rows[1:])
+    assert rows[1]["kl_ref"] == pytest.approx(0, abs=1e-6)
+    assert any(m["regret"] for m in rows[1:])
+    with Store.open(run / "store.db", read_only=True) as store:
+        run_id = next(iter(store.samples())).source and _run_id(run)
+        drawn = [draw.sample for draw in store.drawn(run_id)]
+        numbers = [(s.meta["index"], s.prompt_id) for s in store.samples()]
+    assert len(drawn) == len(set(drawn)) == steps * GROUPS * N
+    assert len(numbers) == len(set(numbers))
+
+
+def _run_id(run: Path) -> str:
+    import json
+
+    return str(json.loads((run / "config.json").read_text())["run"])
+
+
+def test_two_collectors_and_a_trainer(tmp_path: Path) -> None:
+    trainer = start(*write_run(tmp_path), cwd=tmp_path)
+    while not (tmp_path / "run" / "config.json").exists():
+        assert trainer.poll() is None
+        time.sleep(0.05)
+    collectors = [start("collect", "run", cwd=tmp_path) for _ in range(2)]
+    assert trainer.wait(240) == 0, [p.read_text()[-800:] for p in tmp_path.glob("*.log")]
+    assert [c.wait(60) for c in collectors] == [0, 0]
+    check(tmp_path / "run", 8)
+    assert not list((tmp_path / "run" / "collectors").iterdir())
+
+
+def test_either_side_is_killed_and_started_again(tmp_path: Path) -> None:
+    arguments = write_run(tmp_path, steps=12)
+    run = tmp_path / "run"
+    trainer = start(*arguments, cwd=tmp_path)
+    while not (run / "config.json").exists():
+        time.sleep(0.05)
+    collector = start("collect", "run", cwd=tmp_path)
+    wait_for_step(run, 3)
+    collector.send_signal(signal.SIGKILL)
+    collector.wait()
+    collector = start("collect", "run", cwd=tmp_path)
+    wait_for_step(run, 7)
+    trainer.send_signal(signal.SIGKILL)
+    trainer.wait()
+    trainer = start(*arguments, "--resume", cwd=tmp_path)
+    assert trainer.wait(240) == 0, [p.read_text()[-800:] for p in tmp_path.glob("*.log")]
+    assert collector.wait(60) == 0
+    check(run, 12)
+
+
+def test_waiting_has_a_limit_that_names_what_is_waited_for(tmp_path: Path) -> None:
+    config = tiny(tmp_path, source__kind="elsewhere", source__wait_seconds=0.3)
+    with pytest.raises(Refused, match=r"source\.wait_seconds.*4 prompts.*agro collect"):
+        Trainer(config, tmp_path / "run").run()
+
+
+def test_a_collector_refuses_what_is_not_such_a_run(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"config\.json"):
+        Collector(tmp_path, None, print)  # type: ignore[arg-type]
+    run = Trainer(tiny(tmp_path, train__steps=1), tmp_path / "run").run()
+    with pytest.raises(Refused, match=r"source\.kind"):
+        Collector(run, None, print)  # type: ignore[arg-type]
+
+
+def test_claims_of_the_dead_come_first_and_no_more_than_training_allows(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store.db") as store:
+        claim = {"most": 3, "ahead": 4}
+        assert store.claim("run", "a", **claim, is_alive=lambda c: True) == [0, 1, 2]
+        assert store.claim("run", "b", **claim, is_alive=lambda c: True) == [3]
+        assert store.claim("run", "b", **claim, is_alive=lambda c: True) == []
+        assert store.claim("run", "c", **claim, is_alive=lambda c: c != "a") == [0, 1, 2]
+        store.finish("run", [1, 3])
+        assert store.ready("run", 9) == [1, 3]
+        store.take("run", 1, [1])
+        assert store.ready("run", 9) == [3]
+        assert store.claim("run", "c", **claim, is_alive=lambda c: True) == [4]
+        store.rewind("run")
+        assert store.ready("run", 9) == [1, 3]
+
+
+def test_a_collector_is_alive_as_long_as_its_process_holds_the_lock(tmp_path: Path) -> None:
+    with alive(tmp_path, "me"):
+        code = "import sys; from pathlib import Path; from agro.train.elsewhere import is_alive; "
+        code += "sys.exit(is_alive(Path(sys.argv[1]), 'me'))"
+        assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 1
+    assert not is_alive(tmp_path, "me")
+
+
+def test_how_far_collectors_may_be_ahead(tmp_path: Path) -> None:
+    assert ahead(tiny(tmp_path)) == 2 * GROUPS
+    assert ahead(tiny(tmp_path, data__max_age=0)) == GROUPS
+    assert ahead(tiny(tmp_path, data__max_age=6, train__updates=2)) == 4 * GROUPS
