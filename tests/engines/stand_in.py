@@ -1,0 +1,76 @@
+"""A small OpenAI-compatible server on loopback, which samples with the embedded engine; it can be told to fail."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from agro.config import Sampler
+from agro.engines import Request
+from agro.engines.hf import HF
+from agro.policy import Policy
+
+
+class StandIn:
+    """Its state: the policy that it serves, what was asked of it, and how many requests are yet to fail."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.engine = HF(policy)
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.fail = 0
+        self.how = "status"  # or "hang up"
+        self.lock = threading.Lock()
+
+    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if path == "/collective_rpc":
+            self.engine.load(Path(body["kwargs"]["weights_path"]), self.engine.version + 1)
+            return {}
+        if path != "/v1/completions":
+            return {}
+        sampler = Sampler(temperature=body["temperature"], max_new=body["max_tokens"], stop=tuple(body["stop"] or ()))
+        request = Request(0, body["prompt"], body["max_tokens"])
+        (done,) = self.engine.decode(deque([request]), sampler, body["seed"])
+        logprobs = {"token_logprobs": done.logp.tolist()}
+        return {"choices": [{"token_ids": done.tokens.tolist(), "logprobs": logprobs, "finish_reason": "stop"}]}
+
+
+@contextmanager
+def serving(policy: Policy) -> Iterator[tuple[str, StandIn]]:
+    """(URL, state) of a server while it runs."""
+    state = StandIn(policy)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "{}")
+            with state.lock:
+                state.asked.append((self.path, body))
+                failing, state.fail = state.fail > 0, max(0, state.fail - 1)
+                if failing and state.how == "hang up":
+                    self.close_connection = True
+                    self.connection.close()
+                    return
+                content = {"error": "overloaded"} if failing else state.answer(self.path, body)
+            payload = json.dumps(content).encode()
+            self.send_response(503 if failing else 200)
+            self.send_header("Content-Length", str(len(payload)))
+            self.end_headers()
+            self.wfile.write(payload)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing on stderr."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", state
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
