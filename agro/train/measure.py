@@ -18,6 +18,7 @@ from agro.train.micro import MicroBatch
 from agro.train.step import Step, collate, streams_of
 from agro.types import Batch
 
+
 def describe_batch(drawn: Drawn, version: int) -> dict[str, Any]:
     """What the samples say before anything is computed on them. `version` is the trainer's."""
     samples, responses = drawn.samples, one_each(drawn.samples)
