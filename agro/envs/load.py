@@ -18,9 +18,9 @@ def load_environment(config: config.Environment) -> Environment:
     if config.name.startswith("verifiers:"):
         return Verifiers(config.name.partition(":")[2], config.options)
     if ":" not in config.name:
-        expected = "verifiers:ENV_ID, module:Class or file.py:Class"
         raise Refused(
-            f"environment.name: expected {expected}, got {config.name!r}; there are examples in examples/environments"
+            "environment.name: expected verifiers:ENV_ID, module:Class or file.py:Class, "
+            f"got {config.name!r}; examples are in examples/environments"
         )
     make, problem = load(config.name)
     if make is None:

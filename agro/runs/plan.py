@@ -1,7 +1,7 @@
 """What a run would do: steps, samples, tokens, memory, time (`agro train --dry-run`).
 
-Everything is loaded and checked as for the run, so that the same is refused. Counts are exact, except those of
-tokens, which are upper bounds. Time is extrapolated from one short decoding and one micro-batch on this machine.
+Everything is loaded and checked as for the run, so that the same is refused. Counts are exact, except
+those of tokens, which are upper bounds. Time is extrapolated from one short decoding and one micro-batch.
 """
 
 from __future__ import annotations
@@ -227,9 +227,9 @@ def _seconds(
 
 def describe(plan: dict[str, Any]) -> str:
     """The plan as text."""
-    trained = count(plan["parameters_trained"])
+    parameters, trained = count(plan["parameters"]), count(plan["parameters_trained"])
     lines = [
-        f"{plan['model']} on {plan['device']}: {count(plan['parameters'])} parameters, {trained} of them trained",
+        f"{plan['model']} on {plan['device']}: {parameters} parameters, {trained} of them trained",
         f"{count(plan['prompts'])} prompts, {count(plan['eval_prompts'])} held-out",
     ]
     for phase in plan["phases"]:

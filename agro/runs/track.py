@@ -14,7 +14,7 @@ from agro.runs.folder import Run
 
 
 class Tracker(Protocol):
-    """A destination of metrics. Steps rise within a process; a resumed run starts after its last checkpoint."""
+    """A destination of metrics. Steps rise; a resumed run starts after its last checkpoint."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
