@@ -14,7 +14,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def is_adapter(name: str) -> bool:
-    """Whether `name` is the folder of an adapter rather than of a whole model."""
+    """Whether `name` is the folder of an adapter and not of a model."""
     return (Path(name).expanduser() / CONFIG).is_file()
 
 
@@ -33,15 +33,18 @@ def base_of(folder: str) -> str:
 
 
 def adapted(model: Any, name: str, config: configuration.LoRA) -> Any:
-    """A peft model around `model`, whose linear layers it changes in place: only the adapter trains.
+    """A peft model around `model`, whose linear layers change in place. Only the adapter is trained.
 
-    `name`: what the adapter says that it belongs to.
+    `name`: folder or hub name of the base model, which is written to the adapter's configuration.
     """
     peft = _peft()
-    base = str(Path(name).expanduser().resolve()) if Path(name).expanduser().is_dir() else name
+    folder = Path(name).expanduser()
+    base = str(folder.resolve()) if folder.is_dir() else name
     if config.start is not None:
         return _with_adapter(model, config.start, trainable=True)
-    targets = config.targets[0] if config.targets == ("all-linear",) else list(config.targets)
+    targets: str | list[str] = list(config.targets)
+    if config.targets == ("all-linear",):
+        targets = "all-linear"
     try:
         return peft.get_peft_model(
             model,
@@ -64,13 +67,13 @@ def merged_with(model: Any, folder: str) -> Any:
 
 
 def merged(adapter: Any) -> Any:
-    """A plain model with the weights of a peft model and its adapter; the peft model stays as it is."""
+    """A model with the merged weights of a peft model and its adapter. The peft model does not change."""
     return copy.deepcopy(adapter).merge_and_unload()
 
 
 def _with_adapter(model: Any, folder: str, *, trainable: bool) -> Any:
     path = Path(folder).expanduser()
-    for file in (CONFIG, WEIGHTS):  # peft itself would take pickled weights too
+    for file in (CONFIG, WEIGHTS):  # peft would load pickled weights too
         if not (path / file).is_file():
             raise Refused(
                 f"{folder}: expected the folder of an adapter with {CONFIG} and {WEIGHTS}; it has no {file}"

@@ -1,7 +1,7 @@
-"""Prompts and conversations as text: the chat template, its options, and what it does to earlier turns.
+"""Prompts and conversations as text: the chat template and its options.
 
-The generation prompt, which opens the assistant's turn, is put by `Chat.prompt` and nowhere else. All of it belongs to
-the prompt, a thinking block that the template opens there included.
+The generation prompt, which opens the assistant's turn, is added by `Chat.prompt` only. All of it belongs to the
+prompt, including a thinking block that the template opens.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _SYSTEM = ("system", "developer")
 
 
 class Rewritten(ValueError):
-    """The template renders a turn otherwise once others follow it.
+    """The template renders a turn differently once other turns follow it.
 
-    Then no one sequence holds what the model read before each of its turns. Qwen3 and DeepSeek-R1 drop the thinking
-    of earlier turns like that.
+    Then no single sequence contains the context of every turn. Qwen3 and DeepSeek-R1 drop the thinking of earlier
+    turns in this way.
     """
 
 
 @dataclass(frozen=True)
 class Chat:
-    """What a tokenizer and the settings of `[policy.chat]` make of prompts."""
+    """Renders prompts with a tokenizer's chat template and the settings of `[policy.chat]`."""
 
     tokenizer: Any
     system: str | None = None
@@ -45,16 +45,16 @@ class Chat:
 
     @classmethod
     def of(cls, tokenizer: Any, config: configuration.Chat) -> Chat:
-        """Gives the tokenizer the template of the configuration, so that it is saved with the model.
+        """Set the tokenizer's template to the configured one, so that it is saved with the model.
 
-        Raises `Refused` for settings that a template, or the lack of one, would ignore.
+        Raises `Refused` for settings that would have no effect.
         """
         if config.template is not None:
             tokenizer.chat_template = _read(config.template)
         template = tokenizer.chat_template
         if config != configuration.Chat() and not template:
             raise Refused(
-                "[policy.chat]: the tokenizer has no chat template; give one with policy.chat.template, or leave the section out"
+                "[policy.chat]: the tokenizer has no chat template; set policy.chat.template, or remove the section"
             )
         for name in config.options:
             if name in set(inspect.signature(tokenizer.apply_chat_template).parameters) - _FREE:
@@ -63,13 +63,13 @@ class Chat:
                 )
             if not re.search(rf"\b{re.escape(name)}\b", json.dumps(template)):
                 raise Refused(
-                    f"policy.chat.options: {name}: the chat template doesn't read it, so it would change nothing"
+                    f"policy.chat.options: {name}: the chat template doesn't use it, so it has no effect"
                 )
         return cls(tokenizer, config.system, config.wrap, config.options)
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits of the SHA-256 of all that decides how a prompt and a response become ids."""
+        """16 hex digits of the SHA-256 of everything that determines the ids of a prompt and a response."""
         tokenizer = self.tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is not None:
@@ -86,39 +86,42 @@ class Chat:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """Those that aren't the defaults."""
+        """The settings that differ from their defaults."""
         settings = {"system": self.system, "wrap": self.wrap or None, "options": dict(self.options) or None}
         return {name: value for name, value in settings.items() if value is not None}
 
     def is_text(self, prompt: Text) -> bool:
-        """Whether a prompt stays plain text. Raises `Refused` where that would pass over `[policy.chat]`."""
+        """Whether a prompt stays plain text. Raises `Refused` where that would ignore `[policy.chat]`."""
         if not isinstance(prompt, str) or self.wrap:
             return False
         if self._settings:
+            setting = next(iter(self._settings))
             raise Refused(
-                f"prompt {prompt!r:.80}: policy.chat.{next(iter(self._settings))} is for conversations, and this is plain text; "
-                "set policy.chat.wrap = true, which makes it a user message, or leave the setting out"
+                f"prompt {prompt!r:.80}: policy.chat.{setting} is for conversations, but this is plain text; set "
+                "policy.chat.wrap = true, which makes it a user message, or remove the setting"
             )
         return True
 
     def messages(self, prompt: Text) -> Messages:
-        """A prompt that isn't plain text as a conversation, the system message put in."""
+        """A prompt as a conversation, with the system message."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if self.system is None or any(m["role"] in _SYSTEM for m in messages):
             return messages
         return [{"role": "system", "content": self.system}, *messages]
 
     def prompt(self, messages: Messages) -> str:
-        """A conversation up to the point where the assistant speaks."""
+        """A conversation up to the start of the assistant's turn."""
         return self._rendered(messages, add_generation_prompt=True)
 
     def turns(
         self, prompt: Text, turns: Messages, ends: Collection[str], *, closed: bool = True
     ) -> list[tuple[str, bool]]:
-        """A prompt and the turns that follow it as one text, in parts: (text, whether the assistant chose it).
+        """A prompt and its following turns as one text, in parts: (text, whether the assistant chose it).
 
-        A part of the assistant's reaches up to the first of `ends`, the texts of the end tokens; what the template puts
-        behind that belongs to the next part. The last turn has no end token where it isn't `closed`. Raises `Rewritten`.
+        A part of the assistant ends with the first of `ends`, the texts of the end tokens. What the template adds
+        after it belongs to the next part. The last turn has no end token unless it is `closed`.
+
+        Raises `Rewritten` where the template changes earlier turns.
         """
         parts: list[tuple[str, bool]] = []
         history, so_far = list(self.messages(prompt)), ""
@@ -128,7 +131,7 @@ class Chat:
                 answered = self._rendered([*history, turn])
                 if not (asked.startswith(so_far) and answered.startswith(asked)):
                     raise Rewritten(
-                        f"turn {len(history)}: what stands before it is rendered in more than one way"
+                        f"turn {len(history)}: the text before it is rendered in more than one way"
                     )
                 own = self._own(answered[len(asked) :], ends)
                 parts += [(asked[len(so_far) :], False), (own, True)]
@@ -136,12 +139,13 @@ class Chat:
             history.append(turn)
         if not closed:
             last = parts[-1][0]
-            parts[-1] = (next((last.removesuffix(end) for end in ends if last.endswith(end)), last), True)
+            end = next((end for end in ends if last.endswith(end)), "")
+            parts[-1] = (last.removesuffix(end), True)
         return parts
 
     @cached_property
     def rewrites(self) -> bool:
-        """Whether the template renders short conversations, with thinking and without, otherwise once they go on."""
+        """Whether the template changes earlier turns of short conversations, with thinking or without."""
         user = {"role": "user", "content": "ping"}
         for content in ("pong", "<think>\nping\n</think>\n\npong"):
             answer = {"role": "assistant", "content": content}
@@ -153,7 +157,7 @@ class Chat:
 
     @cached_property
     def ending(self) -> str:
-        """What the template puts behind an assistant's turn; "" where that can't be told."""
+        """What the template adds after an assistant's turn; "" where that is unknown."""
         try:
             text = self._rendered(
                 [{"role": "user", "content": "ping"}, {"role": "assistant", "content": "pong"}]
@@ -170,19 +174,22 @@ class Chat:
         return next((i for i in ids if i in known and known[i].special), None)
 
     def _own(self, text: str, ends: Collection[str]) -> str:
-        found = [at + len(end) for end in ends if (at := text.find(end)) >= 0]
-        return text[: min(found)] if found else text.removesuffix(self.ending)
+        """The assistant's part of a rendered turn."""
+        stops = [text.find(end) + len(end) for end in ends if end in text]
+        if stops:
+            return text[: min(stops)]
+        return text.removesuffix(self.ending)
 
     def _rendered(self, messages: Messages, **how: bool) -> str:
         if not self.tokenizer.chat_template:
             raise Refused(
                 f"prompt {messages!r:.80}: messages, but the tokenizer has no chat template; "
-                "give prompts as text, or a template with policy.chat.template"
+                "give prompts as text, or set policy.chat.template"
             )
         try:
             text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, **how, **self.options)
         except (TemplateError, ValueError, TypeError, KeyError) as error:
-            raise Refused(f"prompt {messages!r:.80}: the chat template refuses it: {error}") from None
+            raise Refused(f"prompt {messages!r:.80}: the chat template fails: {error}") from None
         return text
 
 

@@ -1,4 +1,4 @@
-"""Samples as tokens: which of them the prompt holds, which the policy chose, and what can't be encoded."""
+"""Samples as tokens: those of the prompt, those that the policy chose, and why a sample is invalid."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Reason = Literal[
 
 
 class Unusable(Refused):
-    """A sample that a policy can't be trained on; `reason` is what it is counted under."""
+    """A sample that a policy can't be trained on. Such samples are counted by `reason`."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -34,20 +34,23 @@ class Unusable(Refused):
 
 @dataclass(frozen=True)
 class Encoder:
-    """What a policy's tokenizer, chat settings, end tokens and sizes make of prompts and samples."""
+    """Encodes prompts and samples for a policy.
+
+    `eos_ids`: the tokens that end a response; the first one is appended to plain text. `context`: in tokens.
+    `name`: the model's, for messages.
+    """
 
     chat: Chat
-    eos_ids: tuple[int, ...]  # what ends a response; first what closes a plain text
+    eos_ids: tuple[int, ...]
     vocab_size: int
-    context: int  # tokens
-    name: str  # of the model, for messages
+    context: int
+    name: str
 
     @cached_property
     def _prefix(self) -> list[int]:
-        """Ids that the tokenizer puts in front of a plain text."""
-        full, bare = (
-            list(self.chat.tokenizer("a0.", add_special_tokens=x)["input_ids"]) for x in (True, False)
-        )
+        """Ids that the tokenizer adds before a plain text."""
+        full = list(self.chat.tokenizer("a0.", add_special_tokens=True)["input_ids"])
+        bare = list(self.chat.tokenizer("a0.", add_special_tokens=False)["input_ids"])
         at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
         return full[:at]
 
@@ -64,23 +67,25 @@ class Encoder:
         return text
 
     def prompt(self, text: Text) -> list[int]:
-        """Ids of a prompt, with what the tokenizer puts in front (a BOS, where it does so) and nothing behind.
+        """Ids of a prompt, with the tokens that the tokenizer adds before it (such as a BOS), without those after it.
 
         An empty text is the BOS alone, or the EOS where the tokenizer has no BOS. Messages (and texts, with
-        policy.chat.wrap) go through the chat template, followed by its generation prompt.
+        policy.chat.wrap) are rendered by the chat template, with its generation prompt.
         """
         return self._begun(self.render(text), text)
 
     def render(self, text: Text) -> str:
-        """The text of a prompt that is encoded: plain, or through the chat template up to where the response begins."""
+        """The text of a prompt: plain, or rendered by the chat template up to the start of the response."""
         if self.chat.is_text(text):
             assert isinstance(text, str)
             return text
         return self.chat.prompt(self.chat.messages(text))
 
     def _begun(self, rendered: str, prompt: Text) -> list[int]:
-        """Ids of the text that a sequence begins with, rendered of `prompt`."""
-        ids = (self._prefix if self.chat.is_text(prompt) else []) + self.ids(rendered)
+        """Ids of a rendered `prompt`, with which a sequence starts."""
+        ids = self.ids(rendered)
+        if self.chat.is_text(prompt):
+            ids = self._prefix + ids
         start = [i for i in (self.chat.tokenizer.bos_token_id, *self.eos_ids) if i is not None][:1]
         if not ids and not start:
             raise Refused(
@@ -89,35 +94,35 @@ class Encoder:
         return ids or start
 
     def ids(self, text: str) -> list[int]:
-        """Of the text alone, with nothing in front or behind."""
+        """Ids of the text alone, without special tokens around it."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise Unusable(
-                "unknown characters",
-                f"text {text!r:.80}: expected Unicode text, got half of a surrogate pair at index {error.start}",
-            ) from None
+            where = f"text {text!r:.80}"
+            problem = f"expected Unicode text, got half of a surrogate pair at index {error.start}"
+            raise Unusable("unknown characters", f"{where}: {problem}") from None
         return list(self.chat.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def encode(self, sample: Sample, max_length: int | None = None) -> Sample:
         """The sample with `tokens`, `action` and `tokenizer` of this encoding.
 
-        Tokens of this very tokenizer are kept. Else prompt and response are encoded each by itself, and an end token
-        follows unless there is one, or the response was cut (`meta["finish"] == "length"`). Where `meta["continuation"]` holds the
-        response as a list of turns, with users and tools between the assistant's, each turn is encoded by itself, and
-        the actions are what the assistant said, end tokens included. What was known of each token of another
-        encoding (`learn`, `behavior_logp`, `token_reward`, a version each) is unknown of the new ones, unless both
-        are the same.
+        Tokens of the same tokenizer are kept. Otherwise prompt and response are encoded separately, and an end token
+        is appended unless there is one, or the response was truncated (`meta["finish"] == "length"`). Where
+        `meta["continuation"]` is the response as a list of turns, with user and tool messages between the
+        assistant's, each turn is encoded separately, and the actions are the assistant's tokens with their end
+        tokens. Values per token of another encoding (`learn`, `behavior_logp`, `token_reward`, versions) become
+        unknown, unless both encodings are equal.
 
         Raises `Unusable` with a `reason`: longer than `max_length` or the model's context, characters that the
-        tokenizer doesn't know, nothing to learn from, ids outside the model's vocabulary, several turns under a
-        template that rewrites earlier ones.
+        tokenizer doesn't know, an empty response, ids outside the model's vocabulary, several turns with a template
+        that rewrites earlier ones.
         """
-        where = f"sample {sample.id if sample.id is not None else ''} of prompt {sample.prompt_id}".replace(
-            "  ", " "
-        )
-        out = sample if sample.tokens is not None and sample.tokenizer == self.chat.fingerprint else None
-        out = out or self._encoded(sample, where)
+        where = f"prompt {sample.prompt_id}"
+        if sample.id is not None:
+            where = f"sample {sample.id} of {where}"
+        out = sample
+        if sample.tokens is None or sample.tokenizer != self.chat.fingerprint:
+            out = self._encoded(sample, where)
         assert out.tokens is not None
         if out.tokens.max() >= self.vocab_size:
             raise Unusable(
@@ -137,13 +142,14 @@ class Encoder:
     def _encoded(self, sample: Sample, where: str) -> Sample:
         parts = self._parts(sample, where)
         for text, chosen in parts:
-            self._check_known(text, f"{where}: {'response' if chosen else 'prompt'}")
+            part = "response" if chosen else "prompt"
+            self._check_known(text, f"{where}: {part}")
         pieces = [self.ids(text) for text, _ in parts]
         pieces[0] = self._begun(parts[0][0], sample.prompt)
         if not pieces[-1] or pieces[-1][-1] not in self.eos_ids:
             pieces[-1] += self._closing(sample)
         if not pieces[-1]:
-            raise Unusable("empty", f"{where}: the response has no tokens, and no end token belongs to it")
+            raise Unusable("empty", f"{where}: the response has neither tokens nor an end token")
         tokens = np.array([i for piece in pieces for i in piece], dtype=np.int32)
         action = np.array([chosen for piece, (_, chosen) in zip(pieces, parts) for _ in piece])
         if _equal(sample.tokens, tokens) and _equal(sample.action, action):
@@ -163,18 +169,20 @@ class Encoder:
         """Prompt and response, or the turns: (text, whether the policy chose it)."""
         turns = sample.meta.get("continuation")
         if turns is None:
-            acted = sample.action is not None and not sample.action[sample.action.argmax() :].all()
-            if acted or sample.context_tokens is not None:
+            several = sample.action is not None and not sample.action[sample.action.argmax() :].all()
+            if several or sample.context_tokens is not None:
                 raise Unusable(
                     "turns of another tokenizer",
-                    f"{where}: its response has tokens that the policy didn't choose, or follows what isn't the prompt, and only "
-                    "the tokens of another tokenizer say so; use a model with that tokenizer, or leave the sample out",
+                    f"{where}: its response has tokens that the policy didn't choose, or another context than the "
+                    "prompt, and this is known for the tokens of another tokenizer only; use a model with that "
+                    "tokenizer, or remove the sample",
                 )
             return [(self.render(sample.prompt), False), (sample.response, True)]
         check_turns(turns, f"{where}: meta.continuation")
         if self.chat.is_text(sample.prompt):
             raise Refused(
-                f"{where}: its response is a conversation, but its prompt plain text; give messages, or set policy.chat.wrap"
+                f"{where}: the response is a conversation, but the prompt is plain text; give messages, or set "
+                "policy.chat.wrap"
             )
         ends = [self.chat.tokenizer.convert_ids_to_tokens(i) for i in self.eos_ids]
         try:
@@ -182,13 +190,12 @@ class Encoder:
         except Rewritten as error:
             raise Unusable(
                 "template rewrites history",
-                f"{where}: the chat template of {self.name} renders a turn otherwise than it was asked for, or once others follow, so no one sequence holds "
-                f"what was read before each of them ({error}); give each turn as a sample of its own, or another "
-                "policy.chat.template",
+                f"{where}: the chat template of {self.name} changes earlier turns, so no single sequence contains "
+                f"the context of every turn ({error}); make each turn a sample, or use another policy.chat.template",
             ) from None
 
     def _closing(self, sample: Sample) -> list[int]:
-        """The end token of a response, unless it was cut."""
+        """The end token of a response, unless it was truncated."""
         if sample.meta.get("finish") == "length":
             return []
         if not self.chat.is_text(sample.prompt) and self.chat.end_id is not None:
@@ -196,18 +203,19 @@ class Encoder:
         return list(self.eos_ids[:1])
 
     def _check_known(self, text: str, where: str) -> None:
-        """Raise `Unusable` where a piece of the text becomes the unknown token, and doesn't spell that token itself."""
+        """Raise `Unusable` for characters that become the unknown token."""
         unknown = self.chat.tokenizer.unk_token_id
         if unknown is None or unknown not in self.ids(text):
             return
         if not self.chat.tokenizer.split_special_tokens:
             text = text.replace(self.chat.tokenizer.unk_token, "")
         if unknown in self.ids(text):
-            bad = [c for c in dict.fromkeys(text) if unknown in self.ids(c)]
+            bad = [repr(c) for c in dict.fromkeys(text) if unknown in self.ids(c)]
+            shown = bad[:5] + ["…"] * (len(bad) > 5)
             raise Unusable(
                 "unknown characters",
-                f"{where}: the tokenizer doesn't know {', '.join(map(repr, bad[:5]))}{', …' if len(bad) > 5 else ''}; "
-                "use a model whose vocabulary has them, or leave the sample out",
+                f"{where}: the tokenizer doesn't know {', '.join(shown)}; use a model whose vocabulary has them, or "
+                "remove the sample",
             )
 
 

@@ -1,9 +1,9 @@
-"""What is taken of a model's own generation_config.json: its end tokens, and nothing else.
+"""A model's generation_config.json: only its end tokens are used.
 
-A response ends with the tokenizer's EOS, with any token of `eos_token_id`, or with the token by which the chat template
-ends an assistant's turn. Temperature, top-k, penalties and the like stay aside: they would make the samples of
-another distribution than the policy's, without a word. `[sampler]` says how to sample, and what the model would have had
-otherwise is named when a run starts. The file is saved with the model as it was.
+A response ends with the tokenizer's EOS, with any token of `eos_token_id`, or with the token by which the chat
+template ends an assistant's turn. Temperature, top-k, penalties and the like are ignored, because they would change
+the sampling distribution: `[sampler]` decides. The ignored values are shown when a run starts. The file is saved
+with the model without changes.
 """
 
 from __future__ import annotations
@@ -13,13 +13,8 @@ from typing import Any
 from agro import config as configuration
 from agro.chat import Chat
 
-_SAMPLER = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-}  # theirs: ours
-_OFF = {  # values that change nothing
+_SAMPLER = ("temperature", "top_k", "top_p", "min_p")
+_OFF = {  # values without an effect
     "typical_p": 1.0,
     "epsilon_cutoff": 0.0,
     "eta_cutoff": 0.0,
@@ -34,7 +29,7 @@ _OFF = {  # values that change nothing
 
 
 def end_tokens(model: Any, chat: Chat) -> tuple[int, ...]:
-    """What ends a response; first what closes a plain text."""
+    """The tokens that end a response; the first one ends plain text."""
     listed = getattr(model.generation_config, "eos_token_id", None)
     listed = listed if isinstance(listed, list) else [listed]
     known = (chat.tokenizer.eos_token_id, *listed, chat.end_id)
@@ -42,16 +37,15 @@ def end_tokens(model: Any, chat: Chat) -> tuple[int, ...]:
 
 
 def left_aside(model: Any, sampler: configuration.Sampler) -> list[str]:
-    """The values of the model's generation_config that sampling goes without, such as "top_k = 20 (sampler.top_k = 0)"."""
+    """The ignored values of the model's generation_config, such as "top_k = 20 (sampler.top_k = 0)"."""
     config = model.generation_config
-    out = []
-    for theirs, ours in _SAMPLER.items():
-        value, own = getattr(config, theirs, None), getattr(sampler, ours)
+    ignored = []
+    for name in _SAMPLER:
+        value, own = getattr(config, name, None), getattr(sampler, name)
         if value is not None and value != own:
-            out.append(f"{theirs} = {value} (sampler.{ours} = {own})")
-    out += [
-        f"{name} = {value}"
-        for name, off in _OFF.items()
-        if (value := getattr(config, name, None)) is not None and value != off
-    ]
-    return out
+            ignored.append(f"{name} = {value} (sampler.{name} = {own})")
+    for name, off in _OFF.items():
+        value = getattr(config, name, None)
+        if value is not None and value != off:
+            ignored.append(f"{name} = {value}")
+    return ignored

@@ -1,4 +1,4 @@
-"""Every metric of `metrics.jsonl`, declared once: the run's rows, the report and the guide are made from `METRICS`.
+"""The metrics of `metrics.jsonl`, each declared once. Rows, report and guide are made from `METRICS`.
 
 `python -m agro.metrics` prints the table of docs/guide/reading-the-report.md.
 """
@@ -14,7 +14,7 @@ RESPONSES, STEPS, SECONDS = "responses", "optimizer steps", "s"
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: its unit, a sentence for readers, and how it is computed. `kind` is that of its JSON value."""
+    """One metric: its unit, a sentence for readers, how it is computed, and the kind of its JSON value."""
 
     name: str
     unit: str

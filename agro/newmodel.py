@@ -1,4 +1,4 @@
-"""A small Llama with random weights and one token a character, or a byte, in transformers format."""
+"""A small Llama with random weights and one token per character, or per byte, in transformers format."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ PAD, BOS, EOS, UNK = SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
 def new_model(folder: str | Path, spec: NewModel, seed: int) -> None:
     """Write model and tokenizer into `folder`; the same bytes for the same `spec` and `seed`.
 
-    The vocabulary is <pad>, <bos>, <eos>, <unk>, then the characters. A text is preceded by <bos>, and decoding gives
-    it back exactly, were it even the name of a special token.
+    The vocabulary is <pad>, <bos>, <eos>, <unk>, then the characters. <bos> precedes a text. Decoding is exact, even
+    for the name of a special token.
     """
     if spec.hidden % spec.heads or spec.hidden // spec.heads % 2:
         raise Refused(
-            f"policy.new: expected heads that divide hidden into parts of an even size, got hidden = {spec.hidden}, heads = {spec.heads}"
+            "policy.new: expected heads that divide hidden into parts of an even size, "
+            f"got hidden = {spec.hidden}, heads = {spec.heads}"
         )
     tokenizer = _tokenizer(spec)
     config = LlamaConfig(
@@ -43,7 +44,7 @@ def new_model(folder: str | Path, spec: NewModel, seed: int) -> None:
         eos_token_id=tokenizer.eos_token_id,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # the CPU's alone
+        torch.default_generator.manual_seed(seed)  # the CPU's only
         model = LlamaForCausalLM(config)
     model.generation_config = GenerationConfig.from_model_config(config)
     with writing(Path(folder)), without_bars():
@@ -60,9 +61,8 @@ def _tokenizer(spec: NewModel) -> PreTrainedTokenizerFast:
             f"policy.new.alphabet: expected different characters, or 'bytes'; twice: {''.join(twice)!r}"
         )
     vocabulary = {piece: i for i, piece in enumerate(itertools.chain(SPECIALS, characters))}
-    tokenizer = Tokenizer(
-        models.BPE(vocab=vocabulary, merges=[], unk_token=UNK)
-    )  # without merges: a piece a character
+    model = models.BPE(vocab=vocabulary, merges=[], unk_token=UNK)  # without merges: one token per character
+    tokenizer = Tokenizer(model)
     if as_bytes:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel() if as_bytes else decoders.Fuse()

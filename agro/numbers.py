@@ -1,4 +1,4 @@
-"""Numbers as people read them: on the terminal, in reports, figures and model cards. None and NaN are unknown."""
+"""Numbers for people: on the terminal, in reports, figures and model cards. None and NaN are unknown."""
 
 from __future__ import annotations
 

@@ -19,13 +19,13 @@ from agro.adapters import base_of, is_adapter, merged_with
 from agro.errors import Refused
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
-_PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")  # all that they do is in tokenizer.json
+_PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")  # fully described by tokenizer.json
 
 
 def pretrained(name: str, config: configuration.Policy) -> tuple[Any, Any]:
-    """Model and tokenizer from a folder or the hub; every way in which that fails is a `Refused`.
+    """Load model and tokenizer from a folder or the hub. Raises `Refused` where that fails.
 
-    The folder of an adapter gives its model with the adapter merged in.
+    For the folder of an adapter, the model has the adapter merged.
     """
     if is_adapter(name):
         model, tokenizer = pretrained(base_of(name), config)
@@ -42,13 +42,14 @@ def pretrained(name: str, config: configuration.Policy) -> tuple[Any, Any]:
     if not local and (
         folder.exists() or folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
     ):
-        raise Refused(f"{name}: expected the folder of a model, and there is no such folder")
+        raise Refused(f"{name}: expected the folder of a model, but there is no such folder")
     where = str(folder) if local else name
     common = {"trust_remote_code": config.trust_remote_code}
     try:
-        # AutoTokenizer gives some architectures (Qwen2) their own splitting, whatever stands in tokenizer.json.
+        # AutoTokenizer ignores the splitting of tokenizer.json for some architectures, such as Qwen2
         plain = get_tokenizer_config(where).get("tokenizer_class") in _PLAIN_TOKENIZERS
-        tokenizer = (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(where, **common)
+        kind = PreTrainedTokenizerFast if plain else AutoTokenizer
+        tokenizer = kind.from_pretrained(where, **common)
         model, report = AutoModelForCausalLM.from_pretrained(
             where,
             dtype=getattr(torch, config.dtype),
@@ -60,15 +61,15 @@ def pretrained(name: str, config: configuration.Policy) -> tuple[Any, Any]:
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, safetensors.SafetensorError) as error:
         raise Refused(
             f"{name}: can't be loaded: {str(error).strip() or type(error).__name__}\n"
-            "expected a causal language model with its tokenizer and model.safetensors, in a folder or on the hub "
-            "(pickled weights are not read: convert them with save_pretrained)" + _offline(name, local)
+            "expected a causal language model with its tokenizer and model.safetensors, in a folder or on the "
+            "hub (pickled weights are not read: convert them with save_pretrained)" + _offline(name, local)
         ) from error
     for what in ("missing_keys", "mismatched_keys"):
         if report[what]:
             keys = sorted(k if isinstance(k, str) else k[0] for k in report[what])
+            problem = f"{len(keys)} {what.replace('_', ' ')} in its weights ({', '.join(keys[:3])}, …)"
             raise Refused(
-                f"{name}: {len(keys)} {what.replace('_', ' ')} in its weights ({', '.join(keys[:3])}, …): they would be "
-                "drawn at random; expected the whole model, as save_pretrained writes it"
+                f"{name}: {problem}: they would be random; expected the complete model, as save_pretrained writes it"
             )
     return model, tokenizer
 
@@ -77,14 +78,14 @@ def _offline(name: str, local: bool) -> str:
     if local or not huggingface_hub.is_offline_mode():
         return ""
     return (
-        f"\nHF_HUB_OFFLINE is set, and {name} isn't whole in the hub's cache: unset it, or fetch the model where there is a "
-        f"network (hf download {name}) and name the folder"
+        f"\nHF_HUB_OFFLINE is set, and {name} is not complete in the hub's cache: unset it, or download the model "
+        f"where there is a network (hf download {name}) and give the folder"
     )
 
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """No progress bars of transformers: a policy is saved at every checkpoint."""
+    """Disable transformers' progress bars: a policy is saved at every checkpoint."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

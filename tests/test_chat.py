@@ -184,7 +184,7 @@ def test_default_settings_leave_the_fingerprint_of_stores_made_before(make):
         (
             CHATML,
             {"options": {"enable_thinking": False}},
-            "enable_thinking: the chat template doesn't read it",
+            "policy.chat.options: enable_thinking: ",
         ),
         (
             CHATML,
@@ -207,9 +207,9 @@ def test_a_text_under_settings_for_conversations_is_refused(make):
 
 
 def test_what_a_template_refuses_is_named(make):
-    with pytest.raises(Refused, match="the chat template refuses it: only user and assistant"):
+    with pytest.raises(Refused, match="only user and assistant"):
         make(MISTRAL, system="be short").encode_prompt([USER])
-    with pytest.raises(Refused, match="the chat template refuses it"):
+    with pytest.raises(Refused, match="the chat template fails"):
         make("{{ messages[0].nothing.more }}").encode_prompt([USER])
 
 
@@ -301,7 +301,7 @@ def test_several_turns_under_a_template_that_rewrites_them_are_left_out_by_name(
     make, template, settings, first
 ):
     policy = make(template, **settings)
-    with pytest.raises(Unusable, match="renders a turn otherwise") as caught:
+    with pytest.raises(Unusable, match="changes earlier turns") as caught:
         policy.encode(several(answer(first), USER, answer("bye")))
     assert caught.value.reason == "template rewrites history"
     policy.encode(Sample([USER, answer(first), USER], "bye"))  # as history they are what the model read
@@ -309,14 +309,14 @@ def test_several_turns_under_a_template_that_rewrites_them_are_left_out_by_name(
 
 def test_a_turn_that_does_not_continue_its_generation_prompt_is_left_out(make):
     """One turn is enough where the template drops what the generation prompt opened."""
-    with pytest.raises(Unusable, match="renders a turn otherwise"):
+    with pytest.raises(Unusable, match="changes earlier turns"):
         make(R1).encode(several(answer("hm</think>yo")))
 
 
 def test_turns_that_are_no_turns_are_refused(make):
     with pytest.raises(Refused, match=r"meta\.continuation: expected a list of messages"):
         make().encode(Sample([USER], "yo", meta={"continuation": [answer("yo"), USER]}))
-    with pytest.raises(Refused, match=r"its prompt plain text; give messages, or set policy\.chat\.wrap"):
+    with pytest.raises(Refused, match=r"set policy\.chat\.wrap"):
         make().encode(Sample("hi", "yo", meta={"continuation": [answer("yo")]}))
     assert (
         len(

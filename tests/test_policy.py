@@ -276,7 +276,7 @@ def test_tokens_of_another_tokenizer_are_replaced_with_what_was_known_of_each(ti
         (Sample("ab", "cd"), 5, "too long", "6 tokens, expected 5 at most"),
         (Sample("ab", "xcyx"), None, "unknown characters", "response: the tokenizer doesn't know 'x', 'y'"),
         (Sample("aéb", "c"), None, "unknown characters", "prompt: the tokenizer doesn't know 'é'"),
-        (Sample("ab", "", meta={"finish": "length"}), None, "empty", "the response has no tokens"),
+        (Sample("ab", "", meta={"finish": "length"}), None, "empty", "neither tokens nor an end token"),
     ],
 )
 def test_what_cannot_be_encoded_says_why(tiny, sample, limit, reason, message):

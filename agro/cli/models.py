@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 EnvironmentName = Annotated[
     str | None,
-    typer.Option("--environment", help="Episodes: calculator, search, module:Class or file.py:Class."),
+    typer.Option("--environment", help="Episodes: verifiers:ENV_ID, module:Class or file.py:Class."),
 ]
 MaxTurns = Annotated[int, typer.Option("--max-turns", min=1, help="Turns of an episode at most.")]
 

@@ -35,7 +35,7 @@ class Environment(Section):
     """Responses become episodes of several turns; `sampler.max_new` is then of a turn."""
 
     name: str
-    """'calculator', 'search', verifiers:ENV_ID, or an environment as module:Class or file.py:Class"""
+    """verifiers:ENV_ID, or an environment as module:Class or file.py:Class"""
     options: dict[str, Any] = field({})
     """keyword arguments of the environment"""
     max_turns: Count = 8

@@ -1,4 +1,4 @@
-"""An environment around one tool: a turn that calls it gets the result, one that doesn't is the final response."""
+"""An environment around one tool: a turn that calls it gets the result; a turn without a call is the last."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from agro.types import Prompt
 
 
 class Mistake(Exception):
-    """A mistake in the policy's call: its message is what the policy reads."""
+    """A mistake in the policy's call. The policy reads its message."""
 
 
 class Tool:
-    """A subclass names itself and says in `use` what a call gives; rewards are left to the configured reward.
+    """A base class: a subclass has a `name`, and `use` returns the result of a call.
+
+    It gives no rewards: they come from the configured reward, which scores the last turn.
 
     Args:
         call: the texts around a call. A turn ends with the second one.
-        result: what the policy reads, {} standing for the result.
-        error: instead of the result, {} standing for what is wrong with the call.
+        result: what the policy reads; {} stands for the result.
+        error: takes the place of a result; {} stands for the mistake in the call.
         role: of the message with the result, where the prompt is messages.
     """
 
@@ -32,16 +34,14 @@ class Tool:
         error: str = "error: {}",
         role: str = "user",
     ) -> None:
-        if (
-            not isinstance(call, (list, tuple))
-            or len(call) != 2
-            or not all(isinstance(x, str) and x for x in call)
-        ):
+        is_pair = isinstance(call, list | tuple) and len(call) == 2
+        if not is_pair or not all(isinstance(x, str) and x for x in call):
             raise Refused(f"environment.options.call: expected the two texts around a call, got {call!r:.80}")
         for name, value in (("result", result), ("error", error), ("role", role)):
-            if not isinstance(value, str) or (name == "result" and "{}" not in value):
-                wanted = "text with {}" if name == "result" else "text"
-                raise Refused(f"environment.options.{name}: expected {wanted}, got {value!r:.80}")
+            if not isinstance(value, str):
+                raise Refused(f"environment.options.{name}: expected text, got {value!r:.80}")
+        if "{}" not in result:
+            raise Refused(f"environment.options.result: expected text with {{}}, got {result!r:.80}")
         self.open, self.close = call
         self.stop = (self.close,)
         self.result, self.error, self.role = result, error, role

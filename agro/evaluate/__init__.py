@@ -1,4 +1,4 @@
-"""Held-out evaluation: accuracy, pass@k, and how sure they are."""
+"""Held-out evaluation: accuracy and pass@k, with intervals."""
 
 from __future__ import annotations
 
@@ -20,57 +20,67 @@ __all__ = ["Heldout", "heldout", "pass_at_k"]
 
 @dataclass(frozen=True)
 class Heldout:
-    """Rewards of n responses to each of M held-out prompts; NaN where a response couldn't be scored."""
+    """Rewards of n responses to each of M held-out prompts.
 
-    rewards: NDArray[np.float64]  # [M,n]
-    samples: tuple[Sample, ...]  # prompt by prompt
-    errors: tuple[str, ...] = ()  # why responses couldn't be scored
+    `rewards`: [M,n], NaN where scoring failed. `samples`: in the order of prompts. `errors`: of failed scores.
+    """
+
+    rewards: NDArray[np.float64]
+    samples: tuple[Sample, ...]
+    errors: tuple[str, ...] = ()
 
     @property
     def mean(self) -> float:
         """The mean over prompts of the mean over their scored responses."""
-        return float(np.mean(self._by_prompt())) if len(self._by_prompt()) else math.nan
+        return _mean(self._by_prompt())
 
     @property
     def se(self) -> float:
-        """Standard error of `mean`, prompts being the independent units."""
-        per = self._by_prompt()
-        return float(per.std(ddof=1) / math.sqrt(len(per))) if len(per) > 1 else math.nan
+        """Standard error of `mean` over prompts."""
+        return _standard_error(self._by_prompt())
 
     @property
     def unscored(self) -> int:
         return int(np.isnan(self.rewards).sum())
 
     def _by_prompt(self) -> NDArray[np.float64]:
-        kept = self.rewards[~np.isnan(self.rewards).all(1)]
-        return np.asarray(np.nanmean(kept, axis=1)) if len(kept) else np.empty(0)
+        scored = self.rewards[~np.isnan(self.rewards).all(1)]
+        if not len(scored):
+            return np.empty(0)
+        return np.asarray(np.nanmean(scored, axis=1))
 
     def pass_at(self, k: int) -> tuple[float, float]:
         """Mean and standard error over prompts of pass@k; a reward of 1 or more passes."""
         rows = [pass_at_k(int((~np.isnan(r)).sum()), int((r >= 1).sum()), k) for r in self.rewards]
         known = np.array([x for x in rows if not math.isnan(x)])
-        se = float(known.std(ddof=1) / math.sqrt(len(known))) if len(known) > 1 else math.nan
-        return (float(known.mean()) if len(known) else math.nan), se
+        return _mean(known), _standard_error(known)
 
     def to_json(self) -> dict[str, Any]:
-        """Mean reward, accuracy and pass@k for k a power of two up to n, each with a 95 % interval (normal, over prompts)."""
+        """Mean reward, accuracy and pass@k (k = 1, 2, 4, … ≤ n) with normal 95 % intervals over prompts."""
         n = self.rewards.shape[1]
         rows = {"reward_mean": (self.mean, self.se), "accuracy": self.pass_at(1)}
-        rows |= {f"pass@{k}": self.pass_at(k) for k in (2**i for i in range(n.bit_length())) if k <= n}
+        for i in range(n.bit_length()):
+            rows[f"pass@{2**i}"] = self.pass_at(2**i)
         return {**{name: _interval(*row) for name, row in rows.items()}, "unscored": self.unscored}
 
 
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if len(values) else math.nan
+
+
+def _standard_error(values: NDArray[np.float64]) -> float:
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+
+
 def _interval(value: float, se: float) -> dict[str, float | None]:
-    bounds = (value, se, value - 1.96 * se, value + 1.96 * se)
-    return {
-        k: None if math.isnan(x) else x for k, x in zip(("value", "se", "low", "high"), bounds, strict=True)
-    }
+    bounds = {"value": value, "se": se, "low": value - 1.96 * se, "high": value + 1.96 * se}
+    return {name: None if math.isnan(x) else x for name, x in bounds.items()}
 
 
 def pass_at_k(n: int, passed: int, k: int) -> float:
-    """Unbiased estimate of the chance that one of k responses passes, of n tried (arXiv 2107.03374, eq. 1).
+    """Unbiased estimate of the probability that one of k responses passes (arXiv 2107.03374, eq. 1).
 
-    NaN where fewer than k were tried.
+    `passed` of `n` responses passed; NaN where n < k.
     """
     if n < k:
         return math.nan

@@ -1,4 +1,4 @@
-"""How the report's axes look: colors, margins, labels, scales. matplotlib's own legends and titles aren't used."""
+"""The look of the report's axes: colors, margins, labels, scales. Lines are labeled without legends."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ def label(axes: Any, text: str, at: tuple[float, float], offset: tuple[float, fl
 
 
 def margins(size: Size, labels: Sequence[str], above: int = 0, below: int = 0) -> Box:
-    """The box of axes, with room for tick labels, for `labels` on the right, and for so many lines of text above and below.
-    """
+    """The box of axes, with room for `labels` on the right and lines of text above and below."""
     width, height = size[0] * 72, size[1] * 72
     right = max([30.0, *(8 + 0.58 * FONT * len(text) for text in labels)])
     left, bottom, top = 30.0, 20.0 + below * LINE, 8 + above * LINE
@@ -135,7 +134,7 @@ def name_series(axes: Any, size: Size, ends: Sequence[tuple[str, str, float]]) -
 def apart(heights: Sequence[float], gap: float) -> list[float]:
     """Rising heights at least `gap` apart, nearest to the given rising ones in least squares.
 
-    After subtracting i · gap from the i-th they only need not to fall, which pooling adjacent violators solves.
+    After subtracting i · gap from the i-th they only have to be monotone: isotonic regression.
     """
     blocks: list[tuple[float, int]] = []
     for i, height in enumerate(heights):

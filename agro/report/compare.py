@@ -69,7 +69,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`differences`: by dotted key, the value of each line. `without_heldout`: runs without held-out reward."""
+    """`differences`: each line's value by dotted key. `without_heldout`: runs without held-out reward."""
 
     measure: Measure
     lines: tuple[Line, ...]
@@ -77,7 +77,7 @@ class Comparison:
     without_heldout: tuple[RunData, ...]
 
     def difference(self, line: Line) -> Interval | None:
-        """`line`'s final rewards less the first line's, seed by seed; None with fewer than two common seeds."""
+        """`line`'s final rewards minus the first line's by seed; None with fewer than two common seeds."""
         if line is self.lines[0]:
             return None
         first = dict(zip(self.lines[0].seeds, self.lines[0].finals, strict=True))

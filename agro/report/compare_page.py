@@ -102,15 +102,13 @@ def notes(comparison: Comparison) -> list[str]:
     if comparison.measure == "reward_mean":
         names = ", ".join(str(r.folder) for r in comparison.without_heldout)
         found.append(
-            f"Training reward is compared, because there is no held-out reward in {names}. It is measured on the "
-            "responses that each run trained on, of any source. The final reward is the mean of the last tenth "
-            "of the steps."
+            f"Training reward is compared, because there is no held-out reward in {names}. It is measured on "
+            "the responses that each run trained on, of any source. The final reward is the mean of the last "
+            "tenth of the steps."
         )
     single = ", ".join(line.label for line in comparison.lines if len(line.runs) == 1)
     if single:
-        note = (
-            f"There is a single seed of {single}: the spread over seeds is unknown, so there is no interval over seeds."
-        )
+        note = f"There is a single seed of {single}, so there is no interval over seeds."
         if comparison.measure == "eval_reward":
             note += " ± is the run's own standard error over held-out prompts."
         found.append(note)

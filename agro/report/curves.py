@@ -118,7 +118,7 @@ def _path(axes: Any, s: Series, x: Values, y: Values, together: int) -> None:
 
 
 def _label_values(axes: Any, run: RunData, x: Values, size: Size) -> None:
-    """The held-out reward in numbers where phases begin and end, the last first; none over another or on its line."""
+    """Write the held-out reward where phases start and end, the last first, without overlaps."""
     steps, values = run.column("step"), run.column("eval_reward")
     bounds = {s.begins for s in run.spans} | {s.ends for s in run.spans}
     box = axes.get_position()

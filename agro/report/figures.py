@@ -73,7 +73,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Look:
-    """How a figure of series is drawn. `unit`: the label of the y axis; `titled`: it is the figure's title."""
+    """How a figure is drawn. `unit`: the label of the y axis; `titled`: it is the figure's title."""
 
     unit: str = ""
     log: bool = False

@@ -23,7 +23,7 @@ NUMBERS = [m.name for m in METRICS.values() if m.kind == "number" and m.name != 
 
 @dataclass(frozen=True)
 class Measured:
-    """A held-out reward, its standard error (None: unknown), and the step at which it was measured."""
+    """A held-out reward, its standard error (None: unknown), and the step of the measurement."""
 
     value: float
     se: float | None
@@ -32,7 +32,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Span:
-    """The steps of a phase: it starts from the weights of step `begins` and ends with those of step `ends`."""
+    """A phase, from the weights of step `begins` to those of step `ends`."""
 
     name: str
     begins: int
@@ -41,7 +41,7 @@ class Span:
 
 @dataclass(frozen=True)
 class RunData:
-    """A run. `values`: config.json as it is. `torn`: the last line of the metrics is incomplete, as after a kill.
+    """A run. `values`: config.json as it is. `torn`: the last line of the metrics is incomplete.
 
     `best`: the measurement of the model in best/, where one was kept.
     """

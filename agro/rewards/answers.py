@@ -1,6 +1,6 @@
-"""Final answers: where one stands in a text, and when two are the same.
+"""Final answers: finding them in a text, and comparing them.
 
-Standard library only: a worker process loads this file by its path.
+Standard library only: worker processes load this file by its path.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _WRAPPINGS = (
 
 
 def after_marker(text: str, marker: str = MARKER) -> str | None:
-    """What follows the last `marker`, to the end of its line (or on the next line that isn't empty); None without one.
+    """The text after the last `marker`, to the end of its line or on the next nonempty line; None without one.
 
-    Letter case doesn't matter. A marker that starts with a letter or digit starts a word: "A:" isn't in "area:".
+    Case is ignored. A marker that starts with a letter or digit starts a word: "A:" isn't in "area:".
     """
     start = r"(?<!\w)" if re.match(r"\w", marker) else ""
     found = list(re.finditer(start + re.escape(marker), text, re.IGNORECASE))
@@ -44,14 +44,17 @@ def after_marker(text: str, marker: str = MARKER) -> str | None:
 
 
 def conclusion(text: str) -> str:
-    r"""A solution without what comes before its conclusion.
+    r"""The conclusion of a solution.
 
-    What is thought doesn't count: all to the last </think>, or from a <think> that is never closed. A last line that
-    begins with #### is the answer (GSM8K's form). Of several \boxed{…} only the last ones stay boxed: a box counts no
-    more where a sentence ends between it and the next one, or a word stands there that takes it back (but, thus, …).
+    Thinking is removed: everything before the last </think>, or after a <think> that is never closed. A last line
+    that starts with #### is the answer (GSM8K). Of several \boxed{…} only the last ones stay boxed: a box is unboxed
+    if, before the next one, a sentence ends or a word such as "but" or "thus" revises it.
     """
     _, thought, rest = text.rpartition("</think>")
-    text = rest if thought else text.partition("<think>")[0]
+    if thought:
+        text = rest
+    else:
+        text = text.partition("<think>")[0]
     last = text.rstrip().rpartition("\n")[2].lstrip()
     if last.startswith("####"):
         return last.lstrip("#").strip()
@@ -65,7 +68,7 @@ def conclusion(text: str) -> str:
 
 
 def _boxes(text: str) -> list[tuple[int, int, int]]:
-    r"""The outermost \boxed{…}: where each starts, where its content does, and where it ends."""
+    r"""The outermost \boxed{…}: its start, the start of its content, and its end."""
     open_, found = list[re.Match[str]](), list[tuple[int, int, int]]()
     for brace in _BRACE.finditer(text):
         if brace[0] != "}":
@@ -78,17 +81,17 @@ def _boxes(text: str) -> list[tuple[int, int, int]]:
 
 
 def last_match(text: str, pattern: str) -> str | None:
-    """The one group of the last match of `pattern`; None without a match."""
+    """The group of the last match of `pattern`; None without a match."""
     found = list(re.finditer(pattern, text))
     return found[-1][1] if found else None
 
 
-def normalise(answer: str) -> str:
-    r"""A short form in which equal answers are equal texts.
+def normalize(answer: str) -> str:
+    r"""A canonical form, so that equal answers are equal texts.
 
-    Runs of white space become one space; a trailing . , ; : or ! goes; so does markup around the whole ($…$, \(…\),
-    \[…\], \boxed{…}, \text{…}, **…**, *…*, `…`, "…") and a leading $. A decimal number loses thousands separators,
-    a plus, leading zeros and trailing zeros of the fraction: "$1,000.00" is "1000". Everything else stays.
+    Runs of white space become one space. These are removed: a trailing . , ; : or !; markup around the text ($…$,
+    \(…\), \[…\], \boxed{…}, \text{…}, **…**, *…*, `…`, "…"); a leading $; thousands separators, a plus, leading
+    zeros and trailing zeros of the fraction of a decimal number: "$1,000.00" becomes "1000".
     """
     text, before = " ".join(answer.split()), None
     while text != before:
@@ -96,7 +99,7 @@ def normalise(answer: str) -> str:
         text = text.rstrip(".,;:! ")
         for left, right in _WRAPPINGS:
             inner = text[len(left) : len(text) - len(right)]
-            if text == left + inner + right and _whole(inner, left, right):
+            if text == left + inner + right and _is_pair(inner, left, right):
                 text = inner.strip()
         if text.startswith(("$", r"\$")) and _number(text.lstrip("\\$")) is not None:
             text = text.lstrip("\\$")
@@ -104,7 +107,7 @@ def normalise(answer: str) -> str:
     return text if number is None else number
 
 
-def _whole(inner: str, left: str, right: str) -> bool:
+def _is_pair(inner: str, left: str, right: str) -> bool:
     r"""Whether `left` and `right` belong together: not in "$1$ and $2$" or "\boxed{1} or {2}"."""
     if right != "}":
         return bool(inner) and left not in inner and right not in inner
@@ -129,14 +132,14 @@ def _number(text: str) -> str | None:
 def matches(found: str | None, answer: str) -> float:
     """1.0 where the text `found` in a response is the `answer`, else 0.0.
 
-    A further sentence on the same line doesn't count: "18. I hope it is correct." is the answer 18.
+    Further sentences on the line are ignored: "18. I hope it is correct." is the answer 18.
     """
     if found is None:
         return 0.0
     sentence = re.split(r"[.!]\s", found, maxsplit=1)[0]
-    return float(normalise(answer) in (normalise(found), normalise(sentence)))
+    return float(normalize(answer) in (normalize(found), normalize(sentence)))
 
 
 def by_pattern(completions: list[str], answer: list[str], pattern: str) -> list[float]:
-    """`matches` on the last match of a user's pattern, which may take for ever: to be run in a worker."""
+    """`matches` on the last match of a user's pattern. It may never end, so it runs in a worker."""
     return [matches(last_match(text, pattern), a) for text, a in zip(completions, answer)]

@@ -16,17 +16,17 @@ from agro.rewards.protocol import Score, score_known
 from agro.rewards.workers import Pool
 from agro.types import Sample
 
-AT_ONCE = 16  # responses that a worker compares in one call: so many are done again where one takes for ever
+AT_ONCE = 16  # responses per call of a worker: so many are repeated if one times out
 Judge = Callable[[list[str], list[str]], list[Score]]  # responses, answers
 
 
 class AnswerReward:
-    """`judge` on the samples that have an answer in `meta`; the others keep an unknown reward."""
+    """`judge` on the samples that have an answer in `meta`; the reward of the others is unknown."""
 
     def __init__(self, name: str, judge: Judge, marker: str | None = None, pool: Pool | None = None) -> None:
         self.name = name
         self._judge = judge
-        self._marker = marker  # what stands before the answer in the answer's own text
+        self._marker = marker  # the text before the answer in the answer column
         self._pool = pool
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
@@ -38,15 +38,13 @@ class AnswerReward:
         answer = sample.meta.get("answer")
         if answer is None:
             raise LookupError("the sample has no answer")
-        if (
-            isinstance(answer, bool)
-            or not isinstance(answer, (str, int, float))
-            or answer in (math.inf, -math.inf)
-        ):
-            raise LookupError(
-                f"the sample's answer is a {type(answer).__name__}, expected text or a finite number"
-            )
-        found = str(answer) if self._marker is None else answers.after_marker(str(answer), self._marker)
+        is_valid = isinstance(answer, str | int | float) and not isinstance(answer, bool)
+        if not is_valid or answer in (math.inf, -math.inf):
+            kind = type(answer).__name__
+            raise LookupError(f"the sample's answer is a {kind}, expected text or a finite number")
+        if self._marker is None:
+            return str(answer)
+        found = answers.after_marker(str(answer), self._marker)
         if found is None:
             raise LookupError(f"the sample's answer has no {self._marker!r}")
         return found
@@ -59,12 +57,13 @@ class AnswerReward:
 def exact(options: Mapping[str, Any], **_: Any) -> AnswerReward:
     """1.0 where the response is the answer, else 0.0.
 
-    Options: `strip` (true): white space around both doesn't count; `case` (true): letter case counts.
+    Options: `strip` (true): ignore surrounding white space; `case` (true): letter case counts.
     """
     given = _options("exact", options, strip=True, case=True)
 
     def form(text: str) -> str:
-        text = text.strip() if given["strip"] else text
+        if given["strip"]:
+            text = text.strip()
         return text if given["case"] else text.casefold()
 
     def judge(responses: list[str], known: list[str]) -> list[Score]:
@@ -74,12 +73,12 @@ def exact(options: Mapping[str, Any], **_: Any) -> AnswerReward:
 
 
 def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> AnswerReward:
-    """1.0 where the final answer of the response is the answer (`answers.matches`), else 0.0; 0.0 without one.
+    """1.0 where the final answer of the response is the answer (`answers.matches`), else 0.0.
 
-    Options: `marker` ("the final answer is"): the final answer is what follows its last occurrence on that line;
-    `pattern`: instead, the one group of this regular expression's last match; `answer_marker`: the sample's answer
-    is what follows this marker in it (GSM8K's "#### 18"), otherwise the whole of it.
-    A pattern runs in worker processes, since it may take longer than anyone can wait.
+    Options: `marker` ("the final answer is"): the final answer follows its last occurrence on that line; `pattern`:
+    the final answer is the group of this regular expression's last match; `answer_marker`: the sample's answer
+    follows this marker in its column (GSM8K's "#### 18").
+    A pattern runs in worker processes, because it may never end.
     """
     given = _options("regex", options, marker=answers.MARKER, pattern="", answer_marker="")
     marker, pattern = given["marker"], given["pattern"]
@@ -88,9 +87,8 @@ def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> Answer
             raise Refused("reward.options.marker: expected text, got none")
 
         def judge(responses: list[str], known: list[str]) -> list[Score]:
-            return [
-                Score(answers.matches(answers.after_marker(r, marker), a)) for r, a in zip(responses, known)
-            ]
+            finals = [answers.after_marker(response, marker) for response in responses]
+            return [Score(answers.matches(final, answer)) for final, answer in zip(finals, known)]
 
         return AnswerReward("regex", judge, given["answer_marker"] or None)
 
@@ -103,7 +101,7 @@ def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> Answer
     if groups != 1:
         raise Refused(
             f"reward.options.pattern: expected one group, around the answer, got {groups} in {pattern!r}; "
-            "write (?:…) for a group that isn't the answer"
+            "write (?:…) for other groups"
         )
     pool = Pool(
         f"{Path(answers.__file__).resolve()}:by_pattern",
@@ -120,33 +118,33 @@ def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> Answer
 
 
 def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) -> AnswerReward:
-    """1.0 where the response's final answer equals the sample's as mathematics, else 0.0; 0.0 where it has none.
+    """1.0 where the response's final answer equals the sample's as mathematics, else 0.0.
 
-    Both are read by `answers.conclusion` and math-verify (`mathematics`); equal texts or numbers need neither. An answer
-    in which no mathematics can be read, and a comparison that fails or takes more than `timeout` seconds, leave the
-    reward unknown. Workers compare, each process `AT_ONCE` responses a call.
+    Both are read by `answers.conclusion` and math-verify (`mathematics`), unless they are equal texts or numbers. The
+    reward is unknown if the answer contains no mathematics, or if a comparison fails or takes more than `timeout`
+    seconds. Workers compare `AT_ONCE` responses per call.
     """
     _options("math", options)
     if importlib.util.find_spec("math_verify") is None:
         raise Refused("reward.name: math needs math-verify; pip install 'agro[math]'")
-    file = (
-        Path(answers.__file__).resolve().with_name("mathematics.py")
-    )  # importing it would import SymPy here
+    file = Path(answers.__file__).resolve().with_name("mathematics.py")  # an import would load SymPy here
     pool = Pool(f"{file}:grade", {}, timeout=timeout, workers=workers)
 
     def judge(responses: list[str], known: list[str]) -> list[Score]:
         concluded = [(answers.conclusion(r), answers.conclusion(a)) for r, a in zip(responses, known)]
         scores = [Score(1.0)] * len(known)
-        asked = [
-            i for i, (r, a) in enumerate(concluded) if not a or answers.normalise(r) != answers.normalise(a)
-        ]
+        unequal = []
+        for i, (response, answer) in enumerate(concluded):
+            if not answer or answers.normalize(response) != answers.normalize(answer):
+                unequal.append(i)
         columns = {
-            "completions": [concluded[i][0] for i in asked],
-            "answer": [concluded[i][1] for i in asked],
+            "completions": [concluded[i][0] for i in unequal],
+            "answer": [concluded[i][1] for i in unequal],
         }
-        for i, (value, error) in zip(asked, pool.call(columns, len(asked), at_once=AT_ONCE)):
-            unread = f"no mathematics can be read in the sample's answer {known[i]!r:.80}"
-            scores[i] = Score(value, unread if error == "returned None" else error)
+        for i, (value, error) in zip(unequal, pool.call(columns, len(unequal), at_once=AT_ONCE)):
+            if error == "returned None":
+                error = f"no mathematics can be read in the sample's answer {known[i]!r:.80}"
+            scores[i] = Score(value, error)
         return scores
 
     return AnswerReward("math", judge, pool=pool)
@@ -156,13 +154,12 @@ def _options(name: str, given: Mapping[str, Any], **defaults: Any) -> dict[str, 
     for key, value in given.items():
         if key not in defaults:
             near = get_close_matches(key, defaults, 1, 0.5)
-            raise Refused(
-                f"reward.options.{key}: {name} has no such option; "
-                + (f"did you mean {near[0]}?" if near else f"it has {', '.join(defaults) or 'none'}")
-            )
+            hint = f"it has {', '.join(defaults) or 'none'}"
+            if near:
+                hint = f"did you mean {near[0]}?"
+            raise Refused(f"reward.options.{key}: {name} has no such option; {hint}")
         kind = type(defaults[key])
         if not isinstance(value, kind):
-            raise Refused(
-                f"reward.options.{key}: expected {'true or false' if kind is bool else 'text'}, got {value!r:.80}"
-            )
+            expected = "true or false" if kind is bool else "text"
+            raise Refused(f"reward.options.{key}: expected {expected}, got {value!r:.80}")
     return defaults | dict(given)

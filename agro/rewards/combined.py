@@ -12,8 +12,8 @@ from agro.types import Sample
 class CombinedReward:
     """Σ weight · value over `parts`: name -> (reward, weight).
 
-    A response has no reward where one of its parts is unknown: a part of a sum is no sum. A part of weight 0 is
-    measured and not counted, so the reward is known without it. `Score.parts` holds the unweighted values.
+    The reward is unknown where a part with a weight is unknown. A part of weight 0 is measured and not counted.
+    `Score.parts` has the unweighted values.
     """
 
     def __init__(self, name: str, parts: Mapping[str, tuple[Reward, float]]) -> None:
@@ -21,8 +21,8 @@ class CombinedReward:
         self._parts = dict(parts)
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
-        found = {name: reward.score(samples) for name, (reward, _) in self._parts.items()}
-        return [self._sum({name: scores[i] for name, scores in found.items()}) for i in range(len(samples))]
+        columns = [reward.score(samples) for reward, _ in self._parts.values()]
+        return [self._sum(dict(zip(self._parts, scores))) for scores in zip(*columns)]
 
     def _sum(self, scores: Mapping[str, Score]) -> Score:
         values = {name: score.value for name, score in scores.items()}
@@ -33,9 +33,9 @@ class CombinedReward:
         if errors:
             return Score(None, "; ".join(errors), values)
         total = sum(weight * (values[name] or 0.0) for name, weight in counted.items())
-        return (
-            Score(total, None, values) if math.isfinite(total) else Score(None, f"the sum is {total}", values)
-        )
+        if not math.isfinite(total):
+            return Score(None, f"the sum is {total}", values)
+        return Score(total, None, values)
 
     def close(self) -> None:
         for reward, _ in self._parts.values():

@@ -1,7 +1,7 @@
-"""Whether two answers are equal as mathematics, by math-verify (SymPy): what the workers of the reward `math` run.
+"""The workers of the reward `math`: are two answers equal as mathematics? By math-verify (SymPy).
 
-A worker process loads this file by its path, so that math-verify (0.5 s to import) costs nobody else anything.
-Its own time limits are off: they would report a timeout as "not equal". The pool's limit leaves it unknown.
+Worker processes load this file by its path, so that only they import math-verify (0.5 s). Its own time limits are
+off, because they would report a timeout as "not equal". The pool's limit leaves the reward unknown.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _NAME = re.compile(r"(?<![A-Za-z\\])(pi|sin|cos|tan|log|ln|exp)(?![A-Za-z])")
 
 
 def grade(completions: list[str], answer: list[str]) -> list[float | None]:
-    """Per response 1.0 where its answer is the known one, 0.0 where it isn't or there is none; None: see `equal`."""
+    """For each response 1.0 where its answer is correct, 0.0 where it is not or missing; None: see `equal`."""
     return [equal(text, known) for text, known in zip(completions, answer)]
 
 
 def equal(response: str, answer: str) -> float | None:
-    """1.0 or 0.0; None where no mathematics can be read in `answer`. Raises where math-verify can't compare them."""
+    """1.0 or 0.0; None where `answer` contains no mathematics. Raises where math-verify can't compare them."""
     known = _read(answer)
     if not known:
         return None
@@ -40,10 +40,10 @@ def equal(response: str, answer: str) -> float | None:
 
 @lru_cache(512)
 def _read(text: str) -> list[Any]:
-    """The expression that is a text's answer, in a list; empty where there is none.
+    """The expression of a text's answer, in a list; empty where there is none.
 
-    math-verify looks for LaTeX between delimiters, then for the last number. A text that is nothing but an
-    expression ("x^2 + 1") has no delimiters: it is read as a whole first, a mere number last.
+    math-verify looks for LaTeX between delimiters, then for the last number. A bare expression ("x^2 + 1") has no
+    delimiters: it is parsed as LaTeX first. A number is parsed as LaTeX last.
     """
     text = _EXPONENT.sub(lambda found: f"{Decimal(found[0]):f}", text.strip())
     if _MARKUP.search(text):
@@ -51,8 +51,10 @@ def _read(text: str) -> list[Any]:
     latex = _NAME.sub(r"\\\1 ", _ROOT.sub(r"\\sqrt{\1}", text))
     if _WORD.search(_TEXT.sub("", latex)):
         return _parse(text)
-    whole = f"${latex}$"
-    return (_parse(text) or _parse(whole)) if _NUMBER.fullmatch(text) else (_parse(whole) or _parse(text))
+    forms = [f"${latex}$", text]
+    if _NUMBER.fullmatch(text):
+        forms.reverse()
+    return _parse(forms[0]) or _parse(forms[1])
 
 
 def _parse(text: str) -> list[Any]:

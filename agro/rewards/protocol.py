@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from agro.errors import Refused
+from agro.numbers import percent
 from agro.types import Sample
 
 T = TypeVar("T")
@@ -17,13 +18,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Score:
-    """The reward of one response: a finite `value`, or None (unknown) and the `error` that says why."""
+    """The reward of one response: a finite `value`, or None (unknown) and the `error`.
+
+    `parts`: the unweighted values by name, where there are several.
+    """
 
     value: float | None
     error: str | None = None
-    parts: Mapping[str, float | None] = field(
-        default_factory=dict
-    )  # unweighted, by name, where there are several
+    parts: Mapping[str, float | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.value is not None and not math.isfinite(self.value):
@@ -31,22 +33,26 @@ class Score:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What a sample's `meta` keeps of it."""
-        error = {"reward_error": self.error} if self.error else {}
-        return error | ({"reward_parts": dict(self.parts)} if self.parts else {})
+        """The entries for a sample's `meta`."""
+        entries: dict[str, Any] = {}
+        if self.error:
+            entries["reward_error"] = self.error
+        if self.parts:
+            entries["reward_parts"] = dict(self.parts)
+        return entries
 
 
 class Reward(Protocol):
-    """Scores responses. A failure belongs to one response and is told in its `Score`; it never raises."""
+    """Scores responses. It never raises: an error belongs to one response, in its `Score`."""
 
     name: str
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
-        """One score a sample, in the order of `samples`."""
+        """One score per sample, in their order."""
         ...
 
     def close(self) -> None:
-        """Give back processes and connections; a closed reward scores no more."""
+        """End processes and connections. A closed reward can't be used again."""
         ...
 
 
@@ -55,7 +61,7 @@ def score_known(
     find: Callable[[Sample], T],
     judge: Callable[[list[Sample], list[T]], list[Score]],
 ) -> list[Score]:
-    """`judge` on the samples in which `find` finds what it takes; the message of its `LookupError` is the others' error."""
+    """`judge` on the samples for which `find` returns. For others, its `LookupError` is the error."""
     known: dict[int, T] = {}
     scores: dict[int, Score] = {}
     for i, sample in enumerate(samples):
@@ -72,33 +78,36 @@ def check_failures(samples: Sequence[Sample], scores: Sequence[Score], max_faile
 
     The message gives the share, the limit and the three most frequent causes with counts and samples.
     """
-    failed = [
-        (sample, score.error or "no reason given")
-        for sample, score in zip(samples, scores)
-        if score.value is None
-    ]
+    failed: list[tuple[Sample, str]] = []
+    for sample, score in zip(samples, scores):
+        if score.value is None:
+            failed.append((sample, score.error or "no reason given"))
     if not failed or len(failed) <= max_failed * len(scores):
         return len(failed)
     causes: dict[tuple[str, ...], list[tuple[Sample, str]]] = defaultdict(list)
     for sample, error in failed:
         causes[_cause(error)].append((sample, error))
     common = sorted(causes.values(), key=len, reverse=True)
-    lines = [
-        f"  {len(hits)} × {hits[0][1]}: {', '.join(_name(s) for s, _ in hits[:3])}" for hits in common[:3]
-    ]
+    lines = []
+    for cases in common[:3]:
+        some = ", ".join(_name(sample) for sample, _ in cases[:3])
+        lines.append(f"  {len(cases)} × {cases[0][1]}: {some}")
     if len(common) > 3:
         lines.append(f"  {sum(map(len, common[3:]))} of other causes")
+    share = f"{len(failed)} of {len(scores)} ({percent(len(failed) / len(scores))})"
     raise Refused(
-        f"reward: {len(failed)} of {len(scores)} responses of this step could not be scored ({len(failed) / len(scores):.0%}); "
-        f"reward.max_failed allows {max_failed:.0%}\n" + "\n".join(lines) + "\n"
-        "Mend the reward or the data, or raise reward.timeout or reward.max_failed; then go on with --resume"
+        f"reward: {share} responses of this step could not be scored; reward.max_failed is {percent(max_failed)}\n"
+        + "\n".join(lines)
+        + "\nFix the reward or the data, or raise reward.timeout or reward.max_failed; then continue with --resume"
     )
 
 
 def _cause(error: str) -> tuple[str, ...]:
-    """Errors of one kind from one line of code are one cause, whatever value their message quotes; so are equal texts."""
+    """What errors of one cause have in common: type and line of code, or the text without quoted values."""
     place = re.search(r"\(([^()]*:\d+)\)$", error)
-    return (error.split(":", 1)[0], place[1]) if place else (re.sub(r"(?<!\w)(['\"]).*\1", "", error),)
+    if place:
+        return error.split(":", 1)[0], place[1]
+    return (re.sub(r"(?<!\w)(['\"]).*\1", "", error),)
 
 
 def _name(sample: Sample) -> str:

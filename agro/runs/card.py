@@ -1,121 +1,109 @@
-"""The card of a model that a run leaves: README.md, made from the files of the run folder, so that it can be made again."""
+"""The model card of a run: README.md, made from the files of the run folder, so that it can be made again."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+
 from agro.adapters import base_of, is_adapter
 from agro.config import Policy
+from agro.numbers import count, fixed, percent, with_error
 from agro.report.rundata import Measured, RunData, Span, load_run
 
 UNKNOWN = "not measured"
+TEMPLATE = Path(__file__).parent / "templates" / "card.md"
 RUN_CONFIG = "run_config.json"  # config.json is the model's own
 
 
 def write_cards(run_folder: Path) -> None:
-    """README.md for those of RUN/model, RUN/adapter and RUN/best that are there; the report and the configuration go to RUN/model too."""
+    """Write README.md into RUN/model, RUN/adapter and RUN/best, as far as they exist.
+
+    RUN/model gets copies of the report and the run's configuration too.
+    """
     run = load_run(run_folder)
     folders = [folder for name in ("model", "adapter", "best") if (folder := run_folder / name).is_dir()]
     for folder in folders:
-        (folder / "README.md").write_text(card(run, folder), encoding="utf-8")
+        card(run, folder).save(folder / "README.md")
     for name, copy in (("config.json", RUN_CONFIG), ("report.html", "report.html")):
         if run_folder / "model" in folders and (run_folder / name).exists():
             shutil.copyfile(run_folder / name, run_folder / "model" / copy)
 
 
-def card(run: RunData, folder: Path) -> str:
+def card(run: RunData, folder: Path) -> huggingface_hub.ModelCard:
     """The card of the model in `folder`."""
-    kind = "adapter" if is_adapter(str(folder)) else "model"
+    adapter = is_adapter(str(folder))
+    base = _base(run)
     best = _best(folder)
-    parts = [
-        _front(run, kind),
-        f"# {run.folder.resolve().name}",
-        _lead(run, kind, best),
-        "## Training\n\n" + _training(run),
-        "## Results\n\n" + _results(run, best),
-        "## Use\n\n" + _use(run, kind),
-        "## Reproduce\n\n" + _reproduce(run),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _front(run: RunData, kind: str) -> str:
-    base = _hub_name(_base(run))
-    lines = ["---"]
-    lines += [f"base_model: {json.dumps(base)}"] if base else []
-    lines += [
-        f"library_name: {'peft' if kind == 'adapter' else 'transformers'}",
-        "pipeline_tag: text-generation",
-    ]
-    return "\n".join([*lines, "tags:", "- agro", "- reinforcement-learning", "---"])
+    data = huggingface_hub.ModelCardData(
+        base_model=_hub_name(base),
+        library_name="peft" if adapter else "transformers",
+        pipeline_tag="text-generation",
+        tags=["agro", "reinforcement-learning"],
+    )
+    made: huggingface_hub.ModelCard = huggingface_hub.ModelCard.from_template(
+        data,
+        template_path=str(TEMPLATE),
+        run=run,
+        run_config=RUN_CONFIG,
+        adapter=adapter,
+        base="random weights" if base is None else _named(base),
+        best=best,
+        training=_training(run),
+        results=_results(run, best),
+        **_chat(run),
+    )
+    return made
 
 
 def _base(run: RunData) -> str | None:
-    """Folder or hub name of the model that the run began with; None: random weights."""
+    """Folder or hub name of the model that the run started from; None: random weights."""
     model = run.config.policy.model
     return base_of(model) if model is not None and is_adapter(model) else model
 
 
 def _hub_name(model: str | None) -> str | None:
-    """The name, where it is one of the hub's and not a folder of some machine."""
-    if (
-        model is None
-        or Path(model).expanduser().exists()
-        or model.startswith((".", "~", "/"))
-        or model.count("/") > 1
-    ):
+    """The name, where it is one of the hub's and not a folder of this machine."""
+    if model is None or model.startswith((".", "~", "/")) or model.count("/") > 1:
         return None
-    return model
+    return None if Path(model).expanduser().exists() else model
 
 
 def _named(model: str) -> str:
     return f"`{_hub_name(model) or Path(model).name}`"
 
 
-def _lead(run: RunData, kind: str, best: dict[str, Any] | None) -> str:
-    base, steps = _base(run), run.spans[-1].ends
-    asked = sum(run.config.phase(name).train.steps for name in run.config.phase_names)
-    of = "random weights" if base is None else _named(base)
-    said = f"An adapter (LoRA) of {of}" if kind == "adapter" else f"A language model that began as {of}"
-    said += f", trained with [agro](https://arxiv.org/abs/2503.19612) for {steps} of {asked} steps."
-    if best is not None:
-        said += (
-            f" These are the weights of step {best['step']}, which had the highest held-out reward of the run; "
-            "the highest of several measurements is flattered by chance."
-        )
-    return said
-
-
-def _training(run: RunData) -> str:
+def _training(run: RunData) -> dict[str, str]:
     c = run.config
-    rows = {"objective": "; ".join(dict.fromkeys(_objective(run, span) for span in run.spans))}
-    rows |= {
-        "reference": "; ".join(
-            dict.fromkeys(_reference(run.config.phase(span.name).policy) for span in run.spans)
-        ),
+    reward = "from the store"
+    if c.data.prompts or c.data.eval_prompts:
+        reward = re.sub(r"\S*/", "", c.reward.title)  # paths of this machine stay private
+    versions = [f"{name} {version}" for name, version in run.values.get("versions", {}).items()]
+    facts = {
+        "objective": _distinct(_objective(run, span) for span in run.spans),
+        "reference": _distinct(_reference(c.phase(span.name).policy) for span in run.spans),
         "prompts": _file(c.data.prompts),
         "held-out prompts": _file(c.data.eval_prompts),
         "store": _file(c.data.store) if c.data.store else "the run's own",
-        "reward": re.sub(r"\S*/", "", c.reward.title)
-        if c.data.prompts or c.data.eval_prompts
-        else "that of the store",
-        "tokens trained on": _count(run.total("tokens")),
-        "tokens sampled": _count(run.total("sampled_tokens")),
+        "reward": reward,
+        "tokens trained on": _total(run, "tokens"),
+        "tokens sampled": _total(run, "sampled_tokens"),
         "seed": str(c.train.seed),
-        "versions": ", ".join(
-            f"{name} {version}" for name, version in run.values.get("versions", {}).items()
-        ),
+        "versions": ", ".join(versions),
     }
     if c.policy.lora is not None:
-        rows["adapter"] = (
-            f"rank {c.policy.lora.rank}" if c.policy.lora.start is None else "went on from another"
-        )
-    return "\n".join(f"- {name}: {value}" for name, value in rows.items())
+        facts["adapter"] = "continued from another"
+        if c.policy.lora.start is None:
+            facts["adapter"] = f"rank {c.policy.lora.rank}"
+    return facts
+
+
+def _distinct(texts: Any) -> str:
+    return "; ".join(dict.fromkeys(texts))
 
 
 def _reference(policy: Policy) -> str:
@@ -124,81 +112,64 @@ def _reference(policy: Policy) -> str:
 
 def _objective(run: RunData, span: Span) -> str:
     config = run.config.phase(span.name)
-    options = ", ".join(f"{name} = {value}" for name, value in config.objective.options.items())
-    share = (
-        f"{config.data.replay:.0%} of the groups from the store" if config.data.replay else "fresh samples"
-    )
-    return f"{config.objective.name}{f' ({options})' if options else ''}, {share}, steps {span.begins + 1} to {span.ends}"
+    text = config.objective.name
+    if config.objective.options:
+        text += f" ({', '.join(f'{name} = {value}' for name, value in config.objective.options.items())})"
+    share = "fresh samples"
+    if config.data.replay:
+        share = f"{percent(config.data.replay)} of the groups from the store"
+    return f"{text}, {share}, steps {span.begins + 1} to {span.ends}"
 
 
-def _results(run: RunData, best: dict[str, Any] | None) -> str:
-    last = run.spans[-1].ends
-    rows = [
-        ("held-out reward before", _reward(run, run.heldout(0, 0))),
-        (f"held-out reward after {last} steps", _reward(run, run.heldout(last, last))),
-        ("KL to the reference then, nats a response", _kl(run, last)),
-    ]
+def _results(run: RunData, best: dict[str, Any] | None) -> dict[str, str]:
+    last = run.steps
+    kl = run.at(last, "eval_kl_ref")
+    results = {
+        "held-out reward before": _reward(run, run.heldout(0, 0)),
+        f"held-out reward after {last} steps": _reward(run, run.heldout(last, last)),
+        "KL to the reference then, nats per response": UNKNOWN,
+    }
+    if kl is not None:
+        results["KL to the reference then, nats per response"] = f"{fixed(kl)}, on the held-out prompts"
     if best is not None:
-        se, n = best.get("eval_reward_se"), best.get("eval_n")
-        rows.append((f"held-out reward at step {best['step']}", _figure(best["eval_reward"], se, n)))
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
-    return f"| | |\n|---|---|\n{table}\n\n± is one standard error over prompts; n counts responses."
+        value = _figure(best["eval_reward"], best.get("eval_reward_se"), best.get("eval_n"))
+        results[f"held-out reward at step {best['step']}"] = value
+    return results
 
 
-def _reward(run: RunData, found: Measured | None) -> str:
-    if found is None:
+def _reward(run: RunData, measured: Measured | None) -> str:
+    if measured is None:
         return UNKNOWN
-    n = next(row.get("eval_n") for row in run.rows if row["step"] == found.step)
-    return _figure(found.value, found.se, n)
+    return _figure(measured.value, measured.se, run.at(measured.step, "eval_n"))
 
 
 def _figure(value: float, se: float | None, n: int | None) -> str:
-    known = se is not None and math.isfinite(se)
-    return f"{value:.4f} ± {f'{se:.4f}' if known else 'unknown'} (n = {'unknown' if n is None else n})"
+    return f"{with_error(value, se, 4)} (n = {'unknown' if n is None else n})"
 
 
-def _kl(run: RunData, step: int) -> str:
-    value = next((row.get("eval_kl_ref") for row in run.rows if row["step"] == step), None)
-    return UNKNOWN if value is None else f"{value:.3f}, on the held-out prompts"
-
-
-def _use(run: RunData, kind: str) -> str:
-    chat, load = run.config.policy.chat, "AutoModelForCausalLM"
-    lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer"]
-    if kind == "adapter":
-        load = "AutoPeftModelForCausalLM"
-        lines = ["from peft import AutoPeftModelForCausalLM", "from transformers import AutoTokenizer"]
-    lines += [
-        f'model = {load}.from_pretrained("FOLDER_OR_NAME")',
-        'tokenizer = AutoTokenizer.from_pretrained("FOLDER_OR_NAME")',
-    ]
-    if chat.wrap or chat.system is not None or chat.options:
-        options = "".join(f", {name}={value!r}" for name, value in chat.options.items())
-        system = [{"role": "system", "content": chat.system}] if chat.system is not None else []
-        messages = [*system, {"role": "user", "content": "…"}]
-        lines += [
-            f"messages = {json.dumps(messages, ensure_ascii=False)}",
-            f"ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True{options})",
-        ]
-    return "```python\n" + "\n".join(lines) + "\n```"
-
-
-def _reproduce(run: RunData) -> str:
-    return (
-        f"```\nagro train {RUN_CONFIG} --out runs/again\n```\n\n"
-        f"`{RUN_CONFIG}` and `report.html` lie with the run's final model. The first names model and data by the paths that they had."
-    )
+def _chat(run: RunData) -> dict[str, str]:
+    """The messages and options of the chat template, as Python code; empty where the run used none."""
+    chat = run.config.policy.chat
+    if not (chat.wrap or chat.system is not None or chat.options):
+        return {"messages": "", "chat_options": ""}
+    messages = [{"role": "user", "content": "…"}]
+    if chat.system is not None:
+        messages.insert(0, {"role": "system", "content": chat.system})
+    options = "".join(f", {name}={value!r}" for name, value in chat.options.items())
+    return {"messages": json.dumps(messages, ensure_ascii=False), "chat_options": options}
 
 
 def _best(folder: Path) -> dict[str, Any] | None:
     path = folder / "best.json"
-    found: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    return found
+    if not path.exists():
+        return None
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def _file(path: str | None) -> str:
     return "none" if path is None else f"`{Path(path).name}`"
 
 
-def _count(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:,.0f}"
+def _total(run: RunData, metric: str) -> str:
+    value = run.total(metric)
+    return UNKNOWN if value is None else count(value)

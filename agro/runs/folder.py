@@ -20,7 +20,7 @@ LIBRARIES = ("agro", "torch", "transformers", "tokenizers", "numpy")
 
 
 class Run:
-    """A folder with `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and, unless given, `store.db`."""
+    """A folder with `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and perhaps `store.db`."""
 
     def __init__(self, folder: Path, config: RunConfig, *, resume: bool) -> None:
         self.folder = folder
@@ -71,13 +71,13 @@ class Run:
         before, after = take_length(then), take_length(now)
         if before is not None and after is not None and after < before:
             raise Refused(
-                f"{self.folder}: --resume may go on for more steps, not fewer: the last phase has {before}, now it is {after}; "
-                "to end early, stop the run with Ctrl-C"
+                f"{self.folder}: --resume expects at least the steps of before: the last phase had {before}, "
+                f"now it has {after}; to end early, stop the run with Ctrl-C"
             )
         if before != after and config.train.schedule != "constant":
             self.notes.append(
-                f"train.schedule = {config.train.schedule} now runs over {after} steps, not {before}: the learning rate isn't what it "
-                "would have been in one run of that length"
+                f"train.schedule = {config.train.schedule} now runs over {after} steps, not {before}: "
+                "the learning rate is not that of one run of that length"
             )
         for section in now:
             if then[section] != now[section]:
@@ -88,7 +88,7 @@ class Run:
         return dict(json.loads(self.config_file.read_text(encoding="utf-8")))
 
     def forget_after(self, step: int) -> list[int]:
-        """Drop the metrics of steps that weren't committed; returns the numbers of other lines that can't be read."""
+        """Drop the metrics of uncommitted steps; return the numbers of other unreadable lines."""
         if not self.metrics_file.exists():
             return []
         kept, unreadable = [], []

@@ -1,4 +1,4 @@
-"""What a run says on the way: a line a step, or, on a terminal, a display that stays in its place."""
+"""The terminal of a run: a line per step, or on a terminal a display that is redrawn in place."""
 
 from __future__ import annotations
 
@@ -14,60 +14,66 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
-from rich.text import Text as Shown
+from rich.text import Text as Styled
 
+from agro import numbers
+from agro.numbers import clock, short, with_error
 from agro.terminal import cut, plain
 from agro.types import Sample, Text
 
 BARS = "▁▂▃▄▅▆▇█"
 REMEMBERED = 32  # rewards in the display's small curve
+PACE = 20  # steps whose median duration predicts the time left
 LONGEST = 600  # characters of a text that is shown
 PAUSE = 0.1  # seconds at least between two redrawings
 
 
 class Progress:
-    """One line a step: phase, step, reward, KL, speed, time left."""
+    """One line per step: phase, step, reward, KL, speed, time left. `last`: the run's last step."""
 
     def __init__(self, last: int, out: TextIO | None = None) -> None:
         self.last = last
         self.out = out or sys.stderr
-        self.paces: list[float] = []  # seconds of the present phase's steps
+        self.durations: list[float] = []  # of the last steps
 
     @classmethod
     def on(cls, last: int, store: Path) -> Progress:
-        """On stderr: a display where that is a terminal which can redraw, else plain lines."""
-        dull = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
-        return Progress(last) if dull or not sys.stderr.isatty() else Display(last, store)
+        """On stderr: a display where that is a terminal that can redraw, else plain lines."""
+        plain_only = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
+        if plain_only or not sys.stderr.isatty():
+            return Progress(last)
+        return Display(last, store)
 
     def say(self, text: str) -> None:
         print(text, file=self.out, flush=True)
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        """What the run is at, and how far in it."""
+        """What the run is doing, and how far it is."""
 
     def step(self, m: Mapping[str, Any]) -> None:
-        shown = [f"{m['phase']} {m['step']}/{self.last}"]
+        """A row of metrics."""
+        parts = [f"{m['phase']} {m['step']}/{self.last}"]
         if m["seconds"] is not None:
-            left = self._left(m)
-            shown += [
-                f"loss {_short(m['loss'])}",
-                f"reward {_short(m['reward_mean'])}",
-                f"KL {_short(m['kl_ref'])}",
+            parts += [
+                f"loss {short(m['loss'])}",
+                f"reward {short(m['reward_mean'])}",
+                f"KL {short(m['kl_ref'])}",
+                f"{short(m['tokens_per_second'])} tok/s",
+                f"{clock(self._time_left(m))} left",
             ]
-            shown += [f"{_short(m['tokens_per_second'])} tok/s", f"{_clock(left)} left"]
-        self.say("  ".join(shown + _events(m)))
+        self.say("  ".join(parts + _events(m)))
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
-    def _left(self, m: Mapping[str, Any]) -> float:
-        """Seconds, at the median pace of the last steps."""
-        self.paces = [*self.paces[-19:], m["seconds"]]
-        return float((self.last - m["step"]) * sorted(self.paces)[len(self.paces) // 2])
+    def _time_left(self, m: Mapping[str, Any]) -> float:
+        """Seconds, at the median speed of the last steps."""
+        self.durations = [*self.durations, m["seconds"]][-PACE:]
+        return float((self.last - m["step"]) * sorted(self.durations)[len(self.durations) // 2])
 
 
 class Display(Progress):
-    """Three lines that are redrawn in their place; what is said, and steps with something to keep, stand above them.
+    """Three lines that are redrawn in place. Messages, and steps with events, are printed above them.
 
     It is redrawn when something is reported, not by a thread of its own.
     """
@@ -76,7 +82,7 @@ class Display(Progress):
         super().__init__(last)
         self.store = store
         self.console = console or Console(stderr=True, markup=False, highlight=False)
-        self.now: Mapping[str, Any] = {}  # the last step's metrics
+        self.metrics: Mapping[str, Any] = {}  # of the last step
         self.rewards: list[float | None] = []
         self.left: float | None = None
         self.name = self.at = ""  # the stage, without and with how far it is
@@ -89,24 +95,21 @@ class Display(Progress):
         )
 
     def say(self, text: str) -> None:
-        self.console.print(Shown(text))
+        self.console.print(Styled(text))
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
         is_new, self.name = name != self.name, name
-        self.at = name + ("" if done is None else f" {done}" if total is None else f" {done}/{total}")
+        self.at = f"{name} {numbers.progress(done, total)}".strip()
         self._redraw(now=is_new)
 
     def step(self, m: Mapping[str, Any]) -> None:
-        self.now = m
+        self.metrics = m
         if m["seconds"] is not None:
-            self.left = self._left(m)
-            self.rewards = [*self.rewards[1 - REMEMBERED :], m["reward_mean"]]
+            self.left = self._time_left(m)
+            self.rewards = [*self.rewards, m["reward_mean"]][-REMEMBERED:]
         if events := _events(m):
-            self.say(
-                "  ".join(
-                    [f"{m['phase']} {m['step']}/{self.last}", f"reward {_short(m['reward_mean'])}", *events]
-                )
-            )
+            where = f"{m['phase']} {m['step']}/{self.last}"
+            self.say("  ".join([where, f"reward {short(m['reward_mean'])}", *events]))
         self._redraw(now=m["step"] == self.last)
 
     def close(self) -> None:
@@ -121,55 +124,62 @@ class Display(Progress):
             self.live.refresh()
 
     def _render(self) -> Group:
-        m, step = self.now, self.now.get("step", 0)
-        place = Table.grid(padding=(0, 2))
+        stage = Styled(self.at, "cyan", no_wrap=True, overflow="ellipsis")
+        return Group(self._position(), self._numbers(), stage)
+
+    def _position(self) -> Table:
+        step = self.metrics.get("step", 0)
+        row = Table.grid(padding=(0, 2))
         for _ in range(4):
-            place.add_column(no_wrap=True)
-        place.add_row(
-            Shown(str(m.get("phase", "")), "bold"),
-            Shown(f"{step}/{self.last}"),
+            row.add_column(no_wrap=True)
+        row.add_row(
+            Styled(str(self.metrics.get("phase", "")), "bold"),
+            Styled(f"{step}/{self.last}"),
             ProgressBar(self.last, step, width=max(10, min(40, self.console.width - 50))),
-            Shown("" if self.left is None else f"{_clock(self.left)} left", "dim"),
+            Styled("" if self.left is None else f"{clock(self.left)} left", "dim"),
         )
-        numbers = Shown(no_wrap=True, overflow="ellipsis")
+        return row
+
+    def _numbers(self) -> Styled:
+        m = self.metrics
+        line = Styled(no_wrap=True, overflow="ellipsis")
         for name, value, unit in (
-            ("reward ", m.get("reward_mean"), ""),
-            ("KL ", m.get("kl_ref"), " nats"),
-            ("loss ", m.get("loss"), ""),
-            ("", m.get("tokens_per_second"), " tokens/s"),
-            ("store ", _size(self.store), ""),
+            ("reward ", short(m.get("reward_mean")), ""),
+            ("KL ", short(m.get("kl_ref")), " nats"),
+            ("loss ", short(m.get("loss")), ""),
+            ("", short(m.get("tokens_per_second")), " tokens/s"),
+            ("store ", _store_size(self.store), ""),
         ):
-            numbers.append(name, "dim").append(value if isinstance(value, str) else _short(value))
-            numbers.append(f"{unit}  ", "dim")
-        numbers.append(_curve(self.rewards), "cyan")
-        return Group(place, numbers, Shown(self.at, "cyan", no_wrap=True, overflow="ellipsis"))
+            line.append(name, "dim").append(value).append(f"{unit}  ", "dim")
+        return line.append(_curve(self.rewards), "cyan")
 
 
 def _events(m: Mapping[str, Any]) -> list[str]:
-    """What a step has besides its usual numbers."""
-    shown = []
+    """What a step has in addition to its usual numbers."""
+    events = []
     if m.get("eval_reward") is not None:
-        shown.append(f"held-out {m['eval_reward']:.3f} ± {m['eval_reward_se']:.3f}")
+        events.append(f"held-out {with_error(m['eval_reward'], m['eval_reward_se'])}")
     if m.get("eval_consistency") is not None:
-        shown.append(f"held-out ½Var(R) {m['eval_consistency']:.5f} ± {m['eval_consistency_se']:.5f}")
+        events.append(f"held-out ½Var(R) {with_error(m['eval_consistency'], m['eval_consistency_se'], 5)}")
     if m["dropped"]:
-        shown.append(
-            "dropped " + ", ".join(f"{n} ({reason})" for reason, n in m["dropped_reasons"].items())
-        )
+        events.append("dropped " + ", ".join(f"{n} ({why})" for why, n in m["dropped_reasons"].items()))
     if m["skipped"]:
-        shown.append("update skipped")
-    return shown
+        events.append("update skipped")
+    return events
 
 
 def responses_text(step: int, samples: Sequence[Sample]) -> str:
-    """The best and the worst response of a step, with prompt and reward; one where they don't differ."""
-    known = sorted((s for s in samples if s.reward is not None), key=lambda s: s.reward or 0.0)
-    ends = [known[-1], known[0]] if known and known[-1].reward != known[0].reward else list(samples[:1])
-    return "\n".join(
-        f"step {step}, reward {'unknown' if s.reward is None else f'{s.reward:g}'}, {cut(s.source or s.role, 80)}\n"
-        f"  prompt    {_indented(s.prompt)}\n  response  {_indented(s.response)}"
-        for s in ends
-    )
+    """The best and the worst response of a step, with prompt and reward; one where they are equal."""
+    scored = sorted((s for s in samples if s.reward is not None), key=lambda s: s.reward or 0.0)
+    shown = list(samples[:1])
+    if scored and scored[-1].reward != scored[0].reward:
+        shown = [scored[-1], scored[0]]
+    lines = []
+    for s in shown:
+        reward = "unknown" if s.reward is None else f"{s.reward:g}"
+        lines.append(f"step {step}, reward {reward}, {cut(s.source or s.role, 80)}")
+        lines.append(f"  prompt    {_indented(s.prompt)}\n  response  {_indented(s.response)}")
+    return "\n".join(lines)
 
 
 def _indented(text: Text) -> str:
@@ -177,37 +187,24 @@ def _indented(text: Text) -> str:
 
 
 def _curve(values: Sequence[float | None]) -> str:
-    """One bar a value, from the lowest to the highest of them; a blank where it is unknown."""
+    """One bar per value, from the lowest to the highest; a blank where it is unknown."""
     known = [v for v in values if v is not None and math.isfinite(v)]
     if not known:
         return ""
     low, span = min(known), max(known) - min(known)
     top = len(BARS) - 1
-    return "".join(
-        " "
-        if v is None or not math.isfinite(v)
-        else BARS[round((v - low) / span * top) if span else top // 2]
-        for v in values
-    )
+    bars = ""
+    for value in values:
+        if value is None or not math.isfinite(value):
+            bars += " "
+        elif span:
+            bars += BARS[round((value - low) / span * top)]
+        else:
+            bars += BARS[top // 2]
+    return bars
 
 
-def _size(store: Path) -> str | None:
-    """Of a store's file and its log, in binary units."""
+def _store_size(store: Path) -> str:
+    """The size of a store's file and its write-ahead log."""
     files = [f for f in (store, store.with_name(f"{store.name}-wal")) if f.exists()]
-    size = float(sum(f.stat().st_size for f in files))
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.3g} {unit}" if files else None
-        size /= 1024
-    raise AssertionError
-
-
-def _short(value: Any) -> str:
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return "–"
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+    return numbers.size(sum(f.stat().st_size for f in files)) if files else numbers.UNKNOWN

@@ -1,4 +1,4 @@
-"""Copies of a run's metrics for TensorBoard, W&B and trackio. A tracker that fails never stops a run."""
+"""Metrics for TensorBoard, W&B and trackio. A tracker that fails never stops a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agro.runs.folder import Run
 
 
 class Tracker(Protocol):
-    """Where numbers go. `log`: steps rise within a process; a resumed run begins after its last checkpoint."""
+    """A destination of metrics. Steps rise; a resumed run starts after its last checkpoint."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
@@ -28,7 +28,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        if self._writer is None:  # what a resumed run does again hides what it did before
+        if self._writer is None:  # the steps of a resumed run replace those before
             self._writer = _module("torch.utils.tensorboard").SummaryWriter(
                 str(self._folder), purge_step=step
             )
@@ -42,7 +42,7 @@ class TensorBoard:
 
 
 class WandB:
-    """A run at Weights & Biases, or in RUN/wandb where WANDB_MODE=offline; resumed, it is the same run."""
+    """A run at Weights & Biases, or in RUN/wandb with WANDB_MODE=offline; resuming continues it."""
 
     def __init__(self, run: Run, config: RunConfig) -> None:
         wandb = _module("wandb")
@@ -53,7 +53,7 @@ class WandB:
             resume="allow",
             dir=str(run.folder),
             config=config.model_dump(mode="json"),
-            settings=wandb.Settings(console="off"),  # the terminal is `Progress`'s, redrawings and all
+            settings=wandb.Settings(console="off"),  # the terminal belongs to `Progress`
         )
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -64,7 +64,7 @@ class WandB:
 
 
 class Trackio:
-    """A run in trackio's local database; TRACKIO_DIR says where that lies. It knows runs by name alone."""
+    """A run in trackio's local database (TRACKIO_DIR). It identifies runs by their names alone."""
 
     def __init__(self, run: Run, config: RunConfig) -> None:
         self._trackio = _module("trackio")
@@ -91,24 +91,24 @@ TRACKERS: dict[str, tuple[str, Callable[[Run, RunConfig], Tracker]]] = {  # name
 
 
 class Trackers:
-    """All trackers of a run. One that fails is named once, and dropped."""
+    """All trackers of a run. One that fails is reported once and dropped."""
 
     def __init__(self, trackers: Mapping[str, Tracker], say: Callable[[str], None]) -> None:
         self._trackers, self._say = dict(trackers), say
 
     def log(self, metrics: Mapping[str, Any]) -> None:
-        """The numbers of a step; what is unknown, or isn't a number, isn't sent."""
+        """Log the known numbers of a step."""
         numbers = {k: v for k, v in _numbers(metrics) if k != "step"}
         working: dict[str, Tracker] = {}
         for name, tracker in self._trackers.items():
-            with _softly(name, self._say):
+            with _reported(name, self._say):
                 tracker.log(metrics["step"], numbers)
                 working[name] = tracker
         self._trackers = working
 
     def close(self) -> None:
         for name, tracker in self._trackers.items():
-            with _softly(name, self._say):
+            with _reported(name, self._say):
                 tracker.close()
         self._trackers = {}
 
@@ -126,20 +126,20 @@ def check_trackers(config: Track) -> None:
 
 
 def load_trackers(config: RunConfig, run: Run, say: Callable[[str], None]) -> Trackers:
-    """Start those that `track.to` names; one that can't start is named by `say` and left out."""
+    """Start the trackers of `track.to`. One that can't start is reported by `say` and dropped."""
     started: dict[str, Tracker] = {}
     for name in dict.fromkeys(config.track.to):
-        with _softly(name, say):
+        with _reported(name, say):
             started[name] = TRACKERS[name][1](run, config)
     return Trackers(started, say)
 
 
 @contextmanager
-def _softly(name: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Say what failed, and go on."""
+def _reported(name: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Report an error and continue."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 a tracker may fail in any way, of which the run knows nothing
+    except Exception as error:  # noqa: BLE001  # a tracker may fail in any way
         say(f"tracker {name} failed and is dropped; the run goes on: {type(error).__name__}: {error}")
 
 
@@ -152,11 +152,11 @@ def _module(name: str) -> Any:
 
 
 def _numbers(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    """Finite numbers, those of nested objects under section/name."""
-    found: list[tuple[str, float]] = []
+    """Finite numbers; those of nested objects under section/name."""
+    numbers: list[tuple[str, float]] = []
     for key, value in metrics.items():
         if isinstance(value, Mapping):
-            found += _numbers(value, f"{prefix}{key}/")
+            numbers += _numbers(value, f"{prefix}{key}/")
         elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-            found.append((prefix + key, float(value)))
-    return found
+            numbers.append((prefix + key, float(value)))
+    return numbers

@@ -1,4 +1,4 @@
-"""A thread that names the stage which hangs. It only says so: what hangs may still come back."""
+"""A thread that names the stage that makes no progress. It only reports: the stage may still recover."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-HERE = str(Path(__file__).parents[1])
+from agro import numbers
+
+PACKAGE = str(Path(__file__).parents[1])
 
 
 class Watchdog:
-    """Says what the thread that made it is at, once a stage has made no progress for `seconds`, and at twice that, and so on.
+    """Reports where its creator's thread is once a stage has made no progress for `seconds`.
 
-    `seconds` = 0 watches nothing.
+    It reports again after twice that time, and so on. `seconds` = 0 watches nothing.
     """
 
     def __init__(self, seconds: float, say: Callable[[str], None]) -> None:
@@ -39,14 +41,12 @@ class Watchdog:
             self._thread.join()
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        """A stage begins, or has come so far."""
-        self._at = name + (
-            "" if done is None else f" ({done} done)" if total is None else f" ({done} of {total})"
-        )
+        """A stage starts, or has come this far."""
+        self._at = f"{name} {numbers.progress(done, total)}".strip()
         self.beat()
 
     def beat(self) -> None:
-        """The stage goes on."""
+        """The stage makes progress."""
         self._since, self._limit = time.monotonic(), self.seconds
 
     def _watch(self) -> None:
@@ -57,11 +57,12 @@ class Watchdog:
                 self.say(f"{self._at or 'the run'} has made no progress for {idle:.0f} s{self._place()}")
 
     def _place(self) -> str:
-        """The innermost line of agro that the watched thread is in."""
+        """The innermost line of agro in the watched thread."""
         frame = sys._current_frames().get(self._watched)
-        found = [f for f in traceback.extract_stack(frame) if f.filename.startswith(HERE)] if frame else []
-        return (
-            f"; it is in {Path(found[-1].filename).relative_to(HERE)}:{found[-1].lineno} ({found[-1].name})"
-            if found
-            else ""
-        )
+        if frame is None:
+            return ""
+        frames = [f for f in traceback.extract_stack(frame) if f.filename.startswith(PACKAGE)]
+        if not frames:
+            return ""
+        last = frames[-1]
+        return f"; it is in {Path(last.filename).relative_to(PACKAGE)}:{last.lineno} ({last.name})"

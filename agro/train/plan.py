@@ -1,7 +1,7 @@
-"""What a run would do, before it does it: steps, samples, tokens, memory, time (`agro train --dry-run`).
+"""What a run would do: steps, samples, tokens, memory, time (`agro train --dry-run`).
 
-Everything is loaded and checked as for the run, which finds what would be refused. Counts are exact but for tokens,
-which are at most so many; time is extrapolated from one short decoding and one micro-batch on this machine.
+Everything is loaded and checked as for the run, so that the same is refused. Counts are exact, except
+those of tokens, which are upper bounds. Time is extrapolated from one short decoding and one micro-batch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from agro.config import RunConfig
+from agro.numbers import count, duration, size
 from agro.objectives import get
 from agro.policy import Policy, Unusable
 from agro.rollout import Rollout
@@ -27,24 +28,31 @@ from agro.train.phases import Phase
 from agro.train.trainable import pairs_among
 from agro.types import Prompt
 
-PROBED = 16  # tokens decoded to see how fast it goes
-LOOKED_AT = 256  # prompts and stored samples, for the longest sequence
+PROBED = 16  # tokens decoded to measure the speed
+INSPECTED = 256  # prompts and stored samples, for the longest sequence
 
 
-def phase_counts(phase: Phase, store: Store | None, evaluated: int) -> dict[str, Any]:
-    """What one phase samples and trains on. `evaluated`: held-out prompts, which a run's first phase asks before it begins too.
+def phase_counts(phase: Phase, store: Store | None, heldout: int) -> dict[str, Any]:
+    """What one phase samples and trains on. A number that is known only later is None.
 
-    A number that only time tells is None.
+    Args:
+        phase: a run's first phase evaluates before its first step too.
+        store: the store that the phase draws from.
+        heldout: held-out prompts.
     """
     config = phase.config
-    train, sampler = config.train, config.sampler
+    train, sampler, every = config.train, config.sampler, config.evaluate.every
     stored = sum(phase.stored_groups(at) for at in range(train.steps))
     fresh = train.steps * train.groups - stored
-    rows = _stored_rows(phase, store)
-    every = config.evaluate.every
-    evaluations = (
-        (phase.begins == 0) + 1 + (len(range(every, train.steps, every)) if every else 0) if evaluated else 0
-    )
+    per_group = _stored_responses(phase, store)
+    trained = None
+    if per_group is not None or not stored:
+        trained = round(fresh * sampler.n + stored * (per_group or 0))
+    evaluations = 0
+    if heldout:
+        evaluations = 1 + (phase.begins == 0)
+        if every:
+            evaluations += len(range(every, train.steps, every))
     return {
         "objective": config.objective.name,
         "steps": train.steps,
@@ -53,104 +61,119 @@ def phase_counts(phase: Phase, store: Store | None, evaluated: int) -> dict[str,
         "stored_groups": stored,
         "responses_sampled": fresh * sampler.n,
         "tokens_sampled_at_most": fresh * sampler.n * _most_new(config),
-        "responses_trained": None
-        if stored and rows is None
-        else round(fresh * sampler.n + stored * (rows or 0)),
+        "responses_trained": trained,
         "evaluations": evaluations,
-        "responses_evaluated": evaluations * evaluated * config.evaluate.n,
+        "responses_evaluated": evaluations * heldout * config.evaluate.n,
     }
 
 
 def _most_new(config: RunConfig) -> int:
-    """Tokens of a response at most that the policy writes itself."""
+    """An upper bound of the tokens in a response that the policy samples."""
     return config.sampler.max_new * (config.environment.max_turns if config.environment else 1)
 
 
-def _stored_rows(phase: Phase, store: Store | None) -> float | None:
-    """Mean responses of a stored group that a draw takes."""
+def _stored_responses(phase: Phase, store: Store | None) -> float | None:
+    """Mean responses that are drawn from a stored group."""
     config = phase.config
     if store is None or not config.data.replay:
         return None
     rule = phase.rule(1)
+    sizes: list[int] = []
     if rule.pairs:
         needs = get(config.objective.name).needed(config.objective.options)
         judged = pairs_among(store.known(roles=rule.roles, sources=rule.sources), needs, store)
-        joined = ([(p.winner, p.loser) for p in of_group] for of_group in judged.values())
-        sizes = [len(pick_pairs(pairs, rule, At("", 0, 0, 0), "")) for pairs in joined]
+        for of_group in judged.values():
+            pairs = [(p.winner, p.loser) for p in of_group]
+            sizes.append(len(pick_pairs(pairs, rule, At("", 0, 0, 0), "")))
     else:
-        sizes = [
-            min(g.scored if rule.scored_only else g.size, rule.group_size or g.size)
-            for g in store.groups(roles=rule.roles, sources=rule.sources)
-            if (g.scored if rule.scored_only else g.size) >= rule.min_group
-        ]
+        for group in store.groups(roles=rule.roles, sources=rule.sources):
+            size = group.scored if rule.scored_only else group.size
+            if size >= rule.min_group:
+                sizes.append(min(size, rule.group_size or size))
     return sum(sizes) / len(sizes) if sizes else None
 
 
 def longest(policy: Policy, config: RunConfig, prompts: Sequence[Prompt], store: Store | None) -> int:
-    """Tokens of the longest sequence, as far as the first prompts and stored samples show; without what an environment says."""
-    found = [2]
+    """Tokens of the longest sequence among the first prompts and stored samples, without observations."""
+    lengths = [2]
     if config.data.replay < 1:
-        found += [len(policy.encode_prompt(p.text)) + _most_new(config) for p in prompts[:LOOKED_AT]]
+        lengths += [len(policy.encode_prompt(p.text)) + _most_new(config) for p in prompts[:INSPECTED]]
     if config.data.replay > 0 and store is not None:
-        for sample in islice(store.samples(roles=config.data.roles, sources=config.data.sources), LOOKED_AT):
-            with suppress(Unusable):  # it is left out of the run as well
+        for sample in islice(store.samples(roles=config.data.roles, sources=config.data.sources), INSPECTED):
+            with suppress(Unusable):  # the run drops it as well
                 tokens = policy.encode(sample, config.train.max_length).tokens
                 assert tokens is not None
-                found.append(len(tokens))
-    return min(max(found), policy.context, config.train.max_length or policy.context)
+                lengths.append(len(tokens))
+    return min(max(lengths), policy.context, config.train.max_length or policy.context)
 
 
 def memory(policy: Policy, reference: Policy | None, config: RunConfig, width: int) -> dict[str, int]:
-    """Bytes by what takes them, for sequences of `width` tokens; activations are left out, which depend on the kernels."""
-    everything = sum(p.nbytes for p in policy.model.parameters())
+    """Bytes by purpose, for sequences of `width` tokens, without activations, which depend on the kernels."""
     trained = sum(w.nbytes for w in policy.weights().values())
     c = policy.model.config.get_text_config()
     heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
     per_head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    batch = min(config.sampler.batch, config.train.groups * config.sampler.n) if config.data.replay < 1 else 0
+    per_token = 2 * c.num_hidden_layers * heads * per_head * policy.dtype.itemsize
     return {
-        "weights": everything,
+        "weights": sum(p.nbytes for p in policy.model.parameters()),
         "gradients": trained,
-        "optimiser": 2 * trained,
+        "optimizer": 2 * trained,
         "reference": 0 if reference is None else sum(w.nbytes for w in reference.weights().values()),
-        "keys_and_values": 2 * batch * width * c.num_hidden_layers * heads * per_head * policy.dtype.itemsize,
+        "keys_and_values": _sampling_batch(config) * width * per_token,
         "logits": 3 * config.policy.chunk * policy.vocab_size * 4,
     }
+
+
+def _sampling_batch(config: RunConfig) -> int:
+    """Responses that are sampled at once; 0 for a phase that only draws from the store."""
+    if config.data.replay == 1:
+        return 0
+    return min(config.sampler.batch, config.train.groups * config.sampler.n)
 
 
 def speeds(
     policy: Policy, config: RunConfig, prompts: Sequence[Prompt], width: int
 ) -> dict[str, float | None]:
-    """Tokens a second of a full batch that is sampled, and of a micro-batch of `width` tokens that is trained on."""
+    """Tokens per second of sampling a full batch, and of training on a micro-batch of `width` tokens."""
     sampled = None
     if prompts and config.data.replay < 1:
-        batch = min(config.sampler.batch, config.train.groups * config.sampler.n)
-        asked = [Prompt(prompts[i % len(prompts)].text, id=str(i)) for i in range(batch)]
-        changes = {"max_new": min(PROBED, config.sampler.max_new), "batch": batch, "stop": ()}
-        rollout = Rollout(policy.encoder, embedded(policy))
-        began = time.perf_counter()
-        found = list(rollout.sample(asked, 1, config.sampler.model_copy(update=changes)))
-        sampled = sum(int(s.action.sum()) for s in found if s.action is not None) / (
-            time.perf_counter() - began
-        )
+        sampled = _sampling_speed(policy, config, prompts)
+    return {
+        "sampled_tokens_per_second": sampled,
+        "trained_tokens_per_second": _training_speed(policy, config, width),
+    }
+
+
+def _sampling_speed(policy: Policy, config: RunConfig, prompts: Sequence[Prompt]) -> float:
+    batch = _sampling_batch(config)
+    requests = [Prompt(prompts[i % len(prompts)].text, id=str(i)) for i in range(batch)]
+    changes = {"max_new": min(PROBED, config.sampler.max_new), "batch": batch, "stop": ()}
+    rollout = Rollout(policy.encoder, embedded(policy))
+    start = time.perf_counter()
+    samples = list(rollout.sample(requests, 1, config.sampler.model_copy(update=changes)))
+    seconds = time.perf_counter() - start
+    return sum(int(s.action.sum()) for s in samples if s.action is not None) / seconds
+
+
+def _training_speed(policy: Policy, config: RunConfig, width: int) -> float:
     micro = MicroBatch.of(config.train)
     rows = 1
     while micro.holds(rows + 1, width) and rows < config.train.groups * config.sampler.n:
         rows += 1
     tokens = torch.randint(0, policy.vocab_size, (rows, width), generator=torch.Generator().manual_seed(0))
-    lengths, mask = torch.full((rows,), width), (torch.arange(width) > 0).expand(rows, width)
+    lengths = torch.full((rows,), width)
+    mask = (torch.arange(width) > 0).expand(rows, width)
     policy.recompute = config.train.gradient_checkpointing
-    began = time.perf_counter()
-    out = policy.streams(tokens, lengths, mask)["logp"]
-    out.nan_to_num().sum().backward()
+    start = time.perf_counter()
+    policy.streams(tokens, lengths, mask)["logp"].nan_to_num().sum().backward()
     if reads_reference(config):
         with torch.no_grad():
             policy.streams(tokens, lengths, mask)
     if policy.device.type == "cuda":
         torch.cuda.synchronize()
-    trained = rows * width / (time.perf_counter() - began)
+    seconds = time.perf_counter() - start
     policy.model.zero_grad(set_to_none=True)
-    return {"sampled_tokens_per_second": sampled, "trained_tokens_per_second": trained}
+    return rows * width / seconds
 
 
 def plan(
@@ -161,27 +184,24 @@ def plan(
     eval_prompts: Sequence[Prompt],
     store: Store | None,
 ) -> dict[str, Any]:
-    """A JSON document: phases, totals, memory in bytes, and at most so many seconds."""
+    """A JSON document: phases, totals, memory in bytes, and an upper bound of the seconds."""
     phases: list[dict[str, Any]] = []
-    seconds = 0.0
     for phase in Phase.all(config):
         part = phase.config
         width = longest(policy, part, prompts, store)
         counts = phase_counts(phase, store, len(eval_prompts))
-        pace = speeds(policy, part, prompts, width)
-        counts["longest_sequence"] = width
-        if pace["sampled_tokens_per_second"]:
-            at_most = counts["responses_evaluated"] * _most_new(part) + counts["tokens_sampled_at_most"]
-            counts["seconds_sampling_at_most"] = at_most / pace["sampled_tokens_per_second"]
-            seconds += counts["seconds_sampling_at_most"]
-        if counts["responses_trained"] is not None:
-            assert pace["trained_tokens_per_second"]
-            tokens = counts["responses_trained"] * part.train.updates * width
-            counts["seconds_training_at_most"] = tokens / pace["trained_tokens_per_second"]
-            seconds += counts["seconds_training_at_most"]
+        speed = speeds(policy, part, prompts, width)
         phases.append(
-            {"phase": phase.name, **counts, **pace, "memory": memory(policy, reference, part, width)}
+            {
+                "phase": phase.name,
+                **counts,
+                "longest_sequence": width,
+                **_seconds(part, counts, speed, width),
+                **speed,
+                "memory": memory(policy, reference, part, width),
+            }
         )
+    times = ("seconds_sampling_at_most", "seconds_training_at_most")
     return {
         "model": policy.name,
         "device": str(policy.device),
@@ -190,49 +210,55 @@ def plan(
         "prompts": len(prompts),
         "eval_prompts": len(eval_prompts),
         "phases": phases,
-        "seconds_at_most": seconds,
+        "seconds_at_most": sum(entry.get(key, 0.0) for entry in phases for key in times),
     }
 
 
-def describe(found: dict[str, Any]) -> str:
-    """The plan as lines."""
+def _seconds(
+    config: RunConfig, counts: dict[str, Any], speed: dict[str, float | None], width: int
+) -> dict[str, float]:
+    """Upper bounds of the seconds of a phase, as far as they are known."""
+    bounds: dict[str, float] = {}
+    sampling, training = speed["sampled_tokens_per_second"], speed["trained_tokens_per_second"]
+    if sampling:
+        tokens = counts["responses_evaluated"] * _most_new(config) + counts["tokens_sampled_at_most"]
+        bounds["seconds_sampling_at_most"] = tokens / sampling
+    if training and counts["responses_trained"] is not None:
+        tokens = counts["responses_trained"] * config.train.updates * width
+        bounds["seconds_training_at_most"] = tokens / training
+    return bounds
+
+
+def describe(plan: dict[str, Any]) -> str:
+    """The plan as text."""
+    parameters, trained = count(plan["parameters"]), count(plan["parameters_trained"])
     lines = [
-        f"{found['model']} on {found['device']}: {found['parameters']:,} parameters, {found['parameters_trained']:,} of them trained",
-        f"{found['prompts']:,} prompts, {found['eval_prompts']:,} held out",
+        f"{plan['model']} on {plan['device']}: {parameters} parameters, {trained} of them trained",
+        f"{count(plan['prompts'])} prompts, {count(plan['eval_prompts'])} held-out",
     ]
-    for p in found["phases"]:
-        trained = (
-            "as many as the store has by then"
-            if p["responses_trained"] is None
-            else f"{p['responses_trained']:,}"
-        )
-        lines += [
-            f"{p['phase']}: {p['objective']}, {p['steps']:,} steps, {p['updates']:,} updates",
-            f"  sampled: {p['responses_sampled']:,} responses to {p['fresh_groups']:,} prompts, at most {p['tokens_sampled_at_most']:,} tokens",
-            f"  from the store: {p['stored_groups']:,} groups; trained on: {trained} responses of up to {p['longest_sequence']:,} tokens",
-            f"  held out: {p['evaluations']} evaluations, {p['responses_evaluated']:,} responses",
-            "  memory, activations left out: "
-            + ", ".join(f"{k.replace('_', ' ')} {_bytes(v)}" for k, v in p["memory"].items() if v)
-            + f"; together {_bytes(sum(p['memory'].values()))}",
-            "  speed here: "
-            + ", ".join(
-                f"{k.split('_')[0]} {p[k]:,.0f} tokens/s"
-                for k in ("sampled_tokens_per_second", "trained_tokens_per_second")
-                if p[k]
-            ),
-        ]
-    minutes = found["seconds_at_most"] / 60
-    return "\n".join(
-        [
-            *lines,
-            f"at most about {minutes:.1f} minutes, if every response were as long as it may be; rewards not counted",
-        ]
-    )
+    for phase in plan["phases"]:
+        lines += _phase_lines(phase)
+    time_left = duration(plan["seconds_at_most"])
+    lines.append(f"at most about {time_left}, if every response has the maximal length, without rewards")
+    return "\n".join(lines)
 
 
-def _bytes(count: int) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000  # type: ignore[assignment]
-    return f"{count:.3g} GB"
+def _phase_lines(p: dict[str, Any]) -> list[str]:
+    trained = "as many as the store has by then"
+    if p["responses_trained"] is not None:
+        trained = count(p["responses_trained"])
+    memory = [f"{key.replace('_', ' ')} {size(n)}" for key, n in p["memory"].items() if n]
+    speeds = []
+    for name in ("sampled", "trained"):
+        if p[f"{name}_tokens_per_second"]:
+            speeds.append(f"{name} {count(p[f'{name}_tokens_per_second'])} tokens/s")
+    return [
+        f"{p['phase']}: {p['objective']}, {count(p['steps'])} steps, {count(p['updates'])} updates",
+        f"  sampled: {count(p['responses_sampled'])} responses to {count(p['fresh_groups'])} prompts, "
+        f"at most {count(p['tokens_sampled_at_most'])} tokens",
+        f"  from the store: {count(p['stored_groups'])} groups; trained on: {trained} responses "
+        f"of up to {count(p['longest_sequence'])} tokens",
+        f"  held-out: {p['evaluations']} evaluations, {count(p['responses_evaluated'])} responses",
+        f"  memory without activations: {', '.join(memory)}; total {size(sum(p['memory'].values()))}",
+        f"  speed on this machine: {', '.join(speeds)}",
+    ]

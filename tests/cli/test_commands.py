@@ -18,6 +18,7 @@ from agro.store import Store, read_samples
 from agro.types import Sample
 
 SHARED = Path(__file__).parents[2] / ".." / "shared"
+CALCULATOR = f"{Path(__file__).parents[2]}/examples/environments/calculator.py:Calculator"
 COMMANDS = (
     "train",
     "sample",
@@ -338,7 +339,7 @@ def test_episodes_are_sampled_scored_and_measured(model: Path, tmp_path: Path) -
         "--prompts",
         asked,
         "--environment",
-        "calculator",
+        CALCULATOR,
         "-n",
         2,
         "--max-new",

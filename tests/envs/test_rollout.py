@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from agro.config import Environment as EnvironmentConfig
-from agro.envs import EpisodeReward, EpisodeSampler, Turn, demonstrate, load_environment
+from agro.envs import EpisodeReward, EpisodeSampler, Turn, demonstrate
 from agro.errors import Refused
 from agro.evaluate import heldout
 from agro.policy import Unusable
@@ -354,15 +353,3 @@ def test_a_role_that_the_template_does_not_show_is_refused(chat):
     policy = chat(TEMPLATE.replace("{{ m.content }}", "{{ m.content if m.role != 'tool' else '' }}"))
     with pytest.raises(Refused, match="doesn't show messages of role 'tool'"):
         demonstrate(Echo(1, role="tool"), policy, Prompt([{"role": "user", "content": "h"}]), ["ad", "b"])
-
-
-def test_the_calculator_in_an_episode(tiny):
-    environment = load_environment(
-        EnvironmentConfig(name="calculator", options={"call": ["a", "b"], "result": "c{}c", "error": "h"})
-    )
-    (s,) = demonstrate(environment, tiny(), Prompt("h"), ["aeb", "f"])  # "e" is no expression
-    assert (s.response, s.meta["tool_calls"], s.meta["turn_info"][0]["error"]) == (
-        "aebchcf",
-        1,
-        "not an arithmetic expression",
-    )

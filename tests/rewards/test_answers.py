@@ -61,7 +61,7 @@ def test_markers_of_gsm8k():
     ],
 )
 def test_the_same_answer(a, b):
-    assert answers.normalise(a) == answers.normalise(b)
+    assert answers.normalize(a) == answers.normalize(b)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_same_answer(a, b):
     ],
 )
 def test_another_answer(a, b):
-    assert answers.normalise(a) != answers.normalise(b)
+    assert answers.normalize(a) != answers.normalize(b)
 
 
 def test_a_second_sentence_does_not_spoil_an_answer():

@@ -25,7 +25,7 @@ def test_above_the_limit_the_message_names_causes_and_samples():
     with pytest.raises(Refused) as refused:
         check_failures(*step(*errors), 0.5)
     text = str(refused.value)
-    assert "11 of 12 responses of this step could not be scored (92%); reward.max_failed allows 50%" in text
+    assert "11 of 12 (92%) responses of this step could not be scored; reward.max_failed is 50%" in text
     assert "5 × ValueError: could not convert 0 (r.py:7): sample 100, sample 101, sample 102\n" in text
     assert "3 × timed out after 10 s: sample 105, sample 106, sample 107\n" in text
     assert "2 × returned nan: sample 108, sample 109\n" in text

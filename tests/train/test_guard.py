@@ -158,4 +158,4 @@ def test_a_stage_that_hangs_is_named(tmp_path: Path, capsys) -> None:
 
     config = tiny(tmp_path, train__steps=1, guard={"stage_seconds": 0.1})
     Trainer(config, tmp_path / "run", callbacks=[Slow()]).run()
-    assert "sampling (12 of 12) has made no progress for 0 s; it is in train/" in capsys.readouterr().err
+    assert "sampling 12/12 has made no progress for 0 s; it is in train/" in capsys.readouterr().err

@@ -13,6 +13,8 @@ from agro.policy import Policy
 from agro.runs.plan import describe
 from agro.train.trainer import Trainer
 
+CALCULATOR = f"{Path(__file__).parents[2]}/examples/environments/calculator.py:Calculator"
+
 
 def test_counts_are_those_of_the_run(tmp_path: Path) -> None:
     fill_store(tmp_path / "log.db", groups=8, size=4)
@@ -51,7 +53,7 @@ def test_memory_of_a_model_whose_sizes_are_known(tmp_path: Path) -> None:
     found = Trainer(tiny(tmp_path), tmp_path / "run").plan()
     held = found["phases"][0]["memory"]
     assert held["weights"] == held["gradients"] == held["reference"] == 4 * found["parameters"]
-    assert held["optimiser"] == 8 * found["parameters"]
+    assert held["optimizer"] == 8 * found["parameters"]
     # keys and values: 12 responses of at most 5 + 3 tokens (BOS, "000>"), 1 layer, 2 heads of 8
     assert held["keys_and_values"] == 2 * 12 * found["phases"][0]["longest_sequence"] * 1 * 2 * 8 * 4
 
@@ -65,7 +67,7 @@ def test_it_refuses_what_the_run_would(tmp_path: Path) -> None:
 
 def test_turns_of_an_environment_are_counted(tmp_path: Path) -> None:
     """Prompts of 5 tokens (BOS, "000>"), 4 turns of 3 tokens."""
-    turns = {"name": "calculator", "max_turns": 4}
+    turns = {"name": CALCULATOR, "max_turns": 4}
     one, four = (
         Trainer(tiny(tmp_path, policy__new__context=64, environment=e), tmp_path / "run").plan()["phases"][0]
         for e in (None, turns)

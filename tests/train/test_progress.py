@@ -62,8 +62,8 @@ def test_plain_lines() -> None:
 
 
 def test_the_display_shows_where_the_run_is(tmp_path: Path) -> None:
-    (tmp_path / "s.db").write_bytes(b"x" * 3 * 2**20)
-    (tmp_path / "s.db-wal").write_bytes(b"x" * 2**20)
+    (tmp_path / "s.db").write_bytes(b"x" * 3_000_000)
+    (tmp_path / "s.db-wal").write_bytes(b"x" * 1_000_000)
     display, _ = shown(tmp_path / "s.db")
     for step, reward in enumerate((0.0, None, 1.0, 0.5), 1):
         display.step(row(step, reward_mean=reward))
@@ -76,7 +76,7 @@ def test_the_display_shows_where_the_run_is(tmp_path: Path) -> None:
         "reward 0.5",
         "KL 1.5 nats",
         "500 tokens/s",
-        "store 4 MiB",
+        "store 4 MB",
         "▁ █▅",
         "sampling 37/64",
     ):

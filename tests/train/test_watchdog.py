@@ -18,7 +18,7 @@ def test_it_names_the_stage_and_its_progress_when_it_hangs() -> None:
             watch.stage("scoring")
             time.sleep(0.02)
     assert 1 <= len(hung) <= 2
-    assert all(line.startswith("sampling (37 of 64) has made no progress for 0 s") for line in hung)
+    assert all(line.startswith("sampling 37/64 has made no progress for 0 s") for line in hung)
     assert said == hung
 
 
