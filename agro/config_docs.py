@@ -25,8 +25,9 @@ change.
 OBJECTIVES = """## objective: options
 
 `objective.name` chooses the objective, the other keys of the section are its options. Instead of a number an
-option may be a schedule over the steps of a phase: `{ start = 0.1, end = 0.02, steps = 100, shape = "linear" }`,
-or `shape = "cosine"`; after `steps` it stays at `end`.
+option may be a schedule over the steps of a phase:
+`{ start = 0.1, end = 0.02, steps = 100, shape = "linear" }`, or `shape = "cosine"`; after `steps` it stays at
+`end`.
 """
 
 PHASES = """## phases

@@ -46,7 +46,7 @@ class Ledger(Database):
         ids, name = list(ids), to_text(run)
         with self.transaction():
             self._check_ids(ids)
-            self._check_uses()
+            self.check_uses()
             for i in ids:
                 self._enter("draws", name, step, i)
             counts = []
@@ -186,7 +186,7 @@ class Ledger(Database):
 
         Samples are checked when they are read, commits by `commits`. About a second for a store of 1 GB.
         """
-        self._check_uses()
+        self.check_uses()
         draws = self.damaged("draws")
         if draws:
             raise self._refusal(Damage(draws=draws))
@@ -213,8 +213,8 @@ class Ledger(Database):
         rows = self._run(f"SELECT {', '.join(USES)}, checksum FROM group_uses")
         return [f"{of_text(row[0])}/{of_text(row[1])}" for row in rows if not is_valid(row)]
 
-    def _check_uses(self) -> None:
-        """Once a connection, with the structure."""
+    def check_uses(self) -> None:
+        """Raise `Refused` where the counts of draws are damaged; checked once a connection, with the structure."""
         self._check_structure()
         uses = [] if self._uses_checked else self._damaged_uses()
         if uses:

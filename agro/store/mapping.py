@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agro.errors import Refused
-from agro.store.exchange import FIELDS
+from agro.store.interchange import FIELDS, Preference
 
-PREFERENCE = ("chosen", "rejected", "votes_chosen", "votes_rejected")
+PREFERENCE = tuple(Preference.model_fields)
 MAPPABLE = (*FIELDS, *PREFERENCE, "messages")
 _WHOLE = ("answer", "meta", "sampling")  # a list in these belongs to every response
 

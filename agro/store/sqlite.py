@@ -40,6 +40,7 @@ class Store(Samples):
 
     def candidates(self, rule: DrawRule, *, run: str, version: int) -> list[Candidate]:
         """The groups that `draw` picks from."""
+        self.check_uses()
         fits, args = queries.eligible(rule, run, version)
         if rule.pairs:
             found = self._run(queries.JUDGED.format(eligible=fits), [*args, to_text(run)])
