@@ -62,7 +62,10 @@ class Run:
         return self.folder / "checkpoints" / f"step-{step:08d}"
 
     def _before(self, config: RunConfig) -> dict[str, Any]:
-        """What `config.json` says; nothing where the run was killed before there was one."""
+        """The contents of `config.json`; empty where the run was killed before there was one.
+
+        Raises `Refused` where a value differs that may not change on resume.
+        """
         if not self.config_file.exists() and not self.metrics_file.exists():
             return {}
         saved = RunConfig.load(self.config_file)
@@ -71,13 +74,13 @@ class Run:
         before, after = take_length(then), take_length(now)
         if before is not None and after is not None and after < before:
             raise Refused(
-                f"{self.folder}: --resume may go on for more steps, not fewer: the last phase has {before}, now it is {after}; "
-                "to end early, stop the run with Ctrl-C"
+                f"{self.folder}: --resume may go on for more steps, not fewer: the last phase has {before}, "
+                f"now it is {after}; to end early, stop the run with Ctrl-C"
             )
         if before != after and config.train.schedule != "constant":
             self.notes.append(
-                f"train.schedule = {config.train.schedule} now runs over {after} steps, not {before}: the learning rate isn't what it "
-                "would have been in one run of that length"
+                f"train.schedule = {config.train.schedule} now runs over {after} steps, not {before}: "
+                "the learning rate isn't what it would have been in one run of that length"
             )
         for section in now:
             if then[section] != now[section]:
