@@ -26,7 +26,7 @@ TokenVersion = Annotated[int, Field(ge=UNKNOWN_VERSION, lt=2**31)]
 
 
 class Strict(BaseModel):
-    """Fields whose docstring says what is expected; null, or a field that isn't there, is unknown."""
+    """A field's docstring is what is expected of it; null, or a missing field, is unknown."""
 
     model_config = ConfigDict(strict=True, frozen=True, use_attribute_docstrings=True)
 
@@ -59,13 +59,13 @@ class Record(Strict):
     reward: bool | Finite | None = None
     """a finite number, true or false, or null where it is unknown"""
     prompt_id: str | int | None = None
-    """text or a whole number"""
+    """text or an integer"""
     episode: str | int | None = None
-    """text or a whole number"""
+    """text or an integer"""
     answer: Any = None
     """any value"""
     tokens: list[Token] | None = None
-    """a list of token ids: whole numbers from 0 to 2³¹ - 1"""
+    """a list of token ids: integers from 0 to 2³¹ - 1"""
     mask: list[Flag] | None = None
     """a list of true and false, or of 1 and 0"""
     action: list[Flag] | None = None
@@ -77,13 +77,13 @@ class Record(Strict):
     sampling: dict[str, Any] | None = None
     """an object"""
     context_tokens: list[Token] | None = None
-    """a list of token ids: whole numbers from 0 to 2³¹ - 1"""
+    """a list of token ids: integers from 0 to 2³¹ - 1"""
     token_reward: list[float | None] | None = None
     """a list of numbers, null where one is unknown"""
     model: Any = None
     """text"""
     version: Version | list[TokenVersion] | None = None
-    """a whole number of optimizer steps (-1: unknown), or a list of one per token"""
+    """an integer (optimizer steps; -1: unknown), or a list of one per token"""
     role: Role | None = None
     """one of policy, log, expert"""
     source: str | None = None
