@@ -29,7 +29,7 @@ _REASONS = {
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise `Unwritable` where `path`, or a file in it, can't be written inside; other errors pass through."""
+    """Raise `Unwritable` where `path`, or a file in it, can't be written; other errors pass through."""
     try:
         yield
     except OSError as error:

@@ -212,7 +212,7 @@ class Ledger(Database):
         return [f"{of_text(row[0])}/{of_text(row[1])}" for row in rows if not is_valid(row)]
 
     def check_uses(self) -> None:
-        """Raise `Refused` where the counts of draws are damaged; checked once a connection, with the structure."""
+        """Raise `Refused` where the counts of draws, or the structure, are damaged; once a connection."""
         self._check_structure()
         uses = [] if self._uses_checked else self._damaged_uses()
         if uses:

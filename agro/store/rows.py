@@ -75,8 +75,8 @@ CREATE TABLE group_uses (
   PRIMARY KEY (run, prompt_id)
 ) WITHOUT ROWID;
 CREATE TABLE commits (
-  run TEXT NOT NULL, step INTEGER NOT NULL, digest TEXT NOT NULL, cursor INTEGER NOT NULL, files TEXT NOT NULL,
-  checksum INTEGER NOT NULL
+  run TEXT NOT NULL, step INTEGER NOT NULL, digest TEXT NOT NULL, cursor INTEGER NOT NULL,
+  files TEXT NOT NULL, checksum INTEGER NOT NULL
 );
 CREATE INDEX commits_run ON commits (run);
 CREATE TABLE reference_logp (
