@@ -38,7 +38,8 @@ class Groups:
             before, now = _apart(_text(prompt), _text(sample.prompt))
             raise Refused(
                 f"prompt_id: expected {sample.prompt_id} to name one prompt, {before!r} ({place}), "
-                f"got {now!r}; give ids that are unique, or leave prompt_id out so that the prompt's hash is used"
+                f"got {now!r}; give ids that are unique, or leave prompt_id out so that the prompt's hash is "
+                "used"
             )
 
     def add(self, sample: Sample) -> bool:
