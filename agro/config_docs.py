@@ -25,8 +25,9 @@ change.
 OBJECTIVES = """## objective: options
 
 `objective.name` chooses the objective, the other keys of the section are its options. Instead of a number an
-option may be a schedule over the steps of a phase: `{ start = 0.1, end = 0.02, steps = 100, shape = "linear" }`,
-or `shape = "cosine"`; after `steps` it stays at `end`.
+option may be a schedule over the steps of a phase:
+`{ start = 0.1, end = 0.02, steps = 100, shape = "linear" }`, or `shape = "cosine"`; after `steps` it stays at
+`end`.
 """
 
 PHASES = """## phases
@@ -46,7 +47,7 @@ def page() -> str:
 
 
 def values(prefix: str, schema: Schema, definitions: Schema) -> Iterator[tuple[str, Schema, Schema | None]]:
-    """(dotted key, its schema, the section that it holds or None), in the order in which they are
+    """(dotted key, its schema, the section that it is or None), in the order in which they are
     declared."""
     for name, value in schema["properties"].items():
         target = None
@@ -82,7 +83,7 @@ def _row(key: str, value: Schema, section: Schema, inner: Schema | None) -> str:
 
 
 def meaning(value: Schema) -> str:
-    """What a value or section says of itself, on one line."""
+    """The description of a value or section, on one line."""
     return " ".join(value.get("description", "").split())
 
 
@@ -107,8 +108,8 @@ def _cells(*cells: str) -> str:
 
 def _kinds(value: Schema) -> list[Schema]:
     """The alternatives that a value's schema allows, items of lists beside them."""
-    found = [dict(x) for x in value.get("anyOf", [value])]
-    return found + [x["items"] for x in found if "$ref" in x.get("items", {})]
+    kinds = [dict(x) for x in value.get("anyOf", [value])]
+    return kinds + [x["items"] for x in kinds if "$ref" in x.get("items", {})]
 
 
 def _kind(x: Schema) -> str:

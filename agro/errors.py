@@ -1,4 +1,4 @@
-"""What agro says to the person who runs it, besides results."""
+"""What agro reports to the person who runs it, besides results."""
 
 
 class Refused(ValueError):
@@ -10,11 +10,11 @@ class Refused(ValueError):
 
 
 class Unwritable(Refused):
-    """The disk is full, or a file or folder can only be read. What was whole before still is."""
+    """The disk is full, or a file or folder can only be read. What was written before is intact."""
 
 
 class AgroWarning(UserWarning):
-    """A setting was passed over or a figure can't be trusted; the run goes on."""
+    """A setting was skipped or a figure can't be trusted; the run goes on."""
 
 
 class Interrupted(BaseException):

@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, and why one can't be written said plainly."""
+"""Files and folders that are written completely or not at all, and why one can't be written."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from safetensors import SafetensorError
 
@@ -28,32 +29,38 @@ _REASONS = {
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise `Unwritable` where what is written inside, at `path` or in it, can't be; other errors pass through."""
+    """Raise `Unwritable` where `path`, or a file in it, can't be written; other errors pass through."""
     try:
         yield
     except OSError as error:
         if error.errno not in _REASONS:
             raise
         raise Unwritable(f"{path}: can't be written: {_REASONS[error.errno]}") from error
-    except SafetensorError as error:  # from Rust: the number stands in its text alone
+    except SafetensorError as error:  # from Rust: the number is in its text alone
         code = re.search(r"os error (\d+)", str(error))
         if code is None or int(code[1]) not in _REASONS:
             raise
         raise Unwritable(f"{path}: can't be written: {_REASONS[int(code[1])]}") from error
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` once all of it is on the disk."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+        sync(temporary)
+        temporary.replace(path)
+        sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with writing(path):
-        try:
-            with temporary.open("w", encoding="utf-8") as f:
-                f.write(text)
-            sync(temporary)
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    """Write a file, completely or not at all."""
+    with writing(path), replacing(path) as file:
+        file.write(text.encode("utf-8"))
 
 
 @contextmanager

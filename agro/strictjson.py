@@ -10,23 +10,23 @@ from agro.errors import Refused
 
 
 def dumps(value: Any, where: str, *, ascii: bool = False) -> str:
-    """`value` as JSON text on one line. Raises `Refused` at `where` unless `loads` gives the same value back."""
+    """`value` as one line of JSON. Raises `Refused` at `where` unless `loads` gives the same value back."""
     try:
         text = json.dumps(value, ensure_ascii=ascii, allow_nan=False, separators=(",", ":"))
         same = loads(text) == value
     except (TypeError, ValueError, RecursionError) as error:
-        raise Refused(f"{where}: expected what JSON can hold, got {value!r:.80}: {error}") from None
+        raise Refused(f"{where}: expected a value that JSON has, got {value!r:.80}: {error}") from None
     if not same:
         raise Refused(
-            f"{where}: JSON doesn't give this value back as it is: {value!r:.80}; expected text, numbers, true, false, "
-            "null, lists and objects with text as keys (no tuples, no pairs of surrogates)"
+            f"{where}: JSON doesn't give this value back as it is: {value!r:.80}; expected text, numbers, "
+            "true, false, null, lists and objects with text as keys (no tuples, no pairs of surrogates)"
         )
     return text
 
 
 def loads(text: str) -> Any:
-    """Raises `ValueError` for what isn't JSON, NaN and infinities included."""
-    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    """Raises `ValueError` for what isn't JSON, for NaN, infinities, and keys that an object has twice."""
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_object)
 
 
 def _refuse(name: str) -> NoReturn:
@@ -36,5 +36,14 @@ def _refuse(name: str) -> NoReturn:
 def _finite(text: str) -> float:
     value = float(text)
     if math.isinf(value):
-        raise ValueError(f"{text} is more than a float holds")
+        raise ValueError(f"{text} is more than a float can be")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"expected different keys in an object, got {twice!r} twice")
     return value

@@ -173,7 +173,7 @@ def _tokens(sample: Sample) -> int | None:
 
 
 def _record(s: Sample) -> dict[str, Any]:
-    from agro.store.exchange import to_record
+    from agro.store.interchange import to_record
 
     return {"id": s.id, **to_record(s)}
 

@@ -40,7 +40,7 @@ class LoRA(Section):
     """folder of an adapter to go on with, instead of an empty one; rank, alpha and targets are its own
     then"""
     merge: bool = True
-    """RUN/model is the model with the adapter merged in; else RUN/model holds the adapter alone"""
+    """RUN/model is the model with the adapter merged in; else RUN/model is the adapter alone"""
 
 
 class Chat(Section):

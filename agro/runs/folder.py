@@ -62,7 +62,10 @@ class Run:
         return self.folder / "checkpoints" / f"step-{step:08d}"
 
     def _before(self, config: RunConfig) -> dict[str, Any]:
-        """What `config.json` says; nothing where the run was killed before there was one."""
+        """The contents of `config.json`; empty where the run was killed before there was one.
+
+        Raises `Refused` where a value differs that may not change on resume.
+        """
         if not self.config_file.exists() and not self.metrics_file.exists():
             return {}
         saved = RunConfig.load(self.config_file)

@@ -1,10 +1,11 @@
 """The store of experience, and what goes into and out of it."""
 
 from agro.store.exchange import read_samples, write_samples
-from agro.store.importing import ImportReport, Refusal, import_files
+from agro.store.importing import import_files
 from agro.store.mapping import parse_map
 from agro.store.records import Commit, Counts, Damage, Damaged, Draw, Drawn, Group, Known, Pair, Rewound
 from agro.store.recover import Recovered, recover
+from agro.store.report import ImportReport, Refusal
 from agro.store.rows import Origin
 from agro.store.select import At, DrawRule
 from agro.store.sqlite import Store

@@ -39,6 +39,7 @@ class Drawing(Samples):
 
     def candidates(self, rule: DrawRule, run: str, version: int) -> list[Candidate]:
         """The groups that `pick` chooses from."""
+        self.check_uses()
         fits, args = queries.eligible(rule, run, version)
         if rule.pairs:
             rows = self._run(queries.JUDGED.format(eligible=fits), [*args, to_text(run)])

@@ -37,16 +37,14 @@ class Ledger(Database):
     _uses_checked = False
 
     def record_draws(self, run: str, step: int, ids: Iterable[int]) -> None:
-        """Record that `run` trains on these samples at `step`; `draw` does so itself. Steps of a run only
-        rise.
+        """Record that `run` trains on these samples at `step`, which never falls; `draw` does so itself.
 
-        Raises `Refused` where the counts of earlier draws aren't as they were written: a draw depends on
-        them.
+        Raises `Refused` where the counts of earlier draws, which a draw depends on, are damaged.
         """
         ids, name = list(ids), to_text(run)
         with self.transaction():
             self._check_ids(ids)
-            self._check_uses()
+            self.check_uses()
             for i in ids:
                 self._enter("draws", name, step, i)
             counts = []
@@ -89,7 +87,7 @@ class Ledger(Database):
 
         Damaged rows of the table are dropped; `damaged("commits")` has them.
         """
-        found: list[Commit] = []
+        valid: list[Commit] = []
         rows = self._run(
             "SELECT run, step, digest, cursor, files, checksum FROM commits WHERE run = ? ORDER BY rowid",
             [to_text(run)],
@@ -98,8 +96,8 @@ class Ledger(Database):
             if is_valid(row):
                 _, step, digest, cursor, files, _ = row
                 commit = Commit(step, digest, cursor, loads(files))
-                found = [c for c in found if c.step < commit.step] + [commit]
-        return found
+                valid = [c for c in valid if c.step < commit.step] + [commit]
+        return valid
 
     def committed(self, run: str) -> Commit | None:
         """The last commit of `run`."""
@@ -173,11 +171,11 @@ class Ledger(Database):
         return {row[0]: np.frombuffer(row[4], "<f4") for row in rows if is_valid(row)}
 
     def keep_reference_logp(
-        self, run: str, step: int, key: str, found: Mapping[int, NDArray[np.float32]]
+        self, run: str, step: int, key: str, logps: Mapping[int, NDArray[np.float32]]
     ) -> None:
         """Add log-probs to the cache; `rewind` deletes those that a run added after the step that it goes
         back to."""
-        entries = [(i, key, to_text(run), step, logp.astype("<f4").tobytes()) for i, logp in found.items()]
+        entries = [(i, key, to_text(run), step, logp.astype("<f4").tobytes()) for i, logp in logps.items()]
         columns = ("sample", "key", "run", "step", "logp", "checksum")
         with self.transaction():
             self._run_many(insert_into("reference_logp", columns), [(*e, checksum(e)) for e in entries])
@@ -187,13 +185,13 @@ class Ledger(Database):
 
         Samples are checked when they are read, commits by `commits`. About a second for a store of 1 GB.
         """
-        self._check_uses()
+        self.check_uses()
         draws = self.damaged("draws")
         if draws:
             raise self._refusal(Damage(draws=draws))
 
     def damage(self) -> Damage:
-        """All that isn't as it was written. Reads the whole store."""
+        """All that isn't as it was written. Reads all of the store."""
         return Damage(
             structure=self._structure(),
             samples=self.damaged("samples"),
@@ -214,8 +212,8 @@ class Ledger(Database):
         rows = self._run(f"SELECT {', '.join(USES)}, checksum FROM group_uses")
         return [f"{of_text(row[0])}/{of_text(row[1])}" for row in rows if not is_valid(row)]
 
-    def _check_uses(self) -> None:
-        """Once a connection, with the structure."""
+    def check_uses(self) -> None:
+        """Raise `Refused` where the counts of draws, or the structure, are damaged; once a connection."""
         self._check_structure()
         uses = [] if self._uses_checked else self._damaged_uses()
         if uses:
@@ -233,8 +231,8 @@ class Ledger(Database):
         self._structure_checked = True
 
     def _structure(self) -> list[str]:
-        found = [" ".join(str(line).split()) for (line,) in self._run("PRAGMA integrity_check(10)")]
-        return [] if found == ["ok"] else found
+        lines = [" ".join(str(line).split()) for (line,) in self._run("PRAGMA integrity_check(10)")]
+        return [] if lines == ["ok"] else lines
 
     def _blocks(self, clause: str = "TRUE", args: Iterable[Any] = ()) -> Iterator[tuple[Any, ...]]:
         """The rows of samples in the order of their ids, those that are there when it begins."""

@@ -1,6 +1,6 @@
 """Foreign columns as fields of the interchange record: `--map FIELD=COLUMN`.
 
-COLUMN is a dotted path (`output.text`; numbers index lists). A `*` in it stands for every key of an object,
+COLUMN is a dotted path (`output.text`; numbers index lists). A `*` in it means every key of an object,
 the same key in all fields; the key names the source. A list of responses is one record a response, in step
 with the other lists.
 """
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agro.errors import Refused
-from agro.store.exchange import FIELDS
+from agro.store.interchange import FIELDS, Preference
 
-PREFERENCE = ("chosen", "rejected", "votes_chosen", "votes_rejected")
+PREFERENCE = tuple(Preference.model_fields)
 MAPPABLE = (*FIELDS, *PREFERENCE, "messages")
-_WHOLE = ("answer", "meta", "sampling")  # a list in these belongs to every response
+_COMMON = ("answer", "meta", "sampling")  # a list in these belongs to every response
 
 
 def parse_map(items: Iterable[str]) -> dict[str, str]:
@@ -51,7 +51,7 @@ def check_map(mapping: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """One record out of a row. `columns`: where in the row its fields stand, if not under their own names."""
+    """One record of a row. `columns`: those of its fields that have another name in the row."""
 
     record: dict[str, Any]
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -74,26 +74,25 @@ def unmapped(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[str]:
 
 
 def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
-    """The records that stand in one row. Raises `Refused` for columns that aren't there and lists out of
-    step.
+    """The records of one row. Raises `Refused` for missing columns, and for lists of different lengths.
 
-    Fields without a mapping are taken under their own names; other columns only where there is no mapping
-    at all.
+    Fields without a mapping are read under their own names; other columns only where there is no mapping at
+    all.
     """
     if not mapping:
         return [Part(dict(row))]
     heads = {column.split(".")[0] for column in mapping.values()}
     own = {name: row[name] for name in MAPPABLE if name in row and name not in mapping and name not in heads}
-    found = {name: _find(row, column) for name, column in mapping.items()}
-    for name, hits in found.items():
+    values = {name: _find(row, column) for name, column in mapping.items()}
+    for name, hits in values.items():
         if not hits:
             raise Refused(f"{name}: no column {mapping[name]}; there are {', '.join(row) or 'none'}")
     starred = [name for name, column in mapping.items() if "*" in column.split(".")]
-    keys = list(dict.fromkeys(key for name in starred for key in found[name])) or [None]
+    keys = list(dict.fromkeys(key for name in starred for key in values[name])) or [None]
     parts = []
     for key in keys:
         record, columns = dict(own), dict[str, str]()
-        for name, hits in found.items():
+        for name, hits in values.items():
             hit = hits.get(key if name in starred else None)
             if hit is None:
                 raise Refused(
@@ -113,7 +112,7 @@ def _in_step(part: Part) -> list[Part]:
     lists = {
         name: value
         for name, value in part.record.items()
-        if isinstance(value, list) and name.partition(".")[0] not in _WHOLE and not _is_messages(name, value)
+        if isinstance(value, list) and name.partition(".")[0] not in _COMMON and not _is_messages(name, value)
     }
     n = len(lists[lead])
     for name, values in lists.items():
@@ -149,20 +148,22 @@ def _with_meta(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find(value: Any, column: str) -> dict[str | int | None, tuple[str, Any]]:
-    """The values at a column: by the key that `*` stands for (None without one), (column with the key in
-    it, value)."""
+    """(column, value) of the values at a column, by the key that `*` matches, None without one."""
     before, star, after = _split(column)
+    exists, inside = _at(value, before if star else column)
+    if not exists:
+        return {}
     if not star:
-        found, hit = _at(value, column)
-        return {None: (column, hit)} if found else {}
-    found, inside = _at(value, before)
-    items: Iterable[tuple[str | int, Any]] = (
-        inside.items() if isinstance(inside, dict) else enumerate(inside) if isinstance(inside, list) else ()
-    )
+        return {None: (column, inside)}
+    items: Iterable[tuple[str | int, Any]] = ()
+    if isinstance(inside, dict):
+        items = inside.items()
+    elif isinstance(inside, list):
+        items = enumerate(inside)
     out: dict[str | int | None, tuple[str, Any]] = {}
-    for key, item in items if found else ():
-        there, hit = _at(item, after)
-        if there:
+    for key, item in items:
+        exists, hit = _at(item, after)
+        if exists:
             out[key] = (".".join(x for x in (before, str(key), after) if x), hit)
     return out
 
@@ -176,7 +177,7 @@ def _split(column: str) -> tuple[str, bool, str]:
 
 
 def _at(value: Any, path: str) -> tuple[bool, Any]:
-    """Whether there is something at a dotted path, and what; a key that holds dots itself is found too."""
+    """Whether there is a value at a dotted path, and the value; a key may have dots itself."""
     if not path:
         return True, value
     if isinstance(value, dict) and path in value:

@@ -1,7 +1,8 @@
 """Interchange records in Parquet: a column a field.
 
-`meta` and `sampling` are JSON text. A prompt of messages stands in `messages`, as JSON, a version a token in
-`versions`. Text that UTF-8 has no place for (lone surrogates) stands as it is, as JSON, in `exact`.
+`meta` and `sampling` are JSON text. A prompt of messages is in `messages`, as JSON, a version per token in
+`versions`. Text that UTF-8 can't encode (lone surrogates) is in `exact`, as JSON; only a file with our mark
+in its schema has this column.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from agro.strictjson import dumps, loads
 
 _TEXTS = ("prompt", "response", "prompt_id", "episode", "tokenizer", "role", "source")
 _JSON = ("meta", "sampling", "messages", "exact")
+_MARK = {b"agro": b"interchange"}  # in the schema's metadata
 ROWS = 1024  # a row group
 
 
@@ -30,7 +32,8 @@ def write(file: BinaryIO, records: Iterable[dict[str, Any]]) -> int:
         + [("reward", pa.float64()), ("version", pa.int64())]
         + [(name, integers) for name in ("tokens", "context_tokens", "versions")]
         + [(name, flags) for name in ("mask", "action")]
-        + [(name, floats) for name in ("behavior_logp", "token_reward")]
+        + [(name, floats) for name in ("behavior_logp", "token_reward")],
+        metadata=_MARK,
     )
     count = 0
     records = iter(records)
@@ -48,8 +51,11 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
     try:
         with parquet.ParquetFile(path) as file:
+            metadata = file.schema_arrow.metadata or {}
+            is_ours = metadata.items() >= _MARK.items()
             for batch in file.iter_batches(ROWS):
-                yield from map(_of_row, batch.to_pylist())
+                for row in batch.to_pylist():
+                    yield _of_row(row, is_ours)
     except pa.ArrowException as error:
         raise Refused(f"{path}: can't be read as Parquet: {error}") from None
 
@@ -68,24 +74,23 @@ def _to_row(record: dict[str, Any], number: int) -> dict[str, Any]:
             row[name] = [float("nan") if x is None else x for x in row[name]]
     exact = {name: row[name] for name in _TEXTS if isinstance(row.get(name), str) and not _plain(row[name])}
     if exact:
-        row |= {name: text.encode("utf-8", "replace").decode() for name, text in exact.items()} | {
-            "exact": exact
-        }
+        row |= {name: text.encode("utf-8", "replace").decode() for name, text in exact.items()}
+        row["exact"] = exact
     for name in _JSON:
         if name in row:
             row[name] = dumps(row[name], f"{where}: {name}", ascii=True)
     return row
 
 
-def _of_row(row: dict[str, Any]) -> dict[str, Any]:
+def _of_row(row: dict[str, Any], is_ours: bool) -> dict[str, Any]:
     record = {name: value for name, value in row.items() if value is not None}
     for name in _JSON:
         if isinstance(record.get(name), str):
             try:
                 record[name] = loads(record[name])
             except ValueError:
-                continue  # text of another program's; the record's own checks say what is wrong with it
-    if isinstance(record.get("exact"), dict):
+                continue  # text of another program; the record's own checks name what is wrong with it
+    if is_ours and isinstance(record.get("exact"), dict):
         record |= record.pop("exact")
     if "messages" in record and "prompt" not in record:
         record["prompt"] = record.pop("messages")

@@ -14,13 +14,12 @@ LAST_STEP = "SELECT step FROM commits WHERE run = ? ORDER BY rowid DESC LIMIT 1"
 
 
 class Filter(TypedDict, total=False):
-    """Which samples; None, or a key that isn't there, allows any. Samples that were redone are dropped
-    unless `redone`."""
+    """Which samples; None, or a missing key, allows any. Redone samples are dropped unless `redone`."""
 
     prompt_id: str | None
     roles: Collection[str] | None
     sources: Collection[str] | None
-    scored: bool | None  # false: unscored and failed, which `state` tells apart
+    scored: bool | None  # false: unscored and failed, which `state` distinguishes
     state: State | None
     run: str | None
     redone: bool
@@ -68,8 +67,8 @@ def eligible(rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:
 DRAWABLE = """
 SELECT g.prompt_id, ifnull(u.uses, 0) FROM (
   SELECT prompt_id,
-    sum(episode IS NULL AND ok) + count(DISTINCT episode) - count(DISTINCT CASE WHEN NOT ok THEN episode
-    END) AS n
+    sum(episode IS NULL AND ok) + count(DISTINCT episode)
+    - count(DISTINCT CASE WHEN NOT ok THEN episode END) AS n
   FROM (SELECT prompt_id, episode, {eligible} AS ok FROM samples WHERE NOT redone)
   GROUP BY prompt_id HAVING n >= ?
 ) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id
@@ -85,8 +84,9 @@ usable AS (
   WHERE ok AND (episode IS NULL OR (prompt_id, episode) NOT IN (SELECT prompt_id, episode FROM broken))
 )
 SELECT g.prompt_id, ifnull(u.uses, 0) FROM (
-  SELECT DISTINCT w.prompt_id FROM pairs CROSS JOIN usable w ON w.id = winner CROSS JOIN usable l ON l.id =
-  loser WHERE w.prompt_id = l.prompt_id AND w.response <> l.response
+  SELECT DISTINCT w.prompt_id
+  FROM pairs CROSS JOIN usable w ON w.id = winner CROSS JOIN usable l ON l.id = loser
+  WHERE w.prompt_id = l.prompt_id AND w.response <> l.response
 ) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id
 """
 
@@ -99,8 +99,7 @@ SELECT prompt_id, count(*), sum(scored), avg(reward), min(reward), max(reward) F
 ) GROUP BY prompt_id ORDER BY min(first)
 """
 
-# The use of groups by a run, counted from its draws: the number of steps that drew from a group, and the
-# last.
+# The use of groups by a run, counted from its draws: the steps that drew from a group, and the last of them.
 COUNTED_USES = """
 SELECT prompt_id, count(DISTINCT draws.step), max(draws.step)
 FROM draws JOIN samples ON samples.id = sample WHERE draws.run = ? GROUP BY prompt_id

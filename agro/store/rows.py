@@ -30,12 +30,26 @@ STATES: tuple[State, ...] = get_args(State)
 # counts the steps in draws, reference_logp can be computed again.
 TABLES = """
 CREATE TABLE samples (
-  id INTEGER PRIMARY KEY, prompt_id TEXT NOT NULL, episode TEXT, state INTEGER NOT NULL, role TEXT NOT NULL,
-  source TEXT NOT NULL, version INTEGER NOT NULL, run TEXT, step INTEGER, redone INTEGER NOT NULL DEFAULT 0,
-  knows_behavior INTEGER NOT NULL, knows_tokens INTEGER NOT NULL, file TEXT, record INTEGER, part TEXT,
-  reward, prompt TEXT, messages TEXT, response TEXT NOT NULL, tokenizer TEXT, sampling TEXT, meta TEXT NOT
-  NULL, tokens BLOB, action BLOB, learn BLOB, behavior_logp BLOB, context_tokens BLOB, token_reward BLOB,
-  versions BLOB, checksum INTEGER NOT NULL, CHECK ((prompt IS NULL) <> (messages IS NULL))
+  id INTEGER PRIMARY KEY,
+  prompt_id TEXT NOT NULL,
+  episode TEXT,
+  state INTEGER NOT NULL,
+  role TEXT NOT NULL,
+  source TEXT NOT NULL,
+  version INTEGER NOT NULL,
+  run TEXT,
+  step INTEGER,
+  redone INTEGER NOT NULL DEFAULT 0,
+  knows_behavior INTEGER NOT NULL,
+  knows_tokens INTEGER NOT NULL,
+  file TEXT, record INTEGER, part TEXT,
+  reward,
+  prompt TEXT, messages TEXT, response TEXT NOT NULL,
+  tokenizer TEXT, sampling TEXT, meta TEXT NOT NULL,
+  tokens BLOB, action BLOB, learn BLOB, behavior_logp BLOB,
+  context_tokens BLOB, token_reward BLOB, versions BLOB,
+  checksum INTEGER NOT NULL,
+  CHECK ((prompt IS NULL) <> (messages IS NULL))
 );
 CREATE INDEX samples_draw ON samples (prompt_id, redone, episode, state, role, source, version, run, reward);
 CREATE INDEX samples_state ON samples (state);
@@ -50,8 +64,8 @@ CREATE TABLE pairs (
   checksum INTEGER NOT NULL
 );
 CREATE TABLE draws (
-  run TEXT NOT NULL, step INTEGER NOT NULL, sample INTEGER NOT NULL REFERENCES samples (id), checksum
-  INTEGER NOT NULL
+  run TEXT NOT NULL, step INTEGER NOT NULL, sample INTEGER NOT NULL REFERENCES samples (id),
+  checksum INTEGER NOT NULL
 );
 CREATE INDEX draws_run ON draws (run, step);
 CREATE INDEX draws_sample ON draws (sample);
@@ -61,8 +75,8 @@ CREATE TABLE group_uses (
   PRIMARY KEY (run, prompt_id)
 ) WITHOUT ROWID;
 CREATE TABLE commits (
-  run TEXT NOT NULL, step INTEGER NOT NULL, digest TEXT NOT NULL, cursor INTEGER NOT NULL, files TEXT NOT
-  NULL, checksum INTEGER NOT NULL
+  run TEXT NOT NULL, step INTEGER NOT NULL, digest TEXT NOT NULL, cursor INTEGER NOT NULL,
+  files TEXT NOT NULL, checksum INTEGER NOT NULL
 );
 CREATE INDEX commits_run ON commits (run);
 CREATE TABLE reference_logp (
@@ -80,7 +94,7 @@ CREATE INDEX requests_open ON requests (run, step, done);
 
 
 class Origin(NamedTuple):
-    """Where an imported sample comes from; the store holds each origin once."""
+    """Where an imported sample comes from; each is in the store once."""
 
     file: str  # hash of the file's content
     record: int  # line, from 1

@@ -22,7 +22,7 @@ def prompt_hash(prompt: Text) -> str:
 
 def check_text(prompt: Any, where: str) -> None:
     """Raise `Refused` unless `prompt` is text or a list of messages with `role` and `content`."""
-    if isinstance(prompt, str) or _are_messages(prompt, _is_message):
+    if isinstance(prompt, str) or _are_messages(prompt, "content"):
         return
     raise Refused(
         f"{where}: prompt: expected text, or a list of messages with 'role' and 'content', got {prompt!r:.80}"
@@ -31,7 +31,7 @@ def check_text(prompt: Any, where: str) -> None:
 
 def check_turns(turns: Any, where: str) -> None:
     """Raise `Refused` unless `turns` are messages that can follow a prompt: the last is the assistant's."""
-    if _are_messages(turns, _is_turn) and turns[-1]["role"] == "assistant":
+    if _are_messages(turns, "content", "tool_calls") and turns[-1]["role"] == "assistant":
         return
     raise Refused(
         f"{where}: expected a list of messages with 'role' and 'content' (or 'tool_calls'), "
@@ -39,16 +39,11 @@ def check_turns(turns: Any, where: str) -> None:
     )
 
 
-def _are_messages(value: Any, fits: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(fits, value))
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and "role" in value and "content" in value
-
-
-def _is_turn(value: Any) -> bool:
-    return isinstance(value, dict) and "role" in value and ("content" in value or "tool_calls" in value)
+def _are_messages(value: Any, *either: str) -> bool:
+    """Whether these are messages with a role and one key of `either`."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(m, dict) and "role" in m and not m.keys().isdisjoint(either) for m in value)
 
 
 @dataclass(frozen=True)

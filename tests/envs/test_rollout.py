@@ -15,7 +15,7 @@ from agro.policy import Unusable
 from agro.rewards import check_failures, exact
 from agro.samplers import HFSampler, Sampling, rows
 from agro.store import Store
-from agro.store.exchange import from_record, to_record
+from agro.store.interchange import from_record, to_record
 from agro.train.step import collate
 from agro.types import Prompt
 

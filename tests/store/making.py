@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from agro.types import Sample
+from agro.types import Sample, prompt_hash
 
 WORDS = [
     "",
@@ -65,11 +65,12 @@ def _random(r: random.Random, words: list[str]) -> Sample:
         {"role": "system", "content": text()},
         {"role": "user", "content": text(), "tool_calls": [{"x": None}]},
     ]
+    prompt = r.choice([text(), messages])
     return Sample(
-        prompt=r.choice([text(), messages]),
+        prompt=prompt,
         response=text(),
         reward=maybe(r.choice([0, -0.0, 1, 0.1, 5e-324, -1.7976931348623157e308, 1 / 3])),
-        prompt_id=r.choice(["", "p" + text()]),
+        prompt_id=r.choice(["", "p" + text() + prompt_hash(prompt)]),  # one prompt under an id
         episode=maybe(text()),
         tokenizer=maybe("0123456789abcdef"),
         sampling=maybe({"temperature": 0.1 + 0.2, "stop": [text()], "seed": 2**70, "greedy": False}),

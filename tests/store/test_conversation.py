@@ -74,7 +74,7 @@ def test_conversations_are_imported_and_exported(tmp_path: Path) -> None:
     mapping = {"messages": "turns", "reward": "score"}
     with Store.open(tmp_path / "store.db") as store:
         report = import_files(store, [file], mapping=mapping)
-        assert (report.samples, report.groups, report.recognised) == (2, 1, "conversation records, mapped")
+        assert (report.samples, report.groups, report.recognized) == (2, 1, "conversation records, mapped")
         assert [r.where for r in report.refused] == [f"{file}:3"]
         assert import_files(store, [file], mapping=mapping).duplicates == 2
         samples = list(store.samples())

@@ -1,4 +1,4 @@
-"""A byte that the disk changed is found and named; what is whole can be read, and taken over into a new store."""
+"""A byte that the disk changed is detected and named; intact rows can be read, and recovered into a new store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agro.types import Sample
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Some of everything: 40 random samples, 3 groups of 4 that a run drew twice, one of them redone, and a pair."""
+    """40 random samples, 3 groups of 4 that a run drew from, one of them redone, and 2 pairs."""
     path = tmp_path / "s.db"
     with Store.open(path) as store:
         store.append(random_samples(5, 40))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import json
 import math
@@ -15,7 +16,8 @@ from making import LONE, WORDS, random_samples, sample
 
 from agro.errors import AgroWarning, Refused
 from agro.store import Pair, Store, import_files, read_samples, write_samples
-from agro.store.exchange import fingerprint, from_record, to_record
+from agro.store.exchange import fingerprint
+from agro.store.interchange import from_record, to_record
 from agro.types import Sample
 
 ENDINGS = pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".parquet"])
@@ -133,20 +135,23 @@ def test_what_is_not_a_field_is_kept_in_meta() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"reward": "0.5"}, "reward: expected a number"),
-        ({"reward": [1]}, "reward: expected a number"),
+        ({"reward": "0.5"}, "reward: expected a finite number"),
+        ({"reward": [1]}, "reward: expected a finite number"),
         ({"reward": 10**400}, "reward: expected a finite number"),
         ({"response": None}, "response: expected text, got null"),
         ({"response": 3}, "response: expected text"),
         ({"prompt": {"a": 1}}, "prompt: expected text, or a list of messages"),
         ({"tokens": [1, 2]}, "tokens given without action"),
-        ({"tokens": [1.0, 2.0], "mask": [0, 1]}, "tokens: expected a list of whole numbers"),
-        ({"tokens": ["1"], "mask": [1]}, "tokens: expected a list of whole numbers"),
-        ({"tokens": [[1]], "mask": [1]}, "tokens: expected a list of whole numbers"),
-        ({"tokens": [[1], [2, 3]], "mask": [1]}, "tokens: expected a list of whole numbers"),
-        ({"tokens": [2**31], "mask": [1]}, "tokens: expected int32"),
-        ({"tokens": [2**80], "mask": [1]}, "tokens: expected a list of whole numbers"),
-        ({"tokens": [1], "mask": [2]}, "action: expected bool"),
+        ({"tokens": [1.0, 2.0], "mask": [0, 1]}, "tokens: expected a list of token ids"),
+        ({"tokens": ["1"], "mask": [1]}, "tokens: expected a list of token ids"),
+        ({"tokens": [[1]], "mask": [1]}, "tokens: expected a list of token ids"),
+        ({"tokens": [[1], [2, 3]], "mask": [1]}, "tokens: expected a list of token ids"),
+        ({"tokens": [2**31], "mask": [1]}, "tokens: expected a list of token ids"),
+        ({"tokens": [2**80], "mask": [1]}, "tokens: expected a list of token ids"),
+        (
+            {"tokens": [1], "mask": [2]},
+            "mask: expected a list of true and false, or of 1 and 0, got 2 at index 0",
+        ),
         ({"tokens": [1], "mask": "1"}, "mask: expected a list of true and false"),
         ({"tokens": [1], "mask": [1], "behavior_logp": ["-1"]}, "behavior_logp: expected a list of numbers"),
         ({"tokens": [1], "mask": [1], "behavior_logp": [0.5]}, "behavior_logp: expected log-probs"),
@@ -154,17 +159,27 @@ def test_what_is_not_a_field_is_kept_in_meta() -> None:
             {"tokens": [1, 2], "mask": [0, 1], "behavior_logp": [None]},
             "behavior_logp: expected one value for each",
         ),
-        ({"version": True}, "version: expected a whole number"),
-        ({"version": 1.0}, "version: expected a whole number"),
+        ({"version": True}, "version: expected an integer"),
+        ({"version": 1.0}, "version: expected an integer"),
         ({"role": "teacher"}, "role: expected one of policy, log, expert"),
         ({"source": 3}, "source: expected text"),
         ({"prompt_id": 1.5}, "prompt_id: expected text"),
         ({"meta": []}, "meta: expected an object"),
-        ({"answer": 1, "meta": {"answer": 2}}, "answer: the record holds 1, and its meta 2"),
+        ({"tokens": [1, True], "mask": [0, 1]}, "tokens: expected a list of token ids.*got True at index 1"),
+        ({"context_tokens": [False]}, "context_tokens: .*got False at index 0"),
+        ({"tokens": [1], "mask": [1], "behavior_logp": [False]}, "behavior_logp: .*got False at index 0"),
+        ({"tokens": [1], "mask": [1], "token_reward": [True]}, "token_reward: .*got True at index 0"),
+        ({"tokens": [1], "mask": [1], "version": [True]}, "version: .*got True at index 0"),
+        ({"version": []}, "version given without tokens"),
+        ({"tokens": [1], "mask": [1], "version": []}, "version: expected one value for each"),
+        ({"reward": b"1"}, "reward: expected a finite number"),
+        ({"reward": datetime.date(2026, 1, 1)}, "reward: expected a finite number"),
+        ({"model": {"name": "m"}}, "model: expected text"),
+        ({"answer": 1, "meta": {"answer": 2}}, "answer: the record has 1, and its meta 2"),
     ],
 )
 def test_a_bad_field_is_named(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(Refused, match=message.replace("(", r"\(")):
+    with pytest.raises(Refused, match=message):
         from_record({"prompt": "Q", "response": "A"} | fields)
 
 

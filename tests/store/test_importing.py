@@ -58,7 +58,7 @@ def test_interchange_records(store: Store, folder: Path) -> None:
         "duplicates": 0,
         "repeats": 1,
         "columns_left": [],
-        "recognised": "interchange records",
+        "recognized": "interchange records",
         "refused": [],
     }
     a, b, c = store.samples()
@@ -81,7 +81,7 @@ def test_preference_records(store: Store, folder: Path) -> None:
     path = write(folder / "x.jsonl", *rows, {"prompt": "Q", "chosen": "c", "rejected": "a"}, record(reward=1))
     report = import_files(store, [path])
     assert (report.samples, report.groups, report.pairs, report.repeats) == (5, 1, 2, 1)
-    assert report.recognised == "interchange records and preference records"
+    assert report.recognized == "interchange records and preference records"
     a, b, c, d, _ = store.samples()
     assert [s.response for s in (a, b, c, d)] == ["a", "b", "c", "a"]
     assert (a.source, a.reward, a.meta) == ("m", None, {})
@@ -136,13 +136,13 @@ def test_bad_rows_are_named_and_the_others_taken(store: Store, folder: Path) -> 
         "3": "expected one JSON object a line",
         "4": "got [1, 2]",
         "5": "NaN isn't JSON",
-        "6": "1e999 is more than a float holds",
+        "6": "1e999 is more than a float can be",
         "7": "Infinity isn't JSON",
-        "8": "reward: expected a number",
+        "8": "reward: expected a finite number",
         "9": "response: expected text, got null",
         "10": "prompt: missing; name its column with --map",
         "11": "name the one of the responses with --map response=COLUMN",
-        "12": "rejected: expected text, got None",
+        "12": "rejected: expected text, got null",
         "13": "votes_chosen: expected a number of 0 or more",
         "14": "role: expected one of",
         "15": "tokens given without action",
@@ -168,7 +168,7 @@ def test_a_table_s_values_that_the_store_can_not_hold(store: Store, folder: Path
     report = import_files(store, [folder / "x.parquet"])
     assert report.samples == 1
     assert [r.where[-2:] for r in report.refused] == [":2", ":3"]
-    assert all(r.reason.startswith("meta: expected what JSON can hold") for r in report.refused)
+    assert all(r.reason.startswith("meta: expected a value that JSON has") for r in report.refused)
 
 
 def test_one_bad_response_of_a_row_is_named(store: Store, folder: Path) -> None:
@@ -177,15 +177,13 @@ def test_one_bad_response_of_a_row_is_named(store: Store, folder: Path) -> None:
     assert report.samples == 1
     assert [(r.where, r.reason.split(",")[0]) for r in report.refused] == [
         (f"{path}:1", "rs[1]: response: expected text"),
-        (f"{path}:1", "rs[2]: reward: expected a number"),
+        (f"{path}:1", "rs[2]: reward: expected a finite number"),
     ]
 
 
 def test_where_nothing_can_be_used_nothing_is_said_to_be_done(store: Store, folder: Path) -> None:
     bad = write(folder / "bad.jsonl", {"x": 1}, {"x": 2})
-    with pytest.raises(
-        Refused, match=r"none of the rows can be used \(2 refused\)[^$]*bad\.jsonl:1: expected response"
-    ):
+    with pytest.raises(Refused, match=r"all records are refused \(2\)[^$]*bad\.jsonl:1: expected response"):
         import_files(store, [bad])
     with pytest.raises(Refused, match=r"empty: expected records, got none"):
         import_files(store, [write(folder / "empty")])
@@ -240,7 +238,7 @@ def test_prompts_from_a_file_of_their_own(store: Store, folder: Path) -> None:
         {"prompt_id": 1, "response": "a"},
         {"id": 2, "response": "b"},
         {"prompt_id": "3", "response": "c"},
-        {"prompt": "own", "prompt_id": "1", "response": "d"},
+        {"prompt": "own", "prompt_id": "4", "response": "d"},
         {"prompt_id": "1", "response": "e", "answer": "uno", "level": 9, "meta": {"x": 1}},
     )
     report = import_files(store, [log], prompts=prompts)
@@ -248,11 +246,76 @@ def test_prompts_from_a_file_of_their_own(store: Store, folder: Path) -> None:
     assert (a.prompt, a.prompt_id, a.meta) == ("one?", "1", {"answer": "1", "level": 1})
     assert b.prompt == [{"role": "user", "content": "two?"}]
     assert b.meta["answer"] == "2"
-    assert (d.prompt, d.prompt_id, d.meta) == ("own", "1", {})
+    assert (d.prompt, d.prompt_id, d.meta) == ("own", "4", {})
     assert e.meta == {"answer": "uno", "level": 9, "x": 1}
     assert [(r.where, r.reason) for r in report.refused] == [
         (f"{log}:3", "prompt_id: the file of prompts has no '3'")
     ]
+
+
+def test_one_prompt_id_names_one_prompt(store: Store, folder: Path) -> None:
+    """Of two files numbered from 0 the second is refused, with both texts, the ids and the way out."""
+    first = write(folder / "a.jsonl", record(prompt="1+1=", prompt_id=0), record(prompt="1+1=", prompt_id=0))
+    second = write(folder / "b.jsonl", record(prompt="2+2=", prompt_id=0), record(prompt="2+2=", prompt_id=1))
+    report = import_files(store, [first, second])
+    assert (report.samples, report.groups) == (3, 2)
+    (refusal,) = report.refused
+    assert refusal.where == f"{second}:1"
+    for part in (
+        "prompt_id: expected 0 to name one prompt",
+        "'1+1='",
+        f"{first}:1",
+        "'2+2='",
+        "leave prompt_id out",
+    ):
+        assert part in refusal.reason
+    assert {s.prompt for s in store.samples(prompt_id="0")} == {"1+1="}
+    later = write(folder / "c.jsonl", record(prompt="3+3=", prompt_id=0))
+    with pytest.raises(Refused, match=r"c\.jsonl:1: prompt_id: .*'1\+1=' \(the store\), got '3\+3='"):
+        import_files(store, [later])
+    assert import_files(store, [first]).duplicates == 2
+
+
+def test_prompts_under_one_id_are_shown_from_where_they_differ(store: Store, folder: Path) -> None:
+    texts = ["x" * 500 + end for end in ("first", "second")]
+    path = write(folder / "x.jsonl", *(record(prompt=text, prompt_id="p") for text in texts))
+    (refusal,) = import_files(store, [path]).refused
+    assert f"'…{'x' * 20}first'" in refusal.reason
+    assert f"'…{'x' * 20}second'" in refusal.reason
+
+
+def test_rows_under_one_id_in_one_preference_file(store: Store, folder: Path) -> None:
+    rows = [{"prompt": p, "prompt_id": "p", "chosen": "a", "rejected": "b"} for p in ("Q", "R")]
+    report = import_files(store, [write(folder / "x.jsonl", *rows)])
+    assert (report.samples, report.pairs, len(report.refused)) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        ('{"prompt": "Q", "response": "A", "version": []}', "version"),
+        ('{"prompt": "Q", "response": "A", "reward": 1, "reward": 0}', "'reward' twice"),
+        ('{"prompt": "Q", "response": "A", "meta": {"x": 1, "x": 2}}', "'x' twice"),
+        ('{"prompt": "Q", "response": "A", "version": true}', "version"),
+        ('{"prompt": "Q", "response": "A", "tokens": [1, true], "mask": [0, 1]}', "tokens"),
+        ('{"prompt": "Q", "chosen": "A", "rejected": "B", "votes_chosen": true}', "votes_chosen"),
+    ],
+)
+def test_one_such_line_is_refused_and_the_others_are_taken(
+    store: Store, folder: Path, line: str, field: str
+) -> None:
+    path = write(folder / "x.jsonl", record(), line, record())
+    report = import_files(store, [path])
+    assert report.samples == 2
+    assert [(r.where, field in r.reason) for r in report.refused] == [(f"{path}:2", True)]
+
+
+def test_a_column_named_exact_of_another_program_overrides_nothing(store: Store, folder: Path) -> None:
+    row = record(reward=1.0, exact='{"reward": 0.0, "response": "B"}')
+    parquet.write_table(pa.Table.from_pylist([row]), folder / "x.parquet")
+    import_files(store, [folder / "x.parquet"])
+    (s,) = store.samples()
+    assert (s.reward, s.response, s.meta) == (1.0, "A", {"exact": {"reward": 0.0, "response": "B"}})
 
 
 def test_parquet_of_another_program(store: Store, folder: Path) -> None:
@@ -293,7 +356,7 @@ def test_columns_that_a_mapping_leaves_behind_are_named(store: Store, folder: Pa
     )
     report = import_files(store, [path], mapping={"response": "out"})
     assert report.columns_left == ["id", "note"]
-    assert "columns without --map, left behind: id, note" in str(report)
+    assert "columns without --map, dropped: id, note" in str(report)
     assert next(store.samples()).meta == {}
 
 
