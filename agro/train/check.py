@@ -60,8 +60,7 @@ def _check_used(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
     if takes != (config.data.value_store is not None):
         got = "the baseline alone" if takes else f"data.value_store = {config.data.value_store} alone"
         raise Refused(
-            'data.value_store and an objective that needs stored_value (baseline = "stored") go together: '
-            f"got {got}"
+            f'data.value_store and an objective with baseline = "stored" go together: got {got}'
         )
 
 
