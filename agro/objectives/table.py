@@ -65,7 +65,8 @@ def _token_level(options: Options, key: str) -> set[Need]:
     """What the token-level estimate in this option needs; at β = 0 there is nothing to estimate."""
     if options.get("beta") == 0:
         return set()
-    return {"triangular": {FRESH}, "local": {FRESH, KL}}.get(options[key], set())
+    estimates: dict[str, set[Need]] = {"sequence": set(), "triangular": {FRESH}, "local": {FRESH, KL}}
+    return estimates[options[key]]
 
 
 def _agro_needs(options: Options) -> set[Need]:

@@ -56,7 +56,9 @@ def variants_of(name: str) -> list[dict[str, Any]]:
     """The options that differ from the first values in at most `FEW` places, without those that exclude each other."""
     entry = objectives.get(name)
     of_option = declared(entry.function)
-    required = {k: values[0] for k, values in of_option.items() if entry.options.model_fields[k].is_required()}
+    required = {
+        k: values[0] for k, values in of_option.items() if entry.options.model_fields[k].is_required()
+    }
     out = []
     for few in range(FEW + 1):
         for keys in itertools.combinations(of_option, few):

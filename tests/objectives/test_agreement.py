@@ -211,7 +211,9 @@ def away_from_kinks(seed: int, episodes: bool) -> Case:
     [
         (n, o, needs)
         for n, o, needs in VARIANTS
-        if n not in ("agro_onpolicy", "topr") and not (n == "rloo" and o) and not {"regularizer", "weight"} & o.keys()
+        if n not in ("agro_onpolicy", "topr")
+        and not (n == "rloo" and o)
+        and not {"regularizer", "weight"} & o.keys()
     ],
     ids=lambda x: str(x),
 )
@@ -240,9 +242,7 @@ def test_what_looks_along_a_response_refuses_one_of_several_rows() -> None:
     several = draw(0)
     for name, options, needs in VARIANTS:
         if "rows" in needs:
-            with pytest.raises(
-                Refused, match=r"each response in one row, but that of row \d+ "
-            ):
+            with pytest.raises(Refused, match=r"each response in one row, but that of row \d+ "):
                 evaluate(several, name, options)
 
 

@@ -22,8 +22,8 @@ from cases import (
 )
 
 from agro import Batch, objectives
-from agro.objectives import OBJECTIVES, Evaluation, Objective, differentiate
 from agro.errors import Refused
+from agro.objectives import OBJECTIVES, Evaluation, Objective, differentiate
 from agro.objectives.core import Terms
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,

@@ -41,7 +41,10 @@ def test_agro_holds_all_that_is_claimed() -> None:
     rows = json.loads(done.stdout)
     fields = {"objective", "property", "setting", "value", "bound", "side", "holds"}
     assert all(set(r) == fields for r in rows)
-    assert {(r["side"] is None, r["bound"] is None, r["holds"] is None) for r in rows} == {(True,) * 3, (False,) * 3}
+    assert {(r["side"] is None, r["bound"] is None, r["holds"] is None) for r in rows} == {
+        (True,) * 3,
+        (False,) * 3,
+    }
     assert {r["side"] for r in rows} == {None, "at most", "at least"}
     ends = [r for r in rows if r["property"].startswith("KL to the optimum")]
     for where in ("reference", "uniform", "stale"):
@@ -63,7 +66,9 @@ def test_agro_holds_all_that_is_claimed() -> None:
         len(biases) == (4 * 5 + 2 * 1) * 3 * 2
     )  # five behaviours, or the policy alone; three policies; n = 2 and 3
     assert max(r["value"] for r in biases) <= 1e-12
-    estimates = [r["value"] for r in rows if r["property"].startswith("variance of the regularizer's estimate")]
+    estimates = [
+        r["value"] for r in rows if r["property"].startswith("variance of the regularizer's estimate")
+    ]
     assert len(estimates) == 3
     assert estimates[0] > estimates[1] > estimates[2] > 0
 
@@ -95,9 +100,7 @@ def test_a_flipped_sign_or_a_wrong_denominator_is_named(name: str, how, monkeypa
     assert f"agro: {name}: expected gradient (" in done.stderr
 
 
-BASELINES = [
-    n for n in CLAIMS if any({GROUPS, TRIPLES} & OBJECTIVES[n].needed(c.options) for c in CLAIMS[n])
-]
+BASELINES = [n for n in CLAIMS if any({GROUPS, TRIPLES} & OBJECTIVES[n].needed(c.options) for c in CLAIMS[n])]
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -110,7 +113,9 @@ def test_a_dropped_baseline_is_named(name: str, monkeypatch) -> None:
     assert f"agro: {name}: expected gradient (" in done.stderr
 
 
-@pytest.mark.parametrize("name", [name for name, entry in OBJECTIVES.items() if provided_by("value_head", entry.needed({}))])
+@pytest.mark.parametrize(
+    "name", [name for name, entry in OBJECTIVES.items() if provided_by("value_head", entry.needed({}))]
+)
 def test_a_dropped_value_is_named(name: str, monkeypatch) -> None:
     monkeypatch.setattr(module, "ends", lambda *_: iter(()))
     entry = OBJECTIVES[name]

@@ -16,10 +16,10 @@ from agro.errors import Refused
 from agro.store import Pair, Store, import_files
 from agro.train.callbacks import Callback
 from agro.train.check import check_config
-from agro.train.trainable import check_store
 from agro.train.loop import Trainer
 from agro.train.micro import MicroBatch
 from agro.train.step import collate, streams_of
+from agro.train.trainable import check_store
 from agro.types import Sample
 
 BOTH = [{"name": "dpo", "beta": 0.3}, {"name": "pair_consistency", "beta": 0.3}]
