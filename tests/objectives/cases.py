@@ -74,8 +74,7 @@ def in_one_row(name: str, options: dict[str, Any]) -> bool:
     try:
         evaluate(draw(0, sizes=(3, 3)), name, options)
     except Refused as error:
-        assert "each response in one row" in str(error)
-        return True
+        return "each response in one row" in str(error)
     return False
 
 
