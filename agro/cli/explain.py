@@ -12,8 +12,8 @@ from agro.cli.common import Json, terminal
 
 COUPLES = {
     "row": "a row's gradient depends on no other row's log-probs",
-    "group": "a row's gradient depends on the log-probs of its whole group",
-    "step": "a row's gradient depends on the log-probs of the whole step",
+    "group": "a row's gradient depends on the log-probs of its complete group",
+    "step": "a row's gradient depends on the log-probs of the complete step",
 }
 
 
@@ -31,42 +31,39 @@ def objectives(
         _print_all([describe(n) for n in names()])
 
 
-def _print_all(found: list[dict[str, Any]]) -> None:
+def _print_all(entries: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table("objective", "needs", "couples by", "options", "source", show_edge=False)
-    for d in found:
-        options = (f"{k}{'' if o['required'] else f' = {_shown(o)}'}" for k, o in d["options"].items())
-        table.add_row(
-            d["name"], ", ".join(d["needs"]) or "texts alone", d["couples"], "\n".join(options), d["source"]
-        )
+    for entry in entries:
+        options = "\n".join(_with_default(key, option) for key, option in entry["options"].items())
+        table.add_row(entry["name"], _needs(entry), entry["couples"], options, entry["source"])
     console = terminal()
     console.print(table)
     console.print(
-        "Needs are those of the defaults. An option without a value has to be given. One in full: agro objectives NAME"
+        "Needs are those of the defaults. An option without a value is required. One in full: agro "
+        "objectives NAME"
     )
 
 
-def _print_one(d: dict[str, Any]) -> None:
+def _print_one(entry: dict[str, Any]) -> None:
     from rich.table import Table
 
-    console = terminal()
-    console.print(f"{d['name']}: {d['source']}\n\n{inspect.cleandoc(d['summary'])}\n")
-    console.print(
-        f"needs {', '.join(d['needs']) or 'texts alone'}; couples by {d['couples']}: {COUPLES[d['couples']]}\n"
-    )
-    if d["options"]:
-        table = Table("option", "default", "unit", "meaning", "expected", show_edge=False)
-        for key, o in d["options"].items():
-            table.add_row(
-                f"objective.{key}",
-                "to be given" if o["required"] else _shown(o),
-                o["unit"],
-                o["meaning"],
-                o["expected"],
-            )
-        console.print(table)
+    console, couples = terminal(), entry["couples"]
+    console.print(f"{entry['name']}: {entry['source']}\n\n{inspect.cleandoc(entry['summary'])}\n")
+    console.print(f"needs {_needs(entry)}; couples by {couples}: {COUPLES[couples]}\n")
+    if not entry["options"]:
+        return
+    table = Table("option", "default", "unit", "meaning", "expected", show_edge=False)
+    for key, option in entry["options"].items():
+        default = "to be given" if option["required"] else json.dumps(option["default"])
+        table.add_row(f"objective.{key}", default, option["unit"], option["meaning"], option["expected"])
+    console.print(table)
 
 
-def _shown(option: dict[str, Any]) -> str:
-    return json.dumps(option["default"])
+def _needs(entry: dict[str, Any]) -> str:
+    return ", ".join(entry["needs"]) or "texts alone"
+
+
+def _with_default(key: str, option: dict[str, Any]) -> str:
+    return key if option["required"] else f"{key} = {json.dumps(option['default'])}"

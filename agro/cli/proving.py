@@ -1,14 +1,17 @@
-"""What is proved of objectives."""
+"""`agro prove`: what is proved of objectives."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agro.cli.common import Json, terminal
+
+if TYPE_CHECKING:
+    from agro.proof.measuring import Row
 
 
 def prove(
@@ -20,7 +23,8 @@ def prove(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What is proved of objectives by enumeration: value, bound, verdict; exit 1 where one doesn't hold."""
+    """What is proved of objectives by enumeration: value, bound, verdict; exit 1 where a claim doesn't
+    hold."""
     from agro import objectives
     from agro.proof import proving
 
@@ -41,23 +45,26 @@ def prove(
     if broken:
         for row in broken:
             typer.echo(
-                f"agro: {row.objective}: {row.property} ({row.setting}): {row.value:.3g} is beyond the bound {row.bound:g}",
+                f"agro: {row.objective}: {row.property} ({row.setting}): expected {row.side} {row.bound:g}, "
+                f"got {row.value:.3g}",
                 err=True,
             )
         raise SystemExit(1)
 
 
-def _show(rows: list) -> None:  # type: ignore[type-arg]
+def _show(rows: list[Row]) -> None:
     from rich.table import Table
 
     table = Table("objective", "property", "setting", "value", "bound", "holds", show_edge=False)
     for row in rows:
         verdict = {True: "yes", False: "NO", None: ""}[row.holds]
-        bound = "" if row.bound is None else f"{row.bound:g}"
+        bound = "" if row.bound is None else f"{row.side} {row.bound:g}"
         table.add_row(row.objective, row.property, row.setting, f"{row.value:.3g}", bound, verdict)
     console = terminal()
     console.print(table)
     claimed = [row for row in rows if row.holds is not None]
+    holding = sum(bool(row.holds) for row in claimed)
     console.print(
-        f"{sum(bool(row.holds) for row in claimed)} of {len(claimed)} claims hold; {len(rows) - len(claimed)} values are told without a claim"
+        f"{holding} of {len(claimed)} claims hold; {len(rows) - len(claimed)} values are reported without a "
+        "claim"
     )

@@ -97,7 +97,7 @@ def agro(
         metrics = {"consistency": loss, "weight_mean": groups.average_responses(weight_N)}
         return Terms(loss, groups.average_responses(terms_N), metrics)
     surrogate = None
-    if regularizer != "sequence":
+    if regularizer != "sequence" and beta != 0:
         r_N = groups.reward
         gain_N = -(r_N - groups.mean_others(r_N)) * groups.sum_tokens(logp_BT)
         regularizer_N = groups.sum_tokens(_token_regularizer(streams, batch, regularizer))

@@ -205,7 +205,7 @@ FRESH = Fresh(
     "record",
     "train on fresh samples alone (data.replay = 0, train.updates = 1), or use agro, which is right at any "
     "staleness",
-    what="samples of age 0 (samples made by the present weights)",
+    what="samples of age 0 (made by the present weights)",
 )
 REF_LOGP = LogProb(
     "ref_logp", "reference", "pass the reference's log-probs, or set beta = 0 where the objective allows it"
@@ -273,8 +273,8 @@ def withhold(need: Need, batch: Batch, streams: Mapping[str, Tensor]) -> tuple[B
 
 def grouping(needs: Collection[Need]) -> Grouped | None:
     """The need that says which groups are too small; None where a group may have one response."""
-    found = [need for need in needs if isinstance(need, Grouped)]
-    return max(found, key=lambda need: need.least) if found else None
+    grouped = [need for need in needs if isinstance(need, Grouped)]
+    return max(grouped, key=lambda need: need.least, default=None)
 
 
 def least_responses(needs: Collection[Need]) -> int:

@@ -137,7 +137,7 @@ def checked(name: str, model: type[BaseModel], given: Mapping[str, Any], *, part
     except ValidationError as error:
         problems = error.errors()
     about = described(model)
-    missing = [str(p["loc"][0]) for p in problems if p["type"] == "missing"]
+    missing = [str(p["loc"][0]) for p in problems if p["type"] == "missing" and len(p["loc"]) == 1]
     for problem in problems:
         key = str(problem["loc"][0])
         if problem["type"] == "extra_forbidden":

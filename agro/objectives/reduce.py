@@ -32,7 +32,7 @@ class Groups:
         differs = weight[batch.group] != row_weight
         if differs.any():
             raise Refused(
-                f"weight: {batch.ids[int(differs.int().argmax())]}: expected one weight for the complete "
+                f"weight: {batch.ids[int(differs.int().argmax())]}: expected one weight for each "
                 "group, got different ones"
             )
         return cls(batch, group, first, torch.bincount(group), weight)

@@ -61,11 +61,16 @@ def _to_reference(options: Options) -> Column:
     return REF_LOGP
 
 
-TOKEN_LEVEL: dict[Any, set[Need]] = {"triangular": {FRESH}, "local": {FRESH, KL}}  # needs of these estimates
+def _token_level(options: Options, key: str) -> set[Need]:
+    """What the token-level estimate in this option needs; at β = 0 there is nothing to estimate."""
+    if options.get("beta") == 0:
+        return set()
+    estimates: dict[str, set[Need]] = {"sequence": set(), "triangular": {FRESH}, "local": {FRESH, KL}}
+    return estimates[options[key]]
 
 
 def _agro_needs(options: Options) -> set[Need]:
-    needs = _regularized(REWARD, GROUPS)(options) | TOKEN_LEVEL.get(options["regularizer"], set())
+    needs = _regularized(REWARD, GROUPS)(options) | _token_level(options, "regularizer")
     if options["weight"] == "reference":
         needs.add(REF_LOGP)
     return needs
@@ -91,7 +96,7 @@ def _agro_conflict(options: Options) -> str:
 
 def _onpolicy_needs(options: Options) -> set[Need]:
     size = TRIPLES if options["baseline"] else GROUPS
-    return _regularized(REWARD, FRESH, size)(options) | TOKEN_LEVEL.get(options["squared"], set())
+    return _regularized(REWARD, FRESH, size)(options) | _token_level(options, "squared")
 
 
 def _onpolicy_conflict(options: Options) -> str:

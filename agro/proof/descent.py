@@ -26,6 +26,18 @@ class Path:
     policy: Enumerable  # at the end
 
 
+@dataclass(frozen=True)
+class How:
+    """How to descend: responses in a group, a seed to draw one group of each prompt at each update, Adam's
+    rate."""
+
+    n: int = 2
+    seed: int | None = None  # None: the expectation over all groups
+    updates: int = 1000
+    lr: float = 0.1
+    looks: int = 50  # numbers of updates at which the distance is measured
+
+
 def descend(
     start: Enumerable,
     reference: Enumerable,
@@ -33,15 +45,9 @@ def descend(
     star: Tensor,
     name: str,
     options: Mapping[str, Any],
-    *,
-    n: int = 2,
-    seed: int | None = None,
-    updates: int = 1000,
-    lr: float = 0.1,
-    looks: int = 50,
+    how: How,
 ) -> Path:
-    """Follow the expected gradient; with a `seed` the step's gradient on n responses to each prompt, drawn at
-    each update.
+    """Follow the expected gradient, or with a seed that of drawn groups.
 
     `start` is moved; where it is `data.behavior` too, samples come from it as it is then. `star` [X,Y]: log
     π*.
@@ -49,31 +55,31 @@ def descend(
     entry = get(name)
     resolved = entry.resolve(name, options)
     want = wanted_streams(entry.needs(resolved))
-    groups: AllGroups | SampledGroups = AllGroups(data, reference, n)
-    if seed is not None:
-        groups = SampledGroups(data, reference, n, torch.Generator().manual_seed(seed))
+    groups: AllGroups | SampledGroups = AllGroups(data, reference, how.n)
+    if how.seed is not None:
+        groups = SampledGroups(data, reference, how.n, torch.Generator().manual_seed(how.seed))
 
-    def pull(update: int) -> None:
+    def backward(update: int) -> None:
         if isinstance(groups, SampledGroups):
             gradient(start, reference, groups.again(), name, options)
         else:
             batch = groups.again() if update and data.behavior is start else groups.batch
             _gradient(start, reference, batch, name, resolved, want)
 
-    return follow(start, star, pull, updates=updates, lr=lr, looks=looks)
+    return follow(start, star, backward, updates=how.updates, lr=how.lr, looks=how.looks)
 
 
 def follow(
     policy: Enumerable,
     star: Tensor,
-    pull: Callable[[int], None],
+    backward: Callable[[int], None],
     *,
     updates: int,
     lr: float = 0.1,
     looks: int = 50,
 ) -> Path:
-    """Adam on the gradients that `pull(update)` puts into the weights; its rate falls to a hundredth over
-    the last two thirds."""
+    """Adam on the gradients that `backward(update)` gives; its rate falls to a hundredth over the last two
+    thirds."""
     optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
     at = sorted({round(updates * (i / looks) ** 2) for i in range(looks + 1)})
     seen = []
@@ -84,7 +90,7 @@ def follow(
             break
         for group in optimizer.param_groups:
             group["lr"] = lr * 0.01 ** max(0.0, 1.5 * update / updates - 0.5)
-        pull(update)
+        backward(update)
         optimizer.step()
     return Path(torch.tensor(at), torch.stack(seen), policy)
 
@@ -97,8 +103,7 @@ def _gradient(
     options: Mapping[str, Any],
     want: list[str],
 ) -> None:
-    """Put the gradient into the weights: the objective's own g, as in the step, without its cutting into
-    passes."""
+    """Put the gradient into the weights: the objective's own g, as in the step, in a single pass."""
     assert batch.tokens is not None
     assert batch.lengths is not None
     policy.zero_grad()

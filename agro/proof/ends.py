@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from agro.proof.descent import Path, descend
+from agro.proof.descent import How, Path, descend
 from agro.proof.enumerable import Enumerable, Space, optimum
 from agro.proof.expectation import Data
 from agro.proof.measuring import BEHAVIORS, BETA, EXACT, FAR, INSTANCES, Row, Subject, problem
@@ -33,8 +33,8 @@ def tools(subject: Subject) -> Iterator[Row]:
         star = _optimum_with_tool(reference, reward, chance_Y)
         start = Enumerable.table(space, 2)
         data = Data(reference, reward, noise=chance_Y.expand(6, -1))
-        updates = subject.claims.updates
-        descend(start, reference, data, star, subject.name, subject.options(), updates=updates)
+        how = How(updates=subject.claims.updates)
+        descend(start, reference, data, star, subject.name, subject.options(), how)
         logp = start.logp().detach()
         value = (chance_Y * logp.exp() * (logp - star)).sum(1).median().item()
         setting = f"{output} output between two actions, data from reference, median of 6 instances"
@@ -112,5 +112,5 @@ def _descent(subject: Subject, begun: Enumerable, behavior: Enumerable) -> Path:
     reference, reward = Enumerable.joined([reference] * times), reward.repeat(times, 1)
     star = optimum(reference.logp().detach(), reward, BETA)
     data = subject.data(behavior, reward, reference)
-    options, n, updates = subject.options(), subject.claims.n[0], subject.claims.updates
-    return descend(begun, reference, data, star, subject.name, options, n=n, updates=updates)
+    how = How(n=subject.claims.n[0], updates=subject.claims.updates)
+    return descend(begun, reference, data, star, subject.name, subject.options(), how)

@@ -217,25 +217,25 @@ class Enumerable:
         prompt, response = tokens[:, 0], self.space.find(tokens[:, 1:], lengths - 1)
         logp = self.logp_next()
         places, chosen = self.space.places[response], self.space.tokens[response]
-        found = {"logp": logp[prompt[:, None], places, chosen]}
+        streams = {"logp": logp[prompt[:, None], places, chosen]}
         if "entropy" in want:
-            found["entropy"] = -(logp.exp() * logp).sum(-1)[prompt[:, None], places]
+            streams["entropy"] = -(logp.exp() * logp).sum(-1)[prompt[:, None], places]
         if "kl" in want:
             assert reference is not None
             kl = (logp.exp() * (logp - reference.logp_next().detach())).sum(-1)
-            found["kl"] = kl[prompt[:, None], places]
+            streams["kl"] = kl[prompt[:, None], places]
         if "prefix_value" in want:
-            found["prefix_value"] = self.value.prefix[prompt[:, None], places]
-        out = {k: torch.full(mask.shape, math.nan, dtype=torch.float64) for k in found if k in want}
+            streams["prefix_value"] = self.value.prefix[prompt[:, None], places]
+        out = {k: torch.full(mask.shape, math.nan, dtype=torch.float64) for k in streams if k in want}
         width = min(tokens.shape[1], self.space.length + 1)
         for k, value in out.items():
-            value[:, 1:width] = found[k][:, : width - 1]
+            value[:, 1:width] = streams[k][:, : width - 1]
         out = {k: torch.where(mask, value, math.nan) for k, value in out.items()}
         return out | ({"value": self.value.prompt[prompt]} if "value" in want else {})
 
 
 def optimum(reference: Tensor, reward: Tensor, beta: float) -> Tensor:
-    """[X,Y] log π* = log π_ref + r/β − log Z (AGRO, arXiv 2503.19612, the optimum of the regularised
+    """[X,Y] log π* = log π_ref + r/β − log Z (AGRO, arXiv 2503.19612, the optimum of the regularized
     objective)."""
     return (reference + reward / beta).log_softmax(-1)
 

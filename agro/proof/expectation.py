@@ -35,7 +35,7 @@ class Data:
     age: float = 0.0  # optimizer steps; NaN: unknown
     judged: bool = False
     known: frozenset[str] = field(default=frozenset({"behavior_logp", "ref_logp", "reward"}))
-    stored_value: Tensor | None = None  # [X] V* of the prompts, where it was found out before
+    stored_value: Tensor | None = None  # [X] V* of the prompts, where it was estimated before
 
     @property
     def outcomes(self) -> Tensor:

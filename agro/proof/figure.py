@@ -11,7 +11,7 @@ from agro.proof.measuring import INSTANCES, described
 from agro.proof.proving import Measured
 
 
-def draw(found: Mapping[str, Measured], path: Path) -> None:
+def draw(subjects: Mapping[str, Measured], path: Path) -> None:
     """A PNG or SVG, by the ending of `path`: median and quartiles over the instances."""
     import matplotlib
 
@@ -26,7 +26,7 @@ def draw(found: Mapping[str, Measured], path: Path) -> None:
     figure, axes = pyplot.subplots(
         1, len(panels), figsize=(4.2 * len(panels), 4.2), sharey=True, layout="constrained"
     )
-    for i, (name, measured) in enumerate(found.items()):
+    for i, (name, measured) in enumerate(subjects.items()):
         for (j, where), went in measured.paths.items():
             quartiles = went.distance.new_tensor([0.25, 0.5, 0.75])
             low, middle, high = went.distance.clamp(min=1e-17).quantile(quartiles, 1)

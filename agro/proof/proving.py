@@ -51,5 +51,5 @@ def prove(names: Sequence[str], *, descents: bool = False) -> dict[str, Measured
         return {name: measure(name, descents) for name in names}
     longest_first = sorted(names, key=lambda name: -sum(c.updates for c in CLAIMS[name]))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        found = dict(zip(longest_first, pool.map(partial(measure, descents=descents), longest_first)))
-    return {name: found[name] for name in names}
+        done = dict(zip(longest_first, pool.map(partial(measure, descents=descents), longest_first)))
+    return {name: done[name] for name in names}

@@ -23,13 +23,13 @@ def variances(subject: Subject) -> Iterator[Row]:
     if not {GROUPS, TRIPLES} & subject.needs:
         return
     policy, reference, _, reward = problem(Space(3, 2, 1))
-    found = {}
+    by_n = {}
     for n in (2, 3, 4):
         total, mean = _variance(subject, policy, reference, reward, n)
-        found[n] = total / mean
+        by_n[n] = total / mean
         what = "variance of a group's gradient over its squared mean"
-        yield subject.row(what, f"on-policy, n={n}", found[n])
-    yield subject.row("its fall from n = 2 to 4", "on-policy", found[4] / found[2], most=1.0)
+        yield subject.row(what, f"on-policy, n={n}", by_n[n])
+    yield subject.row("its fall from n = 2 to 4", "on-policy", by_n[4] / by_n[2], most=1.0)
 
 
 def estimates(subject: Subject) -> Iterator[Row]:

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Mapping
 
 from agro.config import LoRA, RunConfig
 from agro.errors import Refused
-from agro.objectives import Need, get, least_responses
-from agro.objectives.needs import FRESH, PAIRS, REF_LOGP, Provider, ordered, provided_by
+from agro.objectives import Need, get
+from agro.objectives.needs import REF_LOGP, Provider, provided_by
+from agro.train.check_objective import check_phase
 from agro.train.diagnostics import diagnostic_beta
-from agro.train.schedule import is_tuned, lr_at, options_at
 
 SHARED = {  # by all phases: read once
     "data": ("prompts", "eval_prompts", "store", "value_store"),
@@ -33,7 +33,7 @@ def check_config(config: RunConfig) -> None:
     for name, phase in phases.items():
         where = f"phase {name}: " if config.phases else ""
         _check_rules(phase, where)
-        _check_phase(phase, where)
+        check_phase(phase, where)
     _check_used(config, phases)
     _check_measured(config, phases)
     patient = [p.evaluate for p in phases.values() if p.evaluate.patience]
@@ -59,10 +59,7 @@ def _check_used(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
     takes = any(map(takes_stored_value, phases.values()))
     if takes != (config.data.value_store is not None):
         got = "the baseline alone" if takes else f"data.value_store = {config.data.value_store} alone"
-        raise Refused(
-            'data.value_store and an objective that needs stored_value (baseline = "stored") go together: '
-            f"got {got}"
-        )
+        raise Refused(f'data.value_store and an objective with baseline = "stored" go together: got {got}')
 
 
 def _check_measured(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
@@ -191,73 +188,6 @@ def _check_references(config: RunConfig, phases: Mapping[str, RunConfig]) -> Non
         raise Refused(
             'policy.reference: the phases may have "start" first and "phase" then, or all the same; got '
             + ", ".join(f"{name}: {kind}" for name, kind in zip(phases, kinds))
-        )
-
-
-def _check_phase(config: RunConfig, where: str) -> None:
-    name, data = config.objective.name, config.data
-    options = get(name).resolve(name, options_at(config.objective.options, 0))
-    needs = get(name).needs(options)
-    if is_tuned(config.objective.options.get("beta")) and (data.replay == 1 or REF_LOGP not in needs):
-        raise Refused(
-            f"{where}objective.beta with target_kl follows kl_ref, which is measured on fresh samples of an "
-            f"objective that needs the reference, but data.replay = {data.replay} and the objective is "
-            f"{name}; set a number or a schedule"
-        )
-    get(name).resolve(name, options_at(config.objective.options, config.train.steps))
-    lr_at(config.train, 0, config.train.steps)
-    if data.replay < 1 and not data.prompts:
-        raise Refused(
-            f"{where}data.replay = {data.replay} samples from prompts, but data.prompts isn't set; set it, "
-            "or data.replay = 1"
-        )
-    _check_origin(config, needs, where)
-    least = least_responses(needs)
-    if data.replay < 1 and config.sampler.n < least:
-        raise Refused(
-            f"{where}objective {name} needs groups of at least {least} responses, but sampler.n is "
-            f"{config.sampler.n}"
-        )
-    if data.group_size is not None and data.replay > 0 and data.group_size < least:
-        raise Refused(
-            f"{where}objective {name} needs groups of at least {least} responses, but data.group_size is "
-            f"{data.group_size}"
-        )
-    if FRESH in needs:
-        _check_on_policy(config, where)
-
-
-def _check_origin(config: RunConfig, needs: set[Need], where: str) -> None:
-    """What fresh samples, or stored ones, can't have."""
-    name, replay = config.objective.name, config.data.replay
-    if PAIRS in needs and replay < 1:
-        raise Refused(
-            f"{where}objective {name} needs pairs, which fresh samples don't have, but data.replay = "
-            f"{replay}. What to do: data.replay = 1, from a data.store with judged pairs (agro import), or "
-            "an objective on rewards, such as agro."
-        )
-    for need in ordered(needs):
-        if need.fresh_only and replay > 0:
-            raise Refused(
-                f"{where}objective {name} needs {need.what}, but data.replay = {replay} draws stored "
-                f"samples. What to do: {need.way_out}."
-            )
-
-
-def _check_on_policy(config: RunConfig, where: str) -> None:
-    """Samples have to be of the policy itself, at its present weights."""
-    name, sampler, updates = config.objective.name, config.sampler, config.train.updates
-    if updates > 1:
-        raise Refused(
-            f"{where}objective {name} needs {FRESH.what}, but train.updates = {updates}. What to do: "
-            f"{FRESH.way_out}."
-        )
-    truncated = sampler.top_k or sampler.top_p < 1 or sampler.min_p
-    if sampler.temperature != config.policy.temperature or truncated:
-        raise Refused(
-            f"{where}objective {name} needs samples of the policy itself: sampler.temperature = "
-            f"policy.temperature ({config.policy.temperature}) and no truncation; got temperature "
-            f"{sampler.temperature}, top_k {sampler.top_k}, top_p {sampler.top_p}, min_p {sampler.min_p}"
         )
 
 

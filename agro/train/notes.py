@@ -30,16 +30,16 @@ def warn_of_metrics(metrics: Mapping[str, float], name: str, options: Mapping[st
 
 
 def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[str]:
-    found = []
+    lines = []
     texts = sum(isinstance(p.text, str) for p in prompts)
     if texts and policy.tokenizer.chat_template and not config.policy.chat.wrap:
-        found.append(
+        lines.append(
             f"{texts} of {len(prompts)} prompts are plain text and go to the model as they are, though its "
             "tokenizer has a chat template; policy.chat.wrap = true makes user messages of them"
         )
     aside = left_aside(policy.model, config.sampler)
     if prompts and aside:
-        found.append(
+        lines.append(
             f"the model's generation_config asks for {', '.join(aside)}; [sampler] decides, and these are "
             "ignored"
         )
@@ -48,12 +48,12 @@ def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[
         entry = get(objective.name)
         text = entry.warnings.of_options(entry.defaults() | options_at(objective.options, 0))
         if text:
-            found.append(f"phase {name}: {text}")
+            lines.append(f"phase {name}: {text}")
     phases = {name: config.phase(name) for name in config.phase_names}
     unmeasured = [n for n, p in phases.items() if has_groups_to_measure(p) and not measures_consistency(p)]
     if unmeasured:
-        found.append(
+        lines.append(
             f"phase {', '.join(unmeasured)}: without a β towards the reference ½ Var(R) and regret aren't "
             "measured; evaluate.beta (reward per nat) switches them on"
         )
-    return found
+    return lines

@@ -23,8 +23,8 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from agro.proof.descent import How, descend
 from agro.proof.descent import Path as Descent
-from agro.proof.descent import descend
 from agro.proof.enumerable import Enumerable, Space, optimum
 from agro.proof.expectation import Data
 from reproductions import harness
@@ -59,7 +59,13 @@ def run(name: str, beta: float, instances: int, updates: int) -> Descent:
     start = Enumerable.joined([reference])
     star = optimum(reference.logp().detach(), reward, beta)
     return descend(
-        start, reference, Data(behavior, reward), star, name, {"beta": beta}, updates=updates, looks=60
+        start,
+        reference,
+        Data(behavior, reward),
+        star,
+        name,
+        {"beta": beta},
+        How(updates=updates, looks=60),
     )
 
 
@@ -70,9 +76,8 @@ def run_sampled(name: str, n: int, instances: int, updates: int) -> Descent:
     reward = reward.repeat(SEEDS, 1)
     star = optimum(reference.logp().detach(), reward, SAMPLED_BETA)
     options = {"beta": SAMPLED_BETA}
-    return descend(
-        start, reference, Data(behavior, reward), star, name, options, n=n, seed=0, updates=updates, looks=60
-    )
+    how = How(n=n, seed=0, updates=updates, looks=60)
+    return descend(start, reference, Data(behavior, reward), star, name, options, how)
 
 
 def curves(path: Descent, seeds: int = 1) -> dict[str, dict[str, Any]]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from agro.proof.descent import Path, descend, follow
+from agro.proof.descent import How, Path, descend, follow
 from agro.proof.enumerable import Enumerable, Network, Space, Values, multisets, optimum
 from agro.proof.expectation import Data
 
@@ -205,11 +205,7 @@ def by_library(problems: Problems, name: str, updates: int, n: int = 2, seed: in
         optimum(anchor, problems.reward, 1.0),
         objective,
         {"beta": 1.0, **options},
-        n=n,
-        seed=seed,
-        updates=updates,
-        lr=problems.lr,
-        looks=LOOKS,
+        How(n=n, seed=seed, updates=updates, lr=problems.lr, looks=LOOKS),
     )
 
 

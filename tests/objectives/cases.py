@@ -1,117 +1,95 @@
-"""Random batches for the tests of objectives, and every variant of every objective with what it may read."""
+"""Random batches for the tests of objectives, and variants of every objective, made from what its entry declares."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import inspect
+import itertools
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import independent
 import numpy as np
 from independent import Case
 
 from agro import Batch, objectives
-from agro.objectives import Evaluation
+from agro.errors import Refused
+from agro.objectives import Evaluation, Need
 
 FIELDS = ("ref_logp", "behavior_logp", "old_logp")
 TOKEN_STREAMS = ("logp", "kl", "prefix_value")
 PER_TOKEN = (*TOKEN_STREAMS, *FIELDS, "token_reward")
 
-# (objective, options, what the contract's table lets it read; "rows": that each response is one row)
-VARIANTS: list[tuple[str, dict[str, Any], set[str]]] = [
-    ("agro", {"beta": 0.3}, {"reward", "groups", "ref_logp"}),
-    ("agro", {"beta": 0.3, "scale": "loss"}, {"reward", "groups", "ref_logp"}),
-    ("agro", {"beta": 0.3, "average": "token"}, {"reward", "groups", "ref_logp"}),
-    ("agro", {"beta": 0.3, "average": "token", "scale": "loss"}, {"reward", "groups", "ref_logp"}),
-    ("agro", {"beta": 0.0, "average": "token"}, {"reward", "groups"}),
-    ("agro", {"beta": 0.0}, {"reward", "groups"}),
-    ("agro", {"beta": 0, "scale": "loss"}, {"reward", "groups"}),
-    ("agro", {"beta": 0.3, "weight": "reference"}, {"reward", "groups", "ref_logp"}),
-    ("agro", {"beta": 0.3, "weight": "reference", "scale": "loss"}, {"reward", "groups", "ref_logp"}),
-    ("agro", {"beta": 0.3, "weight": "reference", "average": "token"}, {"reward", "groups", "ref_logp"}),
-    ("agro", {"beta": 0.0, "weight": "reference"}, {"reward", "groups", "ref_logp"}),
-    ("agro_onpolicy", {"beta": 0.3}, {"reward", "groups", "ref_logp", "fresh"}),
-    ("agro_onpolicy", {"beta": 0.3, "baseline": True}, {"reward", "triples", "ref_logp", "fresh"}),
-    ("agro_onpolicy", {"beta": 0.3, "likelihood_ratio": 0.4}, {"reward", "groups", "ref_logp", "fresh"}),
-    (
-        "agro_onpolicy",
-        {"beta": 0.3, "likelihood_ratio": "adaptive"},
-        {"reward", "groups", "ref_logp", "fresh"},
-    ),
-    (
-        "agro_onpolicy",
-        {"beta": 0.3, "likelihood_ratio": "adaptive", "baseline": True},
-        {"reward", "triples", "ref_logp", "fresh"},
-    ),
-    ("agro_onpolicy", {"beta": 0.0, "likelihood_ratio": "adaptive"}, {"reward", "groups", "fresh"}),
-    (
-        "agro_onpolicy",
-        {"beta": 0.3, "squared": "triangular"},
-        {"reward", "groups", "ref_logp", "fresh", "rows"},
-    ),
-    (
-        "agro_onpolicy",
-        {"beta": 0.3, "squared": "local", "baseline": True, "likelihood_ratio": 0.4},
-        {"reward", "triples", "ref_logp", "fresh", "kl", "rows"},
-    ),
-    ("agro", {"beta": 0.3, "regulariser": "triangular"}, {"reward", "groups", "ref_logp", "fresh", "rows"}),
-    (
-        "agro",
-        {"beta": 0.3, "regulariser": "local", "scale": "loss"},
-        {"reward", "groups", "ref_logp", "fresh", "kl", "rows"},
-    ),
-    ("agro_onpolicy", {"beta": 0.0}, {"reward", "groups", "fresh"}),
-    ("squared_consistency", {"beta": 0.3}, {"reward", "groups", "ref_logp"}),
-    ("squared_consistency", {"beta": 0.3, "scale": "trajectory"}, {"reward", "groups", "ref_logp"}),
-    ("squared_consistency", {"beta": 0.3, "scale": "pairs"}, {"reward", "groups", "ref_logp"}),
-    ("squared_consistency", {"beta": 0.3, "anchor": "behavior"}, {"reward", "groups", "behavior_logp"}),
-    (
-        "squared_consistency",
-        {"beta": 0.3, "anchor": "behavior", "baseline": "soft", "value_beta": 0.7, "scale": "square"},
-        {"reward", "groups", "behavior_logp"},
-    ),
-    (
-        "squared_consistency",
-        {"beta": 0.3, "baseline": "stored", "scale": "square"},
-        {"reward", "ref_logp", "stored_value"},
-    ),
-    (
-        "squared_consistency",
-        {"beta": 0.3, "anchor": "behavior", "baseline": "stored", "scale": "trajectory"},
-        {"reward", "behavior_logp", "stored_value"},
-    ),
-    ("dro", {"beta": 0.3}, {"reward", "ref_logp", "value"}),
-    ("dro", {"beta": 0.3, "scale": "loss"}, {"reward", "ref_logp", "value"}),
-    ("dro", {"beta": 0.0}, {"reward", "value"}),
-    ("prefix_consistency", {"beta": 0.3}, {"reward", "ref_logp", "prefix_value", "rows"}),
-    ("prefix_consistency", {"beta": 0.3, "scale": "loss"}, {"reward", "ref_logp", "prefix_value", "rows"}),
-    ("prefix_consistency", {"beta": 0.0}, {"reward", "prefix_value", "rows"}),
-    ("rloo", {}, {"reward", "groups"}),
-    ("rloo", {"beta": 0.3}, {"reward", "groups", "ref_logp"}),
-    ("reinforce", {}, {"reward"}),
-    ("reinforce", {"baseline": "mean"}, {"reward", "groups"}),
-    ("reinforce", {"baseline": 0.7}, {"reward"}),
-    ("kl_pg", {"beta": 0.3}, {"reward", "groups", "kl"}),
-    ("grpo", {}, {"reward", "groups", "behavior_logp"}),
-    ("grpo", {"ratio": "old"}, {"reward", "groups", "old_logp"}),
-    ("grpo", {"clip": (0.1, 0.4), "std": False}, {"reward", "groups", "behavior_logp"}),
-    ("grpo", {"beta": 0.3}, {"reward", "groups", "behavior_logp", "ref_logp"}),
-    ("grpo", {"ratio": "old", "beta": 0.3, "std": False}, {"reward", "groups", "old_logp", "ref_logp"}),
-    ("pair_consistency", {"beta": 0.3}, {"pairs", "ref_logp"}),
-    ("pair_consistency", {"beta": 0.3, "gap": 1.7, "votes": "mean"}, {"pairs", "votes", "ref_logp"}),
-    ("pair_consistency", {"beta": 0.3, "gap": "reward"}, {"pairs", "reward", "ref_logp"}),
-    ("dpo", {"beta": 0.3}, {"pairs", "ref_logp"}),
-    ("dpo", {"beta": 0.3, "label_smoothing": 0.1}, {"pairs", "ref_logp"}),
-    ("dpo", {"beta": 0.3, "label_smoothing": 0.1, "votes": "mean"}, {"pairs", "votes", "ref_logp"}),
-    ("sft", {}, set()),
-]
-NAMED = [
-    f"{name}-{'-'.join(f'{k}={v}' for k, v in options.items())}".rstrip("-") for name, options, _ in VARIANTS
-]
+NUMBER = 0.4  # a number that every option takes; of two numbers the first is another
+FEW = 2  # options that a variant may have beside the objective's defaults
 
 
-def least(needs: set[str]) -> int:
+def values_of(kind: Any) -> list[Any]:
+    """Each choice that a type has, and a representative of its numbers."""
+    if kind is bool:
+        return [False, True]
+    if kind is float:
+        return [NUMBER]
+    if get_origin(kind) is tuple:
+        return [(0.1, NUMBER)]
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    return [value for member in get_args(kind) if member is not type(None) for value in values_of(member)]
+
+
+def declared(function: Any) -> dict[str, list[Any]]:
+    """By option of an objective's function the values to try, the default first; also 0 where a β may be 0."""
+    out = {}
+    hints = get_type_hints(function, include_extras=True)
+    for key, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            kind, option = get_args(hints[key])
+            values = values_of(kind)
+            if key == "beta" and option.ge == 0:
+                values.append(0.0)
+            if parameter.default is not parameter.empty:
+                values = [parameter.default, *(v for v in values if v != parameter.default)]
+            out[key] = values
+    return out
+
+
+def variants_of(name: str) -> list[dict[str, Any]]:
+    """The options that differ from the first values in at most `FEW` places, without those that exclude each other."""
+    entry = objectives.get(name)
+    of_option = declared(entry.function)
+    required = {
+        k: values[0] for k, values in of_option.items() if entry.options.model_fields[k].is_required()
+    }
+    out = []
+    for few in range(FEW + 1):
+        for keys in itertools.combinations(of_option, few):
+            for chosen in itertools.product(*(of_option[key][1:] for key in keys)):
+                options = required | dict(zip(keys, chosen))
+                if not entry.conflict(entry.defaults() | options):
+                    out.append(options)
+    return out
+
+
+def in_one_row(name: str, options: dict[str, Any]) -> bool:
+    """Whether each response has to be one row."""
+    try:
+        evaluate(draw(0, sizes=(3, 3)), name, options)
+    except Refused as error:
+        return "each response in one row" in str(error)
+    return False
+
+
+def name_of(name: str, options: dict[str, Any]) -> str:
+    return "-".join([name, *(f"{key}={value}" for key, value in options.items())])
+
+
+# After the functions that they are made with: (objective, options, what it needs; "rows": that each response is one row).
+VARIANTS: list[tuple[str, dict[str, Any], set[Any]]] = []
+NAMED: list[str] = []
+
+
+def least(needs: set[Any]) -> int:
     """Responses that a group must have."""
-    return 3 if "triples" in needs else 2 if needs & {"groups", "pairs"} else 1
+    return objectives.least_responses({need for need in needs if isinstance(need, Need)})
 
 
 def draw(
@@ -235,6 +213,7 @@ def streams_of(case: Case) -> dict[str, Any]:
 
 
 def expected(case: Case, name: str, options: dict[str, Any]) -> independent.Result:
+    """What the plain loops of `independent` say, a function of the objective's name."""
     return getattr(independent, name)(case, **options)
 
 
@@ -253,3 +232,10 @@ def take(case: Case, rows: Any) -> Case:
 
 def change(case: Case, **changes: Any) -> Case:
     return dataclasses.replace(case, **changes)
+
+
+for objective in objectives.names():
+    for variant in variants_of(objective):
+        found: set[Any] = set(objectives.get(objective).needed(variant))
+        VARIANTS.append((objective, variant, found | ({"rows"} if in_one_row(objective, variant) else set())))
+        NAMED.append(name_of(objective, variant))

@@ -86,7 +86,7 @@ def half_variance(values: list[float]) -> float:
     return fsum((values[i] - values[j]) ** 2 for i in range(n) for j in range(i)) / (2 * n * (n - 1))
 
 
-def regularised(case: Case, group: Group, beta: float, average: str = "sum") -> list[float]:
+def regularized(case: Case, group: Group, beta: float, average: str = "sum") -> list[float]:
     """R_i = r_i - β Σ_t (l_it - f_it), or β times their mean; at β = 0 it is r_i, whatever the reference."""
     if beta == 0:
         return [y.reward for y in group.responses]
@@ -104,12 +104,12 @@ def agro(
     beta: float,
     scale: str = "reward",
     average: str = "sum",
-    regulariser: str = "sequence",
+    regularizer: str = "sequence",
     weight: str = "none",
 ) -> Result:
     """[25] for weight="reference": the part of response i times min(1, exp Σ_t (l_it - f_it)), a constant.
 
-    [9]; [16] for average="token", where d R_i / d l_it = -β / T_i; [18] and [19] for the other regularisers. d ½Var(R) / d R_i = (R_i - R̄) / (n-1) = (R_i - R̄_{-i}) / n, and d R_i / d l_it = -β.
+    [9]; [16] for average="token", where d R_i / d l_it = -β / T_i; [18] and [19] for the other regularizers. d ½Var(R) / d R_i = (R_i - R̄) / (n-1) = (R_i - R̄_{-i}) / n, and d R_i / d l_it = -β.
 
     scale="reward" gives the gradient divided by β (its limit at β = 0); the loss stays ½Var(R).
     """
@@ -117,7 +117,7 @@ def agro(
     kl_grad = np.zeros(case.logp.shape)
     W = fsum(g.weight for g in groups)
     for g in groups:
-        R = regularised(case, g, beta, average)
+        R = regularized(case, g, beta, average)
         n = len(R)
         loss += g.weight / W * half_variance(R)
         for i, y in enumerate(g.responses):
@@ -125,22 +125,22 @@ def agro(
             if weight == "reference":
                 ratio = fsum(x for p in y.places for x in (float(case.logp[p]), -float(case.ref_logp[p])))
                 factor *= exp(min(0.0, ratio))
-            if regulariser != "sequence":
+            if regularizer != "sequence":
                 r = [z.reward for z in g.responses]
                 for k, place in enumerate(y.places):
-                    later = y.places[k:] if regulariser == "triangular" else y.places[k + 1 :]
+                    later = y.places[k:] if regularizer == "triangular" else y.places[k + 1 :]
                     pull = fsum(
                         float(case.logp[p]) - float(case.ref_logp[p])
-                        if regulariser == "triangular"
+                        if regularizer == "triangular"
                         else float(case.kl[p])
                         for p in later
                     )
                     grad[place] = g.weight / W * factor / n * (-(r[i] - others_mean(r, i)) + beta * pull)
-                    kl_grad[place] = g.weight / W * factor / n * beta if regulariser == "local" else 0.0
+                    kl_grad[place] = g.weight / W * factor / n * beta if regularizer == "local" else 0.0
                 continue
             for place in y.places:
                 grad[place] = g.weight / W * -(factor / n) * (R[i] - others_mean(R, i))
-    return loss, {"logp": grad} | ({"kl": kl_grad} if regulariser == "local" else {})
+    return loss, {"logp": grad} | ({"kl": kl_grad} if regularizer == "local" and beta else {})
 
 
 def agro_onpolicy(
@@ -159,7 +159,7 @@ def agro_onpolicy(
     grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 3 if baseline else 2)
     W = fsum(g.weight for g in groups)
     for g in groups:
-        R = regularised(case, g, beta)
+        R = regularized(case, g, beta)
         n = len(R)
         loss += g.weight / W * half_variance(R)
         A = [R[i] - others_mean(R, i) for i in range(n)]
@@ -178,7 +178,7 @@ def agro_onpolicy(
                 whole = fsum(rho) ** 2 if squared != "sequence" else instead
                 here = second + 0.5 * beta**2 * (instead - whole)
                 grad[place] = g.weight / W * (-beta * A[i] + c * here) / n
-    return loss, {"logp": grad} | ({"kl": np.zeros(case.logp.shape)} if squared == "local" else {})
+    return loss, {"logp": grad} | ({"kl": np.zeros(case.logp.shape)} if squared == "local" and beta else {})
 
 
 def dro(case: Case, beta: float, scale: str = "reward") -> Result:
@@ -192,7 +192,7 @@ def dro(case: Case, beta: float, scale: str = "reward") -> Result:
     W = fsum(g.weight for g in groups)
     for g in groups:
         n = len(g.responses)
-        for y, R in zip(g.responses, regularised(case, g, beta)):
+        for y, R in zip(g.responses, regularized(case, g, beta)):
             rows = sorted({row for row, _ in y.places})
             off = R - fsum(float(case.value[row]) for row in rows) / len(rows)
             loss += g.weight / W / n * 0.5 * off * off
@@ -276,7 +276,7 @@ def rloo(case: Case, beta: float = 0.0) -> Result:
     grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
     W = fsum(g.weight for g in groups)
     for g in groups:
-        a = regularised(case, g, beta)
+        a = regularized(case, g, beta)
         n = len(a)
         for i, y in enumerate(g.responses):
             advantage = a[i] - others_mean(a, i)
@@ -360,6 +360,53 @@ def grpo(
                     slope += beta * -math.expm1(u)
                 loss += share * term
                 grad[place] = share * slope
+    return loss, {"logp": grad}
+
+
+def gspo(
+    case: Case, ratio: str = "behavior", clip: tuple[float, float] = (3e-4, 4e-4), std: bool = True
+) -> Result:
+    """-min(s A, clamp(s) A), s = exp(mean_t (l_t - b_t)): ds/dl_t = s/T, 0 where the clamp is taken and s is outside."""
+    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
+    W = fsum(g.weight for g in groups)
+    anchor = case.behavior_logp if ratio == "behavior" else case.old_logp
+    for g in groups:
+        r = [y.reward for y in g.responses]
+        n = len(r)
+        mean = fsum(r) / n
+        spread = math.sqrt(fsum((x - mean) ** 2 for x in r) / (n - 1)) + 1e-6 if std else 1.0
+        for y, reward in zip(g.responses, r):
+            A, T, share = (reward - mean) / spread, len(y.places), g.weight / W / n
+            s = exp(fsum(x for p in y.places for x in (float(case.logp[p]), -float(anchor[p]))) / T)
+            clamped = min(max(s, 1 - clip[0]), 1 + clip[1])
+            loss -= share * min(s * A, clamped * A)
+            for place in y.places:
+                grad[place] = -share * s * A / T if s * A <= clamped * A else 0.0
+    return loss, {"logp": grad}
+
+
+def topr(
+    case: Case,
+    baseline: float = 0.0,
+    positive: tuple[float, float] = (1.0, 1.0),
+    negative: tuple[float, float] = (0.0, 1.0),
+    ratio: str = "sequence",
+) -> Result:
+    """-(r - b) mean_t k_t l_t, k a number: exp of Σ (l - b), of its mean or of a token's, within the limits of r's sign."""
+    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 1)
+    W = fsum(g.weight for g in groups)
+    for g in groups:
+        for y in g.responses:
+            T, signal = len(y.places), y.reward - baseline
+            low, high = positive if signal > 0 else negative
+            logs = [float(case.logp[p]) - float(case.behavior_logp[p]) for p in y.places]
+            whole = fsum(x for p in y.places for x in (float(case.logp[p]), -float(case.behavior_logp[p])))
+            for place, own in zip(y.places, logs):
+                log_k = {"sequence": whole, "mean": whole / T, "token": own}[ratio]
+                k = min(max(exp(min(log_k, 700.0)), low), high)
+                share = g.weight / W / len(g.responses) * signal * k / T
+                loss -= share * float(case.logp[place])
+                grad[place] = -share
     return loss, {"logp": grad}
 
 

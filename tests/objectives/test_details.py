@@ -12,7 +12,8 @@ import torch
 from agro import Batch, objectives
 from agro.errors import Refused
 from agro.objectives import Evaluation, NotFinite, Objective
-from agro.objectives.core import REQUIRED, VALUES, Terms, wanted_streams
+from agro.objectives.core import VALUES, Terms, wanted_streams
+from agro.objectives.needs import NEEDS, VALUE
 
 
 def at_the_reference(name: str, groups: dict[str, tuple[float, list[float]]], **options: Any) -> Evaluation:
@@ -62,9 +63,9 @@ def test_at_the_reference_a_weight_changes_nothing(scale: str) -> None:
     assert weighted.loss == plain.loss
 
 
-def test_a_weight_and_a_token_level_regulariser_exclude_each_other() -> None:
-    with pytest.raises(Refused, match="regulariser"):
-        at_the_reference("agro", {"a": (1, [1, 0])}, beta=0.4, weight="reference", regulariser="triangular")
+def test_a_weight_and_a_token_level_regularizer_exclude_each_other() -> None:
+    with pytest.raises(Refused, match="regularizer"):
+        at_the_reference("agro", {"a": (1, [1, 0])}, beta=0.4, weight="reference", regularizer="triangular")
 
 
 def test_consistency_of_the_squares_is_over_groups_of_several() -> None:
@@ -103,7 +104,7 @@ def test_the_share_of_the_likelihood_ratio_part() -> None:
     assert out.metrics["reversed_share"] == 0
 
 
-@pytest.mark.parametrize(("name", "option"), [("agro", "regulariser"), ("agro_onpolicy", "squared")])
+@pytest.mark.parametrize(("name", "option"), [("agro", "regularizer"), ("agro_onpolicy", "squared")])
 def test_what_looks_along_a_response_says_which_option_does(name: str, option: str) -> None:
     batch = Batch.of(
         mask=[[False, True]] * 3,
@@ -114,7 +115,7 @@ def test_what_looks_along_a_response_says_which_option_does(name: str, option: s
         age=[0] * 3,
         ids=["one", "two", "three"],
     )
-    said = f'^objective {name}: {option} = "triangular" looks along a response, but that of two lies in several rows; take "sequence"$'
+    said = rf'^objective {name}: {option} = "triangular" .* that of two is in several rows; use "sequence"$'
     with pytest.raises(Refused, match=said):
         objectives.evaluate(name, [[0.0, -1.0]] * 3, batch, beta=0.5, **{option: "triangular"})
 
@@ -157,31 +158,31 @@ def test_the_trap_ratio_weighs_its_groups() -> None:
     assert np.isnan(at_the_reference("agro_onpolicy", groups, beta=0.0).metrics["trap_ratio"])
 
 
-EVERY = [(name, key) for name in objectives.names() for key in objectives.get(name).options]
+EVERY = [(name, key) for name in objectives.names() for key in objectives.describe(name)["options"]]
 
 
 @pytest.mark.parametrize(("name", "key"), EVERY)
 def test_an_option_says_what_it_is(name: str, key: str) -> None:
     """Its default may be given, and so may each choice it names; its unit is one of a choice, a number, or what it multiplies."""
     entry = objectives.get(name)
-    option = entry.options[key]
-    if option.default is not REQUIRED:
-        assert entry.checked(name, {key: option.default}) == {key: option.default}
-    assert len(option.meaning.split()) > 3
+    option = objectives.describe(name)["options"][key]
+    if not option["required"]:
+        assert entry.checked(name, {key: option["default"]})[key] == option["default"]
+    assert len(option["meaning"].split()) > 3
     if key == "beta":
-        assert option.meaning.endswith("anchor" if name == "squared_consistency" else "reference")
-    if option.expected.startswith("one of "):
-        assert option.unit == "choice"
-        choices = [ast.literal_eval(x) for x in option.expected.removeprefix("one of ").split(", ")]
+        assert option["meaning"].endswith("anchor" if name == "squared_consistency" else "reference")
+    if option["expected"].startswith("one of "):
+        assert option["unit"] == "choice"
+        choices = [ast.literal_eval(x) for x in option["expected"].removeprefix("one of ").split(", ")]
         assert len(choices) >= 2
-        assert option.default == choices[0] or isinstance(option.default, bool)
+        assert option["default"] == choices[0] or isinstance(option["default"], bool)
         assert None not in choices
         for choice in choices:
-            assert entry.checked(name, {key: choice}) == {key: choice}
+            assert entry.checked(name, {key: choice})[key] == choice
     else:
-        assert "number" in option.expected
-        assert option.unit == UNITS.get((name, key), "reward per nat of the response's log-ratio")
-        assert ("above 0" in option.expected) == ((name, key) in ABOVE_0)
+        assert "number" in option["expected"]
+        assert option["unit"] == UNITS.get((name, key), "reward per nat of the response's log-ratio")
+        assert ("above 0" in option["expected"]) == ((name, key) in ABOVE_0)
 
 
 UNITS = {
@@ -189,6 +190,10 @@ UNITS = {
     ("squared_consistency", "value_beta"): "reward",
     ("reinforce", "baseline"): "reward",
     ("grpo", "clip"): "ratio",
+    ("gspo", "clip"): "ratio",
+    ("topr", "positive"): "ratio",
+    ("topr", "negative"): "ratio",
+    ("topr", "baseline"): "reward",
     ("pair_consistency", "gap"): "reward",
     ("dpo", "label_smoothing"): "probability",
     ("dpo", "beta"): "logit of a judgement per nat of the response's log-ratio",
@@ -208,7 +213,7 @@ def choices(name: str, key: str) -> str:
 
 def test_the_choices() -> None:
     assert choices("agro", "average") == "one of 'sum', 'token'"
-    assert choices("agro", "regulariser") == "one of 'sequence', 'triangular', 'local'"
+    assert choices("agro", "regularizer") == "one of 'sequence', 'triangular', 'local'"
     assert choices("agro_onpolicy", "squared") == "one of 'sequence', 'triangular', 'local'"
     assert choices("squared_consistency", "anchor") == "one of 'reference', 'behavior'"
     assert choices("squared_consistency", "baseline") == "one of 'mean', 'soft', 'stored'"
@@ -220,11 +225,9 @@ def test_the_choices() -> None:
     for name in ("pair_consistency", "dpo"):
         assert choices(name, "votes") == "one of 'ignore', 'mean'"
     for name in objectives.names():
-        if "singletons" in objectives.get(name).options:
+        if "singletons" in objectives.describe(name)["options"]:
             assert choices(name, "singletons") == "one of 'error', 'drop'"
-    assert choices("agro_onpolicy", "baseline") == choices("grpo", "std").replace(
-        "True, False", "False, True"
-    )
+    assert choices("agro_onpolicy", "baseline") == choices("grpo", "std") == "one of False, True"
     assert choices("grpo", "ratio") == "one of 'behavior', 'old'"
 
 
@@ -246,7 +249,7 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
 def test_limits_of_an_option(name: str, key: str, good: list[Any], bad: list[Any]) -> None:
     entry = objectives.get(name)
     for value in good:
-        assert entry.checked(name, {key: value}) == {key: value}
+        assert entry.checked(name, {key: value})[key] == value
     for value in bad:
         with pytest.raises(Refused, match=rf"^objective {name}: option {key}: expected"):
             entry.checked(name, {key: value})
@@ -254,7 +257,7 @@ def test_limits_of_an_option(name: str, key: str, good: list[Any], bad: list[Any
 
 def test_a_value_that_an_objective_forgets_gets_0_of_its_own_shape() -> None:
     careless = Objective(
-        lambda streams, batch: Terms(streams["logp"].sum()), "here", lambda o: {"value"}, lambda o: "row", {}
+        lambda streams, batch: Terms(streams["logp"].sum()), "here", lambda o: {VALUE}, lambda o: "row"
     )
     batch = Batch.of(mask=[[False, True]] * 2, reward=[1.0, 0.0], group=[0, 1])
     given = {"logp": torch.zeros((2, 2)), "value": torch.zeros(2)}
@@ -288,7 +291,7 @@ def test_a_value_says_its_loss_and_its_mean(name: str, stream: str) -> None:
 
 
 def test_three_groups_are_named_of_those_too_small() -> None:
-    with pytest.raises(Refused, match=r"5 of 5 groups have fewer \(for one: a, b, c\)\."):
+    with pytest.raises(Refused, match=r"0 of 5 groups have it, 5 don't \(for one: a; b; c\)\."):
         at_the_reference("rloo", {g: (1, [1.0]) for g in "abcde"})
 
 
@@ -300,8 +303,8 @@ def test_three_groups_are_named_of_those_too_small() -> None:
             [[0, 1], [2, 3], [4, 5], [6, 7]],
             r"4 of 4 pairs don't \(for one: r0 over r1; r2 over r3; r4 over r5\)",
         ),
-        ("aabbccdd", [[0, 1]], r"3 of 4 groups have none \(for one: b, c, d\)"),
-        ("aabcdeff", [[0, 1], [6, 7]], r"4 of 6 groups have none \(for one: b, c, d\)"),
+        ("aabbccdd", [[0, 1]], r"1 of 4 groups have it, 3 don't \(for one: b; c; d\)"),
+        ("aabcdeff", [[0, 1], [6, 7]], r"2 of 6 groups have it, 4 don't \(for one: b; c; d\)"),
     ],
 )
 def test_three_pairs_or_groups_are_named_of_those_that_cannot_be_used(
@@ -329,7 +332,7 @@ def test_the_policy_gradient_says_its_kl() -> None:
 
 
 def test_a_list_of_an_option_becomes_a_tuple() -> None:
-    assert objectives.get("grpo").checked("grpo", {"clip": [0.1, 0.3]}) == {"clip": (0.1, 0.3)}
+    assert objectives.get("grpo").checked("grpo", {"clip": [0.1, 0.3]})["clip"] == (0.1, 0.3)
 
 
 @pytest.mark.parametrize(
@@ -339,9 +342,9 @@ def test_a_list_of_an_option_becomes_a_tuple() -> None:
         ("agro", {"beta": 0.3}, "group"),
         ("agro", {"beta": 0.0}, "row"),
         ("agro", {"beta": 0.3, "average": "token"}, "group"),
-        ("agro", {"beta": 0.3, "regulariser": "sequence"}, "group"),
-        ("agro", {"beta": 0.3, "regulariser": "triangular"}, "row"),
-        ("agro", {"beta": 0.3, "regulariser": "local"}, "row"),
+        ("agro", {"beta": 0.3, "regularizer": "sequence"}, "group"),
+        ("agro", {"beta": 0.3, "regularizer": "triangular"}, "row"),
+        ("agro", {"beta": 0.3, "regularizer": "local"}, "row"),
         ("agro_onpolicy", {"beta": 0.3}, "group"),
         ("agro_onpolicy", {"beta": 0.0}, "row"),
         ("agro_onpolicy", {"beta": 0.3, "squared": "local"}, "group"),
@@ -373,6 +376,5 @@ def test_what_an_objective_needs_with_its_defaults() -> None:
 
 
 def test_streams_come_in_one_order_and_two_are_of_the_value() -> None:
-    every: Any = {"prefix_value", "value", "entropy", "kl", "reward", "groups"}
-    assert wanted_streams(every) == ["logp", "kl", "entropy", "value", "prefix_value"]
+    assert wanted_streams(NEEDS) == ["logp", "kl", "entropy", "value", "prefix_value"]
     assert {"value", "prefix_value"} == VALUES

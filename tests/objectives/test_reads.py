@@ -12,6 +12,7 @@ from cases import (
     NAMED,
     TOKEN_STREAMS,
     VARIANTS,
+    Case,
     batch_of,
     change,
     draw,
@@ -21,8 +22,19 @@ from cases import (
 )
 
 from agro import Batch, objectives
+from agro.errors import Refused
 from agro.objectives import OBJECTIVES, Evaluation, Objective, differentiate
 from agro.objectives.core import Terms
+from agro.objectives.needs import (
+    BEHAVIOR_LOGP,
+    FRESH,
+    KL,
+    OLD_LOGP,
+    PAIRS,
+    REF_LOGP,
+    REWARD,
+    STORED_VALUE,
+)
 
 EVERY = pytest.mark.parametrize(("name", "options", "needs"), VARIANTS, ids=NAMED)
 
@@ -42,11 +54,56 @@ def identical(a: Evaluation, b: Evaluation) -> None:
     np.testing.assert_equal(a.metrics, b.metrics)  # for which NaN, an unknown, is NaN
 
 
+def outcome(case: Case, name: str, options: dict[str, Any], batch: Batch, streams: Any) -> Any:
+    """All that an evaluation gives, in a form that compares; the text of a refusal where it is refused."""
+    try:
+        out = objectives.evaluate(name, case.logp, batch, streams=streams, **options)
+    except Refused as error:
+        return str(error)
+    grads = {key: grad.tobytes() for key, grad in out.grads.items()}
+    return out.loss, grads, {key: str(value) for key, value in out.metrics.items()}
+
+
+def measured_needs(name: str, options: dict[str, Any], needs: set[Any]) -> set[str]:
+    """Of what can be withheld or changed by itself, what the result depends on."""
+    case = draw_for(needs, 20, sizes=(3, 4), spread=1.0)
+    batch, streams = batch_of(case), streams_of(case)
+    whole = outcome(case, name, options, batch, streams)
+    rng = np.random.default_rng(20)
+    used = set()
+    for need in (REWARD, REF_LOGP, BEHAVIOR_LOGP, OLD_LOGP, STORED_VALUE):
+        value = need.of(batch)
+        # one number a group or response: rows of one response have one reward
+        index = batch.response if need == REWARD else batch.group
+        noise = torch.as_tensor(rng.normal(size=value.shape if value.dim() == 2 else int(index.max()) + 1))
+        changed = value + (noise if value.dim() == 2 else noise[index])
+        extra = {**batch.extra, need: changed}
+        other = batch.replace(extra=extra) if need in batch.extra else batch.replace(**{need: changed})
+        if outcome(case, name, options, other, streams) != whole:
+            used.add(str(need))
+    if outcome(case, name, options, batch.replace(votes=batch.votes + 1), streams) != whole:
+        used.add("votes")
+    for need in (FRESH, PAIRS):
+        if outcome(case, name, options, need.without(batch), streams) != whole:
+            used.add(str(need))
+    for stream in ("kl", "entropy", "value", "prefix_value"):
+        if outcome(case, name, options, batch, {k: v for k, v in streams.items() if k != stream}) != whole:
+            used.add(stream)
+    if "pairs" not in used:
+        few = [n for n in (1, 2, 3) if is_accepted(name, options, needs, n)]
+        used |= {1: set(), 2: {"groups"}, 3: {"triples"}}[few[0]]
+    return used
+
+
+def is_accepted(name: str, options: dict[str, Any], needs: set[Any], responses: int) -> bool:
+    case = draw_for(needs, 21, sizes=(responses, responses))
+    return not isinstance(outcome(case, name, options, batch_of(case), streams_of(case)), str)
+
+
 @EVERY
-def test_declared_needs_are_those_of_the_contract(
-    name: str, options: dict[str, Any], needs: set[str]
-) -> None:
-    assert set(objectives.describe(name, **options)["needs"]) == needs - {"rows"}
+def test_declared_needs_are_those_measured(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    """What is declared is refused where it is missing, and changes the result; what isn't declared does neither."""
+    assert measured_needs(name, options, needs) == needs - {"rows"}
 
 
 @EVERY
@@ -114,7 +171,7 @@ def test_masked_positions_say_nothing_and_get_0(name: str, options: dict[str, An
 def test_an_objective_that_forgets_the_mask_or_a_stream_is_kept_to_both() -> None:
     """The promise is kept outside the functions: gradients of 0 off the mask, and of 0 for a stream that didn't count."""
     careless = Objective(
-        lambda streams, batch: Terms(streams["logp"].sum()), "here", lambda o: {"kl"}, lambda o: "row", {}
+        lambda streams, batch: Terms(streams["logp"].sum()), "here", lambda o: {KL}, lambda o: "row"
     )
     case = draw(4)
     given = {"logp": torch.as_tensor(case.logp), "kl": torch.as_tensor(case.kl)}
@@ -140,14 +197,6 @@ def test_declared_coupling_is_true(name: str, options: dict[str, Any], needs: se
     And a coupling of "group" isn't declared for nothing.
     """
     coupling = objectives.describe(name, **options)["couples"]
-    beta_counts = bool(options.get("beta")) and name in (
-        "agro",
-        "agro_onpolicy",
-        "rloo",
-        "squared_consistency",
-    )
-    alone = options.get("baseline") in ("soft", "stored") or "regulariser" in options
-    assert coupling == ("group" if (beta_counts and not alone) or "pairs" in needs else "row")
     case, rng = draw_for(needs, 3, groups=3), np.random.default_rng(3)
     batch = batch_of(case)
     whole = {"logp": case.logp, **{k: np.asarray(v) for k, v in streams_of(case).items()}}

@@ -93,26 +93,25 @@ def test_grpo_without_behaviour_names_a_way_out() -> None:
 
 @pytest.mark.parametrize(("name", "options", "needs"), [v for v in VARIANTS if "pairs" not in v[2]], ids=str)
 def test_groups_too_small(name: str, options: dict[str, Any], needs: set[str]) -> None:
-    if not needs & {"groups", "triples"}:
+    if objectives.least_responses(needs - {"rows"}) == 1:
         alone = Batch.of(**{**SIX, "group": list("abcdef"), "extra": {"stored_value": STORED}})
         objectives.evaluate(name, LOGP, alone, streams=STREAMS, **options)
         return
-    least = 3 if "triples" in needs else 2
+    least = objectives.least_responses(needs - {"rows"})
     group = [*"aaa", "lone", "b", "c"] if least == 2 else ["a", "a", "a", "b", "b", "lone"]
     said = refusal(name, options, group=group)
     assert f"objective {name} needs groups of at least {least} responses" in said
-    assert ("3 of 4 groups have fewer" if least == 2 else "2 of 3 groups have fewer") in said
+    assert ("1 of 4 groups have it, 3 don't" if least == 2 else "1 of 3 groups have it, 2 don't") in said
     assert "lone" in said
     assert 'singletons = "drop"' in said
     said = refusal(name, {**options, "singletons": "drop"}, group=list("abcdef"))
-    assert f"none of the 6 groups has {least} responses" in said
+    assert f"at least {least} responses: 0 of 6 groups have it" in said
 
 
 def test_an_episode_in_two_rows_is_one_response() -> None:
     """Two rows, one response: too few for a group of two."""
     said = refusal("rloo", {}, group=[*"aabbbb"], response=[0, 0, 1, 2, 3, 4], reward=[1.0, 1.0, 0, 1, 2, 3])
-    assert "1 of 2 groups have fewer" in said
-    assert "(for one: a)" in said
+    assert "1 of 2 groups have it, 1 don't (for one: a)" in said
 
 
 def test_the_kl_stream() -> None:
@@ -184,7 +183,7 @@ def test_k3_that_overflows_names_the_row() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"weight": [1, 1, 2, 1, 1, 1]}, ("weight", "sample 3", "one weight for the whole group")),
+        ({"weight": [1, 1, 2, 1, 1, 1]}, ("weight", "sample 3", "expected one weight")),
         ({"response": [0, 0, 1, 2, 3, 4]}, ("reward", "sample 2", "different values")),
         ({"response": [0, 1, 2, 2, 3, 4], "reward": [0.0] * 6}, ("group", "sample 4", "different values")),
         ({"weight": [0.0] * 6}, ("weight", "0")),
@@ -240,7 +239,7 @@ def test_an_unknown_objective(act: Any) -> None:
         ("grpo", {"clip": 0.2}, ("clip", "two numbers", "0.2")),
         ("grpo", {"clip": [0.2]}, ("clip", "two numbers")),
         ("grpo", {"clip": [0.2, -0.1]}, ("clip", "0 or more", "-0.1")),
-        ("grpo", {"std": "yes"}, ("std", "True, False", "'yes'")),
+        ("grpo", {"std": "yes"}, ("std", "False, True", "'yes'")),
     ],
     ids=str,
 )

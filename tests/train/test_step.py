@@ -9,49 +9,25 @@ import pytest
 import torch
 
 from agro import config, objectives
+from agro.objectives.needs import OLD_LOGP, PAIRS, STORED_VALUE
 from agro.policy import Policy
+from agro.proof.claims import CLAIMS
 from agro.store import Pair
 from agro.train.micro import MicroBatch
 from agro.train.step import backward, by_length, collate, streams_of, whole
 from agro.types import Batch, Sample
 
 SIZES = (5, 1, 3, 2)  # ragged groups; 1 only where an objective takes it
-OPTIONS = {
-    "agro": [
-        {"beta": 0.3},
-        {"beta": 0.3, "scale": "loss"},
-        {"beta": 0.0},
-        {"beta": 0.3, "average": "token"},
-        {"beta": 0.3, "regulariser": "triangular"},
-        {"beta": 0.3, "regulariser": "local"},
-    ],
-    "agro_onpolicy": [
-        {"beta": 0.3},
-        {"beta": 0.3, "baseline": True},
-        {"beta": 0.3, "likelihood_ratio": "adaptive"},
-        {"beta": 0.3, "squared": "triangular"},
-        {"beta": 0.3, "squared": "local"},
-    ],
-    "squared_consistency": [
-        {"beta": 0.3},
-        {"beta": 0.3, "anchor": "behavior", "baseline": "soft", "scale": "square"},
-        {"beta": 0.3, "baseline": "stored", "scale": "square"},
-    ],
-    "dro": [{"beta": 0.3}, {"beta": 0.3, "scale": "loss"}, {"beta": 0.0}],
-    "prefix_consistency": [{"beta": 0.3}, {"beta": 0.3, "scale": "loss"}],
-    "rloo": [{}, {"beta": 0.3}],
-    "reinforce": [{}, {"baseline": "mean"}, {"baseline": 0.5}],
-    "kl_pg": [{"beta": 0.3}],
-    "grpo": [{}, {"beta": 0.3, "std": False}, {"ratio": "old", "clip": (0.01, 0.01)}],
-    "pair_consistency": [{"beta": 0.3}, {"beta": 0.3, "gap": "reward"}],
-    "dpo": [{"beta": 0.3}, {"beta": 0.3, "label_smoothing": 0.1, "votes": "mean"}],
-    "sft": [{}],
-}
-CASES = [(name, options) for name, list_ in OPTIONS.items() for options in list_]
-
-
-def test_every_objective_is_tried() -> None:
-    assert set(OPTIONS) == set(objectives.names())
+# Every entry with the options of each of its claims.
+CASES = [
+    (name, ({"beta": 0.3} if "beta" in objectives.describe(name)["options"] else {}) | dict(claims.options))
+    for name in objectives.names()
+    for claims in CLAIMS[name]
+]
+# And where β is 0, ratios are against the trainer's own log-probs, or judgements have votes.
+CASES += [("agro", {"beta": 0.0}), ("dro", {"beta": 0.0}), ("agro_onpolicy", {"beta": 0.3, "baseline": True})]
+CASES += [(name, {"ratio": "old"}) for name in ("grpo", "gspo")]
+CASES += [("dpo", {"beta": 0.3, "label_smoothing": 0.1, "votes": "mean"})]
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +64,11 @@ def batch_for(name: str, options: dict, policy: Policy, reference: Policy) -> Ba
     needs = objectives.get(name).needs(objectives.get(name).resolve(name, options))
     found = samples(policy, objectives.least_responses(needs))
     found = [s.replace(id=i) for i, s in enumerate(found)]
-    both = (
-        [(a.id, b.id) for a, b in pairwise(found) if a.prompt_id == b.prompt_id] if "pairs" in needs else []
-    )
+    both = [(a.id, b.id) for a, b in pairwise(found) if a.prompt_id == b.prompt_id] if PAIRS in needs else []
     batch = collate(found, 0, [Pair(a, b, 3.0, 1.0) for a, b in both if a is not None and b is not None])
-    if "stored_value" in needs:
+    if STORED_VALUE in needs:
         batch = batch.replace(extra={"stored_value": 0.1 * batch.group.double()})
-    if "old_logp" in needs:
+    if OLD_LOGP in needs:
         batch = batch.replace(old_logp=streams_of(policy, batch, ["logp"], MicroBatch(4))["logp"] - 0.1)
     return batch
 

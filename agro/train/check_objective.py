@@ -1,0 +1,77 @@
+"""Settings of a phase against the needs of its objective."""
+
+from __future__ import annotations
+
+from agro.config import RunConfig
+from agro.errors import Refused
+from agro.objectives import Need, get, least_responses
+from agro.objectives.needs import FRESH, PAIRS, REF_LOGP, ordered
+from agro.train.schedule import is_tuned, lr_at, options_at
+
+
+def check_phase(config: RunConfig, where: str) -> None:
+    """Raise `Refused` where the settings of a phase contradict what its objective needs."""
+    name, data = config.objective.name, config.data
+    options = get(name).resolve(name, options_at(config.objective.options, 0))
+    needs = get(name).needs(options)
+    if is_tuned(config.objective.options.get("beta")) and (data.replay == 1 or REF_LOGP not in needs):
+        raise Refused(
+            f"{where}objective.beta with target_kl follows kl_ref, which is measured on fresh samples of an "
+            f"objective that needs the reference, but data.replay = {data.replay} and the objective is "
+            f"{name}; set a number or a schedule"
+        )
+    get(name).resolve(name, options_at(config.objective.options, config.train.steps))
+    lr_at(config.train, 0, config.train.steps)
+    if data.replay < 1 and not data.prompts:
+        raise Refused(
+            f"{where}data.replay = {data.replay} samples from prompts, but data.prompts isn't set; set it, "
+            "or data.replay = 1"
+        )
+    _check_origin(config, needs, where)
+    least = least_responses(needs)
+    if data.replay < 1 and config.sampler.n < least:
+        raise Refused(
+            f"{where}objective {name} needs groups of at least {least} responses, but sampler.n is "
+            f"{config.sampler.n}"
+        )
+    if data.group_size is not None and data.replay > 0 and data.group_size < least:
+        raise Refused(
+            f"{where}objective {name} needs groups of at least {least} responses, but data.group_size is "
+            f"{data.group_size}"
+        )
+    if FRESH in needs:
+        _check_on_policy(config, where)
+
+
+def _check_origin(config: RunConfig, needs: set[Need], where: str) -> None:
+    """What fresh samples, or stored ones, can't have."""
+    name, replay = config.objective.name, config.data.replay
+    if PAIRS in needs and replay < 1:
+        raise Refused(
+            f"{where}objective {name} needs pairs, which fresh samples don't have, but data.replay = "
+            f"{replay}. What to do: data.replay = 1, from a data.store with judged pairs (agro import), or "
+            "an objective on rewards, such as agro."
+        )
+    for need in ordered(needs):
+        if need.fresh_only and replay > 0:
+            raise Refused(
+                f"{where}objective {name} needs {need.what}, but data.replay = {replay} draws stored "
+                f"samples. What to do: {need.way_out}."
+            )
+
+
+def _check_on_policy(config: RunConfig, where: str) -> None:
+    """Samples have to be of the policy itself, at its present weights."""
+    name, sampler, updates = config.objective.name, config.sampler, config.train.updates
+    if updates > 1:
+        raise Refused(
+            f"{where}objective {name} needs {FRESH.what}, but train.updates = {updates}. What to do: "
+            f"{FRESH.way_out}."
+        )
+    truncated = sampler.top_k or sampler.top_p < 1 or sampler.min_p
+    if sampler.temperature != config.policy.temperature or truncated:
+        raise Refused(
+            f"{where}objective {name} needs samples of the policy itself: sampler.temperature = "
+            f"policy.temperature ({config.policy.temperature}) and no truncation; got temperature "
+            f"{sampler.temperature}, top_k {sampler.top_k}, top_p {sampler.top_p}, min_p {sampler.min_p}"
+        )
