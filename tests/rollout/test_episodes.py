@@ -60,7 +60,7 @@ class Fails(Echo):
 
 
 def play(policy, environment, options=None, prompts=PROMPTS, n=6, max_turns=8, version=3):
-    options = options or Sampling(max_new=6, seed=5)
+    options = options or Sampler(max_new=6)
     found = list(
         EpisodeSampler(HFSampler(policy, version), environment, max_turns).sample(prompts, n, options)
     )
@@ -85,7 +85,7 @@ def spans(sample):
 @pytest.mark.parametrize("batch", [64, 3])
 def test_the_record_is_what_was_sampled(tiny, name, batch):
     policy = tiny(name, **({"sliding_window": 8} if name == "Gemma3" else {}))
-    found = play(policy, Echo(), Sampling(max_new=6, seed=5, batch=batch))
+    found = play(policy, Echo(), Sampler(max_new=6, batch=batch))
     assert [s.meta["index"] for s in found] == list(range(24))
     assert max(s.meta["turns"] for s in found) >= 2
     for s in found:
@@ -108,10 +108,10 @@ def test_the_record_is_what_was_sampled(tiny, name, batch):
 def test_an_episode_is_the_same_in_any_company(tiny, monkeypatch):
     monkeypatch.setattr(rows, "_SLACK", 1)  # columns are added and used up again and again
     policy = tiny()
-    alone = play(policy, Echo(4), Sampling(max_new=9, seed=5, batch=1))
+    alone = play(policy, Echo(4), Sampler(max_new=9, batch=1))
     assert max(s.meta["turns"] for s in alone) > 2
     for batch in (64, 7):
-        for a, b in zip(alone, play(policy, Echo(4), Sampling(max_new=9, seed=5, batch=batch)), strict=True):
+        for a, b in zip(alone, play(policy, Echo(4), Sampler(max_new=9, batch=batch)), strict=True):
             assert a.tokens.tolist() == b.tokens.tolist()
             np.testing.assert_allclose(a.behavior_logp, b.behavior_logp, rtol=0, atol=1e-4)
 
@@ -123,10 +123,10 @@ def test_noise_goes_on_over_the_turns(tiny):
         for parameter in policy.model.parameters():
             parameter.zero_()
     policy.eos_ids = ()
-    whole = list(HFSampler(policy).sample(PROMPTS, 6, Sampling(max_new=24, seed=5)))
+    whole = list(HFSampler(policy).sample(PROMPTS, 6, Sampler(max_new=24)))
     whole = {s.meta["index"]: s.tokens[s.action].tolist() for s in whole}
     several = 0
-    for s in play(policy, Echo(3), Sampling(max_new=24, seed=5)):
+    for s in play(policy, Echo(3), Sampler(max_new=24)):
         taken = s.tokens[s.action].tolist()
         several += s.meta["turns"] > 1
         assert taken[:24] == whole[s.meta["index"]][: len(taken)]
@@ -136,7 +136,7 @@ def test_noise_goes_on_over_the_turns(tiny):
 def test_one_turn_is_the_response_of_the_plain_sampler(tiny):
     policy = tiny()
     plain = sorted(
-        HFSampler(policy, 3).sample(PROMPTS, 6, Sampling(max_new=6, seed=5, stop=("d",))),
+        HFSampler(policy, 3).sample(PROMPTS, 6, Sampler(max_new=6, stop=("d",))),
         key=lambda s: s.meta["index"],
     )
     for a, b in zip(plain, play(policy, Echo(0)), strict=True):
@@ -179,7 +179,7 @@ def test_an_episode_that_runs_out_ends_with_length(tiny):
 )
 def test_what_fails_leaves_the_reward_unknown_and_the_tokens(tiny, where, error):
     policy = tiny()
-    found = play(policy, Fails(where), Sampling(max_new=40, seed=5))
+    found = play(policy, Fails(where), Sampler(max_new=40))
     failed = [s for s in found if "reward_error" in s.meta]
     assert failed
     for s in failed:
@@ -241,7 +241,7 @@ def test_the_last_turn_is_scored(tiny):
 
 def test_a_stop_text_of_the_configuration_is_cut_from_the_last_turn(tiny):
     policy = tiny()
-    for s in play(policy, Echo(0), Sampling(max_new=30, stop=("g",))):
+    for s in play(policy, Echo(0), Sampler(max_new=30, stop=("g",))):
         assert "g" not in s.meta["last_turn"]
         assert ("g" in s.response) == (s.response != s.meta["last_turn"])
 
@@ -341,7 +341,7 @@ def test_a_template_that_rewrites_history_makes_several_rows(chat, tmp_path):
         EpisodeReward(exact({})),
         [p.__class__(p.text, columns={"answer": "c"}) for p in prompts],
         6,
-        Sampling(max_new=6),
+        Sampler(max_new=6),
     )
     assert held.rewards.shape == (2, 6)
     assert len(held.samples) > 12
