@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,15 +10,20 @@ import pytest
 import torch
 
 from agro.config import Environment as EnvironmentConfig
-from agro.envs import EpisodeReward, EpisodeSampler, Turn, demonstrate, load_environment
+from agro.config import Sampler
+from agro.engines import rows
+from agro.engines.hf import HF
+from agro.envs import Turn, load_environment
 from agro.errors import Refused
 from agro.evaluate import heldout
 from agro.policy import Unusable
 from agro.rewards import check_failures, exact
-from agro.samplers import HFSampler, Sampling, rows
+from agro.rollout import Rollout
+from agro.rollout.demonstrate import demonstrate
+from agro.rollout.reward import EpisodeReward
 from agro.store import Store
 from agro.store.exchange import from_record, to_record
-from agro.train.step import collate
+from agro.train.collate import collate
 from agro.types import Prompt
 
 PROMPTS = [Prompt("ab"), Prompt(""), Prompt("abc def gh a"), Prompt("h", columns={"answer": "e"})]
@@ -61,10 +67,8 @@ class Fails(Echo):
 
 def play(policy, environment, options=None, prompts=PROMPTS, n=6, max_turns=8, version=3):
     options = options or Sampler(max_new=6)
-    found = list(
-        EpisodeSampler(HFSampler(policy, version), environment, max_turns).sample(prompts, n, options)
-    )
-    return sorted(found, key=lambda s: s.meta["index"])
+    rollout = Rollout(policy.encoder, HF(policy, version), environment, max_turns)
+    return sorted(rollout.sample(prompts, n, options, seed=5), key=lambda s: s.meta["index"])
 
 
 def trainer_logp(policy, s):
@@ -123,7 +127,9 @@ def test_noise_goes_on_over_the_turns(tiny):
         for parameter in policy.model.parameters():
             parameter.zero_()
     policy.eos_ids = ()
-    whole = list(HFSampler(policy).sample(PROMPTS, 6, Sampler(max_new=24)))
+    policy.encoder = dataclasses.replace(policy.encoder, eos_ids=())
+    plain = Rollout(policy.encoder, HF(policy))
+    whole = list(plain.sample(PROMPTS, 6, Sampler(max_new=24), seed=5))
     whole = {s.meta["index"]: s.tokens[s.action].tolist() for s in whole}
     several = 0
     for s in play(policy, Echo(3), Sampler(max_new=24)):
@@ -136,7 +142,9 @@ def test_noise_goes_on_over_the_turns(tiny):
 def test_one_turn_is_the_response_of_the_plain_sampler(tiny):
     policy = tiny()
     plain = sorted(
-        HFSampler(policy, 3).sample(PROMPTS, 6, Sampler(max_new=6, stop=("d",))),
+        Rollout(policy.encoder, HF(policy, 3)).sample(
+            PROMPTS, 6, Sampler(max_new=6, stop=("d",)), seed=5
+        ),
         key=lambda s: s.meta["index"],
     )
     for a, b in zip(plain, play(policy, Echo(0)), strict=True):
@@ -167,7 +175,7 @@ def test_an_episode_that_runs_out_ends_with_length(tiny):
 @pytest.mark.parametrize(
     ("where", "error"),
     [
-        ("reset", r"environment echo: KeyError: 'no such game' \(test_sampler.py:\d+\)"),
+        ("reset", r"environment echo: KeyError: 'no such game' \(test_episodes.py:\d+\)"),
         ("step", "ZeroDivisionError: broken"),
         ("text", "step returned 'text', expected agro.envs.Turn"),
         (Turn(), "neither done nor gave an observation"),
@@ -217,7 +225,7 @@ def test_a_reward_at_some_turns_only_is_unknown(tiny):
 
 def test_the_last_turn_is_scored(tiny):
     policy = tiny()
-    (s,) = demonstrate(Echo(1), policy, Prompt("h", columns={"answer": "e"}), ["ad", "e"])
+    (s,) = demonstrate(Echo(1), policy.encoder, Prompt("h", columns={"answer": "e"}), ["ad", "e"])
     seen = []
 
     class Watching:
@@ -248,7 +256,7 @@ def test_a_stop_text_of_the_configuration_is_cut_from_the_last_turn(tiny):
 
 def test_a_demonstration_is_encoded_as_the_policy_would_have_played_it(tiny):
     policy = tiny()
-    (s,) = demonstrate(Echo(1), policy, Prompt("h"), ["ad", "be"], source="me")
+    (s,) = demonstrate(Echo(1), policy.encoder, Prompt("h"), ["ad", "be"], source="me")
     letters = {c: i + 4 for i, c in enumerate("abcdefgh ")}
     assert s.tokens.tolist() == [1, *(letters[c] for c in "hadgdgbe"), 2]  # <bos> … <eos>
     assert s.action.tolist() == [c == "a" for c in "ooaaoooaaa"]
@@ -274,11 +282,11 @@ def test_a_demonstration_is_encoded_as_the_policy_would_have_played_it(tiny):
 )
 def test_a_demonstration_that_does_not_fit_is_refused(tiny, turns, message):
     with pytest.raises(Refused, match=message):
-        demonstrate(Echo(1), tiny(), Prompt("h"), turns)
+        demonstrate(Echo(1), tiny().encoder, Prompt("h"), turns)
 
 
 def test_turns_of_another_tokenizer_are_left_out(tiny):
-    (s,) = demonstrate(Echo(1), tiny(), Prompt("h"), ["ad", "be"])
+    (s,) = demonstrate(Echo(1), tiny().encoder, Prompt("h"), ["ad", "be"])
     with pytest.raises(Unusable, match="tokens that the policy didn't choose") as error:
         tiny().encode(s.replace(tokenizer="another"))
     assert error.value.reason == "turns of another tokenizer"
@@ -299,7 +307,7 @@ def chat(tiny, monkeypatch):
 
 def test_messages_go_on_in_the_chat_template(chat):
     policy, asked = chat(TEMPLATE), [{"role": "user", "content": "hh"}]
-    (s,) = demonstrate(Echo(2), policy, Prompt(asked), ["ad", "be", "c"])
+    (s,) = demonstrate(Echo(2), policy.encoder, Prompt(asked), ["ad", "be", "c"])
     said = [
         {"role": "assistant", "content": "ad"},
         {"role": "user", "content": "gdg"},
@@ -319,7 +327,7 @@ def test_messages_go_on_in_the_chat_template(chat):
 
 def test_a_template_that_rewrites_history_makes_several_rows(chat, tmp_path):
     policy, asked = chat(FORGETS), [{"role": "user", "content": "hh"}]
-    found = demonstrate(Echo(2), policy, Prompt(asked, columns={"answer": "c"}), ["ad", "be", "c"])
+    found = demonstrate(Echo(2), policy.encoder, Prompt(asked, columns={"answer": "c"}), ["ad", "be", "c"])
     shown = [policy.tokenizer.decode(s.tokens) for s in found]
     assert shown == [
         "<bos>bhh<eos><bos>aad",
@@ -334,15 +342,10 @@ def test_a_template_that_rewrites_history_makes_several_rows(chat, tmp_path):
     batch = collate([s.replace(reward=1.0) for s in found], 0)
     assert batch.response.tolist() == [0, 0, 0]
 
-    sampler = EpisodeSampler(HFSampler(policy), Echo(), 8)
+    rollout = Rollout(policy.encoder, HF(policy), Echo(), 8)
     prompts = [Prompt(asked), Prompt([{"role": "user", "content": "b"}])]
-    held = heldout(
-        sampler,
-        EpisodeReward(exact({})),
-        [p.__class__(p.text, columns={"answer": "c"}) for p in prompts],
-        6,
-        Sampler(max_new=6),
-    )
+    asked = [p.__class__(p.text, columns={"answer": "c"}) for p in prompts]
+    held = heldout(rollout, EpisodeReward(exact({})), asked, Sampler(n=6, max_new=6), seed=0)
     assert held.rewards.shape == (2, 6)
     assert len(held.samples) > 12
     with Store.open(tmp_path / "s.db") as store:
@@ -353,14 +356,14 @@ def test_a_template_that_rewrites_history_makes_several_rows(chat, tmp_path):
 def test_a_role_that_the_template_does_not_show_is_refused(chat):
     policy = chat(TEMPLATE.replace("{{ m.content }}", "{{ m.content if m.role != 'tool' else '' }}"))
     with pytest.raises(Refused, match="doesn't show messages of role 'tool'"):
-        demonstrate(Echo(1, role="tool"), policy, Prompt([{"role": "user", "content": "h"}]), ["ad", "b"])
+        demonstrate(Echo(1, role="tool"), policy.encoder, Prompt([{"role": "user", "content": "h"}]), ["ad", "b"])
 
 
 def test_the_calculator_in_an_episode(tiny):
     environment = load_environment(
         EnvironmentConfig(name="calculator", options={"call": ["a", "b"], "result": "c{}c", "error": "h"})
     )
-    (s,) = demonstrate(environment, tiny(), Prompt("h"), ["aeb", "f"])  # "e" is no expression
+    (s,) = demonstrate(environment, tiny().encoder, Prompt("h"), ["aeb", "f"])  # "e" is no expression
     assert (s.response, s.meta["tool_calls"], s.meta["turn_info"][0]["error"]) == (
         "aebchcf",
         1,
