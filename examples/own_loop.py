@@ -18,7 +18,7 @@ from agro.reference import frozen
 from agro.rewards import load_reward
 from agro.rollout import Rollout, collect
 from agro.rollout.load import embedded
-from agro.store import DrawRule, Store
+from agro.store import At, DrawRule, Store
 from agro.train.collate import collate
 from agro.train.micro import MicroBatch
 from agro.train.step import Passes, backward, streams_of
@@ -44,7 +44,7 @@ def train(model: str, prompts: str, reward: str, out: Path, steps: int = 20, lr:
 
             # What was drawn least comes first: the fresh groups, then older ones, on equal terms.
             rule = DrawRule(groups=12, min_group=2, fewer=True)
-            drawn = store.draw(rule, run="own", step=step, seed=0, version=step)
+            drawn = store.draw(rule, At(run="own", step=step, seed=0, version=step))
             batch = collate([policy.encode(s) for s in drawn.samples], version=step)
             batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], passes)["logp"])
             done = backward(policy, batch, "agro", options, passes)

@@ -13,8 +13,8 @@ from pages import PAGES, ROOT, blocks, quoted
 from agro import config_docs, objectives
 from agro.cli import app
 from agro.config import RunConfig
+from agro.metrics import METRICS
 from agro.store.mapping import MAPPABLE
-from agro.train.measure import KEYS
 
 CONFIGURATION = ROOT / "docs/configuration.md"
 ROOMS = (
@@ -28,10 +28,13 @@ ROOMS = (
     "agro.evaluate",
     "agro.policy",
     "agro.envs",
+    "agro.engines",
+    "agro.rollout",
     "agro.train.loop",
-    "agro.train.callbacks",
-    "agro.train.guard",
-    "agro.runs.plan",
+    "agro.train.trainer",
+    "agro.train.monitors",
+    "agro.train.monitors.guard",
+    "agro.train.plan",
 )
 COMMANDS = {name: command.params for name, command in typer.main.get_command(app).commands.items()}  # type: ignore[attr-defined]
 FOREIGN = {
@@ -66,7 +69,7 @@ SECTIONS = "|".join(RunConfig.model_fields)
 def words() -> set[str]:
     """What a word with an underscore may be."""
     found = (
-        set(KEYS)
+        set(METRICS)
         | set(MAPPABLE)
         | {key.rsplit(".", 1)[-1] for key in KNOWN}
         | set(objectives.names())
@@ -187,5 +190,5 @@ def test_a_mistake_is_found(text: str, why: str) -> None:
 def test_every_metric_is_explained() -> None:
     page = (ROOT / "docs/guide/reading-the-report.md").read_text(encoding="utf-8").split("## Every metric")[1]
     table = "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
-    assert [key for key in KEYS if f"`{key}`" not in table] == []
-    assert set(re.findall(r"`(\w+)`", table)) <= set(KEYS)
+    assert [key for key in METRICS if f"`{key}`" not in table] == []
+    assert set(re.findall(r"`(\w+)`", table)) <= set(METRICS)
