@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import transformers
 
-from agro.config import Chat, NewModel
-from agro.envs.transcript import Transcript
+from agro.config import Chat, NewModel, Sampler
+from agro.engines.hf import HF
 from agro.errors import Refused
 from agro.newmodel import new_model
 from agro.policy import Policy, Unusable
-from agro.samplers import HFSampler, Sampling
-from agro.types import Prompt, Sample
+from agro.rollout import Rollout
+from agro.rollout.transcript import Transcript
+from agro.types import UNKNOWN_VERSION, Prompt, Sample
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -136,7 +137,7 @@ def test_a_text_becomes_a_user_message_where_it_is_asked_for(make):
     ]
     own = [{"role": "system", "content": "ramble"}, USER]
     assert "be short" not in layout(policy, Sample(own, "yo"))[0][0]
-    (sampled,) = HFSampler(policy).sample([Prompt("hi")], 1, Sampling(max_new=3))
+    (sampled,) = Rollout(policy.encoder, HF(policy)).sample([Prompt("hi")], 1, Sampler(max_new=3))
     assert sampled.prompt == "hi"
     assert sampled.tokens[: -int(sampled.action.sum())].tolist() == policy.encode_prompt([USER])
     assert policy.encode(sampled) is sampled
@@ -331,8 +332,8 @@ def test_turns_that_are_no_turns_are_refused(make):
 
 def test_an_episode_that_begins_with_a_wrapped_text_is_a_conversation(make):
     policy = make(wrap=True, system="s")
-    episode = Transcript(policy, Prompt("hi"), policy.encode_prompt("hi"))
-    episode.act([*policy.encode_text("yo"), policy.chat.end_id])
+    episode = Transcript(policy.encoder, Prompt("hi"), policy.encode_prompt("hi"))
+    episode.act([*policy.encode_text("yo"), policy.chat.end_id], None, UNKNOWN_VERSION)
     assert episode.observe("more", "user")
     (row,) = episode.rows
     assert policy.tokenizer.decode(row.tokens).count("<|im_start|>system\ns<|im_end|>") == 1

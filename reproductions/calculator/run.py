@@ -26,9 +26,10 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from agro.config import RunConfig  # noqa: E402
-from agro.envs import demonstrate, load_environment  # noqa: E402
+from agro.envs import load_environment  # noqa: E402
 from agro.errors import Refused  # noqa: E402
 from agro.policy import Policy  # noqa: E402
+from agro.rollout.demonstrate import demonstrate  # noqa: E402
 from agro.store import Store  # noqa: E402
 from agro.types import Prompt, Sample  # noqa: E402
 from reproductions import harness  # noqa: E402
@@ -69,7 +70,8 @@ def lessons(config: RunConfig, prompts: Sequence[str], rng: random.Random) -> li
             turns = [f"[{call}]", slip(answer(f"{call}="), SLIP, rng)]
         else:
             turns = [slip(answer(prompt), 0.5, rng)]
-        found += demonstrate(environment, policy, Prompt(prompt, columns={"answer": answer(prompt)}), turns)
+        asked = Prompt(prompt, columns={"answer": answer(prompt)})
+        found += demonstrate(environment, policy.encoder, asked, turns)
     return found
 
 

@@ -24,11 +24,12 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from agro.config import Policy as PolicyConfig  # noqa: E402
-from agro.config import RunConfig  # noqa: E402
+from agro.config import RunConfig, Sampler  # noqa: E402
 from agro.errors import Refused  # noqa: E402
 from agro.policy import Policy  # noqa: E402
 from agro.prompts import load_prompts  # noqa: E402
-from agro.samplers import Rollout, Sampling, embedded  # noqa: E402
+from agro.rollout import Rollout  # noqa: E402
+from agro.rollout.load import embedded  # noqa: E402
 from agro.store import Store  # noqa: E402
 from agro.types import Sample  # noqa: E402
 from reproductions import harness  # noqa: E402
@@ -103,7 +104,7 @@ def tell(models: dict[str, Path], max_new: int) -> str:
     for name, model in models.items():
         policy = Policy.load(PolicyConfig(model=str(model)))
         rollout = Rollout(policy.encoder, embedded(policy))
-        found = rollout.sample(prompts, 1, Sampling(max_new=max_new), seed=1)
+        found = rollout.sample(prompts, 1, Sampler(max_new=max_new), seed=1)
         told[name] = sorted(found, key=lambda s: int(s.meta["index"]))
     lines = []
     for i, prompt in enumerate(prompts):

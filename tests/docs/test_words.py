@@ -28,10 +28,13 @@ ROOMS = (
     "agro.evaluate",
     "agro.policy",
     "agro.envs",
+    "agro.engines",
+    "agro.rollout",
     "agro.train.loop",
-    "agro.train.callbacks",
-    "agro.train.guard",
-    "agro.runs.plan",
+    "agro.train.trainer",
+    "agro.train.monitors",
+    "agro.train.monitors.guard",
+    "agro.train.plan",
 )
 COMMANDS = {name: command.params for name, command in typer.main.get_command(app).commands.items()}  # type: ignore[attr-defined]
 FOREIGN = {

@@ -13,15 +13,15 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from agro.config import RunConfig, Sampler
+from agro.engines.draw import draw, truncate
 from agro.errors import Refused
-from agro.samplers.draw import draw, truncate
-from agro.samplers.options import Sampling
 
 PROBS = [0.05, 0.4, 0.1, 0.25, 0.2]
 
 
 def kept(**options) -> list[int]:
-    z = truncate(torch.tensor([PROBS]).log(), Sampling(**options))
+    z = truncate(torch.tensor([PROBS]).log(), Sampler(**options))
     return torch.nonzero(z[0].isfinite())[:, 0].tolist()
 
 
@@ -48,14 +48,14 @@ def test_what_truncation_keeps(options, tokens):
 
 
 def test_ties_with_the_kth_token_are_kept():
-    z = truncate(torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]]), Sampling(top_k=2))
+    z = truncate(torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]]), Sampler(top_k=2))
     assert z.isfinite().tolist() == [[False, True, True, True, False]]
 
 
 def test_truncation_is_that_of_transformers():
     g = torch.Generator().manual_seed(0)
     logits = torch.randn((200, 50), generator=g) * 3
-    options = Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.05)
+    options = Sampler(temperature=0.7, top_k=20, top_p=0.9, min_p=0.05)
     expected = logits.clone()
     for warp in (
         TemperatureLogitsWarper(0.7),
@@ -72,7 +72,7 @@ def test_truncation_is_that_of_transformers():
 def test_tokens_come_as_often_as_their_probabilities_say():
     n = 20_000
     uniform = (torch.arange(n, dtype=torch.float64) + 0.5) / n
-    tokens, logp = draw(torch.tensor([PROBS]).log().expand(n, -1).clone(), uniform, Sampling())
+    tokens, logp = draw(torch.tensor([PROBS]).log().expand(n, -1).clone(), uniform, Sampler())
     shares = torch.bincount(tokens, minlength=5) / n
     torch.testing.assert_close(shares, torch.tensor(PROBS), rtol=0, atol=1e-4)
     torch.testing.assert_close(logp, torch.tensor(PROBS).log()[tokens], rtol=1e-6, atol=1e-6)
@@ -82,7 +82,7 @@ def test_tokens_come_as_often_as_their_probabilities_say():
 def test_log_probs_are_of_the_truncated_distribution():
     uniform = torch.linspace(0, 0.999, 50, dtype=torch.float64)
     z = torch.tensor([PROBS]).log() * 2  # halving the temperature undoes it
-    tokens, logp = draw(z.expand(50, -1).clone() / 4, uniform, Sampling(temperature=0.5, top_k=2))
+    tokens, logp = draw(z.expand(50, -1).clone() / 4, uniform, Sampler(temperature=0.5, top_k=2))
     assert set(tokens.tolist()) == {1, 3}
     expected = {1: math.log(0.4 / 0.65), 3: math.log(0.25 / 0.65)}
     assert logp.tolist() == pytest.approx([expected[t] for t in tokens.tolist()], abs=1e-6)
@@ -91,31 +91,32 @@ def test_log_probs_are_of_the_truncated_distribution():
 def test_a_token_without_probability_is_never_drawn():
     z = torch.tensor([[-math.inf, 0.0, -math.inf, 0.0, -math.inf]]).expand(3, -1).clone()
     uniform = torch.tensor([0.0, 0.5, (2**51 - 1) / 2**51], dtype=torch.float64)
-    tokens, _ = draw(z, uniform, Sampling())
+    tokens, _ = draw(z, uniform, Sampler())
     assert tokens.tolist() == [1, 3, 3]
 
 
 def test_greedy_takes_the_likeliest_token_with_certainty():
     uniform = torch.tensor([0.999], dtype=torch.float64)
-    tokens, logp = draw(torch.tensor([PROBS]), uniform, Sampling(temperature=0, top_p=0.5))
+    tokens, logp = draw(torch.tensor([PROBS]), uniform, Sampler(temperature=0, top_p=0.5))
     assert (tokens.item(), logp.item()) == (1, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "field"),
     [
-        ({"temperature": -0.1}, "temperature: expected a finite number, 0 or more, got -0.1"),
+        ({"temperature": -0.1}, "temperature"),
         ({"temperature": math.nan}, "temperature"),
         ({"temperature": math.inf}, "temperature"),
-        ({"top_k": -1}, "top_k: expected 0 or more"),
-        ({"top_p": 1.1}, "top_p: expected a share from 0 to 1"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_p": 1.1}, "top_p"),
         ({"min_p": -0.1}, "min_p"),
-        ({"max_new": 0}, "max_new: expected 1 or more"),
+        ({"max_new": 0}, "max_new"),
         ({"batch": 0}, "batch"),
-        ({"stop": "end"}, "stop: expected a tuple of texts"),
-        ({"stop": ("",)}, "stop"),
+        ({"stop": "end"}, "stop"),
     ],
 )
-def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(Refused, match=message):
-        Sampling(**options)
+def test_options_out_of_range_are_refused(options, field):
+    with pytest.raises(ValueError, match=field):
+        Sampler(**options)
+    with pytest.raises(Refused, match=rf"sampler\.{field}"):
+        RunConfig.of({"sampler": options})

@@ -1,7 +1,8 @@
-"""The embedded sampler against the trainer's log-probs, transformers' greedy decoding and itself in other company."""
+"""The embedded engine against the trainer's log-probs, transformers' greedy decoding and itself in other company."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 
@@ -11,16 +12,28 @@ import torch
 import transformers
 from transformers.cache_utils import DynamicCache
 
-from agro.config import NewModel
+from agro.config import NewModel, Sampler
 from agro.config import Policy as PolicyConfig
+from agro.engines import Decoded, Engine, Request, rows
+from agro.engines.hf import HF
 from agro.errors import Refused
 from agro.policy import Policy
-from agro.samplers import HFSampler, Sampling, rows
+from agro.rollout import Rollout
 from agro.types import Prompt
 
 ARCHITECTURES = ["Llama", "Qwen2", "Qwen3", "GPT2"]
 WINDOWED = ["Mistral", "Gemma2", "Gemma3"]
 PROMPTS = [Prompt("ab"), Prompt(""), Prompt("abc def gh a" * 2), Prompt("h", columns={"answer": "e"})]
+
+
+def rollout(policy: Policy, version: int = -1) -> Rollout:
+    return Rollout(policy.encoder, HF(policy, version))
+
+
+def end_with(policy: Policy, *ids: int) -> None:
+    """Let these tokens end a response."""
+    policy.eos_ids = ids
+    policy.encoder = dataclasses.replace(policy.encoder, eos_ids=ids)
 
 
 def trainer_logp(policy: Policy, sample) -> np.ndarray:
@@ -41,7 +54,7 @@ def by_index(samples):
 @pytest.mark.parametrize("batch", [64, 5])
 def test_behaviour_log_probs_are_the_trainers(tiny, name, batch):
     policy = tiny(name, **({"sliding_window": 8} if name in WINDOWED else {}))
-    samples = list(HFSampler(policy).sample(PROMPTS, 4, Sampling(max_new=30, batch=batch)))
+    samples = list(rollout(policy).sample(PROMPTS, 4, Sampler(max_new=30, batch=batch)))
     assert len(samples) == 16
     for s in samples:
         assert np.array_equal(np.isnan(s.behavior_logp), ~s.action)
@@ -54,7 +67,7 @@ def test_behaviour_log_probs_of_a_bfloat16_policy(tiny, name):
     policy = tiny(name, torch.bfloat16)
     differences = [
         np.abs(s.behavior_logp - trainer_logp(policy, s))[s.action]
-        for s in HFSampler(policy).sample(PROMPTS, 4, Sampling(max_new=30))
+        for s in rollout(policy).sample(PROMPTS, 4, Sampler(max_new=30))
     ]
     # Keys, values and logits are rounded to 8 bits, in other orders: logits of size 4 to 8 by 2^-5 each.
     assert np.concatenate(differences).mean() < 0.03
@@ -62,8 +75,8 @@ def test_behaviour_log_probs_of_a_bfloat16_policy(tiny, name):
 
 def test_behaviour_log_probs_are_of_what_was_really_sampled_from(tiny):
     policy = tiny(temperature=0.5)
-    options = Sampling(temperature=0.5, top_k=3, max_new=20)
-    tempered = {s.meta["index"]: s for s in HFSampler(policy).sample(PROMPTS, 4, options)}
+    options = Sampler(temperature=0.5, top_k=3, max_new=20)
+    tempered = {s.meta["index"]: s for s in rollout(policy).sample(PROMPTS, 4, options)}
     for s in tempered.values():
         for t in np.flatnonzero(s.action):
             logits = (
@@ -80,15 +93,15 @@ def test_behaviour_log_probs_are_of_what_was_really_sampled_from(tiny):
 def test_a_response_is_the_same_in_any_company(tiny, name, monkeypatch):
     monkeypatch.setattr(rows, "_SLACK", 1)  # the columns are used up again and again
     policy = tiny(name, **({"sliding_window": 8} if name == "Gemma3" else {}))
-    alone = by_index(list(HFSampler(policy).sample(PROMPTS, 4, Sampling(max_new=30, seed=3, batch=1))))
+    alone = by_index(list(rollout(policy).sample(PROMPTS, 4, Sampler(max_new=30, batch=1), seed=3)))
     for batch in (64, 7, 2):
         others = by_index(
-            list(HFSampler(policy).sample(PROMPTS, 4, Sampling(max_new=30, seed=3, batch=batch)))
+            list(rollout(policy).sample(PROMPTS, 4, Sampler(max_new=30, batch=batch), seed=3))
         )
         for i, s in alone.items():
             assert s.tokens.tolist() == others[i].tokens.tolist()
             np.testing.assert_allclose(s.behavior_logp, others[i].behavior_logp, rtol=0, atol=1e-4)
-    other_seed = by_index(list(HFSampler(policy).sample(PROMPTS, 4, Sampling(max_new=30, seed=4))))
+    other_seed = by_index(list(rollout(policy).sample(PROMPTS, 4, Sampler(max_new=30), seed=4)))
     assert any(s.response != other_seed[i].response for i, s in alone.items())
     assert len({s.response for s in alone.values()}) > 12  # responses to one prompt differ
 
@@ -96,7 +109,7 @@ def test_a_response_is_the_same_in_any_company(tiny, name, monkeypatch):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_greedy_is_the_greedy_of_transformers(tiny, name):
     policy = tiny(name)
-    for s in HFSampler(policy).sample(PROMPTS, 1, Sampling(temperature=0, max_new=20)):
+    for s in rollout(policy).sample(PROMPTS, 1, Sampler(temperature=0, max_new=20)):
         ids = policy.encode_prompt(s.prompt)
         expected = policy.model.generate(
             torch.tensor([ids]), do_sample=False, max_new_tokens=20, eos_token_id=2, pad_token_id=0
@@ -109,7 +122,7 @@ def test_the_golden_story(shared_model):
     folder = shared_model("stories260K")
     golden = json.loads((folder.parent / "stories260K_golden.json").read_text())["expected_greedy_200"]
     policy = Policy.load(PolicyConfig(model=str(folder), device="cpu"))
-    (story,) = HFSampler(policy).sample([Prompt("")], 1, Sampling(temperature=0, max_new=200))
+    (story,) = rollout(policy).sample([Prompt("")], 1, Sampler(temperature=0, max_new=200))
     assert story.response == golden
     assert story.tokens[0] == 1
     assert int(story.action.sum()) == 200
@@ -117,8 +130,8 @@ def test_the_golden_story(shared_model):
 
 def test_a_sample_says_where_it_is_from(tiny):
     policy = tiny()
-    options = Sampling(max_new=3, temperature=0.9, stop=("zz",))
-    samples = by_index(list(HFSampler(policy, version=7).sample(PROMPTS, 2, options)))
+    options = Sampler(max_new=3, temperature=0.9, stop=("zz",))
+    samples = by_index(list(rollout(policy, version=7).sample(PROMPTS, 2, options)))
     s = samples[7]
     assert (s.prompt, s.prompt_id, s.role, s.source, s.version) == ("h", PROMPTS[3].id, "policy", "policy", 7)
     assert s.meta.items() >= {"answer": "e", "index": 7}.items()
@@ -137,8 +150,8 @@ def test_a_sample_says_where_it_is_from(tiny):
 
 def test_end_tokens_end_a_response_and_stay_in_it(tiny):
     policy = tiny()
-    policy.eos_ids = (5, 6)
-    for s in HFSampler(policy).sample(PROMPTS, 8, Sampling(max_new=40)):
+    end_with(policy, 5, 6)
+    for s in rollout(policy).sample(PROMPTS, 8, Sampler(max_new=40)):
         ends = [i for i, t in enumerate(s.tokens[s.action]) if t in (5, 6)]
         assert ends in ([], [int(s.action.sum()) - 1])
         assert s.meta["finish"] == ("stop" if ends else "length")
@@ -146,10 +159,10 @@ def test_end_tokens_end_a_response_and_stay_in_it(tiny):
 
 def test_a_stop_text_ends_a_response_and_is_cut_off(tiny):
     policy = tiny()
-    policy.eos_ids = ()
-    free = by_index(list(HFSampler(policy).sample(PROMPTS, 8, Sampling(max_new=40))))
+    end_with(policy)
+    free = by_index(list(rollout(policy).sample(PROMPTS, 8, Sampler(max_new=40))))
     stops = ("g", "dg", "ha")  # "dg" begins before the "g" that ends it
-    stopped = by_index(list(HFSampler(policy).sample(PROMPTS, 8, Sampling(max_new=40, stop=stops))))
+    stopped = by_index(list(rollout(policy).sample(PROMPTS, 8, Sampler(max_new=40, stop=stops))))
     finished = Counter()
     for i, s in stopped.items():
         whole = free[i].response
@@ -173,18 +186,18 @@ def test_a_stop_text_may_lie_across_bytes(tmp_path):
         return torch.tensor([next(script)]), torch.zeros(1)
 
     with pytest.MonkeyPatch.context() as patch:
-        sampler = HFSampler(policy)
+        sampler = rollout(policy)
         patch.setattr(rows, "draw", scripted)
-        (s,) = sampler.sample([Prompt("x")], 1, Sampling(max_new=8, stop=("é",)))
+        (s,) = sampler.sample([Prompt("x")], 1, Sampler(max_new=8, stop=("é",)))
     assert s.response == "a"
     assert s.tokens[s.action].tolist() == wanted[:3]
 
 
 def test_the_context_ends_a_response(tiny):
     policy = tiny(max_position_embeddings=20)
-    policy.eos_ids = ()
+    end_with(policy)
     long, longest = Prompt("a" * 15), Prompt("b" * 18)
-    samples = list(HFSampler(policy).sample([long, longest, Prompt("")], 1, Sampling(max_new=10)))
+    samples = list(rollout(policy).sample([long, longest, Prompt("")], 1, Sampler(max_new=10)))
     assert sorted(int(s.action.sum()) for s in samples) == [1, 4, 10]
     for s in samples:
         assert s.meta["finish"] == "length"
@@ -193,39 +206,39 @@ def test_the_context_ends_a_response(tiny):
 
 def test_a_prompt_without_room_is_refused_before_anything_is_computed(tiny, monkeypatch):
     policy = tiny(max_position_embeddings=20)
-    sampler = HFSampler(policy)
+    sampler = rollout(policy)
     monkeypatch.setattr(policy.model.base_model, "forward", None)
     with pytest.raises(Refused, match=r"prompt too-long: 20 tokens leave no room .* context of 20"):
-        sampler.sample([Prompt("a"), Prompt("a" * 19, id="too-long")], 1, Sampling())
+        sampler.sample([Prompt("a"), Prompt("a" * 19, id="too-long")], 1, Sampler())
 
 
 def test_responses_come_as_they_finish(tiny):
     policy = tiny()
-    policy.eos_ids = (5,)
-    lengths = [int(s.action.sum()) for s in HFSampler(policy).sample(PROMPTS, 16, Sampling(max_new=40))]
+    end_with(policy, 5)
+    lengths = [int(s.action.sum()) for s in rollout(policy).sample(PROMPTS, 16, Sampler(max_new=40))]
     assert lengths == sorted(lengths)  # all began at once
     assert len(set(lengths)) > 5
 
 
 def test_each_prompt_is_read_once(tiny, monkeypatch):
     policy = tiny()
-    sampler, seen, forward = HFSampler(policy), [], policy.model.base_model.forward
+    sampler, seen, forward = rollout(policy), [], policy.model.base_model.forward
 
     def watching(**inputs):
         seen.append(tuple(inputs["input_ids"].shape))
         return forward(**inputs)
 
     monkeypatch.setattr(policy.model.base_model, "forward", watching)
-    policy.eos_ids = ()
-    list(sampler.sample(PROMPTS, 4, Sampling(max_new=5)))
+    end_with(policy)
+    list(sampler.sample(PROMPTS, 4, Sampler(max_new=5)))
     # The empty prompt is one token, which is read with the first step, like the last one of every prompt.
     assert seen == [(3, 24)] + [(16, 1)] * 5
 
 
 def test_finished_rows_leave_and_others_enter(tiny, monkeypatch):
     policy = tiny()
-    policy.eos_ids = (5, 6, 7)
-    sampler, sizes, forward = HFSampler(policy), [], policy.model.base_model.forward
+    end_with(policy, 5, 6, 7)
+    sampler, sizes, forward = rollout(policy), [], policy.model.base_model.forward
 
     def watching(**inputs):
         if not isinstance(inputs["past_key_values"], DynamicCache):  # not a prompt
@@ -233,7 +246,7 @@ def test_finished_rows_leave_and_others_enter(tiny, monkeypatch):
         return forward(**inputs)
 
     monkeypatch.setattr(policy.model.base_model, "forward", watching)
-    samples = list(sampler.sample(PROMPTS, 32, Sampling(max_new=60, batch=16)))
+    samples = list(sampler.sample(PROMPTS, 32, Sampler(max_new=60, batch=16)))
     assert len(by_index(samples)) == 128
     assert sum(sizes) == sum(int(s.action.sum()) for s in samples)  # no step for a row that is finished
     assert max(sizes) == 16
@@ -246,7 +259,7 @@ def test_nothing_global_changes(tiny):
     policy = tiny()
     state = torch.random.get_rng_state()
     before = [p.clone() for p in policy.model.parameters()]
-    for _ in HFSampler(policy).sample(PROMPTS[:2], 2, Sampling(max_new=4)):
+    for _ in rollout(policy).sample(PROMPTS[:2], 2, Sampler(max_new=4)):
         assert torch.is_grad_enabled()
         assert not torch.is_inference_mode_enabled()
     assert torch.equal(state, torch.random.get_rng_state())
@@ -259,22 +272,22 @@ def test_nothing_global_changes(tiny):
 
 
 def test_new_weights_in_the_middle_are_an_error(tiny):
-    sampler = HFSampler(tiny(), version=1)
-    responses = sampler.sample(PROMPTS, 2, Sampling(max_new=30))
+    sampler = rollout(tiny(), version=1)
+    responses = sampler.sample(PROMPTS, 2, Sampler(max_new=30))
     next(responses)
-    sampler.version = 2
+    sampler.engine.version = 2
     with pytest.raises(RuntimeError, match="version 2 arrived while version 1"):
         list(responses)
 
 
 def test_no_prompts_give_no_responses(tiny):
-    assert list(HFSampler(tiny()).sample([], 4, Sampling())) == []
+    assert list(rollout(tiny()).sample([], 4, Sampler())) == []
 
 
 def test_memory_that_is_not_keys_and_values_is_refused(causal, tokenizer):
     config = transformers.MambaConfig(vocab_size=13, hidden_size=16, num_hidden_layers=1, state_size=4)
     with pytest.raises(Refused, match=r"MambaForCausalLM: expected a model whose only memory is the keys"):
-        HFSampler(Policy(transformers.MambaForCausalLM(config), tokenizer))
+        HF(Policy(transformers.MambaForCausalLM(config), tokenizer))
 
 
 def test_a_model_that_decodes_otherwise_than_it_trains_is_refused(tiny, monkeypatch):
@@ -290,13 +303,13 @@ def test_a_model_that_decodes_otherwise_than_it_trains_is_refused(tiny, monkeypa
     with pytest.raises(
         Refused, match=r"LlamaForCausalLM: decoded token by token, its log-probs differ by \d"
     ):
-        HFSampler(policy)
+        HF(policy)
 
 
 def test_tokens_are_sampled_as_often_as_the_policy_says(tiny):
     """4,096 first tokens after one prompt: frequencies within 5 standard errors of the model's probabilities."""
     policy, n = tiny(), 4096
-    samples = HFSampler(policy).sample([Prompt("ab")], n, Sampling(max_new=1, batch=512))
+    samples = rollout(policy).sample([Prompt("ab")], n, Sampler(max_new=1, batch=512))
     counts = np.bincount([int(s.tokens[-1]) for s in samples], minlength=13)
     logits = policy.model(input_ids=torch.tensor([policy.encode_prompt("ab")])).logits[0, -1]
     p = torch.softmax(logits.double(), 0).detach().numpy()

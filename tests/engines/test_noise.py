@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agro.samplers.noise import uniforms
+from agro.engines.noise import uniforms
 
 MASK = 2**64 - 1
 

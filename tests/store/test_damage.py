@@ -12,8 +12,8 @@ import pytest
 from making import group, random_samples, sample
 
 from agro.errors import Refused
-from agro.store import Damage, DrawRule, Pair, Store, recover
-from agro.store.rows import COLUMNS, LEDGERS
+from agro.store import At, Damage, DrawRule, Pair, Store, recover
+from agro.store.rows import COLUMNS, LEDGERS, SCHEMA
 from agro.types import Sample
 
 
@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
         store.append([s for name in "abc" for s in group(name, [0.0, 1.0, 0.5, None])], run="r", step=1)
         store.add_pairs([Pair(1, 2, 3, -0.0), Pair(1, 3)])
         for step in (1, 2, 3):
-            store.draw(DrawRule(4), run="r", step=step, seed=0, version=0)
+            store.draw(DrawRule(4), At("r", step, seed=0, version=0))
             store.commit("r", step, f"digest {step}", files={"model": "x"})
         store.append([sample("late")], run="r", step=4)
         store.rewind("r")
@@ -120,13 +120,9 @@ def test_a_damaged_sample_that_is_drawn_is_told_with_its_group(path: Path) -> No
     rule = DrawRule(100)
     with Store.open(path) as store:
         rule = DrawRule(len(store.candidates(rule, run="s", version=0)))
-        with pytest.raises(Refused, match="sample 42"):
-            store.draw(rule, run="s", step=1, seed=0, version=0)
-        assert store._run("SELECT count(*) FROM draws WHERE run = 's'") == [(0,)]
-        told: list[tuple] = []
-        drawn = store.draw(rule, run="s", step=1, seed=0, version=0, on_damaged=told.append)
-        assert [tuple(t) for t in told] == [(42, sample("a").prompt_id, None)]
-        assert {s.id for s in drawn} == {s.id for s in store.samples(scored=True, on_damaged=lambda i: None)}
+        drawn = store.draw(rule, At("s", 1, seed=0, version=0))
+        assert [tuple(d) for d in drawn.damaged] == [(42, sample("a").prompt_id, None)]
+        assert {s.id for s in drawn.samples} == {s.id for s in store.samples(scored=True, on_damaged=lambda i: None)}
 
 
 def test_an_earlier_commit_takes_the_later_ones_back(path: Path) -> None:

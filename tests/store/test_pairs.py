@@ -11,7 +11,7 @@ import pytest
 from making import group, sample
 
 from agro.errors import Refused
-from agro.store import DrawRule, Pair, Store
+from agro.store import At, DrawRule, Pair, Store
 from agro.store.select import pick_pairs
 from agro.types import Sample
 
@@ -33,7 +33,7 @@ def add(store: Store, name: str, pairs: list[tuple[int, int]], size: int = 6, **
 
 def draw(store: Store, step: int = 1, **rule: Any) -> list[Sample]:
     chosen = DrawRule(**{"groups": 1, "pairs": True, "min_group": 2, "scored_only": False} | rule)
-    return store.draw(chosen, run="r", step=step, seed=0, version=0)
+    return store.draw(chosen, At("r", step, seed=0, version=0)).samples
 
 
 def said(samples: list[Sample]) -> str:
@@ -45,19 +45,19 @@ def test_whole_pairs_up_to_the_size() -> None:
     pairs = [(0, 1), (2, 3), (4, 5)]
     for size in (4, 5):
         rule = DrawRule(1, group_size=size, pairs=True, min_group=2)
-        picks = [pick_pairs(pairs, rule, seed=0, step=s, prompt_id="p") for s in range(3000)]
+        picks = [pick_pairs(pairs, rule, At("r", s, 0, 0), "p") for s in range(3000)]
         assert all(len(p) == 4 and p == sorted(p) for p in picks)
         counts = Counter(map(tuple, picks))
         assert counts.keys() == {(0, 1, 2, 3), (0, 1, 4, 5), (2, 3, 4, 5)}
         assert max(abs(n - 1000) for n in counts.values()) < 4 * 26
-    assert pick_pairs(pairs, RULE, seed=0, step=0, prompt_id="p") == [0, 1, 2, 3, 4, 5]
+    assert pick_pairs(pairs, RULE, At("r", 0, 0, 0), "p") == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_pair_that_fits_is_taken_behind_one_that_does_not() -> None:
     """All share response 0: 3 responses hold two of the pairs (0, i), and then (1, 2) or its like at no cost."""
     pairs = [(0, 1), (0, 2), (0, 3), (1, 2)]
     rule = DrawRule(1, group_size=3, pairs=True, min_group=2)
-    assert {len(pick_pairs(pairs, rule, seed=0, step=s, prompt_id="p")) for s in range(50)} == {3}
+    assert {len(pick_pairs(pairs, rule, At("r", s, 0, 0), "p")) for s in range(50)} == {3}
 
 
 def test_only_responses_that_were_compared_are_drawn(store: Store) -> None:

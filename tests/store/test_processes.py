@@ -13,7 +13,7 @@ from typing import Any
 
 from making import group, sample
 
-from agro.store import DrawRule, Store
+from agro.store import At, DrawRule, Store
 
 # Forked children have everything imported; none uses a connection or threads of the parent's.
 fork = multiprocessing.get_context("fork")
@@ -34,8 +34,8 @@ def draw_whole_groups(path: Path, out: Any, together: Any) -> None:
         step = 0
         while step < 20 or store.counts().groups < 81:
             step += 1
-            drawn = store.draw(DrawRule(1, min_group=2), run="trainer", step=step, seed=0, version=0)
-            seen[len(drawn)] += 1
+            drawn = store.draw(DrawRule(1, min_group=2), At("trainer", step, seed=0, version=0))
+            seen[len(drawn.samples)] += 1
             time.sleep(
                 0.002
             )  # a trainer computes between draws; SQLite's turns aren't fair to writers that wait

@@ -13,7 +13,7 @@ import pytest
 from making import group, sample
 
 from agro.errors import Refused
-from agro.store import DrawRule, Store
+from agro.store import At, DrawRule, Store
 from agro.store.queries import DRAWABLE, eligible
 from agro.store.select import Candidate, noise, pick_groups, pick_responses
 from agro.types import Sample
@@ -26,7 +26,10 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def draw(store: Store, rule: DrawRule, step: int = 1, **changes: Any) -> list[Sample]:
-    return store.draw(rule, **{"run": "r", "step": step, "seed": 0, "version": 0, **changes})
+    at = At(**{"run": "r", "step": step, "seed": 0, "version": 0, **changes})
+    drawn = store.draw(rule, at)
+    assert not drawn.damaged
+    return drawn.samples
 
 
 def sizes(samples: list[Sample]) -> dict[str, int]:
@@ -51,17 +54,17 @@ def test_least_used_groups_come_first_and_ties_are_shuffled() -> None:
     candidates = [Candidate(name, uses=int(name > "p3")) for name in names]
     fresh = {name for name in names if name <= "p3"}
     rule = DrawRule(len(fresh))
-    first, second = (pick_groups(candidates, rule, seed=0, step=s) for s in (1, 2))
+    first, second = (pick_groups(candidates, rule, At("r", s, 0, 0)) for s in (1, 2))
     assert set(first) == set(second) == fresh
     assert first != second
-    assert pick_groups(candidates[::-1], rule, seed=0, step=1) == first
+    assert pick_groups(candidates[::-1], rule, At("r", 1, 0, 0)) == first
 
 
 def test_uniform_takes_each_group_equally_often() -> None:
     """3 of 10, 4000 times: each 1200 times, with a standard deviation of sqrt(4000 · 0.3 · 0.7) = 29."""
     candidates = [Candidate(f"p{i}", uses=i) for i in range(10)]
     rule = DrawRule(3, order="uniform")
-    picks = [pick_groups(candidates, rule, seed=1, step=s) for s in range(4000)]
+    picks = [pick_groups(candidates, rule, At("r", s, 1, 0)) for s in range(4000)]
     assert all(len(set(p)) == 3 for p in picks)
     counts = Counter(name for p in picks for name in p)
     assert max(abs(counts[f"p{i}"] - 1200) for i in range(10)) < 4 * 29
@@ -70,12 +73,12 @@ def test_uniform_takes_each_group_equally_often() -> None:
 def test_a_group_s_responses_are_taken_equally_often() -> None:
     """2 of 5, 4000 times: each 1600 times, with a standard deviation of sqrt(4000 · 0.4 · 0.6) = 31."""
     rule = DrawRule(1, group_size=2)
-    picks = [pick_responses(5, rule, seed=1, step=s, prompt_id="p") for s in range(4000)]
+    picks = [pick_responses(5, rule, At("r", s, 1, 0), "p") for s in range(4000)]
     assert all(len(set(p)) == 2 and p == sorted(p) for p in picks)
     counts = Counter(i for p in picks for i in p)
     assert max(abs(counts[i] - 1600) for i in range(5)) < 4 * 31
-    assert pick_responses(2, rule, seed=1, step=0, prompt_id="p") == [0, 1]
-    assert pick_responses(5, DrawRule(1), seed=1, step=0, prompt_id="p") == [0, 1, 2, 3, 4]
+    assert pick_responses(2, rule, At("r", 0, 1, 0), "p") == [0, 1]
+    assert pick_responses(5, DrawRule(1), At("r", 0, 1, 0), "p") == [0, 1, 2, 3, 4]
 
 
 def test_least_used_makes_epochs(store: Store) -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 import torch
 
-from agro.envs import EpisodeReward, EpisodeSampler, Turn, demonstrate
+from agro.config import Environment as EnvironmentConfig
+from agro.config import Sampler
+from agro.engines import rows
+from agro.engines.hf import HF
+from agro.envs import Turn, load_environment
 from agro.errors import Refused
 from agro.evaluate import heldout
 from agro.policy import Unusable
 from agro.rewards import check_failures, exact
-from agro.samplers import HFSampler, Sampling, rows
+from agro.rollout import Rollout
+from agro.rollout.demonstrate import demonstrate
+from agro.rollout.reward import EpisodeReward
 from agro.store import Store
 from agro.store.interchange import from_record, to_record
-from agro.train.step import collate
+from agro.train.collate import collate
 from agro.types import Prompt
 
 PROMPTS = [Prompt("ab"), Prompt(""), Prompt("abc def gh a"), Prompt("h", columns={"answer": "e"})]
@@ -59,11 +66,9 @@ class Fails(Echo):
 
 
 def play(policy, environment, options=None, prompts=PROMPTS, n=6, max_turns=8, version=3):
-    options = options or Sampling(max_new=6, seed=5)
-    found = list(
-        EpisodeSampler(HFSampler(policy, version), environment, max_turns).sample(prompts, n, options)
-    )
-    return sorted(found, key=lambda s: s.meta["index"])
+    options = options or Sampler(max_new=6)
+    rollout = Rollout(policy.encoder, HF(policy, version), environment, max_turns)
+    return sorted(rollout.sample(prompts, n, options, seed=5), key=lambda s: s.meta["index"])
 
 
 def trainer_logp(policy, s):
@@ -84,7 +89,7 @@ def spans(sample):
 @pytest.mark.parametrize("batch", [64, 3])
 def test_the_record_is_what_was_sampled(tiny, name, batch):
     policy = tiny(name, **({"sliding_window": 8} if name == "Gemma3" else {}))
-    found = play(policy, Echo(), Sampling(max_new=6, seed=5, batch=batch))
+    found = play(policy, Echo(), Sampler(max_new=6, batch=batch))
     assert [s.meta["index"] for s in found] == list(range(24))
     assert max(s.meta["turns"] for s in found) >= 2
     for s in found:
@@ -107,10 +112,10 @@ def test_the_record_is_what_was_sampled(tiny, name, batch):
 def test_an_episode_is_the_same_in_any_company(tiny, monkeypatch):
     monkeypatch.setattr(rows, "_SLACK", 1)  # columns are added and used up again and again
     policy = tiny()
-    alone = play(policy, Echo(4), Sampling(max_new=9, seed=5, batch=1))
+    alone = play(policy, Echo(4), Sampler(max_new=9, batch=1))
     assert max(s.meta["turns"] for s in alone) > 2
     for batch in (64, 7):
-        for a, b in zip(alone, play(policy, Echo(4), Sampling(max_new=9, seed=5, batch=batch)), strict=True):
+        for a, b in zip(alone, play(policy, Echo(4), Sampler(max_new=9, batch=batch)), strict=True):
             assert a.tokens.tolist() == b.tokens.tolist()
             np.testing.assert_allclose(a.behavior_logp, b.behavior_logp, rtol=0, atol=1e-4)
 
@@ -122,10 +127,12 @@ def test_noise_goes_on_over_the_turns(tiny):
         for parameter in policy.model.parameters():
             parameter.zero_()
     policy.eos_ids = ()
-    whole = list(HFSampler(policy).sample(PROMPTS, 6, Sampling(max_new=24, seed=5)))
+    policy.encoder = dataclasses.replace(policy.encoder, eos_ids=())
+    plain = Rollout(policy.encoder, HF(policy))
+    whole = list(plain.sample(PROMPTS, 6, Sampler(max_new=24), seed=5))
     whole = {s.meta["index"]: s.tokens[s.action].tolist() for s in whole}
     several = 0
-    for s in play(policy, Echo(3), Sampling(max_new=24, seed=5)):
+    for s in play(policy, Echo(3), Sampler(max_new=24)):
         taken = s.tokens[s.action].tolist()
         several += s.meta["turns"] > 1
         assert taken[:24] == whole[s.meta["index"]][: len(taken)]
@@ -135,7 +142,9 @@ def test_noise_goes_on_over_the_turns(tiny):
 def test_one_turn_is_the_response_of_the_plain_sampler(tiny):
     policy = tiny()
     plain = sorted(
-        HFSampler(policy, 3).sample(PROMPTS, 6, Sampling(max_new=6, seed=5, stop=("d",))),
+        Rollout(policy.encoder, HF(policy, 3)).sample(
+            PROMPTS, 6, Sampler(max_new=6, stop=("d",)), seed=5
+        ),
         key=lambda s: s.meta["index"],
     )
     for a, b in zip(plain, play(policy, Echo(0)), strict=True):
@@ -166,7 +175,7 @@ def test_an_episode_that_runs_out_ends_with_length(tiny):
 @pytest.mark.parametrize(
     ("where", "error"),
     [
-        ("reset", r"environment echo: KeyError: 'no such game' \(test_sampler.py:\d+\)"),
+        ("reset", r"environment echo: KeyError: 'no such game' \(test_episodes.py:\d+\)"),
         ("step", "ZeroDivisionError: broken"),
         ("text", "step returned 'text', expected agro.envs.Turn"),
         (Turn(), "neither done nor gave an observation"),
@@ -178,7 +187,7 @@ def test_an_episode_that_runs_out_ends_with_length(tiny):
 )
 def test_what_fails_leaves_the_reward_unknown_and_the_tokens(tiny, where, error):
     policy = tiny()
-    found = play(policy, Fails(where), Sampling(max_new=40, seed=5))
+    found = play(policy, Fails(where), Sampler(max_new=40))
     failed = [s for s in found if "reward_error" in s.meta]
     assert failed
     for s in failed:
@@ -216,7 +225,7 @@ def test_a_reward_at_some_turns_only_is_unknown(tiny):
 
 def test_the_last_turn_is_scored(tiny):
     policy = tiny()
-    (s,) = demonstrate(Echo(1), policy, Prompt("h", columns={"answer": "e"}), ["ad", "e"])
+    (s,) = demonstrate(Echo(1), policy.encoder, Prompt("h", columns={"answer": "e"}), ["ad", "e"])
     seen = []
 
     class Watching:
@@ -240,14 +249,14 @@ def test_the_last_turn_is_scored(tiny):
 
 def test_a_stop_text_of_the_configuration_is_cut_from_the_last_turn(tiny):
     policy = tiny()
-    for s in play(policy, Echo(0), Sampling(max_new=30, stop=("g",))):
+    for s in play(policy, Echo(0), Sampler(max_new=30, stop=("g",))):
         assert "g" not in s.meta["last_turn"]
         assert ("g" in s.response) == (s.response != s.meta["last_turn"])
 
 
 def test_a_demonstration_is_encoded_as_the_policy_would_have_played_it(tiny):
     policy = tiny()
-    (s,) = demonstrate(Echo(1), policy, Prompt("h"), ["ad", "be"], source="me")
+    (s,) = demonstrate(Echo(1), policy.encoder, Prompt("h"), ["ad", "be"], source="me")
     letters = {c: i + 4 for i, c in enumerate("abcdefgh ")}
     assert s.tokens.tolist() == [1, *(letters[c] for c in "hadgdgbe"), 2]  # <bos> … <eos>
     assert s.action.tolist() == [c == "a" for c in "ooaaoooaaa"]
@@ -273,11 +282,11 @@ def test_a_demonstration_is_encoded_as_the_policy_would_have_played_it(tiny):
 )
 def test_a_demonstration_that_does_not_fit_is_refused(tiny, turns, message):
     with pytest.raises(Refused, match=message):
-        demonstrate(Echo(1), tiny(), Prompt("h"), turns)
+        demonstrate(Echo(1), tiny().encoder, Prompt("h"), turns)
 
 
 def test_turns_of_another_tokenizer_are_left_out(tiny):
-    (s,) = demonstrate(Echo(1), tiny(), Prompt("h"), ["ad", "be"])
+    (s,) = demonstrate(Echo(1), tiny().encoder, Prompt("h"), ["ad", "be"])
     with pytest.raises(Unusable, match="tokens that the policy didn't choose") as error:
         tiny().encode(s.replace(tokenizer="another"))
     assert error.value.reason == "turns of another tokenizer"
@@ -298,7 +307,7 @@ def chat(tiny, monkeypatch):
 
 def test_messages_go_on_in_the_chat_template(chat):
     policy, asked = chat(TEMPLATE), [{"role": "user", "content": "hh"}]
-    (s,) = demonstrate(Echo(2), policy, Prompt(asked), ["ad", "be", "c"])
+    (s,) = demonstrate(Echo(2), policy.encoder, Prompt(asked), ["ad", "be", "c"])
     said = [
         {"role": "assistant", "content": "ad"},
         {"role": "user", "content": "gdg"},
@@ -318,7 +327,7 @@ def test_messages_go_on_in_the_chat_template(chat):
 
 def test_a_template_that_rewrites_history_makes_several_rows(chat, tmp_path):
     policy, asked = chat(FORGETS), [{"role": "user", "content": "hh"}]
-    found = demonstrate(Echo(2), policy, Prompt(asked, columns={"answer": "c"}), ["ad", "be", "c"])
+    found = demonstrate(Echo(2), policy.encoder, Prompt(asked, columns={"answer": "c"}), ["ad", "be", "c"])
     shown = [policy.tokenizer.decode(s.tokens) for s in found]
     assert shown == [
         "<bos>bhh<eos><bos>aad",
@@ -333,15 +342,10 @@ def test_a_template_that_rewrites_history_makes_several_rows(chat, tmp_path):
     batch = collate([s.replace(reward=1.0) for s in found], 0)
     assert batch.response.tolist() == [0, 0, 0]
 
-    sampler = EpisodeSampler(HFSampler(policy), Echo(), 8)
+    rollout = Rollout(policy.encoder, HF(policy), Echo(), 8)
     prompts = [Prompt(asked), Prompt([{"role": "user", "content": "b"}])]
-    held = heldout(
-        sampler,
-        EpisodeReward(exact({})),
-        [p.__class__(p.text, columns={"answer": "c"}) for p in prompts],
-        6,
-        Sampling(max_new=6),
-    )
+    asked = [p.__class__(p.text, columns={"answer": "c"}) for p in prompts]
+    held = heldout(rollout, EpisodeReward(exact({})), asked, Sampler(n=6, max_new=6), seed=0)
     assert held.rewards.shape == (2, 6)
     assert len(held.samples) > 12
     with Store.open(tmp_path / "s.db") as store:
@@ -352,4 +356,16 @@ def test_a_template_that_rewrites_history_makes_several_rows(chat, tmp_path):
 def test_a_role_that_the_template_does_not_show_is_refused(chat):
     policy = chat(TEMPLATE.replace("{{ m.content }}", "{{ m.content if m.role != 'tool' else '' }}"))
     with pytest.raises(Refused, match="doesn't show messages of role 'tool'"):
-        demonstrate(Echo(1, role="tool"), policy, Prompt([{"role": "user", "content": "h"}]), ["ad", "b"])
+        demonstrate(Echo(1, role="tool"), policy.encoder, Prompt([{"role": "user", "content": "h"}]), ["ad", "b"])
+
+
+def test_the_calculator_in_an_episode(tiny):
+    environment = load_environment(
+        EnvironmentConfig(name="calculator", options={"call": ["a", "b"], "result": "c{}c", "error": "h"})
+    )
+    (s,) = demonstrate(environment, tiny().encoder, Prompt("h"), ["aeb", "f"])  # "e" is no expression
+    assert (s.response, s.meta["tool_calls"], s.meta["turn_info"][0]["error"]) == (
+        "aebchcf",
+        1,
+        "not an arithmetic expression",
+    )
