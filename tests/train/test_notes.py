@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agro.train.notes import trap
+from agro.train.notes import warn_of_rewards
 
 ONE, HALF, MOST, EQUAL = [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]
 
@@ -12,21 +12,21 @@ ONE, HALF, MOST, EQUAL = [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]
 def test_the_ratio_of_each_prompt() -> None:
     """One success of four: off-means ¾, −¼, −¼, −¼; 4/2 · (3/8)/(3/4) = 1, so 1/(2β). Half: 0. Three: −1/(2β)."""
     rewards = np.array([ONE, ONE, ONE, HALF, MOST, EQUAL, [1, 0, 0, np.nan]])
-    said = trap(rewards, "agro_onpolicy", {"beta": 0.1, "likelihood_ratio": 1.0})
+    said = warn_of_rewards(rewards, "agro_onpolicy", {"beta": 0.1, "likelihood_ratio": 1.0})
     assert said is not None
     assert said.startswith("on 3 of 5 held-out prompts whose 4 rewards differ (of 7)")
     assert "above 1 (median 5)" in said
-    assert "on 0 of 5" in str(trap(rewards, "agro_onpolicy", {"beta": 0.51}))
-    half = str(trap(rewards, "agro_onpolicy", {"beta": 0.26, "likelihood_ratio": 0.5}))
+    assert "on 0 of 5" in str(warn_of_rewards(rewards, "agro_onpolicy", {"beta": 0.51}))
+    half = str(warn_of_rewards(rewards, "agro_onpolicy", {"beta": 0.26, "likelihood_ratio": 0.5}))
     assert half.startswith("on 0 of 5")
     assert "above 2" in half
 
 
 def test_nothing_is_said_where_nothing_is_known_or_at_stake() -> None:
     rewards = np.array([ONE])
-    assert trap(rewards, "agro_onpolicy", {"beta": 0.1})
-    assert trap(rewards, "agro", {"beta": 0.1}) is None
-    assert trap(rewards[:, :2], "agro_onpolicy", {"beta": 0.1}) is None
-    assert trap(np.array([EQUAL]), "agro_onpolicy", {"beta": 0.1}) is None
+    assert warn_of_rewards(rewards, "agro_onpolicy", {"beta": 0.1})
+    assert warn_of_rewards(rewards, "agro", {"beta": 0.1}) is None
+    assert warn_of_rewards(rewards[:, :2], "agro_onpolicy", {"beta": 0.1}) is None
+    assert warn_of_rewards(np.array([EQUAL]), "agro_onpolicy", {"beta": 0.1}) is None
     for share in ("adaptive", 0.0):
-        assert trap(rewards, "agro_onpolicy", {"beta": 0.1, "likelihood_ratio": share}) is None
+        assert warn_of_rewards(rewards, "agro_onpolicy", {"beta": 0.1, "likelihood_ratio": share}) is None
