@@ -110,6 +110,8 @@ class Trainer:
             ):
                 self._train()
         finally:
+            for monitor in self.monitors:
+                monitor.close()
             if self.reward is not None:
                 self.reward.close()
         with writing(self.out):
