@@ -11,6 +11,7 @@ from tiny_runs import before_step, metrics, tiny
 
 from agro.config import Policy as PolicyConfig
 from agro.errors import Refused
+from agro.objectives.needs import REWARD
 from agro.policy import Policy, Unusable
 from agro.rollout import Collected
 from agro.store import Drawn, Store
@@ -46,7 +47,7 @@ def test_an_episode_that_loses_a_row_leaves_whole(tmp_path: Path, policy: Policy
         row(policy, "4", "f"),
         row(policy, "5", "f", later=True),
     ]
-    valid = select_valid(Drawn(rows), policy.encoder, 12, {"reward"})
+    valid = select_valid(Drawn(rows), policy.encoder, 12, {REWARD})
     assert [s.response for s in valid.samples] == ["3", "4", "5"]
     assert valid.dropped == {"too long": 1, "another row of its episode was dropped": 1}
 
@@ -57,7 +58,7 @@ def test_episodes_of_two_prompts_may_have_one_name(policy: Policy) -> None:
     others = [r.replace(prompt_id="q", reward=0.0) for r in rows]
     assert collate([*rows, *others], 0).response.tolist() == [0, 0, 1, 1]
     drawn = Drawn([rows[0], row(policy, "2" * 8, "e", later=True), *others])
-    assert [s.prompt_id for s in select_valid(drawn, policy.encoder, 12, {"reward"}).samples] == ["q", "q"]
+    assert [s.prompt_id for s in select_valid(drawn, policy.encoder, 12, {REWARD}).samples] == ["q", "q"]
 
 
 def test_an_episode_with_a_damaged_row_leaves_whole(tmp_path: Path, policy: Policy) -> None:
