@@ -309,7 +309,8 @@ def test_a_run_with_nothing_to_train_on_stops_and_says_why(tmp_path: Path, capsy
 def test_old_log_probs_belong_to_fresh_samples(tmp_path: Path) -> None:
     data = {"store": "log.db", "replay": 1.0}
     with pytest.raises(
-        Refused, match=r"old_logp \(the trainer's log-probs when its samples were made\), but data\.replay = 1"
+        Refused,
+        match=r"old_logp \(the trainer's log-probs when its samples were made\), but data\.replay = 1",
     ):
         Trainer(tiny(tmp_path, data=data, objective={"name": "grpo", "ratio": "old"}))
 

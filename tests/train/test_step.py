@@ -11,8 +11,8 @@ import torch
 from agro import config, objectives
 from agro.policy import Policy
 from agro.store import Pair
-from agro.train.micro import MicroBatch
 from agro.train.collate import collate
+from agro.train.micro import MicroBatch
 from agro.train.step import Passes, backward, by_length, complete, streams_of
 from agro.types import Batch, Sample
 

@@ -162,7 +162,10 @@ def test_the_step_leaves_streams_and_evaluation_of_all_its_rows(size: int, tiny,
     assert len(called) == passes
     assert left.batch.ref_logp is batch.ref_logp
     torch.testing.assert_close(
-        left.streams["logp"], streams_of(policy, batch, ["logp"], Passes(MicroBatch(3)))["logp"], rtol=1e-5, atol=1e-5
+        left.streams["logp"],
+        streams_of(policy, batch, ["logp"], Passes(MicroBatch(3)))["logp"],
+        rtol=1e-5,
+        atol=1e-5,
     )
     whole = objectives.evaluate("agro", left.streams["logp"], left.batch, beta=0.5, singletons="drop")
     assert left.evaluation.loss == pytest.approx(whole.loss, rel=1e-12)
