@@ -57,6 +57,7 @@ class Loop:
     ) -> None:
         self.phases, self.learner, self.store, self.folder = phases, learner, store, folder
         self.activity, self.say, self.build = activity, say, build
+        self.stop = ""  # why the run ends after its first step, where the measurement before it asks for that
 
     def run(self, published: int = 0) -> Position:
         """All steps that remain. Interrupted, or refused in the middle, it writes a checkpoint first.
@@ -117,6 +118,8 @@ class Loop:
         if position.step == 0:
             view = View(phase, 0, phase.options(position), empty_metrics() | self._place(position))
             position = self._show(view, position)
+            self.stop = position.stopped
+            position = replace(position, stopped="")
         if phase.config.guard.action == "rollback" and self.saved < 0:
             position = self._commit(phase, position)
         return position
@@ -129,7 +132,7 @@ class Loop:
         valid = self.parts.feed.valid(drawn, made.ids)
         sampled = time.perf_counter()
         metrics = empty_metrics() | describe_batch(valid, made, self.learner.version)
-        view = View(phase, position.step + 1, phase.options(position), metrics, valid.samples)
+        view = View(phase, position.step + 1, phase.options(position), metrics, valid.samples, self.stop)
         batch = self.parts.feed.batch(valid, position)
         position = self._update(view, position, valid, batch)
         position = self._advance(view, position, fresh)

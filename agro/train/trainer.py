@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agro.config import RunConfig
+from agro.envs import load_environment
 from agro.errors import Refused
 from agro.files import writing
 from agro.policy import Policy
@@ -18,7 +19,8 @@ from agro.prompts import load_prompts
 from agro.reference import load_reference
 from agro.report import report
 from agro.rewards import Reward, load_reward
-from agro.rollout.load import load_engine, load_rollout
+from agro.rollout import Rollout
+from agro.rollout.load import load_engine
 from agro.rollout.reward import EpisodeReward
 from agro.runs.activity import RunActivity
 from agro.runs.card import write_cards
@@ -109,6 +111,8 @@ class Trainer:
             ):
                 self._train()
         finally:
+            for monitor in self.monitors:
+                monitor.close()
             if self.reward is not None:
                 self.reward.close()
         with writing(self.out):
@@ -141,10 +145,12 @@ class Trainer:
         self.values: StoredValues | None = None
         if data.value_store:
             self.values = StoredValues.load(data.value_store, self._valued_prompts(path))
+        named = {phase.name: phase.config.environment for phase in self.phases}
+        self.environments = {name: load_environment(e) for name, e in named.items() if e is not None}
         self.reward: Reward | None = None
         if self.prompts or self.eval_prompts:
             self.reward = load_reward(self.config.reward)
-            if any(phase.config.environment for phase in self.phases):
+            if self.environments:
                 self.reward = EpisodeReward(self.reward)
         return path
 
@@ -227,11 +233,24 @@ class Trainer:
         if phase.config.source.kind == "elsewhere":
             return Elsewhere(phase, self.store, self.folder.id, self.out, self.activity)
         order = PromptOrder(self.prompts, derive(phase.config.train.seed, "prompts", phase.name))
-        rollout = load_rollout(self.policy.encoder, self.engine, phase.config.environment)
         weights = None if self.config.engine.kind == "hf" else self.out / "weights"
         return Inline(
-            phase.config, rollout, order, self.reward, self.store, self.folder.id, self.activity, weights
+            phase.config,
+            self._rollout(phase),
+            order,
+            self.reward,
+            self.store,
+            self.folder.id,
+            self.activity,
+            weights,
         )
+
+    def _rollout(self, phase: Phase) -> Rollout:
+        environment = phase.config.environment
+        if environment is None:
+            return Rollout(self.policy.encoder, self.engine)
+        made = self.environments[phase.name]
+        return Rollout(self.policy.encoder, self.engine, made, environment.max_turns)
 
     def _monitors(self, phase: Phase, learner: Learner, trained: set[str]) -> list[Monitor]:
         """The run's own first, then those that were given, then those that show what all of them added."""
@@ -239,7 +258,7 @@ class Trainer:
         monitors: list[Monitor] = [Guard(config.guard, phase.name)]
         if self.eval_prompts:
             assert self.reward is not None
-            rollout = load_rollout(self.policy.encoder, self.engine, config.environment)
+            rollout = self._rollout(phase)
             monitors.append(
                 HeldOutPrompts(phase, learner, rollout, self.reward, self.eval_prompts, self.activity, say)
             )

@@ -19,13 +19,14 @@ from typing import Any
 
 import agro.store.importing
 import agro.train.loop
+from agro.engines.hf import HF
 from agro.rewards.function import FunctionReward
 from agro.rewards.workers import Pool
 from agro.runs.interruption import Interruption
-from agro.samplers import HFSampler
 from agro.store import Store
 from agro.store.database import Database
-from agro.train.phase import Phase
+from agro.train.loop import Loop
+from agro.train.monitors.heldout import HeldOutPrompts
 
 STAGES = (
     "other",
@@ -46,9 +47,9 @@ _PLACES: list[tuple[Any, str, str]] = [
     (Store, "set_rewards", "appending"),
     (Store, "record_draws", "appending"),
     (Store, "draw", "appending"),
-    (Phase, "_update", "updating"),
-    (Phase, "_save", "saving"),
-    (Phase, "_evaluate", "evaluating"),
+    (Loop, "_update", "updating"),
+    (Loop, "_commit", "saving"),
+    (HeldOutPrompts, "after", "evaluating"),
 ]
 
 
@@ -128,17 +129,17 @@ class Watch:
 
             return call
 
-        sample, import_files = HFSampler.sample, agro.store.importing.import_files
+        decode, import_files = HF.decode, agro.store.importing.import_files
 
-        def sampling(*args: Any) -> Iterator[Any]:
+        def sampling(*args: Any, **kwargs: Any) -> Iterator[Any]:
             with within("sampling"):
-                yield from sample(*args)
+                yield from decode(*args, **kwargs)
 
         def importing(*args: Any, **kwargs: Any) -> Any:
             with within("importing"):
                 return import_files(*args, **kwargs)
 
-        HFSampler.sample = sampling  # type: ignore[method-assign]
+        HF.decode = sampling  # type: ignore[method-assign]
         agro.store.importing.import_files = importing
         for owner, name, stage in _PLACES:
             if plan is None or plan.stage != "importing" or owner is not Store:  # an import appends, too

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import fill_store, metrics, tiny, weights
+from tiny_runs import before_step, done, fill_store, metrics, tiny, weights
 
 from agro.errors import Interrupted
 from agro.store import Store
-from agro.train import cache
-from agro.train.callbacks import Callback
+from agro.train.learner import Local
 from agro.train.trainer import Trainer
 
 
@@ -31,13 +30,14 @@ def config(tmp_path: Path, name: str = "log.db", **changes):
 def computed(monkeypatch) -> list[int]:
     """Rows whose reference log-probs were computed, step by step."""
     rows: list[int] = []
-    plain = cache.streams_of
+    plain = Local.logp
 
-    def counted(policy, batch, *rest):
-        rows.append(len(batch.mask))
-        return plain(policy, batch, *rest)
+    def counted(self, batch, of="policy"):
+        if of == "reference":
+            rows.append(len(batch.mask))
+        return plain(self, batch, of)
 
-    monkeypatch.setattr(cache, "streams_of", counted)
+    monkeypatch.setattr(Local, "logp", counted)
     return rows
 
 
@@ -66,18 +66,15 @@ def test_another_run_finds_what_was_there_when_it_began(tmp_path: Path, computed
     assert sum(computed) > 0
 
 
-class Stop(Callback):
-    def before_step(self, trainer, samples) -> None:
-        done = metrics(trainer.out)[-1]["step"] if (trainer.out / "metrics.jsonl").exists() else 0
-        if done == 4:
+def test_a_killed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
+    def stop(feed, valid) -> None:
+        if done(tmp_path / "killed") == 4:
             raise KeyboardInterrupt  # as a second Ctrl-C: nothing is saved
 
-
-def test_a_killed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     plain = Trainer(config(tmp_path), tmp_path / "plain").run()
     again = config(tmp_path, "second.db")
-    with pytest.raises((Interrupted, KeyboardInterrupt)):
-        Trainer(again, tmp_path / "killed", callbacks=[Stop()]).run()
+    with before_step(stop), pytest.raises((Interrupted, KeyboardInterrupt)):
+        Trainer(again, tmp_path / "killed").run()
     assert weights(Trainer(again, tmp_path / "killed", resume=True).run()) == weights(plain)
 
 

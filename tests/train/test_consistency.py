@@ -13,8 +13,8 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.policy import Policy
 from agro.store import Store
-from agro.train.consistency import HeldOutGroups
-from agro.train.micro import MicroBatch
+from agro.train.heldout_groups import HeldOutGroups
+from agro.train.learner import Local
 from agro.train.trainer import Trainer
 from agro.types import Sample, prompt_hash
 
@@ -103,7 +103,8 @@ def test_a_store_without_usable_groups_is_refused(tmp_path: Path) -> None:
     with Store.open(tmp_path / "empty.db") as store:
         store.append([Sample("200>", "1", reward=1.0), Sample("201>", "1", reward=0.0)])
     with pytest.raises(Refused, match="two or more scored responses"):
-        HeldOutGroups.load(tmp_path / "empty.db", config, Policy.load(config.policy), MicroBatch())
+        learner = Local(Policy.load(config.policy), None, print)
+        HeldOutGroups.load(tmp_path / "empty.db", config, learner)
 
 
 def test_a_beta_given_for_it_serves_any_objective_and_unscored_responses_are_left_out(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tiny_runs import fill_store, metrics, tiny, weights
 
 from agro.errors import Refused, Unwritable
 from agro.store import Store, recover
-from agro.train import checkpoint
+from agro.train.learner import Local
 from agro.train.trainer import Trainer
 
 
@@ -34,7 +34,7 @@ def damage(folder: Path, how: str, rng: random.Random) -> str:
     if how == "no folder":
         shutil.rmtree(folder)
         return folder.name
-    file = folder / rng.choice(["model.safetensors", "optimiser.safetensors", "position.json"])
+    file = folder / rng.choice(["model.safetensors", "optimizer.safetensors", "position.json"])
     content = bytearray(file.read_bytes())
     if how == "flipped byte":
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
@@ -114,7 +114,7 @@ def test_a_damaged_line_of_the_metrics_is_named_and_left_out(
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join([*lines[:3], lines[3].replace(b"{", b"\xff"), *lines[4:]]))
     Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
-    assert "metrics.jsonl:4; left out" in capsys.readouterr().err
+    assert "metrics.jsonl:4; dropped" in capsys.readouterr().err
     assert [m["step"] for m in metrics(tmp_path / "run")] == [i for i in range(16) if i != 3]
 
 
@@ -128,9 +128,9 @@ def test_training_leaves_a_damaged_sample_out_and_counts_it(tmp_path: Path, caps
     )
     Trainer(made, tmp_path / "run").run()
     (only,) = metrics(tmp_path / "run")
-    assert only["dropped_reasons"] == {"damaged": 4, "group too small for what was left out": 1}
+    assert only["dropped_reasons"] == {"damaged": 4, "group too small after others were dropped": 1}
     assert only["dropped"] == 5
-    assert f"damaged: sample 5 of {tmp_path / 'log.db'}; left out of step 1" in capsys.readouterr().err
+    assert f"damaged: sample 5 of {tmp_path / 'log.db'}; dropped from step 1" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -177,13 +177,13 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written(
     small_disk: Path, undisturbed: Path, monkeypatch
 ) -> None:
     run, ballast = small_disk / "run", []
-    save = checkpoint.save
+    save = Local.save
 
-    def no_room(*args):
+    def no_room(self, folder):
         ballast.append(fill(small_disk, 12))  # for some of the files
-        return save(*args)
+        save(self, folder)
 
-    monkeypatch.setattr(checkpoint, "save", no_room)
+    monkeypatch.setattr(Local, "save", no_room)
     with pytest.raises(Unwritable, match=r"step-00000003: .*the disk is full.*make room"):
         Trainer(config(undisturbed.parent), run).run()
     monkeypatch.undo()
@@ -192,10 +192,10 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written(
 
 
 def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path) -> None:
-    """The way to an unwritable checkpoint that needs no rights: the optimiser's state has twice the size of the weights."""
+    """The way to an unwritable checkpoint that needs no rights: the optimizer's state has twice the size of the weights."""
     made = tiny(tmp_path, policy__new__hidden=128, train__steps=2)
     whole = Trainer(made, tmp_path / "whole").run()
-    size = (whole / "checkpoints" / "step-00000002" / "optimiser.safetensors").stat().st_size
+    size = (whole / "checkpoints" / "step-00000002" / "optimizer.safetensors").stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, limits[1]))
     try:

@@ -85,7 +85,7 @@ def test_a_broken_environment_ends_the_run_with_its_cause(tmp_path: Path) -> Non
 def test_an_environment_that_is_not_there_is_refused_before_a_model_is_loaded(
     tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr("agro.train.loop.Policy.load", None)
+    monkeypatch.setattr("agro.train.trainer.Policy.load", None)
     with pytest.raises(Refused, match="has no 'Agian'"):
         run(tmp_path, "run", "Agian")
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""What happens to a step that explodes, where a run ends early, and what callbacks see."""
+"""What happens to a step that explodes, where a run ends early, and what monitors may do."""
 
 from __future__ import annotations
 
@@ -8,49 +8,50 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import metrics, tiny, weights, write_prompts
+from tiny_runs import before_step, done, metrics, tiny, weights, write_prompts
 
 from agro.config import Guard
 from agro.errors import Refused
-from agro.train.callbacks import Callback
-from agro.train.guard import explosion, remember
+from agro.train.feed import Feed, Valid
+from agro.train.monitors import Action, Monitor, View
+from agro.train.monitors.guard import explosion, remember
+from agro.train.monitors.heldout import HeldOutPrompts
 from agro.train.trainer import Trainer
 
 
 def test_the_rule() -> None:
     rule = Guard(loss=3.0, kl=10.0)
     before = (1.0, 1.0, 2.0, 1.0, 1.0)
-    assert explosion(rule, -3.0, None, before) is None
-    assert "3 times its median of 1" in str(explosion(rule, -3.1, None, before))
-    assert explosion(rule, 100.0, None, before[:4]) is None  # too few to compare with
-    assert explosion(rule, 1.0, None, (0.0, 0.0, 0.0, 0.0, 2.0)) is None  # nothing to learn from, until now
-    assert "10.1 nats" in str(explosion(rule, 1.0, 10.1, before))
-    assert explosion(Guard(), 1e9, 1e9, before) is None
+    assert explosion(rule, -3.0, None, before) == ""
+    assert "3 times its median of 1" in explosion(rule, -3.1, None, before)
+    assert explosion(rule, 100.0, None, before[:4]) == ""  # too few to compare with
+    assert explosion(rule, 1.0, None, (0.0, 0.0, 0.0, 0.0, 2.0)) == ""  # nothing to learn from, until now
+    assert "10.1 nats" in explosion(rule, 1.0, 10.1, before)
+    assert explosion(Guard(), 1e9, 1e9, before) == ""
     assert remember(Guard(loss=3.0, window=5), before, -4.0) == (1.0, 2.0, 1.0, 1.0, 4.0)
 
 
-class Spoil(Callback):
-    """Weights far off before step `at`, as after a bad update."""
+def run(folder: Path, *monitors: Monitor, resume: bool = False, name: str = "run", **changes) -> Path:
+    config = tiny(folder, train__steps=10, train__lr=1e-4, **changes)
+    return Trainer(config, folder / name, monitors=monitors, resume=resume).run()
 
-    def __init__(self, at: int) -> None:
-        self.at = at
 
-    def before_step(self, trainer, samples) -> None:
-        done = metrics(trainer.out)[-1]["step"] if (trainer.out / "metrics.jsonl").exists() else 0
-        if done + 1 == self.at:
+def run_spoiled(folder: Path, at: int, name: str = "run", **changes) -> Path:
+    """With weights far off before the gradient of step `at`, as after a bad update."""
+
+    def spoil(feed: Feed, valid: Valid) -> None:
+        if done(folder / name) + 1 == at:
             generator = torch.Generator().manual_seed(0)
             with torch.no_grad():
-                for p in trainer.policy.weights().values():
+                for p in feed.learner.policy.weights().values():
                     p.add_(3 * torch.randn(p.shape, generator=generator))
 
-
-def run(folder: Path, *callbacks: Callback, resume: bool = False, name: str = "run", **changes) -> Path:
-    config = tiny(folder, train__steps=10, train__lr=1e-4, **changes)
-    return Trainer(config, folder / name, callbacks=callbacks, resume=resume).run()
+    with before_step(spoil):
+        return run(folder, name=name, **changes)
 
 
 def test_skip_leaves_the_update_out(tmp_path: Path) -> None:
-    rows = metrics(run(tmp_path, Spoil(8), guard={"loss": 100.0, "action": "skip"}))
+    rows = metrics(run_spoiled(tmp_path, 8, guard={"loss": 100.0, "action": "skip"}))
     assert [m["skipped"] for m in rows][7] == 1
     assert rows[7]["version"] == rows[6]["version"]
     assert rows[7]["lr"] is None
@@ -58,7 +59,7 @@ def test_skip_leaves_the_update_out(tmp_path: Path) -> None:
 
 def test_stop_ends_before_the_weights_move(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"step 8: \|loss\| is .*more than guard\.loss = 100 times"):
-        run(tmp_path, Spoil(8), guard={"loss": 100.0})
+        run_spoiled(tmp_path, 8, guard={"loss": 100.0})
     assert metrics(tmp_path / "run")[-1]["step"] == 7
     assert (tmp_path / "run/checkpoints/step-00000007").is_dir()
 
@@ -68,80 +69,102 @@ def test_rollback_takes_the_weights_of_the_last_checkpoint_at_half_the_rate(
     tmp_path: Path, reference: dict
 ) -> None:
     changes = {f"policy__{k}": v for k, v in reference.items()}
-    out = run(tmp_path, Spoil(8), guard={"loss": 100.0, "action": "rollback"}, **changes)
+    out = run_spoiled(tmp_path, 8, guard={"loss": 100.0, "action": "rollback"}, **changes)
     rows = metrics(out)
     assert [m["rolled_back"] for m in rows] == [0] * 7 + [1, 0, 0]
     assert rows[8]["lr"] == rows[6]["lr"] / 2
     assert [m["version"] for m in rows] == list(range(1, 11))  # other weights, another version
     assert abs(rows[8]["loss"]) < abs(rows[7]["loss"]) / 100
     before = weights(out)
-    again = run(tmp_path, Spoil(8), name="other", guard={"loss": 100.0, "action": "rollback"}, **changes)
+    again = run_spoiled(tmp_path, 8, name="other", guard={"loss": 100.0, "action": "rollback"}, **changes)
     assert weights(again) == before
 
 
 def test_rollback_of_the_first_steps_goes_to_the_start(tmp_path: Path) -> None:
-    out = run(tmp_path, Spoil(3), guard={"kl": 0.5, "action": "rollback"}, train__checkpoint_every=100)
+    out = run_spoiled(tmp_path, 3, guard={"kl": 0.5, "action": "rollback"}, train__checkpoint_every=100)
     assert [m["rolled_back"] for m in metrics(out)][:5] == [0, 0, 0, 1, 0]  # step 4's samples show it
     assert metrics(out)[4]["kl_ref"] == pytest.approx(0.0, abs=1e-5)
-
-
-class Note(Callback):
-    """The order of what happens."""
-
-    def __init__(self, stop_at: int | None = None) -> None:
-        self.events: list[str] = []
-        self.stop_at = stop_at
-
-    def before_sample(self, trainer, prompts) -> None:
-        self.events.append(f"prompts {len(prompts)}")
-
-    def after_sample(self, trainer, samples) -> None:
-        assert all(s.reward is None and s.id is not None for s in samples)
-        self.events.append(f"sampled {len(samples)}")
-
-    def after_score(self, trainer, samples) -> None:
-        assert all(s.reward is not None for s in samples)
-        self.events.append("scored")
-
-    def before_step(self, trainer, samples) -> None:
-        self.events.append(f"train on {len(samples)}")
-
-    def after_step(self, trainer, found) -> None:
-        self.events.append(f"step {found['step']}")
-        if found["step"] == self.stop_at:
-            trainer.stop("seen enough")
-
-    def before_evaluate(self, trainer) -> None:
-        self.events.append("evaluate")
-
-    def after_evaluate(self, trainer, found) -> None:
-        self.events.append(f"evaluated {found['eval_n']}")
 
 
 def held(tmp_path: Path) -> str:
     return write_prompts(tmp_path / "held.jsonl", range(60, 66))
 
 
-def test_callbacks_are_told_in_order(tmp_path: Path) -> None:
+class Note(Monitor):
+    """What a monitor is shown, in order."""
+
+    name = "note"
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.events: list[str] = []
+        self.restored: list[str] = []
+        self.stop_at = stop_at
+
+    def judge(self, view: View) -> Action:
+        assert view.metrics["loss"] is not None
+        assert all(s.reward is not None and s.id is not None for s in view.samples)
+        self.events.append(f"train on {len(view.samples)}")
+        return Action()
+
+    def after(self, view: View) -> None:
+        if view.metrics["eval_n"] is not None:
+            self.events.append(f"evaluated {view.metrics['eval_n']}")
+        self.events.append(f"step {view.step}")
+        view.metrics["seen"] = len(self.events)
+        if view.step == self.stop_at:
+            view.stop = "seen enough"
+
+    def state(self) -> list[str]:
+        return self.events
+
+    def restore(self, state: list[str]) -> None:
+        self.restored = state
+
+
+def test_a_monitor_sees_each_step_adds_to_it_and_may_end_the_run(tmp_path: Path) -> None:
     note = Note(stop_at=2)
-    out = run(tmp_path, note, data__eval_prompts=held(tmp_path), evaluate__every=2)
-    a_step = ["prompts 4", "sampled 12", "scored", "train on 12"]
-    measured = ["evaluate", "evaluated 6"]
-    assert note.events == [*measured, "step 0", *a_step, "step 1", *a_step, *measured, "step 2"]
+    changes = {"data__eval_prompts": held(tmp_path), "evaluate__every": 2}
+    out = run(tmp_path, note, **changes)
+    events = ["evaluated 6", "step 0", "train on 12", "step 1", "train on 12", "evaluated 6", "step 2"]
+    assert note.events == events
+    assert [m["seen"] for m in metrics(out)] == [2, 4, 7]  # what it added is logged
     assert (out / "model").is_dir()
-    assert (
-        metrics(run(tmp_path, resume=True, data__eval_prompts=held(tmp_path), evaluate__every=2))[-1]["step"]
-        == 2
-    )
+    again = Note()
+    assert metrics(run(tmp_path, again, resume=True, **changes))[-1]["step"] == 2
+    assert again.events == []
+    longer = tiny(tmp_path, train__steps=11, train__lr=1e-4, **changes)  # other steps: it may go on
+    Trainer(longer, out, monitors=[again], resume=True).run()
+    assert again.restored == events
+    assert again.events[0] == "train on 12"
+    assert metrics(out)[-1]["step"] == 11
+
+
+class Veto(Monitor):
+    """Asks for `action` at step 3."""
+
+    def __init__(self, action: Action) -> None:
+        self.action = action
+
+    def judge(self, view: View) -> Action:
+        return self.action if view.step == 3 else Action()
+
+
+def test_a_monitor_may_skip_an_update_or_stop_before_the_weights_move(tmp_path: Path, capsys) -> None:
+    rows = metrics(run(tmp_path, Veto(Action("skip", "a whim")), name="skipped"))
+    assert [m["skipped"] for m in rows] == [0, 0, 1] + [0] * 7
+    assert [m["version"] for m in rows] == [1, 2, 2, *range(3, 10)]
+    assert "update skipped: a whim" in capsys.readouterr().err
+    with pytest.raises(Refused, match="step 3: a whim"):
+        run(tmp_path, Veto(Action("stop", "a whim")), name="stopped")
+    assert metrics(tmp_path / "stopped")[-1]["step"] == 2
+    assert (tmp_path / "stopped/checkpoints/step-00000002").is_dir()
 
 
 def test_patience_and_target_end_a_run_and_the_best_is_kept(tmp_path: Path, monkeypatch) -> None:
     """Held-out rewards as given: the best is the second, two later ones don't reach it."""
-    from agro.train import heldout
-
     given = iter([0.1, 0.5, 0.4, 0.5, 0.9])
-    real = heldout.describe_heldout
-    monkeypatch.setattr(heldout, "describe_heldout", lambda *a: real(*a) | {"eval_reward": next(given)})
+    real = HeldOutPrompts._describe
+    monkeypatch.setattr(HeldOutPrompts, "_describe", lambda *a: real(*a) | {"eval_reward": next(given)})
     common = {"data__eval_prompts": held(tmp_path), "evaluate__every": 1}
     out = run(tmp_path, evaluate__patience=2, evaluate__keep_best=True, **common)
     assert metrics(out)[-1]["step"] == 3
@@ -152,10 +175,11 @@ def test_patience_and_target_end_a_run_and_the_best_is_kept(tmp_path: Path, monk
 
 
 def test_a_stage_that_hangs_is_named(tmp_path: Path, capsys) -> None:
-    class Slow(Callback):
-        def before_score(self, trainer, samples) -> None:
+    class Slow(Monitor):
+        def judge(self, view: View) -> Action:
             time.sleep(0.5)
+            return Action()
 
     config = tiny(tmp_path, train__steps=1, guard={"stage_seconds": 0.1})
-    Trainer(config, tmp_path / "run", callbacks=[Slow()]).run()
-    assert "sampling 12/12 has made no progress for 0 s; it is in train/" in capsys.readouterr().err
+    Trainer(config, tmp_path / "run", monitors=[Slow()]).run()
+    assert "updating (1 of 1) has made no progress for 0 s; it is in train/" in capsys.readouterr().err

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import fill_store, metrics, tiny, weights, write_prompts
+from tiny_runs import before_step, fill_store, metrics, tiny, weights, write_prompts
 
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.policy import Policy
 from agro.store import Store
+from agro.train.learner import Local
 from agro.train.trainer import Trainer
 from agro.types import Sample
 
@@ -106,7 +107,7 @@ def test_several_updates_a_batch(tmp_path: Path) -> None:
     rows = metrics(run(tmp_path, train__updates=3, objective={"name": "grpo", "ratio": "old"}))
     assert [m["version"] for m in rows] == [3, 6, 9, 12, 15, 18]
     with pytest.raises(
-        Refused, match=r"agro_onpolicy needs .*age 0.* train\.updates = 2"
+        Refused, match=r"agro_onpolicy needs .*samples made by the present weights\)?, but train\.updates = 2"
     ):
         Trainer(tiny(tmp_path, train__updates=2, objective={"name": "agro_onpolicy", "beta": 0.1}))
 
@@ -194,7 +195,7 @@ def test_rows_that_do_not_fit_are_left_out_and_counted(tmp_path: Path) -> None:
     assert rows[0]["dropped_reasons"] == {
         "too long": 1,
         "unknown characters": 2,
-        "group too small for what was left out": 1,
+        "group too small after others were dropped": 1,
     }
     assert rows[0]["groups"] == 8
 
@@ -219,12 +220,12 @@ def test_refusals_come_before_a_model_is_loaded(tmp_path: Path, monkeypatch) -> 
     refused(tmp_path, "objective grpo needs behavior_logp: 0 of 32 rows have it", data=log, phases=phases)
     refused(
         tmp_path,
-        "agro_onpolicy needs .*age 0.* data.replay = 1",
+        r"agro_onpolicy needs .*samples made by the present weights\)?, but data\.replay = 1",
         data=log,
         objective={"name": "agro_onpolicy", "beta": 0.1},
     )
     refused(tmp_path, "log.db has no samples that data.roles", data={**log, "roles": ["expert"]})
-    refused(tmp_path, "nothing.db isn't there", data={**log, "store": str(tmp_path / "nothing.db")})
+    refused(tmp_path, "nothing.db doesn't exist", data={**log, "store": str(tmp_path / "nothing.db")})
     refused(tmp_path, "data.prompts isn't set", data={})
     refused(tmp_path, "sampler.n is 1", sampler__n=1)
     refused(
@@ -302,13 +303,14 @@ def test_a_run_with_nothing_to_train_on_stops_and_says_why(tmp_path: Path, capsy
         store.append([Sample(f"{g}>", text, float(i)) for g in range(4) for i, text in enumerate("xy")])
     with pytest.raises(Refused, match="step 2: 2 updates in a row were skipped"):
         run(tmp_path, data={"store": str(tmp_path / "log.db"), "replay": 1.0}, train__max_skipped=2)
-    assert "left out 8 (unknown characters)  update skipped" in capsys.readouterr().err
+    assert "dropped 8 (unknown characters)  update skipped" in capsys.readouterr().err
 
 
 def test_old_log_probs_belong_to_fresh_samples(tmp_path: Path) -> None:
     data = {"store": "log.db", "replay": 1.0}
     with pytest.raises(
-        Refused, match=r"needs old_logp .* data\.replay = 1"
+        Refused,
+        match=r"old_logp \(the trainer's log-probs when its samples were made\), but data\.replay = 1",
     ):
         Trainer(tiny(tmp_path, data=data, objective={"name": "grpo", "ratio": "old"}))
 
@@ -346,9 +348,12 @@ def test_the_reference_is_held_only_where_it_is_read(tmp_path: Path) -> None:
         ({"name": "rloo", "beta": 0.1}, True),
         ({"name": "agro", "beta": 0.1}, True),
     ):
-        trainer = Trainer(tiny(tmp_path, objective=objective, train__steps=1), tmp_path / str(objective))
-        trainer.run()
-        assert (trainer.reference is not None) == held, objective
+        learners: list[Local] = []
+        config = tiny(tmp_path, objective=objective, train__steps=1)
+        with before_step(lambda feed, valid: learners.append(feed.learner)):  # noqa: B023  called in the loop
+            Trainer(config, tmp_path / str(objective)).run()
+        assert (learners[0].reference is not None) == held, objective
+        assert (learners[0].reference_key is not None) == held, objective
 
 
 def test_the_trap_of_on_policy_agro_is_told_before_and_during_a_run(tmp_path: Path, capsys) -> None:

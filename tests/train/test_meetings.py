@@ -3,40 +3,22 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_runs import fill_store, metrics, tiny, weights, write_prompts
+from tiny_runs import StopAfter, done, fill_store, metrics, tiny, weights, write_prompts
 
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
-from agro.train import checkpoint, heldout, phase
-from agro.train.callbacks import Callback
+from agro.policy import Policy
+from agro.train import learner
+from agro.train.learner import Local
+from agro.train.monitors.heldout import HeldOutPrompts
+from agro.train.source import Inline
 from agro.train.trainer import Trainer
-
-
-class Stop(Callback):
-    """End the run after a step, as an early stop does."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def after_step(self, trainer, found) -> None:
-        if found["step"] == self.at:
-            trainer.stop("seen enough")
-
-
-class Interrupt(Callback):
-    """Ctrl-C while a step's samples are drawn."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def before_sample(self, trainer, prompts) -> None:
-        done = metrics(trainer.out)[-1]["step"] if (trainer.out / "metrics.jsonl").exists() else 0
-        trainer.interruption.asked = done == self.after
 
 
 def held(folder: Path) -> str:
@@ -57,7 +39,7 @@ def test_a_run_that_ended_early_in_a_middle_phase_keeps_the_reference_of_that_ph
             train__keep=1,
         )
 
-    out = Trainer(config(2), tmp_path / "run", callbacks=[Stop(5)]).run()
+    out = Trainer(config(2), tmp_path / "run", monitors=[StopAfter(5)]).run()
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-00000002", "step-00000005"]
     assert metrics(Trainer(config(2), out, resume=True).run())[-1]["step"] == 5
     whole = Trainer(config(3), tmp_path / "whole").run()
@@ -65,7 +47,7 @@ def test_a_run_that_ended_early_in_a_middle_phase_keeps_the_reference_of_that_ph
 
 
 def test_a_run_that_ended_early_stays_ended_where_nothing_that_ends_it_changes(tmp_path: Path) -> None:
-    out = Trainer(tiny(tmp_path), tmp_path / "run", callbacks=[Stop(3)]).run()
+    out = Trainer(tiny(tmp_path), tmp_path / "run", monitors=[StopAfter(3)]).run()
     assert metrics(Trainer(tiny(tmp_path, train__show_every=1), out, resume=True).run())[-1]["step"] == 3
     assert metrics(Trainer(tiny(tmp_path, train__steps=7), out, resume=True).run())[-1]["step"] == 7
 
@@ -73,30 +55,23 @@ def test_a_run_that_ended_early_stays_ended_where_nothing_that_ends_it_changes(t
 def test_a_phase_has_its_own_limits_of_a_forward_pass(tmp_path: Path) -> None:
     phases = [{"name": "a", "train": {"micro_batch": 8}}, {"name": "b", "train": {"micro_batch": 2}}]
     out = Trainer(tiny(tmp_path, phases=phases, train__steps=2), tmp_path / "run").run()
-    read = {s: json.loads((out / f"checkpoints/step-0000000{s}/position.json").read_text()) for s in (2, 4)}
-    assert {s: p["limits"] for s, p in read.items()} == {2: [8, None], 4: [2, None]}
-
-
-def test_a_position_of_an_earlier_version_can_be_read(tmp_path: Path) -> None:
-    """The keys that 0.1 had before references, guards and caches were there."""
-    (tmp_path / "position.json").write_text(
-        '{"phase": "a", "step": 3, "version": 3, "prompts": 12, "skipped": 0, "anchor": "", "digest": ""}'
-    )
-    assert checkpoint.load_position(tmp_path, "d") == checkpoint.Position("a", 3, 3, 12, digest="d")
+    read = {s: json.loads((out / f"checkpoints/step-0000000{s}/learner.json").read_text()) for s in (2, 4)}
+    assert read == {2: {"sequences": 8, "tokens": None}, 4: {"sequences": 2, "tokens": None}}
 
 
 def test_a_checkpoint_of_other_weights_is_refused(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(Refused, match=r"model\.safetensors: .* \['a', 'b'\] are in one of the two alone"):
-        checkpoint.load(tmp_path, "d", {"b": torch.zeros(1)})
+    local = Local(Policy.load(tiny(tmp_path).policy), None, print)
+    with pytest.raises(Refused, match=r"model\.safetensors: .*\ba, .* are in one of the two alone"):
+        local.load(tmp_path, 0)
 
 
 def test_rewards_that_could_not_be_measured_are_no_best(tmp_path: Path, monkeypatch) -> None:
     given = iter([float("nan"), 0.2, 0.1])
-    real = heldout.describe_heldout
+    real = HeldOutPrompts._describe
     monkeypatch.setattr(
-        heldout,
-        "describe_heldout",
+        HeldOutPrompts,
+        "_describe",
         lambda *a: real(*a) | {"eval_reward": next(given), "eval_reward_se": float("nan")},
     )
     config = tiny(
@@ -111,13 +86,22 @@ def test_the_measurement_of_step_0_made_again_is_not_one_without_progress(
     tmp_path: Path, monkeypatch
 ) -> None:
     given = iter([0.5, 0.5, 0.4, 0.3, 0.2])  # step 0, step 0 again, steps 1 to 3
-    real = heldout.describe_heldout
-    monkeypatch.setattr(heldout, "describe_heldout", lambda *a: real(*a) | {"eval_reward": next(given)})
+    real = HeldOutPrompts._describe
+    monkeypatch.setattr(HeldOutPrompts, "_describe", lambda *a: real(*a) | {"eval_reward": next(given)})
     config = tiny(
         tmp_path, data__eval_prompts=held(tmp_path), evaluate={"every": 1, "patience": 2}, train__steps=3
     )
-    with pytest.raises(Interrupted):
-        Trainer(config, tmp_path / "run", callbacks=[Interrupt(0)]).run()
+    plain = Inline.fill
+
+    def interrupted(self, wanted):
+        """Ctrl-C while the samples of step 1 are made."""
+        if done(tmp_path / "run") == 0:
+            signal.raise_signal(signal.SIGINT)
+        return plain(self, wanted)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Inline, "fill", interrupted)
+        Trainer(config, tmp_path / "run").run()
     assert metrics(Trainer(config, tmp_path / "run", resume=True).run())[-1]["step"] == 2
 
 
@@ -187,7 +171,7 @@ def test_no_checkpoint_is_written_between_the_updates_of_a_step(tmp_path: Path, 
     config = tiny(tmp_path, train__updates=2, train__checkpoint_every=3, train__steps=4)
     plain = Trainer(config, tmp_path / "plain").run()
     calls: list[int] = []
-    real = phase.backward
+    real = learner.backward
 
     def backward(*args, **kwargs):
         calls.append(1)
@@ -195,7 +179,7 @@ def test_no_checkpoint_is_written_between_the_updates_of_a_step(tmp_path: Path, 
             raise Refused("out of memory on a single sequence")
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(phase, "backward", backward)
+    monkeypatch.setattr(learner, "backward", backward)
     with pytest.raises(Refused, match="out of memory"):
         Trainer(config, tmp_path / "run").run()
     assert weights(Trainer(config, tmp_path / "run", resume=True).run()) == weights(plain)

@@ -10,7 +10,7 @@ from tiny_runs import fill_store, metrics, tiny, write_prompts
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.policy import Policy
-from agro.runs.plan import describe
+from agro.train.plan import describe
 from agro.train.trainer import Trainer
 
 CALCULATOR = f"{Path(__file__).parents[2]}/examples/environments/calculator.py:Calculator"
@@ -59,7 +59,7 @@ def test_memory_of_a_model_whose_sizes_are_known(tmp_path: Path) -> None:
 
 
 def test_it_refuses_what_the_run_would(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"isn't there"):
+    with pytest.raises(Refused, match=r"doesn't exist"):
         Trainer(tiny(tmp_path, data__replay=1.0), tmp_path / "run").plan()
     with pytest.raises(Refused, match=r"none\.db"):
         Trainer(tiny(tmp_path, data__eval_store=str(tmp_path / "none.db")), tmp_path / "run").plan()

@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import fill_store, metrics, tiny, weights
+from tiny_runs import before_step, fill_store, metrics, tiny, weights
 from typer.testing import CliRunner
 
 from agro.cli import app
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.store import Pair, Store, import_files
-from agro.train.callbacks import Callback
 from agro.train.check import check_config
-from agro.train.loop import Trainer
-from agro.train.micro import MicroBatch
-from agro.train.step import collate, streams_of
+from agro.train.collate import collate
+from agro.train.feed import Feed, Valid
+from agro.train.learner import Local
 from agro.train.trainable import check_store
+from agro.train.trainer import Trainer
 from agro.types import Sample
 
 BOTH = [{"name": "dpo", "beta": 0.3}, {"name": "pair_consistency", "beta": 0.3}]
@@ -52,35 +52,33 @@ def config(folder: Path, objective: dict[str, Any] = BOTH[0], **changes: Any) ->
 
 @pytest.mark.parametrize("objective", BOTH, ids=lambda o: o["name"])
 def test_the_better_responses_become_likelier(tmp_path: Path, objective: dict[str, Any]) -> None:
-    trainer = Trainer(config(tmp_path, objective, train__steps=60), tmp_path / "run")
-    rows = metrics(trainer.run())
+    learners: list[Local] = []
+    with before_step(lambda feed, valid: learners.append(feed.learner)):
+        rows = metrics(Trainer(config(tmp_path, objective, train__steps=60), tmp_path / "run").run())
+    learner = learners[-1]
     first, last = rows[0], rows[-1]
     assert (first["groups"], first["dropped"], first["reward_mean"], first["kl_ref"]) == (4, 0, None, None)
     assert first["objective"]["implicit_margin"] == pytest.approx(0, abs=1e-5)
     assert last["objective"]["ordered_share"] > 0.9
     assert last["loss"] < 0.6 * first["loss"]
     with Store.open(tmp_path / "pairs.db", read_only=True) as store:
-        batch = collate([trainer.policy.encode(s) for s in store.samples()], 0)
-    assert trainer.reference is not None
-    now, start = (
-        streams_of(p, batch, ["logp"], MicroBatch(16))["logp"].sum(1)
-        for p in (trainer.policy, trainer.reference)
-    )
+        batch = collate([learner.encoder.encode(s) for s in store.samples()], 0)
+    now, start = learner.logp(batch).sum(1), learner.logp(batch, "reference").sum(1)
     ratio = (now - start).view(-1, 2).mean(0)  # of chosen and rejected, as they stand in the file
     assert ratio[0] > ratio[1] + 1  # nats; h = 1/(2β) = 1.7 is where IPO ends
 
 
-class Noted(Callback):
-    """The batches that were trained on, as responses and their judgements."""
+class Noted:
+    """The batches that were trained on, as responses."""
 
     def __init__(self, stop_at: int | None = None) -> None:
         self.samples: list[list[str]] = []
         self.stop_at = stop_at
 
-    def before_step(self, trainer, samples) -> None:
+    def __call__(self, feed: Feed, valid: Valid) -> None:
         if len(self.samples) == self.stop_at:
             raise KeyboardInterrupt  # as a second Ctrl-C: nothing is saved
-        self.samples.append([s.response for s in samples])
+        self.samples.append([s.response for s in valid.samples])
 
 
 def test_a_killed_run_ends_with_the_same_weights_and_draws(tmp_path: Path) -> None:
@@ -89,11 +87,13 @@ def test_a_killed_run_ends_with_the_same_weights_and_draws(tmp_path: Path) -> No
     (tmp_path / "b").mkdir()
     through, killed = ({"policy__cache_reference": True, "train__checkpoint_every": 3} for _ in range(2))
     seen, before, after = Noted(), Noted(stop_at=5), Noted()
-    whole = Trainer(config(tmp_path / "a", **through), tmp_path / "run", callbacks=[seen]).run()
+    with before_step(seen):
+        whole = Trainer(config(tmp_path / "a", **through), tmp_path / "run").run()
     made = config(tmp_path / "b", **killed)
-    with pytest.raises(KeyboardInterrupt):
-        Trainer(made, tmp_path / "again", callbacks=[before]).run()
-    assert weights(Trainer(made, tmp_path / "again", resume=True, callbacks=[after]).run()) == weights(whole)
+    with before_step(before), pytest.raises(KeyboardInterrupt):
+        Trainer(made, tmp_path / "again").run()
+    with before_step(after):
+        assert weights(Trainer(made, tmp_path / "again", resume=True).run()) == weights(whole)
     assert [*before.samples[:3], *after.samples] == seen.samples
     assert len({tuple(s) for s in seen.samples}) > 1
 
@@ -115,7 +115,7 @@ def test_a_response_that_cannot_be_used_takes_the_other_one_along(tmp_path: Path
     assert found["dropped_reasons"] == {
         "too long": 1,
         "damaged": 1,
-        "the other response of its pair was left out": 1,
+        "the other response of its pair was dropped": 1,
     }
     assert found["groups"] == 12
     assert found["loss"] == pytest.approx(0.6931, abs=1e-3)
@@ -175,7 +175,7 @@ def test_a_group_size_of_one_and_fresh_samples_are_refused(tmp_path: Path) -> No
 
 def refused(made: RunConfig, folder: Path, monkeypatch) -> str:
     """What a run says before a model is loaded."""
-    monkeypatch.setattr("agro.train.loop.Policy.load", None)
+    monkeypatch.setattr("agro.train.trainer.Policy.load", None)
     with pytest.raises(Refused) as caught:
         Trainer(made, folder / "run").run()
     assert not (folder / "run").exists()
@@ -185,19 +185,20 @@ def refused(made: RunConfig, folder: Path, monkeypatch) -> str:
 def test_a_store_without_pairs(tmp_path: Path, monkeypatch) -> None:
     fill_store(tmp_path / "pairs.db", groups=2)
     said = refused(config(tmp_path), tmp_path, monkeypatch)
-    assert "objective dpo needs pairs" in said
-    assert f"0 of 8 samples in {tmp_path / 'pairs.db'} have it, 8 don't (for one: sample 1 (prompt " in said
-    assert "agro import, records of prompt, chosen and rejected" in said
+    assert f"0 of 8 samples in {tmp_path / 'pairs.db'} " in said
+    assert "(for one: sample 1 (prompt " in said
+    assert "agro import" in said
+    assert "prompt, chosen and rejected" in said
 
 
 def test_pairs_that_the_rules_leave_out(tmp_path: Path, monkeypatch) -> None:
     fill_store(tmp_path / "pairs.db", groups=1)
     said = refused(config(tmp_path, data={"sources": ["someone"]}), tmp_path, monkeypatch)
-    assert "0 of 4 samples" in said
+    assert "0 of 4 samples in " in said
     with Store.open(tmp_path / "pairs.db") as store:
         import_files(store, [preferences(tmp_path)])
     said = refused(config(tmp_path, data={"sources": ["someone"]}), tmp_path, monkeypatch)
-    assert "has 36 pairs: of samples that data.roles and data.sources exclude" in said
+    assert "The store has 36 pairs: of samples that data.roles and data.sources exclude" in said
     gap = {"name": "pair_consistency", "beta": 0.3, "gap": "reward"}
     said = refused(config(tmp_path, gap, data={"sources": ["file:preferences.jsonl"]}), tmp_path, monkeypatch)
     assert "needs reward: 0 of 72 rows have it" in said
@@ -214,11 +215,9 @@ def test_pairs_are_counted_that_can_be_drawn(tmp_path: Path) -> None:
         gap = {"name": "pair_consistency", "beta": 0.3, "singletons": "drop"}
         assert check_store(config(tmp_path, gap), store)[0] == "1 of 3 pairs aren't drawn"
         notes = check_store(config(tmp_path, gap | {"gap": "reward"}), store)
-    assert notes == [
-        "1 of 4 samples have no reward and aren't drawn",
-        "2 of 3 pairs aren't drawn",
-        "1 of 2 groups don't have pairs (two responses to one prompt, the better one first) and aren't drawn",
-    ]
+    assert notes[:2] == ["1 of 4 samples have no reward and aren't drawn", "2 of 3 pairs aren't drawn"]
+    assert notes[2].startswith("1 of 2 groups don't have pairs ")
+    assert len(notes) == 3
 
 
 def test_groups_without_a_pair_are_refused_or_dropped(tmp_path: Path, monkeypatch) -> None:
@@ -227,8 +226,9 @@ def test_groups_without_a_pair_are_refused_or_dropped(tmp_path: Path, monkeypatc
         import_files(store, [preferences(tmp_path)], mapping=None)
         store.append([Sample("000>", "1", prompt_id="lone")])
     said = refused(config(tmp_path), tmp_path, monkeypatch)
-    assert "objective dpo needs pairs" in said
-    assert f"12 of 13 groups in {tmp_path / 'pairs.db'} have it, 1 don't (for one: lone)" in said
+    assert "objective dpo needs pairs " in said
+    assert f"12 of 13 groups in {tmp_path / 'pairs.db'} " in said
+    assert "(for one: lone)" in said
     monkeypatch.undo()
     made = config(tmp_path, BOTH[0] | {"singletons": "drop"}, train__steps=4)
     rows = metrics(Trainer(made, tmp_path / "dropped").run())

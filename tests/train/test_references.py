@@ -7,53 +7,50 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import metrics, tiny, weights
+from tiny_runs import InterruptAfter, before_step, metrics, tiny, weights
 
 from agro.config import LoRA, RunConfig
 from agro.config import Policy as PolicyConfig
 from agro.errors import Interrupted, Refused
 from agro.policy import Policy
-from agro.train.callbacks import Callback
+from agro.train.feed import Feed, Valid
+from agro.train.monitors import Monitor, View
 from agro.train.trainer import Trainer
 
 
-class Weights(Callback):
+class Weights(Monitor):
     """The weights of policy and reference after each step."""
 
     def __init__(self) -> None:
         self.policy: list[dict[str, torch.Tensor]] = []
         self.reference: list[dict[str, torch.Tensor]] = []
 
-    def after_step(self, trainer, found) -> None:
-        for kept, now in ((self.policy, trainer.policy), (self.reference, trainer.reference)):
-            kept.append({n: w.detach().clone() for n, w in now.weights().items()})
+    def after(self, view: View) -> None:
+        if view.step:
+            for kept, now in ((self.policy, self.learner.policy), (self.reference, self.learner.reference)):
+                kept.append({n: w.detach().clone() for n, w in now.weights().items()})
+
+    def meet(self, feed: Feed, valid: Valid) -> None:
+        self.learner = feed.learner
 
 
-class Stop(Callback):
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def after_step(self, trainer, found) -> None:
-        if found["step"] == self.at:
-            trainer.interruption.asked = True
-
-
-def train(config: RunConfig, out: Path, *callbacks: Callback, resume: bool = False) -> Path:
-    return Trainer(config, out, callbacks=callbacks, resume=resume).run()
+def train(config: RunConfig, out: Path, *monitors: Monitor, resume: bool = False) -> Path:
+    return Trainer(config, out, monitors=monitors, resume=resume).run()
 
 
 def interrupted_and_resumed(config: RunConfig, folder: Path, at: int) -> None:
     """The same weights as a run that wasn't stopped."""
     plain = train(config, folder / "plain")
     with pytest.raises(Interrupted):
-        train(config, folder / "stopped", Stop(at))
+        train(config, folder / "stopped", InterruptAfter(at))
     assert weights(train(config, folder / "stopped", resume=True)) == weights(plain)
 
 
 def test_a_moving_average(tmp_path: Path) -> None:
     config = tiny(tmp_path, policy__reference="ema", policy__reference_decay=0.9)
     seen = Weights()
-    out = train(config, tmp_path / "run", seen)
+    with before_step(seen.meet):
+        out = train(config, tmp_path / "run", seen)
     name = "lm_head.weight" if "lm_head.weight" in seen.policy[0] else next(iter(seen.policy[0]))
     for i in range(1, 6):
         expected = 0.9 * seen.reference[i - 1][name] + 0.1 * seen.policy[i][name]
@@ -66,7 +63,8 @@ def test_a_moving_average(tmp_path: Path) -> None:
 def test_a_copy_renewed_every_few_steps(tmp_path: Path) -> None:
     config = tiny(tmp_path, policy__reference="periodic", policy__reference_every=2)
     seen = Weights()
-    train(config, tmp_path / "run", seen)
+    with before_step(seen.meet):
+        train(config, tmp_path / "run", seen)
     for i in range(1, 6):  # steps 2 to 6
         source = seen.policy[i] if (i + 1) % 2 == 0 else seen.policy[i - 1]
         assert all(torch.equal(seen.reference[i][n], source[n]) for n in source)

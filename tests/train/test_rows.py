@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import metrics, tiny
+from tiny_runs import before_step, metrics, tiny
 
 from agro.config import Policy as PolicyConfig
 from agro.errors import Refused
+from agro.objectives.needs import REWARD
 from agro.policy import Policy, Unusable
-from agro.store import Store
-from agro.train.callbacks import Callback
-from agro.train.consistency import HeldOutGroups
-from agro.train.data import Drawn, usable
+from agro.rollout import Collected
+from agro.store import Drawn, Store
+from agro.train.collate import collate
+from agro.train.feed import Feed, Valid, select_valid
+from agro.train.heldout_groups import HeldOutGroups
+from agro.train.learner import Local
 from agro.train.measure import describe_batch
-from agro.train.micro import MicroBatch
-from agro.train.step import collate
 from agro.train.trainer import Trainer
 from agro.types import Sample
 
@@ -45,10 +47,9 @@ def test_an_episode_that_loses_a_row_leaves_whole(tmp_path: Path, policy: Policy
         row(policy, "4", "f"),
         row(policy, "5", "f", later=True),
     ]
-    drawn = Drawn([])
-    usable(rows, policy, 12, {"reward"}, drawn)
-    assert [s.response for s in drawn.samples] == ["3", "4", "5"]
-    assert drawn.left_out == {"too long": 1, "another row of its episode was left out": 1}
+    valid = select_valid(Drawn(rows), policy.encoder, 12, {REWARD})
+    assert [s.response for s in valid.samples] == ["3", "4", "5"]
+    assert valid.dropped == {"too long": 1, "another row of its episode was dropped": 1}
 
 
 def test_episodes_of_two_prompts_may_have_one_name(policy: Policy) -> None:
@@ -56,9 +57,8 @@ def test_episodes_of_two_prompts_may_have_one_name(policy: Policy) -> None:
     rows = [row(policy, "1", "e"), row(policy, "2", "e", later=True)]
     others = [r.replace(prompt_id="q", reward=0.0) for r in rows]
     assert collate([*rows, *others], 0).response.tolist() == [0, 0, 1, 1]
-    drawn = Drawn([])
-    usable([rows[0], row(policy, "2" * 8, "e", later=True), *others], policy, 12, {"reward"}, drawn)
-    assert [s.prompt_id for s in drawn.samples] == ["q", "q"]
+    drawn = Drawn([rows[0], row(policy, "2" * 8, "e", later=True), *others])
+    assert [s.prompt_id for s in select_valid(drawn, policy.encoder, 12, {REWARD}).samples] == ["q", "q"]
 
 
 def test_an_episode_with_a_damaged_row_leaves_whole(tmp_path: Path, policy: Policy) -> None:
@@ -72,7 +72,7 @@ def test_an_episode_with_a_damaged_row_leaves_whole(tmp_path: Path, policy: Poli
         store._run("UPDATE samples SET response = 'x' WHERE id = 2")
     config = tiny(tmp_path, data__store=str(tmp_path / "log.db"), data__replay=1.0, train__steps=1)
     [found] = metrics(Trainer(config, tmp_path / "run").run())
-    assert found["dropped_reasons"] == {"damaged": 1, "another row of its episode was left out": 1}
+    assert found["dropped_reasons"] == {"damaged": 1, "another row of its episode was dropped": 1}
 
 
 def test_means_are_over_responses(policy: Policy) -> None:
@@ -82,7 +82,7 @@ def test_means_are_over_responses(policy: Policy) -> None:
         s.replace(meta={"finish": "stop" if s.episode else "length", "reward_parts": {"a": s.reward}})
         for s in rows
     ]
-    found = describe_batch(Drawn(rows), 0)
+    found = describe_batch(Valid(rows), Collected(), 0)
     assert (found["reward_mean"], found["reward_std"]) == (0.5, pytest.approx(0.5**0.5))
     assert (found["length_mean"], found["truncated_share"], found["reward_parts"]) == (3.0, 0.5, {"a": 0.5})
 
@@ -93,7 +93,7 @@ def test_a_held_out_group_of_one_episode_is_none(tmp_path: Path, policy: Policy)
     with pytest.raises(
         Refused, match="expected groups of two or more scored responses, got none among 1 groups"
     ):
-        HeldOutGroups.load(tmp_path / "held.db", tiny(tmp_path), policy, MicroBatch())
+        HeldOutGroups.load(tmp_path / "held.db", tiny(tmp_path), Local(policy, None, print))
 
 
 def test_a_later_row_of_another_tokenizer_is_left_out(policy: Policy) -> None:
@@ -103,40 +103,39 @@ def test_a_later_row_of_another_tokenizer_is_left_out(policy: Policy) -> None:
         policy.encode(row(policy, "1", "e", later=True).replace(tokenizer="another"))
 
 
-class Far(Callback):
+class Far:
     """Weights away from the reference's; and what kl_ref is of that step's rows."""
 
-    def before_step(self, trainer, samples) -> None:
+    def __call__(self, feed: Feed, valid: Valid) -> None:
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
-            for p in trainer.policy.weights().values():
+            for p in feed.learner.policy.weights().values():
                 p.add_(0.1 * torch.randn(p.shape, generator=generator))
         total = 0.0
-        for s in samples:
+        for s in valid.samples:
             tokens, mask = torch.tensor(s.tokens)[None].long(), torch.tensor(s.mask)[None]
             with torch.no_grad():
                 ours, theirs = (
                     p.streams(tokens, torch.tensor([len(s.tokens)]), mask)["logp"][mask]
-                    for p in (trainer.policy, trainer.reference)
+                    for p in (feed.learner.policy, feed.learner.reference)
                 )
             total += float((ours - theirs).sum())
-        self.expected = total / len({s.episode for s in samples})
+        self.expected = total / len({s.episode for s in valid.samples})
 
 
 def test_kl_is_of_a_response(tmp_path: Path, monkeypatch) -> None:
     """Each sampled response is made an episode together with its neighbour of the group."""
-    from agro.train import data
-
-    real = data.sample_fresh
+    real = Store.draw
 
     def paired(*args, **kwargs):
-        found = real(*args, **kwargs)
+        drawn = real(*args, **kwargs)
+        found = drawn.samples
         first = {s.id: found[i - i % 2] for i, s in enumerate(found)}
-        return [s.replace(episode=str(first[s.id].id), reward=first[s.id].reward) for s in found]
+        rows = [s.replace(episode=str(first[s.id].id), reward=first[s.id].reward) for s in found]
+        return replace(drawn, samples=rows)
 
-    monkeypatch.setattr("agro.train.phase.sample_fresh", paired)
+    monkeypatch.setattr(Store, "draw", paired)
     far = Far()
-    [found] = metrics(
-        Trainer(tiny(tmp_path, sampler__n=4, train__steps=1), tmp_path / "run", callbacks=[far]).run()
-    )
+    with before_step(far):
+        [found] = metrics(Trainer(tiny(tmp_path, sampler__n=4, train__steps=1), tmp_path / "run").run())
     assert found["kl_ref"] == pytest.approx(far.expected, rel=1e-4)

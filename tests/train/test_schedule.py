@@ -7,10 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tiny_runs import metrics, tiny, weights
+from tiny_runs import InterruptAfter, metrics, tiny, weights
 
 from agro.errors import Interrupted, Refused
-from agro.train.callbacks import Callback
 from agro.train.schedule import option_at, tune
 from agro.train.trainer import Trainer
 
@@ -26,18 +25,13 @@ def test_log_beta_moves_with_the_distance_to_the_target() -> None:
 
 
 def test_the_path_is_that_of_the_rule_and_survives_a_stop(tmp_path: Path) -> None:
-    class Stop(Callback):
-        def after_step(self, trainer, found) -> None:
-            if found["step"] == 5:
-                trainer.interruption.asked = True
-
     config = tiny(tmp_path, train__steps=12, objective__beta=ASKED)
     rows = metrics(Trainer(config, tmp_path / "plain").run())
     assert rows[0]["beta"] == 0.02
     for before, after in pairwise(rows):
         assert after["beta"] == pytest.approx(tune(ASKED, before["beta"], before["kl_ref"]))
     with pytest.raises(Interrupted):
-        Trainer(config, tmp_path / "stopped", callbacks=[Stop()]).run()
+        Trainer(config, tmp_path / "stopped", monitors=[InterruptAfter(5)]).run()
     out = Trainer(config, tmp_path / "stopped", resume=True).run()
     assert weights(out) == weights(tmp_path / "plain")
     assert [m["beta"] for m in metrics(out)] == [m["beta"] for m in rows]

@@ -13,8 +13,9 @@ from agro.objectives.needs import OLD_LOGP, PAIRS, STORED_VALUE
 from agro.policy import Policy
 from agro.proof.claims import CLAIMS
 from agro.store import Pair
+from agro.train.collate import collate
 from agro.train.micro import MicroBatch
-from agro.train.step import backward, by_length, collate, streams_of, whole
+from agro.train.step import Passes, backward, by_length, complete, streams_of
 from agro.types import Batch, Sample
 
 SIZES = (5, 1, 3, 2)  # ragged groups; 1 only where an objective takes it
@@ -73,12 +74,16 @@ def batch_for(name: str, options: dict, policy: Policy, reference: Policy) -> Ba
     return batch
 
 
+def passes(size: int) -> Passes:
+    return Passes(MicroBatch(size))
+
+
 def gradient(
     name: str, options: dict, policy: Policy, reference: Policy, batch: Batch, size: int
 ) -> torch.Tensor:
     policy.zero_grad()
     resolved = objectives.get(name).resolve(name, options)
-    backward(policy, batch, name, resolved, micro=MicroBatch(size), reference=reference)
+    backward(policy, batch, name, resolved, passes(size), reference)
     return torch.cat(
         [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters(policy)]
     )
@@ -184,15 +189,13 @@ def test_the_value_does_not_change_what_it_reads(policies) -> None:
 
 def backward_value(policy: Policy, batch: Batch, name: str, options: dict, reference: Policy) -> float:
     with torch.enable_grad():
-        return backward(
-            policy, batch, name, options, micro=MicroBatch(100), reference=reference
-        ).evaluation.loss
+        return backward(policy, batch, name, options, passes(100), reference).evaluation.loss
 
 
 def test_first_pass_falls_away_where_a_micro_batch_holds_what_couples(policies, monkeypatch) -> None:
     policy, reference = policies
     batch = batch_for("agro", {"beta": 0.3}, policy, reference)
-    batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], MicroBatch(4))["logp"])
+    batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], passes(4))["logp"])
     calls: list[int] = []
     plain = policy.streams
 
@@ -202,23 +205,23 @@ def test_first_pass_falls_away_where_a_micro_batch_holds_what_couples(policies, 
 
     monkeypatch.setattr(policy, "streams", counted)
     options = objectives.get("agro").resolve("agro", {"beta": 0.3})
-    backward(policy, batch, "agro", options, micro=MicroBatch(5))
+    backward(policy, batch, "agro", options, passes(5))
     assert sum(calls) == len(batch.mask)  # one pass
     calls.clear()
-    backward(policy, batch, "agro", options, micro=MicroBatch(4))  # the group of 5 doesn't fit
+    backward(policy, batch, "agro", options, passes(4))  # the group of 5 doesn't fit
     assert sum(calls) == 2 * len(batch.mask)
 
 
 def test_micro_batches_hold_whole_groups_and_every_row_once(policies) -> None:
     policy, _ = policies
     batch = collate(samples(policy, 1), 0)
-    parts = whole(batch, "group", MicroBatch(5))
+    parts = complete(batch, "group", MicroBatch(5))
     assert parts is not None
     assert sorted(torch.cat(parts).tolist()) == list(range(len(batch.mask)))
     for g in range(batch.n_groups):
         assert sum((batch.group[p] == g).any().item() for p in parts) == 1
-    assert whole(batch, "group", MicroBatch(4)) is None
-    assert whole(batch, "step", MicroBatch(len(batch.mask) - 1)) is None
+    assert complete(batch, "group", MicroBatch(4)) is None
+    assert complete(batch, "step", MicroBatch(len(batch.mask) - 1)) is None
     assert sorted(torch.cat(by_length(batch, MicroBatch(3))).tolist()) == list(range(len(batch.mask)))
 
 
@@ -230,6 +233,7 @@ def test_rows_of_one_episode_stay_together_or_need_a_first_pass(policies) -> Non
         for i, s in enumerate(samples(policy, 2)[:6])
     ]
     batch = collate(rows, 0)
+    batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], passes(4))["logp"])
     full = gradient("rloo", {"beta": 0.3}, policy, reference, batch, 6)
     for size in (1, 2, 3):
         assert torch.allclose(

@@ -12,8 +12,9 @@ from agro import objectives
 from agro.errors import Refused
 from agro.store import Pair
 from agro.train import step
+from agro.train.collate import collate, total_reward
 from agro.train.micro import MicroBatch
-from agro.train.step import backward, collate, streams_of, total_reward
+from agro.train.step import Passes, backward, streams_of
 from agro.types import Batch, Sample
 
 
@@ -123,7 +124,7 @@ def test_streams_of_a_step_are_0_outside_the_mask_and_carry_no_gradient(tiny) ->
     batch = ragged(policy)
     policy.add_value()
     want = ["logp", "value"]
-    found = streams_of(policy, batch, want, MicroBatch(1))
+    found = streams_of(policy, batch, want, Passes(MicroBatch(1)))
     assert list(found) == want
     alone = policy.streams(batch.tokens, batch.lengths, batch.mask, want)
     assert found["logp"].shape == batch.mask.shape
@@ -137,10 +138,11 @@ def test_streams_of_a_step_are_0_outside_the_mask_and_carry_no_gradient(tiny) ->
 
 
 @pytest.mark.parametrize("size", [2, 1])
-def test_the_step_leaves_streams_evaluation_and_reference_of_the_whole(size: int, tiny, monkeypatch) -> None:
+def test_the_step_leaves_streams_and_evaluation_of_all_its_rows(size: int, tiny, monkeypatch) -> None:
     """In one pass of whole groups (2 rows) and in two passes (1): loss and streams from before the update, activations as asked."""
     policy, reference = tiny(), tiny(initializer_range=0.2)
     batch = ragged(policy)
+    batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], Passes(MicroBatch(3)))["logp"])
     offloaded: list[bool] = []
     called: list[int] = []
     plain = step.activations
@@ -153,23 +155,17 @@ def test_the_step_leaves_streams_evaluation_and_reference_of_the_whole(size: int
         batch,
         "agro",
         options,
-        micro=MicroBatch(size),
-        reference=reference,
-        between=lambda: called.append(1),
-        offload=True,
+        Passes(MicroBatch(size), check=lambda: called.append(1), offload=True),
     )
     passes = {2: 2, 1: 3}[size]
     assert offloaded == [True] * passes
     assert len(called) == passes
-    assert left.batch.ref_logp is not None
+    assert left.batch.ref_logp is batch.ref_logp
     torch.testing.assert_close(
-        left.batch.ref_logp,
-        streams_of(reference, batch, ["logp"], MicroBatch(3))["logp"],
+        left.streams["logp"],
+        streams_of(policy, batch, ["logp"], Passes(MicroBatch(3)))["logp"],
         rtol=1e-5,
         atol=1e-5,
-    )
-    torch.testing.assert_close(
-        left.streams["logp"], streams_of(policy, batch, ["logp"], MicroBatch(3))["logp"], rtol=1e-5, atol=1e-5
     )
     whole = objectives.evaluate("agro", left.streams["logp"], left.batch, beta=0.5, singletons="drop")
     assert left.evaluation.loss == pytest.approx(whole.loss, rel=1e-12)
@@ -177,25 +173,14 @@ def test_the_step_leaves_streams_evaluation_and_reference_of_the_whole(size: int
     torch.testing.assert_close(left.evaluation.grad, whole.grad)
     assert not left.streams["logp"].requires_grad
     offloaded.clear()
-    backward(policy, batch, "agro", options, micro=MicroBatch(size), reference=reference)
+    backward(policy, batch, "agro", options, Passes(MicroBatch(size)), reference)
     assert offloaded == [False] * passes
-
-
-def test_a_reference_that_is_given_is_not_computed_again(tiny) -> None:
-    policy = tiny()
-    batch = ragged(policy)
-    batch = batch.replace(ref_logp=torch.where(batch.mask, -1.0, math.nan).double())
-    options = objectives.get("agro").resolve("agro", {"beta": 0.5, "singletons": "drop"})
-    left = backward(
-        policy, batch, "agro", options, micro=MicroBatch(3), reference=tiny(initializer_range=0.2)
-    )
-    assert left.batch.ref_logp is batch.ref_logp
 
 
 def test_the_kl_of_a_first_pass_is_from_the_reference(tiny) -> None:
     policy, reference = tiny(), tiny(initializer_range=0.2)
     batch = ragged(policy)
-    found = streams_of(policy, batch, ["kl"], MicroBatch(1), reference)["kl"]
+    found = streams_of(policy, batch, ["kl"], Passes(MicroBatch(1)), reference)["kl"]
     alone = policy.streams(batch.tokens, batch.lengths, batch.mask, ["kl"], reference)["kl"]
     assert (found[batch.mask] > 0.01).all()
     torch.testing.assert_close(found[batch.mask].float(), alone[batch.mask].detach(), rtol=1e-4, atol=1e-5)
@@ -205,7 +190,7 @@ def test_both_passes_are_cut_where_memory_runs_out(tiny, monkeypatch) -> None:
     """A limit in tokens alone: the step's three rows are what is halved first, to 2 and to 1."""
     policy = tiny()
     batch = ragged(policy)
-    whole = streams_of(policy, batch, ["logp"], MicroBatch(3))["logp"]
+    whole = streams_of(policy, batch, ["logp"], Passes(MicroBatch(3)))["logp"]
     plain = step._forward
 
     def scarce(policy, batch, rows, *rest):
@@ -216,12 +201,16 @@ def test_both_passes_are_cut_where_memory_runs_out(tiny, monkeypatch) -> None:
     monkeypatch.setattr(step, "_forward", scarce)
     micro = MicroBatch(None, 100)
     torch.testing.assert_close(
-        streams_of(policy, batch, ["logp"], micro)["logp"], whole, rtol=1e-5, atol=1e-5
+        streams_of(policy, batch, ["logp"], Passes(micro))["logp"], whole, rtol=1e-5, atol=1e-5
     )
     assert micro.sequences == 1
     micro = MicroBatch(None, 100)
     left = backward(
-        policy, batch, "rloo", objectives.get("rloo").resolve("rloo", {"singletons": "drop"}), micro=micro
+        policy,
+        batch,
+        "rloo",
+        objectives.get("rloo").resolve("rloo", {"singletons": "drop"}),
+        Passes(micro),
     )
     torch.testing.assert_close(left.streams["logp"], whole, rtol=1e-5, atol=1e-5)
     assert micro.sequences == 1
@@ -234,18 +223,19 @@ def test_a_refusal_in_the_step_names_the_objective(size: int, tiny) -> None:
     batch = batch.replace(reward=batch.reward * math.nan)
     options = objectives.get("rloo").resolve("rloo", {"beta": 0.5, "singletons": "drop"})
     with pytest.raises(Refused, match=r"^objective rloo needs reward"):
-        backward(policy, batch, "rloo", options, micro=MicroBatch(size), reference=policy)
+        backward(policy, batch, "rloo", options, Passes(MicroBatch(size)), policy)
 
 
 def test_two_passes_with_the_exact_kl_are_one(tiny) -> None:
     """The squared part, token by token, takes the reference's whole distribution in both passes."""
     policy, reference = tiny(), tiny(initializer_range=0.2)
     batch = ragged(policy)
+    batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], Passes(MicroBatch(3)))["logp"])
     given = {"beta": 0.5, "squared": "local", "singletons": "drop"}
     options = objectives.get("agro_onpolicy").resolve("agro_onpolicy", given)
     grads = []
     for size in (2, 1):
-        backward(policy, batch, "agro_onpolicy", options, micro=MicroBatch(size), reference=reference)
+        backward(policy, batch, "agro_onpolicy", options, Passes(MicroBatch(size)), reference)
         grads.append(torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None]))
     assert grads[0].norm() > 1e-3
     torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-6)
@@ -271,6 +261,6 @@ def test_a_micro_batch_is_as_wide_as_its_rows_and_judged_by_them(tiny, monkeypat
     monkeypatch.setattr(policy, "streams", streams)
     monkeypatch.setattr(step, "differentiate", seen)
     options = objectives.get("reinforce").resolve("reinforce", {})
-    backward(policy, batch, "reinforce", options, micro=MicroBatch(1), reference=reference)
+    backward(policy, batch, "reinforce", options, Passes(MicroBatch(1)), reference)
     assert shapes == [(1, 6), (1, 4), (1, 3)]  # the longest first
     assert judged == [[0], [2], [1], None]

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 from test_resume import same
-from tiny_runs import fill_store, metrics, tiny, weights, write_prompts
+from tiny_runs import before_step, fill_store, metrics, tiny, weights, write_prompts
 
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.runs.interruption import Interruption
 from agro.store import Store
-from agro.train.callbacks import Callback
-from agro.train.step import collate
+from agro.train.collate import collate
+from agro.train.monitors import Action, Monitor, View
 from agro.train.trainer import Trainer
 from agro.train.values import StoredValues
 from agro.types import Sample
@@ -90,15 +90,11 @@ def test_phases_share_the_value_and_one_without_it_leaves_it(tmp_path: Path) -> 
 
 
 def test_a_value_that_is_not_finite_skips_the_update(tmp_path: Path) -> None:
-    class Break:
-        def __getattr__(self, name):
-            return lambda *_: None
+    def spoil(feed, valid) -> None:
+        feed.learner.policy.value.linear.bias.data.fill_(math.inf)
 
-        def before_step(self, trainer, samples) -> None:
-            trainer.policy.value.linear.bias.data.fill_(math.inf)
-
-    with pytest.raises(Refused, match="5 updates in a row were skipped"):
-        Trainer(valued(tmp_path), tmp_path / "run", callbacks=[Break()]).run()
+    with before_step(spoil), pytest.raises(Refused, match="5 updates in a row were skipped"):
+        Trainer(valued(tmp_path), tmp_path / "run").run()
 
 
 # The soft maximum of r = (0, 1) at β = 0.5: ½ log ½(1 + e²) = 0.7169.
@@ -177,22 +173,24 @@ def test_values_are_asked_of_the_phase_that_takes_them(tmp_path: Path) -> None:
 
 
 def test_a_prompt_that_comes_later_and_has_no_value_is_refused_by_name(tmp_path: Path) -> None:
-    class Grow(Callback):
-        def before_step(self, trainer, samples) -> None:
+    class Grow(Monitor):
+        def judge(self, view: View) -> Action:
             trainer.store.append([Sample("9>", "1", reward=1.0, prompt_id="late")])
+            return Action()
 
     fill_store(tmp_path / "values.db", groups=8)
     config = stored(tmp_path, train__steps=20)
+    trainer = Trainer(config, tmp_path / "run", monitors=[Grow()])
     with pytest.raises(
         Refused,
         match=r"needs stored_value: 3 of 4 rows have it, 1 don't \(for one: sample \d+ \(prompt late\)\)",
     ):
-        Trainer(config, tmp_path / "run", callbacks=[Grow()]).run()
+        trainer.run()
 
 
 @pytest.mark.parametrize("changes", [{"data__value_store": None}, {"objective": {"name": "reinforce"}}])
 def test_the_store_of_values_and_the_baseline_go_together(changes: dict, tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r'data\.value_store and .*baseline = "stored" go together'):
+    with pytest.raises(Refused, match=r'data\.value_store and .*baseline = "stored"\) go together'):
         Trainer(stored(tmp_path, **changes), tmp_path / "run")
 
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agro.config import RunConfig
 from agro.store import Store
+from agro.train.feed import Feed, Valid
+from agro.train.monitors import Monitor, View
 from agro.types import Sample
 
 DIGITS = "0123456789"
@@ -61,3 +68,45 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 def weights(run: Path) -> bytes:
     return (run / "model" / "model.safetensors").read_bytes()
+
+
+def done(run: Path) -> int:
+    """The last step that was logged; 0 before there is one."""
+    return metrics(run)[-1]["step"] if (run / "metrics.jsonl").exists() else 0
+
+
+class StopAfter(Monitor):
+    """Ends the run after a step, as an early stop does."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def after(self, view: View) -> None:
+        if view.step == self.step:
+            view.stop = "seen enough"
+
+
+class InterruptAfter(Monitor):
+    """Ctrl-C at the end of a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def after(self, view: View) -> None:
+        if view.step == self.step:
+            signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def before_step(look: Callable[[Feed, Valid], None]) -> Iterator[None]:
+    """While it lasts, `look` is called with a phase's feed and a step's samples, before their gradient."""
+    plain = Feed.valid
+
+    def valid(self: Feed, *args: Any) -> Valid:
+        found = plain(self, *args)
+        look(self, found)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Feed, "valid", valid)
+        yield

@@ -60,5 +60,5 @@ class Terminal(Monitor):
         every = view.phase.config.train.show_every
         if every and view.step and view.at % every == 0 and view.samples:
             self.progress.say(responses_text(view.step, view.samples))
-        if view.stop:
+        if view.stop and view.step:
             self.progress.say(f"stopped after step {view.step}: {view.stop}")

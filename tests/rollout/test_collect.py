@@ -1,0 +1,177 @@
+"""`collect`: what finished is in the store, whatever comes after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agro import config
+from agro.encoding import Encoder
+from agro.engines import Decoded, Request
+from agro.errors import Interrupted, Refused
+from agro.policy import Policy
+from agro.rewards import Score
+from agro.rollout import Activity, Collected, Rollout, collect
+from agro.rollout.collect import Quiet
+from agro.store import Store
+from agro.types import Prompt
+
+PROMPTS = [Prompt("a", id="a"), Prompt("b", id="b")]
+SAMPLER = config.Sampler(n=3, max_new=4)
+BACKWARD = [5, 2, 0, 4, 1, 3]  # the order in which the fake engine finishes the responses
+
+
+class Fake:
+    """Answers request i with i + 1 tokens, in the order `finish`; `event` is called before the answer to number `at`."""
+
+    version = 7
+
+    def __init__(self, finish: list[int], at: int = -1, event: Callable[[], None] = lambda: None) -> None:
+        self.finish, self.at, self.event = finish, at, event
+
+    def decode(self, waiting: deque[Request], sampler: config.Sampler, seed: int) -> Iterator[Decoded]:
+        requests = {r.number: r for r in waiting}
+        waiting.clear()
+        for number in self.finish:
+            if number == self.at:
+                self.event()
+            tokens = np.full(number + 1, 5)
+            yield Decoded(requests[number], tokens, np.full(number + 1, -0.5), self.version)
+
+    def load(self, weights: Path, version: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Numbers:
+    """Scores a response by its number; those of `failing` fail."""
+
+    name = "numbers"
+
+    def __init__(self, *failing: int) -> None:
+        self.failing = failing
+
+    def score(self, samples) -> list[Score]:
+        return [
+            Score(None, "no") if s.meta["index"] in self.failing else Score(s.meta["index"] / 10)
+            for s in samples
+        ]
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    spec = config.NewModel(alphabet="abcdef", hidden=8, layers=1, heads=1, context=32)
+    return Policy.load(config.Policy(new=spec), seed=0).encoder
+
+
+@pytest.fixture(autouse=True)
+def _flush_at_once(monkeypatch) -> None:
+    monkeypatch.setattr(sys.modules["agro.rollout.collect"], "FLUSH_SECONDS", 0.0)
+
+
+def made(rollout: Rollout, store: Store, reward=None, activity: Activity | None = None, **about) -> Collected:
+    return collect(rollout, PROMPTS, SAMPLER, store, reward=reward, activity=activity, **about)
+
+
+def stored(path: Path) -> list:
+    with Store.open(path, read_only=True) as store:
+        return list(store.samples())
+
+
+def test_ids_are_by_number_and_samples_are_scored(tmp_path: Path, encoder: Encoder) -> None:
+    with Store.open(tmp_path / "s.db") as store:
+        found = made(Rollout(encoder, Fake(BACKWARD)), store, Numbers(4), run="r", step=2, seed=11)
+        samples = {s.id: s for s in store.samples()}
+    ordered = [samples[i] for i in found.ids]
+    assert [s.meta["index"] for s in ordered] == [0, 1, 2, 3, 4, 5]
+    assert [s.id for s in ordered] == [BACKWARD.index(i) + 1 for i in range(6)]  # appended as they finished
+    assert [s.prompt_id for s in ordered] == ["a"] * 3 + ["b"] * 3
+    assert [s.reward for s in ordered] == [0.0, 0.1, 0.2, 0.3, None, 0.5]
+    assert (found.failed, found.tokens) == (1, 1 + 2 + 3 + 4 + 5 + 6)
+    assert {s.version for s in ordered} == {7}
+    assert {s.sampling["seed"] for s in ordered} == {11}
+
+
+def test_what_finished_is_stored_when_a_later_response_raises(tmp_path: Path, encoder: Encoder) -> None:
+    def fail() -> None:
+        raise RuntimeError("no more")
+
+    with Store.open(tmp_path / "s.db") as store, pytest.raises(RuntimeError, match="no more"):
+        made(Rollout(encoder, Fake(BACKWARD, 4, fail)), store, Numbers())
+    assert [s.meta["index"] for s in stored(tmp_path / "s.db")] == [5, 2, 0]
+    assert all(s.reward is None for s in stored(tmp_path / "s.db"))
+
+
+def test_each_response_is_stored_as_soon_as_it_finishes(tmp_path: Path, encoder: Encoder) -> None:
+    counts: list[int] = []
+
+    def look() -> None:
+        counts.append(len(stored(tmp_path / "s.db")))
+
+    with Store.open(tmp_path / "s.db") as store:
+        made(Rollout(encoder, Fake(BACKWARD, 1, look)), store)
+    assert counts[0] >= 3  # of the four before it; the last may wait for the next one
+
+
+def test_a_kill_in_the_middle_keeps_what_finished(tmp_path: Path, encoder: Encoder) -> None:
+    child = os.fork()
+    if not child:
+        with Store.open(tmp_path / "s.db") as store:
+            made(Rollout(encoder, Fake(BACKWARD, 1, lambda: os.kill(os.getpid(), signal.SIGKILL))), store)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    indices = [s.meta["index"] for s in stored(tmp_path / "s.db")]
+    assert indices == BACKWARD[: len(indices)]
+    assert len(indices) >= 3
+    with Store.open(tmp_path / "s.db") as store:
+        assert not store.damage()
+
+
+def test_what_is_rewarded_too_seldom_is_refused_and_stays(tmp_path: Path, encoder: Encoder) -> None:
+    with Store.open(tmp_path / "s.db") as store:
+        with pytest.raises(Refused, match="3 of 6 responses"):
+            made(Rollout(encoder, Fake(BACKWARD)), store, Numbers(0, 1, 2), max_failed=0.4)
+        assert (store.counts().samples, store.counts().failed) == (6, 3)
+
+
+class Stages(Quiet):
+    """What is reported; a stop is asked for after so many checks."""
+
+    def __init__(self, stop_after: int = 100) -> None:
+        self.stop_after = stop_after
+        self.reported: list[tuple] = []
+        self.checks = 0
+
+    def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        self.reported.append((name, done, total))
+
+    def check(self) -> None:
+        self.checks += 1
+        if self.checks == self.stop_after:
+            raise Interrupted
+
+
+def test_an_activity_sees_how_far_it_is(tmp_path: Path, encoder: Encoder) -> None:
+    seen = Stages()
+    with Store.open(tmp_path / "s.db") as store:
+        made(Rollout(encoder, Fake(BACKWARD)), store, Numbers(), seen)
+    assert seen.reported == [*(("sampling", i, 6) for i in range(7)), ("scoring", None, None)]
+    assert seen.checks >= 5
+
+
+def test_an_activity_may_stop_it_and_nothing_is_scored(tmp_path: Path, encoder: Encoder) -> None:
+    with Store.open(tmp_path / "s.db") as store, pytest.raises(Interrupted):
+        made(Rollout(encoder, Fake(BACKWARD)), store, Numbers(), Stages(stop_after=3))
+    samples = stored(tmp_path / "s.db")
+    assert [s.meta["index"] for s in samples] == BACKWARD[:3]
+    assert all(s.reward is None for s in samples)

@@ -1,0 +1,139 @@
+"""The feed: what of a draw is valid, and what a batch gets besides the samples."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import tiny
+
+from agro.config import RunConfig
+from agro.policy import Policy
+from agro.reference import load_reference
+from agro.store import Damaged, Drawn, Store
+from agro.train.feed import Feed, count_responses, one_each
+from agro.train.learner import Local
+from agro.train.phases import Phase
+from agro.train.state import Position
+from agro.train.values import StoredValues
+from agro.types import Sample
+
+
+def feed(config: RunConfig, values: StoredValues | None = None) -> Feed:
+    policy = Policy.load(config.policy, seed=0)
+    learner = Local(policy, load_reference(config.policy, policy), print)
+    learner.enter(config, began=None, resumed=None)
+    with torch.no_grad():  # so that the policy isn't its reference
+        for w in policy.weights().values():
+            w.add_(0.1)
+    learner.version = 5
+    [phase] = Phase.all(config)
+    return Feed(phase, learner, values, None)
+
+
+def samples(*versions: int) -> list[Sample]:
+    """Two responses of each version, each to a prompt of its own."""
+    texts = [("1", 0.0), ("23", 1.0)]
+    return [
+        Sample(f"{v + 1}>", text, reward=r, version=v, role="policy", id=10 * k + i)
+        for k, v in enumerate(versions)
+        for i, (text, r) in enumerate(texts)
+    ]
+
+
+def test_fresh_is_what_the_present_weights_made(tmp_path: Path) -> None:
+    valid = feed(tiny(tmp_path)).valid(Drawn(samples(5, 4, -1)))
+    assert valid.fresh(5) == [True, True, False, False, False, False]
+    assert valid.fresh(4) == [False, False, True, True, False, False]
+    assert not valid.dropped
+
+
+def test_what_is_not_valid_is_counted_by_reason(tmp_path: Path) -> None:
+    made = feed(tiny(tmp_path))
+    good, lone = samples(1), samples(3)
+    unscored = good[0].replace(reward=None, id=30)
+    drawn = Drawn([*good, unscored, lone[0]], [], [Damaged(31, lone[0].prompt_id, None)])
+    valid = made.valid(drawn)
+    assert [s.id for s in valid.samples] == [0, 1]
+    assert valid.dropped == {
+        "no reward": 1,
+        "damaged": 1,
+        "group too small after others were dropped": 1,
+    }
+    assert all(s.tokens is not None for s in valid.samples)
+
+
+def test_nothing_valid_is_no_batch(tmp_path: Path) -> None:
+    made = feed(tiny(tmp_path))
+    assert made.batch(made.valid(Drawn([])), Position()) is None
+
+
+def test_the_reference_of_an_objective_is_of_all_rows(tmp_path: Path) -> None:
+    made = feed(tiny(tmp_path))
+    valid = made.valid(Drawn(samples(5, 2)))
+    batch = made.batch(valid, Position())
+    assert batch is not None
+    assert torch.equal(batch.ref_logp, made.learner.logp(batch, "reference"))
+    assert not torch.equal(batch.ref_logp, made.learner.logp(batch))
+    assert batch.age.tolist() == [0, 0, 3, 3]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"objective": {"name": "rloo"}, "evaluate__beta": 0.5},
+        {"objective": {"name": "agro", "beta": {"start": 0.1, "end": 0.0, "steps": 1}}},
+    ],
+)
+def test_the_reference_of_diagnostics_is_of_fresh_rows(tmp_path: Path, changes: dict) -> None:
+    """Where the objective doesn't need it, or no longer: a schedule has ended at β = 0."""
+    made = feed(tiny(tmp_path, **changes))
+    batch = made.batch(made.valid(Drawn(samples(2, 5))), Position(step=1))
+    assert batch is not None
+    expected = made.learner.logp(batch, "reference")
+    assert batch.ref_logp[:2].isnan().all()
+    torch.testing.assert_close(
+        batch.ref_logp[2:][batch.mask[2:]], expected[2:][batch.mask[2:]], rtol=1e-6, atol=1e-6
+    )
+
+
+def test_no_reference_where_nothing_needs_it(tmp_path: Path) -> None:
+    made = feed(tiny(tmp_path, objective={"name": "rloo"}))
+    batch = made.batch(made.valid(Drawn(samples(5))), Position())
+    assert batch is not None
+    assert batch.ref_logp is None
+    assert batch.old_logp is None
+
+
+def test_old_log_probs_are_the_learners_of_now(tmp_path: Path) -> None:
+    made = feed(tiny(tmp_path, objective={"name": "grpo", "ratio": "old"}))
+    batch = made.batch(made.valid(Drawn(samples(5))), Position())
+    assert batch is not None
+    assert torch.equal(batch.old_logp, made.learner.logp(batch))
+
+
+def test_stored_values_are_the_soft_maximum(tmp_path: Path) -> None:
+    """Rewards 0 and 1 at β = 0.5: ½ log ½(1 + e²)."""
+    drawn = samples(2)
+    with Store.open(tmp_path / "values.db") as store:
+        store.append(s.replace(id=None) for s in drawn)
+    values = StoredValues.load(tmp_path / "values.db", [])
+    objective = {"name": "squared_consistency", "beta": 0.5, "baseline": "stored", "scale": "square"}
+    made = feed(tiny(tmp_path, objective=objective), values)
+    batch = made.batch(made.valid(Drawn(drawn)), Position())
+    assert batch is not None
+    expected = 0.5 * math.log(0.5 * (1 + math.e**2))
+    assert batch.extra["stored_value"].tolist() == pytest.approx([expected] * 2, rel=1e-12)
+
+
+def test_samples_of_an_episode_are_one_response() -> None:
+    rows = [
+        Sample("a", "1", prompt_id="p", episode="e"),
+        Sample("a", "2", prompt_id="p", episode="e"),
+        Sample("a", "3", prompt_id="p"),
+        Sample("a", "4", prompt_id="q", episode="e"),
+    ]
+    assert [s.response for s in one_each(rows)] == ["2", "3", "4"]
+    assert count_responses(rows) == {"p": 2, "q": 1}

@@ -1,0 +1,136 @@
+"""The local learner: what it saves is all that it continues from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import tiny
+
+from agro import objectives
+from agro.config import RunConfig
+from agro.policy import Policy
+from agro.reference import load_reference
+from agro.train.collate import collate
+from agro.train.learner import Local
+from agro.train.micro import MicroBatch
+from agro.train.step import Passes, streams_of
+from agro.types import Batch, Sample
+
+REFERENCES = {
+    "start": {},
+    "ema": {"policy__reference": "ema", "policy__reference_decay": 0.5},
+    "periodic": {"policy__reference": "periodic", "policy__reference_every": 2},
+}
+
+
+def batch(learner: Local) -> Batch:
+    samples = [
+        Sample(f"{p}>", text, reward=float(i)) for p in (1, 2) for i, text in enumerate(("1", "234", "55"))
+    ]
+    return collate([learner.encoder.encode(s) for s in samples], 0)
+
+
+def learner(config: RunConfig, seed: int = 0, *, valued: bool = False) -> Local:
+    policy = Policy.load(config.policy, seed=seed)
+    if valued:
+        policy.add_value()
+    made = Local(policy, load_reference(config.policy, policy), print)
+    made.enter(config, began=None, resumed=None)
+    return made
+
+
+def step(local: Local, number: int) -> float:
+    name, options = local.config.objective.name, local.config.objective.options
+    drawn = batch(local)
+    drawn = drawn.replace(ref_logp=local.logp(drawn, "reference"))
+    resolved = objectives.get(name).resolve(name, options)
+    loss = local.gradient(drawn, name, resolved, lambda: None).evaluation.loss
+    local.move(1e-2)
+    local.follow(number)
+    return loss
+
+
+def weights(local: Local) -> list[torch.Tensor]:
+    assert local.reference is not None
+    parts = (local.policy.weights(), local.policy.value_weights(), local.reference.weights())
+    return [w.detach().clone() for part in parts for w in part.values()]
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
+@pytest.mark.parametrize("objective", ["agro", "dro"])
+def test_what_is_saved_continues_bit_by_bit(tmp_path: Path, reference: str, objective: str) -> None:
+    """Weights, value, moments, a reference that moves, the limits of a pass: three more steps are the same."""
+    valued = objective == "dro"
+    changes = {**REFERENCES[reference], "objective": {"name": objective, "beta": 0.1}}
+    config = tiny(tmp_path, **changes)
+    first = learner(config, valued=valued)
+    for number in range(1, 4):
+        step(first, number)
+    first.micro.sequences = 1  # as after memory ran out
+    (tmp_path / "saved").mkdir()
+    first.save(tmp_path / "saved")
+    second = learner(config, valued=valued)
+    second.load(tmp_path / "saved", first.version)
+    second.enter(config, began=None, resumed=tmp_path / "saved")
+    assert (second.version, second.micro.sequences) == (3, 1)
+    assert all(torch.equal(a, b) for a, b in zip(weights(first), weights(second), strict=True))
+    for number in range(4, 7):
+        assert step(first, number) == step(second, number)
+    assert all(torch.equal(a, b) for a, b in zip(weights(first), weights(second), strict=True))
+    assert first.version == second.version == 6
+
+
+def test_a_phase_begins_with_new_moments_and_its_own_reference(tmp_path: Path) -> None:
+    config = tiny(tmp_path, policy__reference="phase")
+    local = learner(config)
+    step(local, 1)
+    (tmp_path / "saved").mkdir()
+    local.save(tmp_path / "saved")
+    assert local.optimizer.adam.state
+    drawn = batch(local)
+    assert not torch.equal(local.logp(drawn), local.logp(drawn, "reference"))
+    key = local.reference_key
+    local.enter(config, began=tmp_path / "saved", resumed=None)
+    assert not local.optimizer.adam.state
+    assert torch.equal(local.logp(drawn), local.logp(drawn, "reference"))
+    assert local.reference_key != key
+
+
+def test_log_probs_are_the_streams(tmp_path: Path) -> None:
+    local = learner(tiny(tmp_path))
+    step(local, 1)
+    drawn = batch(local)
+    for which, policy in (("policy", local.policy), ("reference", local.reference)):
+        found = local.logp(drawn, which)
+        assert (found.dtype, found.requires_grad) == (torch.float64, False)
+        assert torch.equal(found, streams_of(policy, drawn, ["logp"], Passes(MicroBatch(4)))["logp"])
+        assert (found[~drawn.mask] == 0).all()
+    assert not torch.equal(local.logp(drawn), local.logp(drawn, "reference"))
+
+
+def test_a_check_that_raises_leaves_weights_and_version(tmp_path: Path) -> None:
+    local = learner(tiny(tmp_path))
+    before, drawn = weights(local), batch(local)
+    drawn = drawn.replace(ref_logp=local.logp(drawn, "reference"))
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    options = objectives.get("agro").resolve("agro", {"beta": 0.1})
+    with pytest.raises(KeyboardInterrupt):
+        local.gradient(drawn, "agro", options, stop)
+    assert local.version == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(local), strict=True))
+
+
+def test_what_is_published_is_the_model(tmp_path: Path) -> None:
+    from agro.config import Policy as PolicyConfig
+
+    local = learner(tiny(tmp_path))
+    step(local, 1)
+    local.publish(tmp_path / "published")
+    other = Policy.load(PolicyConfig(model=str(tmp_path / "published")))
+    found = other.weights()
+    assert all(torch.equal(w, found[name]) for name, w in local.policy.weights().items())
