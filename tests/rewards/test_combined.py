@@ -127,7 +127,7 @@ def test_the_configuration_comes_back_from_config_json(tmp_path):
             {"options": {"a": 1}, "functions": [{"name": "a"}]},
             "reward.options and reward.functions exclude each other",
         ),
-        ({"functions": [{"name": "math"}, {"name": "math"}]}, "math stands twice; give one a label"),
+        ({"functions": [{"name": "math"}, {"name": "math"}]}, "reward.functions: math"),
         ({"functions": [{"name": "math", "weight": 0}]}, "expected one weight other than 0"),
         ({"functions": [{"name": "math", "wieght": 1}]}, "did you mean reward.functions.0.weight?"),
         ({"functions": [{"name": "math", "weight": float("inf")}]}, "expected a finite number, got inf"),
