@@ -1,9 +1,9 @@
-"""The tokens of an episode: which of them the policy chose, and what stands between its turns.
+"""The tokens of an episode: those that the policy chose, and those of the environment.
 
-What the policy sampled stays as it is; only what the environment adds is encoded. A text prompt is simply continued
-by the observation. Messages go through the chat template: where the conversation with the new message is rendered as
-an extension of what the policy read and wrote, what is added is its end. A template that rewrites what was before
-(such as one that drops earlier reasoning) begins a new row, whose context is the conversation as rendered now.
+Sampled tokens never change; only observations are encoded. An observation is appended to a text prompt.
+Messages are rendered by the chat template: if the conversation with the new message extends the previous
+text, the extension is appended. A template that rewrites earlier turns (such as one that drops earlier
+reasoning) starts a new row, whose context is the conversation as rendered now.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from agro.types import Messages, Prompt
 
 @dataclass
 class Row:
-    """One sequence: a context that isn't the policy's, then actions, with observations between them."""
+    """One sequence: a context, then actions and observations. `context`: tokens before the first action."""
 
     tokens: list[int]
-    context: int = field(init=False)  # tokens before the first action
+    context: int = field(init=False)
     action: list[bool] = field(init=False)
     logp: list[float] = field(init=False)
 
@@ -30,35 +30,34 @@ class Row:
         self.action, self.logp = [False] * self.context, [math.nan] * self.context
 
     def add(self, tokens: list[int], *, action: bool, logp: list[float] | None = None) -> None:
-        self.tokens = self.tokens + tokens  # a new list: the old one may still be decoded from
+        self.tokens = self.tokens + tokens  # a new list: the sampler may still use the old one
         self.action += [action] * len(tokens)
         self.logp += logp or [math.nan] * len(tokens)
 
 
 class Transcript:
     def __init__(self, policy: Policy, prompt: Prompt, ids: list[int]) -> None:
-        """`ids` are those of the prompt."""
+        """`ids`: those of the prompt."""
         self.policy = policy
         self.rows = [Row(ids)]
-        self.messages: Messages | None = (
-            None if policy.chat.is_text(prompt.text) else list(policy.chat.messages(prompt.text))
-        )
+        self.messages: Messages | None = None
+        if not policy.chat.is_text(prompt.text):
+            self.messages = list(policy.chat.messages(prompt.text))
         self.text = policy.render(prompt.text)  # of the last row
 
     def act(self, tokens: list[int], logp: list[float] | None = None) -> None:
-        """A turn of the policy, its end token included."""
+        """Append a turn of the policy, with its end token."""
         self.rows[-1].add(tokens, action=True, logp=logp)
         ended = tokens[-1] in self.policy.eos_ids
-        written = self.policy.tokenizer.decode(
-            tokens[:-1] if ended else tokens, clean_up_tokenization_spaces=False
-        )
+        text = tokens[:-1] if ended else tokens
+        written = self.policy.tokenizer.decode(text, clean_up_tokenization_spaces=False)
         self.text += written
         self._end = self.policy.tokenizer.decode(tokens[-1:]) if ended else ""
         if self.messages is not None:
             self.messages.append({"role": "assistant", "content": written})
 
     def observe(self, observation: str, role: str) -> bool:
-        """Let the policy read the observation; False, and nothing changes, where its context has no room for more."""
+        """Append an observation. False, without a change, if it doesn't fit into the model's context."""
         row, new = self.rows[-1], None
         if self.messages is None:
             ids = self.policy.encode_text(observation)
@@ -68,12 +67,13 @@ class Transcript:
             so_far = self.text + self._end
             if observation.strip() not in text:
                 raise Refused(
-                    f"environment: the chat template of {self.policy.name} doesn't show messages of role {role!r} "
-                    f"(here {observation!r:.80}); give them another role (environment.options.role)"
+                    f"environment: the chat template of {self.policy.name} doesn't show messages of role "
+                    f"{role!r} (here {observation!r:.80}); give them another role (environment.options.role)"
                 )
             new = not text.startswith(so_far)
             ids = self.policy.encode_text(text if new else text[len(so_far) :])
-        if (0 if new else len(row.tokens)) + len(ids) >= self.policy.context:
+        before = 0 if new else len(row.tokens)
+        if before + len(ids) >= self.policy.context:
             return False
         if self.messages is not None:
             self.messages.append(message)
