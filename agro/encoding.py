@@ -161,9 +161,9 @@ class Encoder:
             if several or sample.context_tokens is not None:
                 raise Unusable(
                     "turns of another tokenizer",
-                    f"{where}: its response has tokens that the policy didn't choose, or another context than "
-                    "the prompt, and this is known for the tokens of another tokenizer only; use a model with "
-                    "that tokenizer, or remove the sample",
+                    f"{where}: the response has tokens that the policy didn't choose, or another context "
+                    "than the prompt, and this is known for the tokens of another tokenizer only; use a "
+                    "model with that tokenizer, or remove the sample",
                 )
             return [(self.render(sample.prompt), False), (sample.response, True)]
         check_turns(turns, f"{where}: meta.continuation")
@@ -203,7 +203,7 @@ class Encoder:
             shown = bad[:5] + ["…"] * (len(bad) > 5)
             raise Unusable(
                 "unknown characters",
-                f"{where}: the tokenizer doesn't know {', '.join(shown)}; use a model whose vocabulary has them, "
+                f"{where}: the tokenizer doesn't know {', '.join(shown)}; use a model with a larger vocabulary, "
                 "or remove the sample",
             )
 

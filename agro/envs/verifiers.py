@@ -51,8 +51,8 @@ class Verifiers:
         self.name = f"verifiers:{id}"
         if getattr(self.program, "tool_defs", None):
             raise Refused(
-                f"environment.name: {self.name} needs a model's server that parses tool calls, but agro gives "
-                "plain text. Use an environment whose tools are called in the text"
+                f"environment.name: {self.name} needs a model's server that parses tool calls, but "
+                "agro gives plain text. Use an environment whose tools are called in the text"
             )
         self.loop = asyncio.new_event_loop()
 

@@ -154,8 +154,8 @@ def _name_of(function: Callable[..., Any]) -> str:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if not module or not name or "<" in name:
         raise Refused(
-            f"reward: {function!r} can't be imported by another process; expected a function at the top level of "
-            "a module or file"
+            f"reward: {function!r} can't be imported by another process; expected a function at the top "
+            "level of a module or file"
         )
     if module != "__main__":
         return f"{module}:{name}"
