@@ -203,8 +203,8 @@ class Encoder:
             shown = bad[:5] + ["…"] * (len(bad) > 5)
             raise Unusable(
                 "unknown characters",
-                f"{where}: the tokenizer doesn't know {', '.join(shown)}; use a model with a larger vocabulary, "
-                "or remove the sample",
+                f"{where}: the tokenizer doesn't know {', '.join(shown)}; use a model with a larger "
+                "vocabulary, or remove the sample",
             )
 
 
