@@ -259,9 +259,7 @@ class Reward(Section):
 class Environment(Section):
     """Responses become episodes of several turns; `sampler.max_new` is then of a turn."""
 
-    name: str = Field(
-        description="verifiers:ENV_ID, or an environment as module:Class or file.py:Class"
-    )
+    name: str = Field(description="verifiers:ENV_ID, or an environment as module:Class or file.py:Class")
     options: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the environment")
     max_turns: Count = Field(8, description="turns of the policy in an episode at most")
 
