@@ -1,7 +1,7 @@
 """Prompts and conversations as text: the chat template and its options.
 
-The generation prompt, which opens the assistant's turn, is added by `Chat.prompt` only. All of it belongs to the
-prompt, including a thinking block that the template opens.
+The generation prompt, which opens the assistant's turn, is added by `Chat.prompt` only. All of it belongs
+to the prompt, including a thinking block that the template opens.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _SYSTEM = ("system", "developer")
 class Rewritten(ValueError):
     """The template renders a turn differently once other turns follow it.
 
-    Then no single sequence contains the context of every turn. Qwen3 and DeepSeek-R1 drop the thinking of earlier
-    turns in this way.
+    Then no single sequence contains the context of every turn. Qwen3 and DeepSeek-R1 drop the thinking of
+    earlier turns in this way.
     """
 
 
@@ -53,9 +53,7 @@ class Chat:
             tokenizer.chat_template = _read(config.template)
         template = tokenizer.chat_template
         if config != configuration.Chat() and not template:
-            raise Refused(
-                "[policy.chat]: the tokenizer has no chat template; set policy.chat.template, or remove the section"
-            )
+            raise Refused("[policy.chat]: the tokenizer has no chat template; set policy.chat.template")
         for name in config.options:
             if name in set(inspect.signature(tokenizer.apply_chat_template).parameters) - _FREE:
                 raise Refused(
@@ -97,8 +95,8 @@ class Chat:
         if self._settings:
             setting = next(iter(self._settings))
             raise Refused(
-                f"prompt {prompt!r:.80}: policy.chat.{setting} is for conversations, but this is plain text; set "
-                "policy.chat.wrap = true, which makes it a user message, or remove the setting"
+                f"prompt {prompt!r:.80}: policy.chat.{setting} is for conversations, but this is plain text; "
+                "set policy.chat.wrap = true, which makes it a user message, or remove the setting"
             )
         return True
 
@@ -118,8 +116,9 @@ class Chat:
     ) -> list[tuple[str, bool]]:
         """A prompt and its following turns as one text, in parts: (text, whether the assistant chose it).
 
-        A part of the assistant ends with the first of `ends`, the texts of the end tokens. What the template adds
-        after it belongs to the next part. The last turn has no end token unless it is `closed`.
+        A part of the assistant ends with the first of `ends`, the texts of the end tokens. What the
+        template adds after it belongs to the next part. The last turn has no end token unless it is
+        `closed`.
 
         Raises `Rewritten` where the template changes earlier turns.
         """

@@ -67,7 +67,8 @@ class Encoder:
         return text
 
     def prompt(self, text: Text) -> list[int]:
-        """Ids of a prompt, with the tokens that the tokenizer adds before it (such as a BOS), without those after it.
+        """Ids of a prompt, with the tokens that the tokenizer adds before it (such as a BOS), without those
+        after it.
 
         An empty text is the BOS alone, or the EOS where the tokenizer has no BOS. Messages (and texts, with
         policy.chat.wrap) are rendered by the chat template, with its generation prompt.
@@ -106,16 +107,16 @@ class Encoder:
     def encode(self, sample: Sample, max_length: int | None = None) -> Sample:
         """The sample with `tokens`, `action` and `tokenizer` of this encoding.
 
-        Tokens of the same tokenizer are kept. Otherwise prompt and response are encoded separately, and an end token
-        is appended unless there is one, or the response was truncated (`meta["finish"] == "length"`). Where
-        `meta["continuation"]` is the response as a list of turns, with user and tool messages between the
-        assistant's, each turn is encoded separately, and the actions are the assistant's tokens with their end
-        tokens. Values per token of another encoding (`learn`, `behavior_logp`, `token_reward`, versions) become
-        unknown, unless both encodings are equal.
+        Tokens of the same tokenizer are kept. Otherwise prompt and response are encoded separately, and an
+        end token is appended unless there is one, or the response was truncated (`meta["finish"] ==
+        "length"`). Where `meta["continuation"]` is the response as a list of turns, with user and tool
+        messages between the assistant's, each turn is encoded separately, and the actions are the
+        assistant's tokens with their end tokens. Values per token of another encoding (`learn`,
+        `behavior_logp`, `token_reward`, versions) become unknown, unless both encodings are equal.
 
-        Raises `Unusable` with a `reason`: longer than `max_length` or the model's context, characters that the
-        tokenizer doesn't know, an empty response, ids outside the model's vocabulary, several turns with a template
-        that rewrites earlier ones.
+        Raises `Unusable` with a `reason`: longer than `max_length` or the model's context, characters that
+        the tokenizer doesn't know, an empty response, ids outside the model's vocabulary, several turns
+        with a template that rewrites earlier ones.
         """
         where = f"prompt {sample.prompt_id}"
         if sample.id is not None:
@@ -173,16 +174,16 @@ class Encoder:
             if several or sample.context_tokens is not None:
                 raise Unusable(
                     "turns of another tokenizer",
-                    f"{where}: its response has tokens that the policy didn't choose, or another context than the "
-                    "prompt, and this is known for the tokens of another tokenizer only; use a model with that "
-                    "tokenizer, or remove the sample",
+                    f"{where}: the response has tokens that the policy didn't choose, or another context "
+                    "than the prompt, and this is known for the tokens of another tokenizer only; use a "
+                    "model with that tokenizer, or remove the sample",
                 )
             return [(self.render(sample.prompt), False), (sample.response, True)]
         check_turns(turns, f"{where}: meta.continuation")
         if self.chat.is_text(sample.prompt):
             raise Refused(
-                f"{where}: the response is a conversation, but the prompt is plain text; give messages, or set "
-                "policy.chat.wrap"
+                f"{where}: the response is a conversation, but the prompt is plain text; give messages, or "
+                "set policy.chat.wrap"
             )
         ends = [self.chat.tokenizer.convert_ids_to_tokens(i) for i in self.eos_ids]
         try:
@@ -190,8 +191,9 @@ class Encoder:
         except Rewritten as error:
             raise Unusable(
                 "template rewrites history",
-                f"{where}: the chat template of {self.name} changes earlier turns, so no single sequence contains "
-                f"the context of every turn ({error}); make each turn a sample, or use another policy.chat.template",
+                f"{where}: the chat template of {self.name} changes earlier turns, so no single sequence "
+                f"contains the context of every turn ({error}); make each turn a sample, or use another "
+                "policy.chat.template",
             ) from None
 
     def _closing(self, sample: Sample) -> list[int]:
@@ -214,8 +216,8 @@ class Encoder:
             shown = bad[:5] + ["…"] * (len(bad) > 5)
             raise Unusable(
                 "unknown characters",
-                f"{where}: the tokenizer doesn't know {', '.join(shown)}; use a model whose vocabulary has them, or "
-                "remove the sample",
+                f"{where}: the tokenizer doesn't know {', '.join(shown)}; use a model with a larger "
+                "vocabulary, or remove the sample",
             )
 
 

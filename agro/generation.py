@@ -1,9 +1,9 @@
 """A model's generation_config.json: only its end tokens are used.
 
-A response ends with the tokenizer's EOS, with any token of `eos_token_id`, or with the token by which the chat
-template ends an assistant's turn. Temperature, top-k, penalties and the like are ignored, because they would change
-the sampling distribution: `[sampler]` decides. The ignored values are shown when a run starts. The file is saved
-with the model without changes.
+A response ends with the tokenizer's EOS, with any token of `eos_token_id`, or with the token by which the
+chat template ends an assistant's turn. Temperature, top-k, penalties and the like are ignored, because they
+would change the sampling distribution: `[sampler]` decides. The ignored values are shown when a run starts.
+The file is saved with the model without changes.
 """
 
 from __future__ import annotations

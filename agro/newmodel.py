@@ -20,8 +20,8 @@ PAD, BOS, EOS, UNK = SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
 def new_model(folder: str | Path, spec: NewModel, seed: int) -> None:
     """Write model and tokenizer into `folder`; the same bytes for the same `spec` and `seed`.
 
-    The vocabulary is <pad>, <bos>, <eos>, <unk>, then the characters. <bos> precedes a text. Decoding is exact, even
-    for the name of a special token.
+    The vocabulary is <pad>, <bos>, <eos>, <unk>, then the characters. <bos> precedes a text. Decoding is
+    exact, even for the name of a special token.
     """
     if spec.hidden % spec.heads or spec.hidden // spec.heads % 2:
         raise Refused(

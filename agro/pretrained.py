@@ -61,16 +61,15 @@ def pretrained(name: str, config: configuration.Policy) -> tuple[Any, Any]:
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, safetensors.SafetensorError) as error:
         raise Refused(
             f"{name}: can't be loaded: {str(error).strip() or type(error).__name__}\n"
-            "expected a causal language model with its tokenizer and model.safetensors, in a folder or on the "
-            "hub (pickled weights are not read: convert them with save_pretrained)" + _offline(name, local)
+            "expected a causal language model with its tokenizer and model.safetensors, in a folder or on "
+            "the hub (pickled weights are not read: convert them with save_pretrained)"
+            + _offline(name, local)
         ) from error
     for what in ("missing_keys", "mismatched_keys"):
         if report[what]:
             keys = sorted(k if isinstance(k, str) else k[0] for k in report[what])
             problem = f"{len(keys)} {what.replace('_', ' ')} in its weights ({', '.join(keys[:3])}, …)"
-            raise Refused(
-                f"{name}: {problem}: they would be random; expected the complete model, as save_pretrained writes it"
-            )
+            raise Refused(f"{name}: {problem}: they would be random; expected a complete model")
     return model, tokenizer
 
 
@@ -78,8 +77,8 @@ def _offline(name: str, local: bool) -> str:
     if local or not huggingface_hub.is_offline_mode():
         return ""
     return (
-        f"\nHF_HUB_OFFLINE is set, and {name} is not complete in the hub's cache: unset it, or download the model "
-        f"where there is a network (hf download {name}) and give the folder"
+        f"\nHF_HUB_OFFLINE is set, and {name} is not complete in the hub's cache: unset it, or download the "
+        f"model where there is a network (hf download {name}) and give the folder"
     )
 
 

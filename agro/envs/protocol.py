@@ -1,4 +1,4 @@
-"""What an environment is: `Turn` and `Environment`."""
+"""The protocol of environments: `Turn` and `Environment`."""
 
 from __future__ import annotations
 
@@ -11,38 +11,43 @@ from agro.types import Prompt
 
 @dataclass(frozen=True)
 class Turn:
-    """What an environment says to one turn of the policy.
+    """The response of an environment to one turn of the policy.
 
-    An environment that gives rewards gives a number at every turn (0.0 where one earns nothing): the reward of the
-    episode is their sum. One that leaves them to the configured reward gives None at every turn.
+    Args:
+        observation: what the policy reads next; None only where the episode is done. reward: an environment
+        with rewards returns a number at every turn (0.0 for none), and the reward of the
+            episode is their sum. One without rewards returns None at every turn; the configured reward is
+        used. done: whether the episode ends. info: JSON, stored in the sample's meta. "tool": the tool that
+        was called. role: of the observation's message, where the prompt is messages.
     """
 
-    observation: str | None = None  # what the policy reads next; None only where the episode is done
+    observation: str | None = None
     reward: float | None = None
     done: bool = False
-    info: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # JSON; kept in the sample's meta. "tool": one was called
-    role: str = "user"  # of the observation's message, where the prompt is messages
+    info: Mapping[str, Any] = field(default_factory=dict)
+    role: str = "user"
 
 
 class Environment(Protocol):
-    """Answers the policy's turns. Episodes are told apart by their state alone: many are played at once, in any order.
+    """Responds to the policy's turns. Many episodes are played at once, in any order; all of an episode is
+    its state.
 
-    The same prompt and turns must give the same answers, or a resumed run isn't the run that never stopped. What
-    `reset` or `step` raises belongs to its episode: it ends there, and its reward stays unknown.
+    The same prompt and turns must give the same observations. Otherwise a resumed run differs from an
+    uninterrupted one. If `reset` or `step` raises an error, the episode ends and its reward stays unknown.
+
+    `stop`: texts that end a turn, such as the end of a tool call. An end token always ends one.
     """
 
     name: str
-    stop: tuple[str, ...]  # texts that end a turn, such as the end of a tool call; an end token always does
+    stop: tuple[str, ...]
 
     def reset(self, prompt: Prompt) -> Any:
-        """The state of a new episode, anything that `step` reads and may change. `prompt.columns` are the file's."""
+        """The state of a new episode, which `step` may change. `prompt.columns`: those of the file."""
         ...
 
     def step(self, state: Any, text: str) -> Turn:
-        """What follows a turn of the policy: its text, the stop text that ended it included.
+        """Respond to a turn. `text` includes the stop text that ended it.
 
-        It is called for every turn: the last one allowed, and one that was cut by the length, too.
+        It is called for every turn, also for the last one allowed and for truncated ones.
         """
         ...

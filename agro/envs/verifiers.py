@@ -1,9 +1,9 @@
-"""Programs written for the `verifiers` library (PrimeIntellect; 0.1.14): `environment.name = "verifiers:ENV_ID"`.
+"""Environments of the `verifiers` library (PrimeIntellect; 0.1.14): `environment.name = "verifiers:ENV_ID"`.
 
-The library plays its own rollout, and asks a client of ours for each response; the client waits for the policy's next
-turn. Prompts come from the program's data set: `python -m agro.envs.verifiers ENV_ID FILE.jsonl [KEY=VALUE …]` writes
-them. The reward is the program's rubric, at the end of its rollout; an episode that agro ends before (a turn cut by
-the length, environment.max_turns, the context) has earned 0.
+The library runs its own rollout and requests each response from a client, which waits for the policy's next
+turn. Prompts come from the environment's data set: `python -m agro.envs.verifiers ENV_ID FILE.jsonl
+[KEY=VALUE …]` writes them. The reward is that of the rubric at the end of the rollout, and 0 for an episode
+that agro ends earlier (truncation, environment.max_turns, the context).
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ MODEL = "agro"
 
 
 def library() -> Any:
-    """The module `verifiers`; `Refused` where it isn't there, or isn't one that has programs of this kind."""
+    """The module `verifiers`. Raises `Refused` where it is missing or has another version."""
     try:
         import verifiers
         from verifiers.clients import Client  # noqa: F401
     except ImportError as error:
         raise Refused(
-            f"environment.name: verifiers:… needs the library verifiers, 0.1.14 (later ones run programs otherwise): pip install 'agro[envs]' ({error})"
+            "environment.name: verifiers:… needs version 0.1.14 of the library verifiers: "
+            f"pip install 'agro[envs]' ({error})"
         ) from None
     return verifiers
 
 
 class Verifiers:
-    """The program `id`, with `options` as keyword arguments of its `load_environment`."""
+    """The environment `id`. `options` are keyword arguments of its `load_environment`."""
 
     stop: tuple[str, ...] = ()
 
@@ -50,8 +51,8 @@ class Verifiers:
         self.name = f"verifiers:{id}"
         if getattr(self.program, "tool_defs", None):
             raise Refused(
-                f"environment.name: {self.name} calls tools through the model's server, which parses them; "
-                "agro gives it plain text. Use a program whose tools are called in the text"
+                f"environment.name: {self.name} needs a model's server that parses tool calls, but "
+                "agro gives plain text. Use an environment whose tools are called in the text"
             )
         self.loop = asyncio.new_event_loop()
 
@@ -60,7 +61,7 @@ class Verifiers:
         asked = plain(self.loop.run_until_complete(rollout.asked()))
         if asked != (prompt.text if isinstance(prompt.text, list) else plain(prompt.text)):
             raise ValueError(
-                f"the program begins with {asked!r:.80}, not with the prompt; write its own prompts"
+                f"the environment starts with {asked!r:.80} and not with the prompt; write its own prompts"
             )
         return rollout
 
@@ -69,13 +70,13 @@ class Verifiers:
         messages = self.loop.run_until_complete(state.answer(text))
         if messages is None:
             return Turn(reward=state.reward(), done=True)
-        new = plain(messages)[before + 1 :]  # after the prompt so far, and our turn
+        new = plain(messages)[before + 1 :]  # after the conversation before, and the policy's turn
         if len(new) != 1:
             raise ValueError(f"expected one message between two turns, got {new!r:.200}")
         return Turn(new[0]["content"], 0.0, role=new[0]["role"])
 
     def prompts(self) -> list[dict[str, Any]]:
-        """The program's data set as lines of a prompts file."""
+        """The environment's data set as lines of a prompts file."""
         found = []
         for row in self.program.get_dataset():
             kept = {k: v for k, v in row.items() if v is not None}
@@ -86,7 +87,7 @@ class Verifiers:
 
 
 class Rollout:
-    """One rollout of the library, held up wherever it waits for a response."""
+    """One rollout of the library, which waits for each response."""
 
     def __init__(self, environment: Verifiers, task: dict[str, Any]) -> None:
         self.messages: Sequence[Any] = []
@@ -97,13 +98,12 @@ class Rollout:
         self._reply: asyncio.Future[str] | None = None
 
     def __del__(self) -> None:
-        if (
-            self._task.cancel() and not self._loop.is_closed()
-        ):  # the episode ended before the rollout, which cleans up
+        cancelled = self._task.cancel()  # the episode ended before the rollout, which cleans up
+        if cancelled and not self._loop.is_closed():
             self._loop.run_until_complete(asyncio.wait([self._task]))
 
     async def asked(self) -> Sequence[Any] | None:
-        """The messages that the rollout wants a response to; None where it is over."""
+        """The messages of the next request; None at the end of the rollout."""
         request = asyncio.ensure_future(self._requests.get())
         await asyncio.wait([request, self._task], return_when=asyncio.FIRST_COMPLETED)
         if not request.done():
@@ -128,7 +128,7 @@ class Rollout:
 
 
 def _client(requests: asyncio.Queue[Any]) -> Any:
-    """A client of the library whose responses come from whoever reads `requests`."""
+    """A client of the library that puts its requests into a queue and waits for the responses."""
     from verifiers.clients import Client
     from verifiers.types import Response, ResponseMessage
 
@@ -139,7 +139,7 @@ def _client(requests: asyncio.Queue[Any]) -> Any:
             message = ResponseMessage(content=await reply, finish_reason="stop", is_truncated=False)
             return Response(id="", created=0, model=MODEL, message=message)
 
-    Waiting.__abstractmethods__ = frozenset()  # what translates to a server's requests isn't needed
+    Waiting.__abstractmethods__ = frozenset()  # methods for servers aren't needed
     return Waiting(None)
 
 

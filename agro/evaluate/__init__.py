@@ -22,7 +22,8 @@ __all__ = ["Heldout", "heldout", "pass_at_k"]
 class Heldout:
     """Rewards of n responses to each of M held-out prompts.
 
-    `rewards`: [M,n], NaN where scoring failed. `samples`: in the order of prompts. `errors`: of failed scores.
+    `rewards`: [M,n], NaN where scoring failed. `samples`: in the order of prompts. `errors`: of failed
+    scores.
     """
 
     rewards: NDArray[np.float64]

@@ -31,7 +31,8 @@ _WRAPPINGS = (
 
 
 def after_marker(text: str, marker: str = MARKER) -> str | None:
-    """The text after the last `marker`, to the end of its line or on the next nonempty line; None without one.
+    """The text after the last `marker`, to the end of its line or on the next nonempty line; None without
+    one.
 
     Case is ignored. A marker that starts with a letter or digit starts a word: "A:" isn't in "area:".
     """
@@ -46,9 +47,10 @@ def after_marker(text: str, marker: str = MARKER) -> str | None:
 def conclusion(text: str) -> str:
     r"""The conclusion of a solution.
 
-    Thinking is removed: everything before the last </think>, or after a <think> that is never closed. A last line
-    that starts with #### is the answer (GSM8K). Of several \boxed{…} only the last ones stay boxed: a box is unboxed
-    if, before the next one, a sentence ends or a word such as "but" or "thus" revises it.
+    Thinking is removed: everything before the last </think>, or after a <think> that is never closed. A
+    last line that starts with #### is the answer (GSM8K). Of several \boxed{…} only the last ones stay
+    boxed: a box is unboxed if, before the next one, a sentence ends or a word such as "but" or "thus"
+    revises it.
     """
     _, thought, rest = text.rpartition("</think>")
     if thought:
@@ -89,9 +91,9 @@ def last_match(text: str, pattern: str) -> str | None:
 def normalize(answer: str) -> str:
     r"""A canonical form, so that equal answers are equal texts.
 
-    Runs of white space become one space. These are removed: a trailing . , ; : or !; markup around the text ($…$,
-    \(…\), \[…\], \boxed{…}, \text{…}, **…**, *…*, `…`, "…"); a leading $; thousands separators, a plus, leading
-    zeros and trailing zeros of the fraction of a decimal number: "$1,000.00" becomes "1000".
+    Runs of white space become one space. These are removed: a trailing . , ; : or !; markup around the text
+    ($…$, \(…\), \[…\], \boxed{…}, \text{…}, **…**, *…*, `…`, "…"); a leading $; thousands separators, a
+    plus, leading zeros and trailing zeros of the fraction of a decimal number: "$1,000.00" becomes "1000".
     """
     text, before = " ".join(answer.split()), None
     while text != before:

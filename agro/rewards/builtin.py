@@ -75,10 +75,10 @@ def exact(options: Mapping[str, Any], **_: Any) -> AnswerReward:
 def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> AnswerReward:
     """1.0 where the final answer of the response is the answer (`answers.matches`), else 0.0.
 
-    Options: `marker` ("the final answer is"): the final answer follows its last occurrence on that line; `pattern`:
-    the final answer is the group of this regular expression's last match; `answer_marker`: the sample's answer
-    follows this marker in its column (GSM8K's "#### 18").
-    A pattern runs in worker processes, because it may never end.
+    Options: `marker` ("the final answer is"): the final answer follows its last occurrence on that line;
+    `pattern`: the final answer is the group of this regular expression's last match; `answer_marker`: the
+    sample's answer follows this marker in its column (GSM8K's "#### 18"). A pattern runs in worker
+    processes, because it may never end.
     """
     given = _options("regex", options, marker=answers.MARKER, pattern="", answer_marker="")
     marker, pattern = given["marker"], given["pattern"]
@@ -120,9 +120,9 @@ def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> Answer
 def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) -> AnswerReward:
     """1.0 where the response's final answer equals the sample's as mathematics, else 0.0.
 
-    Both are read by `answers.conclusion` and math-verify (`mathematics`), unless they are equal texts or numbers. The
-    reward is unknown if the answer contains no mathematics, or if a comparison fails or takes more than `timeout`
-    seconds. Workers compare `AT_ONCE` responses per call.
+    Both are read by `answers.conclusion` and math-verify (`mathematics`), unless they are equal texts or
+    numbers. The reward is unknown if the answer contains no mathematics, or if a comparison fails or takes
+    more than `timeout` seconds. Workers compare `AT_ONCE` responses per call.
     """
     _options("math", options)
     if importlib.util.find_spec("math_verify") is None:

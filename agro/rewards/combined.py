@@ -12,8 +12,8 @@ from agro.types import Sample
 class CombinedReward:
     """Σ weight · value over `parts`: name -> (reward, weight).
 
-    The reward is unknown where a part with a weight is unknown. A part of weight 0 is measured and not counted.
-    `Score.parts` has the unweighted values.
+    The reward is unknown where a part with a weight is unknown. A part of weight 0 is measured and not
+    counted. `Score.parts` has the unweighted values.
     """
 
     def __init__(self, name: str, parts: Mapping[str, tuple[Reward, float]]) -> None:

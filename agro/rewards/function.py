@@ -2,22 +2,22 @@
 
     def reward(prompts, completions, **columns) -> list[float | None]
 
-All arguments come by name, each a list with one value a response:
+All arguments are passed by name, each a list with one value per response:
 - `prompts`: text, or messages; `completions`: text, or for messages [{"role": "assistant", "content": …}];
 - `completion_ids`: the response's tokens with the end token, None where they are unknown;
-- every column of the prompts file (the samples' `meta`), None where a sample lacks it. What agro itself notes there
-  (`RESERVED`) isn't passed;
-- `reward.options` of the configuration, as they are.
-A function without `**columns` gets what it names. It may be `async`. TRL's `trainer_state`, `log_extra` and
-`log_metric` don't exist here. It should judge each response by itself: which ones share a call isn't promised, and
-a call that fails is repeated response by response.
+- every column of the prompts file (the samples' `meta`), None where a sample has no value. agro's own entries
+  (`RESERVED`) are not passed;
+- `reward.options` of the configuration. A function without `**columns` gets the arguments that it names. It
+may be `async`. TRL's `trainer_state`, `log_extra` and `log_metric` are not passed. It should score each
+response independently: which responses share a call is undefined, and a call that fails is repeated for
+each response.
 
     def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | dict
 
-A function that names `solution_str` and `ground_truth` is verl's: one call a response, all by name. `solution_str` is
-the response, `data_source` and `extra_info` are the columns of these names (None and {} where there are none),
-`ground_truth` is that column, or `reward_model.ground_truth`, or `answer`. Of a dict "score" is taken. It may be
-`async`: a worker awaits all of its responses at once.
+A function that names `solution_str` and `ground_truth` is called as by verl: one call per response, all by
+name. `solution_str` is the response; `data_source` and `extra_info` are the columns of these names (default
+None and {}); `ground_truth` is that column, or `reward_model.ground_truth`, or `answer`. "score" of a dict
+is the reward. It may be `async`: a worker awaits all of its responses together.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ RESERVED = frozenset({"prompt", "completion", "finish", "index", "reward_error",
 
 
 class FunctionReward:
-    """A function called in `workers` processes, at most `timeout` seconds a response.
+    """A function called in `workers` processes, with at most `timeout` seconds per response.
 
-    `function` is module:function, file.py:function, or a function that stands at the top of a module or file.
-    Raises `Refused` where it can't be imported or can't be called so. A response on which it raises, hangs, dies or
-    returns no finite number gets `Score(None, error)`; the others of the same call keep theirs.
+    `function` is module:function, file.py:function, or a function at the top level of a module or file.
+    Raises `Refused` where it can't be imported or has other parameters. A response on which it raises an
+    error, hangs, crashes or returns no finite number gets `Score(None, error)`; the others of the same call
+    keep their scores.
     """
 
     def __init__(
@@ -78,10 +79,8 @@ class FunctionReward:
         for option in self._options:
             if not self._pool.accepts(option):
                 near = get_close_matches(option, known, 1, 0.5)
-                raise Refused(
-                    f"reward.options.{option}: {self.name} takes no such argument; "
-                    + (f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}")
-                )
+                hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
+                raise Refused(f"reward.options.{option}: {self.name} takes no such argument; {hint}")
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         if self._is_verl:
@@ -136,7 +135,7 @@ def _ground_truth(sample: Sample) -> Any:
 
 
 def _located(name: str) -> str:
-    """`name` with the path of its file made absolute."""
+    """`name` with the absolute path of its file."""
     place, colon, function = name.rpartition(":")
     if not colon or not place or not function:
         raise Refused(f"reward.name: expected module:function or file.py:function, got {name!r}")
@@ -155,11 +154,12 @@ def _name_of(function: Callable[..., Any]) -> str:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if not module or not name or "<" in name:
         raise Refused(
-            f"reward: {function!r} can't be found by another process; expected a function at the top of a module or file"
+            f"reward: {function!r} can't be imported by another process; expected a function at the top "
+            "level of a module or file"
         )
     if module != "__main__":
         return f"{module}:{name}"
     try:
         return f"{inspect.getfile(function)}:{name}"
     except (TypeError, OSError):
-        raise Refused(f"reward: {name} stands in no file; put it into one and give file.py:{name}") from None
+        raise Refused(f"reward: {name} is in no file; write it into one and give file.py:{name}") from None

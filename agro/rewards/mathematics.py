@@ -1,7 +1,8 @@
 """The workers of the reward `math`: are two answers equal as mathematics? By math-verify (SymPy).
 
-Worker processes load this file by its path, so that only they import math-verify (0.5 s). Its own time limits are
-off, because they would report a timeout as "not equal". The pool's limit leaves the reward unknown.
+Worker processes load this file by its path, so that only they import math-verify (0.5 s). Its own time
+limits are off, because they would report a timeout as "not equal". The pool's limit leaves the reward
+unknown.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _NAME = re.compile(r"(?<![A-Za-z\\])(pi|sin|cos|tan|log|ln|exp)(?![A-Za-z])")
 
 
 def grade(completions: list[str], answer: list[str]) -> list[float | None]:
-    """For each response 1.0 where its answer is correct, 0.0 where it is not or missing; None: see `equal`."""
+    """For each response 1.0 where its answer is correct, 0.0 where it is not; None: see `equal`."""
     return [equal(text, known) for text, known in zip(completions, answer)]
 
 
 def equal(response: str, answer: str) -> float | None:
-    """1.0 or 0.0; None where `answer` contains no mathematics. Raises where math-verify can't compare them."""
+    """1.0 or 0.0; None where `answer` has no mathematics. Raises where math-verify can't compare them."""
     known = _read(answer)
     if not known:
         return None
@@ -42,8 +43,8 @@ def equal(response: str, answer: str) -> float | None:
 def _read(text: str) -> list[Any]:
     """The expression of a text's answer, in a list; empty where there is none.
 
-    math-verify looks for LaTeX between delimiters, then for the last number. A bare expression ("x^2 + 1") has no
-    delimiters: it is parsed as LaTeX first. A number is parsed as LaTeX last.
+    math-verify looks for LaTeX between delimiters, then for the last number. A bare expression ("x^2 + 1")
+    has no delimiters: it is parsed as LaTeX first. A number is parsed as LaTeX last.
     """
     text = _EXPONENT.sub(lambda found: f"{Decimal(found[0]):f}", text.strip())
     if _MARKUP.search(text):

@@ -96,9 +96,10 @@ def check_failures(samples: Sequence[Sample], scores: Sequence[Score], max_faile
         lines.append(f"  {sum(map(len, common[3:]))} of other causes")
     share = f"{len(failed)} of {len(scores)} ({percent(len(failed) / len(scores))})"
     raise Refused(
-        f"reward: {share} responses of this step could not be scored; reward.max_failed is {percent(max_failed)}\n"
+        f"reward: {share} responses of this step could not be scored; "
+        f"reward.max_failed is {percent(max_failed)}\n"
         + "\n".join(lines)
-        + "\nFix the reward or the data, or raise reward.timeout or reward.max_failed; then continue with --resume"
+        + "\nFix the reward or the data, or raise reward.timeout or reward.max_failed; then use --resume"
     )
 
 

@@ -1,8 +1,9 @@
 """The child process of `agro.rewards.workers`: loads one function and calls it, JSON lines in and out.
 
-Standard library only, and never imported: it starts in about 50 ms and can fall without the trainer. The first line
-it reads is {"function", "path", "options", "limit"}, the others {"id", "arguments", "n", "each", "limit"}; it answers
-each with one line: {"parameters", "any"} or {"refused"}, then {"id", "scores": [[value, error], …]} or {"id", "error"}.
+Standard library only, and never imported: it starts in about 50 ms, and its crashes don't affect the
+trainer. The first line of its input is {"function", "path", "options", "limit"}, the others are {"id",
+"arguments", "n", "each", "limit"}. It replies to each with one line: {"parameters", "any"} or {"refused"},
+then {"id", "scores": [[value, error], …]} or {"id", "error"}.
 """
 
 from __future__ import annotations
@@ -22,18 +23,16 @@ from operator import attrgetter
 from typing import Any
 
 INNER = (__file__, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
-GRACE = 5.0  # seconds after a limit at which the worker ends by itself, should its parent have died
+GRACE = 5.0  # seconds after a limit until the worker ends by itself, if its parent died
 
 
 def main() -> None:
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(
-        os.open(os.devnull, os.O_RDONLY), 0
-    )  # the function's own reading and printing stay out of the protocol
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # input and output of the function are not the protocol's
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("800")  # where memory runs out, Linux ends this process and not the trainer
+        file.write("800")  # without memory, Linux kills this process and not the trainer
 
     def reply(**message: Any) -> None:
         replies.write(json.dumps(message).encode() + b"\n")
@@ -52,7 +51,7 @@ def main() -> None:
             with time_limit(request["limit"]):
                 judge = call_each if request["each"] else call
                 scores = judge(function, request["arguments"], first["options"], request["n"])
-        except BaseException as error:  # noqa: BLE001 the function is anyone's: SystemExit is its failure too
+        except BaseException as error:  # noqa: BLE001 any function may raise anything, SystemExit too
             reply(id=request["id"], error=explain(error, file_of(function)))
         else:
             reply(id=request["id"], scores=scores)
@@ -61,7 +60,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Any:
-    """The parent keeps the limits; this one is the kernel's and holds without a parent and inside C code."""
+    """A limit by the kernel, which works without the parent and in C code; usually the parent is first."""
     signal.setitimer(signal.ITIMER_REAL, seconds + GRACE)
     try:
         yield
@@ -70,14 +69,14 @@ def time_limit(seconds: float) -> Any:
 
 
 def load(name: str) -> tuple[Callable[..., Any] | None, str]:
-    """The function called `name` (module:function or file.py:function), or None and why not."""
+    """The function `name` (module:function or file.py:function), or None and the reason."""
     place, _, path = name.rpartition(":")
     try:
         module = load_file(place) if place.endswith(".py") else importlib.import_module(place)
     except BaseException as error:  # noqa: BLE001 a module may do anything when it is imported
-        near = (
-            nearest_modules(place) if isinstance(error, ModuleNotFoundError) and error.name == place else ""
-        )
+        near = ""
+        if isinstance(error, ModuleNotFoundError) and error.name == place:
+            near = nearest_modules(place)
         return None, f"{place} can't be imported: {explain(error, place)}{near}"
     try:
         function = attrgetter(path)(module)
@@ -90,9 +89,7 @@ def load(name: str) -> tuple[Callable[..., Any] | None, str]:
 
 
 def load_file(path: str) -> Any:
-    name = (
-        "reward_file_" + os.path.basename(path)[:-3]
-    )  # can't shadow a module that something imports by its name
+    name = "reward_file_" + os.path.basename(path)[:-3]  # shadows no module
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -106,9 +103,9 @@ def nearest(name: str, known: list[str]) -> str:
     import difflib
 
     close = difflib.get_close_matches(name, known, 3, 0.5)
-    return (
-        f"; did you mean {' or '.join(close)}?" if close else f"; it has {', '.join(known) or 'no function'}"
-    )
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    return f"; it has {', '.join(known) or 'no function'}"
 
 
 def nearest_modules(name: str) -> str:
@@ -116,11 +113,13 @@ def nearest_modules(name: str) -> str:
     import pkgutil
 
     close = difflib.get_close_matches(name, sorted({m.name for m in pkgutil.iter_modules()}), 3, 0.6)
-    return f"; did you mean {' or '.join(close)}?" if close else f"; it was looked for from {os.getcwd()}"
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    return f"; the working directory is {os.getcwd()}"
 
 
 def describe(function: Callable[..., Any]) -> dict[str, Any]:
-    """The names that the function can be given, and whether it takes any name (`**columns`)."""
+    """The parameters of the function, and whether it takes any (`**columns`)."""
     try:
         found = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature
@@ -151,12 +150,12 @@ def call(
 def call_each(
     function: Callable[..., Any], arguments: dict[str, Any], options: dict[str, Any], n: int
 ) -> list[Any]:
-    """One call a row, with the row's values; coroutines are awaited together. A dict's number is its "score"."""
+    """One call per row, with its values. Coroutines are awaited together; "score" of a dict is the number."""
     results: list[Any] = []
     for i in range(n):
         try:
             results.append(function(**{name: values[i] for name, values in arguments.items()}, **options))
-        except Exception as error:  # noqa: BLE001 the function is anyone's, and one row's failure is that row's
+        except Exception as error:  # noqa: BLE001 any function may raise anything
             results.append(error)
     if any(map(inspect.isawaitable, results)):
         import asyncio
@@ -182,10 +181,10 @@ class WrongResult(Exception):
 
 
 def number(value: Any) -> tuple[float | None, str | None]:
-    """(value, None) of what float or a NumPy or torch scalar says, or (None, what is wrong with it)."""
+    """(value, None) for a number or a NumPy or torch scalar, else (None, problem)."""
     if value is None:
         return None, "returned None"
-    with contextlib.suppress(Exception):  # an array of several numbers has no item: it isn't a number
+    with contextlib.suppress(Exception):  # an array of several numbers has no item
         value = value.item() if hasattr(value, "item") else value
     if not isinstance(value, (int, float)):
         return None, f"returned {value!r:.80}, expected a number"
@@ -202,7 +201,7 @@ def file_of(function: Callable[..., Any]) -> str:
 
 
 def explain(error: BaseException, file: str) -> str:
-    """The exception's type and message, and the last line of the function's own file that it passed."""
+    """The exception's type and message, and the last line in the function's own file."""
     if isinstance(error, WrongResult):
         return str(error)
     place: tuple[str | None, int | None] = (None, None)
@@ -214,7 +213,7 @@ def explain(error: BaseException, file: str) -> str:
             place = (frame.filename, frame.lineno)
     try:
         text = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
-    except Exception:  # noqa: BLE001 an exception whose own __str__ fails is explained all the same
+    except Exception:  # noqa: BLE001 an exception whose __str__ fails
         text = ""
     where = f" ({os.path.basename(place[0])}:{place[1]})" if place[0] else ""
     return type(error).__name__ + (f": {text:.300}" if text else "") + where

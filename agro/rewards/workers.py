@@ -1,4 +1,4 @@
-"""Worker processes that call one Python function, each bounded in time; see `worker` for what runs in them."""
+"""Worker processes that call a Python function with a time limit; `worker` runs in them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ from agro.errors import Refused
 
 START_SECONDS = 120.0  # for a worker to start and import the function
 Rows = list[int]
-Outcome = tuple[float | None, str | None]  # (value, None) or (None, why not)
+Outcome = tuple[float | None, str | None]  # (value, None) or (None, error)
 
 
 @dataclass(eq=False)
 class _Worker:
-    """A process and what is on the way to it and from it."""
+    """A process with its pending input and output. `rows`: those of its present call.
+
+    `deadline`: of the call, or of the start, on the monotonic clock.
+    """
 
     process: subprocess.Popen[bytes]
-    deadline: float  # of what it is doing, on the monotonic clock
+    deadline: float
     ready: bool = False
-    rows: Rows = field(default_factory=list)  # what it works on; empty: nothing
+    rows: Rows = field(default_factory=list)
     since: float = 0.0
     request: int = 0
     outbox: memoryview = field(default_factory=lambda: memoryview(b""))
@@ -38,21 +41,21 @@ class _Worker:
 
 
 class Pool:
-    """`workers` processes, each with the function called `name` (module:function or file.py:function).
+    """`workers` processes, each with the function `name` (module:function or file.py:function).
 
-    Starts them at once; raises `Refused` where the function can't be imported. `timeout` is in seconds a response.
+    `timeout`: seconds per response. Raises `Refused` where the function can't be imported.
     """
 
     def __init__(self, name: str, options: Mapping[str, Any], *, timeout: float, workers: int = 1) -> None:
         self.timeout = timeout
-        path = [os.getcwd(), *sys.path]  # as `python -m` has it
+        path = [os.getcwd(), *sys.path]  # as for `python -m`
         self._first = {"function": name, "path": [p or os.getcwd() for p in path], "options": dict(options)}
         self._workers: list[_Worker] = []
         self._processes: set[subprocess.Popen[bytes]] = set()
-        self._finalizer = weakref.finalize(self, _end, self._processes)  # also where the interpreter ends
+        self._finalizer = weakref.finalize(self, _end, self._processes)  # also at the end of the interpreter
         self._selector = selectors.DefaultSelector()
         self._requests = 0
-        self._alone = (0, 0.0)  # calls for one response that came to an end, and their seconds
+        self._alone = (0, 0.0)  # finished calls for one response, and their seconds
         self.parameters: frozenset[str] = frozenset()
         self.any_parameter = False
         try:
@@ -65,7 +68,7 @@ class Pool:
             raise
 
     def accepts(self, parameter: str) -> bool:
-        """Whether the function can be given an argument of this name."""
+        """Whether the function has a parameter of this name."""
         return self.any_parameter or parameter in self.parameters
 
     def close(self) -> None:
@@ -76,11 +79,16 @@ class Pool:
     def call(
         self, columns: Mapping[str, Sequence[Any]], n: int, *, at_once: int | None = None, each: bool = False
     ) -> list[Outcome]:
-        """The function on `n` rows: `columns` are its arguments, `n` values each. Row i of the result is of row i.
+        """Call the function on `n` rows and return one outcome per row.
 
-        Each worker gets its share of the rows in one call, or `at_once` rows. Rows without a usable number, and all
-        rows of a call that failed, get a call of their own, so that one bad row spoils no other. `each`: the
-        function takes one value an argument and is called for every row; what it awaits, it awaits for all at once.
+        Each worker gets its share of the rows in one call. Rows without a valid number, and all rows of a
+        call that failed, are called again one by one, so that an invalid row affects no other.
+
+        Args:
+            columns: the arguments, `n` values each.
+            n: rows.
+            at_once: rows per call, in place of a worker's share.
+            each: the function takes one value per argument and is called for every row.
         """
         if not self._finalizer.alive:
             raise RuntimeError("this reward is closed")
@@ -89,17 +97,13 @@ class Pool:
         waiting: deque[Rows] = deque(list(range(i, min(i + share, n))) for i in range(0, n, share))
         try:
             while waiting or any(w.rows for w in self._workers):
-                for worker in [w for w in self._workers if w.ready and not w.rows]:
-                    if worker.process.poll() is not None:
-                        self._replace(worker)  # died since its last call, which isn't the next call's fault
-                    elif waiting:
-                        self._send(worker, waiting.popleft(), columns, each)
+                self._dispatch(waiting, columns, each)
                 for rows, outcomes in self._turn():
                     for row, outcome in zip(rows, outcomes):
                         results[row] = outcome
                         if outcome[0] is None and outcome[1] != "returned None" and len(rows) > 1:
                             waiting.append([row])
-        except BaseException:  # an interrupt too: an answer that is still to come must not meet the next call
+        except BaseException:  # an interrupt too: the next call must not read the replies of this one
             for worker in [w for w in self._workers if w.rows]:
                 self._remove(worker)
                 self._start()
@@ -107,17 +111,26 @@ class Pool:
         assert None not in results
         return cast(list[Outcome], results)
 
+    def _dispatch(self, waiting: deque[Rows], columns: Mapping[str, Sequence[Any]], each: bool) -> None:
+        """Give the next rows to idle workers."""
+        for worker in [w for w in self._workers if w.ready and not w.rows]:
+            if worker.process.poll() is not None:
+                self._replace(worker)  # it died since its last call
+            elif waiting:
+                self._send(worker, waiting.popleft(), columns, each)
+
     def _limit(self, n: int) -> float:
-        """Seconds for a call on n rows. A hung batch costs little more than one hung row, unless rows are slow."""
+        """Seconds for a call on n rows: about those of one row that hangs, unless rows are slow."""
         calls, seconds = self._alone
-        return min(n * self.timeout, max(self.timeout, 2 * n * seconds / calls if calls else 0))
+        expected = 2 * n * seconds / calls if calls else 0.0
+        return min(n * self.timeout, max(self.timeout, expected))
 
     def _start(self) -> None:
         process = subprocess.Popen(
             [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C goes to the parent alone, and the group can be killed as one
+            start_new_session=True,  # Ctrl-C goes to the parent only, and the group can be killed
         )
         self._processes.add(process)
         assert process.stdin
@@ -142,25 +155,23 @@ class Pool:
         self._selector.register(worker.process.stdin, selectors.EVENT_WRITE, worker)
 
     def _turn(self) -> list[tuple[Rows, list[Outcome]]]:
-        """Wait until something happens; the calls that came to an end."""
+        """Wait for an event and return the calls that ended."""
         busy = [w for w in self._workers if w.rows or not w.ready]
         soonest = min(w.deadline for w in busy)
         ended = []
         for key, _ in self._selector.select(max(0.0, soonest - time.monotonic())):
             worker: _Worker = key.data
             if worker not in self._workers:
-                continue  # removed a moment ago, in this turn
+                continue  # removed in this turn
             if key.fileobj is worker.process.stdin:
                 self._write(worker)
             else:
                 ended += self._read(worker)
-        for worker in [
-            w for w in self._workers if (w.rows or not w.ready) and time.monotonic() >= w.deadline
-        ]:
+        busy = [w for w in self._workers if w.rows or not w.ready]
+        for worker in [w for w in busy if time.monotonic() >= w.deadline]:
             if not worker.ready:
-                raise Refused(
-                    f"reward.name: importing {self._first['function']} took more than {START_SECONDS:g} s"
-                )
+                function = self._first["function"]
+                raise Refused(f"reward.name: importing {function} took more than {START_SECONDS:g} s")
             ended.append(self._fail(worker, f"timed out after {worker.deadline - worker.since:g} s"))
         return ended
 
@@ -170,7 +181,7 @@ class Pool:
             worker.outbox = worker.outbox[os.write(worker.process.stdin.fileno(), worker.outbox) :]
         except BlockingIOError:
             return
-        except BrokenPipeError:  # it died; reading will say so
+        except BrokenPipeError:  # it died, which reading will show
             worker.outbox = memoryview(b"")
         if not worker.outbox:
             self._selector.unregister(worker.process.stdin)
@@ -195,9 +206,8 @@ class Pool:
             self._replace(worker)
             return []
         if message.get("id") != worker.request:
-            return [
-                self._fail(worker, "its process wrote over agro's pipe" if data else _death(worker.process))
-            ]
+            error = "its process wrote into agro's pipe" if data else _death(worker.process)
+            return [self._fail(worker, error)]
         rows, worker.rows = worker.rows, []
         if "error" in message:
             return [(rows, [(None, message["error"])] * len(rows))]
@@ -207,9 +217,8 @@ class Pool:
 
     def _greet(self, worker: _Worker, message: dict[str, Any]) -> None:
         if "parameters" not in message:
-            raise Refused(
-                f"reward.name: {message.get('refused') or _death(worker.process) + ' while importing'}"
-            )
+            problem = message.get("refused") or f"{_death(worker.process)} while importing"
+            raise Refused(f"reward.name: {problem}")
         self.parameters, self.any_parameter = frozenset(message["parameters"]), message["any"]
         worker.ready = True
 
@@ -242,7 +251,7 @@ def _death(process: subprocess.Popen[bytes]) -> str:
 
 
 def _end(processes: set[subprocess.Popen[bytes]]) -> None:
-    """Kill each process with its group, which holds whatever the function started, and wait for it."""
+    """Kill each process with its group, which includes the function's own processes, and wait for it."""
     for process in processes:
         try:
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Episodes of a teacher, as a policy would have them: for imitation (`sft`), or as experience beside its own."""
+"""Episodes of a teacher, in the form of a policy's own: for imitation (`sft`), or as experience."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def demonstrate(
     *,
     source: str = "teacher",
 ) -> list[Sample]:
-    """The episode in which a teacher writes `turns`: tokens of the policy, of which only the teacher's are actions.
+    """The episode in which a teacher writes `turns`; the actions are the tokens of these turns.
 
-    An end token follows a turn that doesn't end with a stop text of the environment. One sample, unless the chat
-    template rewrites history. The reward is the environment's, else None. Raises `Refused` where the episode ends
-    before the last turn or doesn't end with it, where the environment fails, and for characters that the policy
-    doesn't know.
+    An end token is appended to a turn without a stop text of the environment. The result is one sample,
+    unless the chat template rewrites history. The reward is the environment's, or None. Raises `Refused` if
+    the episode does not end with the last turn, if the environment raises an error, and for unknown
+    characters.
     """
     where = f"demonstration for prompt {prompt.id}"
     episode = Episode(environment, encoder, prompt, encoder.prompt(prompt.text), len(turns) + 1)

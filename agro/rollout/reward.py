@@ -10,10 +10,10 @@ from agro.types import Sample
 
 
 class EpisodeReward:
-    """Keeps what the environment said, rewards and failures, and lets `inner` score the rest by the last turn.
+    """Keeps rewards and errors of the environment, and scores the other episodes by `inner`.
 
-    `inner` sees the last turn as the response, and in `meta`, so as columns, "transcript" (all that follows the
-    prompt), "turns", "tool_calls" and "turn_info". The rows of one episode share its score.
+    `inner` gets the last turn as the response, and as columns "transcript" (everything after the prompt),
+    "turns", "tool_calls" and "turn_info". The rows of one episode share its score.
     """
 
     def __init__(self, inner: Reward) -> None:

@@ -1,9 +1,9 @@
-"""The tokens of an episode: which of them the policy chose, and what stands between its turns.
+"""The tokens of an episode: those that the policy chose, and those of the environment.
 
-What the policy sampled stays as it is; only what the environment adds is encoded. A text prompt is simply continued
-by the observation. Messages go through the chat template: where the conversation with the new message is rendered as
-an extension of what the policy read and wrote, what is added is its end. A template that rewrites what was before
-(such as one that drops earlier reasoning) begins a new row, whose context is the conversation as rendered now.
+Sampled tokens never change; only observations are encoded. An observation is appended to a text prompt.
+Messages are rendered by the chat template: if the conversation with the new message extends the previous
+text, the extension is appended. A template that rewrites earlier turns (such as one that drops earlier
+reasoning) starts a new row, whose context is the conversation as rendered now.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from agro.types import UNKNOWN_VERSION, Messages, Prompt
 
 @dataclass
 class Row:
-    """One sequence: a context that isn't the policy's, then actions, with observations between them."""
+    """One sequence: a context, then actions and observations. `context`: tokens before the first action."""
 
     tokens: list[int]
-    context: int = field(init=False)  # tokens before the first action
+    context: int = field(init=False)
     action: list[bool] = field(init=False)
     logp: list[float] = field(init=False)
     version: list[int] = field(init=False)
@@ -71,7 +71,7 @@ class Transcript:
             self.messages.append({"role": "assistant", "content": written})
 
     def observe(self, observation: str, role: str) -> bool:
-        """Let the policy read the observation; False, and nothing changes, where its context has no room for more."""
+        """Append an observation. False, without a change, if it doesn't fit into the model's context."""
         row, new = self.rows[-1], None
         if self.messages is None:
             ids = self.encoder.ids(observation)

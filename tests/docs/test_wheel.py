@@ -60,7 +60,7 @@ def test_the_wheel_holds_everything(programs: Path, tmp_path: Path) -> None:
         for p in (ROOT / "agro").rglob("*")
         if p.suffix in (".html", ".css", ".typed")
     ]
-    assert "report/page.html" in data
+    assert "report/templates/page.html" in data
     assert (
         run(programs / "python", "-c", EVERYTHING_IS_INSTALLED, "rewards/worker.py", *data, cwd=tmp_path)
         == ""

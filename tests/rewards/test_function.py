@@ -117,7 +117,7 @@ def test_a_function_object(write, monkeypatch):
     with closing(FunctionReward(module_of_mine.count)) as reward:
         assert reward.name == "module_of_mine:count"
         assert outcome(reward.score([Sample("p", "four")])) == [4.0]
-    with pytest.raises(Refused, match="can't be found by another process"):
+    with pytest.raises(Refused, match="can't be imported by another process"):
         FunctionReward(lambda completions: [])
 
 

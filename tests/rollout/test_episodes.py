@@ -273,10 +273,10 @@ def test_a_demonstration_is_encoded_as_the_policy_would_have_played_it(tiny):
 @pytest.mark.parametrize(
     ("turns", "message"),
     [
-        (["ad"], "goes on after the last turn"),
+        (["ad"], "after the last turn"),
         (["ad", "b", "c"], "ended \\(stop\\) after 2 of 3"),
         (["xd"], "doesn't know"),
-        ([], "goes on"),
+        ([], "after the last turn"),
         (["a" * 90 + "d", "b"], "ended \\(length\\) after 1 of 2"),
     ],
 )
