@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from agro import config as configuration
@@ -23,7 +22,7 @@ from agro.generation import end_tokens
 from agro.logprobs import Head, token_streams
 from agro.newmodel import new_model
 from agro.objectives.core import VALUES
-from agro.pretrained import device_of, pretrained, without_bars
+from agro.pretrained import device_of, pretrained, saved_weights, without_bars
 from agro.types import Sample, Text
 from agro.value import ValueHead
 
@@ -236,24 +235,14 @@ class Policy:
 
     @torch.no_grad()
     def load_weights(self, folder: Path) -> None:
-        """Copy the weights of a model that was saved in `folder` into this one; the names must be the same."""
-        saved: dict[str, Tensor] = {}
-        for file in sorted(folder.glob("*.safetensors")):
-            saved |= load_file(file)
-        own = dict(self.model.named_parameters())
-        if not saved or not saved.keys() <= own.keys():
-            differing = sorted(saved.keys() - own.keys())[:3]
-            raise Refused(
-                f"{folder}: expected the weights of {self.name}, got {len(saved)} tensors"
-                + (f", {', '.join(differing)} among them" if differing else "")
-            )
-        missing = sorted(name for name in own.keys() - saved.keys() if not _is_tied(self.model, name, saved))
-        if missing:
-            raise Refused(
-                f"{folder}: expected all weights of {self.name}, but {', '.join(missing[:3])} are missing"
-            )
-        for name, value in saved.items():
-            own[name].copy_(value)
+        """Copy the weights of a model that was saved in `folder` into this one.
+
+        Raises `Refused`, and changes nothing, unless names and shapes are the same.
+        """
+        assert self.adapter is None, "an adapter is published merged into its model"
+        saved = saved_weights(folder, self.model)
+        for name, own in self.model.state_dict().items():
+            own.copy_(saved[name])
 
     @torch.no_grad()
     def _probe(self) -> None:
@@ -278,12 +267,6 @@ class Policy:
                 f"{difference:.3g} nats (expected {allowed:.2g} at most): this architecture does something to its "
                 "logits that agro doesn't know, or a part of it is random in training; use another model"
             )
-
-
-def _is_tied(model: torch.nn.Module, name: str, saved: Collection[str]) -> bool:
-    """Whether the parameter `name` shares its memory with one of `saved`."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    return any(parameters[other] is parameters[name] for other in saved)
 
 
 def _context(config: Any) -> int:

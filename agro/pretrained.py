@@ -10,6 +10,7 @@ from typing import Any
 import huggingface_hub
 import safetensors
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import logging
@@ -66,11 +67,45 @@ def pretrained(name: str, config: configuration.Policy) -> tuple[Any, Any]:
             + _offline(name, local)
         ) from error
     for what in ("missing_keys", "mismatched_keys"):
-        if report[what]:
-            keys = sorted(k if isinstance(k, str) else k[0] for k in report[what])
-            problem = f"{len(keys)} {what.replace('_', ' ')} in its weights ({', '.join(keys[:3])}, …)"
-            raise Refused(f"{name}: {problem}: they would be random; expected a complete model")
+        if names := _names(report, what):
+            raise Refused(
+                f"{name}: {names}: they would be drawn at random; expected the whole model, as "
+                "save_pretrained writes it"
+            )
     return model, tokenizer
+
+
+def saved_weights(folder: Path, model: Any) -> dict[str, Tensor]:
+    """The tensors of a folder's model by their names in `model`, on the CPU.
+
+    transformers reads them, since a file may have other names: it keeps each expert of a mixture by itself. Raises
+    `Refused` unless the file has each tensor of `model`, in its shape, and no others.
+    """
+    if not (folder / "config.json").is_file():
+        raise Refused(f"{folder}: expected a model in transformers format, but the folder has no config.json")
+    try:
+        with without_bars():
+            saved, report = type(model).from_pretrained(
+                folder,
+                config=model.config,
+                dtype=model.dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                ignore_mismatched_sizes=True,  # refused below, by name
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, KeyError, RuntimeError, safetensors.SafetensorError) as error:
+        raise Refused(f"{folder}: expected weights in model.safetensors: {error}") from error
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if names := _names(report, what):
+            raise Refused(f"{folder}: expected the weights of this {type(model).__name__}, got {names}")
+    return dict(saved.state_dict())
+
+
+def _names(report: dict[str, Any], what: str) -> str:
+    """How many of such keys transformers reports, and the first of them; nothing where there are none."""
+    keys = sorted(key if isinstance(key, str) else key[0] for key in report[what])
+    return f"{len(keys)} {what.replace('_', ' ')} in its weights ({', '.join(keys[:3])}, …)" if keys else ""
 
 
 def _offline(name: str, local: bool) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 
 from agro.config import NewModel
@@ -353,6 +354,79 @@ def test_threads_are_set_where_they_are_named():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+EXPERTS = {"num_local_experts": 4}  # fused in the module, one by one in the file
+TIED = {"tie_word_embeddings": True}  # the head isn't in the file
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("Llama", {}), ("Llama", TIED), ("GPT2", {}), ("Gemma3", {}), ("Mixtral", EXPERTS)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_published_weights_load_bit_equal(tiny, tmp_path, name, changes, dtype):
+    source, policy = (tiny(name, dtype, **changes) for _ in range(2))
+    with torch.no_grad():
+        for parameter in source.model.parameters():
+            parameter.mul_(torch.rand(parameter.shape) + 0.5)
+    source.save(tmp_path)
+    expected, parameters = source.model.state_dict(), list(policy.model.parameters())
+    assert any(not torch.equal(expected[n], w) for n, w in policy.model.state_dict().items())
+    random = torch.random.get_rng_state()
+    policy.load_weights(tmp_path)
+    loaded = policy.model.state_dict()
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(expected[n], w) and w.dtype == dtype for n, w in loaded.items())
+    assert all(
+        a is b for a, b in zip(parameters, policy.model.parameters(), strict=True)
+    )  # an optimizer's stay
+    assert policy.model.training
+    assert torch.equal(random, torch.random.get_rng_state())
+
+
+def without(weights):
+    del weights["model.norm.weight"]
+
+
+def beside(weights):
+    weights["model.other.weight"] = torch.zeros(2)
+
+
+def of_one_number(weights):
+    weights["model.norm.weight"] = weights["model.norm.weight"][:1].clone()  # would be broadcast
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without, r"got 1 missing keys in its weights \(model\.norm\.weight"),
+        (beside, r"got 1 unexpected keys in its weights \(model\.other\.weight"),
+        (of_one_number, r"got 1 mismatched keys in its weights \(model\.norm\.weight"),
+    ],
+)
+def test_weights_of_another_model_are_refused_and_change_nothing(tiny, tmp_path, change, message):
+    policy = tiny()
+    policy.save(tmp_path)
+    weights = {name: 2 * w for name, w in load_file(tmp_path / "model.safetensors").items()}
+    change(weights)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    before = {name: w.clone() for name, w in policy.model.state_dict().items()}
+    with pytest.raises(Refused, match=message):
+        policy.load_weights(tmp_path)
+    assert all(torch.equal(before[name], w) for name, w in policy.model.state_dict().items())
+
+
+def test_a_folder_without_weights_is_refused_by_name(tiny, tmp_path):
+    policy = tiny()
+    with pytest.raises(Refused, match=f"{tmp_path}: .*config.json"):
+        policy.load_weights(tmp_path)
+    policy.model.config.save_pretrained(tmp_path)
+    with pytest.raises(Refused, match=f"{tmp_path}: .*model.safetensors"):
+        policy.load_weights(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(Refused, match=f"{tmp_path}: .*model.safetensors"):
+        policy.load_weights(tmp_path)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -259,7 +259,7 @@ def test_check_names_the_file_that_was_given(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text('{"prompt": "a", "response": "b", "reward": 1}\n')
     said = refused("check", log)
-    assert f"0 of 1 groups in {log} have it" in said
+    assert f"0 of 1 groups in {log} " in said
     assert "store.db" not in said
 
 

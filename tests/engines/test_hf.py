@@ -95,9 +95,7 @@ def test_a_response_is_the_same_in_any_company(tiny, name, monkeypatch):
     policy = tiny(name, **({"sliding_window": 8} if name == "Gemma3" else {}))
     alone = by_index(list(rollout(policy).sample(PROMPTS, 4, Sampler(max_new=30, batch=1), seed=3)))
     for batch in (64, 7, 2):
-        others = by_index(
-            list(rollout(policy).sample(PROMPTS, 4, Sampler(max_new=30, batch=batch), seed=3))
-        )
+        others = by_index(list(rollout(policy).sample(PROMPTS, 4, Sampler(max_new=30, batch=batch), seed=3)))
         for i, s in alone.items():
             assert s.tokens.tolist() == others[i].tokens.tolist()
             np.testing.assert_allclose(s.behavior_logp, others[i].behavior_logp, rtol=0, atol=1e-4)

@@ -142,9 +142,7 @@ def test_noise_goes_on_over_the_turns(tiny):
 def test_one_turn_is_the_response_of_the_plain_sampler(tiny):
     policy = tiny()
     plain = sorted(
-        Rollout(policy.encoder, HF(policy, 3)).sample(
-            PROMPTS, 6, Sampler(max_new=6, stop=("d",)), seed=5
-        ),
+        Rollout(policy.encoder, HF(policy, 3)).sample(PROMPTS, 6, Sampler(max_new=6, stop=("d",)), seed=5),
         key=lambda s: s.meta["index"],
     )
     for a, b in zip(plain, play(policy, Echo(0)), strict=True):
@@ -356,7 +354,9 @@ def test_a_template_that_rewrites_history_makes_several_rows(chat, tmp_path):
 def test_a_role_that_the_template_does_not_show_is_refused(chat):
     policy = chat(TEMPLATE.replace("{{ m.content }}", "{{ m.content if m.role != 'tool' else '' }}"))
     with pytest.raises(Refused, match="doesn't show messages of role 'tool'"):
-        demonstrate(Echo(1, role="tool"), policy.encoder, Prompt([{"role": "user", "content": "h"}]), ["ad", "b"])
+        demonstrate(
+            Echo(1, role="tool"), policy.encoder, Prompt([{"role": "user", "content": "h"}]), ["ad", "b"]
+        )
 
 
 def test_the_calculator_in_an_episode(tiny):

@@ -122,7 +122,9 @@ def test_a_damaged_sample_that_is_drawn_is_told_with_its_group(path: Path) -> No
         rule = DrawRule(len(store.candidates(rule, run="s", version=0)))
         drawn = store.draw(rule, At("s", 1, seed=0, version=0))
         assert [tuple(d) for d in drawn.damaged] == [(42, sample("a").prompt_id, None)]
-        assert {s.id for s in drawn.samples} == {s.id for s in store.samples(scored=True, on_damaged=lambda i: None)}
+        assert {s.id for s in drawn.samples} == {
+            s.id for s in store.samples(scored=True, on_damaged=lambda i: None)
+        }
 
 
 def test_an_earlier_commit_takes_the_later_ones_back(path: Path) -> None:

@@ -1,0 +1,171 @@
+"""What a step trains on: picked groups, then what was made for it; waiting for others; what isn't as it was written."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from making import group, sample
+
+from agro.errors import Refused
+from agro.store import At, DrawRule, Store, drawing
+from agro.types import Sample
+
+AT = At("r", 2, seed=0, version=1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "s.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    with Store.open(path) as store:
+        yield store
+
+
+def numbered(name: str, *numbers: int, **fields: object) -> list[Sample]:
+    """Responses of a prompt by their numbers, in the order in which they finished."""
+    return [sample(name, str(i), meta={"index": i}, role="policy", version=1, **fields) for i in numbers]
+
+
+def responses(samples: list[Sample]) -> list[str]:
+    return [s.response for s in samples]
+
+
+@pytest.mark.parametrize("finished", [(0, 1, 2, 10), (10, 2, 0, 1), (2, 10, 1, 0)])
+def test_what_was_made_follows_the_picked_groups_by_number(store: Store, finished: tuple[int, ...]) -> None:
+    """10 comes after 2: numbers, not texts. Neither the ids nor the order of `made` matters."""
+    store.append(group("old", [0.0, 1.0]))
+    ids = store.append(numbered("a", *finished), run="r", step=2)
+    drawn = store.draw(DrawRule(1, roles=("log",)), AT, made=ids[::-1])
+    assert responses(drawn.samples) == ["response 0", "response 1", "0", "1", "2", "10"]
+    assert not drawn.damaged
+    assert [d.sample for d in store.drawn("r")] == [s.id for s in drawn.samples]
+    assert [s.version for s in drawn.samples] == [-1, -1, 1, 1, 1, 1]  # "old" is no run's: its version is unknown
+
+
+def test_only_what_was_made_is_drawn_without_a_rule(store: Store) -> None:
+    store.append(group("old", [0.0, 1.0]))
+    ids = store.append([*numbered("a", 1, 0), *numbered("b", 3, 2, reward=None)], run="r", step=2)
+    assert responses(store.draw(None, AT, made=ids).samples) == ["0", "1", "2", "3"]
+    assert store.draw(None, AT).samples == []
+
+
+def test_rows_of_an_episode_stay_in_their_order(store: Store) -> None:
+    rows = [
+        sample("a", f"{i} {k}", episode=f"e{i}", meta={"index": i}, role="policy", version=1)
+        for i in (1, 0)
+        for k in range(3)
+    ]
+    ids = store.append(rows, run="r", step=2)
+    expected = ["0 0", "0 1", "0 2", "1 0", "1 1", "1 2"]
+    assert responses(store.draw(None, AT, made=ids).samples) == expected
+
+
+def test_a_picked_group_gives_its_older_samples_once(store: Store) -> None:
+    """The prompt is picked and sampled in the same step: what was made for it stands at the end alone."""
+    store.append(numbered("a", 0, 1), run="r", step=1)
+    picked = store.pick(DrawRule(1), AT)
+    ids = store.append(numbered("a", 5, 4), run="r", step=2)
+    drawn = store.draw(DrawRule(1), AT, picked=picked, made=ids)
+    assert responses(drawn.samples) == ["0", "1", "4", "5"]
+    assert len({s.id for s in drawn.samples}) == 4
+    # A later step draws the group with all four.
+    later = store.draw(DrawRule(1), At("r", 3, seed=0, version=1))
+    assert responses(later.samples) == ["0", "1", "4", "5"]
+
+
+def test_an_episode_of_which_a_row_was_made_now_is_not_drawn_from_its_group(store: Store) -> None:
+    store.append([sample("a", "older")])
+    rows = [sample("a", f"row {k}", episode="e", meta={"index": 0}) for k in range(2)]
+    ids = store.append(rows, run="r", step=2)
+    drawn = store.draw(DrawRule(1), AT, picked=[sample("a").prompt_id], made=ids)
+    assert responses(drawn.samples) == ["older", "row 0", "row 1"]
+
+
+def test_the_order_of_a_group_is_that_of_the_numbers_whatever_the_ids(tmp_path: Path) -> None:
+    """Two stores with the same responses, which finished in another order: the same ones are drawn."""
+    drawn = []
+    for name, orders in (("a", [(0, 1, 2, 3), (0, 1, 2, 3)]), ("b", [(3, 0, 2, 1), (2, 1, 3, 0)])):
+        with Store.open(tmp_path / f"{name}.db") as store:
+            for step, order in enumerate(orders, 1):
+                rows = [s.replace(response=f"{step}/{s.response}") for s in numbered("p", *order)]
+                store.append(rows, run="r", step=step)
+            at = [At("r", step, seed=0, version=1) for step in range(3, 9)]
+            drawn.append([responses(store.draw(DrawRule(1, group_size=3), a).samples) for a in at])
+    assert drawn[0] == drawn[1]
+    assert len({tuple(r) for r in drawn[0]}) > 2
+
+
+def test_fewer_takes_what_there_is(store: Store) -> None:
+    rule = DrawRule(3, min_group=2, fewer=True, wait=60.0)
+    began = time.monotonic()
+    assert store.pick(rule, AT) == []
+    assert store.draw(rule, AT).samples == []
+    store.append([*group("p", [0.0, 1.0]), *group("q", [0.0, 1.0]), *group("alone", [1.0])])
+    assert len(store.draw(rule, AT).samples) == 4
+    assert time.monotonic() - began < 30  # it doesn't wait for more
+
+
+def test_a_draw_waits_for_what_another_thread_appends(store: Store, path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(drawing, "POLL_SECONDS", 0.01)
+    store.append(group("first", [0.0, 1.0]))
+    looked = threading.Event()
+    plain = store.candidates
+
+    def watched(*args):
+        found = plain(*args)
+        looked.set()
+        return found
+
+    def append() -> None:
+        looked.wait(30)
+        with Store.open(path) as other:
+            ids = other.append(group("second", [None, None]), run="other")
+            other.set_rewards((i, 1.0, {}) for i in ids)
+
+    monkeypatch.setattr(store, "candidates", watched)
+    thread = threading.Thread(target=append)
+    thread.start()
+    drawn = store.draw(DrawRule(2, min_group=2, wait=30.0), AT)
+    thread.join()
+    assert sorted({str(s.prompt) for s in drawn.samples}) == ["first", "second"]
+    assert len(drawn.samples) == 4
+
+
+def test_waiting_ends_with_the_time_and_what_the_store_has(store: Store, monkeypatch) -> None:
+    monkeypatch.setattr(drawing, "POLL_SECONDS", 0.01)
+    store.append([*group("p", [0.0, 1.0]), *group("q", [1.0, None])])
+    began = time.monotonic()
+    with pytest.raises(Refused, match=r"0\.15 s.*expected 2 groups.*got 1.*4 samples in 2 groups") as refused:
+        store.draw(DrawRule(2, min_group=2, wait=0.15), AT)
+    assert 0.15 <= time.monotonic() - began < 10
+    assert "1 of them not scored" in str(refused.value)
+    assert store.drawn("r") == []
+    with pytest.raises(Refused) as at_once:
+        store.draw(DrawRule(2, min_group=2), AT)
+    assert "waited" not in str(at_once.value)
+
+
+def test_a_damaged_sample_is_reported_with_its_group_and_episode(store: Store, path: Path) -> None:
+    """One of a picked group, one of an episode that was made for the step: both are missing from the samples."""
+    old = store.append(group("old", [0.0, 1.0, 0.5]))
+    made = store.append(
+        [sample("a", f"row {k}", episode="e", meta={"index": 0}) for k in range(2)], run="r", step=2
+    )
+    with closing(sqlite3.connect(path)) as db, db:
+        for i in (old[1], made[1]):
+            db.execute("UPDATE samples SET response = 'other' WHERE id = ?", [i])
+    drawn = store.draw(DrawRule(1, roles=("log",)), AT, picked=[sample("old").prompt_id], made=made)
+    assert responses(drawn.samples) == ["response 0", "response 2", "row 0"]
+    assert [tuple(d) for d in drawn.damaged] == [
+        (old[1], sample("old").prompt_id, None),
+        (made[1], sample("a").prompt_id, "e"),
+    ]
