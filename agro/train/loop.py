@@ -209,7 +209,11 @@ class Loop:
     def _roll_back(self, phase: Phase, position: Position, why: str) -> Position:
         """Weights and optimizer of the last checkpoint at half the learning rate; the weights get a new version."""
         commit = self.store.committed(self.folder.id)
-        assert commit is not None
+        if commit is None:
+            raise Refused(
+                f"step {position.step + 1}: {why}, and there is no checkpoint to go back to. What to do: "
+                'guard.action = "rollback", with which a run begins with one, or a lower train.checkpoint_every'
+            )
         folder = self.folder.checkpoint(commit.step)
         problem = damage(folder, commit)
         if problem:
