@@ -160,6 +160,16 @@ def test_a_monitor_may_skip_an_update_or_stop_before_the_weights_move(tmp_path: 
     assert (tmp_path / "stopped/checkpoints/step-00000002").is_dir()
 
 
+def test_a_monitor_may_roll_back_where_there_is_a_checkpoint(tmp_path: Path) -> None:
+    back = Veto(Action("roll back", "a whim"))
+    rows = metrics(run(tmp_path, back, name="back"))
+    assert [m["rolled_back"] for m in rows] == [0, 0, 1] + [0] * 7
+    assert [m["version"] for m in rows] == list(range(1, 11))
+    assert rows[3]["lr"] == rows[1]["lr"] / 2
+    with pytest.raises(Refused, match=r"step 3: a whim, .*guard\.action"):
+        run(tmp_path, back, name="none", train__checkpoint_every=100)
+
+
 def test_patience_and_target_end_a_run_and_the_best_is_kept(tmp_path: Path, monkeypatch) -> None:
     """Held-out rewards as given: the best is the second, two later ones don't reach it."""
     given = iter([0.1, 0.5, 0.4, 0.5, 0.9])
