@@ -133,6 +133,7 @@ class Loop:
         sampled = time.perf_counter()
         metrics = empty_metrics() | describe_batch(valid, made, self.learner.version)
         view = View(phase, position.step + 1, phase.options(position), metrics, valid.samples, self.stop)
+        self.activity.stage("updating")
         batch = self.parts.feed.batch(valid, position)
         position = self._update(view, position, valid, batch)
         position = self._advance(view, position, fresh)
@@ -215,7 +216,11 @@ class Loop:
     def _roll_back(self, phase: Phase, position: Position, why: str) -> Position:
         """Weights and optimizer of the last checkpoint at half the learning rate; the weights get a new version."""
         commit = self.store.committed(self.folder.id)
-        assert commit is not None
+        if commit is None:
+            raise Refused(
+                f"step {position.step + 1}: {why}, and there is no checkpoint to go back to. What to do: "
+                'guard.action = "rollback", with which a run begins with one, or a lower train.checkpoint_every'
+            )
         folder = self.folder.checkpoint(commit.step)
         problem = damage(folder, commit)
         if problem:

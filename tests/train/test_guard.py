@@ -13,6 +13,7 @@ from tiny_runs import before_step, done, metrics, tiny, weights, write_prompts
 from agro.config import Guard
 from agro.errors import Refused
 from agro.train.feed import Feed, Valid
+from agro.train.learner import Local
 from agro.train.monitors import Action, Monitor, View
 from agro.train.monitors.guard import explosion, remember
 from agro.train.monitors.heldout import HeldOutPrompts
@@ -160,6 +161,16 @@ def test_a_monitor_may_skip_an_update_or_stop_before_the_weights_move(tmp_path: 
     assert (tmp_path / "stopped/checkpoints/step-00000002").is_dir()
 
 
+def test_a_monitor_may_roll_back_where_there_is_a_checkpoint(tmp_path: Path) -> None:
+    back = Veto(Action("roll back", "a whim"))
+    rows = metrics(run(tmp_path, back, name="back"))
+    assert [m["rolled_back"] for m in rows] == [0, 0, 1] + [0] * 7
+    assert [m["version"] for m in rows] == list(range(1, 11))
+    assert rows[3]["lr"] == rows[1]["lr"] / 2
+    with pytest.raises(Refused, match=r"step 3: a whim, .*guard\.action"):
+        run(tmp_path, back, name="none", train__checkpoint_every=100)
+
+
 def test_patience_and_target_end_a_run_and_the_best_is_kept(tmp_path: Path, monkeypatch) -> None:
     """Held-out rewards as given: the best is the second, two later ones don't reach it."""
     given = iter([0.1, 0.5, 0.4, 0.5, 0.9])
@@ -172,6 +183,18 @@ def test_patience_and_target_end_a_run_and_the_best_is_kept(tmp_path: Path, monk
     assert weights(out) != (out / "best/model.safetensors").read_bytes()
     given = iter([0.1, 0.3, 0.6, 0.9])
     assert metrics(run(tmp_path, name="target", evaluate__target=0.5, **common))[-1]["step"] == 2
+
+
+def test_log_probs_of_the_reference_belong_to_the_update(tmp_path: Path, monkeypatch, capsys) -> None:
+    plain = Local.logp
+
+    def slow(self, batch, of="policy"):
+        time.sleep(0.5)
+        return plain(self, batch, of)
+
+    monkeypatch.setattr(Local, "logp", slow)
+    run(tmp_path, guard={"stage_seconds": 0.1})
+    assert "updating has made no progress for 0 s" in capsys.readouterr().err
 
 
 def test_a_stage_that_hangs_is_named(tmp_path: Path, capsys) -> None:
