@@ -102,12 +102,12 @@ class Local:
         self.policy.recompute = config.train.gradient_checkpointing
         self.optimizer = Optimizer(self.policy, config.train)
         if began is not None and self.reference is not None and config.policy.reference in ("phase", *MOVING):
-            _copy(began / "model.safetensors", self.reference.weights())
+            self._assign(began / "model.safetensors", self.reference.weights())
         if resumed is None:
             return
         moving = self._moving_reference()
         if moving is not None:
-            _copy(resumed / "reference.safetensors", moving)
+            self._assign(resumed / "reference.safetensors", moving)
         self._load_optimizer(resumed / "optimizer.safetensors")
         limits = json.loads((resumed / LEARNER).read_text(encoding="utf-8"))
         self.micro.sequences, self.micro.tokens = limits["sequences"], limits["tokens"]
@@ -122,6 +122,7 @@ class Local:
     ) -> Step:
         passes = self._passes(check)
         step = backward(self.policy, batch, objective, options, passes, self.reference)
+        self._after_backward()
         return replace(step, norm=self.optimizer.clip())
 
     def move(self, lr: float) -> None:
@@ -140,20 +141,20 @@ class Local:
         self.policy.save(folder, merge=merge)
 
     def save(self, folder: Path) -> None:
-        save_file(_plain(self.policy.weights()), folder / "model.safetensors")
-        save_file(self._optimizer_state(), folder / "optimizer.safetensors")
+        self._write(self.policy.weights(), folder / "model.safetensors")
+        self._write(self._optimizer_state(), folder / "optimizer.safetensors")
         if self.policy.value_weights():
-            save_file(_plain(self.policy.value_weights()), folder / "value.safetensors")
+            self._write(self.policy.value_weights(), folder / "value.safetensors")
         moving = self._moving_reference()
         if moving is not None:
-            save_file(_plain(moving), folder / "reference.safetensors")
+            self._write(moving, folder / "reference.safetensors")
         limits = {"sequences": self.micro.sequences, "tokens": self.micro.tokens}
-        (folder / LEARNER).write_text(json.dumps(limits), encoding="utf-8")
+        self._write_text(json.dumps(limits), folder / LEARNER)
 
     def load(self, folder: Path, version: int) -> None:
-        _copy(folder / "model.safetensors", self.policy.weights())
+        self._assign(folder / "model.safetensors", self.policy.weights())
         if self.policy.value_weights():
-            _copy(folder / "value.safetensors", self.policy.value_weights())
+            self._assign(folder / "value.safetensors", self.policy.value_weights())
         self.version = version
 
     def _passes(self, check: Callable[[], None] = lambda: None) -> Passes:
@@ -173,26 +174,45 @@ class Local:
         out = {}
         for i, entry in self.optimizer.adam.state_dict()["state"].items():
             for kind, value in entry.items():
-                out[f"{names[i]}/{kind}"] = torch.as_tensor(value).contiguous()
+                out[f"{names[i]}/{kind}"] = torch.as_tensor(value)
         return out
 
     def _load_optimizer(self, file: Path) -> None:
         numbers = {name: i for i, name in enumerate(self._names())}
+        parameters = [*self.policy.weights().values(), *self.policy.value_weights().values()]
+        weights = dict(zip(self._names(), parameters, strict=True))
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in load_file(file).items():
             name, _, kind = key.rpartition("/")
-            state.setdefault(numbers[name], {})[kind] = value
+            state.setdefault(numbers[name], {})[kind] = self._as_state(value, weights[name])
         groups = self.optimizer.adam.state_dict()["param_groups"]
         self.optimizer.adam.load_state_dict({"state": state, "param_groups": groups})
 
+    def set_version(self, version: int) -> None:
+        self.version = version
 
-def _plain(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: w.detach().contiguous() for name, w in weights.items()}
+    def _after_backward(self) -> None:
+        """Complete the gradients."""
+
+    def _as_state(self, value: Tensor, weight: Tensor) -> Tensor:
+        """A value of the optimizer's state as it belongs to `weight`."""
+        return value
+
+    def _write_text(self, text: str, file: Path) -> None:
+        file.write_text(text, encoding="utf-8")
+
+    def _write(self, tensors: Mapping[str, Tensor], file: Path) -> None:
+        save_file({name: t.detach().contiguous() for name, t in tensors.items()}, file)
+
+    @torch.no_grad()
+    def _assign(self, file: Path, weights: Mapping[str, Tensor]) -> None:
+        """Put the tensors of a file into `weights`, which have the same names."""
+        for name, value in _read(file, weights).items():
+            weights[name].copy_(value)
 
 
-@torch.no_grad()
-def _copy(file: Path, weights: Mapping[str, Tensor]) -> None:
-    """Put the tensors of a file into `weights`, which have the same names."""
+def _read(file: Path, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file; raises `Refused` where their names aren't those of `weights`."""
     saved = load_file(file)
     if saved.keys() != weights.keys():
         differing = sorted(saved.keys() ^ weights.keys())[:3]
@@ -200,5 +220,4 @@ def _copy(file: Path, weights: Mapping[str, Tensor]) -> None:
             f"{file}: expected the weights that this configuration trains, but {', '.join(differing)} are in one of the "
             "two alone. What to do: resume with the configuration and version that wrote it, or start a new run"
         )
-    for name, value in saved.items():
-        weights[name].copy_(value)
+    return saved

@@ -25,6 +25,7 @@ class MicroBatch:
     ) -> None:
         """`tokens`: padding included. `say` is told when memory ran out."""
         self.sequences, self.tokens, self.say = sequences, tokens, say
+        self.adapts = True  # whether passes get smaller when memory runs out
 
     @classmethod
     def of(cls, config: Train, say: Callable[[str], None] = lambda text: None) -> MicroBatch:
@@ -62,7 +63,7 @@ class MicroBatch:
             try:
                 return work()
             except (RuntimeError, MemoryError) as error:
-                if not _is_out_of_memory(error):
+                if not (self.adapts and _is_out_of_memory(error)):
                     raise
                 why = str(error).partition("\n")[0]
             # Only here are the failed pass's tensors gone, for the exception held them.

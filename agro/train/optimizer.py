@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from agro.config import Train
 from agro.objectives import NotFinite
@@ -42,7 +43,8 @@ class Optimizer:
         """
         norms = []
         for weights in (self.policy.weights(), self.policy.value_weights()):
-            norms.append(float(torch.nn.utils.clip_grad_norm_(weights.values(), self.config.clip)))
+            norm = torch.nn.utils.clip_grad_norm_(weights.values(), self.config.clip)
+            norms.append(float(norm.full_tensor() if isinstance(norm, DTensor) else norm))
             _check(weights, norms[-1])
         return norms[0]
 

@@ -37,6 +37,8 @@ class Step:
 class Passes:
     """How the forward passes of a step are made. This one makes all of them here; see `agro.train.ranks` for another."""
 
+    scale = 1.0  # on what is back-propagated
+
     def __init__(
         self, micro: MicroBatch, *, check: Callable[[], None] = lambda: None, offload: bool = False
     ) -> None:
@@ -99,7 +101,7 @@ def backward(
             live = forward(rows)
             _put(seen, live, rows)
             grads = None if rows is None else differentiate(name, objective, seen, batch, options, rows).grads
-            _back_propagate(live, grads, rows)
+            _back_propagate(live, grads, rows, passes.scale)
         passes.gather(seen)
         return seen
 
@@ -107,7 +109,7 @@ def backward(
         seen = streams_of(policy, batch, want, passes, reference)
         grads = differentiate(name, objective, seen, batch, options).grads
         for rows in passes.share(by_length(batch, passes.micro)):
-            _back_propagate(forward(rows), grads, rows)
+            _back_propagate(forward(rows), grads, rows, passes.scale)
         return seen
 
     def attempt() -> Step:
@@ -120,9 +122,9 @@ def backward(
 
 
 def _back_propagate(
-    live: Mapping[str, Tensor], grads: Mapping[str, Tensor] | None, rows: Tensor | None
+    live: Mapping[str, Tensor], grads: Mapping[str, Tensor] | None, rows: Tensor | None, scale: float
 ) -> None:
-    """Backward of Σ g · stream over some rows; of zero times the streams for a pass over nothing."""
+    """Backward of scale · Σ g · stream over some rows; of zero times the streams for a pass over nothing."""
     total = torch.zeros((), dtype=torch.float64, device=next(iter(live.values())).device)
     for s, value in live.items():
         if rows is None or grads is None:
@@ -132,7 +134,7 @@ def _back_propagate(
         if value.dim() == 2:
             g = g[:, : value.shape[1]]
         total = total + (g * value.double()).sum()
-    total.backward()
+    (scale * total).backward()
 
 
 def _put(into: Mapping[str, Tensor], live: Mapping[str, Tensor], rows: Tensor | None) -> None:

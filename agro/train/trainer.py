@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from functools import cached_property, partial
 from itertools import takewhile
 from pathlib import Path
@@ -20,7 +20,7 @@ from agro.reference import load_reference
 from agro.report import report
 from agro.rewards import Reward, load_reward
 from agro.rollout import Rollout
-from agro.rollout.load import load_engine
+from agro.rollout.load import embedded, load_engine
 from agro.rollout.reward import EpisodeReward
 from agro.runs.activity import RunActivity
 from agro.runs.card import write_cards
@@ -52,6 +52,7 @@ from agro.train.monitors.stopping import Best
 from agro.train.notes import notes
 from agro.train.phases import Phase, derive
 from agro.train.plan import plan
+from agro.train.ranks import Ranks, Shard, check_sharded, joined, rank, serve, take_device, world_size
 from agro.train.saving import keep_best, save_model
 from agro.train.source import Inline, PromptOrder, Source
 from agro.train.state import Position
@@ -92,6 +93,12 @@ class Trainer:
 
     def run(self) -> Path:
         """Run to the end and return the run folder; raises `Refused` before any compute where data aren't valid."""
+        if world_size() > 1:
+            check_sharded(self.config)
+            take_device()
+        if rank() > 0:
+            self._serve()
+            return self.out
         store = self._prepare()
         interruption = Interruption()
         try:
@@ -201,14 +208,42 @@ class Trainer:
     def _train(self) -> None:
         for note in [*notes(self.policy, self.prompts, self.config), *self.folder.notes]:
             self.progress.say(f"note: {note}")
-        learner = Local(self.policy, self._load_reference(self.policy), self.progress.say)
-        self.best = Best(keep=partial(keep_best, learner, self.out, self.config.policy.lora))
-        build = partial(self._parts, learner)
-        loop = Loop(self.phases, learner, self.store, self.folder, self.activity, self.progress.say, build)
-        published = Published.read(self.out)
-        loop.run(published=published.version if published else 0)
-        end(self.out)
-        save_model(learner, self.out, self.config.policy.lora)
+        with self._learner() as learner:
+            self.best = Best(keep=partial(keep_best, learner, self.out, self.config.policy.lora))
+            build = partial(self._parts, learner)
+            say = self.progress.say
+            loop = Loop(self.phases, learner, self.store, self.folder, self.activity, say, build)
+            published = Published.read(self.out)
+            try:
+                loop.run(published=published.version if published else 0)
+            finally:
+                for monitor in self.monitors:
+                    monitor.close()
+            end(self.out)
+            save_model(learner, self.out, self.config.policy.lora)
+
+    @contextmanager
+    def _learner(self) -> Iterator[Learner]:
+        """Of this process, or sharded over the ranks that torchrun started."""
+        reference = self._load_reference(self.policy)
+        if world_size() == 1:
+            yield Local(self.policy, reference, self.progress.say)
+            return
+        with joined(self.policy.device) as mesh:
+            shard = Shard(self.policy, reference, self.progress.say, mesh)
+            assert shard.copy is not None
+            self.engine = embedded(shard.copy)
+            learner = Ranks(shard)
+            try:
+                yield learner
+            finally:
+                learner.close()
+
+    def _serve(self) -> None:
+        """What a rank other than 0 does."""
+        policy = self._load_policy()
+        with joined(policy.device) as mesh:
+            serve(Shard(policy, self._load_reference(policy), lambda text: None, mesh))
 
     @cached_property
     def engine(self) -> Any:
@@ -233,7 +268,8 @@ class Trainer:
         if phase.config.source.kind == "elsewhere":
             return Elsewhere(phase, self.store, self.folder.id, self.out, self.activity)
         order = PromptOrder(self.prompts, derive(phase.config.train.seed, "prompts", phase.name))
-        weights = None if self.config.engine.kind == "hf" else self.out / "weights"
+        shares = self.config.engine.kind == "hf" and world_size() == 1  # the engine has the learner's weights
+        weights = None if shares else self.out / "weights" / "served"
         return Inline(
             phase.config,
             self._rollout(phase),

@@ -1,0 +1,275 @@
+"""Training sharded over ranks: `torchrun --nproc-per-node N -m agro train …`, with FSDP2.
+
+Rank 0 runs the loop. Each call of its learner is broadcast and made on all ranks, whose weights are shards of one model.
+A forward pass is a collective: the passes of a step are dealt out to the ranks, and a rank that has none left
+makes a pass over nothing. Each rank computes the streams of its rows; they are added up, so that all ranks evaluate the same
+objective over the complete step. FSDP averages gradients, and what is back-propagated is multiplied by the number of
+ranks, so that the gradient is their sum.
+
+Rank 0 also holds a complete copy of the model, which samples and is saved; it is renewed when weights are published.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from agro.config import RunConfig
+from agro.errors import Refused
+from agro.files import whole_folder
+from agro.objectives import NotFinite
+from agro.policy import Policy
+from agro.reference import frozen
+from agro.train.learner import Local, Which, _read
+from agro.train.micro import MicroBatch
+from agro.train.step import Passes, Step
+from agro.types import Batch
+
+
+def world_size() -> int:
+    """Ranks that torchrun started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[DeviceMesh]:
+    """The process group of all ranks while it lasts."""
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield init_device_mesh(device.type, (dist.get_world_size(),))
+    finally:
+        dist.destroy_process_group()
+
+
+def take_device() -> None:
+    """Let this process use the GPU of its rank."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def check_sharded(config: RunConfig) -> None:
+    """Raise `Refused` for settings that don't work on several ranks."""
+    for given, name in (
+        (config.policy.lora is not None, "policy.lora"),
+        (config.policy.cache_reference, "policy.cache_reference"),
+        (bool(config.train.offload), "train.offload"),
+        (config.train.gradient_checkpointing, "train.gradient_checkpointing"),
+    ):
+        if given:
+            raise Refused(
+                f"{name} doesn't work on several ranks yet (torchrun); leave it out, or train in one process"
+            )
+
+
+class Dealt(Passes):
+    """Passes that are dealt out to the ranks."""
+
+    def __init__(self, micro: MicroBatch) -> None:
+        super().__init__(micro)
+        self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
+        self.scale = float(self.ranks)
+
+    def share(self, parts: list[Tensor]) -> list[Tensor | None]:
+        rounds = -(-len(parts) // self.ranks)
+        padded = [*parts, *[None] * (rounds * self.ranks - len(parts))]
+        return padded[self.rank :: self.ranks]
+
+    def gather(self, streams: Mapping[str, Tensor]) -> None:
+        for stream in streams.values():
+            dist.all_reduce(stream)
+
+
+class Shard(Local):
+    """The learner of one rank. All ranks make the same calls."""
+
+    def __init__(
+        self, policy: Policy, reference: Policy | None, say: Callable[[str], None], mesh: DeviceMesh
+    ) -> None:
+        super().__init__(policy, reference, say)
+        self.key = super().reference_key
+        self.copy = frozen(policy) if dist.get_rank() == 0 else None
+        for sharded in (policy, reference):
+            if sharded is not None:
+                shard(sharded, mesh)
+
+    @property
+    def reference_key(self) -> str | None:
+        return self.key
+
+    def enter(self, config: RunConfig, *, began: Path | None, resumed: Path | None) -> None:
+        super().enter(config, began=began, resumed=resumed)
+        self.micro.adapts = False  # one rank can't change its passes alone
+
+    def publish(self, folder: Path) -> None:
+        if self.copy is None:
+            self._renew_copy()
+            return
+        with whole_folder(folder) as temporary:
+            self.save_model(temporary, merge=True)
+
+    def save_model(self, folder: Path, *, merge: bool) -> None:
+        self._renew_copy()
+        if self.copy is not None:
+            self.copy.save(folder)
+
+    @torch.no_grad()
+    def _renew_copy(self) -> None:
+        """Gather the weights; all ranks take part, rank 0 keeps them."""
+        own = {} if self.copy is None else dict(self.copy.model.named_parameters())
+        for name, weight in self.policy.weights().items():
+            full = _full(weight)
+            if own:
+                own[name].copy_(full)
+
+    def _passes(self, check: Callable[[], None] = lambda: None) -> Passes:
+        return Dealt(self.micro)
+
+    def _after_backward(self) -> None:
+        """The value head is complete on each rank: add up what each computed, scaled as for the mean that FSDP takes."""
+        for weight in self.policy.value_weights().values():
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+            dist.all_reduce(weight.grad)
+            weight.grad /= dist.get_world_size()
+
+    def _write(self, tensors: Mapping[str, Tensor], file: Path) -> None:
+        full = {name: _full(t.detach()).cpu().contiguous() for name, t in tensors.items()}
+        if dist.get_rank() == 0:
+            save_file(full, file)
+
+    def _write_text(self, text: str, file: Path) -> None:
+        if dist.get_rank() == 0:
+            super()._write_text(text, file)
+
+    @torch.no_grad()
+    def _assign(self, file: Path, weights: Mapping[str, Tensor]) -> None:
+        for name, value in _read(file, weights).items():
+            weights[name].copy_(_like(value, weights[name]))
+
+    def _as_state(self, value: Tensor, weight: Tensor) -> Tensor:
+        return _like(value, weight) if value.shape == weight.shape else value
+
+
+class Ranks:
+    """Rank 0's learner: each call is made on all ranks."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        self.encoder = shard.encoder
+
+    @property
+    def version(self) -> int:
+        return self.shard.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._all("set_version", version)
+
+    @property
+    def reference_key(self) -> str | None:
+        return self.shard.reference_key
+
+    def enter(self, config: RunConfig, *, began: Path | None, resumed: Path | None) -> None:
+        self._all("enter", config, began=began, resumed=resumed)
+
+    def logp(self, batch: Batch, of: Which = "policy") -> Tensor:
+        found: Tensor = self._all("logp", batch, of)
+        return found
+
+    def gradient(
+        self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]
+    ) -> Step:
+        check()  # here alone: what it raises would leave the other ranks in the middle of a pass
+        found: Step = self._all("gradient", batch, objective, dict(options), _nothing)
+        return found
+
+    def move(self, lr: float) -> None:
+        self._all("move", lr)
+
+    def follow(self, step: int) -> None:
+        self._all("follow", step)
+
+    def publish(self, folder: Path) -> None:
+        self._all("publish", folder)
+
+    def save_model(self, folder: Path, *, merge: bool) -> None:
+        self._all("save_model", folder, merge=merge)
+
+    def save(self, folder: Path) -> None:
+        self._all("save", folder)
+
+    def load(self, folder: Path, version: int) -> None:
+        self._all("load", folder, version)
+
+    def close(self) -> None:
+        """Let the other ranks end."""
+        dist.broadcast_object_list([None])
+
+    def _all(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        dist.broadcast_object_list([(method, args, kwargs)])
+        return getattr(self.shard, method)(*args, **kwargs)
+
+
+def serve(shard: Shard) -> None:
+    """On a rank other than 0: make the calls of rank 0 until it ends. A stop is for rank 0 to decide."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        call: list[Any] = [None]
+        dist.broadcast_object_list(call)
+        if call[0] is None:
+            return
+        method, args, kwargs = call[0]
+        try:
+            getattr(shard, method)(*args, **kwargs)
+        except (NotFinite, Refused):  # raised on rank 0 too, which decides what follows
+            continue
+
+
+def shard(policy: Policy, mesh: DeviceMesh) -> None:
+    """Shard a policy's model over the ranks of `mesh`; its streams are then computed inside the sharded module."""
+    model = policy.model
+    for layer in _layers(model):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    for name in ("streams", "hidden"):
+        setattr(model, f"agro_{name}", getattr(policy, name))
+        register_fsdp_forward_method(model, f"agro_{name}")
+    policy.streams = model.agro_streams  # type: ignore[method-assign]
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """The transformer blocks: the items of the longest list of modules."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return list(max(lists, key=lambda modules: len(modules)))
+
+
+def _full(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _like(value: Tensor, weight: Tensor) -> Tensor:
+    """`value`, which all ranks have, sharded as `weight` is."""
+    if not isinstance(weight, DTensor):
+        return value
+    return distribute_tensor(value.to(weight.device), weight.device_mesh, weight.placements)
+
+
+def _nothing() -> None:
+    pass
