@@ -194,7 +194,7 @@ def test_log_probs_of_the_reference_belong_to_the_update(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(Local, "logp", slow)
     run(tmp_path, guard={"stage_seconds": 0.1})
-    assert "updating has made no progress for 0 s" in capsys.readouterr().err
+    assert "updating (1 of 1) has made no progress for 0 s; it is in train/feed.py" in capsys.readouterr().err
 
 
 def test_a_stage_that_hangs_is_named(tmp_path: Path, capsys) -> None:
