@@ -133,7 +133,7 @@ class Loop:
         sampled = time.perf_counter()
         metrics = empty_metrics() | describe_batch(valid, made, self.learner.version)
         view = View(phase, position.step + 1, phase.options(position), metrics, valid.samples, self.stop)
-        self.activity.stage("updating")
+        self.activity.stage("updating", 1, train.updates)
         batch = self.parts.feed.batch(valid, position)
         position = self._update(view, position, valid, batch)
         position = self._advance(view, position, fresh)

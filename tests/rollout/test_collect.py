@@ -101,7 +101,12 @@ def test_ids_are_by_number_and_samples_are_scored(tmp_path: Path, encoder: Encod
     assert {s.sampling["seed"] for s in ordered} == {11}
 
 
-def test_what_finished_is_stored_when_a_later_response_raises(tmp_path: Path, encoder: Encoder) -> None:
+@pytest.mark.parametrize("wait", [0.0, 1e9])  # seconds that a response may wait for others
+def test_what_finished_is_stored_when_a_later_response_raises(
+    tmp_path: Path, encoder: Encoder, monkeypatch, wait: float
+) -> None:
+    monkeypatch.setattr(sys.modules["agro.rollout.collect"], "FLUSH_SECONDS", wait)
+
     def fail() -> None:
         raise RuntimeError("no more")
 

@@ -102,8 +102,8 @@ def test_a_store_without_usable_groups_is_refused(tmp_path: Path) -> None:
     config = log_run(tmp_path)
     with Store.open(tmp_path / "empty.db") as store:
         store.append([Sample("200>", "1", reward=1.0), Sample("201>", "1", reward=0.0)])
+    learner = Local(Policy.load(config.policy), None, print)
     with pytest.raises(Refused, match="two or more scored responses"):
-        learner = Local(Policy.load(config.policy), None, print)
         HeldOutGroups.load(tmp_path / "empty.db", config, learner)
 
 

@@ -13,7 +13,7 @@ from agro.config import RunConfig
 from agro.policy import Policy
 from agro.reference import load_reference
 from agro.store import Damaged, Drawn, Store
-from agro.train.feed import Feed, count_responses, one_each
+from agro.train.feed import Feed, Valid, count_responses, one_each
 from agro.train.learner import Local
 from agro.train.phases import Phase
 from agro.train.state import Position
@@ -33,6 +33,10 @@ def feed(config: RunConfig, values: StoredValues | None = None) -> Feed:
     return Feed(phase, learner, values, None)
 
 
+def valid_of(made: Feed, drawn: Drawn) -> Valid:
+    return made.valid(drawn)
+
+
 def samples(*versions: int) -> list[Sample]:
     """Two responses of each version, each to a prompt of its own."""
     texts = [("1", 0.0), ("23", 1.0)]
@@ -44,7 +48,7 @@ def samples(*versions: int) -> list[Sample]:
 
 
 def test_fresh_is_what_the_present_weights_made(tmp_path: Path) -> None:
-    valid = feed(tiny(tmp_path)).valid(Drawn(samples(5, 4, -1)))
+    valid = valid_of(feed(tiny(tmp_path)), Drawn(samples(5, 4, -1)))
     assert valid.fresh(5) == [True, True, False, False, False, False]
     assert valid.fresh(4) == [False, False, True, True, False, False]
     assert not valid.dropped
@@ -55,7 +59,7 @@ def test_what_is_not_valid_is_counted_by_reason(tmp_path: Path) -> None:
     good, lone = samples(1), samples(3)
     unscored = good[0].replace(reward=None, id=30)
     drawn = Drawn([*good, unscored, lone[0]], [], [Damaged(31, lone[0].prompt_id, None)])
-    valid = made.valid(drawn)
+    valid = valid_of(made, drawn)
     assert [s.id for s in valid.samples] == [0, 1]
     assert valid.dropped == {
         "no reward": 1,
@@ -67,12 +71,12 @@ def test_what_is_not_valid_is_counted_by_reason(tmp_path: Path) -> None:
 
 def test_nothing_valid_is_no_batch(tmp_path: Path) -> None:
     made = feed(tiny(tmp_path))
-    assert made.batch(made.valid(Drawn([])), Position()) is None
+    assert made.batch(valid_of(made, Drawn([])), Position()) is None
 
 
 def test_the_reference_of_an_objective_is_of_all_rows(tmp_path: Path) -> None:
     made = feed(tiny(tmp_path))
-    valid = made.valid(Drawn(samples(5, 2)))
+    valid = valid_of(made, Drawn(samples(5, 2)))
     batch = made.batch(valid, Position())
     assert batch is not None
     assert torch.equal(batch.ref_logp, made.learner.logp(batch, "reference"))
@@ -90,7 +94,7 @@ def test_the_reference_of_an_objective_is_of_all_rows(tmp_path: Path) -> None:
 def test_the_reference_of_diagnostics_is_of_fresh_rows(tmp_path: Path, changes: dict) -> None:
     """Where the objective doesn't need it, or no longer: a schedule has ended at β = 0."""
     made = feed(tiny(tmp_path, **changes))
-    batch = made.batch(made.valid(Drawn(samples(2, 5))), Position(step=1))
+    batch = made.batch(valid_of(made, Drawn(samples(2, 5))), Position(step=1))
     assert batch is not None
     expected = made.learner.logp(batch, "reference")
     assert batch.ref_logp[:2].isnan().all()
@@ -101,7 +105,7 @@ def test_the_reference_of_diagnostics_is_of_fresh_rows(tmp_path: Path, changes: 
 
 def test_no_reference_where_nothing_needs_it(tmp_path: Path) -> None:
     made = feed(tiny(tmp_path, objective={"name": "rloo"}))
-    batch = made.batch(made.valid(Drawn(samples(5))), Position())
+    batch = made.batch(valid_of(made, Drawn(samples(5))), Position())
     assert batch is not None
     assert batch.ref_logp is None
     assert batch.old_logp is None
@@ -109,7 +113,7 @@ def test_no_reference_where_nothing_needs_it(tmp_path: Path) -> None:
 
 def test_old_log_probs_are_the_learners_of_now(tmp_path: Path) -> None:
     made = feed(tiny(tmp_path, objective={"name": "grpo", "ratio": "old"}))
-    batch = made.batch(made.valid(Drawn(samples(5))), Position())
+    batch = made.batch(valid_of(made, Drawn(samples(5))), Position())
     assert batch is not None
     assert torch.equal(batch.old_logp, made.learner.logp(batch))
 
@@ -122,7 +126,7 @@ def test_stored_values_are_the_soft_maximum(tmp_path: Path) -> None:
     values = StoredValues.load(tmp_path / "values.db", [])
     objective = {"name": "squared_consistency", "beta": 0.5, "baseline": "stored", "scale": "square"}
     made = feed(tiny(tmp_path, objective=objective), values)
-    batch = made.batch(made.valid(Drawn(drawn)), Position())
+    batch = made.batch(valid_of(made, Drawn(drawn)), Position())
     assert batch is not None
     expected = 0.5 * math.log(0.5 * (1 + math.e**2))
     assert batch.extra["stored_value"].tolist() == pytest.approx([expected] * 2, rel=1e-12)

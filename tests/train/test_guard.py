@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -194,7 +195,7 @@ def test_log_probs_of_the_reference_belong_to_the_update(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(Local, "logp", slow)
     run(tmp_path, guard={"stage_seconds": 0.1})
-    assert "updating has made no progress for 0 s" in capsys.readouterr().err
+    assert re.search("updating .*no progress .*it is in train/feed.py", capsys.readouterr().err)
 
 
 def test_a_stage_that_hangs_is_named(tmp_path: Path, capsys) -> None:
@@ -205,4 +206,4 @@ def test_a_stage_that_hangs_is_named(tmp_path: Path, capsys) -> None:
 
     config = tiny(tmp_path, train__steps=1, guard={"stage_seconds": 0.1})
     Trainer(config, tmp_path / "run", monitors=[Slow()]).run()
-    assert "updating (1 of 1) has made no progress for 0 s; it is in train/" in capsys.readouterr().err
+    assert re.search("updating .*no progress .*it is in train/", capsys.readouterr().err)

@@ -99,9 +99,10 @@ def test_the_measurement_of_step_0_made_again_is_not_one_without_progress(
             signal.raise_signal(signal.SIGINT)
         return plain(self, wanted)
 
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(Inline, "fill", interrupted)
+    monkeypatch.setattr(Inline, "fill", interrupted)
+    with pytest.raises(Interrupted):
         Trainer(config, tmp_path / "run").run()
+    monkeypatch.setattr(Inline, "fill", plain)
     assert metrics(Trainer(config, tmp_path / "run", resume=True).run())[-1]["step"] == 2
 
 
