@@ -13,7 +13,7 @@ from agro.rollout.rollout import Rollout
 from agro.store import Origin, Store
 from agro.types import Prompt, Sample
 
-FLUSH_SECONDS = 0.1  # a response that finished waits this long at most before it is on the disk
+FLUSH_SECONDS = 0.1  # responses that finish within this time are stored together
 
 
 class Activity(Protocol):
@@ -71,8 +71,8 @@ def collect(
 ) -> Collected:
     """`sampler.n` responses to each prompt, stored and, with a `reward`, scored.
 
-    A response is appended at most `FLUSH_SECONDS` after it finished, unscored: a process that is killed loses none of the
-    earlier ones. Raises `Refused` where more than a share `task.max_failed` of the rewards fail; the responses stay in
+    Responses are appended, unscored, as others finish: a process that is killed loses those of the last `FLUSH_SECONDS`
+    before the latest one, and no earlier ones. Raises `Refused` where more than a share `task.max_failed` of the rewards fail; the responses stay in
     the store, their rewards unknown.
     """
     activity = activity or Quiet()
@@ -112,6 +112,8 @@ def _sample(
     flushed = time.monotonic()
 
     def flush() -> None:
+        if not finished:
+            return
         origins = [_origin(task, s, sampler.n, i) for i, s in enumerate(finished)] if task.ledger else None
         ids = store.append(finished, run=task.run, step=task.step, origins=origins)
         stored.extend(s.replace(id=i) for i, s in zip(ids, finished, strict=True))
@@ -120,16 +122,17 @@ def _sample(
     activity.stage("sampling", len(skip), total)
     try:
         for sample in rollout.sample(prompts, sampler.n, sampler, seed=task.seed, numbers=numbers, skip=skip):
-            if finished and sample.meta["index"] != finished[-1].meta["index"]:  # samples of one episode stay together
-                if time.monotonic() - flushed >= FLUSH_SECONDS:
-                    flush()
-                    flushed = time.monotonic()
-                activity.check()
+            # Samples of one episode come one after the other, and are stored together.
+            goes_on = finished and sample.episode is not None and sample.episode == finished[-1].episode
+            if not goes_on and time.monotonic() - flushed >= FLUSH_SECONDS:
+                flush()
+                flushed = time.monotonic()
             finished.append(sample)
             activity.stage("sampling", len(stored) + len(finished), total)
+            if sample.episode is None:
+                activity.check()
     finally:
-        if finished:
-            flush()
+        flush()
     return stored
 
 

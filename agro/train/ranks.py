@@ -256,8 +256,8 @@ def shard(policy: Policy, mesh: DeviceMesh) -> None:
 
 def _layers(model: nn.Module) -> list[nn.Module]:
     """The transformer blocks: the items of the longest list of modules."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return list(max(lists, key=lambda modules: len(modules)))
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len)
 
 
 def _full(tensor: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from making import group, random_samples, sample
 
 from agro.errors import Refused
 from agro.store import At, Damage, DrawRule, Pair, Store, recover
-from agro.store.rows import COLUMNS, LEDGERS, SCHEMA
+from agro.store.rows import COLUMNS, LEDGERS
 from agro.types import Sample
 
 

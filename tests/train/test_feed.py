@@ -34,7 +34,7 @@ def feed(config: RunConfig, values: StoredValues | None = None) -> Feed:
 
 
 def valid_of(made: Feed, drawn: Drawn) -> Valid:
-    return made.valid(drawn)
+    return made.valid(drawn, ())
 
 
 def samples(*versions: int) -> list[Sample]:
