@@ -56,8 +56,12 @@ class Rollout:
         whose room is shorter than `options.max_new` ends there, with "length". An episode is one sample, several only
         where a chat template rewrites history.
 
-        Raises `Refused` before anything is computed where a prompt leaves no room in the model's context.
+        Raises `Refused` before anything is computed where a prompt leaves no room in the model's context, and for a
+        stop text that is empty.
         """
+        refuse_empty("sampler.stop", options.stop)
+        if self.environment is not None:
+            refuse_empty(f"environment {self.environment.name}: stop", self.environment.stop)
         asked: dict[int, Prompt] = {}
         waiting: deque[Request] = deque()
         for number, prompt in zip(numbers or range(len(prompts)), prompts, strict=True):
@@ -136,6 +140,12 @@ class Rollout:
             name = f"{self._name}-{seed}-{number}"
             for sample in episode.samples(name, last_turn, {"index": number}, recorded(of_turn, seed)):
                 yield sample.replace(source=self.source)
+
+
+def refuse_empty(name: str, stops: Sequence[str]) -> None:
+    """An empty stop text would end every response before it begins."""
+    if not all(stops):
+        raise Refused(f"{name}: expected texts that aren't empty, got {list(stops)!r}")
 
 
 def before_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
+from collections import deque
 
 import numpy as np
 import pytest
@@ -126,26 +126,6 @@ def test_the_golden_story(shared_model):
     assert int(story.action.sum()) == 200
 
 
-def test_a_sample_says_where_it_is_from(tiny):
-    policy = tiny()
-    options = Sampler(max_new=3, temperature=0.9, stop=("zz",))
-    samples = by_index(list(rollout(policy, version=7).sample(PROMPTS, 2, options)))
-    s = samples[7]
-    assert (s.prompt, s.prompt_id, s.role, s.source, s.version) == ("h", PROMPTS[3].id, "policy", "policy", 7)
-    assert s.meta.items() >= {"answer": "e", "index": 7}.items()
-    assert s.tokenizer == policy.fingerprint
-    assert s.reward is None
-    assert json.loads(json.dumps(s.sampling))["temperature"] == 0.9
-    assert s.sampling["stop"] == ["zz"]
-    assert s.tokens[: len(policy.encode_prompt("h"))].tolist() == policy.encode_prompt("h")
-    assert s.response == policy.decode(s.tokens[s.action])
-    for s in samples.values():
-        ended = s.tokens[-1] == 2
-        assert s.meta["finish"] == ("stop" if ended else "length")
-        assert int(s.action.sum()) == 3 or ended
-    assert policy.encode(s) == s
-
-
 def test_end_tokens_end_a_response_and_stay_in_it(tiny):
     policy = tiny()
     end_with(policy, 5, 6)
@@ -153,26 +133,6 @@ def test_end_tokens_end_a_response_and_stay_in_it(tiny):
         ends = [i for i, t in enumerate(s.tokens[s.action]) if t in (5, 6)]
         assert ends in ([], [int(s.action.sum()) - 1])
         assert s.meta["finish"] == ("stop" if ends else "length")
-
-
-def test_a_stop_text_ends_a_response_and_is_cut_off(tiny):
-    policy = tiny()
-    end_with(policy)
-    free = by_index(list(rollout(policy).sample(PROMPTS, 8, Sampler(max_new=40))))
-    stops = ("g", "dg", "ha")  # "dg" begins before the "g" that ends it
-    stopped = by_index(list(rollout(policy).sample(PROMPTS, 8, Sampler(max_new=40, stop=stops))))
-    finished = Counter()
-    for i, s in stopped.items():
-        whole = free[i].response
-        cuts = [whole.find(x) for x in stops if x in whole]
-        assert s.response == (whole[: min(cuts)] if cuts else whole)
-        assert s.meta["finish"] == ("stop" if cuts else "length")
-        finished[s.meta["finish"]] += 1
-        if cuts:  # the tokens end with the one that completed the stop text
-            text = policy.decode(s.tokens[s.action])
-            assert any(text.endswith(x) for x in stops)
-            assert not any(x in text[:-1] for x in stops)
-    assert finished["stop"] > 5
 
 
 def test_a_stop_text_may_lie_across_bytes(tmp_path):
@@ -200,14 +160,6 @@ def test_the_context_ends_a_response(tiny):
     for s in samples:
         assert s.meta["finish"] == "length"
         np.testing.assert_allclose(s.behavior_logp, trainer_logp(policy, s), rtol=0, atol=1e-4)
-
-
-def test_a_prompt_without_room_is_refused_before_anything_is_computed(tiny, monkeypatch):
-    policy = tiny(max_position_embeddings=20)
-    sampler = rollout(policy)
-    monkeypatch.setattr(policy.model.base_model, "forward", None)
-    with pytest.raises(Refused, match=r"prompt too-long: 20 tokens leave no room .* context of 20"):
-        sampler.sample([Prompt("a"), Prompt("a" * 19, id="too-long")], 1, Sampler())
 
 
 def test_responses_come_as_they_finish(tiny):
@@ -278,10 +230,6 @@ def test_new_weights_in_the_middle_are_an_error(tiny):
         list(responses)
 
 
-def test_no_prompts_give_no_responses(tiny):
-    assert list(rollout(tiny()).sample([], 4, Sampler())) == []
-
-
 def test_memory_that_is_not_keys_and_values_is_refused(causal, tokenizer):
     config = transformers.MambaConfig(vocab_size=13, hidden_size=16, num_hidden_layers=1, state_size=4)
     with pytest.raises(Refused, match=r"MambaForCausalLM: expected a model whose only memory is the keys"):
@@ -312,3 +260,39 @@ def test_tokens_are_sampled_as_often_as_the_policy_says(tiny):
     logits = policy.model(input_ids=torch.tensor([policy.encode_prompt("ab")])).logits[0, -1]
     p = torch.softmax(logits.double(), 0).detach().numpy()
     assert (np.abs(counts / n - p) <= 5 * np.sqrt(p * (1 - p) / n) + 1e-9).all()
+
+
+def test_it_is_an_engine(tiny, tmp_path):
+    """Requests in, continuations out; the reader may add requests while it reads; weights are loaded with a version."""
+    policy, other = tiny(), tiny()
+    with torch.no_grad():
+        for parameter in other.model.parameters():
+            parameter.mul_(1.5)
+    other.save(tmp_path)
+    engine: Engine = HF(policy, 4)
+    ids = [1, 4, 5]
+    waiting = deque(Request(i, ids, 6) for i in range(3))
+    done: list[Decoded] = []
+    for found in engine.decode(waiting, Sampler(batch=2), seed=3):
+        done.append(found)
+        if len(done) == 1:
+            waiting.append(Request(9, ids, 2, position=4))
+    assert sorted(d.request.number for d in done) == [0, 1, 2, 9]
+    for d in done:
+        assert d.version == 4
+        assert d.tokens.dtype == np.int64
+        assert d.tokens.shape == d.logp.shape
+        assert len(d.tokens) == d.request.room or d.tokens[-1] in policy.eos_ids
+        assert (d.logp <= 0).all()
+    engine.load(tmp_path, 7)
+    assert engine.version == 7
+    again, expected = (
+        {d.request.number: d for d in e.decode(deque(Request(i, ids, 6) for i in range(3)), Sampler(), 3)}
+        for e in (engine, HF(other, 7))
+    )
+    for i in range(3):
+        assert again[i].tokens.tolist() == expected[i].tokens.tolist()
+        assert again[i].logp.tobytes() == expected[i].logp.tobytes()
+        assert again[i].version == 7
+    assert list(engine.decode(deque(), Sampler(), 0)) == []
+    engine.close()
