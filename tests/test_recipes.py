@@ -56,8 +56,8 @@ def here(tmp_path, models, monkeypatch) -> Path:
     """A folder with what the recipes say must be given, under the names that they give it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("agro.train.trainer.report", lambda folder: folder)
-    for name in ("MODEL", "Qwen", "recipes"):
-        Path(name).symlink_to((ROOT if name == "recipes" else models) / name)
+    for name in ("MODEL", "Qwen", "recipes", "examples"):
+        Path(name).symlink_to((ROOT if name in ("recipes", "examples") else models) / name)
     write("prompts.jsonl", ({"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)))
     write("one.jsonl", [{"prompt": "1*1=", "answer": "1"}])
     write(

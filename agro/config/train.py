@@ -79,7 +79,7 @@ class Train(Section):
 
 
 class Guard(Section):
-    """What counts as an explosion, and what happens then: see `agro.train.guard`."""
+    """What counts as an explosion, and what happens then: see `agro.train.monitors.guard`."""
 
     loss: Annotated[float, Field(gt=1)] | None = field(None, resume=True)
     """largest |loss|, in multiples of its median over the last `window` steps; no rule where it is not

@@ -205,7 +205,7 @@ FRESH = Fresh(
     "record",
     "train on fresh samples alone (data.replay = 0, train.updates = 1), or use agro, which is right at any "
     "staleness",
-    what="samples of age 0 (made by the present weights)",
+    what="samples of staleness 0 (made by the present weights)",
 )
 REF_LOGP = LogProb(
     "ref_logp", "reference", "pass the reference's log-probs, or set beta = 0 where the objective allows it"

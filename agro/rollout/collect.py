@@ -46,7 +46,9 @@ class Task:
     step: int | None = None  # of the run, where they are made for one
     seed: int = 0
     numbers: tuple[int, ...] | None = None  # of the prompts among all that the run asks; 0 … unless given
-    ledger: str = ""  # under which each response is stored once: what another process finished isn't sampled again
+    ledger: str = (
+        ""  # under which each response is stored once: what another process finished isn't sampled again
+    )
     max_failed: float = 1.0  # largest share of rewards that may fail
 
 

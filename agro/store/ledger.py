@@ -127,7 +127,9 @@ class Ledger(Database):
                 "DELETE FROM draws WHERE run = ?1 AND (?2 IS NULL OR step > ?2) RETURNING rowid", [name, last]
             )
             self._run("DELETE FROM reference_logp WHERE run = ?1 AND (?2 IS NULL OR step > ?2)", [name, last])
-            self._run("UPDATE requests SET step = NULL WHERE run = ?1 AND (?2 IS NULL OR step > ?2)", [name, last])
+            self._run(
+                "UPDATE requests SET step = NULL WHERE run = ?1 AND (?2 IS NULL OR step > ?2)", [name, last]
+            )
             self.recount_uses(run)
             samples = self._run(
                 "UPDATE samples SET redone = 1, checksum = checksum + 1 "

@@ -33,11 +33,15 @@ class StandIn:
             return {}
         if path != "/v1/completions":
             return {}
-        sampler = Sampler(temperature=body["temperature"], max_new=body["max_tokens"], stop=tuple(body["stop"] or ()))
+        sampler = Sampler(
+            temperature=body["temperature"], max_new=body["max_tokens"], stop=tuple(body["stop"] or ())
+        )
         request = Request(0, body["prompt"], body["max_tokens"])
         (done,) = self.engine.decode(deque([request]), sampler, body["seed"])
         logprobs = {"token_logprobs": done.logp.tolist()}
-        return {"choices": [{"token_ids": done.tokens.tolist(), "logprobs": logprobs, "finish_reason": "stop"}]}
+        return {
+            "choices": [{"token_ids": done.tokens.tolist(), "logprobs": logprobs, "finish_reason": "stop"}]
+        }
 
 
 @contextmanager

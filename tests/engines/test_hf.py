@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicCache
 
 from agro.config import NewModel, Sampler
 from agro.config import Policy as PolicyConfig
-from agro.engines import rows
+from agro.engines import Decoded, Engine, Request, rows
 from agro.engines.hf import HF
 from agro.errors import Refused
 from agro.policy import Policy

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from agro import config
-from agro.envs import Mistake, Turn, demonstrate, load_environment
+from agro.envs import Mistake, Turn, load_environment
 from agro.errors import Refused
 from agro.newmodel import new_model
 from agro.policy import Policy
 from agro.rewards.worker import load_file
+from agro.rollout.demonstrate import demonstrate
 from agro.types import Prompt
 
 FOLDER = Path(__file__).parents[2] / "examples/environments"
@@ -126,6 +127,8 @@ def test_the_calculator_in_an_episode(tmp_path):
     model = config.NewModel(alphabet="abcdefgh", hidden=16, layers=1, heads=2, context=24)
     new_model(tmp_path, model, 0)
     policy = Policy.load(config.Policy(model=str(tmp_path)))
-    (s,) = demonstrate(load_environment(settings), policy, Prompt("h"), ["aeb", "f"])  # "e" is no expression
+    (s,) = demonstrate(
+        load_environment(settings), policy.encoder, Prompt("h"), ["aeb", "f"]
+    )  # "e" is no expression
     assert (s.response, s.meta["tool_calls"]) == ("aebchcf", 1)
     assert s.meta["turn_info"][0]["error"] == "not an arithmetic expression"

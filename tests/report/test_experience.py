@@ -151,7 +151,7 @@ def test_a_store_that_cannot_be_read_is_said_and_hinders_nothing(bare_folder: Pa
         with sqlite3.connect(path) as connection:
             connection.execute("PRAGMA user_version = 99")
         connection.close()
-        said = "a newer agro wrote this store"
+        said = "another version of agro wrote it"
     found = Experience.of(load_run(bare_folder))
     assert said in found.problem
     assert found.responses is None

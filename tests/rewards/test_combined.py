@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from agro import RunConfig
+from agro.config import RunConfig, Sampler
 from agro.errors import Refused
 from agro.rewards import Score, load_reward
 from agro.rewards.combined import CombinedReward
+from agro.rollout import Collected, Task, collect
 from agro.store import Store
-from agro.train.data import Drawn, sample_fresh
+from agro.train.feed import Valid
 from agro.train.measure import describe_batch
 from agro.types import Prompt, Sample
 
@@ -78,13 +79,10 @@ def test_every_unknown_part_is_named_and_a_sum_is_finite():
 def test_from_a_step_to_the_store_and_the_metrics(tmp_path):
     tokens = {"tokens": np.array([5, 6]), "action": np.array([False, True])}
     found = [Sample("p", str(i), prompt_id="p", meta={"index": i}, **tokens) for i in range(3)]
-    sampler = SimpleNamespace(sample=lambda prompts, n, options: iter(found))
+    rollout = SimpleNamespace(sample=lambda *_, **__: iter(found), engine=SimpleNamespace(failures=0))
     reward = CombinedReward("sum", {"a": (Fixed(1.0, 0.0, None), 1.0), "b": (Fixed(3.0, None, None), 0.0)})
-    config, drawn = RunConfig.of({"reward": {"max_failed": 1}}), Drawn([])
     with Store.open(tmp_path / "store.db") as store:
-        drawn.samples = sample_fresh(
-            config, "run", 1, [Prompt("p")], sampler, reward, store, drawn, lambda: None, lambda *_: None
-        )
+        made = collect(rollout, [Prompt("p")], Sampler(n=3), store, Task(run="run", step=1), reward)
         stored = list(store.samples())
         store.set_rewards([(stored[0].id, 2.0, {"first": 1}), (stored[0].id, 3.0, {"second": 2})])
         [again] = store.samples(ids=[stored[0].id])
@@ -93,14 +91,14 @@ def test_from_a_step_to_the_store_and_the_metrics(tmp_path):
         {"index": 1, "reward_parts": {"a": 0.0, "b": None}},
         {"index": 2, "reward_error": "a: it's broken", "reward_parts": {"a": None, "b": None}},
     ]
-    assert [(s.id, s.reward, s.meta) for s in drawn.samples] == [(s.id, s.reward, s.meta) for s in stored]
+    assert made == Collected(tuple(s.id for s in stored), failed=1, tokens=3)
     assert (again.reward, again.meta) == (
         3.0,
         {"index": 0, "first": 1, "second": 2},
     )  # an earlier scoring's parts go
-    assert describe_batch(drawn, 0)["reward_parts"] == {"a": 0.5, "b": 3.0}
-    drawn.samples = [Sample("p", "r", reward=1.0, meta={"reward_parts": "a foreign log's own"}, **tokens)]
-    assert describe_batch(drawn, 0)["reward_parts"] is None
+    assert describe_batch(Valid(stored), made, 0)["reward_parts"] == {"a": 0.5, "b": 3.0}
+    foreign = Valid([Sample("p", "r", reward=1.0, meta={"reward_parts": "a foreign log's own"}, **tokens)])
+    assert describe_batch(foreign, made, 0)["reward_parts"] is None
 
 
 def test_the_configuration_comes_back_from_config_json(tmp_path):

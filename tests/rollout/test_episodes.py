@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from agro.config import Environment as EnvironmentConfig
 from agro.config import Sampler
 from agro.engines import rows
 from agro.engines.hf import HF
-from agro.envs import Turn, load_environment
+from agro.envs import Turn
 from agro.errors import Refused
 from agro.evaluate import heldout
 from agro.policy import Unusable
@@ -357,15 +356,3 @@ def test_a_role_that_the_template_does_not_show_is_refused(chat):
         demonstrate(
             Echo(1, role="tool"), policy.encoder, Prompt([{"role": "user", "content": "h"}]), ["ad", "b"]
         )
-
-
-def test_the_calculator_in_an_episode(tiny):
-    environment = load_environment(
-        EnvironmentConfig(name="calculator", options={"call": ["a", "b"], "result": "c{}c", "error": "h"})
-    )
-    (s,) = demonstrate(environment, tiny().encoder, Prompt("h"), ["aeb", "f"])  # "e" is no expression
-    assert (s.response, s.meta["tool_calls"], s.meta["turn_info"][0]["error"]) == (
-        "aebchcf",
-        1,
-        "not an arithmetic expression",
-    )

@@ -153,12 +153,12 @@ def test_a_damaged_count_of_draws_is_reported_before_it_changes_a_draw(path: Pat
         (name,) = store.damage().uses
         assert name.startswith("r/")
         draws = store._run("SELECT count(*) FROM draws")
-        for write in (store.check, lambda: store.draw(DrawRule(4), run="r", step=4, seed=0, version=0)):
+        for write in (store.check, lambda: store.draw(DrawRule(4), At("r", 4, seed=0, version=0))):
             with pytest.raises(Refused, match="1 draw count not as written"):
                 write()
         assert store._run("SELECT count(*) FROM draws") == draws
         store.rewind("r")  # counts them anew
-        store.draw(DrawRule(4), run="r", step=4, seed=0, version=0)
+        store.draw(DrawRule(4), At("r", 4, seed=0, version=0))
 
 
 def test_a_flipped_byte_in_the_counts_of_draws_changes_no_draw(path: Path, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_flipped_byte_in_the_counts_of_draws_changes_no_draw(path: Path, tmp_p
             old.unlink()
         file.write_bytes(changed)
         with Store.open(file) as store:
-            return [s.id for s in store.draw(DrawRule(2), run="r", step=4, seed=0, version=0)]
+            return [s.id for s in store.draw(DrawRule(2), At("r", 4, seed=0, version=0)).samples]
 
     expected, rng, refused = drawn(content), random.Random(0), 0
     used = [i for i in range((page - 1) * 4096, page * 4096) if content[i]]

@@ -48,7 +48,9 @@ def wait_for_step(run: Path, step: int, seconds: float = 180.0) -> None:
         if file.exists() and file.read_text().count("\n") > step:
             return
         time.sleep(0.05)
-    raise AssertionError(f"step {step} wasn't reached: {[p.read_text()[-500:] for p in run.parent.glob('*.log')]}")
+    raise AssertionError(
+        f"step {step} wasn't reached: {[p.read_text()[-500:] for p in run.parent.glob('*.log')]}"
+    )
 
 
 def check(run: Path, steps: int) -> None:
