@@ -73,8 +73,8 @@ def collect(
 ) -> Collected:
     """`sampler.n` responses to each prompt, stored and, with a `reward`, scored.
 
-    Responses are appended, unscored, as others finish: a process that is killed loses those of the last `FLUSH_SECONDS`
-    before the latest one, and no earlier ones. Raises `Refused` where more than a share `task.max_failed` of the rewards fail; the responses stay in
+    A response is appended, unscored, as soon as it finishes, or with the next one where less than `FLUSH_SECONDS` have passed
+    since the last was. So a process that is killed keeps what finished before. Raises `Refused` where more than a share `task.max_failed` of the rewards fail; the responses stay in
     the store, their rewards unknown.
     """
     activity = activity or Quiet()
@@ -114,24 +114,29 @@ def _sample(
     flushed = time.monotonic()
 
     def flush() -> None:
-        if not finished:
-            return
-        origins = [_origin(task, s, sampler.n, i) for i, s in enumerate(finished)] if task.ledger else None
-        ids = store.append(finished, run=task.run, step=task.step, origins=origins)
-        stored.extend(s.replace(id=i) for i, s in zip(ids, finished, strict=True))
-        finished.clear()
+        nonlocal flushed
+        if finished:
+            origins = [_origin(task, s, sampler.n, i) for i, s in enumerate(finished)] if task.ledger else None
+            ids = store.append(finished, run=task.run, step=task.step, origins=origins)
+            stored.extend(s.replace(id=i) for i, s in zip(ids, finished, strict=True))
+            finished.clear()
+        flushed = time.monotonic()
+
+    def is_due() -> bool:
+        return time.monotonic() - flushed >= FLUSH_SECONDS
 
     activity.stage("sampling", len(skip), total)
     try:
         for sample in rollout.sample(prompts, sampler.n, sampler, seed=task.seed, numbers=numbers, skip=skip):
-            # Samples of one episode come one after the other, and are stored together.
-            goes_on = finished and sample.episode is not None and sample.episode == finished[-1].episode
-            if not goes_on and time.monotonic() - flushed >= FLUSH_SECONDS:
+            # The samples of an episode come one after the other, and are stored together.
+            goes_on = bool(finished) and sample.episode is not None and sample.episode == finished[-1].episode
+            if is_due() and not goes_on:
                 flush()
-                flushed = time.monotonic()
             finished.append(sample)
             activity.stage("sampling", len(stored) + len(finished), total)
             if sample.episode is None:
+                if is_due():
+                    flush()
                 activity.check()
     finally:
         flush()

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from agro import config, objectives
-from agro.objectives.needs import OLD_LOGP, PAIRS, STORED_VALUE
 from agro.policy import Policy
 from agro.proof.claims import CLAIMS
 from agro.store import Pair
@@ -65,12 +64,16 @@ def batch_for(name: str, options: dict, policy: Policy, reference: Policy) -> Ba
     needs = objectives.get(name).needs(objectives.get(name).resolve(name, options))
     found = samples(policy, objectives.least_responses(needs))
     found = [s.replace(id=i) for i, s in enumerate(found)]
-    both = [(a.id, b.id) for a, b in pairwise(found) if a.prompt_id == b.prompt_id] if PAIRS in needs else []
+    both = (
+        [(a.id, b.id) for a, b in pairwise(found) if a.prompt_id == b.prompt_id] if "pairs" in needs else []
+    )
     batch = collate(found, 0, [Pair(a, b, 3.0, 1.0) for a, b in both if a is not None and b is not None])
-    if STORED_VALUE in needs:
+    if "stored_value" in needs:
         batch = batch.replace(extra={"stored_value": 0.1 * batch.group.double()})
-    if OLD_LOGP in needs:
-        batch = batch.replace(old_logp=streams_of(policy, batch, ["logp"], MicroBatch(4))["logp"] - 0.1)
+    if "old_logp" in needs:
+        batch = batch.replace(old_logp=streams_of(policy, batch, ["logp"], passes(4))["logp"] - 0.1)
+    if "ref_logp" in needs:
+        batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], passes(4))["logp"])
     return batch
 
 

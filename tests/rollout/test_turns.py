@@ -172,7 +172,7 @@ def test_an_episode_that_runs_out_ends_with_length(tiny):
 @pytest.mark.parametrize(
     ("where", "error"),
     [
-        ("reset", r"environment echo: KeyError: 'no such game' \(test_episodes.py:\d+\)"),
+        ("reset", r"environment echo: KeyError: 'no such game' \(test_turns.py:\d+\)"),
         ("step", "ZeroDivisionError: broken"),
         ("text", "step returned 'text', expected agro.envs.Turn"),
         (Turn(), "neither done nor gave an observation"),
