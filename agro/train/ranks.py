@@ -104,9 +104,9 @@ class Shard(Local):
         super().__init__(policy, reference, say)
         self.key = super().reference_key
         self.copy = frozen(policy) if dist.get_rank() == 0 else None
-        for sharded in (policy, reference):
-            if sharded is not None:
-                shard(sharded, mesh)
+        shard(policy, mesh, method="streams", reshard=True)
+        if reference is not None:  # whose head the policy's streams take for the exact KL, after its hidden states
+            shard(reference, mesh, method="hidden", reshard=False)
 
     @property
     def reference_key(self) -> str | None:
@@ -115,6 +115,22 @@ class Shard(Local):
     def enter(self, config: RunConfig, *, began: Path | None, resumed: Path | None) -> None:
         super().enter(config, began=began, resumed=resumed)
         self.micro.adapts = False  # one rank can't change its passes alone
+
+    def logp(self, batch: Batch, of: Which = "policy") -> Tensor:
+        out = super().logp(batch, of)
+        self._reshard_reference()
+        return out
+
+    def gradient(
+        self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]
+    ) -> Step:
+        step = super().gradient(batch, objective, options, check)
+        self._reshard_reference()
+        return step
+
+    def _reshard_reference(self) -> None:
+        if self.reference is not None:
+            self.reference.model.reshard()
 
     def publish(self, folder: Path) -> None:
         if self.copy is None:
@@ -242,16 +258,19 @@ def serve(shard: Shard) -> None:
             continue
 
 
-def shard(policy: Policy, mesh: DeviceMesh) -> None:
-    """Shard a policy's model over the ranks of `mesh`; its streams are then computed inside the sharded module."""
+def shard(policy: Policy, mesh: DeviceMesh, *, method: str, reshard: bool) -> None:
+    """Shard a policy's model over the ranks of `mesh`, and compute `method` of the policy inside the sharded module.
+
+    `reshard`: whether the weights outside of the layers are sharded again after each forward pass.
+    """
     model = policy.model
     for layer in _layers(model):
         fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh, reshard_after_forward=True)
-    for name in ("streams", "hidden"):
-        setattr(model, f"agro_{name}", getattr(policy, name))
-        register_fsdp_forward_method(model, f"agro_{name}")
-    policy.streams = model.agro_streams  # type: ignore[method-assign]
+    fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+    name = f"agro_{method}"
+    setattr(model, name, getattr(policy, method))
+    register_fsdp_forward_method(model, name)
+    setattr(policy, method, getattr(model, name))
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:

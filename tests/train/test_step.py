@@ -32,6 +32,10 @@ CASES += [("dpo", {"beta": 0.3, "label_smoothing": 0.1, "votes": "mean"})]
 
 @pytest.fixture(scope="module")
 def policies() -> tuple[Policy, Policy]:
+    return make_policies()
+
+
+def make_policies() -> tuple[Policy, Policy]:
     """A policy in float64 and another as its reference."""
     spec = config.NewModel(alphabet="abcdef", hidden=16, layers=2, heads=2, context=64)
     made = [Policy.load(config.Policy(new=spec, temperature=1.3), seed=s) for s in (0, 1)]

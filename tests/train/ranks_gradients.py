@@ -1,0 +1,83 @@
+"""Run by torchrun: the gradient of every objective on several ranks against that of one process, as JSON on stdout."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import torch
+from test_step import CASES, batch_for, make_policies
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from agro import objectives
+from agro.config import RunConfig
+from agro.objectives.needs import REF_LOGP
+from agro.policy import Policy
+from agro.train.learner import Local
+from agro.train.ranks import Ranks, Shard, joined, rank, serve
+
+CONFIG = RunConfig.of({"policy": {"new": {}}, "train": {"micro_batch": 3, "clip": 1e9}})
+
+
+class Observed(Shard):
+    """A shard whose gradient can be looked at."""
+
+    def flat_gradient(self) -> Tensor:
+        return flat(self.policy)
+
+
+def flat(policy: Policy) -> Tensor:
+    parts = []
+    for weight in [*policy.weights().values(), *policy.value_weights().values()]:
+        grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        full = grad.full_tensor() if isinstance(grad, DTensor) else grad
+        parts.append(full.flatten())
+    return torch.cat(parts)
+
+
+def quiet(text: str) -> None:
+    """Nothing is shown."""
+
+
+def duplicate(policy: Policy) -> Policy:
+    out = copy.copy(policy)
+    out.model, out.value = copy.deepcopy(policy.model), copy.deepcopy(policy.value)
+    return out
+
+
+def compare(alone: Local, several: Ranks, name: str, options: dict[str, Any]) -> dict[str, Any]:
+    resolved = objectives.get(name).resolve(name, options)
+    batch = batch_for(name, options, alone.policy, alone.reference)
+    if REF_LOGP in objectives.get(name).needs(resolved):
+        batch = batch.replace(ref_logp=several.logp(batch, "reference"))
+    one = alone.gradient(batch, name, resolved, lambda: None)
+    two = several.gradient(batch, name, resolved, lambda: None)
+    expected, found = flat(alone.policy), several._all("flat_gradient")
+    return {
+        "objective": f"{name} {options}",
+        "norm": float(expected.norm()),
+        "difference": float((found - expected).norm()),
+        "loss": abs(one.evaluation.loss - two.evaluation.loss),
+        "reported": abs(one.norm - two.norm),
+    }
+
+
+def main() -> None:
+    policy, reference = make_policies()
+    alone = Local(duplicate(policy), duplicate(reference), quiet)
+    alone.enter(CONFIG, began=None, resumed=None)
+    with joined(torch.device("cpu")) as mesh:
+        shard = Observed(policy, reference, quiet, mesh)
+        if rank() > 0:
+            serve(shard)
+            return
+        several = Ranks(shard)
+        several.enter(CONFIG, began=None, resumed=None)
+        print(json.dumps([compare(alone, several, name, options) for name, options in CASES]), flush=True)
+        several.close()
+
+
+if __name__ == "__main__":
+    main()
