@@ -214,11 +214,7 @@ class Trainer:
             say = self.progress.say
             loop = Loop(self.phases, learner, self.store, self.folder, self.activity, say, build)
             published = Published.read(self.out)
-            try:
-                loop.run(published=published.version if published else 0)
-            finally:
-                for monitor in self.monitors:
-                    monitor.close()
+            loop.run(published=published.version if published else 0)
             end(self.out)
             save_model(learner, self.out, self.config.policy.lora)
 

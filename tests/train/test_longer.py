@@ -21,7 +21,7 @@ def test_more_steps_are_those_of_a_longer_run(tmp_path: Path) -> None:
     out = run(tmp_path, resume=True, train__steps=7)
     assert weights(out) == weights(longer)
     assert [m["step"] for m in metrics(out)] == list(range(1, 8))
-    with pytest.raises(Refused, match="the last phase has 7, now it is 5"):
+    with pytest.raises(Refused, match="last phase had 7, now it has 5"):
         run(tmp_path, resume=True, train__steps=5)
 
 

@@ -69,7 +69,8 @@ def test_a_run_of_ten_steps_saves_resumes_and_ends_with_a_model(tmp_path: Path) 
     assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-4
     for expected, found in zip(metrics(alone)[1:], metrics(sharded)[1:], strict=True):
         assert found["loss"] == pytest.approx(expected["loss"], rel=1e-2, abs=1e-4)
-        assert found["eval_reward"] == expected["eval_reward"]
+        if expected["eval_reward"] is not None:  # the first half also measured at its end
+            assert found["eval_reward"] == expected["eval_reward"]
     assert all(
         m["logp_diff_max"] < 1e-4 for m in metrics(sharded)[1:]
     )  # the copy that samples has the weights
