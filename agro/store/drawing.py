@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from agro.errors import Refused
@@ -21,10 +21,10 @@ POLL_SECONDS = 0.2  # between two looks at a store that others write to
 class Drawing(Samples):
     """The part of a store that training draws from."""
 
-    def pick(self, rule: DrawRule, at: At) -> list[str]:
+    def pick(self, rule: DrawRule, at: At, check: Callable[[], None] = lambda: None) -> list[str]:
         """The prompt_ids of the groups that `draw` takes by `rule`; with `rule.fewer` as many as there are.
 
-        With `rule.wait` it looks again until there are enough. Raises `Refused` where there are fewer, with what the store has.
+        With `rule.wait` it looks again until there are enough; `check` may stop it. Raises `Refused` where there are fewer, with what the store has.
         """
         deadline = time.monotonic() + rule.wait
         while True:
@@ -33,6 +33,7 @@ class Drawing(Samples):
                 return pick_groups(candidates, rule, at)
             if time.monotonic() >= deadline:
                 break
+            check()
             time.sleep(POLL_SECONDS)
         waited = f"waited {rule.wait:g} s: " if rule.wait else ""
         raise Refused(waited + self._too_few(rule, len(candidates), at))

@@ -158,7 +158,7 @@ class Loop:
         picked: list[str] = []
         if rule is not None:
             self.activity.stage("waiting for the store")
-            picked = self.store.pick(rule, at)
+            picked = self.store.pick(rule, at, self.activity.check)
         fresh = phase.config.train.groups - len(picked)
         made = self.parts.source.fill(Wanted(step, fresh, position.prompts))
         drawn = self.store.draw(rule, at, picked=picked, made=made.ids)

@@ -52,7 +52,7 @@ class Phase:
 
     def rule(self, groups: int) -> DrawRule:
         """What a step draws from the store."""
-        data, objective = self.config.data, self.config.objective
+        data, objective, source = self.config.data, self.config.objective, self.config.source
         needs = get(objective.name).needed(objective.options)
         return DrawRule(
             groups=groups,
@@ -65,6 +65,7 @@ class Phase:
             scored_only="reward" in needs,
             pairs="pairs" in needs,
             fewer=data.replay < 1,  # a store that is still filling gives what it has
+            wait=source.wait_seconds if source.kind == "elsewhere" else 0.0,
         )
 
 
