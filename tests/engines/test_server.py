@@ -17,6 +17,7 @@ from agro.config import Policy as PolicyConfig
 from agro.engines import Request
 from agro.engines import server as module
 from agro.engines.server import Server
+from agro.envs import Turn
 from agro.errors import Refused
 from agro.policy import Policy
 from agro.rollout import Rollout
@@ -81,6 +82,33 @@ def test_the_reader_may_append_requests(policy: Policy) -> None:
             if done.request.number < 3:
                 waiting.append(Request(done.request.number + 1, [1], 2))
         assert numbers == [0, 1, 2, 3]
+
+
+class Twice:
+    """Answers the first turn with a digit and ends after the second."""
+
+    name, stop = "twice", (">",)
+
+    def reset(self, prompt: Prompt) -> list[str]:
+        return []
+
+    def step(self, state: list[str], text: str) -> Turn:
+        state.append(text)
+        return Turn(done=True, reward=1.0) if len(state) == 2 else Turn("7", reward=0.0)
+
+
+def test_environments_work_on_it(policy: Policy) -> None:
+    with serving(policy) as (url, _):
+        rollout = Rollout(policy.encoder, connect(url), Twice(), max_turns=3)
+        samples = list(rollout.sample([Prompt("1")], 8, Sampler(max_new=6, batch=4), seed=3))
+        assert sorted(s.meta["index"] for s in samples) == list(range(8))
+        played = [s for s in samples if s.meta["turns"] == 2]
+        assert played
+        for s in samples:
+            tokens, mask = torch.tensor(s.tokens.copy())[None].long(), torch.tensor(s.action.copy())[None]
+            own = policy.streams(tokens, torch.tensor([len(s.tokens)]), mask)["logp"][mask]
+            np.testing.assert_allclose(s.behavior_logp[s.action], own.detach().numpy(), atol=1e-5)
+        assert all(not s.action[len(policy.encode_prompt("1")) :].all() for s in played)  # the answer is no action
 
 
 def test_new_weights_change_what_is_sampled(policy: Policy, tmp_path: Path) -> None:
