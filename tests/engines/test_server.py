@@ -108,7 +108,8 @@ def test_environments_work_on_it(policy: Policy) -> None:
             tokens, mask = torch.tensor(s.tokens.copy())[None].long(), torch.tensor(s.action.copy())[None]
             own = policy.streams(tokens, torch.tensor([len(s.tokens)]), mask)["logp"][mask]
             np.testing.assert_allclose(s.behavior_logp[s.action], own.detach().numpy(), atol=1e-5)
-        assert all(not s.action[len(policy.encode_prompt("1")) :].all() for s in played)  # the answer is no action
+        prompt = len(policy.encode_prompt("1"))
+        assert all(not s.action[prompt:].all() for s in played)  # the answer is no action
 
 
 def test_new_weights_change_what_is_sampled(policy: Policy, tmp_path: Path) -> None:
