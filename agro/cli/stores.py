@@ -72,14 +72,14 @@ def _holds_samples(path: Path) -> bool:
 def _encoding(store: Any, tokenizer: str) -> dict[str, int]:
     """How many samples a policy with this tokenizer could train on, and why the others not."""
     from agro.config import Policy as PolicyConfig
-    from agro.policy import Policy, Unusable
+    from agro.policy import InvalidSample, Policy
 
     policy, counts = Policy.load(PolicyConfig(model=tokenizer)), Counter[str]()
     for sample in store.samples():
         try:
             policy.encode(sample)
             counts["usable"] += 1
-        except Unusable as error:
+        except InvalidSample as error:
             counts[error.reason] += 1
     return dict(counts)
 

@@ -116,7 +116,9 @@ def _sample(
     def flush() -> None:
         nonlocal flushed
         if finished:
-            origins = [_origin(task, s, sampler.n, i) for i, s in enumerate(finished)] if task.ledger else None
+            origins = (
+                [_origin(task, s, sampler.n, i) for i, s in enumerate(finished)] if task.ledger else None
+            )
             ids = store.append(finished, run=task.run, step=task.step, origins=origins)
             stored.extend(s.replace(id=i) for i, s in zip(ids, finished, strict=True))
             finished.clear()
