@@ -114,9 +114,9 @@ class Encoder:
         assistant's tokens with their end tokens. Values per token of another encoding (`learn`,
         `behavior_logp`, `token_reward`, versions) become unknown, unless both encodings are equal.
 
-        Raises `InvalidSample` with a `reason`: longer than `max_length` or the model's context, characters that
-        the tokenizer doesn't know, an empty response, ids outside the model's vocabulary, several turns
-        with a template that rewrites earlier ones.
+        Raises `InvalidSample` with a `reason`: longer than `max_length` or the model's context, characters
+        unknown to the tokenizer, an empty response, ids outside the model's vocabulary, several turns with a
+        template that rewrites earlier ones.
         """
         where = f"prompt {sample.prompt_id}"
         if sample.id is not None:

@@ -1,7 +1,7 @@
 """Token log-probs, entropy and exact KL from hidden states, a few positions at a time: [B,T,V] never exists.
 
-The hidden state at t-1 predicts tokens[t]. With z [V] the logits at temperature τ, log π = z - logsumexp z and
-H = -Σ π log π, KL = Σ π (log π - log π_ref), the gradients with respect to z are
+The hidden state at t-1 predicts tokens[t]. With z [V] the logits at temperature τ, log π = z - logsumexp z,
+H = -Σ π log π and KL = Σ π (log π - log π_ref), the gradients with respect to z are
 
     d log π(a) = 1_a - π        d H = -π (log π + H)        d KL = π (log π - log π_ref - KL)
 

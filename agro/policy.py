@@ -272,8 +272,8 @@ class Policy:
         if not difference <= allowed:
             raise Refused(
                 f"{self.name}: log-probs computed in chunks differ from those of the model's own logits by "
-                f"{difference:.3g} nats (expected {allowed:.2g} at most): this architecture changes its logits "
-                "in a way that agro doesn't support, or part of it is random in training; use another model"
+                f"{difference:.3g} nats (expected at most {allowed:.2g}): the model changes its logits in a "
+                "way that agro doesn't support, or part of it is random in training; use another model"
             )
 
 

@@ -1,4 +1,4 @@
-"""Commands that make and read run folders."""
+"""Commands that create and read run folders."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="The run folder; runs/ and the time where it isn't given.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Load and check everything, and say what would happen; write nothing."
+            "--dry-run", help="Load and check everything, and report what would happen; write nothing."
         ),
     ] = False,
     as_json: Annotated[

@@ -185,7 +185,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "gspo": (Claims(formulas.gspo_pairs, "elsewhere", noise=False, n=(2,)),),
     "pair_consistency": (
         Claims(half_variance, "optimum", {"gap": "reward"}, policy_gradient=_beta, n=(2,), judged=True),
-        # IPO: judgements that are drawn by σ(r − r') say ½ (2σ − 1), which isn't r − r'.
+        # IPO: judgments that are drawn by σ(r − r') say ½ (2σ − 1), which isn't r − r'.
         Claims(formulas.ipo, "elsewhere", n=(2,), updates=200, judged=True),
     ),
     "dpo": (Claims(formulas.bradley_terry, "optimum", n=(2,), judged=True),),

@@ -175,7 +175,7 @@ def gradient(
     options: Mapping[str, Any],
     size: int | None = None,
 ) -> Tensor:
-    """[W] the gradient of `name` over `batch` with respect to all parameters, by the step; `size`: its micro-batches."""
+    """[W] the step's gradient of `name` over `batch`, for all parameters; `size`: of its micro-batches."""
     resolved = get(name).resolve(name, options)
     passes = Passes(MicroBatch(size))
     if "ref_logp" in get(name).needs(resolved) and batch.ref_logp is None:

@@ -133,7 +133,8 @@ class Ledger(Database):
             self.recount_uses(run)
             samples = self._run(
                 "UPDATE samples SET redone = 1, checksum = checksum + 1 "
-                "WHERE run = ?1 AND id > ?2 AND NOT redone AND step IS NOT NULL AND (?3 IS NULL OR step > ?3) RETURNING id",
+                "WHERE run = ?1 AND id > ?2 AND NOT redone AND step IS NOT NULL "
+                "AND (?3 IS NULL OR step > ?3) RETURNING id",
                 [name, at.cursor if at else 0, step],
             )
         return Rewound(len(draws), len(samples))
