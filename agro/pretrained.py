@@ -69,7 +69,7 @@ def pretrained(name: str, config: configuration.Policy) -> tuple[Any, Any]:
     for what in ("missing_keys", "mismatched_keys"):
         if names := _names(report, what):
             raise Refused(
-                f"{name}: {names}: they would be drawn at random; expected the whole model, as "
+                f"{name}: {names}: they would be random; expected the complete model, as "
                 "save_pretrained writes it"
             )
     return model, tokenizer

@@ -30,12 +30,12 @@ def prove(
     asked = names or objectives.names()
     for name in asked:
         objectives.get(name)  # a wrong name is refused before anything is computed
-    found = proving.prove(asked, descents=figure is not None)
-    rows = [row for measured in found.values() for row in measured.rows]
+    results = proving.prove(asked, descents=figure is not None)
+    rows = [row for measured in results.values() for row in measured.rows]
     if figure is not None:
         from agro.proof.figure import draw
 
-        draw(found, figure)
+        draw(results, figure)
     broken = [row for row in rows if row.holds is False]
     if as_json:
         print(json.dumps([row.to_json() for row in rows], ensure_ascii=False, allow_nan=False))

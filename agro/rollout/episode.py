@@ -79,8 +79,8 @@ class Episode:
         known = [r for r in self.rewards if r is not None]
         if self.error is None and known and len(known) < len(self.rewards):
             self.error = (
-                f"environment {self.environment.name}: a reward at {len(known)} of {len(self.rewards)} turns; "
-                "expected one at each (0.0 where a turn earns nothing), or none"
+                f"environment {self.environment.name}: expected a reward at each turn (0.0 where a turn "
+                f"earns nothing) or at none, got a reward at {len(known)} of {len(self.rewards)} turns"
             )
         if not known or self.error is not None:
             return None

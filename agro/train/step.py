@@ -1,4 +1,4 @@
-"""The only backward: an objective's gradient, exact whatever the micro-batch.
+"""The only backward pass: an objective's gradient, exact for any micro-batch.
 
 An objective depends on the parameters through its streams alone, so its gradient is Σ g · ∂stream/∂θ with
 g = ∂loss/∂stream. A first pass computes the streams of the complete step without gradient, and g from them.
