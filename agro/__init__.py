@@ -1,6 +1,7 @@
 """agro: reinforcement learning for language models from any generation.
 
-The names below are imported when they are first used, so that `import agro` and the command line's `--help` are fast.
+The names below are imported when they are first used, so that `import agro` and the command line's `--help`
+are fast.
 """
 
 from __future__ import annotations

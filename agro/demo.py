@@ -1,9 +1,9 @@
-"""`make demo`: a small model from nothing learns to sort, first from a careless teacher, then from its own rewards.
+"""`make demo`: a small new model learns to sort, first from a careless teacher, then from its own rewards.
 
-The task is verifiable: a response is right when it is the prompt's digits in rising order. The teacher knows the way
-but writes each digit wrong with probability 0.16, so the model that imitates it does so too, and is right about one
-time in three. Phase `sft` imitates; `onpolicy` is AGRO on fresh samples; `store` is AGRO on nothing but what the
-phase before left in the store, from the weights that it ended with.
+The task is verifiable: a response is correct if it is the prompt's digits in rising order. The teacher
+replaces each digit by a random one with probability 0.16, so the model that imitates it is correct about one
+time in three. Phase `sft` imitates, `onpolicy` is AGRO on fresh samples, and `store` is AGRO on stored
+samples only.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ CONFIG: dict[str, Any] = {
 
 def prompts(count: int, rng: random.Random) -> list[str]:
     """Different prompts, such as `520731>`."""
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found["".join(rng.choices(DIGITS, k=LENGTH)) + ">"] = None
-    return list(found)
+    drawn: dict[str, None] = {}
+    while len(drawn) < count:
+        drawn["".join(rng.choices(DIGITS, k=LENGTH)) + ">"] = None
+    return list(drawn)
 
 
 def answer(prompt: str) -> str:
@@ -81,14 +81,14 @@ def careless(prompt: str, rng: random.Random) -> str:
 
 
 def prepare(out: Path, seed: int) -> dict[str, str]:
-    """Write training and held-out prompts, and the teacher's responses into the store; held-out prompts are in neither."""
+    """Write training and held-out prompts, and store the teacher's responses to other prompts."""
     from agro.store import Store
     from agro.types import Sample
 
     rng = random.Random(seed)
-    asked = prompts(TRAIN + HELD_OUT + TAUGHT, rng)
-    parts = {"prompts": asked[:TRAIN], "eval_prompts": asked[TRAIN : TRAIN + HELD_OUT]}
-    taught = asked[TRAIN + HELD_OUT :]
+    drawn = prompts(TRAIN + HELD_OUT + TAUGHT, rng)
+    parts = {"prompts": drawn[:TRAIN], "eval_prompts": drawn[TRAIN : TRAIN + HELD_OUT]}
+    taught = drawn[TRAIN + HELD_OUT :]
     folder = out / "data"
     folder.mkdir(parents=True)
     for name, part in parts.items():
@@ -107,7 +107,7 @@ def prepare(out: Path, seed: int) -> dict[str, str]:
 
 
 def configure(out: Path, seed: int) -> RunConfig:
-    """The demo's configuration, its data made under `out`."""
+    """The demo's configuration, with data written to `out`."""
     data = prepare(out, seed)
     return RunConfig.of({**CONFIG, "data": data, "train": {**CONFIG["train"], "seed": seed}}, "demo")
 

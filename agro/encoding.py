@@ -24,7 +24,7 @@ Reason = Literal[
 ]
 
 
-class Unusable(Refused):
+class InvalidSample(Refused):
     """A sample that a policy can't be trained on. Such samples are counted by `reason`."""
 
     def __init__(self, reason: Reason, message: str) -> None:
@@ -101,7 +101,7 @@ class Encoder:
         except UnicodeEncodeError as error:
             where = f"text {text!r:.80}"
             problem = f"expected Unicode text, got half of a surrogate pair at index {error.start}"
-            raise Unusable("unknown characters", f"{where}: {problem}") from None
+            raise InvalidSample("unknown characters", f"{where}: {problem}") from None
         return list(self.chat.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def encode(self, sample: Sample, max_length: int | None = None) -> Sample:
@@ -114,9 +114,9 @@ class Encoder:
         assistant's tokens with their end tokens. Values per token of another encoding (`learn`,
         `behavior_logp`, `token_reward`, versions) become unknown, unless both encodings are equal.
 
-        Raises `Unusable` with a `reason`: longer than `max_length` or the model's context, characters that
-        the tokenizer doesn't know, an empty response, ids outside the model's vocabulary, several turns
-        with a template that rewrites earlier ones.
+        Raises `InvalidSample` with a `reason`: longer than `max_length` or the model's context, characters
+        unknown to the tokenizer, an empty response, ids outside the model's vocabulary, several turns with a
+        template that rewrites earlier ones.
         """
         where = f"prompt {sample.prompt_id}"
         if sample.id is not None:
@@ -126,14 +126,14 @@ class Encoder:
             out = self._encoded(sample, where)
         assert out.tokens is not None
         if out.tokens.max() >= self.vocab_size:
-            raise Unusable(
+            raise InvalidSample(
                 "tokens outside the vocabulary",
                 f"{where}: tokens: expected ids below {self.vocab_size}, got {out.tokens.max()} at index "
                 f"{out.tokens.argmax()}; encode it with the model's own tokenizer",
             )
         limit = min(self.context, max_length or self.context)
         if len(out.tokens) > limit:
-            raise Unusable(
+            raise InvalidSample(
                 "too long",
                 f"{where}: {len(out.tokens)} tokens, expected {limit} at most "
                 f"(the model's context is {self.context}, train.max_length {max_length})",
@@ -150,7 +150,7 @@ class Encoder:
         if not pieces[-1] or pieces[-1][-1] not in self.eos_ids:
             pieces[-1] += self._closing(sample)
         if not pieces[-1]:
-            raise Unusable("empty", f"{where}: the response has neither tokens nor an end token")
+            raise InvalidSample("empty", f"{where}: the response has neither tokens nor an end token")
         tokens = np.array([i for piece in pieces for i in piece], dtype=np.int32)
         action = np.array([chosen for piece, (_, chosen) in zip(pieces, parts) for _ in piece])
         if _equal(sample.tokens, tokens) and _equal(sample.action, action):
@@ -172,7 +172,7 @@ class Encoder:
         if turns is None:
             several = sample.action is not None and not sample.action[sample.action.argmax() :].all()
             if several or sample.context_tokens is not None:
-                raise Unusable(
+                raise InvalidSample(
                     "turns of another tokenizer",
                     f"{where}: the response has tokens that the policy didn't choose, or another context "
                     "than the prompt, and this is known for the tokens of another tokenizer only; use a "
@@ -189,7 +189,7 @@ class Encoder:
         try:
             return self.chat.turns(sample.prompt, turns, ends, closed=sample.meta.get("finish") != "length")
         except Rewritten as error:
-            raise Unusable(
+            raise InvalidSample(
                 "template rewrites history",
                 f"{where}: the chat template of {self.name} changes earlier turns, so no single sequence "
                 f"contains the context of every turn ({error}); make each turn a sample, or use another "
@@ -205,7 +205,7 @@ class Encoder:
         return list(self.eos_ids[:1])
 
     def _check_known(self, text: str, where: str) -> None:
-        """Raise `Unusable` for characters that become the unknown token."""
+        """Raise `InvalidSample` for characters that become the unknown token."""
         unknown = self.chat.tokenizer.unk_token_id
         if unknown is None or unknown not in self.ids(text):
             return
@@ -214,7 +214,7 @@ class Encoder:
         if unknown in self.ids(text):
             bad = [repr(c) for c in dict.fromkeys(text) if unknown in self.ids(c)]
             shown = bad[:5] + ["…"] * (len(bad) > 5)
-            raise Unusable(
+            raise InvalidSample(
                 "unknown characters",
                 f"{where}: the tokenizer doesn't know {', '.join(shown)}; use a model with a larger "
                 "vocabulary, or remove the sample",

@@ -14,7 +14,7 @@ class Unwritable(Refused):
 
 
 class AgroWarning(UserWarning):
-    """A setting was skipped or a figure can't be trusted; the run goes on."""
+    """A setting was skipped or a figure can't be trusted; the run continues."""
 
 
 class Interrupted(BaseException):

@@ -64,7 +64,7 @@ def write(path: Path, text: str) -> None:
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
+def complete_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder to write into, which takes the place of `folder` once all of it is on the disk."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     with writing(folder):

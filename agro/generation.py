@@ -36,7 +36,7 @@ def end_tokens(model: Any, chat: Chat) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(i) for i in known if i is not None))
 
 
-def left_aside(model: Any, sampler: configuration.Sampler) -> list[str]:
+def ignored_settings(model: Any, sampler: configuration.Sampler) -> list[str]:
     """The ignored values of the model's generation_config, such as "top_k = 20 (sampler.top_k = 0)"."""
     config = model.generation_config
     ignored = []

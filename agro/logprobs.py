@@ -1,13 +1,13 @@
 """Token log-probs, entropy and exact KL from hidden states, a few positions at a time: [B,T,V] never exists.
 
-The hidden state at t-1 predicts tokens[t]. With z [V] the logits at temperature τ, log π = z - logsumexp z and
-H = -Σ π log π, KL = Σ π (log π - log π_ref), the gradients with respect to z are
+The hidden state at t-1 predicts tokens[t]. With z [V] the logits at temperature τ, log π = z - logsumexp z,
+H = -Σ π log π and KL = Σ π (log π - log π_ref), the gradients with respect to z are
 
     d log π(a) = 1_a - π        d H = -π (log π + H)        d KL = π (log π - log π_ref - KL)
 
-so the backward pass computes a chunk's logits once more, turns them into their gradient in place, and adds that to
-the gradients of the hidden states and of the head. A chunk holds three copies of its logits at most (two more where
-logits are capped), and the gradient of the head exists once, not once a chunk.
+so the backward pass computes a chunk's logits once more, turns them into their gradient in place, and adds
+that to the gradients of the hidden states and of the head. A chunk needs at most three copies of its logits,
+or five where logits are capped. The gradient of the head exists once, not once per chunk.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ STREAMS = ("logp", "entropy", "kl")
 
 @dataclass(frozen=True)
 class Head:
-    """From the last hidden state to logits: cap · tanh(scale · (h Wᵀ + b) / cap), without the tanh where cap is None."""
+    """The output layer: logits = cap · tanh(scale · (h Wᵀ + b) / cap), without the tanh where cap is None."""
 
     weight: Tensor  # [V,H]
     bias: Tensor | None = None  # [V]
@@ -41,47 +41,57 @@ class Head:
         linear = model.get_output_embeddings()
         if not isinstance(linear, nn.Linear):
             raise Refused(
-                f"{type(model).__name__}: expected a linear output layer (torch.nn.Linear), got {type(linear).__name__}; "
-                "agro computes log-probs in chunks from it and can't do so for this architecture"
+                f"{type(model).__name__}: expected a linear output layer (torch.nn.Linear), got "
+                f"{type(linear).__name__}; agro computes log-probs in chunks from a linear layer, so use "
+                "another architecture"
             )
         config = model.config.get_text_config()
         scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
         scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
         scale *= float(getattr(config, "lm_head_multiplier", None) or 1.0)  # Falcon-H1
-        return cls(
-            linear.weight, linear.bias, scale, getattr(config, "final_logit_softcapping", None)
-        )  # Gemma
+        cap = getattr(config, "final_logit_softcapping", None)  # Gemma
+        return cls(linear.weight, linear.bias, scale, cap)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """[...,H] -> [...,V] without gradient, float32 (float64 for float64 weights); the product is in the weights' type."""
-        z = nn.functional.linear(hidden, self.weight, self.bias)
-        z = z if z.dtype == torch.float64 else z.float()
+        """[...,H] -> [...,V] without gradient, float32 (float64 for float64 weights).
+
+        The product is computed in the type of the weights.
+        """
+        z = nn.functional.linear(hidden, self.weight, self.bias).to(_wide(self.weight))
         if self.scale != 1:
             z.mul_(self.scale)
-        return z if self.cap is None else z.div_(self.cap).tanh_().mul_(self.cap)
+        if self.cap is None:
+            return z
+        return z.div_(self.cap).tanh_().mul_(self.cap)
+
+
+class Outputs(NamedTuple):
+    """What a model's log-probs are computed from."""
+
+    hidden: Tensor  # [B,T,H] last hidden states
+    head: Head
 
 
 def token_streams(
-    hidden: Tensor,
-    head: Head,
+    outputs: Outputs,
     tokens: Tensor,
     mask: Tensor,
     *,
     want: Collection[str] = ("logp",),
     temperature: float = 1.0,
     chunk: int = 128,
-    reference: tuple[Tensor, Head] | None = None,
+    reference: Outputs | None = None,
 ) -> dict[str, Tensor]:
-    """What `want` names, at the positions of `mask`; NaN elsewhere; differentiable in `hidden` and `head`.
+    """What `want` names, at the positions of `mask`; NaN elsewhere; differentiable in `outputs`.
 
     Args:
-        hidden: [B,T,H] last hidden states.
-        tokens, mask: [B,T]; the first column of `mask` is false, for a first token has no log-prob.
-        want: of "logp" (nats), "entropy" (of π), "kl" (of π from the reference, over the whole vocabulary).
+        outputs: hidden states and head of π.
+        tokens, mask: [B,T]; the first column of `mask` is false, since a first token has no log-prob.
+        want: of "logp" (nats), "entropy" (of π), "kl" (exact, of π from the reference).
         temperature: divides the logits of both policies.
         chunk: positions whose logits exist at once, at most; see `positions`.
-        reference: hidden states [B,T,H'] and head of π_ref, for "kl". No gradient goes there.
+        reference: hidden states and head of π_ref, for "kl". They receive no gradient.
     Returns:
         name -> [B,T], float32 (float64 for float64 weights).
     """
@@ -92,34 +102,31 @@ def token_streams(
         raise ValueError("mask: the first token is in the mask, but a first token has no log-prob")
     if "kl" in want and reference is None:
         raise ValueError("the stream 'kl' needs a reference")
+    hidden, head = outputs
+    vocab = head.weight.shape[0]
     at = mask[:, 1:]
-    ref_hidden, ref_head = (None, None) if reference is None or "kl" not in want else reference
-    if ref_head is not None and ref_head.weight.shape[0] != head.weight.shape[0]:
-        raise Refused(
-            f"kl: expected a reference with the policy's vocabulary of {head.weight.shape[0]} tokens, "
-            f"got {ref_head.weight.shape[0]}; start both from the same model"
-        )
+    ref_hidden, ref_head = None, None
+    if "kl" in want and reference is not None:
+        ref_hidden, ref_head = reference[0][:, :-1][at].detach(), reference[1]
+        if ref_head.weight.shape[0] != vocab:
+            raise Refused(
+                f"kl: expected a reference with the policy's vocabulary of {vocab} tokens, "
+                f"got {ref_head.weight.shape[0]}; start both from the same model"
+            )
+    plan = _Plan(head, ref_head, temperature, positions(chunk, mask.numel(), vocab), frozenset(want))
     values = _Streams.apply(  # type: ignore[no-untyped-call]
-        hidden[:, :-1][at],
-        head.weight,
-        head.bias,
-        tokens[:, 1:][at].long(),
-        None if ref_hidden is None else ref_hidden[:, :-1][at].detach(),
-        _Plan(
-            head, ref_head, temperature, positions(chunk, mask.numel(), head.weight.shape[0]), frozenset(want)
-        ),
+        hidden[:, :-1][at], head.weight, head.bias, tokens[:, 1:][at].long(), ref_hidden, plan
     )
     out: dict[str, Tensor] = {}
     for name, value in zip(STREAMS, values):
         if value is not None:
-            out[name] = torch.full(
-                mask.shape, math.nan, dtype=value.dtype, device=value.device
-            ).masked_scatter(mask, value)
+            empty = torch.full(mask.shape, math.nan, dtype=value.dtype, device=value.device)
+            out[name] = empty.masked_scatter(mask, value)
     return out
 
 
 def positions(chunk: int, total: int, vocab: int) -> int:
-    """Positions a chunk: `chunk`, or fewer so that its logits stay below 1/80 of [B,T,V], but 16 MiB of them at least."""
+    """Positions per chunk: `chunk`, or fewer so that logits take 1/80 of [B,T,V], but at least 16 MiB."""
     return min(chunk, max(total // 80, 2**22 // vocab, 1))
 
 
@@ -136,9 +143,9 @@ class _Plan:
 
 
 class _Streams(torch.autograd.Function):
-    """N positions -> log-prob, entropy, KL, each [N], or None where it isn't wanted.
+    """N positions -> log-prob, entropy, KL, each [N], or None where it isn't in `want`.
 
-    What a chunk allocates dies with the function that handles it: nothing of size [chunk,V] lives in two rounds.
+    The function that handles a chunk frees what it allocated: nothing of size [chunk,V] outlives it.
     """
 
     @staticmethod
@@ -200,14 +207,14 @@ class _Streams(torch.autograd.Function):
 def _measure(
     plan: _Plan, h: Tensor, tokens: Tensor, h_ref: Tensor | None, values: Tensor, norms: Tensor
 ) -> None:
-    """Fill log-prob, entropy and KL into `values` [3,n], and what normalises π and π_ref into `norms` [4,n]."""
+    """Fill log-prob, entropy and KL into `values` [3,n], normalizers of π and π_ref into `norms` [4,n]."""
     log_ref: Tensor | None = None
     if h_ref is not None:
         assert plan.reference is not None
         log_ref = plan.reference.logits(h_ref).to(values.dtype).div_(plan.temperature)
-        _normalise(log_ref, norms[2:])
+        _normalize(log_ref, norms[2:])
     log_pi = plan.head.logits(h).div_(plan.temperature)
-    pi = _normalise(log_pi, norms[:2])
+    pi = _normalize(log_pi, norms[:2])
     values[0] = log_pi.gather(1, tokens[:, None])[:, 0]
     if "entropy" in plan.want:
         values[1] = -_dot(pi, log_pi)
@@ -246,15 +253,20 @@ def _d_logits(
         d.sub_(by_logp[:, None]).mul_(pi)
     d.scatter_add_(1, tokens[:, None], by_logp[:, None])
     d.mul_(plan.head.scale / plan.temperature)
-    return d if slope is None else d.mul_(slope)
+    if slope is not None:
+        d.mul_(slope)
+    return d
 
 
 def _wide(weight: Tensor) -> torch.dtype:
     return torch.float64 if weight.dtype == torch.float64 else torch.float32
 
 
-def _normalise(z: Tensor, norms: Tensor) -> Tensor:
-    """Turn logits z [n,V] into log-probs in place and return the probs; norms [2,n]: the largest logit, log Σ exp(z - it)."""
+def _normalize(z: Tensor, norms: Tensor) -> Tensor:
+    """Turn logits z [n,V] into log-probs in place; returns the probabilities.
+
+    Fills `norms` [2,n] with the largest logit and log Σ exp(z − largest).
+    """
     torch.amax(z, 1, out=norms[0])
     e = z.sub_(norms[0, :, None]).exp()
     total = e.sum(1, keepdim=True)
@@ -264,5 +276,5 @@ def _normalise(z: Tensor, norms: Tensor) -> Tensor:
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Σ_v a·b [n], without a product of the size of a."""
+    """Σ_v a·b [n], without an intermediate result of the size of a."""
     return torch.bmm(a[:, None, :], b[:, :, None])[:, 0, 0]

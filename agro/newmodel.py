@@ -56,9 +56,9 @@ def _tokenizer(spec: NewModel) -> PreTrainedTokenizerFast:
     as_bytes = spec.alphabet == "bytes"
     characters = sorted(pre_tokenizers.ByteLevel.alphabet()) if as_bytes else list(spec.alphabet)
     if len(set(characters)) < len(characters) or not characters:
-        twice = sorted({c for c in characters if characters.count(c) > 1})
+        repeated = sorted({c for c in characters if characters.count(c) > 1})
         raise Refused(
-            f"policy.new.alphabet: expected different characters, or 'bytes'; twice: {''.join(twice)!r}"
+            f"policy.new.alphabet: expected different characters, or 'bytes'; repeated: {''.join(repeated)!r}"
         )
     vocabulary = {piece: i for i, piece in enumerate(itertools.chain(SPECIALS, characters))}
     model = models.BPE(vocab=vocabulary, merges=[], unk_token=UNK)  # without merges: one token per character

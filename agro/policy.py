@@ -1,4 +1,4 @@
-"""A policy: a causal language model, its tokenizer and the temperature that belongs to every log-prob of the trainer."""
+"""A policy: a causal language model, its tokenizer, and the temperature of its log-probs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torch import Tensor
 from agro import config as configuration
 from agro.adapters import adapted, merged
 from agro.chat import Chat
-from agro.encoding import Encoder, Unusable
+from agro.encoding import Encoder, InvalidSample
 from agro.errors import Refused
 from agro.generation import end_tokens
-from agro.logprobs import Head, token_streams
+from agro.logprobs import Head, Outputs, token_streams
 from agro.newmodel import new_model
 from agro.objectives.core import VALUES
 from agro.pretrained import device_of, pretrained, saved_weights, without_bars
 from agro.types import Sample, Text
 from agro.value import ValueHead
 
-__all__ = ["Policy", "Unusable", "new_model"]
+__all__ = ["InvalidSample", "Policy", "new_model"]
 
 _PROBE_TOKENS = 16
 
@@ -34,8 +34,8 @@ _PROBE_TOKENS = 16
 class Policy:
     """A causal language model with its tokenizer.
 
-    The model stays in train mode, with every dropout probability 0: the log-probs that are trained are those that
-    were sampled. All log-probs are in nats, at `temperature`.
+    The model stays in train mode, with every dropout probability 0, so that training and sampling have the
+    same log-probs. All log-probs are in nats, at `temperature`.
     """
 
     def __init__(
@@ -48,9 +48,11 @@ class Policy:
         adapter: Any = None,
         chat: configuration.Chat | None = None,
     ) -> None:
-        """`chunk`: positions whose logits exist at once. `adapter`: the peft model around `model`, where only that trains.
+        """Raises `Refused` for a model whose log-probs agro can't compute exactly.
 
-        Raises `Refused` for a model that agro can't compute exactly.
+        Args:
+            chunk: positions whose logits exist at once.
+            adapter: the peft model around `model`, where only the adapter is trained.
         """
         self.model = model
         self.adapter = adapter
@@ -64,8 +66,9 @@ class Policy:
         self.eos_ids = end_tokens(model, self.chat)
         if len(tokenizer) > self.vocab_size:
             raise Refused(
-                f"{self.name}: the tokenizer has {len(tokenizer)} tokens, the model's output layer {self.vocab_size}; "
-                "use the tokenizer that was saved with the model, or resize the model's embeddings and train them first"
+                f"{self.name}: the tokenizer has {len(tokenizer)} tokens, the model's output layer "
+                f"{self.vocab_size}; use the tokenizer that was saved with the model, or resize the model's "
+                "embeddings and train them first"
             )
         self.recompute = False  # gradient checkpointing
         self.value: ValueHead | None = None
@@ -77,15 +80,17 @@ class Policy:
 
     @classmethod
     def load(cls, config: configuration.Policy, *, seed: int = 0) -> Policy:
-        """The model of the configuration, by folder or hub name, or a new one; `seed` draws random weights, an adapter's too.
+        """The model of the configuration, by folder or hub name, or a new one.
 
-        Safetensors only. Sets the number of CPU threads of the process where the configuration names one: torch takes
-        all cores by default, and on models of a few million parameters the threads wait for each other.
+        `seed` is for random weights, of an adapter too. Only safetensors are loaded. Sets the number of CPU
+        threads of the process where the configuration has one: torch uses all cores by default, and on models
+        of a few million parameters the threads wait for each other.
         """
         if (config.model is None) == (config.new is None):
+            got = "neither" if config.model is None else "both"
             raise Refused(
-                "policy: expected policy.model (a folder or hub name) or [policy.new] (random weights), got "
-                + ("neither" if config.model is None else "both")
+                "policy: expected either policy.model (a folder or hub name) or [policy.new] (random "
+                f"weights), got {got}"
             )
         if config.threads:
             torch.set_num_threads(config.threads)
@@ -118,16 +123,18 @@ class Policy:
         return {n: p for n, p in self.model.named_parameters() if self.adapter is None or p.requires_grad}
 
     def add_value(self) -> None:
-        """Learn a value too; see `ValueHead`."""
+        """Add a value head, which is trained beside the policy; see `ValueHead`."""
         width = Head.of(self.model).weight.shape[1]
         self.value = ValueHead(width).to(self.device, torch.promote_types(self.dtype, torch.float32))
 
     def value_weights(self) -> dict[str, Tensor]:
-        """Those of the value head, where there is one: they aren't among `weights`."""
-        return {} if self.value is None else dict(self.value.named_parameters())
+        """The parameters of the value head, where there is one; `weights` doesn't include them."""
+        if self.value is None:
+            return {}
+        return dict(self.value.named_parameters())
 
     def zero_grad(self) -> None:
-        """No gradient is left, neither the model's nor the value head's."""
+        """Delete all gradients, of the model and of the value head."""
         for module in (self.model, self.value):
             if module is not None:
                 module.zero_grad(set_to_none=True)
@@ -145,7 +152,7 @@ class Policy:
         return self.encoder.encode(sample, max_length)
 
     def encode_text(self, text: str) -> list[int]:
-        """Ids of the text alone, with nothing in front or behind."""
+        """Ids of the text alone, without special tokens before or after it."""
         return self.encoder.ids(text)
 
     def render(self, text: Text) -> str:
@@ -157,10 +164,10 @@ class Policy:
         return self.encoder.decode(ids)
 
     def hidden(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """[B,T], [B] -> [B,T,H] last hidden states of right-padded sequences; what stands beyond a length isn't read.
+        """[B,T], [B] -> [B,T,H] last hidden states of right-padded sequences; padding is ignored.
 
-        Causal attention never looks to the right, so padding needs no mask, and without one attention runs in its
-        fastest kernel. (A mask of ones, not None: None makes transformers look for packed sequences.)
+        Causal attention doesn't use later tokens, so padding needs no mask, and attention without a mask has
+        the fastest kernel. (A mask of ones, not None: None makes transformers look for packed sequences.)
         """
         places = torch.arange(tokens.shape[1], device=tokens.device)
         ids = torch.where(places < lengths[:, None], tokens, 0).long()
@@ -174,13 +181,13 @@ class Policy:
 
     @contextmanager
     def _recomputing(self, active: bool) -> Iterator[None]:
-        """While it lasts, layers keep only their inputs. Not for longer: a sampler's cache and recomputing exclude each other."""
+        """Gradient checkpointing, switched off again at the end: it excludes the cache of a sampler."""
         if not active:
             yield
             return
-        kind = (
-            "activation" if hasattr(self.model, "activation_checkpointing_enable") else "gradient"
-        )  # its older name
+        kind = "gradient"
+        if hasattr(self.model, "activation_checkpointing_enable"):  # its newer name
+            kind = "activation"
         getattr(self.model, f"{kind}_checkpointing_enable")({"use_reentrant": False})
         try:
             yield
@@ -195,25 +202,25 @@ class Policy:
         want: Collection[str] = ("logp",),
         reference: Policy | None = None,
     ) -> dict[str, Tensor]:
-        """What `want` names of "logp", "entropy" and "kl" (exact, of π from `reference`), token by token, in nats, and of values.
+        """The streams named by `want`: per token, in nats, or of the value head.
 
         Args:
-            tokens: [B,T], right padded with anything.
+            tokens: [B,T], padded on the right with any value.
             lengths: [B] tokens of each sequence.
-            mask: [B,T] where the values are wanted, within the lengths, the first token left out.
+            mask: [B,T] positions to compute, within the lengths, without the first token.
+            want: of "logp", "entropy", "kl" (exact, of π from `reference`), "prefix_value" and "value".
         Returns:
-            name -> [B,T] float32 (float64 for float64 weights), NaN outside the mask, differentiable in the weights. Of the
-            value head: "prefix_value" [B,T] and "value" [B].
+            name -> [B,T] float32 (float64 for float64 weights), NaN outside the mask, differentiable in the
+            weights; "value" is [B].
         """
         tokens, lengths, mask = (t.to(self.device) for t in (tokens, lengths, mask))
-        other: tuple[Tensor, Head] | None = None
+        other: Outputs | None = None
         if "kl" in want and reference is not None:
             with torch.no_grad():
-                other = reference.hidden(tokens, lengths), Head.of(reference.model)
+                other = Outputs(reference.hidden(tokens, lengths), Head.of(reference.model))
         hidden = self.hidden(tokens, lengths)
         out = token_streams(
-            hidden,
-            Head.of(self.model),
+            Outputs(hidden, Head.of(self.model)),
             tokens,
             mask,
             want=set(want) - VALUES,
@@ -227,8 +234,10 @@ class Policy:
         return out
 
     def save(self, folder: str | Path, *, merge: bool = True) -> None:
-        """Model (safetensors) and tokenizer in transformers format; an adapter merged in, or by itself."""
-        model = self.model if self.adapter is None else merged(self.adapter) if merge else self.adapter
+        """Write model (safetensors) and tokenizer in transformers format; an adapter merged, or by itself."""
+        model = self.model
+        if self.adapter is not None:
+            model = merged(self.adapter) if merge else self.adapter
         with without_bars():
             model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
@@ -246,39 +255,39 @@ class Policy:
 
     @torch.no_grad()
     def _probe(self) -> None:
-        """Raise `Refused` unless the chunked log-probs are those of the model's own logits, on a few random tokens."""
+        """Raise `Refused` unless chunked log-probs equal those of the model's own logits on random tokens."""
         length = min(_PROBE_TOKENS, self.context)
-        ids = torch.from_numpy(np.random.default_rng(0).integers(0, self.vocab_size, (1, length))).to(
-            self.device
-        )
+        random_ids = np.random.default_rng(0).integers(0, self.vocab_size, (1, length))
+        ids = torch.from_numpy(random_ids).to(self.device)
         mask = torch.arange(length, device=self.device)[None] > 0
         logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1]
-        own = torch.log_softmax(
-            logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature, -1
-        )
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        own = torch.log_softmax(wide / self.temperature, -1)
         own = own.gather(2, ids[:, 1:, None])[..., 0]
         ours = self.streams(ids, torch.tensor([length]), mask)["logp"][:, 1:]
         difference = (ours - own).abs().max().item()
-        # The same products in other shapes round otherwise, by a few units in the last place of the largest logit.
+        # The same products in other shapes are rounded differently, by a few units in the last place of the
+        # largest logit.
         allowed = 1e-5 + 8 * torch.finfo(self.dtype).eps * logits.abs().max().item() / self.temperature
         if not difference <= allowed:
             raise Refused(
                 f"{self.name}: log-probs computed in chunks differ from those of the model's own logits by "
-                f"{difference:.3g} nats (expected {allowed:.2g} at most): this architecture does something to its "
-                "logits that agro doesn't know, or a part of it is random in training; use another model"
+                f"{difference:.3g} nats (expected at most {allowed:.2g}): the model changes its logits in a "
+                "way that agro doesn't support, or part of it is random in training; use another model"
             )
 
 
 def _context(config: Any) -> int:
-    """Tokens that the model can read at once; `sys.maxsize` where its positions have no end."""
+    """The model's context length in tokens; `sys.maxsize` where it has no limit."""
     for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
-        if (value := getattr(config, name, None)) is not None:
+        value = getattr(config, name, None)
+        if value is not None:
             return int(value)
     return sys.maxsize
 
 
 def _without_dropout(model: torch.nn.Module) -> None:
-    """Every probability of dropout, of dropped layers and of router jitter becomes 0, whatever the model's config says."""
+    """Set every probability of dropout, of dropped layers and of router jitter to 0."""
     for module in model.modules():
         for name, value in vars(module).items():
             if isinstance(value, float) and ("drop" in name or "jitter" in name):

@@ -69,7 +69,7 @@ def pretrained(name: str, config: configuration.Policy) -> tuple[Any, Any]:
     for what in ("missing_keys", "mismatched_keys"):
         if names := _names(report, what):
             raise Refused(
-                f"{name}: {names}: they would be drawn at random; expected the whole model, as "
+                f"{name}: {names}: they would be random; expected the complete model, as "
                 "save_pretrained writes it"
             )
     return model, tokenizer
@@ -78,8 +78,8 @@ def pretrained(name: str, config: configuration.Policy) -> tuple[Any, Any]:
 def saved_weights(folder: Path, model: Any) -> dict[str, Tensor]:
     """The tensors of a folder's model by their names in `model`, on the CPU.
 
-    transformers reads them, since a file may have other names: it keeps each expert of a mixture by itself. Raises
-    `Refused` unless the file has each tensor of `model`, in its shape, and no others.
+    They are read by transformers, since names in the file may differ: it stores each expert of a mixture
+    separately. Raises `Refused` unless the file has each tensor of `model`, in its shape, and no others.
     """
     if not (folder / "config.json").is_file():
         raise Refused(f"{folder}: expected a model in transformers format, but the folder has no config.json")

@@ -1,4 +1,4 @@
-"""The reference π_ref: a frozen copy of a policy, or another model; still, or following the policy."""
+"""The reference π_ref: a frozen copy of a policy, or another model. It is fixed, or follows the policy."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from agro.policy import Policy
 
 
 class SharedReference(Policy):
-    """A policy with an adapter as it was: the frozen weights are the policy's own, the adapter's are a copy.
+    """A copy of a policy with an adapter: it shares the frozen weights and has its own adapter weights.
 
-    The copies are in place only while hidden states are computed. (Where the adapter began empty this is the model
-    without it; where it didn't, the model without it isn't the reference.)
+    The copied weights are in place only while hidden states are computed. (The model without an adapter would
+    be the reference only for an adapter that begins empty.)
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -48,7 +48,7 @@ class SharedReference(Policy):
 
 
 def frozen(policy: Policy) -> Policy:
-    """A copy that doesn't learn."""
+    """A copy that isn't trained."""
     if policy.adapter is not None:
         return SharedReference(policy)
     out = copy.copy(policy)
@@ -60,8 +60,7 @@ def frozen(policy: Policy) -> Policy:
 def load_reference(config: configuration.Policy, policy: Policy) -> Policy:
     """The reference of a run that begins at `policy`.
 
-    Raises `Refused` where `policy.reference_model` has another tokenizer or vocabulary: its log-probs would be of
-    other events.
+    Raises `Refused` where `policy.reference_model` has another tokenizer or vocabulary.
     """
     if config.reference != "model":
         return frozen(policy)
@@ -74,15 +73,16 @@ def load_reference(config: configuration.Policy, policy: Policy) -> Policy:
     ):
         if ours != theirs:
             raise Refused(
-                f"policy.reference_model: {config.reference_model}: expected the {what} of policy.model ({ours}), got {theirs}: "
-                "the log-probs of other tokens can't be compared"
+                f"policy.reference_model: {config.reference_model}: expected the {what} of policy.model "
+                f"({ours}), got {theirs}: the log-probs of other tokens can't be compared; use a reference "
+                "with the same tokens"
             )
     other.model.requires_grad_(False)
     return other
 
 
 def fingerprint(reference: Policy) -> str:
-    """16 hex digits of all that decides its log-probs but the tokens: weights, shape, temperature."""
+    """16 hex digits of all that its log-probs depend on besides the tokens: weights, shape, temperature."""
     digest = hashlib.sha256(f"{reference.model.config.to_json_string()}{reference.temperature}".encode())
     own = reference.weights()
     for name, p in reference.model.named_parameters():
@@ -93,7 +93,7 @@ def fingerprint(reference: Policy) -> str:
 
 @torch.no_grad()
 def follow(reference: Policy, policy: Policy, config: configuration.Policy, step: int) -> None:
-    """Let a reference that follows the policy do so after `step` steps (of the phase, from 1)."""
+    """Update a reference that follows the policy after `step` steps (of the phase, from 1)."""
     if config.reference == "ema":
         assert config.reference_decay is not None
         share = 1 - config.reference_decay

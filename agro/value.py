@@ -1,4 +1,4 @@
-"""A learned value: what a prefix of a response is worth, read off the policy's own hidden states."""
+"""A learned value: the expected reward of a prefix, from the policy's own hidden states."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 
 class ValueHead(nn.Module):
-    """V(y_<t) in units of reward, linear in the direction of the last hidden state, which it doesn't change.
+    """V(y_<t) in units of reward, linear in the direction of the last hidden state.
 
-    Hidden states are scaled to length 1, so that a learning rate means the same at every width: a step of Adam moves
-    V by at most lr · √H. It begins at 0 everywhere. Its gradient stops here: the policy learns from log-probs alone.
+    Hidden states are scaled to length 1, so that a learning rate has the same effect at every width: a step
+    of Adam moves V by at most lr · √H. V is 0 at first. Hidden states are detached: the policy isn't trained
+    through its value.
     """
 
     def __init__(self, hidden: int) -> None:
@@ -26,7 +27,11 @@ class ValueHead(nn.Module):
         return out
 
     def streams(self, hidden: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """ "prefix_value" [B,T], of what stands before each token, NaN outside the mask; "value" [B], before the first in it."""
+        """The streams "prefix_value" [B,T] and "value" [B].
+
+        "prefix_value" is V of the tokens before each token, NaN outside the mask. "value" is that of the
+        first token in the mask.
+        """
         before = torch.full(mask.shape, torch.nan, dtype=self.linear.weight.dtype, device=mask.device)
         before[:, 1:] = self(hidden[:, :-1])
         first = mask.int().argmax(1, keepdim=True)

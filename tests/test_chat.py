@@ -12,7 +12,7 @@ from agro.config import Chat, NewModel, Sampler
 from agro.engines.hf import HF
 from agro.errors import Refused
 from agro.newmodel import new_model
-from agro.policy import Policy, Unusable
+from agro.policy import InvalidSample, Policy
 from agro.rollout import Rollout
 from agro.rollout.transcript import Transcript
 from agro.types import UNKNOWN_VERSION, Prompt, Sample
@@ -302,7 +302,7 @@ def test_several_turns_under_a_template_that_rewrites_them_are_left_out_by_name(
     make, template, settings, first
 ):
     policy = make(template, **settings)
-    with pytest.raises(Unusable, match="changes earlier turns") as caught:
+    with pytest.raises(InvalidSample, match="changes earlier turns") as caught:
         policy.encode(several(answer(first), USER, answer("bye")))
     assert caught.value.reason == "template rewrites history"
     policy.encode(Sample([USER, answer(first), USER], "bye"))  # as history they are what the model read
@@ -310,7 +310,7 @@ def test_several_turns_under_a_template_that_rewrites_them_are_left_out_by_name(
 
 def test_a_turn_that_does_not_continue_its_generation_prompt_is_left_out(make):
     """One turn is enough where the template drops what the generation prompt opened."""
-    with pytest.raises(Unusable, match="changes earlier turns"):
+    with pytest.raises(InvalidSample, match="changes earlier turns"):
         make(R1).encode(several(answer("hm</think>yo")))
 
 

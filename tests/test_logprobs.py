@@ -63,7 +63,7 @@ def test_streams_and_gradients_are_those_of_all_logits(want, dtype, temperature,
     head = Head(weight, bias if with_bias else None, scale, cap)
     reference = (other[0], Head(other[1], None, scale, cap))
     found = token_streams(
-        hidden, head, tokens, mask, want=want, temperature=temperature, chunk=4, reference=reference
+        (hidden, head), tokens, mask, want=want, temperature=temperature, chunk=4, reference=reference
     )
     expected = naive(hidden, head, tokens, temperature, reference)
     assert set(found) == set(want)
@@ -87,7 +87,7 @@ def test_a_chunk_of_any_size_gives_the_same():
     hidden, weight, bias, tokens, mask = arrays()
     reference = (hidden.flip(0), Head(weight.flip(0)))
     runs = [
-        token_streams(hidden, Head(weight, bias), tokens, mask, want=STREAMS, chunk=c, reference=reference)
+        token_streams((hidden, Head(weight, bias)), tokens, mask, want=STREAMS, chunk=c, reference=reference)
         for c in (1, 3, 1000)
     ]
     for s, run in itertools.product(STREAMS, runs[1:]):
@@ -96,7 +96,7 @@ def test_a_chunk_of_any_size_gives_the_same():
 
 def test_log_probs_of_a_bfloat16_model_are_normalised_in_float32():
     hidden, weight, _, tokens, mask = arrays(torch.bfloat16)
-    found = token_streams(hidden, Head(weight), tokens, mask)["logp"][:, 1:][mask[:, 1:]]
+    found = token_streams((hidden, Head(weight)), tokens, mask)["logp"][:, 1:][mask[:, 1:]]
     logits = torch.nn.functional.linear(hidden, weight)[:, :-1].float()
     expected = torch.log_softmax(logits, -1).gather(2, tokens[:, 1:, None])[..., 0][mask[:, 1:]]
     assert found.dtype == torch.float32
@@ -111,7 +111,7 @@ def test_the_gradient_of_a_bfloat16_head_does_not_erode_over_chunks():
     grads = []
     for dtype, chunk in ((torch.bfloat16, 1), (torch.float64, 1000)):
         leaves = [x.bfloat16().to(dtype).requires_grad_() for x in (weight, bias)]
-        out = token_streams(hidden.bfloat16().to(dtype), Head(*leaves), tokens, mask, chunk=chunk)["logp"]
+        out = token_streams((hidden.bfloat16().to(dtype), Head(*leaves)), tokens, mask, chunk=chunk)["logp"]
         out[mask].sum().backward()
         assert all(x.grad.dtype == dtype for x in leaves)
         grads.append([x.grad.double() for x in leaves])
@@ -124,7 +124,7 @@ def test_no_gradient_reaches_the_reference_or_a_frozen_head():
     ref_hidden, ref_weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
     hidden.requires_grad_()
     out = token_streams(
-        hidden, Head(weight), tokens, mask, want=["kl"], reference=(ref_hidden, Head(ref_weight))
+        (hidden, Head(weight)), tokens, mask, want=["kl"], reference=(ref_hidden, Head(ref_weight))
     )
     (out["kl"][mask] * 2).sum().backward()
     assert hidden.grad is not None
@@ -138,7 +138,7 @@ def test_a_reference_may_be_of_another_precision(own, other):
     ref_hidden, ref_weight, *_ = arrays(other, seed=1)
     reference = (ref_hidden, Head(ref_weight))
     hidden.requires_grad_()
-    found = token_streams(hidden, Head(weight), tokens, mask, want=["kl"], reference=reference)["kl"]
+    found = token_streams((hidden, Head(weight)), tokens, mask, want=["kl"], reference=reference)["kl"]
     expected = naive(hidden, Head(weight), tokens, 1.0, reference)["kl"]
     assert found.dtype == own
     torch.testing.assert_close(found[mask], expected[mask[:, 1:]].to(own), rtol=1e-5, atol=1e-6)
@@ -151,7 +151,7 @@ def test_no_memory_is_taken_for_the_gradient_of_a_frozen_head(monkeypatch):
     hidden, weight, bias, tokens, mask = arrays()
     asked, plain = [], torch.zeros_like
     monkeypatch.setattr(torch, "zeros_like", lambda x, **how: (asked.append(x.shape), plain(x, **how))[1])
-    out = token_streams(hidden.requires_grad_(), Head(weight, bias), tokens, mask)
+    out = token_streams((hidden.requires_grad_(), Head(weight, bias)), tokens, mask)
     out["logp"][mask].sum().backward()
     assert asked
     assert not {weight.shape, bias.shape} & set(asked)
@@ -159,20 +159,20 @@ def test_no_memory_is_taken_for_the_gradient_of_a_frozen_head(monkeypatch):
 
 def test_an_empty_mask_gives_no_value():
     hidden, weight, _, tokens, mask = arrays()
-    assert token_streams(hidden, Head(weight), tokens, mask & False)["logp"].isnan().all()
+    assert token_streams((hidden, Head(weight)), tokens, mask & False)["logp"].isnan().all()
 
 
 def test_what_cannot_be_computed_is_refused():
     hidden, weight, _, tokens, mask = arrays()
     head = Head(weight)
     with pytest.raises(ValueError, match="a first token has no log-prob"):
-        token_streams(hidden, head, tokens, mask | True)
+        token_streams((hidden, head), tokens, mask | True)
     with pytest.raises(ValueError, match="expected some of logp, entropy, kl, got value"):
-        token_streams(hidden, head, tokens, mask, want=["value"])
+        token_streams((hidden, head), tokens, mask, want=["value"])
     with pytest.raises(ValueError, match="needs a reference"):
-        token_streams(hidden, head, tokens, mask, want=["kl"])
+        token_streams((hidden, head), tokens, mask, want=["kl"])
     with pytest.raises(Refused, match="vocabulary of 37 tokens, got 36"):
-        token_streams(hidden, head, tokens, mask, want=["kl"], reference=(hidden, Head(weight[1:])))
+        token_streams((hidden, head), tokens, mask, want=["kl"], reference=(hidden, Head(weight[1:])))
 
 
 def test_positions_of_a_chunk_shrink_with_the_vocabulary_and_grow_with_the_batch():
@@ -187,16 +187,16 @@ def test_a_chunk_is_measured_by_the_batch_and_the_vocabulary(monkeypatch):
     asked = []
     monkeypatch.setattr("agro.logprobs.positions", lambda *sizes: (asked.append(sizes), 5)[1])
     hidden, weight, _, tokens, mask = arrays()
-    token_streams(hidden, Head(weight), tokens, mask)
-    token_streams(hidden, Head(weight), tokens, mask, chunk=7)
+    token_streams((hidden, Head(weight)), tokens, mask)
+    token_streams((hidden, Head(weight)), tokens, mask, chunk=7)
     assert asked == [(128, B * T, V), (7, B * T, V)]
 
 
 def test_a_reference_is_not_read_where_no_kl_is_wanted():
     hidden, weight, _, tokens, mask = arrays()
     unlike = (hidden[..., 1:], Head(weight[1:, 1:]))
-    found = token_streams(hidden, Head(weight), tokens, mask, reference=unlike)
-    assert torch.equal(found["logp"][mask], token_streams(hidden, Head(weight), tokens, mask)["logp"][mask])
+    found = token_streams((hidden, Head(weight)), tokens, mask, reference=unlike)
+    assert torch.equal(found["logp"][mask], token_streams((hidden, Head(weight)), tokens, mask)["logp"][mask])
 
 
 @pytest.mark.parametrize(

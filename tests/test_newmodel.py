@@ -79,7 +79,7 @@ def test_the_model_is_a_llama_with_tied_embeddings(tmp_path):
             "expected heads that divide hidden into parts of an even size, got hidden = 8, heads = 3",
         ),
         ({"heads": 8}, "parts of an even size"),
-        ({"alphabet": "aba"}, "expected different characters, or 'bytes'; twice: 'a'"),
+        ({"alphabet": "aba"}, "expected different characters, or 'bytes'; repeated: 'a'"),
         ({"alphabet": ""}, "expected different characters"),
     ],
 )

@@ -16,7 +16,7 @@ from agro.config import NewModel
 from agro.config import Policy as PolicyConfig
 from agro.errors import Refused
 from agro.newmodel import new_model
-from agro.policy import Policy, Unusable
+from agro.policy import InvalidSample, Policy
 from agro.reference import frozen
 from agro.types import Sample
 
@@ -281,7 +281,7 @@ def test_tokens_of_another_tokenizer_are_replaced_with_what_was_known_of_each(ti
     ],
 )
 def test_what_cannot_be_encoded_says_why(tiny, sample, limit, reason, message):
-    with pytest.raises(Unusable, match=message) as caught:
+    with pytest.raises(InvalidSample, match=message) as caught:
         tiny().encode(sample, limit)
     assert caught.value.reason == reason
     assert sample.prompt_id in str(caught.value)
@@ -289,7 +289,7 @@ def test_what_cannot_be_encoded_says_why(tiny, sample, limit, reason, message):
 
 def test_half_a_surrogate_pair_is_no_text():
     policy = Policy.load(PolicyConfig(new=NewModel(hidden=8, layers=1, heads=1, context=16), device="cpu"))
-    with pytest.raises(Unusable, match="half of a surrogate pair at index 1") as caught:
+    with pytest.raises(InvalidSample, match="half of a surrogate pair at index 1") as caught:
         policy.encode(Sample("ab", "c\ud800"))
     assert caught.value.reason == "unknown characters"
 
@@ -297,7 +297,7 @@ def test_half_a_surrogate_pair_is_no_text():
 def test_ids_outside_the_vocabulary_are_refused(tiny):
     policy = tiny()
     sample = Sample("ab", "c", tokens=[1, 4, 13], action=[0, 0, 1], tokenizer=policy.fingerprint)
-    with pytest.raises(Unusable, match="expected ids below 13, got 13 at index 2") as caught:
+    with pytest.raises(InvalidSample, match="expected ids below 13, got 13 at index 2") as caught:
         policy.encode(sample)
     assert caught.value.reason == "tokens outside the vocabulary"
 
@@ -307,7 +307,7 @@ def test_a_text_may_spell_the_unknown_token(tiny, tokenizer):
     tokenizer.split_special_tokens = False
     policy = Policy(tiny().model, tokenizer)
     assert policy.encode(Sample("ab", "<unk>")).tokens.tolist() == [1, 4, 5, 3, 2]
-    with pytest.raises(Unusable, match="doesn't know 'x'"):
+    with pytest.raises(InvalidSample, match="doesn't know 'x'"):
         policy.encode(Sample("ab", "<unk>x"))
 
 

@@ -1,4 +1,7 @@
-"""The command line. Exit codes: 0 done, 2 refused, 1 our fault, 130 interrupted with everything kept for --resume."""
+"""The command line.
+
+Exit codes: 0 done, 2 refused, 1 an error of agro, 130 interrupted, with everything saved for --resume.
+"""
 
 import typer
 
@@ -26,7 +29,7 @@ COMMANDS = (  # name, function, example of its arguments
     ("check", check, "logs.db --objective grpo"),
     ("show", show, "runs/first/store.db --groups --reward 0.5: --limit 3"),
     ("score", score, "logs.db --reward rewards.py:length"),
-    ("recover", recover, "damaged.db --out whole.db"),
+    ("recover", recover, "damaged.db --out recovered.db"),
     ("eval", eval_, "--model runs/first/model --prompts held_out.jsonl --reward exact -n 8"),
     ("compare", compare, "runs/agro-0 runs/agro-1 runs/rloo-0 runs/rloo-1"),
     ("report", report, "runs/first"),

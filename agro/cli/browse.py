@@ -32,22 +32,22 @@ class Range:
 
     @classmethod
     def of(cls, text: str | None, flag: str) -> Range | None:
-        """LOW:HIGH, both included; an end that is left out is open."""
+        """LOW:HIGH, both included; a missing end is unbounded."""
         if text is None:
             return None
         low, colon, high = text.partition(":")
         try:
-            found = cls(float(low or "-inf"), float(high or "inf"))
+            parsed = cls(float(low or "-inf"), float(high or "inf"))
         except ValueError:
-            found = cls(math.nan, math.nan)
-        if not colon or not found.low <= found.high:
+            parsed = cls(math.nan, math.nan)
+        if not colon or not parsed.low <= parsed.high:
             raise Refused(
-                f"{flag} {text!r}: expected LOW:HIGH, one of which may be left out, such as 0.5:1 or :0"
+                f"{flag} {text!r}: expected LOW:HIGH, one of which may be empty, such as 0.5:1 or :0"
             )
-        return found
+        return parsed
 
     def holds(self, value: float | None) -> bool:
-        """What is unknown lies in no range."""
+        """Whether the value is in the range; an unknown value is in none."""
         return value is not None and self.low <= value <= self.high
 
 
@@ -115,11 +115,11 @@ def show(
         _check(opened, role, source)
         place = {"roles": role, "sources": source}
         if groups:
-            found: Iterator[Any] = _groups(opened, prompt_id, newest, wanted.fits, place)
+            matches: Iterator[Any] = _groups(opened, prompt_id, newest, wanted.fits, place)
         else:
-            found = filter(wanted.fits, _samples(opened, prompt_id, newest, place))
-        shown = list(islice(found, limit or None))
-        more = bool(limit) and next(found, None) is not None
+            matches = filter(wanted.fits, _samples(opened, prompt_id, newest, place))
+        shown = list(islice(matches, limit or None))
+        more = bool(limit) and next(matches, None) is not None
         total = opened.counts().samples
     if as_json:
         rows = [_group_json(g) for g in shown] if groups else [_record(s) for s in shown]
@@ -129,7 +129,7 @@ def show(
             "more": more,
             "groups" if groups else "samples": rows,
         }
-        print(json.dumps(report, allow_nan=False))  # ASCII: responses may hold what UTF-8 has no place for
+        print(json.dumps(report, allow_nan=False))  # ASCII: responses may have what UTF-8 can't encode
     else:
         _print(shown, more, total, columns, cut)
 
@@ -158,17 +158,22 @@ def _samples(store: Store, prompt_id: str | None, newest: bool, place: dict[str,
 def _groups(
     store: Store, prompt_id: str | None, newest: bool, fits: Callable[[Sample], bool], place: dict[str, Any]
 ) -> Iterator[list[Sample]]:
-    """The fitting responses of each group that has any, the best first; groups in the order in which they began."""
+    """The fitting responses of each group, the best first; groups in the order in which they began."""
     known = store.groups(**place)
     for group in reversed(known) if newest else known:
-        if prompt_id in (None, group.prompt_id):
-            found = [s for s in store.samples(prompt_id=group.prompt_id, **place) if fits(s)]
-            if found:
-                yield sorted(found, key=lambda s: -math.inf if s.reward is None else s.reward, reverse=True)
+        if prompt_id not in (None, group.prompt_id):
+            continue
+        matches = [s for s in store.samples(prompt_id=group.prompt_id, **place) if fits(s)]
+        if matches:
+            yield sorted(matches, key=_reward_or_least, reverse=True)
+
+
+def _reward_or_least(sample: Sample) -> float:
+    return -math.inf if sample.reward is None else sample.reward
 
 
 def _tokens(sample: Sample) -> int | None:
-    """Of the response."""
+    """Tokens of the response."""
     return None if sample.action is None else int(sample.action.sum())
 
 
@@ -232,10 +237,10 @@ def _group(console: Console, samples: list[Sample], columns: int, limit: int) ->
     first, some = samples[0], samples[: columns or None]
     rewards = [s.reward for s in samples if s.reward is not None]
     spread = f", rewards {min(rewards):g} to {max(rewards):g}" if rewards else ""
-    left = (
-        f", {len(samples) - len(some)} not shown (--columns 0 shows all)" if len(some) < len(samples) else ""
-    )
-    yield Shown(f"prompt {visible(first.prompt_id)}: {len(samples)} responses{spread}{left}", "bold")
+    hidden = ""
+    if len(some) < len(samples):
+        hidden = f", {len(samples) - len(some)} not shown (--columns 0 shows all)"
+    yield Shown(f"prompt {visible(first.prompt_id)}: {len(samples)} responses{spread}{hidden}", "bold")
     yield Shown(cut(plain(first.prompt), limit), "cyan")
     wide = max(1, console.width // COLUMN)
     for at in range(0, len(some), wide):

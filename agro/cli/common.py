@@ -1,4 +1,4 @@
-"""What commands share: how they end, options that several have, KEY=VALUE."""
+"""What commands share: exit codes, common options, parsing of KEY=VALUE."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout,
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
-    """What the user can mend ends with its message and 2, an interruption with 130; no traceback for either."""
+    """Exit with 2 and a message for a user's mistake, and with 130 when interrupted; without a traceback."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -77,23 +77,23 @@ def policy_config(model: str, settings: list[str] | None) -> config.Policy:
 
 
 def pairs(items: list[str] | None, flag: str, form: str) -> dict[str, str]:
-    found = {}
+    parsed = {}
     for item in items or []:
         key, eq, value = item.partition("=")
         if not (key and eq and value):
             raise Refused(f"{flag} {item!r}: expected {form}")
-        if key in found:
+        if key in parsed:
             raise Refused(f"{flag}: {key} is given twice")
-        found[key] = value
-    return found
+        parsed[key] = value
+    return parsed
 
 
 def options(items: list[str] | None) -> dict[str, Any]:
     """KEY=VALUE with a TOML value; a bare word is text."""
-    found: dict[str, Any] = {}
+    parsed: dict[str, Any] = {}
     for key, raw in pairs(items, "--option", "KEY=VALUE").items():
         try:
-            found[key] = tomllib.loads(f"value = {raw}")["value"]
+            parsed[key] = tomllib.loads(f"value = {raw}")["value"]
         except tomllib.TOMLDecodeError:
-            found[key] = raw
-    return found
+            parsed[key] = raw
+    return parsed

@@ -46,7 +46,7 @@ def sample(
     environment: EnvironmentName = None,
     max_turns: MaxTurns = 8,
 ) -> None:
-    """Responses into a store, unscored."""
+    """Sample responses into a store, without rewards."""
     from agro.config import Sampler
     from agro.prompts import load_prompts
     from agro.rollout import Task, collect
@@ -99,27 +99,23 @@ def eval_(
     try:
         rollout = _rollout(model, policy, environment, max_turns)
         sampler = Sampler(n=n, temperature=temperature, max_new=max_new)
-        found = heldout(rollout, scorer, asked, sampler, seed)
+        result = heldout(rollout, scorer, asked, sampler, seed)
     finally:
         scorer.close()
-    report = {"model": model, "prompts": len(asked), "n": n, "temperature": temperature, **found.to_json()}
+    report = {"model": model, "prompts": len(asked), "n": n, "temperature": temperature, **result.to_json()}
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
         return
     print(f"{len(asked)} prompts × {n} responses of {model} at temperature {temperature}")
     for key, row in report.items():
         if isinstance(row, dict):
-            print(
-                f"{key}: "
-                + (
-                    "unknown"
-                    if row["value"] is None
-                    else f"{row['value']:.4f}  [{row['low']:.4f}, {row['high']:.4f}]"
-                )
-            )
-    if found.unscored:
-        print(f"{found.unscored} responses couldn't be scored and count nowhere")
-        for error, count in Counter(found.errors).most_common(3):
+            text = "unknown"
+            if row["value"] is not None:
+                text = f"{row['value']:.4f}  [{row['low']:.4f}, {row['high']:.4f}]"
+            print(f"{key}: {text}")
+    if result.unscored:
+        print(f"{result.unscored} responses couldn't be scored and aren't counted")
+        for error, count in Counter(result.errors).most_common(3):
             print(f"  {count} × {error}")
 
 

@@ -23,20 +23,19 @@ def prove(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What is proved of objectives by enumeration: value, bound, verdict; exit 1 where a claim doesn't
-    hold."""
+    """What is proved of objectives by enumeration: value, bound, verdict; exit 1 where a claim is false."""
     from agro import objectives
     from agro.proof import proving
 
     asked = names or objectives.names()
     for name in asked:
         objectives.get(name)  # a wrong name is refused before anything is computed
-    found = proving.prove(asked, descents=figure is not None)
-    rows = [row for measured in found.values() for row in measured.rows]
+    results = proving.prove(asked, descents=figure is not None)
+    rows = [row for measured in results.values() for row in measured.rows]
     if figure is not None:
         from agro.proof.figure import draw
 
-        draw(found, figure)
+        draw(results, figure)
     broken = [row for row in rows if row.holds is False]
     if as_json:
         print(json.dumps([row.to_json() for row in rows], ensure_ascii=False, allow_nan=False))

@@ -1,4 +1,4 @@
-"""Commands that make and read run folders."""
+"""Commands that create and read run folders."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="The run folder; runs/ and the time where it isn't given.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Load and check everything, and say what would happen; write nothing."
+            "--dry-run", help="Load and check everything, and report what would happen; write nothing."
         ),
     ] = False,
     as_json: Annotated[
@@ -99,24 +99,29 @@ def compare(
         write,
     )
 
-    found = read(runs)
-    paths = write(found, out)
+    comparison = read(runs)
+    paths = write(comparison, out)
     if as_json:
-        print(json.dumps(to_json(found, paths), ensure_ascii=False, allow_nan=False))
+        print(json.dumps(to_json(comparison, paths), ensure_ascii=False, allow_nan=False))
         return
     from rich.table import Table
 
     table = Table(
-        "line", "seeds", f"final {NAMES[found.measure]}", "step", "to the first line", show_edge=False
+        "line", "seeds", f"final {NAMES[comparison.measure]}", "step", "to the first line", show_edge=False
     )
-    for line in found.lines:
+    for line in comparison.lines:
         seeds = ", ".join(map(str, line.seeds))
         table.add_row(
-            line.label, seeds, final_words(line), str(line.steps[-1]), difference_words(found, line)
+            line.label, seeds, final_words(line), str(line.steps[-1]), difference_words(comparison, line)
         )
     console = terminal()
     console.print(table)
     console.print("[…]: 95 % t-interval over seeds\n")
-    for text in ["what differs:", *(differences_words(found) or ["nothing but the seed"]), "", *notes(found)]:
+    for text in [
+        "what differs:",
+        *(differences_words(comparison) or ["nothing but the seed"]),
+        "",
+        *notes(comparison),
+    ]:
         console.print(text)
     print("\n".join(map(str, paths)))

@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 def import_(
     files: Annotated[list[Path], typer.Argument(help="JSONL, gzipped or not, or Parquet.")],
-    store: Annotated[Path, typer.Option("--store", help="The store; made where it isn't there.")],
+    store: Annotated[Path, typer.Option("--store", help="The store; created where it is missing.")],
     format: Annotated[
-        str | None, typer.Option("--format", help="The files' format, where it isn't recognised.")
+        str | None, typer.Option("--format", help="The files' format, where it isn't recognized.")
     ] = None,
     map_: Annotated[
         list[str] | None,
         typer.Option("--map", help="FIELD=COLUMN: a dotted path; * expands over the keys of an object."),
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option("--prompts", help="Prompts of rows that hold none, joined by their id.")
+        Path | None, typer.Option("--prompts", help="Prompts of rows without one, joined by their id.")
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option("--tokenizer", help="Encode with this model's tokenizer, and count what can't be."),
+        typer.Option("--tokenizer", help="Encode with this model's tokenizer, and count failures."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Logged responses into a store; says what was recognised, taken and refused."""
+    """Import logged responses into a store; reports what was recognized, imported and refused."""
     from agro.store import Store, import_files
 
     mapping = pairs(map_, "--map", "FIELD=COLUMN")
@@ -48,9 +48,9 @@ def import_(
             if tokenizer:
                 report["encoding"] = _encoding(opened, tokenizer)
     except Refused:
-        if is_new and not _holds_samples(store):  # leave nothing behind that looks like a store
-            for left in ("", "-wal", "-shm"):
-                Path(f"{store}{left}").unlink(missing_ok=True)
+        if is_new and not _has_samples(store):  # leave no empty store
+            for suffix in ("", "-wal", "-shm"):
+                Path(f"{store}{suffix}").unlink(missing_ok=True)
         raise
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
@@ -60,7 +60,7 @@ def import_(
         print("encoding: " + ", ".join(f"{k} {v}" for k, v in report["encoding"].items()))
 
 
-def _holds_samples(path: Path) -> bool:
+def _has_samples(path: Path) -> bool:
     from agro.store import Store
 
     if not path.exists():
@@ -70,16 +70,16 @@ def _holds_samples(path: Path) -> bool:
 
 
 def _encoding(store: Any, tokenizer: str) -> dict[str, int]:
-    """How many samples a policy with this tokenizer could train on, and why the others not."""
+    """How many samples a policy with this tokenizer could train on, and why not the others."""
     from agro.config import Policy as PolicyConfig
-    from agro.policy import Policy, Unusable
+    from agro.policy import InvalidSample, Policy
 
     policy, counts = Policy.load(PolicyConfig(model=tokenizer)), Counter[str]()
     for sample in store.samples():
         try:
             policy.encode(sample)
-            counts["usable"] += 1
-        except Unusable as error:
+            counts["valid"] += 1
+        except InvalidSample as error:
             counts[error.reason] += 1
     return dict(counts)
 
@@ -124,7 +124,7 @@ def check(
         end(2, f"agro: {report['problem']}")
 
 
-def _whole_episodes(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
+def _complete_episodes(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
     """`samples` in parts of about `size`; the rows of an episode, which follow each other, share a part."""
     part: list[Sample] = []
     for sample in samples:
@@ -145,11 +145,11 @@ def recover(
     out: Annotated[Path, typer.Option("--out", help="The new store.")],
     as_json: Json = False,
 ) -> None:
-    """Copy all that is whole in a damaged store into a new one, and say what is lost."""
+    """Copy all that is undamaged in a store into a new one, and report what is lost."""
     from agro.store import recover as recover_
 
-    found = recover_(store, out)
-    print(json.dumps(found.to_json(), ensure_ascii=False) if as_json else found)
+    recovered = recover_(store, out)
+    print(json.dumps(recovered.to_json(), ensure_ascii=False) if as_json else recovered)
 
 
 def score(
@@ -171,28 +171,30 @@ def score(
     try:
         with Store.open(store, create=False) as opened:
             samples = opened.samples(scored=False) if missing else opened.samples()
-            for part in _whole_episodes(samples, 256):
+            for part in _complete_episodes(samples, 256):
                 scores = scorer.score([_unscored(s) for s in part])
-                opened.set_rewards(
-                    (s.id, x.value, x.meta)
-                    for s, x in zip(part, scores, strict=True)
-                    if s.id is not None
-                    and (x.value is not None or s.reward is None)  # a failure erases no reward
-                )
+                changed = []
                 for s, x in zip(part, scores, strict=True):
-                    done["scored" if x.value is not None else "failed" if s.reward is None else "kept"] += 1
+                    outcome = "scored"
+                    if x.value is None:
+                        outcome = "failed" if s.reward is None else "kept"
+                    done[outcome] += 1
                     if x.error:
                         done["errors"][x.error] = done["errors"].get(x.error, 0) + 1
+                    if s.id is not None and outcome != "kept":  # a failure doesn't delete a reward
+                        changed.append((s.id, x.value, x.meta))
+                opened.set_rewards(changed)
     finally:
         scorer.close()
     if as_json:
         print(json.dumps(done, ensure_ascii=False))
     else:
         print(
-            f"{done['scored']} scored, {done['failed']} without a reward, {done['kept']} failed and keep their old one"
+            f"{done['scored']} scored, {done['failed']} without a reward, {done['kept']} failed and keep "
+            "their old one"
         )
         for error, count in sorted(done["errors"].items(), key=lambda item: -item[1])[:5]:
             print(f"  {count} × {error}")
     if done["errors"] and not done["scored"]:
         cause = next(iter(done["errors"]))
-        raise Refused(f"--reward {reward}: no response could be scored (for one: {cause}); mend the reward")
+        raise Refused(f"--reward {reward}: no response could be scored (for one: {cause}); fix the reward")

@@ -1,4 +1,4 @@
-"""Where tokens come from: the protocol of an engine, and the embedded one. An engine knows no prompts and no records."""
+"""Engines generate tokens. An engine sees token ids only, no prompts and no records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From logits to tokens: truncation, and the inverse of the distribution function at a given uniform number."""
+"""From logits to tokens: truncation, and inversion of the distribution function at a uniform number."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from agro.config import Sampler
 
 
 def draw(logits: Tensor, uniform: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
-    """Logits [b,V] (overwritten) and numbers in [0,1) [b] float64 -> tokens [b], their log-probs [b] as sampled.
+    """Sample tokens [b]; returns them and their log-probs [b] under the distribution sampled from.
 
-    A greedy choice has no noise: its distribution is a point mass, its log-prob 0.
+    `logits` [b,V] are overwritten; `uniform` [b] are numbers in [0,1), float64. A greedy choice uses no
+    noise: its distribution is a point mass, its log-prob 0.
     """
     if sampler.temperature == 0:
         tokens = logits.argmax(1)
@@ -28,13 +29,13 @@ def draw(logits: Tensor, uniform: Tensor, sampler: Sampler) -> tuple[Tensor, Ten
 
 
 def truncate(z: Tensor, sampler: Sampler) -> Tensor:
-    """z [b,V] at the sampling temperature, with -inf (in place) where top-k, top-p and min-p, in this order, leave out."""
+    """Set z [b,V], at the sampling temperature, to -inf where top-k, top-p or min-p (in order) exclude."""
     if 0 < sampler.top_k < z.shape[1]:
         kth = z.topk(sampler.top_k, 1).values[:, -1:]
         z.masked_fill_(z < kth, -math.inf)
     if sampler.top_p < 1:
         ordered, order = z.softmax(1, dtype=torch.float64).sort(dim=1, descending=True, stable=True)
-        out = ordered.cumsum(1) - ordered >= sampler.top_p  # what stands before a token is enough already
+        out = ordered.cumsum(1) - ordered >= sampler.top_p  # likelier tokens have enough mass already
         out[:, 0] = False
         z.masked_fill_(out.scatter(1, order, out), -math.inf)
     if sampler.min_p > 0:

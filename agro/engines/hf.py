@@ -1,4 +1,4 @@
-"""The embedded engine: an own decode loop on a transformers model."""
+"""The embedded engine: a decoding loop on a transformers model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROBED = 2  # tokens decoded per sequence when an engine is made
 
 
 class HF:
-    """Decodes with a `Policy` in this process: the learner's own module, or a copy that takes published weights.
+    """Decodes with a `Policy` in this process: the learner's own module, or a copy with published weights.
 
     The weights must not change while an iterator of `decode` is read.
     """
@@ -33,7 +33,7 @@ class HF:
         foreign = sorted(kind.__name__ for kind in layers - {DynamicLayer, DynamicSlidingWindowLayer})
         if foreign:
             raise Refused(
-                f"{policy.name}: expected a model whose only memory is the keys and values of each layer, got "
+                f"{policy.name}: expected a model whose only cache is the keys and values of each layer, got "
                 f"{', '.join(foreign)}; sample from it elsewhere and import the responses"
             )
         self._probe()
@@ -60,10 +60,10 @@ class HF:
         self.version = version
 
     def close(self) -> None:
-        """Nothing to release: the model belongs to whoever made the engine."""
+        """Nothing to release: the model belongs to the caller."""
 
     def _probe(self) -> None:
-        """Raise `Refused` unless a few tokens have the log-probs that the trainer gives them."""
+        """Raise `Refused` unless a few tokens have the log-probs that the trainer computes."""
         policy = self.policy
         ids = [i % policy.vocab_size for i in range(min(3, policy.context - PROBED))]
         waiting = deque(Request(i, prompt, PROBED) for i, prompt in enumerate((ids, ids[:1])))
@@ -78,6 +78,7 @@ class HF:
         allowed = 1e-3 if torch.finfo(policy.dtype).bits > 16 else 0.5  # gross errors, not rounding
         if not difference <= allowed:
             raise Refused(
-                f"{policy.name}: decoded token by token, its log-probs differ by {difference:.3g} nats from those of "
-                "complete sequences; sample from it elsewhere and import the responses"
+                f"{policy.name}: decoded token by token, its log-probs differ by {difference:.3g} nats from "
+                f"those of complete sequences (expected at most {allowed:g}); sample from it elsewhere and "
+                "import the responses"
             )

@@ -1,4 +1,4 @@
-"""Sampling noise by counter: a pure function of (seed, response, position), so that a response has no neighbours."""
+"""Counter-based sampling noise: a function of (seed, response, position), independent of the batch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 def uniforms(
     seed: int, responses: Sequence[int], count: int, first: Sequence[int] | int = 0
 ) -> NDArray[np.float64]:
-    """[R,count] numbers in [0,1) for positions first … first+count-1 of each response; `first` is one number, or [R].
+    """[R,count] numbers in [0,1) for positions first … first+count-1 of each response.
 
-    SplitMix64 (Steele, Lea and Flood 2014) run three times: over the seed, then the response, then the position. 51
-    bits are kept: u·x rounds to less than x for every float64 x, so an inverse CDF never passes the last token.
+    `first` is one number, or [R]. SplitMix64 (Steele, Lea and Flood 2014) is applied three times: to the
+    seed, then the response, then the position. 51 bits are used: u·x rounds to less than x for every float64
+    x, so an inverse CDF never exceeds the last token.
     """
     of_seed = _mix(np.array([seed % 2**64], dtype=np.uint64) + _GAMMA)
     of_response = _mix(of_seed + _GAMMA * (np.array(responses, dtype=np.uint64) + np.uint64(1)))

@@ -1,4 +1,4 @@
-"""What an engine is: token ids in, token ids with their log-probs and the version of the weights out."""
+"""The protocol of an engine, which continues token ids and returns log-probs and the weights' version."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from agro.config import Sampler
 
 @dataclass(frozen=True)
 class Request:
-    """One continuation that is asked for."""
+    """A request for one continuation."""
 
-    number: int  # of the response; with the seed it fixes the noise
+    number: int  # of the response; number and seed determine the noise
     ids: list[int]  # of the context; the same list object for all responses to it
     room: int  # tokens that the response may have
     position: int = 0  # of its first token in the noise: tokens sampled in earlier turns of the episode
@@ -30,16 +30,14 @@ class Decoded:
 
     request: Request
     tokens: NDArray[np.int64]  # [T]
-    logp: NDArray[
-        np.float64
-    ]  # [T] nats, under the distribution sampled from; NaN where the engine doesn't say
+    logp: NDArray[np.float64]  # [T] nats, under the distribution sampled from; NaN where unknown
     version: int  # optimizer steps of the weights; -1: unknown
 
 
 class Engine(Protocol):
     """Continues token ids. `version` is the number of optimizer steps of its weights; -1: not the trainer's.
 
-    `failures` counts requests that failed and were asked again.
+    `failures` counts requests that failed and were sent again.
     """
 
     version: int
@@ -48,13 +46,13 @@ class Engine(Protocol):
     def decode(self, waiting: deque[Request], sampler: Sampler, seed: int) -> Iterator[Decoded]:
         """Serve the requests from the left of `waiting`, each as soon as it finishes.
 
-        The reader may append requests while it iterates. A response ends with an end token, one of `sampler.stop`
-        (whose tokens it keeps), or where its room is used up.
+        The caller may add requests while it iterates. A response ends with an end token, a text of
+        `sampler.stop` (whose tokens it keeps), or when its room is used up.
         """
         ...
 
     def load(self, weights: Path, version: int) -> None:
-        """Take the weights that a learner published in a folder (transformers format)."""
+        """Load the weights that a learner published in a folder (transformers format)."""
         ...
 
     def close(self) -> None:

@@ -1,11 +1,12 @@
 """The batch that is being decoded.
 
-All rows write into the same column of preallocated buffers, so a row is padded on its left by as many columns as it is
-shorter, and a step is one forward of [b,1] tokens whatever the rows' ages. A row that finishes leaves at once and the
-last row moves into its place. A row that enters gets the keys and values of its prompt, all tokens but the last, so
-that they end at the column before the current one; the last is read with everybody's next step. Prompts are read
-right padded, as in training, once for all rows that enter together. When the columns are used up, what is still read
-moves to the left; when a row is longer than any before, columns are added there.
+All rows write into the same column of preallocated buffers, so shorter rows are padded on the left, and a
+step is one forward pass over [b,1] tokens. A row that finishes is removed at once, and the last row moves
+into its place. For a row that is added, the keys and values of all prompt tokens except the last are computed
+and end at the column before the current one; the next step of all rows processes the last token. Prompts are
+padded on the right, as in training, and processed once for all rows that are added together. When the columns
+are used up, the live ones are moved to the left. When a prompt is longer than any before, columns are added
+there.
 """
 
 from __future__ import annotations
@@ -27,16 +28,14 @@ from agro.engines.protocol import Request
 from agro.logprobs import Head
 from agro.policy import Policy
 
-_SLACK = 256  # columns beyond what a row may need, so that moving to the left is seldom
+_SLACK = 256  # columns beyond what a row may need, so that moving to the left is rare
 
-
-Finished = tuple[
-    Request, NDArray[np.int64], NDArray[np.float64]
-]  # with the tokens of the response, their log-probs
+# A request, the tokens of its response, and their log-probs.
+Finished = tuple[Request, NDArray[np.int64], NDArray[np.float64]]
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer, [size,heads,columns,width], of which a forward sees the window that is in use."""
+    """Keys and values of one layer, [size,heads,columns,width]; a forward pass sees the columns in use."""
 
     def __init__(self, rows: Rows) -> None:
         super().__init__()
@@ -70,25 +69,26 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class Rows:
-    """`live` requests stand in rows 0 … b-1 of the buffers; columns low … end-1 hold their tokens."""
+    """The `live` requests are rows 0 … b-1 of the buffers; their tokens are in columns low … end-1."""
 
     def __init__(self, policy: Policy, requests: Collection[Request], sampler: Sampler, seed: int) -> None:
-        """`requests`: those known by now, for the sizes: none that comes later may have more room than these."""
+        """`requests`: those known so far, for the sizes. No later one may have more room than these."""
         self.policy = policy
         self.sampler, self.seed = sampler, seed
         self.live: list[Request] = []
         self.size = min(sampler.batch, len(requests))
         self.longest = max(len(r.ids) for r in requests)  # prompt
         room = max(r.room for r in requests)
-        self.columns = self.longest + room + (_SLACK if len(requests) > self.size else 0)
+        self.columns = self.longest + room
+        if len(requests) > self.size:
+            self.columns += _SLACK
         self.end = self.longest
         self.low = self.longest
         device = policy.device
         self.tokens = torch.zeros((self.size, self.columns), dtype=torch.long, device=device)
         self.logp = torch.zeros((self.size, self.columns), dtype=torch.float64, device=device)
-        self.seen = torch.zeros(
-            (self.size, self.columns), dtype=torch.bool, device=device
-        )  # at or after the row's start
+        # Columns at or after the row's start.
+        self.seen = torch.zeros((self.size, self.columns), dtype=torch.bool, device=device)
         self.noise = torch.zeros((self.size, room), dtype=torch.float64, device=device)
         self.start, self.first, self.limit = torch.zeros((3, self.size), dtype=torch.long, device=device)
         self.places = torch.arange(self.columns, device=device)
@@ -104,8 +104,9 @@ class Rows:
 
     @torch.no_grad()
     def admit(self, wave: list[Request]) -> None:
-        """Let requests in: at most `free`."""
-        if (longest := max(len(r.ids) for r in wave)) > self.longest:
+        """Add requests, at most `free`."""
+        longest = max(len(r.ids) for r in wave)
+        if longest > self.longest:
             self._widen(longest)
         if not self.live:
             self.end = self.longest
@@ -122,12 +123,12 @@ class Rows:
         numbers, positions = [r.number for r in wave], [r.position for r in wave]
         noise = uniforms(self.seed, numbers, self.noise.shape[1], positions)
         self.noise[new] = torch.from_numpy(noise).to(device)
-        self._read(wave, b)
+        self._prefill(wave, b)
         self.live += wave
-        self._look()
+        self._find_low()
 
-    def _read(self, wave: list[Request], b: int) -> None:
-        """Put the keys and values of the prompts, but for their last tokens, before the current column."""
+    def _prefill(self, wave: list[Request], b: int) -> None:
+        """Put the keys and values of the prompts, except for their last tokens, before the current column."""
         device = self.policy.device
         prompts = {id(r.ids): r.ids[:-1] for r in wave if len(r.ids) > 1}
         if not prompts:
@@ -147,7 +148,8 @@ class Rows:
         number = {key: i for i, key in enumerate(prompts)}
         pairs = [(b + i, number[id(r.ids)]) for i, r in enumerate(wave) if len(r.ids) > 1]
         to, source = torch.tensor(pairs, device=device).T
-        # Where a row is shorter than `width`, the columns before its start get any finite values: they are masked.
+        # Where a row is shorter than `width`, the columns before its start get any finite values: they are
+        # masked.
         at = (places - width + lengths[source, None]).clamp(min=0)
         window = slice(self.end - 1 - width, self.end - 1)
         for mine, theirs in zip(self.cache.layers, read.layers):
@@ -158,7 +160,7 @@ class Rows:
 
     @torch.no_grad()
     def step(self) -> list[Finished]:
-        """One more token for every row; the rows that it finished, which leave."""
+        """One more token for every row; removes and returns the rows that finished."""
         if self.end == self.columns:
             self._move_left()
         b, e = len(self.live), self.end
@@ -179,10 +181,10 @@ class Rows:
         done = finished.nonzero()[:, 0].tolist()
         if self.sampler.stop:
             done = sorted({*done, *self._stopped()})
-        return self._leave(done) if done else []
+        return self._remove(done) if done else []
 
     def _stopped(self) -> list[int]:
-        """Rows whose text now has a stop text. Only its last tokens are decoded: the text is new, so it lies there."""
+        """Rows whose text now has a stop text. It is new, so only the last tokens are decoded."""
         out = []
         for i, first in enumerate(self.first[: len(self.live)].tolist()):
             tail = self.policy.decode(self.tokens[i, max(first, self.end - self.tail) : self.end].tolist())
@@ -190,16 +192,13 @@ class Rows:
                 out.append(i)
         return out
 
-    def _leave(self, done: list[int]) -> list[Finished]:
+    def _remove(self, done: list[int]) -> list[Finished]:
         first = self.first[: len(self.live)].tolist()
-        out = [
-            (
-                self.live[i],
-                self.tokens[i, first[i] : self.end].cpu().numpy().copy(),  # for another row moves in
-                self.logp[i, first[i] : self.end].cpu().numpy().copy(),
-            )
-            for i in done
-        ]
+        out: list[Finished] = []
+        for i in done:
+            response = slice(first[i], self.end)
+            tokens = self.tokens[i, response].cpu().numpy().copy()  # a copy: another row moves in
+            out.append((self.live[i], tokens, self.logp[i, response].cpu().numpy().copy()))
         left = len(self.live) - len(done)
         holes = [i for i in done if i < left]
         movers = [i for i in range(left, len(self.live)) if i not in set(done)]
@@ -213,16 +212,16 @@ class Rows:
         for hole, mover in zip(holes, movers):
             self.live[hole] = self.live[mover]
         del self.live[left:]
-        self._look()
+        self._find_low()
         return out
 
-    def _look(self) -> None:
-        """Which columns are read from now on."""
+    def _find_low(self) -> None:
+        """The first column in use."""
         if self.live:
             self.low = int(self.start[: len(self.live)].min())
 
     def _widen(self, longest: int) -> None:
-        """Let prompts have `longest` tokens: columns are added at the left, and some more so that it is seldom done."""
+        """Add columns at the left for prompts of `longest` tokens, and some more so that this is rare."""
         by = longest - self.longest + _SLACK
         self.tokens, self.logp, self.seen = (pad(x, (by, 0)) for x in (self.tokens, self.logp, self.seen))
         for layer in self.cache.layers:
@@ -237,7 +236,7 @@ class Rows:
         self.places = torch.arange(self.columns, device=self.places.device)
 
     def _move_left(self) -> None:
-        """Make room at the right, and keep as many columns as the longest prompt may need."""
+        """Move the live columns to the left, but keep as many as the longest prompt may need."""
         by = min(self.low, self.end - self.longest)
         b, old, new = len(self.live), slice(self.low, self.end), slice(self.low - by, self.end - by)
         for buffer in (self.tokens, self.logp):

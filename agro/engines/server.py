@@ -1,11 +1,11 @@
-"""An engine behind HTTP: an OpenAI-compatible server, such as vLLM's or SGLang's. Token ids go in and come out.
+"""An engine behind HTTP: an OpenAI-compatible server, such as vLLM's or SGLang's, used with token ids.
 
-Requests go to URL/v1/completions with `prompt` a list of token ids, `return_token_ids` and `logprobs`. The server should
-report the log-probs of the distribution that it samples from (vLLM: --logprobs-mode processed_logprobs). New weights
-are loaded by POST URL/collective_rpc {"method": "reload_weights"} and URL/reset_prefix_cache, which vLLM serves with
-VLLM_SERVER_DEV_MODE=1.
+Requests go to URL/v1/completions with `prompt` a list of token ids, `return_token_ids` and `logprobs`. The
+server should report the log-probs of the distribution that it samples from (vLLM: --logprobs-mode
+processed_logprobs). New weights are loaded by POST URL/collective_rpc {"method": "reload_weights"} and
+URL/reset_prefix_cache, which vLLM serves with VLLM_SERVER_DEV_MODE=1.
 
-Deviations from the embedded engine: the noise is the server's, so a run isn't repeated bit for bit.
+Deviation from the embedded engine: the noise is the server's, so a run can't be repeated bit for bit.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from agro.config import Sampler
 from agro.engines.protocol import Decoded, Request
 from agro.errors import Refused
 
-FIRST_PAUSE = 0.25  # seconds before a failed request is asked again; doubled each time
+FIRST_PAUSE = 0.25  # seconds before a failed request is sent again; doubled each time
 SEED_BITS = 31  # servers take a 32-bit signed integer
 
 
 class Server:
-    """Asks for as many responses at once as `sampler.batch`. A request that fails is counted and asked again."""
+    """Requests `sampler.batch` responses at once. A request that fails is counted and sent again."""
 
     def __init__(
         self, settings: config.Engine, version: int = -1, say: Callable[[str], None] = print
@@ -42,17 +42,17 @@ class Server:
             )
         self.settings, self.version, self.say = settings, version, say
         self.url = settings.url.rstrip("/").removesuffix("/v1")
-        self.failures = 0  # requests that failed, each of which was asked again
+        self.failures = 0  # requests that failed, each of which was sent again
         self._client = httpx.Client(timeout=settings.timeout, limits=httpx.Limits(max_connections=None))
 
     def decode(self, waiting: deque[Request], sampler: Sampler, seed: int) -> Iterator[Decoded]:
-        """See `agro.engines.Engine`. Raises `Refused` where a request failed `engine.retries` times more."""
+        """See `agro.engines.Engine`. Raises `Refused` where a request fails `engine.retries` times more."""
         with ThreadPoolExecutor(max_workers=sampler.batch) as pool:
             running: set[Future[Decoded]] = set()
             try:
                 while waiting or running:
                     while waiting and len(running) < sampler.batch:
-                        running.add(pool.submit(self._ask, waiting.popleft(), sampler, seed))
+                        running.add(pool.submit(self._complete, waiting.popleft(), sampler, seed))
                     done, running = wait(running, return_when=FIRST_COMPLETED)
                     for future in done:
                         yield future.result()
@@ -61,7 +61,7 @@ class Server:
                     future.cancel()
 
     def load(self, weights: Path, version: int) -> None:
-        """Let the server read the weights of a folder that it can reach, and forget what it computed with others."""
+        """Let the server load the weights of a folder that it can access, and clear its prefix cache."""
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.resolve())}}
         self._post("/collective_rpc", reload)
         self._post("/reset_prefix_cache", {})
@@ -70,7 +70,7 @@ class Server:
     def close(self) -> None:
         self._client.close()
 
-    def _ask(self, request: Request, sampler: Sampler, seed: int) -> Decoded:
+    def _complete(self, request: Request, sampler: Sampler, seed: int) -> Decoded:
         body = {
             "model": self.settings.model,
             "prompt": request.ids,
@@ -91,23 +91,24 @@ class Server:
         logp = np.array([np.nan if x is None else x for x in choice["logprobs"]["token_logprobs"]])
         if len(tokens) == 0 or len(tokens) != len(logp):
             raise Refused(
-                f"{self.url}: expected token_ids and as many token_logprobs, one at least, got {len(tokens)} and {len(logp)}"
+                f"{self.url}: expected token_ids and as many token_logprobs, at least one, got {len(tokens)} "
+                f"and {len(logp)}; see the server's log"
             )
         return Decoded(request, tokens, np.minimum(logp, 0.0), version)
 
     def _choice(self, content: Any) -> Any:
-        """The one choice of a completion; raises `Refused` where it isn't what is needed of it."""
+        """The choice of a completion; raises `Refused` unless it has token ids and log-probs."""
         choices = content.get("choices") if isinstance(content, dict) else None
         choice = choices[0] if choices else {}
         if "token_ids" not in choice or not choice.get("logprobs"):
             raise Refused(
-                f"{self.url}: expected choices with token_ids and logprobs, got {str(content)[:200]!r}. What to do: take a "
-                "server that knows return_token_ids (vLLM 0.10 or newer)"
+                f"{self.url}: expected choices with token_ids and logprobs, got {str(content)[:200]!r}. What "
+                "to do: use a server that supports return_token_ids (vLLM 0.10 or newer)"
             )
         return choice
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
-        """The JSON of the response; asked again `engine.retries` times where the request fails."""
+        """The JSON of the response; a request that fails is sent again, up to `engine.retries` times."""
         pause = FIRST_PAUSE
         for attempt in range(self.settings.retries + 1):
             try:
@@ -123,8 +124,9 @@ class Server:
                 pause *= 2
         else:
             raise Refused(
-                f"engine.url: {self.url}{path} failed {self.settings.retries + 1} times, at last with {problem}. What to "
-                "do: see whether the server runs, raise engine.retries or engine.timeout; then go on with --resume"
+                f"engine.url: {self.url}{path} failed {self.settings.retries + 1} times, at last with "
+                f"{problem}. What to do: check that the server runs, raise engine.retries or engine.timeout; "
+                "then continue with --resume"
             )
         if response.status_code != 200:
             raise Refused(

@@ -77,13 +77,12 @@ class Verifiers:
 
     def prompts(self) -> list[dict[str, Any]]:
         """The environment's data set as lines of a prompts file."""
-        found = []
+        lines = []
         for row in self.program.get_dataset():
-            kept = {k: v for k, v in row.items() if v is not None}
-            found.append(
-                {**kept, "prompt": plain(kept["prompt"]), "prompt_id": f"{self.name}/{kept['example_id']}"}
-            )
-        return found
+            line = {k: v for k, v in row.items() if v is not None}
+            prompt_id = f"{self.name}/{line['example_id']}"
+            lines.append({**line, "prompt": plain(line["prompt"]), "prompt_id": prompt_id})
+        return lines
 
 
 class Rollout:

@@ -43,7 +43,7 @@ def evaluate(
 
     `logp` [B,T] and each of `streams` ("kl", "entropy", "prefix_value" [B,T]; "value" [B]) may be tensors,
     arrays or lists; the gradients come back as tensors for a tensor, else as arrays, in the dtype of `logp`.
-    Positions outside the mask may hold anything and get a gradient of exactly 0. What the objective doesn't
+    Positions outside the mask may have any value and get a gradient of exactly 0. What the objective doesn't
     need isn't read.
 
     Raises `Refused` with the objective, the field and the rows where the batch doesn't have what is needed.

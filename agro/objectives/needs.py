@@ -234,7 +234,7 @@ TRIPLES = Grouped("triples", "record", ADD_RESPONSES, what="groups of at least 3
 PAIRS = Judged(
     "pairs",
     "record",
-    "import judgements (agro import, records of prompt, chosen and rejected), drop groups without pairs "
+    "import judgments (agro import, records of prompt, chosen and rejected), drop groups without pairs "
     '(singletons = "drop"), or use an objective on rewards, such as agro',
     what="pairs (two responses to one prompt, the better one first)",
     least=2,

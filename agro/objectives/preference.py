@@ -1,7 +1,7 @@
 """Preferences: pairs of responses to one prompt, of which one was judged the better.
 
 Where generation consistency (AGRO, Theorem 1) of two responses is subtracted, V* cancels: r(y) − r(y') = β
-(ρ*(y) − ρ*(y')). A judgement says something of the left side, so all that is used of the policy is h =
+(ρ*(y) − ρ*(y')). A judgment says something of the left side, so all that is used of the policy is h =
 ρ(winner) − ρ(loser), whoever wrote the two. Groups weigh equally, and so do the pairs within a group. A
 response in no pair gets a gradient of 0.
 """
@@ -33,7 +33,7 @@ def pair_consistency(
     """¼ (r_w − r_l − β h)², which is ½ Var(R) of the two responses; r_w − r_l is `gap`, or that of the
     rewards.
 
-    A number, for judgements without rewards: with ½ it is β²/4 times the loss of IPO (arXiv 2310.12036), (h −
+    A number, for judgments without rewards: with ½ it is β²/4 times the loss of IPO (arXiv 2310.12036), (h −
     1/(2β))². With votes = "mean" the gap is (2p − 1) of it, p the probability that the winner is the better
     one: VIPO (arXiv 2410.22891), up to β²/4 and a constant. "reward": CoPG (arXiv 2406.19185) over 4 on the
     judged pairs, whoever won.
@@ -56,19 +56,19 @@ def dpo(
         float,
         Option(
             "strength of the regularization towards the reference",
-            "logit of a judgement per nat of the response's log-ratio",
+            "logit of a judgment per nat of the response's log-ratio",
             gt=0,
         ),
     ],
     label_smoothing: Annotated[
-        float, Option("probability that a judgement is the wrong way round", "probability", ge=0, lt=0.5)
+        float, Option("probability that a judgment is the wrong way round", "probability", ge=0, lt=0.5)
     ] = 0.0,
     votes: Votes = "ignore",
 ) -> Terms:
     """−p log σ(βh) − (1 − p) log σ(−βh), p = 1 − `label_smoothing`: DPO (arXiv 2305.18290, eq. 7).
 
-    Bradley–Terry's likelihood of the judgements, where r(y) − r(y') = β (ρ(y) − ρ(y')) in logits: on
-    judgements that are drawn so, its optimum is π_ref exp(r/β) / Z. With votes = "mean" p is the probability
+    Bradley–Terry's likelihood of the judgments, where r(y) − r(y') = β (ρ(y) − ρ(y')) in logits: on
+    judgments that are drawn so, its optimum is π_ref exp(r/β) / Z. With votes = "mean" p is the probability
     that the winner is the better one (VDPO, arXiv 2410.22891), smoothed likewise.
     """
     pairs = Pairs.of(batch)

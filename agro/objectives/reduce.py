@@ -39,7 +39,7 @@ class Groups:
 
     @cached_property
     def reward(self) -> Tensor:
-        """[N] float64; not looked at before it is asked for, since not every objective needs rewards."""
+        """[N] float64; computed on first use, since not every objective needs rewards."""
         return _of_response(self.batch, "reward", self.batch.reward.double(), self.first_row)
 
     def sum_tokens(self, x: Tensor) -> Tensor:

@@ -165,7 +165,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "reinforce": (
         Claims(lambda s: formulas.reinforce(s, 0.0), "elsewhere", {"baseline": "none"}, shift=False),
         Claims(lambda s: formulas.reinforce(s, 0.5), "elsewhere", {"baseline": 0.5}, shift=False),
-        # The group's mean holds r_i itself, which takes a share 1/n of the gradient away.
+        # The group's mean includes r_i itself, which removes a share 1/n of the gradient.
         Claims(lambda s: (1 - 1 / s.n) * formulas.advantage(s, 0.0), "elsewhere", {"baseline": "mean"}),
     ),
     # The prefixes of the KL are sampled, and no gradient says so: on-policy too it ends beside the optimum.
@@ -185,7 +185,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "gspo": (Claims(formulas.gspo_pairs, "elsewhere", noise=False, n=(2,)),),
     "pair_consistency": (
         Claims(half_variance, "optimum", {"gap": "reward"}, policy_gradient=_beta, n=(2,), judged=True),
-        # IPO: judgements that are drawn by σ(r − r') say ½ (2σ − 1), which isn't r − r'.
+        # IPO: judgments that are drawn by σ(r − r') say ½ (2σ − 1), which isn't r − r'.
         Claims(formulas.ipo, "elsewhere", n=(2,), updates=200, judged=True),
     ),
     "dpo": (Claims(formulas.bradley_terry, "optimum", n=(2,), judged=True),),

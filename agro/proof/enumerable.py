@@ -133,7 +133,7 @@ class Enumerable:
     """A policy over `space`: what the step needs (`streams`, `model`, `device`, `weights`), and exact
     expectations.
 
-    The rows that the step sees are [prompt number, tokens…]: the first column holds the prompt.
+    The rows of the step are [prompt number, tokens…]: the first column is the prompt.
     """
 
     device = torch.device("cpu")

@@ -43,7 +43,7 @@ class Data:
         return torch.arange(len(self.behavior.space.responses)) if self.response is None else self.response
 
     def probability(self) -> Tensor:
-        """[X,O] of now: the behavior may be the policy that moves."""
+        """[X,O] current probabilities: the behavior may be the policy that is trained."""
         p = self.behavior.logp().detach().exp()[:, self.outcomes]
         return p if self.noise is None else p * self.noise
 
@@ -82,7 +82,7 @@ class AllGroups:
         return self._of_now(batch, rows["behavior_logp"])
 
     def again(self) -> Batch:
-        """The batch at the probabilities of now, where the behavior has moved."""
+        """The batch with current probabilities, where the behavior has changed."""
         asked, response = self.batch.tokens[:, 0], self.response  # type: ignore[index]
         return self._of_now(self.batch, _shifted(self.data.behavior, asked, response))
 
@@ -123,7 +123,7 @@ class SampledGroups:
         return Batch.of(group=asked.tolist(), age=age, **self._drawn())
 
     def again(self) -> Batch:
-        """Other groups, of the behavior of now."""
+        """Other groups, of the current behavior."""
         return self.batch.replace(**self._drawn())
 
     @property
@@ -139,7 +139,7 @@ class SampledGroups:
 
 
 def _rows(data: Data, reference: Enumerable, asked: Tensor, outcome: Tensor) -> dict[str, Any]:
-    """What a batch holds of these outcomes of these prompts, [B] each."""
+    """The columns of a batch for these outcomes of these prompts, [B] each."""
     space, response = data.behavior.space, data.outcomes[outcome]
     first = torch.zeros(len(asked), 1, dtype=torch.bool)
     return {
@@ -175,7 +175,7 @@ def gradient(
     options: Mapping[str, Any],
     size: int | None = None,
 ) -> Tensor:
-    """[W] the gradient of `name` over `batch` with respect to all parameters, by the step; `size`: its micro-batches."""
+    """[W] the step's gradient of `name` over `batch`, for all parameters; `size`: of its micro-batches."""
     resolved = get(name).resolve(name, options)
     passes = Passes(MicroBatch(size))
     if "ref_logp" in get(name).needs(resolved) and batch.ref_logp is None:

@@ -95,7 +95,7 @@ def invariances(subject: Subject) -> Iterator[Row]:
 
 
 def _padded(batch: Batch, by: int) -> Batch:
-    """The batch with `by` more columns, which aren't in the mask and hold NaN, or the token 0."""
+    """The batch with `by` more columns outside the mask, of NaN or the token 0."""
     wider = {}
     for field, fill in (("mask", False), ("tokens", 0), ("ref_logp", math.nan), ("behavior_logp", math.nan)):
         value = getattr(batch, field)

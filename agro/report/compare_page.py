@@ -98,10 +98,10 @@ def write(comparison: Comparison, out: Path) -> list[Path]:
 
 def notes(comparison: Comparison) -> list[str]:
     """What a reader has to know about the numbers."""
-    found = []
+    texts = []
     if comparison.measure == "reward_mean":
         names = ", ".join(str(r.folder) for r in comparison.without_heldout)
-        found.append(
+        texts.append(
             f"Training reward is compared, because there is no held-out reward in {names}. It is measured on "
             "the responses that each run trained on, of any source. The final reward is the mean of the last "
             "tenth of the steps."
@@ -111,14 +111,14 @@ def notes(comparison: Comparison) -> list[str]:
         note = f"There is a single seed of {single}, so there is no interval over seeds."
         if comparison.measure == "eval_reward":
             note += " ± is the run's own standard error over held-out prompts."
-        found.append(note)
+        texts.append(note)
     for line in comparison.lines:
         for run in line.unfinished:
-            found.append(f"{run.folder} has reached step {run.steps} of {run.steps_configured}.")
+            texts.append(f"{run.folder} has reached step {run.steps} of {run.steps_configured}.")
     if len({int(line.steps[-1]) for line in comparison.lines}) > 1:
         ends = ", ".join(f"{line.label} at {line.steps[-1]}" for line in comparison.lines)
-        found.append(f"The lines end at different steps: {ends}.")
-    return found
+        texts.append(f"The lines end at different steps: {ends}.")
+    return texts
 
 
 def final_words(line: Line) -> str:

@@ -1,4 +1,4 @@
-"""Responses: encoder × engine × environment. `collect` is the one way a response comes into a store."""
+"""Generating responses with an encoder, an engine and an environment; `collect` adds them to a store."""
 
 from __future__ import annotations
 

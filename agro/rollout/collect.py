@@ -1,4 +1,4 @@
-"""`collect`: sample, append each response as it finishes, score. Every response of agro's own is made here."""
+"""`collect`: sample, append each response to the store as it finishes, score."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ FLUSH_SECONDS = 0.1  # responses that finish within this time are stored togethe
 
 
 class Activity(Protocol):
-    """Reports what a process is at, and stops it between two pieces of work."""
+    """Reports the progress of a process, and stops it between two pieces of work."""
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        """`name` begins, or has come so far."""
+        """Stage `name` begins, or `done` of `total` of it are done."""
         ...
 
     def check(self) -> None:
-        """Raises `Interrupted` where a stop was asked for."""
+        """Raises `Interrupted` where a stop was requested."""
         ...
 
 
 class Quiet:
-    """An `Activity` that nobody watches."""
+    """An `Activity` that reports nothing and never stops."""
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """Nothing is shown."""
@@ -40,26 +40,25 @@ class Quiet:
 
 @dataclass(frozen=True)
 class Task:
-    """What responses are made for."""
+    """What responses are generated for."""
 
-    run: str | None = None  # that they belong to
-    step: int | None = None  # of the run, where they are made for one
+    run: str | None = None  # id of the run that they belong to
+    step: int | None = None  # of the run, where they are for one
     seed: int = 0
-    numbers: tuple[int, ...] | None = None  # of the prompts among all that the run asks; 0 … unless given
-    ledger: str = (
-        ""  # under which each response is stored once: what another process finished isn't sampled again
-    )
+    numbers: tuple[int, ...] | None = None  # of the prompts in the order of the run; from 0 unless given
+    # A ledger stores each response once: those that another process finished aren't sampled again.
+    ledger: str = ""
     max_failed: float = 1.0  # largest share of rewards that may fail
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What a call of `collect` brought into the store."""
+    """What a call of `collect` added to the store."""
 
     ids: tuple[int, ...] = ()  # by number of the response, not in the order of finishing
     failed: int = 0  # rewards that couldn't be computed
     tokens: int = 0  # sampled
-    failed_requests: int = 0  # to the engine; each was asked again
+    failed_requests: int = 0  # to the engine; each was sent again
 
 
 def collect(
@@ -73,9 +72,10 @@ def collect(
 ) -> Collected:
     """`sampler.n` responses to each prompt, stored and, with a `reward`, scored.
 
-    A response is appended, unscored, as soon as it finishes, or with the next one where less than `FLUSH_SECONDS` have passed
-    since the last was. So a process that is killed keeps what finished before. Raises `Refused` where more than a share `task.max_failed` of the rewards fail; the responses stay in
-    the store, their rewards unknown.
+    A response is appended without a reward as soon as it finishes, or together with later ones where the last
+    was appended less than `FLUSH_SECONDS` before. So a process that is killed loses little. Raises `Refused`
+    where more than a share `task.max_failed` of the rewards fail; the responses remain in the store, with
+    unknown rewards.
     """
     activity = activity or Quiet()
     failures = rollout.engine.failures
@@ -91,9 +91,9 @@ def collect(
 
 
 def score(reward: Reward, samples: Sequence[Sample], store: Store, max_failed: float) -> int:
-    """Score stored samples and keep the rewards; returns how many failed. Raises as `collect` does."""
+    """Score stored samples and store the rewards; returns how many failed. Raises as `collect` does."""
     scores = reward.score(samples)
-    store.set_rewards((s.id or 0, found.value, found.meta) for s, found in zip(samples, scores, strict=True))
+    store.set_rewards((s.id or 0, score.value, score.meta) for s, score in zip(samples, scores, strict=True))
     return check_failures(samples, scores, max_failed)
 
 
@@ -116,7 +116,9 @@ def _sample(
     def flush() -> None:
         nonlocal flushed
         if finished:
-            origins = [_origin(task, s, sampler.n, i) for i, s in enumerate(finished)] if task.ledger else None
+            origins = None
+            if task.ledger:
+                origins = [_origin(task, s, sampler.n, i) for i, s in enumerate(finished)]
             ids = store.append(finished, run=task.run, step=task.step, origins=origins)
             stored.extend(s.replace(id=i) for i, s in zip(ids, finished, strict=True))
             finished.clear()
@@ -129,8 +131,9 @@ def _sample(
     try:
         for sample in rollout.sample(prompts, sampler.n, sampler, seed=task.seed, numbers=numbers, skip=skip):
             # The samples of an episode come one after the other, and are stored together.
-            goes_on = bool(finished) and sample.episode is not None and sample.episode == finished[-1].episode
-            if is_due() and not goes_on:
+            last_episode = finished[-1].episode if finished else None
+            continues = sample.episode is not None and sample.episode == last_episode
+            if is_due() and not continues:
                 flush()
             finished.append(sample)
             activity.stage("sampling", len(stored) + len(finished), total)
@@ -144,14 +147,14 @@ def _sample(
 
 
 def _earlier(store: Store, task: Task, numbers: Sequence[int]) -> list[Sample]:
-    """What an earlier process finished of these prompts."""
+    """The responses to these prompts that an earlier process finished."""
     if not task.ledger:
         return []
     return list(store.samples(ids=store.by_origin(task.ledger, numbers)))
 
 
 def _origin(task: Task, sample: Sample, n: int, place: int) -> Origin:
-    """Where the response of a prompt stands in the ledger; samples of one episode are stored together."""
+    """The place of a response in the ledger; samples of one episode are stored together."""
     index = sample.meta["index"]
     part = f"{index % n}" if sample.episode is None else f"{index % n}.{place}"
     return Origin(task.ledger, index // n, part)

@@ -1,4 +1,4 @@
-"""Episodes of a teacher, in the form of a policy's own: for imitation (`sft`), or as experience."""
+"""Episodes of a teacher in the format of a policy's own, for imitation (`sft`) or replay."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def demonstrate(
         if not text.endswith(environment.stop or ("\0",)):
             ids = ids + list(encoder.eos_ids[:1])
         more = episode.turn(ids, None, cut=False)
-    if episode.error or more or not turns:
-        raise Refused(
-            f"{where}: {episode.error or 'the episode goes on after the last turn: ' + repr(turns)[:80]}"
-        )
+    if episode.error:
+        raise Refused(f"{where}: {episode.error}")
+    if more or not turns:
+        raise Refused(f"{where}: the episode goes on after the last turn: {repr(turns)[:80]}; add turns")
     if len(episode.ids) > encoder.context:
         raise Refused(f"{where}: {len(episode.ids)} tokens, but the model's context is {encoder.context}")
-    found = episode.samples(uuid.uuid4().hex, turns[-1], {}, {})
-    return [s.replace(role="expert", source=source) for s in found]
+    samples = episode.samples(uuid.uuid4().hex, turns[-1], {}, {})
+    return [s.replace(role="expert", source=source) for s in samples]

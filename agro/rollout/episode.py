@@ -1,4 +1,4 @@
-"""One episode: the turns of a policy, what the environment says to them, how it ends, and the samples it leaves."""
+"""One episode: the turns of a policy, the environment's replies, how it ends, and its samples."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from agro.types import UNKNOWN_VERSION, Prompt, Sample
 
 
 class Episode:
-    """Play it with `turn` until that says it has ended; then `samples` are its rows.
+    """Call `turn` until it returns False; then `samples` returns the episode.
 
-    `finish` is "stop" (the environment said done), "length" (a turn was cut, or there was no room for another one:
-    in the context, or under `max_turns`) or "error" (the environment raised; the reward stays unknown).
+    `finish` is "stop" (the environment is done), "length" (a turn was truncated, or another one would exceed
+    the context or `max_turns`) or "error" (the environment raised an error; the reward is unknown).
     """
 
     def __init__(
@@ -38,53 +38,53 @@ class Episode:
 
     @property
     def ids(self) -> list[int]:
-        """What the next turn reads."""
+        """The context of the next turn."""
         return self.transcript.rows[-1].tokens
 
     def turn(
         self, tokens: list[int], logp: Sequence[float] | None, *, cut: bool, version: int = UNKNOWN_VERSION
     ) -> bool:
-        """One turn of the policy, and the environment's answer to it. Whether another one follows."""
+        """One turn of the policy, and the environment's reply; returns whether another turn follows."""
         self.transcript.act(tokens, None if logp is None else list(logp), version)
         self.sampled += len(tokens)
         text = self.encoder.decode(tokens)
         self.turns.append(text)
-        said = (
-            None
-            if self.error
-            else self._guarded(lambda: checked(self.environment.step(self.state, text), cut))
-        )
-        if said is None:
+        reply = None
+        if not self.error:
+            reply = self._guarded(lambda: checked(self.environment.step(self.state, text), cut))
+        if reply is None:
             self.finish = "error"
             return False
-        self.rewards.append(said.reward)
-        self.infos.append(dict(said.info))
-        if cut or said.done:
+        self.rewards.append(reply.reward)
+        self.infos.append(dict(reply.info))
+        if cut or reply.done:
             self.finish = "length" if cut else "stop"
             return False
-        assert said.observation is not None
-        if len(self.turns) < self.max_turns and self.transcript.observe(said.observation, said.role):
+        assert reply.observation is not None
+        if len(self.turns) < self.max_turns and self.transcript.observe(reply.observation, reply.role):
             return True
         self.finish = "length"
         return False
 
     def _guarded(self, call: Any) -> Any:
-        """What `call` gives; where it raises, None and the cause in `error`."""
+        """The result of `call`; where it raises, None, with the cause in `error`."""
         try:
             return call()
-        except Exception as error:  # noqa: BLE001 an environment is anyone's: its failure ends one episode, not the run
+        except Exception as error:  # noqa: BLE001 only this episode fails
             self.error = f"environment {self.environment.name}: {explain(error, '')}"
             return None
 
     def reward(self) -> float | None:
-        """The sum of what the environment gave; None where it left scoring to the configured reward, or failed."""
+        """The sum of the environment's rewards; None where it returned none, or failed."""
         known = [r for r in self.rewards if r is not None]
         if self.error is None and known and len(known) < len(self.rewards):
             self.error = (
-                f"environment {self.environment.name}: a reward at {len(known)} of {len(self.rewards)} turns; "
-                "expected one at each (0.0 where a turn earns nothing), or none"
+                f"environment {self.environment.name}: expected a reward at each turn (0.0 where a turn "
+                f"earns nothing) or at none, got a reward at {len(known)} of {len(self.rewards)} turns"
             )
-        return math.fsum(known) if known and self.error is None else None
+        if not known or self.error is not None:
+            return None
+        return math.fsum(known)
 
     def samples(
         self, name: str, last_turn: str, meta: dict[str, Any], sampling: dict[str, Any]
@@ -96,7 +96,7 @@ class Episode:
         return [self._sample(row, i, meta, reward, episode, sampling) for i, row in enumerate(rows)]
 
     def _outcome(self, last_turn: str) -> dict[str, Any]:
-        """What `meta` says of how the episode went."""
+        """How the episode went, for `meta` of its samples."""
         outcome = {
             "finish": self.finish,
             "turns": len(self.turns),
@@ -138,16 +138,17 @@ class Episode:
         )
 
 
-def checked(said: Any, cut: bool) -> Turn:
-    """Raise unless it is a `Turn` with which the episode can go on."""
-    if not isinstance(said, Turn):
-        raise TypeError(f"step returned {said!r:.80}, expected agro.envs.Turn")
-    if said.reward is not None and not (isinstance(said.reward, (int, float)) and math.isfinite(said.reward)):
-        raise ValueError(f"reward: expected a finite number or None, got {said.reward!r:.80}")
-    if said.observation is not None and not isinstance(said.observation, str):
-        raise TypeError(f"observation: expected text or None, got {said.observation!r:.80}")
-    (said.observation or "").encode()  # half of a surrogate pair has no tokens
-    if not (said.done or cut) and not said.observation:
+def checked(reply: Any, cut: bool) -> Turn:
+    """Raise unless `reply` is a `Turn` with which the episode can continue."""
+    if not isinstance(reply, Turn):
+        raise TypeError(f"step returned {reply!r:.80}, expected agro.envs.Turn")
+    reward = reply.reward
+    if reward is not None and not (isinstance(reward, (int, float)) and math.isfinite(reward)):
+        raise ValueError(f"reward: expected a finite number or None, got {reward!r:.80}")
+    if reply.observation is not None and not isinstance(reply.observation, str):
+        raise TypeError(f"observation: expected text or None, got {reply.observation!r:.80}")
+    (reply.observation or "").encode()  # raises for half of a surrogate pair, which has no tokens
+    if not (reply.done or cut) and not reply.observation:
         raise ValueError("step was neither done nor gave an observation")
-    dumps(dict(said.info), "info")
-    return said
+    dumps(dict(reply.info), "info")
+    return reply

@@ -1,4 +1,4 @@
-"""The rollout that a configuration names. The one place that chooses an engine."""
+"""The engine and the rollout of a configuration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load_engine(settings: config.Engine, policy: Policy, say: Callable[[str], No
 def load_rollout(
     encoder: Encoder, engine: Engine, environment: config.Environment | None = None, source: str = "policy"
 ) -> Rollout:
-    """Raises `Refused` where the environment can't be made."""
+    """Raises `Refused` where the environment can't be created."""
     if environment is None:
         return Rollout(encoder, engine, source=source)
     return Rollout(encoder, engine, load_environment(environment), environment.max_turns, source)

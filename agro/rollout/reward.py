@@ -12,7 +12,7 @@ from agro.types import Sample
 class EpisodeReward:
     """Keeps rewards and errors of the environment, and scores the other episodes by `inner`.
 
-    `inner` gets the last turn as the response, and as columns "transcript" (everything after the prompt),
+    `inner` receives the last turn as the response, and as columns "transcript" (everything after the prompt),
     "turns", "tool_calls" and "turn_info". The rows of one episode share its score.
     """
 
@@ -25,7 +25,7 @@ class EpisodeReward:
         for i, sample in enumerate(samples):
             episodes.setdefault(i if sample.episode is None else sample.episode, []).append(i)
         scores: dict[int, Score] = {}
-        asked: dict[int, Sample] = {}
+        unscored: dict[int, Sample] = {}
         for rows in episodes.values():
             first = samples[rows[0]]
             if first.reward is not None or first.meta.get("reward_error") is not None:
@@ -33,12 +33,13 @@ class EpisodeReward:
             else:
                 transcript = "".join(samples[i].response for i in rows)
                 response = first.meta.get("last_turn", transcript)
-                asked[rows[0]] = first.replace(
-                    response=response, meta={**first.meta, "transcript": transcript}
-                )
-        scores.update(zip(asked, self.inner.score(list(asked.values())), strict=True))
-        shared = {i: scores[rows[0]] for rows in episodes.values() for i in rows}
-        return [shared[i] for i in range(len(samples))]
+                meta = {**first.meta, "transcript": transcript}
+                unscored[rows[0]] = first.replace(response=response, meta=meta)
+        scores.update(zip(unscored, self.inner.score(list(unscored.values())), strict=True))
+        for rows in episodes.values():
+            for i in rows:
+                scores[i] = scores[rows[0]]
+        return [scores[i] for i in range(len(samples))]
 
     def close(self) -> None:
         self.inner.close()

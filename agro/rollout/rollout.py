@@ -29,13 +29,13 @@ class Rollout:
         max_turns: int = 1,
         source: str = "policy",
     ) -> None:
-        """`source`: what its samples name as theirs."""
+        """`source`: that of its samples."""
         self.encoder = encoder
         self.engine = engine
         self.environment = environment
         self.max_turns = max_turns
         self.source = source
-        self._name = uuid.uuid4().hex  # of its episodes: seeds and numbers come again in other runs
+        self._name = uuid.uuid4().hex  # of its episodes, since other runs have the same seeds and numbers
 
     def sample(
         self,
@@ -47,17 +47,20 @@ class Rollout:
         numbers: Sequence[int] | None = None,
         skip: Collection[int] = (),
     ) -> Iterator[Sample]:
-        """`n` responses a prompt, unscored, each as soon as it finishes.
+        """`n` responses per prompt without rewards, each as soon as it finishes.
 
-        `meta` of a sample holds the prompt's columns, "finish" ("stop": an end token or a stop text; "length"; "error":
-        the environment failed), and "index": the response's number, n · (number of the prompt) + (0 … n-1), which with
-        `seed` fixes its noise. `numbers`: of the prompts, 0 … unless given. `skip`: responses that aren't sampled, by
-        number. The text of a response stops short of a stop text; its tokens stay as they were sampled. A response
-        whose room is shorter than `options.max_new` ends there, with "length". An episode is one sample, several only
-        where a chat template rewrites history.
+        `meta` of a sample contains the prompt's columns, "finish" ("stop": an end token or a stop text;
+        "length"; "error": the environment failed) and "index", the number of the response: n · (number of the
+        prompt) + (0 … n-1). Number and `seed` determine the noise. A stop text is removed from the text of a
+        response, but not from its tokens. The model's context may end a response before `options.max_new`,
+        with "length". An episode is one sample, or several where a chat template rewrites history.
 
-        Raises `Refused` before anything is computed where a prompt leaves no room in the model's context, and for a
-        stop text that is empty.
+        Raises `Refused` before anything is computed where a prompt leaves no room for a response in the
+        model's context, and for an empty stop text.
+
+        Args:
+            numbers: of the prompts; from 0 unless given.
+            skip: numbers of responses that aren't sampled.
         """
         refuse_empty("sampler.stop", options.stop)
         if self.environment is not None:
@@ -120,7 +123,8 @@ class Rollout:
     ) -> Iterator[Sample]:
         """The turns of all episodes are decoded together, each as soon as it can be.
 
-        The keys and values of a context are computed anew for each turn. The noise of an episode continues over turns.
+        The keys and values of a context are computed again for each turn. The noise of an episode continues
+        over turns.
         """
         live: dict[int, Episode] = {}
         stops = tuple(dict.fromkeys((*sampler.stop, *environment.stop)))
@@ -143,7 +147,7 @@ class Rollout:
 
 
 def refuse_empty(name: str, stops: Sequence[str]) -> None:
-    """An empty stop text would end every response before it begins."""
+    """Raise `Refused` for an empty stop text, which would end every response before it begins."""
     if not all(stops):
         raise Refused(f"{name}: expected texts that aren't empty, got {list(stops)!r}")
 
@@ -157,5 +161,5 @@ def before_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 
 
 def recorded(sampler: Sampler, seed: int) -> dict[str, Any]:
-    """What a sample's `sampling` holds."""
+    """The `sampling` of a sample."""
     return {**sampler.model_dump(mode="json", exclude={"n", "batch"}), "seed": seed}

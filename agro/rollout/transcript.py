@@ -39,7 +39,7 @@ class Row:
         logp: list[float] | None = None,
         version: int = UNKNOWN_VERSION,
     ) -> None:
-        self.tokens = self.tokens + tokens  # a new list: the old one may still be decoded from
+        self.tokens = self.tokens + tokens  # a new list: an engine may still use the old one
         self._mark(len(tokens), action=action, logp=logp, version=version)
 
     def _mark(self, count: int, *, action: bool, logp: list[float] | None, version: int) -> None:
@@ -53,9 +53,9 @@ class Transcript:
         """`ids` are those of the prompt."""
         self.encoder = encoder
         self.rows = [Row(ids)]
-        self.messages: Messages | None = (
-            None if encoder.chat.is_text(prompt.text) else list(encoder.chat.messages(prompt.text))
-        )
+        self.messages: Messages | None = None
+        if not encoder.chat.is_text(prompt.text):
+            self.messages = list(encoder.chat.messages(prompt.text))
         self.text = encoder.render(prompt.text)  # of the last row
 
     def act(self, tokens: list[int], logp: list[float] | None, version: int) -> None:
@@ -81,8 +81,8 @@ class Transcript:
             so_far = self.text + self._end
             if observation.strip() not in text:
                 raise Refused(
-                    f"environment: the chat template of {self.encoder.name} doesn't show messages of role {role!r} "
-                    f"(here {observation!r:.80}); give them another role (environment.options.role)"
+                    f"environment: the chat template of {self.encoder.name} doesn't show messages of role "
+                    f"{role!r} (here {observation!r:.80}); set another role (environment.options.role)"
                 )
             new = not text.startswith(so_far)
             ids = self.encoder.ids(text if new else text[len(so_far) :])

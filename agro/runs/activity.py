@@ -1,4 +1,4 @@
-"""What a process is at: shown on the terminal, watched for hanging, and the place where a stop takes effect."""
+"""The activity of a process: shown on the terminal, watched for hanging, and stopped on request."""
 
 from __future__ import annotations
 

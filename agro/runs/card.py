@@ -26,7 +26,8 @@ def write_cards(run_folder: Path) -> None:
     RUN/model gets copies of the report and the run's configuration too.
     """
     run = load_run(run_folder)
-    folders = [folder for name in ("model", "adapter", "best") if (folder := run_folder / name).is_dir()]
+    folders = [run_folder / name for name in ("model", "adapter", "best")]
+    folders = [folder for folder in folders if folder.is_dir()]
     for folder in folders:
         card(run, folder).save(folder / "README.md")
     for name, copy in (("config.json", RUN_CONFIG), ("report.html", "report.html")):

@@ -28,7 +28,7 @@ class Run:
         self.metrics_file = folder / "metrics.jsonl"
         if self.metrics_file.exists() and not resume:
             raise Refused(
-                f"{folder}: there is a run in this folder; go on with it by --resume, or give another --out"
+                f"{folder}: there is a run in this folder; continue it with --resume, or set another --out"
             )
         self.changed = False  # since the run was stopped, in what ends it
         self.notes: list[str] = []
@@ -41,9 +41,9 @@ class Run:
         except BlockingIOError:
             self._lock.close()
             raise Refused(
-                f"{folder}: another process is training in this folder; wait for it, or give another --out"
+                f"{folder}: another process is training in this folder; wait for it, or set another --out"
             ) from None
-        self.id = str(before.get("run", uuid.uuid4().hex))  # what a run left before its first step is its own
+        self.id = str(before.get("run", uuid.uuid4().hex))  # a run killed before its first step keeps its id
         record = {**config.model_dump(mode="json"), "versions": versions(), "run": self.id}
         try:
             with writing(folder):
@@ -85,7 +85,7 @@ class Run:
         for section in now:
             if then[section] != now[section]:
                 raise Refused(
-                    f"{self.folder}: --resume goes on with the same configuration, but [{section}] differs: "
+                    f"{self.folder}: --resume expects the same configuration, but [{section}] differs: "
                     f"the run has {then[section]}, now it is {now[section]}"
                 )
         return dict(json.loads(self.config_file.read_text(encoding="utf-8")))
@@ -127,10 +127,10 @@ def known(value: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": sys.version.split()[0]}
+    by_library = {"python": sys.version.split()[0]}
     for name in LIBRARIES:
         try:
-            found[name] = importlib.metadata.version(name)
+            by_library[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:  # run from a folder that isn't installed
-            found[name] = "unknown"
-    return found
+            by_library[name] = "unknown"
+    return by_library

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: work stops at the next place where nothing is half done."""
+"""Ctrl-C and SIGTERM: work stops at the next point where nothing is incomplete."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from agro.errors import Interrupted
 
 
 class Interruption:
-    """Whether somebody asked for a stop."""
+    """Whether a stop was requested."""
 
     def __init__(self) -> None:
         self.asked = False
 
     def check(self) -> None:
-        """Called between pieces of work: raises `Interrupted` if a stop was asked for."""
+        """Called between pieces of work: raises `Interrupted` if a stop was requested."""
         if self.asked:
             raise Interrupted
 
     @contextmanager
     def on_signals(self, say: Callable[[str], None]) -> Iterator[None]:
-        """While it lasts, the first SIGINT or SIGTERM asks for a stop; the second stops at once."""
+        """Make the first SIGINT or SIGTERM request a stop; the second stops at once."""
 
         def ask(number: int, frame: object) -> None:
             if self.asked:

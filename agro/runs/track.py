@@ -114,14 +114,14 @@ class Trackers:
 
 
 def check_trackers(config: Track) -> None:
-    """Raise `Refused` where a tracker that is asked for can't be imported."""
+    """Raise `Refused` where a tracker of `track.to` can't be imported."""
     for name in config.to:
         try:
             importlib.import_module(TRACKERS[name][0])
         except ImportError as error:
             raise Refused(
                 f"track.to: {name} can't be imported ({error}). "
-                f"What to do: pip install 'agro[track]', or take {name} out of track.to"
+                f"What to do: pip install 'agro[track]', or remove {name} from track.to"
             ) from None
 
 
@@ -140,7 +140,7 @@ def _reported(name: str, say: Callable[[str], None]) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001  # a tracker may fail in any way
-        say(f"tracker {name} failed and is dropped; the run goes on: {type(error).__name__}: {error}")
+        say(f"tracker {name} failed and is dropped; the run continues: {type(error).__name__}: {error}")
 
 
 def _name(run: Run, config: RunConfig) -> str:

@@ -41,7 +41,7 @@ class Watchdog:
             self._thread.join()
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        """A stage starts, or has come this far."""
+        """A stage starts, or `done` of `total` of it are done."""
         self._at = f"{name} {numbers.progress(done, total)}".strip()
         self.beat()
 

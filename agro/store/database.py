@@ -19,8 +19,7 @@ BUSY_TIMEOUT = 30.0  # seconds that a writer waits for another one
 
 
 class Database:
-    """One connection to a store's file. WAL lets readers go on while one process writes; writers take
-    turns."""
+    """One connection to a store's file. With WAL readers continue while one process writes."""
 
     def __init__(self, path: str | Path, *, read_only: bool, create: bool, timeout: float) -> None:
         self.path = Path(path)
@@ -29,7 +28,8 @@ class Database:
             _check_place(self.path, read_only, create)
         except OSError as error:
             raise Refused(f"{path}: can't be opened: {error.strerror}") from None
-        self._connection = self._connect("ro" if read_only else "rwc" if create else "rw")
+        mode = "rwc" if create else "rw"
+        self._connection = self._connect("ro" if read_only else mode)
         try:
             self._prepare(read_only, create)
         except BaseException:
@@ -114,9 +114,9 @@ class Database:
             self._run("PRAGMA foreign_keys = ON")
 
     def _begin_log(self) -> Any:
-        """The journal's mode, "wal" from now on.
+        """Set the journal's mode to "wal", and return it.
 
-        SQLite needs the file for itself to begin a log, and doesn't wait for it, so this does.
+        SQLite needs exclusive access for that and doesn't wait for it, so this method waits.
         """
         ends = time.monotonic() + self.timeout
         with self._plainly():

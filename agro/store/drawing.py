@@ -1,4 +1,4 @@
-"""What a step trains on: groups by a rule, and what was made for the step. The one way out of the store into training."""
+"""Drawing the samples of a step: groups by a rule, and the samples generated for the step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agro.store.samples import Samples
 from agro.store.select import At, Candidate, DrawRule, pick_groups, pick_pairs, pick_responses
 from agro.types import UNKNOWN_VERSION
 
-POLL_SECONDS = 0.2  # between two looks at a store that others write to
+POLL_SECONDS = 0.2  # interval between queries of a store that others write to
 
 
 class Drawing(Samples):
@@ -24,7 +24,8 @@ class Drawing(Samples):
     def pick(self, rule: DrawRule, at: At, check: Callable[[], None] = lambda: None) -> list[str]:
         """The prompt_ids of the groups that `draw` takes by `rule`; with `rule.fewer` as many as there are.
 
-        With `rule.wait` it looks again until there are enough; `check` may stop it. Raises `Refused` where there are fewer, with what the store has.
+        With `rule.wait` it waits until there are enough, unless `check` raises. Raises `Refused` where there are fewer, and reports
+        what the store has.
         """
         deadline = time.monotonic() + rule.wait
         while True:
@@ -56,16 +57,20 @@ class Drawing(Samples):
         picked: Sequence[str] | None = None,
         made: Sequence[int] = (),
     ) -> Drawn:
-        """All that a run trains on at a step, and a note of it: groups by `rule`, and the samples `made` for this step.
+        """Draw and record what a run trains on at a step: groups by `rule`, and the samples `made` for it.
 
-        Groups come one after the other, then what was made, by number of the response. `picked`: what `pick` chose
-        before, where the draw isn't to choose itself. A sample of another run has version -1: its staleness is
-        unknown. Raises `Refused` as `pick` does. Samples that aren't as they were written are in `Drawn.damaged` alone.
+        Groups come one after the other, then the samples made, by number of the response. A sample of another
+        run has version -1: its staleness is unknown. Damaged samples are in `Drawn.damaged` only. Raises
+        `Refused` as `pick` does.
+
+        Args:
+            picked: the groups, where `pick` chose them before.
+            made: ids of the samples generated for this step.
         """
         if picked is None:
             picked = [] if rule is None else self.pick(rule, at)
         with self.transaction():
-            chosen: dict[int, Damaged] = {}  # what is reported of a sample that turns out to be damaged
+            chosen: dict[int, Damaged] = {}  # by id, what is reported if the sample is damaged
             if rule is not None and picked:
                 chosen = self._choose(rule, at, picked, frozenset(made))
             chosen |= self._made(made)
@@ -105,22 +110,22 @@ class Drawing(Samples):
         return chosen
 
     def _made(self, made: Sequence[int]) -> dict[int, Damaged]:
-        """The samples made for a step, by number of the response: the order in which they finished doesn't matter."""
-        sql = f"SELECT id, prompt_id, episode FROM samples WHERE id IN (SELECT value FROM json_each(?)) {queries.BY_NUMBER}"
-        rows = self._run(sql, [json.dumps(list(made))])
+        """The samples made for a step, by number of the response, not in the order of finishing."""
+        sql = "SELECT id, prompt_id, episode FROM samples WHERE id IN (SELECT value FROM json_each(?))"
+        rows = self._run(f"{sql} {queries.BY_NUMBER}", [json.dumps(list(made))])
         return {
             i: Damaged(i, of_text(prompt_id), None if e is None else of_text(e)) for i, prompt_id, e in rows
         }
 
     def _foreign(self, ids: Sequence[int], run: str) -> set[int]:
-        """Those of the samples that another run made, or nobody knows who."""
+        """Those of the samples that another run generated, or whose run is unknown."""
         sql = "SELECT id FROM samples WHERE run IS NOT ? AND id IN (SELECT value FROM json_each(?))"
         return {i for (i,) in self._run(sql, [to_text(run), json.dumps(list(ids))])}
 
     def _eligible(
         self, prompt_id: str, fits: str, args: Sequence[Any], made: frozenset[int]
     ) -> dict[str | int, list[int]]:
-        """The samples of each eligible response of a group, by episode or, outside of one, by id; oldest first."""
+        """Ids of the samples of each eligible response of a group, by episode or id; oldest first."""
         responses: dict[str | int, list[int]] = {}
         broken: set[str | int] = set()
         sql = (
@@ -133,27 +138,29 @@ class Drawing(Samples):
                 broken.add(key)
         return {key: ids for key, ids in responses.items() if key not in broken}
 
-    def _too_few(self, rule: DrawRule, found: int, at: At) -> str:
+    def _too_few(self, rule: DrawRule, got: int, at: At) -> str:
         clause, args = queries.where(roles=rule.roles, sources=rule.sources)
         fits, more = queries.eligible(rule, at.run, at.version)
         [(rows, groups, chosen, unscored, failed, fit)] = self._run(
             f"""
-            SELECT count(*), count(DISTINCT prompt_id), total({clause}), total({clause} AND state = {queries.UNSCORED}),
-              total({clause} AND state = {queries.FAILED}), total({fits}) FROM samples WHERE NOT redone
+            SELECT count(*), count(DISTINCT prompt_id), total({clause}),
+              total({clause} AND state = {queries.UNSCORED}), total({clause} AND state = {queries.FAILED}),
+              total({fits}) FROM samples WHERE NOT redone
             """,
             [*args, *args, *args, *more],
         )
-        wanted = "a pair of" if rule.pairs else f"{rule.min_group} or more"
-        scores = (
-            f", {unscored:.0f} of them not scored and {failed:.0f} with a failed reward"
-            if rule.scored_only
-            else ""
-        )
-        add = f"add {'pairs' if rule.pairs else 'samples'}{', score them' if rule.scored_only else ''}"
+        needed, add = f"{rule.min_group} or more", "add samples"
+        if rule.pairs:
+            needed, add = "a pair of", "add pairs"
+        scores, stale = "", ""
+        if rule.scored_only:
+            scores = f", {unscored:.0f} of them not scored and {failed:.0f} with a failed reward"
+            add += ", score them"
+        if rule.max_age is not None:
+            stale = f" (at most {rule.max_age} steps old)"
         return (
-            f"{self.path}: expected {rule.groups} groups with {wanted} eligible responses to draw from, "
-            f"got {found}. The store has {rows} samples in {groups} groups; {chosen:.0f} are of the roles and sources "
-            f"asked for{scores}; {fit:.0f} are eligible"
-            + (f" (at most {rule.max_age} steps old)" if rule.max_age is not None else "")
-            + f". Ask for fewer groups, {add}, or widen the choice"
+            f"{self.path}: expected {rule.groups} groups with {needed} eligible responses to draw from, "
+            f"got {got}. The store has {rows} samples in {groups} groups; {chosen:.0f} are of the requested "
+            f"roles and sources{scores}; {fit:.0f} are eligible{stale}. What to do: request fewer groups, "
+            f"{add}, or widen the choice"
         )

@@ -122,7 +122,9 @@ class Ledger(Database):
                 )
             if at is not None and self._run(queries.LAST_STEP, [name]) != [(at.step,)]:
                 self._append_commit(run, at)
-            last = step if step is not None else at.step if at else None
+            last = step
+            if last is None and at is not None:
+                last = at.step
             draws = self._run(
                 "DELETE FROM draws WHERE run = ?1 AND (?2 IS NULL OR step > ?2) RETURNING rowid", [name, last]
             )
@@ -133,7 +135,8 @@ class Ledger(Database):
             self.recount_uses(run)
             samples = self._run(
                 "UPDATE samples SET redone = 1, checksum = checksum + 1 "
-                "WHERE run = ?1 AND id > ?2 AND NOT redone AND step IS NOT NULL AND (?3 IS NULL OR step > ?3) RETURNING id",
+                "WHERE run = ?1 AND id > ?2 AND NOT redone AND step IS NOT NULL "
+                "AND (?3 IS NULL OR step > ?3) RETURNING id",
                 [name, at.cursor if at else 0, step],
             )
         return Rewound(len(draws), len(samples))

@@ -74,18 +74,18 @@ SELECT g.prompt_id, ifnull(u.uses, 0) FROM (
 ) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id
 """
 
-# Groups with a judgement of two eligible responses. CROSS JOIN fixes the order: else a group of n costs n²
+# Groups with a judgment of two eligible responses. CROSS JOIN fixes the order: else a group of n costs n²
 # lookups.
 JUDGED = """
 WITH fit AS (SELECT id, prompt_id, episode, {eligible} AS ok FROM samples WHERE NOT redone),
 broken AS (SELECT DISTINCT prompt_id, episode FROM fit WHERE episode IS NOT NULL AND NOT ok),
-usable AS (
+valid AS (
   SELECT id, prompt_id, ifnull(episode, id) AS response FROM fit
   WHERE ok AND (episode IS NULL OR (prompt_id, episode) NOT IN (SELECT prompt_id, episode FROM broken))
 )
 SELECT g.prompt_id, ifnull(u.uses, 0) FROM (
   SELECT DISTINCT w.prompt_id
-  FROM pairs CROSS JOIN usable w ON w.id = winner CROSS JOIN usable l ON l.id = loser
+  FROM pairs CROSS JOIN valid w ON w.id = winner CROSS JOIN valid l ON l.id = loser
   WHERE w.prompt_id = l.prompt_id AND w.response <> l.response
 ) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id
 """
@@ -111,7 +111,7 @@ LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = s.prompt_id
 WHERE s.id IN (SELECT value FROM json_each(?))
 """
 
-# Oldest first; of one step by number of the response, since responses are stored in the order in which they finished.
+# Oldest first; in a step by number of the response, since responses are stored in the order of finishing.
 BY_NUMBER = """
 ORDER BY step, CASE WHEN step IS NOT NULL AND json_valid(CAST(meta AS TEXT))
   THEN json_extract(CAST(meta AS TEXT), '$.index') END, id

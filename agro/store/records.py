@@ -1,4 +1,4 @@
-"""What the store reports of its samples, judgements and runs."""
+"""What the store reports of its samples, judgments and runs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True)
 class Pair:
-    """A judgement: rows of two samples, the better one first, and its votes where they were counted."""
+    """A judgment: rows of two samples, the better one first, and its votes where they were counted."""
 
     winner: int
     loser: int
@@ -147,5 +147,5 @@ class Drawn:
     samples: list[Sample]
     pairs: list[Pair] = field(
         default_factory=list
-    )  # judgements of these samples, where the rule asks for pairs
+    )  # judgments of these samples, where the rule asks for pairs
     damaged: list[Damaged] = field(default_factory=list)  # samples that aren't as they were written

@@ -18,7 +18,7 @@ from agro.store.rows import INSERT, LEDGERS, SAMPLE, insert_into, is_valid, is_v
 from agro.store.sqlite import Store
 
 Row = tuple[Any, ...]
-BLOCK = 1024  # rowids asked for at once
+BLOCK = 1024  # rowids per query
 PAGE_SIZE = 4096  # of every store: SQLite's own choice when it makes one
 LEAST_ROW = 32  # bytes, pages and indexes included
 NOTHING = "{path}: no sample of a store can be read in it; go back to a copy"

@@ -1,8 +1,8 @@
-"""Who samples what: the prompts that collectors took over from a run, and which of them were trained on.
+"""Requests: the prompts of a run that collectors sample, and which of them were trained on.
 
-A request is one prompt of a run's endless order, by its number. A collector claims it, stores its responses under the
-ledger of the run, scores them and marks it done; the trainer takes what is done. A claim of a collector that has
-died is given to the next one, which samples only what is missing.
+A request is one prompt of a run's endless order, by its number. A collector claims it, stores its responses
+under the ledger of the run, scores them and marks it done; the trainer takes requests that are done. The
+claim of a dead collector goes to the next one, which samples only the missing responses.
 """
 
 from __future__ import annotations
@@ -65,12 +65,16 @@ class Requests(Ledger):
         return int(count)
 
     def take(self, run: str, step: int, numbers: Collection[int]) -> None:
-        """Note that `run` trains on these requests at `step`; `rewind` takes back what came after its commit."""
+        """Record that `run` trains on these requests at `step`; `rewind` undoes it after the last commit."""
         sql = "UPDATE requests SET step = ? WHERE run = ? AND number = ?"
         with self.transaction():
             self._run_many(sql, [(step, to_text(run), number) for number in numbers])
 
     def by_origin(self, ledger: str, numbers: Sequence[int]) -> list[int]:
         """Ids of the samples that are stored under these numbers of a ledger."""
-        sql = "SELECT id FROM samples WHERE file = ? AND record IN (SELECT value FROM json_each(?)) ORDER BY record, id"
-        return [i for (i,) in self._run(sql, [to_text(ledger), json.dumps(list(numbers))])]
+        rows = self._run(
+            "SELECT id FROM samples WHERE file = ? AND record IN (SELECT value FROM json_each(?)) "
+            "ORDER BY record, id",
+            [to_text(ledger), json.dumps(list(numbers))],
+        )
+        return [i for (i,) in rows]

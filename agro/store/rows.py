@@ -86,7 +86,8 @@ CREATE TABLE reference_logp (
 CREATE INDEX reference_logp_key ON reference_logp (key, sample);
 CREATE INDEX reference_logp_run ON reference_logp (run, step);
 CREATE TABLE requests (
-  run TEXT NOT NULL, number INTEGER NOT NULL, collector TEXT NOT NULL, done INTEGER NOT NULL DEFAULT 0, step INTEGER,
+  run TEXT NOT NULL, number INTEGER NOT NULL, collector TEXT NOT NULL, done INTEGER NOT NULL DEFAULT 0,
+  step INTEGER,
   PRIMARY KEY (run, number)
 ) WITHOUT ROWID;
 CREATE INDEX requests_open ON requests (run, step, done);

@@ -1,4 +1,4 @@
-"""The samples of a store: adding, reading, counting and scoring them, and judgements of them."""
+"""The samples of a store: adding, reading, counting and scoring them, and judgments of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from agro.types import Sample
 
 
 class Samples(Ledger):
-    """The part of a store with samples and judgements."""
+    """The part of a store with samples and judgments."""
 
     def append(
         self,
@@ -151,7 +151,7 @@ class Samples(Ledger):
             )
 
     def add_pairs(self, pairs: Iterable[Pair]) -> None:
-        """Add judgements. Raises `Refused` for ids that aren't there."""
+        """Add judgments. Raises `Refused` for ids that aren't there."""
         pairs = list(pairs)
         with self.transaction():
             self._check_ids([i for p in pairs for i in (p.winner, p.loser)])
@@ -160,7 +160,7 @@ class Samples(Ledger):
                 self._enter("pairs", p.winner, p.loser, *votes)  # floats, as REAL stores them
 
     def pairs(self, ids: Iterable[int] | None = None) -> Iterator[Pair]:
-        """Judgements in the order in which they came; with `ids` those that join two of these samples.
+        """Judgments in the order in which they came; with `ids` those that join two of these samples.
 
         Raises `Refused` for one of them that isn't as it was written.
         """

@@ -1,7 +1,7 @@
 """Which stored groups and responses a step trains on: pure functions, so a draw can be repeated.
 
-All chance is a hash of (seed, step, item). The rows' ids play no part but for the order of a group's responses:
-a run that is resumed, and appends the same samples again, draws the same again.
+All randomness is a hash of (seed, step, item). Ids of rows matter only for the order of a group's responses,
+so a run that is resumed, and appends the same samples again, draws the same again.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from agro.types import Role
 class DrawRule:
     """What to draw. A sample is eligible when it is scored and fits `roles`, `sources` and `max_age`.
 
-    The rows of one episode are one response, eligible when all of them are. A group is drawn whole, or
-    `group_size` responses of it (all, where it has fewer); groups below `min_group` eligible responses are not drawn.
-    With `pairs` a group is what its judgements join: only eligible responses that were compared with another one.
+    The rows of one episode are one response, eligible when all of them are. All eligible responses of a group
+    are drawn, or `group_size` of them. Groups with fewer than `min_group` eligible responses are not drawn.
+    With `pairs` only eligible responses with a judgment against another one are drawn.
     """
 
     groups: int
     group_size: int | None = None
     roles: tuple[Role, ...] | None = None
     sources: tuple[str, ...] | None = None
-    max_age: int | None = None  # optimizer steps; excludes samples of unknown age
+    max_age: int | None = None  # optimizer steps; excludes samples of unknown staleness
     min_group: int = 1
     order: Literal["least_used", "uniform"] = "least_used"
     scored_only: bool = True
@@ -46,7 +46,7 @@ class DrawRule:
 
 
 class At(NamedTuple):
-    """Where a run stands when it draws: what chance, staleness and the note of the draw depend on."""
+    """The position of a run when it draws, on which randomness, staleness and the recorded draw depend."""
 
     run: str
     step: int
@@ -70,7 +70,7 @@ def noise(seed: int, step: int, *item: str | int) -> int:
 def pick_groups(candidates: Sequence[Candidate], rule: DrawRule, at: At) -> list[str]:
     """The prompt_ids of up to `rule.groups` groups.
 
-    "least_used": those that this run used least, ties by hash, so every group comes once before any comes twice.
+    "least_used": those that this run used least, ties by hash, so each is used once before any is twice.
     "uniform": any, without replacement within the step.
     """
     least_used = rule.order == "least_used"
@@ -89,9 +89,9 @@ def pick_responses(n: int, rule: DrawRule, at: At, prompt_id: str) -> list[int]:
 
 
 def pick_pairs(pairs: Sequence[tuple[int, int]], rule: DrawRule, at: At, prompt_id: str) -> list[int]:
-    """Which of a group's responses, as rising positions among them; `pairs` are of such positions, in their own order.
+    """Which of a group's responses, as rising positions among them; `pairs` consist of such positions.
 
-    Pairs are taken one after the other in an order by hash, each whose responses don't make more than `group_size`.
+    Pairs are visited in the order of a hash. One that would exceed `group_size` responses is not taken.
     """
     taken: set[int] = set()
     for p in sorted(range(len(pairs)), key=lambda p: noise(at.seed, at.step, prompt_id, "pair", p)):

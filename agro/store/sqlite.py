@@ -1,4 +1,4 @@
-"""The store: every sample that was ever seen, in one SQLite file that processes share."""
+"""The store: all samples, in one SQLite file that processes share."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from agro.store.requests import Requests
 
 
 class Store(Drawing, Requests):
-    """Samples in the order in which they came. Open with `Store.open`, one connection a process and thread.
+    """Samples in the order in which they were added. Open one connection per process and thread.
 
-    A method that writes does so in one transaction, on the disk when it returns; `transaction()` joins
-    several. A sample is never deleted: what a resumed run makes anew is marked `redone` and dropped unless
-    asked for. A sample that isn't as it was written is never returned: reading it is refused, or reported to
-    `on_damaged`.
+    A method writes in one transaction, which is on the disk when it returns; `transaction()` joins several. A
+    sample is never deleted: what a resumed run generates again is marked `redone`, and returned on request
+    only. A damaged sample is never returned: reading it is refused, or reported to `on_damaged`.
     """
 
     @classmethod
     def open(
         cls, path: str | Path, *, read_only: bool = False, create: bool = True, timeout: float = BUSY_TIMEOUT
     ) -> Self:
-        """Open a store, or make one. `timeout`: seconds to wait for another writer.
+        """Open a store, or create one. `timeout`: seconds to wait for another writer.
 
         Raises `Refused` for what isn't a store, has another schema, can't be written to, or is missing.
         """
         return cls(path, read_only=read_only, create=create, timeout=timeout)
 
     def export(self, path: str | Path) -> int:
-        """Write the samples to a .jsonl, .jsonl.gz or .parquet file, and return how many; judgements aren't written."""
+        """Write the samples, without judgments, to a .jsonl, .jsonl.gz or .parquet file; returns how many."""
         [(pairs,)] = self._run("SELECT count(*) FROM pairs")
         if pairs:
             text = f"{path}: the store's {pairs} pairs aren't part of an export"

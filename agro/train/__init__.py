@@ -1,1 +1,1 @@
-"""Training. Read `loop.py` first; `step.py` holds the only backward."""
+"""Training. Read `loop.py` first; `step.py` has the only backward pass."""

@@ -1,4 +1,4 @@
-"""Reference log-probs that were computed before, by this run or another."""
+"""Stored log-probs of the reference, computed by this run or another."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from agro.types import Batch, Sample
 class ReferenceCache:
     """Keyed by sample, tokenizer and reference (weights and temperature).
 
-    The last bits of a log-prob depend on the rows that it was computed with, so a resumed run must find what it found
-    before: entries of its own steps that count, and of others' those that were there when it began (`until`).
+    The last bits of a log-prob depend on the rows of its batch, so a resumed run must use the same entries as
+    before: those of its own committed steps, and those of other runs that existed when it began (`until`).
     """
 
     def __init__(self, store: Store, run: str, learner: Learner, until: int) -> None:
@@ -24,7 +24,7 @@ class ReferenceCache:
         self.key = learner.reference_key
 
     def fill(self, batch: Batch, samples: Sequence[Sample], step: int) -> Batch:
-        """The batch with `ref_logp` of its rows, which are `samples`; what was missing is kept for later."""
+        """The batch of `samples` with `ref_logp`. What was missing is computed and stored."""
         ids = [s.id for s in samples if s.id is not None]
         assert len(ids) == len(samples)
         known = self.store.reference_logp(self.run, self.key, ids, until=self.until)

@@ -11,7 +11,7 @@ from agro.objectives.needs import REF_LOGP, Provider, provided_by
 from agro.train.check_objective import check_phase
 from agro.train.diagnostics import diagnostic_beta
 
-SHARED = {  # by all phases: read once
+SHARED = {  # settings that all phases share, since they are used once
     "data": ("prompts", "eval_prompts", "store", "value_store"),
     "train": ("push", "push_private"),
     "guard": ("stage_seconds",),
@@ -49,12 +49,12 @@ def _check_used(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
     if not (config.data.prompts or config.data.eval_prompts) and any(p.environment for p in phases.values()):
         raise Refused(
             "environment: episodes are played from data.prompts or data.eval_prompts, and neither is set; "
-            "set one, or take [environment] out"
+            "set one, or remove [environment]"
         )
     if config.policy.cache_reference and not any(REF_LOGP in _needed(p) for p in phases.values()):
         raise Refused(
             "policy.cache_reference keeps log-probs of the reference, but no phase's objective needs them; "
-            "take it out"
+            "remove it"
         )
     takes = any(map(takes_stored_value, phases.values()))
     if takes != (config.data.value_store is not None):
@@ -63,11 +63,11 @@ def _check_used(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
 
 
 def _check_measured(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
-    """Measurements and guards that would have nothing to look at."""
+    """Measurements and guards that would have no data."""
     if config.data.eval_store and not any(map(measures_consistency, phases.values())):
         raise Refused(
             "data.eval_store: ½ Var(R) is measured there, R = r − βρ, but no phase's objective has a β > 0 "
-            "towards the reference; set evaluate.beta, or take the setting out"
+            "towards the reference; set evaluate.beta, or remove the setting"
         )
     measured = [p for p in phases.values() if p.evaluate.beta is not None]
     if measured and not any(map(has_groups_to_measure, measured)):
@@ -75,13 +75,13 @@ def _check_measured(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
             f"evaluate.beta = {measured[0].evaluate.beta:g}: ½ Var(R) and regret are measured in groups, and "
             "no phase has any: fresh ones (data.replay < 1, sampler.n of 2 or more), responses to "
             "data.eval_prompts (evaluate.n of 2 or more, evaluate.kl, evaluate.temperature = "
-            "policy.temperature), or a data.eval_store; set one of them, or take evaluate.beta out"
+            "policy.temperature), or a data.eval_store; set one of them, or remove evaluate.beta"
         )
     watched = [p for p in phases.values() if p.guard.kl is not None]
     if watched and not any(map(_measures_kl, watched)):
         raise Refused(
             "guard.kl: kl_ref is measured on fresh samples (data.replay < 1) where the objective needs the "
-            "reference, and no phase has both, so the guard would watch nothing; take guard.kl out, use "
+            "reference, and no phase has both, so the guard would watch nothing; remove guard.kl, use "
             "guard.loss, or set evaluate.beta, which needs the reference"
         )
 
@@ -92,19 +92,18 @@ def _measures_kl(config: RunConfig) -> bool:
 
 
 def _check_shared(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
-    """What is read once for the complete run can't differ in a phase."""
+    """Settings that are used once for the complete run can't differ in a phase."""
     for name, phase in phases.items():
         if phase.reward != config.reward:
             raise Refused(
-                "phases: a phase can't change [reward], which is one for the complete run; take the change "
-                "out"
+                "phases: a phase can't change [reward], which is one for the complete run; remove the change"
             )
         for section, keys in SHARED.items():
             for key in keys:
                 if getattr(getattr(phase, section), key) != getattr(getattr(config, section), key):
                     raise Refused(
                         f"phase {name}: a phase can't change {section}.{key}, which is one for the complete "
-                        "run; take the change out"
+                        "run; remove the change"
                     )
 
 
@@ -153,7 +152,7 @@ def _check_policy(config: RunConfig) -> None:
 
 
 def _check_rules(config: RunConfig, where: str) -> None:
-    """Of guard and evaluation."""
+    """Contradictions in the settings of guard and evaluation."""
     guard = config.guard
     if guard.action == "skip" and guard.kl is not None:
         raise Refused(
@@ -170,20 +169,17 @@ def _check_rules(config: RunConfig, where: str) -> None:
 
 
 def _check_references(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
-    """Phases share the run's policy, and one reference; of the references only "phase" can begin later."""
+    """Phases share the run's policy and one reference. Only the reference "phase" can begin later."""
     policies = [phase.policy for phase in phases.values()]
     kinds = [p.reference for p in policies]
-    of_run = {
-        key: getattr(config.policy, key)
-        for key in type(config.policy).model_fields
-        if key.startswith("reference")
-    }
-    if any(
-        p.model_copy(update={"reference": kinds[0]}) != policies[0]
-        or p.model_copy(update=of_run) != config.policy
-        for p in policies
-    ):
-        raise Refused("phases: a phase can't change [policy], but for policy.reference; take the change out")
+    keys = [key for key in type(config.policy).model_fields if key.startswith("reference")]
+    of_run = {key: getattr(config.policy, key) for key in keys}
+    for policy in policies:
+        same_phase = policy.model_copy(update={"reference": kinds[0]}) == policies[0]
+        if not same_phase or policy.model_copy(update=of_run) != config.policy:
+            raise Refused(
+                "phases: a phase can't change [policy], except for policy.reference; remove the change"
+            )
     if len(set(kinds)) > 1 and (set(kinds) != {"start", "phase"} or kinds != sorted(kinds, reverse=True)):
         raise Refused(
             'policy.reference: the phases may have "start" first and "phase" then, or all the same; got '
@@ -197,7 +193,7 @@ def check_heldout(prompts: Iterable[str], heldout: Collection[str], where: str =
     if shared:
         raise Refused(
             f"{where}: {len(shared)} of {len(heldout)} held-out prompts are in the training data "
-            f"(for one: {', '.join(sorted(shared)[:3])}); take them out of one of the two"
+            f"(for one: {', '.join(sorted(shared)[:3])}); remove them from one of the two"
         )
 
 
@@ -207,16 +203,11 @@ def measures_consistency(config: RunConfig) -> bool:
 
 
 def has_groups_to_measure(config: RunConfig) -> bool:
-    """Whether a phase has groups in which ½ Var(R) or regret can be measured: fresh, of an evaluation, or
-    held-out."""
+    """Whether a phase has groups for ½ Var(R) or regret: fresh ones, an evaluation's, or held-out ones."""
     rule, data = config.evaluate, config.data
     fresh = data.replay < 1 and config.sampler.n > 1
-    evaluated = (
-        data.eval_prompts is not None
-        and rule.kl
-        and rule.n > 1
-        and rule.temperature == config.policy.temperature
-    )
+    of_policy = rule.kl and rule.temperature == config.policy.temperature
+    evaluated = data.eval_prompts is not None and rule.n > 1 and of_policy
     return fresh or evaluated or data.eval_store is not None
 
 

@@ -44,7 +44,7 @@ def check_phase(config: RunConfig, where: str) -> None:
 
 
 def _check_origin(config: RunConfig, needs: set[Need], where: str) -> None:
-    """What fresh samples, or stored ones, can't have."""
+    """Refuse needs that fresh samples, or stored ones, can't satisfy."""
     name, replay = config.objective.name, config.data.replay
     if PAIRS in needs and replay < 1:
         raise Refused(
@@ -61,7 +61,7 @@ def _check_origin(config: RunConfig, needs: set[Need], where: str) -> None:
 
 
 def _check_on_policy(config: RunConfig, where: str) -> None:
-    """Samples have to be of the policy itself, at its present weights."""
+    """Samples have to be of the policy itself, with its current weights."""
     name, sampler, updates = config.objective.name, config.sampler, config.train.updates
     if updates > 1:
         raise Refused(

@@ -14,10 +14,14 @@ from agro.types import Batch, Sample
 
 
 def collate(samples: Sequence[Sample], version: int, pairs: Sequence[Pair] = ()) -> Batch:
-    """Encoded samples as a batch, right-padded; `version` is the learner's, from which staleness counts.
+    """Encoded samples as a batch, padded on the right.
 
-    `pairs`: judgements of these samples. The reward of a response includes its token rewards. Raises `Refused` for
-    what `Batch.of` and `Sample` refuse.
+    The reward of a response includes its token rewards. Raises `Refused` for what `Batch.of` and `Sample`
+    refuse.
+
+    Args:
+        version: of the learner's weights, to which staleness is relative.
+        pairs: judgments of these samples.
     """
     row = {s.id: i for i, s in enumerate(samples)}
     behavior = [s.behavior_logp for s in samples]
@@ -43,13 +47,15 @@ def collate(samples: Sequence[Sample], version: int, pairs: Sequence[Pair] = ())
 
 
 def response_of(sample: Sample, number: int) -> tuple[str, str] | int:
-    """What names the response of a sample, the `number`-th of its list: samples of one episode are one response."""
+    """A key for the response of sample `number`: all samples of an episode have the same one."""
     return number if sample.episode is None else (sample.prompt_id, sample.episode)
 
 
 def staleness(sample: Sample, version: int) -> int | None:
     """Optimizer steps that the sample is behind `version`; None where its own version is unknown."""
-    return None if sample.oldest_version < 0 else version - sample.oldest_version
+    if sample.oldest_version < 0:
+        return None
+    return version - sample.oldest_version
 
 
 def total_reward(sample: Sample) -> float:

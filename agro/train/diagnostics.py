@@ -1,7 +1,6 @@
-"""What groups show of the distance to the optimum, whatever objective trained: ½ Var(R), regret, the spread
-of βρ.
+"""How far groups are from the optimum, for any objective: ½ Var(R), regret, the spread of βρ.
 
-All of R = r − βρ, ρ the log-ratio of a whole response to the reference. At π* it is the same for every
+R = r − βρ, where ρ is the log-ratio of a complete response to the reference. At π* it is the same for every
 response to a prompt (AGRO, Theorem 1), so that ½ Var(R) and regret are 0 there, and βρ differs as much as r.
 """
 
@@ -23,17 +22,16 @@ from agro.objectives.reduce import Groups
 from agro.train.step import Step
 from agro.types import Batch
 
-# Above this the rewards are less than 1/(1 + 10²), 1 %, of the variance of R if ρ has nothing to do with
-# them: the rest
-# is noise that each update is weighed by.
+# Above this the rewards are less than 1/(1 + 10²), 1 %, of the variance of R if ρ is independent of them.
+# The rest is noise.
 DWARFED = 10.0
 
 
 def diagnostic_beta(config: RunConfig, options: Mapping[str, Any]) -> float | None:
-    """β of ½ Var(R) and regret, reward per nat: `evaluate.beta`, else that of an objective on rewards with a
-    reference.
+    """β of ½ Var(R) and regret, in units of reward per nat.
 
-    `options`: the objective's, of this step. None: there is no such β, or it is 0.
+    It is `evaluate.beta`, or else the β of an objective that uses rewards and the reference. None where there
+    is no such β, or where it is 0. `options`: the objective's, at this step.
     """
     if config.evaluate.beta is not None:
         return config.evaluate.beta
@@ -46,12 +44,11 @@ def diagnostic_beta(config: RunConfig, options: Mapping[str, Any]) -> float | No
 def distances(
     batch: Batch, logp_BT: Tensor, beta: float, average: str = "sum"
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """[G] ½ Var(R), n − 1 in the variance, and [G] β log mean exp(R/β) − mean R of groups with two or more
-    scored responses.
+    """½ Var(R) [G], n − 1 in the variance, and β log mean exp(R/β) − mean R [G].
 
-    The first is of responses of any origin. The second, of samples of the policy itself, estimates β KL(π ‖
-    π*), the regret in regularized reward (AGRO, Lemma 5), and is biased low: a group of n can't show more
-    than β log n.
+    Both are of groups with two or more scored responses. The first is valid for responses of any origin. The
+    second estimates β KL(π ‖ π*), the regret in regularized reward (AGRO, Lemma 5), on samples of the policy
+    itself. It is biased low: the estimate of a group of n is at most β log n.
     """
     groups = Groups.of(batch)
     scored_N = ~groups.reward.isnan()
@@ -67,7 +64,7 @@ def distances(
 
 
 def fresh_metrics(batch: Batch, logp_BT: Tensor, beta: float, average: str) -> dict[str, float | int]:
-    """Means over the groups of an evaluation's own samples, with standard errors; nothing where there are no groups."""
+    """Means over the groups of an evaluation's own samples, with standard errors; empty without groups."""
     half, regret = distances(batch, logp_BT, beta, average)
     if not len(half):
         return {}
@@ -82,19 +79,20 @@ def fresh_metrics(batch: Batch, logp_BT: Tensor, beta: float, average: str) -> d
 
 def standard_error(x: NDArray[np.float64]) -> float:
     """Of the mean of independent values; NaN for a single one."""
-    return float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.nan
+    if len(x) < 2:
+        return math.nan
+    return float(x.std(ddof=1) / math.sqrt(len(x)))
 
 
 def spreads(step: Step, name: str, options: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Standard deviations of ρ (nats) and of r within the groups of a step whose rewards differ, as roots of
-    mean variances.
+    """Standard deviations of ρ (nats) and of r within groups: roots of the mean variance over groups.
 
-    None for an objective that doesn't weigh responses by r − βρ, and where no rewards differ.
+    None for an objective that doesn't weight responses by r − βρ, and where no rewards differ.
 
-    What an update follows in AGRO is R against the rest of its group. So a |ρ| that all responses share
-    cancels, and what can drown the rewards is the spread of βρ inside a group. The ratio of β times the one
-    to the other is 1 at π*. Groups of equal rewards are dropped: they would make a run that has solved its
-    prompts look like one that can't learn.
+    An update of AGRO follows R relative to the rest of its group. A ρ that all responses share cancels, so
+    only the spread of βρ inside a group can exceed that of the rewards. The ratio of β times the first to the
+    second is 1 at π*. Groups of equal rewards are dropped: they would make a run that has solved its prompts
+    look like one that can't learn.
     """
     entry, batch = get(name), step.batch
     need = entry.anchor(options)
@@ -111,7 +109,7 @@ def spreads(step: Step, name: str, options: Mapping[str, Any]) -> tuple[float, f
 
 
 def dwarfed(ratio: float, name: str, options: Mapping[str, Any], length: float) -> str:
-    """The warning where `kl_to_reward_spread` is above `DWARFED`. `length`: of the responses, tokens on average."""
+    """The warning for a `kl_to_reward_spread` above `DWARFED`. `length`: mean tokens per response."""
     entry, beta = get(name), options["beta"]
     way = ""
     if entry.averages(options) == "sum":
@@ -119,7 +117,7 @@ def dwarfed(ratio: float, name: str, options: Mapping[str, Any], length: float) 
         if "average" in entry.options.model_fields:
             way += ', or objective.average = "token"'
     return (
-        f"within groups βρ differs {ratio:.3g} times as much as the rewards (at the optimum as much), so that updates "
-        f"follow the log-ratios and hardly the rewards: β = {beta:.3g}, responses of {length:.0f} tokens. What to do: a "
-        f"smaller objective.beta{way}"
+        f"within groups the spread of βρ is {ratio:.3g} times that of the rewards (1 at the optimum), so "
+        f"that updates mainly follow the log-ratios: β = {beta:.3g}, responses of {length:.0f} tokens. What "
+        f"to do: a smaller objective.beta{way}"
     )

@@ -1,11 +1,13 @@
 """Sampling in other processes: the trainer's source, and the collector that `agro collect RUN` runs.
 
-The trainer writes its weights into RUN/weights/ after each step, and names the newest in RUN/weights/latest.json. A
-collector loads them, claims prompts in the store, samples, scores, and marks them done. So sampling and training overlap
-over one store. Collectors stay at most `ahead` prompts ahead of training, which bounds the staleness of what they make.
+The trainer writes its weights into RUN/weights/ after each step, and names the newest in
+RUN/weights/latest.json. A collector loads them, claims prompts in the store, samples, scores, and marks the
+prompts done, so that sampling and training overlap. Collectors are at most `ahead` prompts ahead of training,
+which bounds the staleness of their samples.
 
-Either side may be killed. A claim of a dead collector goes to the next one, which samples only the responses that are
-missing; the store keeps each response of a claim once. What a killed trainer took since its last commit is ready again.
+Either side may be killed. The claim of a dead collector goes to the next one, which samples only the missing
+responses; the store keeps each response of a claim once. What a killed trainer took since its last commit is
+ready again.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ KEPT = 3  # published weights: a collector may still be loading the ones before 
 
 
 class Elsewhere:
-    """Waits until collectors have added what a step wants."""
+    """Waits until collectors have added the fresh groups of a step."""
 
     def __init__(self, phase: Phase, store: Store, run: str, folder: Path, activity: Activity) -> None:
         """`folder`: of the run, into whose weights/ the learner publishes."""
@@ -60,19 +62,18 @@ class Elsewhere:
         return Collected(tuple(ids), sum(s.reward is None for s in samples), tokens)
 
     def publish(self, learner: Learner) -> None:
-        """Write the weights, then name them: a collector never sees half of them."""
+        """Write the weights, then name them, so that a collector never loads incomplete ones."""
         self.version = learner.version
         folder = self.weights / f"v{learner.version:08d}"
         if not folder.exists():
             learner.publish(folder)
-        write(
-            self.weights / LATEST, json.dumps({"version": learner.version, "phase": self.phase.name}) + "\n"
-        )
+        latest = {"version": learner.version, "phase": self.phase.name}
+        write(self.weights / LATEST, json.dumps(latest) + "\n")
         for old in sorted(self.weights.glob("v*"))[:-KEPT]:
             remove(old)
 
     def _wait(self, groups: int) -> list[int]:
-        """The requests to train on, once there are so many. Those that are too stale are passed over."""
+        """The requests to train on, once there are so many. Those that are too stale are skipped."""
         seconds = self.config.source.wait_seconds
         deadline = time.monotonic() + seconds
         while True:
@@ -83,19 +84,20 @@ class Elsewhere:
                 return numbers
             if time.monotonic() > deadline:
                 raise Refused(
-                    f"source.wait_seconds: waited {seconds:g} s for {groups} prompts with {self.config.sampler.n} scored "
-                    f"responses each, got {len(numbers)}. What to do: start a collector (agro collect "
-                    f"{self.weights.parent}), or look at why those that run don't get on; then go on with --resume"
+                    f"source.wait_seconds: waited {seconds:g} s for {groups} prompts with "
+                    f"{self.config.sampler.n} scored responses each, got {len(numbers)}. What to do: start a "
+                    f"collector (agro collect {self.weights.parent}), or find out why the running ones make "
+                    "no progress; then continue with --resume"
                 )
             time.sleep(POLL_SECONDS)
 
     def _valid(self, numbers: list[int]) -> list[int]:
-        """Those whose samples are at most `data.max_age` optimizer steps behind; the others are never trained on."""
+        """The requests whose samples are at most `data.max_age` optimizer steps behind; skips the others."""
         most = self.config.data.max_age
         if most is None:
             return numbers
         stale = {number for number in numbers if self._staleness(number) > most}
-        self.store.take(self.run, PASSED_OVER, stale)
+        self.store.take(self.run, SKIPPED, stale)
         return [number for number in numbers if number not in stale]
 
     def _staleness(self, number: int) -> int:
@@ -104,12 +106,15 @@ class Elsewhere:
         return self.version - min(s.oldest_version for s in samples)
 
 
-PASSED_OVER = 0  # the step of requests that no step trains on
+SKIPPED = 0  # the step of requests that no step trains on
 LATEST = "latest.json"
 
 
 def ahead(config: RunConfig) -> int:
-    """Prompts that may wait to be trained on: a step's, and as many more steps' as `data.max_age` allows (1 if unset)."""
+    """Prompts that may wait for training: a step's, and those of more steps as far as `data.max_age` allows.
+
+    Without `data.max_age`, those of one more step.
+    """
     steps = 1 if config.data.max_age is None else config.data.max_age // config.train.updates
     return config.train.groups * (1 + steps)
 
@@ -136,7 +141,7 @@ class Published:
 
 
 def end(run: Path) -> None:
-    """Tell collectors that the run has ended."""
+    """Let collectors know that the run has ended."""
     file = run / "weights" / LATEST
     if file.exists():
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -147,7 +152,7 @@ class Collector:
     """Samples and scores for a run that another process trains."""
 
     def __init__(self, run: Path, activity: Activity, say: Callable[[str], None]) -> None:
-        """Raises `Refused` where `run` isn't a run whose source is elsewhere."""
+        """Raises `Refused` where `run` isn't a run with source.kind = "elsewhere"."""
         self.run, self.activity, self.say = run, activity, say
         if not (run / "config.json").exists():
             raise Refused(
@@ -157,7 +162,8 @@ class Collector:
         self.id = str(json.loads((run / "config.json").read_text(encoding="utf-8"))["run"])
         if self.config.source.kind != "elsewhere":
             raise Refused(
-                f"{run}: expected a run with source.kind = elsewhere, got {self.config.source.kind}: it samples itself"
+                f"{run}: expected a run with source.kind = elsewhere, got {self.config.source.kind}, which "
+                "samples in the trainer's process"
             )
         if self.config.data.prompts is None:
             raise Refused(f"{run}: data.prompts isn't set, so there is nothing to sample from")
@@ -166,7 +172,7 @@ class Collector:
         self.store_file = Path(self.config.data.store) if self.config.data.store else run / "store.db"
 
     def serve(self) -> int:
-        """Collect until the run ends; returns how many responses were made."""
+        """Collect until the run ends; returns the number of responses."""
         policy, published = self._load()
         made = 0
         reward = EpisodeReward(load_reward(self.config.reward))
@@ -182,8 +188,9 @@ class Collector:
                     deadline = self._deadline()
                 elif time.monotonic() > deadline:
                     raise Refused(
-                        f"source.wait_seconds: the trainer has taken nothing for {self.config.source.wait_seconds:g} s. "
-                        "What to do: resume it (agro train … --resume), then agro collect again"
+                        "source.wait_seconds: the trainer has taken nothing for "
+                        f"{self.config.source.wait_seconds:g} s. What to do: resume it (agro train … "
+                        "--resume), then run agro collect again"
                     )
                 else:
                     time.sleep(POLL_SECONDS)
@@ -200,7 +207,7 @@ class Collector:
         reward: Reward,
         numbers: list[int],
     ) -> int:
-        """Sample and score what was claimed; returns how many responses it has."""
+        """Sample and score the claimed prompts; returns the number of their responses."""
         order = PromptOrder(self.prompts, derive(config.train.seed, "prompts", published.phase))
         prompts = [order.take(number, 1)[0] for number in numbers]
         task = Task(
@@ -219,7 +226,7 @@ class Collector:
         return time.monotonic() + self.config.source.wait_seconds
 
     def _claim(self, store: Store, config: RunConfig) -> list[int]:
-        """What to sample next: as many prompts as the engine decodes at once, within what training allows."""
+        """What to sample next: as many prompts as the engine decodes at once, as far as training allows."""
         at_once = max(1, config.sampler.batch // config.sampler.n)
         most = min(at_once, config.train.groups)
         return store.claim(
@@ -236,8 +243,9 @@ class Collector:
                 return published
             if time.monotonic() > deadline:
                 raise Refused(
-                    f"source.wait_seconds: waited {seconds:g} s for {self.run / 'weights' / LATEST}, which the trainer "
-                    "writes. What to do: start it (agro train … --out RUN), then agro collect again"
+                    f"source.wait_seconds: waited {seconds:g} s for {self.run / 'weights' / LATEST}, which "
+                    "the trainer writes. What to do: start it (agro train … --out RUN), then run agro "
+                    "collect again"
                 )
             self.activity.check()
             time.sleep(POLL_SECONDS)
@@ -253,7 +261,7 @@ class Collector:
                 published = self._newer(published, error)
 
     def _newer(self, published: Published, error: Exception) -> Published:
-        """What the trainer published since, which deleted what was being read; raises `error` where there is nothing."""
+        """Newer weights, published while older ones were being read; raises `error` where there are none."""
         newest = Published.read(self.run)
         if newest is None or newest.version == published.version:
             raise error
@@ -273,7 +281,7 @@ class Collector:
 
 @contextmanager
 def alive(run: Path, collector: str) -> Iterator[None]:
-    """While it lasts, and the process lives, `is_alive` is true for this collector: the system releases the lock."""
+    """Make `is_alive` true for this collector while the process lives: the system releases its lock."""
     folder = run / "collectors"
     folder.mkdir(exist_ok=True)
     file = folder / f"{collector}.lock"

@@ -1,4 +1,4 @@
-"""½ Var(R) within stored groups that aren't trained on: AGRO's loss on held-out logs, whoever wrote them."""
+"""½ Var(R) within stored groups that aren't trained on: AGRO's loss on held-out logs of any origin."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Consistency:
 
 
 class HeldOutGroups:
-    """Stored groups on which ½ Var(R) is measured, encoded once, and the log-probs that π_ref gives them."""
+    """Encoded groups on which ½ Var(R) is measured, with their log-probs under π_ref."""
 
     def __init__(self, groups: Sequence[Sequence[Sample]], learner: Learner, *, dropped: int = 0) -> None:
-        """`groups`: encoded and scored samples, two a group at least. `dropped`: how many weren't valid."""
+        """`groups`: encoded and scored samples, at least two a group. `dropped`: how many were invalid."""
         self.dropped = dropped
         self.prompt_ids = [samples[0].prompt_id for samples in groups]
         self._batches: list[Batch] = []
@@ -54,7 +54,7 @@ class HeldOutGroups:
 
     @classmethod
     def load(cls, path: str | Path, config: RunConfig, learner: Learner) -> HeldOutGroups:
-        """The groups of a store, without samples that aren't valid; raises `Refused` where no group remains."""
+        """The groups of a store, without invalid samples; raises `Refused` where no group remains."""
         with Store.open(path, read_only=True, create=False) as store:
             samples = sorted(store.samples(), key=_first_seen())
         valid = select_valid(Drawn(samples), learner.encoder, config.train.max_length, {REWARD, GROUPS})
@@ -70,7 +70,7 @@ class HeldOutGroups:
         return cls(groups, learner, dropped=len(samples) - sum(map(len, groups)))
 
     def measure(self, learner: Learner, beta: float, average: str = "sum") -> Consistency:
-        """½ Var(R) of each group; `beta` in reward per nat, `average` over tokens as of the objective agro."""
+        """½ Var(R) of each group; `beta` in reward per nat, `average` as of the objective agro."""
         now, start = [], []
         for batch in self._batches:
             assert batch.ref_logp is not None

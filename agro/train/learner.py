@@ -1,4 +1,4 @@
-"""A learner owns the weights and all that moves them. Batches go in, numbers come out; weights never do."""
+"""A learner owns the weights and the optimizer. It takes batches and returns numbers, never weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from agro.config import RunConfig
 from agro.encoding import Encoder
 from agro.errors import Refused
-from agro.files import whole_folder
+from agro.files import complete_folder
 from agro.policy import Policy
 from agro.reference import fingerprint, follow
 from agro.train.micro import MicroBatch
@@ -29,21 +29,21 @@ LEARNER = "learner.json"
 
 
 class Learner(Protocol):
-    """What the loop asks of the weights. `version` counts optimizer steps."""
+    """What the loop needs of the weights. `version` counts optimizer steps."""
 
     version: int
     encoder: Encoder
 
     @property
     def reference_key(self) -> str | None:
-        """Names all that decides the reference's log-probs; None where there is no reference."""
+        """Identifies the reference by all that its log-probs depend on; None where there is no reference."""
         ...
 
     def enter(self, config: RunConfig, *, began: Path | None, resumed: Path | None) -> None:
         """Begin a phase, or continue it.
 
-        `began`: the checkpoint that the phase began with, None at the start of the run. `resumed`: the checkpoint in
-        the middle of the phase to continue from, whose weights were loaded.
+        `began`: the checkpoint that the phase began with, None at the start of the run. `resumed`: the
+        checkpoint in the middle of the phase to continue from, whose weights were loaded.
         """
         ...
 
@@ -54,7 +54,7 @@ class Learner(Protocol):
     def gradient(
         self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]
     ) -> Step:
-        """Accumulate the objective's gradient, clipped. Raises `NotFinite`; `check` may stop it between passes."""
+        """Compute the objective's gradient and clip it; `check` may stop it. Raises `NotFinite`."""
         ...
 
     def move(self, lr: float) -> None:
@@ -62,7 +62,7 @@ class Learner(Protocol):
         ...
 
     def follow(self, step: int) -> None:
-        """Let a reference that follows the policy do so after `step` steps of the phase (from 1)."""
+        """Update a reference that follows the policy after `step` steps of the phase (from 1)."""
         ...
 
     def publish(self, folder: Path) -> None:
@@ -70,7 +70,7 @@ class Learner(Protocol):
         ...
 
     def save_model(self, folder: Path, *, merge: bool) -> None:
-        """Write model and tokenizer in transformers format; an adapter merged in, or by itself."""
+        """Write model and tokenizer in transformers format; an adapter is merged, or written by itself."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -134,7 +134,7 @@ class Local:
             follow(self.reference, self.policy, self.config.policy, step)
 
     def publish(self, folder: Path) -> None:
-        with whole_folder(folder) as temporary:
+        with complete_folder(folder) as temporary:
             self.save_model(temporary, merge=True)
 
     def save_model(self, folder: Path, *, merge: bool) -> None:
@@ -166,7 +166,7 @@ class Local:
         return self.reference.weights()
 
     def _names(self) -> list[str]:
-        """Of all parameters that the optimizer holds, in its order."""
+        """The names of all parameters of the optimizer, in its order."""
         return [*self.policy.weights(), *(f"value:{name}" for name in self.policy.value_weights())]
 
     def _optimizer_state(self) -> dict[str, Tensor]:
@@ -207,17 +207,18 @@ class Local:
     @torch.no_grad()
     def _assign(self, file: Path, weights: Mapping[str, Tensor]) -> None:
         """Put the tensors of a file into `weights`, which have the same names."""
-        for name, value in _read(file, weights).items():
+        for name, value in read_weights(file, weights).items():
             weights[name].copy_(value)
 
 
-def _read(file: Path, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def read_weights(file: Path, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a file; raises `Refused` where their names aren't those of `weights`."""
     saved = load_file(file)
     if saved.keys() != weights.keys():
         differing = sorted(saved.keys() ^ weights.keys())[:3]
         raise Refused(
-            f"{file}: expected the weights that this configuration trains, but {', '.join(differing)} are in one of the "
-            "two alone. What to do: resume with the configuration and version that wrote it, or start a new run"
+            f"{file}: expected the weights that this configuration trains, but {', '.join(differing)} are in "
+            "only one of the two. What to do: resume with the configuration and version that wrote it, or "
+            "start a new run"
         )
     return saved

@@ -1,10 +1,10 @@
 """The loop. Read this first: everything that happens between a configuration and a better model.
 
-A run has phases; a phase has steps. One step: see to it that the store holds fresh groups, draw them and stored ones, take
-the objective's gradient over them, move the weights, publish them, measure, commit now and then. The loop knows four
-protocols and nothing behind them: `Learner` owns the weights, `Source` fills the store, the engine is behind the source, and
-`Monitor`s look at steps. All randomness comes from counters (seed, step, response, position), so a run that was stopped
-and resumed is the run that never stopped.
+A run has phases, and a phase has steps. One step fills the store with fresh groups, draws them and stored
+ones, computes the objective's gradient over them, moves the weights, publishes them and measures. Now and
+then it commits a checkpoint. The loop depends on three protocols only: a `Learner` owns the weights, a
+`Source` fills the store (with the help of an engine), and `Monitor`s observe steps. All randomness comes from
+counters (seed, step, response, position), so a run that is stopped and resumed equals one that never stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from agro.types import Batch
 
 @dataclass(frozen=True)
 class Parts:
-    """What the steps of one phase are made with."""
+    """What the steps of one phase use."""
 
     source: Source
     feed: Feed
@@ -57,10 +57,10 @@ class Loop:
     ) -> None:
         self.phases, self.learner, self.store, self.folder = phases, learner, store, folder
         self.activity, self.say, self.build = activity, say, build
-        self.stop = ""  # why the run ends after its first step, where the measurement before it asks for that
+        self.stop = ""  # why the run ends after its first step, where the measurement before it requests that
 
     def run(self, published: int = 0) -> Position:
-        """All steps that remain. Interrupted, or refused in the middle, it writes a checkpoint first.
+        """All steps that remain. It writes a checkpoint before it raises `Interrupted` or `Refused`.
 
         `published`: the newest version that other processes may have sampled with.
         """
@@ -90,11 +90,11 @@ class Loop:
                 self._check_skipped(phase, position)
         except Unwritable as error:  # no checkpoint can be written now, and a step may be half logged
             saved = max(self.saved, 0)
-            raise Unwritable(f"{error}. The run goes on from step {saved} with --resume") from error
+            raise Unwritable(f"{error}. The run resumes from step {saved} with --resume") from error
         except (Interrupted, Refused) as error:
             self._keep(phase, position)
             if isinstance(error, Interrupted):
-                self.say(f"interrupted after step {position.step}; go on with --resume")
+                self.say(f"interrupted after step {position.step}; continue with --resume")
             raise
         return position
 
@@ -114,7 +114,7 @@ class Loop:
         return position
 
     def _start(self, phase: Phase, position: Position) -> Position:
-        """Measure before the first step, and keep what the first steps may have to go back to."""
+        """Measure before the first step, and commit a checkpoint that the first steps may roll back to."""
         if position.step == 0:
             view = View(phase, 0, phase.options(position), empty_metrics() | self._place(position))
             position = self._show(view, position)
@@ -125,7 +125,7 @@ class Loop:
         return position
 
     def _step(self, phase: Phase, position: Position) -> Position:
-        """What stops a step does so before the weights move, or after the step is done."""
+        """One step. It can be stopped before the weights move, or after the step is done."""
         train = phase.config.train
         began = time.perf_counter()
         made, drawn, fresh = self._draw(phase, position)
@@ -150,7 +150,7 @@ class Loop:
         return position
 
     def _draw(self, phase: Phase, position: Position) -> tuple[Collected, Drawn, int]:
-        """What the step trains on, all of it out of the store; and how many prompts it sampled from."""
+        """What was generated for the step, what it trains on, and how many prompts were sampled from."""
         step = position.step + 1
         at = At(self.folder.id, step, phase.config.train.seed, self.learner.version)
         stored = phase.stored_groups(phase.at(position))
@@ -175,7 +175,7 @@ class Loop:
         recent = valid.recent(self.learner.version)
         for update in range(config.train.updates):
             self.activity.stage("updating", update + 1, config.train.updates)
-            check = _nothing if update else self.activity.check
+            check = self.activity.check if update == 0 else lambda: None
             try:
                 step = self.learner.gradient(batch, config.objective.name, options, check)
             except NotFinite as error:
@@ -193,7 +193,7 @@ class Loop:
         return position
 
     def _judge(self, view: View) -> Action:
-        """The first answer of a monitor that isn't to go on."""
+        """The first action of a monitor other than to continue."""
         for monitor in self.parts.monitors:
             action = monitor.judge(view)
             if action.kind != "go":
@@ -214,18 +214,18 @@ class Loop:
         return replace(position, skipped=position.skipped + 1)
 
     def _roll_back(self, phase: Phase, position: Position, why: str) -> Position:
-        """Weights and optimizer of the last checkpoint at half the learning rate; the weights get a new version."""
+        """Load the last checkpoint's weights, with a new version and half the learning rate."""
         commit = self.store.committed(self.folder.id)
         if commit is None:
             raise Refused(
-                f"step {position.step + 1}: {why}, and there is no checkpoint to go back to. What to do: "
-                'guard.action = "rollback", with which a run begins with one, or a lower train.checkpoint_every'
+                f"step {position.step + 1}: {why}, and there is no checkpoint to roll back to. What to do: "
+                'guard.action = "rollback", which commits one at the start, or a lower train.checkpoint_every'
             )
         folder = self.folder.checkpoint(commit.step)
         problem = damage(folder, commit)
         if problem:
             step = position.step + 1
-            raise Refused(f"{problem}, and step {step} is to go back to it ({why}). What to do: --resume")
+            raise Refused(f"{problem}, and step {step} has to roll back to it ({why}). What to do: --resume")
         self.learner.load(folder, position.version + 1)
         in_phase = commit.step > phase.begins or phase.begins == 0
         self.learner.enter(phase.config, began=self._anchor(phase), resumed=folder if in_phase else None)
@@ -233,16 +233,16 @@ class Loop:
         return replace(position, version=self.learner.version, rollbacks=position.rollbacks + 1)
 
     def _advance(self, view: View, position: Position, prompts: int) -> Position:
-        """What follows from a step besides the weights: a tuned β, a reference that follows, published weights."""
-        asked, kl = view.phase.config.objective.options.get("beta", 0.0), view.metrics["kl_ref"]
-        if is_tuned(asked) and kl is not None:
-            position = replace(position, beta=tune(asked, view.metrics["beta"], kl))
+        """Update what depends on a step besides the weights: a tuned β, the reference, published weights."""
+        beta, kl = view.phase.config.objective.options.get("beta", 0.0), view.metrics["kl_ref"]
+        if is_tuned(beta) and kl is not None:
+            position = replace(position, beta=tune(beta, view.metrics["beta"], kl))
         self.learner.follow(view.at)
         self.parts.source.publish(self.learner)
         return replace(position, step=view.step, prompts=position.prompts + prompts)
 
     def _show(self, view: View, position: Position) -> Position:
-        """Let all monitors look at a step that is done."""
+        """Let all monitors observe a step that is done."""
         states: dict[str, Any] = dict(position.monitors)
         for monitor in self.parts.monitors:
             monitor.after(view)
@@ -262,7 +262,7 @@ class Loop:
         return position
 
     def _keep(self, phase: Phase, position: Position) -> None:
-        """Commit the last step that was done, unless the weights moved since: then the last commit is where it resumes."""
+        """Commit the last step that was done, unless the weights moved since then."""
         if position.step != self.saved and self.learner.version == position.version:
             self.store.rewind(self.folder.id, position.step)
             self._commit(phase, position)
@@ -270,8 +270,9 @@ class Loop:
     def _check_skipped(self, phase: Phase, position: Position) -> None:
         if position.skipped >= phase.config.train.max_skipped:
             raise Refused(
-                f"step {position.step}: {position.skipped} updates in a row were skipped; the lines above say why. What to "
-                "do: fix the data, or start a new run with a lower train.lr, a higher objective.beta, or in float32"
+                f"step {position.step}: {position.skipped} updates in a row were skipped, for the reasons "
+                "above. What to do: fix the data, or start a new run with a lower train.lr, a higher "
+                "objective.beta, or in float32"
             )
 
     def _anchor(self, phase: Phase) -> Path | None:
@@ -280,7 +281,3 @@ class Loop:
 
     def _place(self, position: Position) -> dict[str, Any]:
         return {"step": position.step, "phase": position.phase, "version": position.version}
-
-
-def _nothing() -> None:
-    pass

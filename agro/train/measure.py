@@ -20,7 +20,7 @@ from agro.types import Batch, Sample
 
 
 def describe_batch(valid: Valid, made: Collected, version: int) -> dict[str, Any]:
-    """What the samples of a step show before anything is computed on them. `version` is the learner's."""
+    """Metrics of a step's samples before any forward pass. `version` is the learner's."""
     samples, responses = valid.samples, one_each(valid.samples)
     by_prompt: dict[str, list[float]] = defaultdict(list)
     for s in responses:
@@ -59,23 +59,31 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _reward_parts(responses: Sequence[Sample]) -> dict[str, float | None] | None:
-    """The mean of each part of a combined reward. An imported log may hold anything under that name."""
+    """The mean of each part of a combined reward. An imported log may have anything under that name."""
     parts: dict[str, list[float]] = defaultdict(list)
     for sample in responses:
         noted = sample.meta.get("reward_parts")
-        for name, value in noted.items() if isinstance(noted, dict) else ():
-            parts[name] += [value] if isinstance(value, (int, float)) else []
+        if not isinstance(noted, dict):
+            continue
+        for name, value in noted.items():
+            known = parts[name]
+            if isinstance(value, (int, float)):
+                known.append(value)
     return {name: _mean(values) for name, values in parts.items()} or None
 
 
 def describe_step(
     step: Step, recent: Sequence[bool], config: RunConfig, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the gradient of a step shows: the objective, and on recent samples KL, regret, engine against learner.
+    """Metrics of a step's gradient: of the objective, and on recent samples KL, regret and logp_diff.
 
-    `recent`: [B] see `Valid.recent`; `options`: the objective's, at this step. kl_ref is the mean over recent responses of
-    Σ_t log π − log π_ref, in nats, which is a KL on samples of the policy itself. Those of earlier weights are weighted
-    by π/μ, normalized. In logp_diff they show how far the policy has moved since, besides engine against learner.
+    kl_ref is the mean over recent responses of Σ_t log π − log π_ref, in nats, which estimates the KL on
+    samples of the policy itself. Samples of earlier weights are weighted by π/μ, normalized. logp_diff
+    compares engine and learner; for samples of earlier weights it also shows how far the policy has moved.
+
+    Args:
+        recent: [B] see `Valid.recent`.
+        options: the objective's, at this step.
     """
     batch, logp = step.batch, step.streams["logp"]
     metrics: dict[str, Any] = {
@@ -85,9 +93,10 @@ def describe_step(
         "grad_norm": step.norm,
         "grad_norm_clipped": min(step.norm, config.train.clip),
     }
-    found = spreads(step, config.objective.name, options)
-    if found is not None:
-        metrics["kl_to_reward_spread"] = options["beta"] * found[0] / found[1]
+    spread = spreads(step, config.objective.name, options)
+    if spread is not None:
+        nats, reward = spread
+        metrics["kl_to_reward_spread"] = options["beta"] * nats / reward
     rows = torch.tensor(recent, device=logp.device).nonzero()[:, 0]
     if not len(rows):
         return metrics
@@ -105,13 +114,13 @@ def describe_step(
 
 
 def samples_policy(config: RunConfig) -> bool:
-    """Whether the engine draws from the policy itself, so that engine and learner give the same log-probs."""
+    """Whether the engine samples the policy itself, so that engine and learner compute the same log-probs."""
     s = config.sampler
     return s.temperature == config.policy.temperature and not s.top_k and s.top_p == 1 and not s.min_p
 
 
 def kl_of(batch: Batch, logp: torch.Tensor) -> float:
-    """Mean over responses of Σ_t log π − log π_ref, in nats; see `describe_step` for those of earlier weights."""
+    """Mean over responses of Σ_t log π − log π_ref, in nats; see `describe_step`."""
     assert batch.ref_logp is not None
     ratio_BT = logp - batch.ref_logp
     is_stale = batch.age > 0

@@ -1,4 +1,4 @@
-"""How a step is cut into forward passes: at most so many sequences and tokens, halved when memory runs out."""
+"""How a step is split into forward passes, whose limits are halved when memory runs out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class MicroBatch:
-    """The limits of one forward pass; None is no limit. Neither changes a gradient but for rounding."""
+    """The limits of one forward pass; None is no limit. They change a gradient by rounding only."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class MicroBatch:
         tokens: int | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`tokens`: padding included. `say` is told when memory ran out."""
+        """`tokens`: padding included. `say` reports that memory ran out."""
         self.sequences, self.tokens, self.say = sequences, tokens, say
         self.adapts = True  # whether passes get smaller when memory runs out
 
@@ -33,15 +33,15 @@ class MicroBatch:
         return cls(SEQUENCES if neither else config.micro_batch, config.micro_tokens, say)
 
     def holds(self, sequences: int, width: int) -> bool:
-        """Whether one pass may take so many sequences, the longest of `width` tokens."""
-        return (self.sequences is None or sequences <= self.sequences) and (
-            self.tokens is None or sequences * width <= self.tokens
-        )
+        """Whether one pass may have so many sequences, the longest of `width` tokens."""
+        if self.sequences is not None and sequences > self.sequences:
+            return False
+        return self.tokens is None or sequences * width <= self.tokens
 
     def pack(self, blocks: Sequence[Sequence[int]], length: Sequence[int]) -> list[list[int]] | None:
-        """Blocks of rows that must stay together, packed into passes, like lengths together; None where one doesn't fit.
+        """Pack blocks of rows that must stay together into passes; blocks of similar length share a pass.
 
-        A single row that is too long goes alone.
+        A single row that is too long is a pass of its own. None where a larger block doesn't fit.
         """
         widest = [max(length[r] for r in rows) for rows in blocks]
         out: list[list[int]] = []
@@ -58,7 +58,7 @@ class MicroBatch:
         return out
 
     def within_memory(self, work: Callable[[], R], step: int) -> R:
-        """`work()`, again with smaller passes each time that memory runs out; `step`: the sequences of the whole step."""
+        """`work()`, repeated with smaller passes when memory runs out. `step`: sequences of the step."""
         while True:
             try:
                 return work()
@@ -66,7 +66,7 @@ class MicroBatch:
                 if not (self.adapts and _is_out_of_memory(error)):
                     raise
                 why = str(error).partition("\n")[0]
-            # Only here are the failed pass's tensors gone, for the exception held them.
+            # Only here are the failed pass's tensors freed: the exception referred to them.
             self._halve(step, why)
 
     def _halve(self, step: int, why: str) -> None:
@@ -80,9 +80,11 @@ class MicroBatch:
         self.tokens = None if self.tokens is None else -(-self.tokens // 2)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        limits = f"{self.sequences} sequences" + (f" and {self.tokens} tokens" if self.tokens else "")
+        limits = f"{self.sequences} sequences"
+        if self.tokens:
+            limits += f" and {self.tokens} tokens"
         self.say(
-            f"out of memory: at most {limits} in a forward pass from now on, which doesn't change the result"
+            f"out of memory: at most {limits} in a forward pass from here on, which doesn't change the result"
         )
 
 

@@ -1,4 +1,4 @@
-"""Warnings about a policy, its prompts and its objectives: nothing wrong, but perhaps not what was meant."""
+"""Warnings about valid settings of a policy, its prompts and its objectives that may be unintended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agro.config import RunConfig
-from agro.generation import left_aside
+from agro.generation import ignored_settings
 from agro.objectives import get
 from agro.policy import Policy
 from agro.train.check import has_groups_to_measure, measures_consistency
@@ -18,13 +18,13 @@ from agro.types import Prompt
 
 
 def warn_of_rewards(rewards: NDArray[np.float64], name: str, options: Mapping[str, Any]) -> str | None:
-    """What the objective has to say of the held-out rewards [M,n] of M prompts before the first step."""
+    """The objective's warning about the held-out rewards [M,n] of M prompts before the first step."""
     entry = get(name)
     return entry.warnings.of_rewards(rewards, entry.defaults() | dict(options))
 
 
 def warn_of_metrics(metrics: Mapping[str, float], name: str, options: Mapping[str, Any]) -> str | None:
-    """What the objective has to say of a step; `metrics`: those of its evaluation."""
+    """The objective's warning about a step; `metrics`: those of its evaluation."""
     entry = get(name)
     return entry.warnings.of_metrics(metrics, entry.defaults() | dict(options))
 
@@ -34,14 +34,13 @@ def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[
     texts = sum(isinstance(p.text, str) for p in prompts)
     if texts and policy.tokenizer.chat_template and not config.policy.chat.wrap:
         lines.append(
-            f"{texts} of {len(prompts)} prompts are plain text and go to the model as they are, though its "
-            "tokenizer has a chat template; policy.chat.wrap = true makes user messages of them"
+            f"{texts} of {len(prompts)} prompts are plain text without a chat template, though the "
+            "tokenizer has one; policy.chat.wrap = true makes user messages of them"
         )
-    aside = left_aside(policy.model, config.sampler)
-    if prompts and aside:
+    ignored = ignored_settings(policy.model, config.sampler)
+    if prompts and ignored:
         lines.append(
-            f"the model's generation_config asks for {', '.join(aside)}; [sampler] decides, and these are "
-            "ignored"
+            f"the model's generation_config sets {', '.join(ignored)}; these are ignored, [sampler] decides"
         )
     for name in config.phase_names:
         objective = config.phase(name).objective

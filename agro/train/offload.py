@@ -1,4 +1,4 @@
-"""What waits in the CPU's memory: activations between forward and backward, the optimizer's state between updates."""
+"""Offloading to the CPU's memory, of activations until the backward pass and of the optimizer's state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMALL = 1 << 16  # elements below which a copy costs more than it frees
 
 @contextmanager
 def activations(model: nn.Module, active: bool) -> Iterator[None]:
-    """While it lasts, what autograd keeps for the backward pass goes to the CPU, the model's own weights excepted."""
+    """Keep what autograd saves for the backward pass on the CPU, except for the model's own weights."""
     if not active:
         yield
         return
@@ -34,7 +34,7 @@ def activations(model: nn.Module, active: bool) -> Iterator[None]:
 
 @contextmanager
 def state_on_device(optimizer: torch.optim.Optimizer, active: bool) -> Iterator[None]:
-    """The optimizer's state is beside its parameters while it lasts, and in the CPU's memory before and after."""
+    """Move the optimizer's state to the device of its parameters, and back to the CPU afterwards."""
     if active:
         _move(optimizer, None)
     yield

@@ -16,7 +16,7 @@ from agro.train.offload import state_on_device
 
 
 class Optimizer:
-    """Gradients are clipped and weights moved; the value learns at `train.value_lr` on the policy's schedule."""
+    """Clips gradients and moves weights. The value learns at `train.value_lr`, on the policy's schedule."""
 
     def __init__(self, policy: Policy, config: Train) -> None:
         self.policy, self.config = policy, config
@@ -37,9 +37,10 @@ class Optimizer:
         )
 
     def clip(self) -> float:
-        """Scale the gradients down to `train.clip`, and return the norm of the policy's before that; raises `NotFinite`.
+        """Clip the gradients to norm `train.clip`; returns the policy's norm before that.
 
-        The value's is clipped by itself, so as not to take from the policy's.
+        Raises `NotFinite` for a norm that isn't finite.
+        The value's gradient is clipped separately, so that it doesn't reduce the policy's.
         """
         norms = []
         for weights in (self.policy.weights(), self.policy.value_weights()):
@@ -49,7 +50,7 @@ class Optimizer:
         return norms[0]
 
     def move(self, lr: float) -> None:
-        """One step of the policy's weights at learning rate `lr`, and of the value's at its share."""
+        """One step of the policy's weights at learning rate `lr`, and of the value's in proportion."""
         for group in self.adam.param_groups:
             group["lr"] = lr * group["of_lr"]
         with state_on_device(self.adam, "optimizer" in self.config.offload):
@@ -61,5 +62,5 @@ def _check(weights: Mapping[str, Tensor], norm: float) -> None:
     if not math.isfinite(norm):
         bad = [n for n, p in weights.items() if p.grad is not None and not p.grad.isfinite().all()]
         raise NotFinite(
-            f"the gradient isn't finite in {len(bad)} parameters, {', '.join(bad[:3])} among them"
+            f"the gradient isn't finite in {len(bad)} parameters, among them {', '.join(bad[:3])}"
         )

@@ -36,7 +36,7 @@ class Phase:
         return position.step - self.begins
 
     def options(self, position: Position) -> dict[str, Any]:
-        """The objective's options at the next step: schedules and a tuned β have their present value."""
+        """The objective's options at the next step: the current values of schedules and of a tuned β."""
         return options_at(self.config.objective.options, self.at(position), position.beta)
 
     def lr(self, position: Position, update: int) -> float:

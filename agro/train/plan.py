@@ -1,7 +1,8 @@
 """What a run would do: steps, samples, tokens, memory, time (`agro train --dry-run`).
 
-Everything is loaded and checked as for the run, so that the same is refused. Counts are exact, except
-those of tokens, which are upper bounds. Time is extrapolated from one short decoding and one micro-batch.
+Everything is loaded and checked as for the run, so that the same settings are refused. Counts are exact,
+except those of tokens, which are upper bounds. Time is extrapolated from one short decoding and one
+micro-batch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from agro.config import RunConfig
 from agro.numbers import count, duration, size
 from agro.objectives import get
-from agro.policy import Policy, Unusable
+from agro.policy import InvalidSample, Policy
 from agro.rollout import Rollout
 from agro.rollout.load import embedded
 from agro.store import Store
@@ -100,7 +101,7 @@ def longest(policy: Policy, config: RunConfig, prompts: Sequence[Prompt], store:
         lengths += [len(policy.encode_prompt(p.text)) + _most_new(config) for p in prompts[:INSPECTED]]
     if config.data.replay > 0 and store is not None:
         for sample in islice(store.samples(roles=config.data.roles, sources=config.data.sources), INSPECTED):
-            with suppress(Unusable):  # the run drops it as well
+            with suppress(InvalidSample):  # the run drops it as well
                 tokens = policy.encode(sample, config.train.max_length).tokens
                 assert tokens is not None
                 lengths.append(len(tokens))
@@ -244,7 +245,7 @@ def describe(plan: dict[str, Any]) -> str:
 
 
 def _phase_lines(p: dict[str, Any]) -> list[str]:
-    trained = "as many as the store has by then"
+    trained = "as many as the store will have"
     if p["responses_trained"] is not None:
         trained = count(p["responses_trained"])
     memory = [f"{key.replace('_', ' ')} {size(n)}" for key, n in p["memory"].items() if n]

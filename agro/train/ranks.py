@@ -1,12 +1,13 @@
 """Training sharded over ranks: `torchrun --nproc-per-node N -m agro train …`, with FSDP2.
 
-Rank 0 runs the loop. Each call of its learner is broadcast and made on all ranks, whose weights are shards of one model.
-A forward pass is a collective: the passes of a step are dealt out to the ranks, and a rank that has none left
-makes a pass over nothing. Each rank computes the streams of its rows; they are added up, so that all ranks evaluate the same
-objective over the complete step. FSDP averages gradients, and what is back-propagated is multiplied by the number of
-ranks, so that the gradient is their sum.
+Rank 0 runs the loop. Each call of its learner is broadcast and repeated on all ranks, whose weights are
+shards of one model. A forward pass is a collective: the passes of a step are distributed over the ranks, and
+a rank without a pass of its own computes one over nothing. Each rank computes the streams of its rows. They
+are added up, so that all ranks evaluate the same objective over the complete step. FSDP averages gradients,
+so what is back-propagated is multiplied by the number of ranks to obtain their sum.
 
-Rank 0 also holds a complete copy of the model, which samples and is saved; it is renewed when weights are published.
+Rank 0 also has a complete copy of the model, for sampling and saving. It is updated when weights are
+published.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from agro.config import RunConfig
 from agro.errors import Refused
-from agro.files import whole_folder
+from agro.files import complete_folder
 from agro.objectives import NotFinite
 from agro.policy import Policy
 from agro.reference import frozen
-from agro.train.learner import Local, Which, _read
+from agro.train.learner import Local, Which, read_weights
 from agro.train.micro import MicroBatch
 from agro.train.step import Passes, Step
 from agro.types import Batch
@@ -49,7 +50,7 @@ def rank() -> int:
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[DeviceMesh]:
-    """The process group of all ranks while it lasts."""
+    """Join the process group of all ranks, and leave it at the end."""
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
         yield init_device_mesh(device.type, (dist.get_world_size(),))
@@ -73,12 +74,12 @@ def check_sharded(config: RunConfig) -> None:
     ):
         if given:
             raise Refused(
-                f"{name} doesn't work on several ranks yet (torchrun); leave it out, or train in one process"
+                f"{name} doesn't work on several ranks yet (torchrun); remove it, or train in one process"
             )
 
 
-class Dealt(Passes):
-    """Passes that are dealt out to the ranks."""
+class Distributed(Passes):
+    """Passes that are distributed over the ranks."""
 
     def __init__(self, micro: MicroBatch) -> None:
         super().__init__(micro)
@@ -96,7 +97,7 @@ class Dealt(Passes):
 
 
 class Shard(Local):
-    """The learner of one rank. All ranks make the same calls."""
+    """The learner of one rank. All ranks receive the same calls."""
 
     def __init__(
         self, policy: Policy, reference: Policy | None, say: Callable[[str], None], mesh: DeviceMesh
@@ -105,7 +106,8 @@ class Shard(Local):
         self.key = super().reference_key
         self.copy = frozen(policy) if dist.get_rank() == 0 else None
         shard(policy, mesh, method="streams", reshard=True)
-        if reference is not None:  # whose head the policy's streams take for the exact KL, after its hidden states
+        if reference is not None:
+            # No reshard: for the exact KL the policy's streams use its head after its hidden states.
             shard(reference, mesh, method="hidden", reshard=False)
 
     @property
@@ -134,19 +136,19 @@ class Shard(Local):
 
     def publish(self, folder: Path) -> None:
         if self.copy is None:
-            self._renew_copy()
+            self._update_copy()
             return
-        with whole_folder(folder) as temporary:
+        with complete_folder(folder) as temporary:
             self.save_model(temporary, merge=True)
 
     def save_model(self, folder: Path, *, merge: bool) -> None:
-        self._renew_copy()
+        self._update_copy()
         if self.copy is not None:
             self.copy.save(folder)
 
     @torch.no_grad()
-    def _renew_copy(self) -> None:
-        """Gather the weights; all ranks take part, rank 0 keeps them."""
+    def _update_copy(self) -> None:
+        """Gather the weights; all ranks take part, rank 0 stores them."""
         own = {} if self.copy is None else dict(self.copy.model.named_parameters())
         for name, weight in self.policy.weights().items():
             full = _full(weight)
@@ -154,10 +156,10 @@ class Shard(Local):
                 own[name].copy_(full)
 
     def _passes(self, check: Callable[[], None] = lambda: None) -> Passes:
-        return Dealt(self.micro)
+        return Distributed(self.micro)
 
     def _after_backward(self) -> None:
-        """The value head is complete on each rank: add up what each computed, scaled as for the mean that FSDP takes."""
+        """Sum the gradients of the value head, which isn't sharded, and average them as FSDP does."""
         for weight in self.policy.value_weights().values():
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
@@ -175,7 +177,7 @@ class Shard(Local):
 
     @torch.no_grad()
     def _assign(self, file: Path, weights: Mapping[str, Tensor]) -> None:
-        for name, value in _read(file, weights).items():
+        for name, value in read_weights(file, weights).items():
             weights[name].copy_(_like(value, weights[name]))
 
     def _as_state(self, value: Tensor, weight: Tensor) -> Tensor:
@@ -183,7 +185,7 @@ class Shard(Local):
 
 
 class Ranks:
-    """Rank 0's learner: each call is made on all ranks."""
+    """The learner of the loop on rank 0: each call is repeated on all ranks."""
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
@@ -205,15 +207,15 @@ class Ranks:
         self._all("enter", config, began=began, resumed=resumed)
 
     def logp(self, batch: Batch, of: Which = "policy") -> Tensor:
-        found: Tensor = self._all("logp", batch, of)
-        return found
+        logp: Tensor = self._all("logp", batch, of)
+        return logp
 
     def gradient(
         self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]
     ) -> Step:
-        check()  # here alone: what it raises would leave the other ranks in the middle of a pass
-        found: Step = self._all("gradient", batch, objective, dict(options), _nothing)
-        return found
+        check()  # only here: an exception during a pass would leave the other ranks waiting in it
+        step: Step = self._all("gradient", batch, objective, dict(options), _nothing)
+        return step
 
     def move(self, lr: float) -> None:
         self._all("move", lr)
@@ -243,7 +245,7 @@ class Ranks:
 
 
 def serve(shard: Shard) -> None:
-    """On a rank other than 0: make the calls of rank 0 until it ends. A stop is for rank 0 to decide."""
+    """On a rank other than 0: repeat the calls of rank 0 until it ends. Signals are left to rank 0."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     while True:
@@ -254,12 +256,12 @@ def serve(shard: Shard) -> None:
         method, args, kwargs = call[0]
         try:
             getattr(shard, method)(*args, **kwargs)
-        except (NotFinite, Refused):  # raised on rank 0 too, which decides what follows
+        except (NotFinite, Refused):  # raised on rank 0 too, which handles it
             continue
 
 
 def shard(policy: Policy, mesh: DeviceMesh, *, method: str, reshard: bool) -> None:
-    """Shard a policy's model over the ranks of `mesh`, and compute `method` of the policy inside the sharded module.
+    """Shard a policy's model over the ranks of `mesh`, and run the policy's `method` inside the module.
 
     `reshard`: whether the weights outside of the layers are sharded again after each forward pass.
     """

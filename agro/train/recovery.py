@@ -14,7 +14,7 @@ from agro.train.state import Position, damage, delete_checkpoints, read_position
 def go_back(store: Store, folder: Run, phases: Sequence[Phase], say: Callable[[str], None]) -> Position:
     """The position to resume from. What came after it is undone in the store, or marked as redone.
 
-    Raises `Refused` where the run committed checkpoints and none of them is complete.
+    Raises `Refused` where the run committed checkpoints but none of them is complete.
     """
     store.check()
     commits = {c.step: c for c in store.commits(folder.id)}
@@ -28,12 +28,13 @@ def go_back(store: Store, folder: Run, phases: Sequence[Phase], say: Callable[[s
         problems.append(problem)
     if commits and chosen is None:
         raise Refused(
-            f"{folder.folder}: none of the checkpoints that the run committed is complete: {'; '.join(problems[:5])}. "
-            "What to do: restore one of them from a copy, or start a new run with another --out"
+            f"{folder.folder}: no checkpoint that the run committed is complete: "
+            f"{'; '.join(problems[:5])}. What to do: restore one of them from a copy, or start a new run "
+            "with another --out"
         )
     at = chosen.step if chosen else 0
     if problems:
-        say(f"damaged: {'; '.join(problems)}; going on from step {at}")
+        say(f"damaged: {'; '.join(problems)}; resuming from step {at}")
     store.rewind(folder.id, to=chosen)
     for line in folder.forget_after(at or -1):  # the measurement of step 0 is made again
         say(f"damaged: {folder.metrics_file}:{line}; dropped")
@@ -41,7 +42,7 @@ def go_back(store: Store, folder: Run, phases: Sequence[Phase], say: Callable[[s
 
 
 def prune(store: Store, folder: Run, begins: int, keep: int) -> None:
-    """Delete all checkpoints but the one that the phase began with and the last `keep` that were committed."""
+    """Delete all checkpoints except the one that the phase began with and the last `keep` commits."""
     kept = {begins, *(c.step for c in store.commits(folder.id)[-keep:])}
     delete_checkpoints(folder.folder / "checkpoints", keep={folder.checkpoint(step) for step in kept})
 
@@ -52,7 +53,7 @@ def needs_anchor(phase: Phase) -> bool:
 
 
 def _damage(folder: Run, phases: Sequence[Phase], commit: Commit, commits: Mapping[int, Commit]) -> str:
-    """What keeps the run from going on at this commit: damage to its checkpoint, or to its phase's reference."""
+    """Why the run can't resume from this commit: damage to its checkpoint, or to its phase's reference."""
     problem = damage(folder.checkpoint(commit.step), commit)
     if problem:
         return problem

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agro.config import Train
@@ -14,33 +14,33 @@ TUNED = {"start", "target_kl", "rate"}
 
 
 def lr_at(config: Train, step: int, last: int) -> float:
-    """The learning rate of optimiser step `step` (from 0) of a phase of `last`."""
+    """The learning rate of optimizer step `step` (from 0) of a phase with `last` steps."""
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
     if config.schedule == "constant":
         return config.lr
     done = (step - config.warmup) / max(1, last - config.warmup)
-    return config.lr * (1 - done if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
+    if config.schedule == "linear":
+        return config.lr * (1 - done)
+    return config.lr * (0.5 * (1 + math.cos(math.pi * done)))
 
 
 def option_at(value: Any, step: int, tuned: float | None = None) -> Any:
-    """An option's value at a phase's step (from 0): itself, or for a schedule `{start, end, steps, shape}` what it is then.
+    """An option's value at step `step` (from 0) of a phase.
 
-    `shape` is "linear" (the default) or "cosine"; after `steps` the value stays at `end`. Of `{start, target_kl, rate}`
-    it is `tuned`, what `tune` has made of it, or `start`.
+    A schedule `{start, end, steps, shape}` goes from `start` to `end` in `steps` steps; `shape` is "linear"
+    (the default) or "cosine". For `{start, target_kl, rate}` the value is `tuned`, the result of `tune`, or
+    `start` where that is None. Other values are constant.
     """
     if not isinstance(value, Mapping):
         return value
     if is_tuned(value):
         return value["start"] if tuned is None else tuned
-    numbers = (value.get(k) for k in ("start", "end", "steps"))
-    if (
-        not all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in numbers)
-        or not value.keys() <= KEYS
-        or value.get("shape", "linear") not in ("linear", "cosine")
-    ):
+    known_shape = value.get("shape", "linear") in ("linear", "cosine")
+    if not _are_numbers(value, ("start", "end", "steps")) or not value.keys() <= KEYS or not known_shape:
         raise Refused(
-            f'schedule of an option: expected {{start, end, steps, shape = "linear" or "cosine"}}, got {dict(value)}'
+            'schedule of an option: expected {start, end, steps, shape = "linear" or "cosine"}, '
+            f"got {dict(value)}"
         )
     done = min(1.0, step / value["steps"]) if value["steps"] > 0 else 1.0
     if value.get("shape") == "cosine":
@@ -53,23 +53,28 @@ def options_at(options: Mapping[str, Any], step: int, tuned: float | None = None
 
 
 def is_tuned(value: Any) -> bool:
-    """Whether an option is to hold the KL at a target; raises `Refused` for one that is malformed."""
+    """Whether an option is tuned to a target KL; raises `Refused` for one that is malformed."""
     if not isinstance(value, Mapping) or "target_kl" not in value:
         return False
-    numbers = [value.get(k) for k in ("start", "target_kl", "rate")]
-    if value.keys() != TUNED or not all(
-        isinstance(x, (int, float)) and not isinstance(x, bool) and x > 0 for x in numbers
-    ):
+    numeric = value.keys() == TUNED and _are_numbers(value, TUNED)
+    if not numeric or not all(x > 0 for x in value.values()):
         raise Refused(
-            f"objective.beta: expected {{start, target_kl, rate}}, numbers above 0 (reward per nat, nats a response, change of log β a step), got {dict(value)}"
+            "objective.beta: expected {start, target_kl, rate}, numbers above 0 (reward per nat, nats per "
+            f"response, change of log β per step), got {dict(value)}"
         )
     return True
 
 
-def tune(value: Mapping[str, float], now: float, kl: float) -> float:
-    """β after a step whose fresh samples had `kl` nats a response to the reference.
+def _are_numbers(value: Mapping[str, Any], keys: Iterable[str]) -> bool:
+    given = [value.get(key) for key in keys]
+    return all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in given)
 
-    log β moves by rate · (kl / target_kl − 1), by no more than `rate` up or down: dual ascent on the Lagrangian of
-    E r subject to KL <= target_kl, in log β so that β stays positive (as the temperature of SAC, arXiv 1812.05905).
+
+def tune(value: Mapping[str, float], now: float, kl: float) -> float:
+    """β after a step whose fresh samples had a KL to the reference of `kl` nats per response.
+
+    log β moves by rate · (kl / target_kl − 1), by at most `rate` up or down. This is dual ascent on the
+    Lagrangian of E r subject to KL <= target_kl. It is done in log β so that β stays positive, as for the
+    temperature of SAC (arXiv 1812.05905).
     """
     return now * math.exp(value["rate"] * max(-1.0, min(1.0, kl / value["target_kl"] - 1)))

@@ -1,4 +1,4 @@
-"""A source sees to it that the store holds what a step wants."""
+"""A source adds the fresh groups of a step to the store."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Source(Protocol):
     """Where fresh samples come from."""
 
     def fill(self, wanted: Wanted) -> Collected:
-        """Return once the store holds the groups that are wanted, with their ids."""
+        """Return once the store has the requested groups, with the ids of their samples."""
         ...
 
     def publish(self, learner: Learner) -> None:
-        """Let later samples be made by the learner's weights of now."""
+        """Generate later samples with the learner's current weights."""
         ...
 
 
 class PromptOrder:
-    """An endless sequence of epochs over the prompts, each in an order of its own that the seed fixes."""
+    """An endless sequence of epochs over the prompts, each in an order that depends on seed and epoch."""
 
     def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
         self.prompts, self.seed = prompts, seed
@@ -56,23 +56,18 @@ class PromptOrder:
         return out
 
 
+@dataclass
 class Inline:
     """Samples in this process, step by step."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        rollout: Rollout,
-        prompts: PromptOrder,
-        reward: Reward | None,
-        store: Store,
-        run: str,
-        activity: Activity,
-        weights: Path | None = None,
-    ) -> None:
-        """`weights`: the folder in which the learner publishes; None where the engine shares its weights."""
-        self.config, self.rollout, self.prompts, self.reward = config, rollout, prompts, reward
-        self.store, self.run, self.activity, self.weights = store, run, activity, weights
+    config: RunConfig
+    rollout: Rollout
+    prompts: PromptOrder
+    reward: Reward | None
+    store: Store
+    run: str  # its id
+    activity: Activity
+    weights: Path | None = None  # folder of published weights; None where the engine shares the learner's
 
     def fill(self, wanted: Wanted) -> Collected:
         if not wanted.groups:

@@ -1,8 +1,8 @@
-"""Where a run stands between two steps, and the checkpoint that holds it.
+"""The position of a run between two steps, and the checkpoint that stores it.
 
-A checkpoint is a folder of safetensors and JSON, never pickles. It is written to a temporary folder, synced and renamed,
-and its parent synced; only then does one transaction of the store write (run, step, digest): that row says which
-checkpoint counts. The last few are kept, since a disk may damage one.
+A checkpoint is a folder of safetensors and JSON, never pickles. It is written to a temporary folder, synced
+and renamed, and its parent is synced. Only then does one transaction of the store write (run, step, digest),
+the row that makes the checkpoint valid. The last few are kept, since a disk may damage one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agro.files import whole_folder, writing
+from agro.files import complete_folder, writing
 from agro.store import Commit
 
 POSITION = "position.json"
@@ -23,7 +23,7 @@ POSITION = "position.json"
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands between two steps."""
+    """The position of a run between two steps."""
 
     phase: str = ""
     step: int = 0  # of the run, the last one done
@@ -32,9 +32,8 @@ class Position:
     skipped: int = 0  # updates in a row that weren't made
     beta: float | None = None  # where it is tuned to a target KL
     rollbacks: int = 0  # to an earlier checkpoint; each halves the learning rate
-    cached: int = (
-        -1
-    )  # last entry of other runs in the cache of reference log-probs that this run may use; -1: not begun
+    # The last entry of other runs that may be used from the cache of reference log-probs; -1: not begun.
+    cached: int = -1
     monitors: Mapping[str, Any] = field(default_factory=dict)  # state of each monitor, by its name
     stopped: str = ""  # why the run ended before its last step
     anchor: str = ""  # digest of the checkpoint that the phase began with
@@ -43,7 +42,7 @@ class Position:
 
 def write_checkpoint(folder: Path, position: Position, save: Callable[[Path], None]) -> dict[str, str]:
     """Write a checkpoint, to which `save` adds the learner's files; returns the SHA-256 of each file."""
-    with whole_folder(folder) as temporary:
+    with complete_folder(folder) as temporary:
         save(temporary)
         content = asdict(replace(position, digest=""))
         (temporary / POSITION).write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -56,7 +55,7 @@ def read_position(folder: Path, digest: str) -> Position:
 
 
 def damage(folder: Path, commit: Commit) -> str:
-    """What of a committed checkpoint isn't as it was written; empty where it is complete."""
+    """Which files of a committed checkpoint are missing or changed; empty where it is complete."""
     if not folder.is_dir():
         return f"{folder} is missing"
     present = _digests(folder)
@@ -65,7 +64,7 @@ def damage(folder: Path, commit: Commit) -> str:
         if name not in present:
             problems.append(f"{folder / name} is missing")
         elif present[name] != digest:
-            problems.append(f"{folder / name} isn't as it was written")
+            problems.append(f"{folder / name} was changed after it was written")
     return ", ".join(problems)
 
 
@@ -75,7 +74,7 @@ def digest_of(files: Mapping[str, str]) -> str:
 
 
 def delete_checkpoints(folder: Path, keep: set[Path]) -> None:
-    """Delete all checkpoints in `folder` but those."""
+    """Delete all checkpoints in `folder` except those in `keep`."""
     for old in set(folder.glob("step-*")) - keep:
         with writing(old):
             shutil.rmtree(old)

@@ -1,9 +1,9 @@
-"""The only backward: an objective's gradient, exact whatever the micro-batch.
+"""The only backward pass: an objective's gradient, exact for any micro-batch.
 
 An objective depends on the parameters through its streams alone, so its gradient is Σ g · ∂stream/∂θ with
-g = ∂loss/∂stream. Whole-step streams without gradient give g; micro-batches back-propagate Σ g · stream. Where a
-micro-batch holds all that a row's g depends on (the row, or its whole group), its own forward gives g and the first
-pass falls away.
+g = ∂loss/∂stream. A first pass computes the streams of the complete step without gradient, and g from them.
+Then each micro-batch back-propagates Σ g · stream. Where a micro-batch contains all that the g of its rows
+depends on (the row, or its complete group), its own forward pass is enough to compute g.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from agro.types import Batch
 
 @dataclass(frozen=True)
 class Step:
-    """What one backward leaves besides the parameters' `.grad`."""
+    """What one backward pass returns besides the parameters' `.grad`."""
 
     evaluation: Evaluation
-    streams: dict[str, Tensor]  # [B,T] ([B] for "value") before the update; outside the mask they hold 0
+    streams: dict[str, Tensor]  # [B,T] ([B] for "value") before the update; 0 outside the mask
     batch: Batch
     norm: float = math.nan  # of the gradient, before it was clipped
 
 
 class Passes:
-    """How the forward passes of a step are made. This one makes all of them here; see `agro.train.ranks` for another."""
+    """How the forward passes of a step are computed: here all of them in this process."""
 
     scale = 1.0  # on what is back-propagated
 
@@ -44,12 +44,12 @@ class Passes:
     ) -> None:
         """`check` is called before each pass; what it raises leaves the weights as they were.
 
-        `offload`: activations wait in the CPU's memory.
+        `offload`: activations are kept in the CPU's memory until the backward pass.
         """
         self.micro, self.check, self.offload = micro, check, offload
 
     def share(self, parts: list[Tensor]) -> list[Tensor | None]:
-        """The passes to make here: row numbers, or None for a pass over nothing."""
+        """The passes to compute here: row numbers, or None for a pass over nothing."""
         return list(parts)
 
     def gather(self, streams: Mapping[str, Tensor]) -> None:
@@ -95,7 +95,7 @@ def backward(
             return _forward(policy, batch, rows, want, reference)
 
     def in_one_pass(parts: list[Tensor]) -> dict[str, Tensor]:
-        """Each part holds all that its rows' gradients depend on."""
+        """Each part contains all that its rows' gradients depend on."""
         seen = {s: blank(batch, s) for s in want}
         for rows in passes.share(parts):
             live = forward(rows)
@@ -163,7 +163,10 @@ def _forward(
     mask = batch.mask[rows, :width]
     other = reference if "kl" in want else None
     out = policy.streams(batch.tokens[rows, :width], batch.lengths[rows], mask, want, other)
-    return {s: torch.where(mask, v, 0.0) if v.dim() == 2 else v for s, v in out.items()}
+    for stream, value in out.items():
+        if value.dim() == 2:
+            out[stream] = torch.where(mask, value, 0.0)
+    return out
 
 
 def by_length(batch: Batch, micro: MicroBatch) -> list[Tensor]:
@@ -174,7 +177,7 @@ def by_length(batch: Batch, micro: MicroBatch) -> list[Tensor]:
 
 
 def complete(batch: Batch, couples: str, micro: MicroBatch) -> list[Tensor] | None:
-    """Micro-batches each of which holds all that its rows' gradients depend on; None where that can't be.
+    """Micro-batches that each contain all that their rows' gradients depend on; None where one is too large.
 
     A response in several rows couples them, so by "row" is meant by response.
     """
@@ -188,4 +191,6 @@ def complete(batch: Batch, couples: str, micro: MicroBatch) -> list[Tensor] | No
 def _packed(blocks: list[list[int]], batch: Batch, micro: MicroBatch) -> list[Tensor] | None:
     assert batch.lengths is not None
     parts = micro.pack(blocks, batch.lengths.tolist())
-    return None if parts is None else [torch.tensor(rows, device=batch.mask.device) for rows in parts]
+    if parts is None:
+        return None
+    return [torch.tensor(rows, device=batch.mask.device) for rows in parts]

@@ -14,8 +14,7 @@ from agro.train.schedule import options_at
 
 
 def check_store(config: RunConfig, store: Store) -> list[str]:
-    """Raise `Refused` where the objective can't train on what would be drawn; else notes on what isn't
-    drawn."""
+    """Raise `Refused` where the objective can't train on what would be drawn; returns notes on the rest."""
     data = config.data
     rows = store.known(roles=data.roles, sources=data.sources)
     if not rows and data.replay < 1:
@@ -58,8 +57,7 @@ class _Check:
                 self.notes.append(f"{share} samples have no {need} and aren't drawn")
 
     def groups(self, sizes: dict[str, int], *, drop: bool) -> None:
-        """Refuse groups that are too small, unless they are to be dropped. `sizes`: responses, or pairs,
-        of each."""
+        """Refuse groups that are too small, unless `drop`. `sizes`: responses, or pairs, by prompt."""
         need = grouping(self.needs)
         if need is None:
             return
@@ -81,8 +79,7 @@ class _Check:
         return sizes
 
     def pairs(self) -> dict[str, int]:
-        """By prompt the number of its pairs; refuses a store without any, and pairs without the votes that
-        are needed."""
+        """By prompt the number of its pairs. Refuses a store without pairs, and missing votes."""
         judged = pairs_among(self.rows, self.needs, self.store)
         pairs = [pair for of_group in judged.values() for pair in of_group]
         known = self.store.counts().pairs
@@ -105,7 +102,7 @@ class _Check:
 
 
 def pairs_among(rows: Sequence[Known], needs: Set[Need], store: Store) -> dict[str, list[Pair]]:
-    """By prompt the judgements that join two of these samples, with rewards where these are needed."""
+    """By prompt the judgments that join two of these samples, with rewards where these are needed."""
     prompt = {row.id: row.prompt_id for row in rows if row.scored or REWARD not in needs}
     out: dict[str, list[Pair]] = {}
     for pair in store.pairs():

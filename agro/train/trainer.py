@@ -1,4 +1,4 @@
-"""From a configuration to a run: everything is loaded and checked here, and the loop's parts are chosen."""
+"""From a configuration to a run: everything is loaded and checked here, and the loop's parts are built."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ from agro.train.values import StoredValues
 class Trainer:
     """Train as `config` says, in the run folder `out` (default: runs/ and the time).
 
-    `monitors` look at each step besides the run's own. After `run`, `policy` is the policy.
+    `monitors` observe each step besides the run's own. After `run`, `policy` is the trained policy.
     """
 
     policy: Policy
@@ -84,7 +84,7 @@ class Trainer:
         check_config(config)
         check_trackers(config.track)
         if resume and out is None:
-            raise Refused("--resume: expected --out RUN, the folder of the run to go on with")
+            raise Refused("--resume: expected --out RUN, the folder of the run to continue; got none")
         self.config = config
         self.phases = Phase.all(config)
         self.out = Path(out) if out is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
@@ -92,7 +92,7 @@ class Trainer:
         self.monitors = monitors
 
     def run(self) -> Path:
-        """Run to the end and return the run folder; raises `Refused` before any compute where data aren't valid."""
+        """Run to the end and return the run folder. Raises `Refused` before any compute for invalid data."""
         if world_size() > 1:
             check_sharded(self.config)
             take_device()
@@ -131,7 +131,7 @@ class Trainer:
         return self.out
 
     def plan(self) -> dict[str, Any]:
-        """What `run` would do, all of it loaded and checked, and nothing written; see `agro.train.plan`."""
+        """What `run` would do. All is loaded and checked, and nothing is written; see `agro.train.plan`."""
         path = self._prepare()
         if self.reward is not None:
             self.reward.close()
@@ -141,7 +141,7 @@ class Trainer:
             return plan(self.config, policy, reference, self.prompts, self.eval_prompts, store)
 
     def _prepare(self) -> Path:
-        """Load and check what is cheap; the path of the store."""
+        """Load and check what is cheap; returns the path of the store."""
         data = self.config.data
         check_push(self.config.train)
         self.prompts = load_prompts(data.prompts) if data.prompts else []
@@ -166,7 +166,8 @@ class Trainer:
         stored_only = list(takewhile(lambda phase: phase.config.data.replay == 1, self.phases))
         if stored_only and not exists(path):
             raise Refused(
-                f"data.store: {path} doesn't exist; data.replay = 1 trains from a store (agro import makes one)"
+                f"data.store: {path} doesn't exist, but data.replay = 1 trains from a store; create it (agro "
+                "import)"
             )
         if exists(path):
             with Store.open(path, read_only=True) as store:
@@ -178,7 +179,7 @@ class Trainer:
                 Store.open(phase.config.data.eval_store, read_only=True, create=False).close()
 
     def _valued_prompts(self, path: Path) -> set[str]:
-        """Those that phases with stored values train on, as far as is known before the run."""
+        """The prompts that phases with stored values train on, as far as is known before the run."""
         prompts: set[str] = set()
         samples_fresh = False
         for phase in self.phases:
@@ -201,7 +202,7 @@ class Trainer:
         return policy
 
     def _load_reference(self, policy: Policy) -> Policy | None:
-        """What stays in memory for the complete run where any of its phases needs it."""
+        """The reference, which stays in memory for the complete run where any phase needs it."""
         needed = any(reads_reference(phase.config) for phase in self.phases)
         return load_reference(self.phases[0].config.policy, policy) if needed else None
 
@@ -220,7 +221,7 @@ class Trainer:
 
     @contextmanager
     def _learner(self) -> Iterator[Learner]:
-        """Of this process, or sharded over the ranks that torchrun started."""
+        """The learner: in this process, or sharded over the ranks that torchrun started."""
         reference = self._load_reference(self.policy)
         if world_size() == 1:
             yield Local(self.policy, reference, self.progress.say)
@@ -243,11 +244,11 @@ class Trainer:
 
     @cached_property
     def engine(self) -> Any:
-        """Of fresh samples and held-out responses."""
+        """The engine that generates fresh samples and held-out responses."""
         return load_engine(self.config.engine, self.policy, self.progress.say)
 
     def _parts(self, learner: Learner, phase: Phase, position: Position) -> Parts:
-        """What the steps of a phase are made with."""
+        """What the steps of a phase use."""
         config = phase.config
         trained = {p.id for p in self.prompts}
         if config.data.replay > 0:
@@ -267,14 +268,14 @@ class Trainer:
         shares = self.config.engine.kind == "hf" and world_size() == 1  # the engine has the learner's weights
         weights = None if shares else self.out / "weights" / "served"
         return Inline(
-            phase.config,
-            self._rollout(phase),
-            order,
-            self.reward,
-            self.store,
-            self.folder.id,
-            self.activity,
-            weights,
+            config=phase.config,
+            rollout=self._rollout(phase),
+            prompts=order,
+            reward=self.reward,
+            store=self.store,
+            run=self.folder.id,
+            activity=self.activity,
+            weights=weights,
         )
 
     def _rollout(self, phase: Phase) -> Rollout:
@@ -285,7 +286,7 @@ class Trainer:
         return Rollout(self.policy.encoder, self.engine, made, environment.max_turns)
 
     def _monitors(self, phase: Phase, learner: Learner, trained: set[str]) -> list[Monitor]:
-        """The run's own first, then those that were given, then those that show what all of them added."""
+        """First the run's own, then those passed to the trainer, then those that write the metrics."""
         config, say = phase.config, self.progress.say
         monitors: list[Monitor] = [Guard(config.guard, phase.name)]
         if self.eval_prompts:

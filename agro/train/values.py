@@ -1,4 +1,4 @@
-"""V*(x) from samples of the reference that were made before (A*PO, arXiv 2505.20686)."""
+"""V*(x) from stored samples of the reference (A*PO, arXiv 2505.20686)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from agro.types import Batch, Sample
 
 
 class StoredValues:
-    """The rewards of a store's responses, prompt by prompt; their soft maximum β log mean exp(r/β) estimates V*(x).
+    """The rewards of a store's responses by prompt. β log mean exp(r/β) of them estimates V*(x).
 
-    It is biased low, the more so the fewer responses there are. Whether they are the reference's nobody can check here.
+    The estimate is biased low, the more so the fewer responses there are. It assumes that the responses are
+    samples of the reference, which can't be checked here.
     """
 
     def __init__(self, rewards: Mapping[str, NDArray[np.float64]]) -> None:
@@ -29,31 +30,32 @@ class StoredValues:
 
     @classmethod
     def load(cls, path: str | Path, prompts: Collection[str]) -> StoredValues:
-        """Of all scored responses; raises `Refused` where one of `prompts`, which are trained on, has none."""
-        found: dict[
-            str, dict[str | int | None, float]
-        ] = {}  # a row of each response; only its reward stays in memory
+        """The rewards of all scored responses. Raises `Refused` where a prompt of `prompts` has none."""
+        by_response: dict[str, dict[str | int | None, float]] = {}
         with Store.open(path, read_only=True, create=False) as store:
             for s in store.samples(scored=True):
-                found.setdefault(s.prompt_id, {})[s.id if s.episode is None else s.episode] = total_reward(s)
-        lacking = sorted(set(prompts) - found.keys())
-        if lacking:
+                response = s.id if s.episode is None else s.episode
+                by_response.setdefault(s.prompt_id, {})[response] = total_reward(s)
+        wanted = set(prompts)
+        missing = sorted(wanted - by_response.keys())
+        if missing:
             raise Refused(
-                f"data.value_store: {path}: expected scored samples of the reference for all {len(set(prompts))} prompts that are trained on with stored values, "
-                f"but {len(lacking)} have none (for one: {', '.join(lacking[:3])}). What to do: agro sample --model REFERENCE "
-                "--prompts FILE --out STORE -n 8, then agro score"
+                f"data.value_store: {path}: expected scored samples of the reference for all {len(wanted)} "
+                f"prompts that are trained on with stored values, but {len(missing)} have none (for one: "
+                f"{', '.join(missing[:3])}). What to do: agro sample --model REFERENCE --prompts FILE --out "
+                "STORE -n 8, then agro score"
             )
-        return cls({prompt: np.array(list(rewards.values())) for prompt, rewards in found.items()})
+        return cls({prompt: np.array(list(rewards.values())) for prompt, rewards in by_response.items()})
 
     def value(self, prompt_id: str, beta: float) -> float:
-        """The soft maximum, in units of reward; NaN for a prompt that isn't there, which the objective refuses."""
-        if prompt_id not in self.rewards:  # it came into the store that is trained on after the run began
+        """The estimate, in units of reward; NaN for an unknown prompt, which the objective refuses."""
+        if prompt_id not in self.rewards:  # added to the training store after the run began
             return math.nan
         r = self.rewards[prompt_id]
         return float(beta * (np.logaddexp.reduce(r / beta) - math.log(len(r))))
 
     def fill(self, batch: Batch, samples: Sequence[Sample], options: Mapping[str, Any]) -> Batch:
-        """The batch of these samples with `extra["stored_value"]` [B]; β is the objective's value_beta, or its beta."""
+        """The batch of `samples` with `extra["stored_value"]` [B]; β is the option value_beta, or beta."""
         beta = options.get("value_beta") or options["beta"]
         values = {p: self.value(p, beta) for p in {s.prompt_id for s in samples}}
         column = torch.tensor(

@@ -28,7 +28,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 from agro.config import RunConfig  # noqa: E402
 from agro.errors import Refused  # noqa: E402
-from agro.policy import Policy, Unusable  # noqa: E402
+from agro.policy import Policy, InvalidSample  # noqa: E402
 from agro.store import Group, Store  # noqa: E402
 from agro.types import Sample  # noqa: E402
 from reproductions import harness  # noqa: E402
@@ -108,7 +108,7 @@ def describe(path: Path, config: RunConfig) -> dict[str, Any]:
             by_source.setdefault(sample.source, []).append(float(sample.reward or 0))
             try:
                 policy.encode(sample, config.train.max_length)
-            except Unusable as error:
+            except InvalidSample as error:
                 left_out[error.reason] += 1
     return {
         "groups": len(groups),

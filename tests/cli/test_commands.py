@@ -163,7 +163,7 @@ def test_import_counts_what_a_tokenizer_cannot_encode(model: Path, tmp_path: Pat
             "import", tmp_path / "log.jsonl", "--store", tmp_path / "s.db", "--tokenizer", model, "--json"
         ).stdout
     )
-    assert report["encoding"] == {"usable": 1, "unknown characters": 1}
+    assert report["encoding"] == {"valid": 1, "unknown characters": 1}
 
 
 def test_check_names_what_an_objective_lacks(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from agro.engines.hf import HF
 from agro.envs import Turn
 from agro.errors import Refused
 from agro.evaluate import heldout
-from agro.policy import Unusable
+from agro.policy import InvalidSample
 from agro.rewards import check_failures, exact
 from agro.rollout import Rollout
 from agro.rollout.demonstrate import demonstrate
@@ -284,7 +284,7 @@ def test_a_demonstration_that_does_not_fit_is_refused(tiny, turns, message):
 
 def test_turns_of_another_tokenizer_are_left_out(tiny):
     (s,) = demonstrate(Echo(1), tiny().encoder, Prompt("h"), ["ad", "be"])
-    with pytest.raises(Unusable, match="tokens that the policy didn't choose") as error:
+    with pytest.raises(InvalidSample, match="tokens that the policy didn't choose") as error:
         tiny().encode(s.replace(tokenizer="another"))
     assert error.value.reason == "turns of another tokenizer"
 

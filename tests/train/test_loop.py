@@ -106,9 +106,7 @@ def test_replayed_samples_of_this_run_know_their_age(tmp_path: Path) -> None:
 def test_several_updates_a_batch(tmp_path: Path) -> None:
     rows = metrics(run(tmp_path, train__updates=3, objective={"name": "grpo", "ratio": "old"}))
     assert [m["version"] for m in rows] == [3, 6, 9, 12, 15, 18]
-    with pytest.raises(
-        Refused, match=r"agro_onpolicy needs .*staleness 0.* train\.updates = 2"
-    ):
+    with pytest.raises(Refused, match=r"agro_onpolicy needs .*staleness 0.* train\.updates = 2"):
         Trainer(tiny(tmp_path, train__updates=2, objective={"name": "agro_onpolicy", "beta": 0.1}))
 
 

@@ -12,7 +12,7 @@ from tiny_runs import before_step, metrics, tiny
 from agro.config import Policy as PolicyConfig
 from agro.errors import Refused
 from agro.objectives.needs import REWARD
-from agro.policy import Policy, Unusable
+from agro.policy import InvalidSample, Policy
 from agro.rollout import Collected
 from agro.store import Drawn, Store
 from agro.train.collate import collate
@@ -99,7 +99,7 @@ def test_a_held_out_group_of_one_episode_is_none(tmp_path: Path, policy: Policy)
 def test_a_later_row_of_another_tokenizer_is_left_out(policy: Policy) -> None:
     """Its context isn't the prompt, and only the other tokenizer knows it."""
     policy.encode(row(policy, "1", "e").replace(tokenizer="another"))
-    with pytest.raises(Unusable, match="another context than the prompt"):
+    with pytest.raises(InvalidSample, match="another context than the prompt"):
         policy.encode(row(policy, "1", "e", later=True).replace(tokenizer="another"))
 
 

@@ -82,7 +82,7 @@ def test_one_that_fails_on_the_way_is_named_once_and_dropped(tmp_path: Path, sta
     failing, working = stand("wandb", fails_at=3), stand("trackio")
     assert len(metrics(run(tmp_path, to=["wandb", "trackio"]))) == 6
     err = capsys.readouterr().err
-    assert err.count("tracker wandb failed and is dropped; the run goes on: ConnectionError: no route") == 1
+    assert err.count("tracker wandb failed and is dropped; the run continues: ConnectionError: no route") == 1
     assert [step for step, _ in failing.logged] == [1, 2]
     assert len(working.logged) == 6
 
@@ -92,7 +92,7 @@ def test_one_that_cannot_begin_is_dropped_too(tmp_path: Path, stand, monkeypatch
     monkeypatch.setattr(sys.modules["wandb"], "init", lambda **_: 1 / 0)
     assert len(metrics(run(tmp_path, to=["wandb"]))) == 6
     assert (
-        "tracker wandb failed and is dropped; the run goes on: ZeroDivisionError" in capsys.readouterr().err
+        "tracker wandb failed and is dropped; the run continues: ZeroDivisionError" in capsys.readouterr().err
     )
 
 

@@ -1,4 +1,4 @@
-"""What looks at steps: before the weights move, and after a step is done."""
+"""Monitors observe steps: before the weights move, and after a step is done."""
 
 from agro.train.monitors.base import GO, Action, Monitor, View
 

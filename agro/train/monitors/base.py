@@ -1,4 +1,4 @@
-"""The protocol of a monitor, and what it is shown."""
+"""The protocol of a monitor, and what it observes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agro.types import Sample
 
 @dataclass(frozen=True)
 class Action:
-    """What a monitor asks for before the weights move, and why."""
+    """What a monitor requests before the weights move, and why."""
 
     kind: Literal["go", "skip", "roll back", "stop"] = "go"
     why: str = ""
@@ -39,9 +39,8 @@ class View:
     @property
     def is_empty(self) -> bool:
         """Whether it is the measurement before the first step, and nothing was measured."""
-        return self.step == 0 and not any(
-            k.startswith("eval_") and v is not None for k, v in self.metrics.items()
-        )
+        evaluated = [v for k, v in self.metrics.items() if k.startswith("eval_")]
+        return self.step == 0 and all(v is None for v in evaluated)
 
     @property
     def last(self) -> bool:
@@ -50,26 +49,26 @@ class View:
 
 
 class Monitor:
-    """Looks at steps. Each method does nothing unless a subclass overrides it; what one raises ends the run.
+    """Observes steps. Each method does nothing unless a subclass overrides it. What one raises ends the run.
 
-    `name` is the key under which checkpoints keep its `state`, JSON; a monitor without state has none.
+    `name` is the key of its `state` (JSON) in checkpoints; a monitor without state has none.
     """
 
     name = ""
 
     def judge(self, view: View) -> Action:
-        """Before the first update of a step, with the metrics of its gradient: whether the weights may move."""
+        """Whether the weights may move; called before the first update, with the metrics of its gradient."""
         return GO
 
     def after(self, view: View) -> None:
         """After a step: add to `view.metrics`, or set `view.stop`."""
 
     def state(self) -> Any:
-        """What a checkpoint keeps."""
+        """What a checkpoint stores."""
         return None
 
     def restore(self, state: Any) -> None:
-        """Continue from what a checkpoint kept."""
+        """Continue from what a checkpoint stored."""
 
     def close(self) -> None:
         """The run has ended."""

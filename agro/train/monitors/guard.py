@@ -1,13 +1,13 @@
 """The rule for a step that explodes.
 
-A step explodes when |loss| is above `guard.loss` times the median |loss| of the last `guard.window` steps (once there
-are `LEAST` of them; a median of 0, as where rewards are rare, is nothing to compare with), or when kl_ref is above
-`guard.kl`. Both are measured before the weights move. What happens then:
+A step explodes when |loss| is above `guard.loss` times the median |loss| of the last `guard.window` steps, or
+when kl_ref is above `guard.kl`. Both are measured before the weights move. The median needs `LEAST` steps. A
+median of 0, which is common where rewards are rare, is ignored. The actions:
 
-- "skip": this update isn't made; train.max_skipped in a row stop the run.
+- "skip": the update is skipped; train.max_skipped in a row stop the run.
 - "stop": the run ends as refused, with a checkpoint of the step before.
-- "rollback": weights and optimizer go back to the last checkpoint and the learning rate is halved from there on; the
-  data goes on. `guard.rollbacks` of them, and the next one stops the run.
+- "rollback": weights and optimizer return to the last checkpoint, and the learning rate is halved from there
+  on; the order of the data continues. After `guard.rollbacks` of them the next one stops the run.
 
 A gradient that isn't finite is skipped whatever the rule.
 """
@@ -23,8 +23,8 @@ from agro.train.monitors.base import GO, Action, Monitor, View
 
 LEAST = 5
 ADVICE = (
-    "What to do: look at the samples (agro show), then go on from a lower train.lr or a higher objective.beta in a new "
-    "run, or raise the limit of the guard"
+    "What to do: look at the samples (agro show), then start a new run with a lower train.lr or a higher "
+    "objective.beta, or raise the limit of the guard"
 )
 
 
@@ -62,16 +62,20 @@ class Guard(Monitor):
 
 
 def explosion(rule: config.Guard, loss: float, kl: float | None, before: Sequence[float]) -> str:
-    """What explodes, in words, or "". `before`: |loss| of the steps before; `kl` None: not measured."""
+    """Why the step explodes, or "". `before`: |loss| of the steps before; `kl` None: not measured."""
     if rule.loss is not None and len(before) >= LEAST:
         usual = median(before)
         if usual and abs(loss) > rule.loss * usual:
-            return f"|loss| is {abs(loss):.4g}, more than guard.loss = {rule.loss:g} times its median of {usual:.4g}"
+            return (
+                f"|loss| is {abs(loss):.4g}, above guard.loss = {rule.loss:g} times its median of {usual:.4g}"
+            )
     if rule.kl is not None and kl is not None and kl > rule.kl:
-        return f"kl_ref is {kl:.4g} nats a response, above guard.kl = {rule.kl:g}"
+        return f"kl_ref is {kl:.4g} nats per response, above guard.kl = {rule.kl:g}"
     return ""
 
 
 def remember(rule: config.Guard, before: Sequence[float], loss: float) -> tuple[float, ...]:
     """The losses that the next step is compared with."""
-    return (*before, abs(loss))[-rule.window :] if rule.loss is not None else ()
+    if rule.loss is None:
+        return ()
+    return (*before, abs(loss))[-rule.window :]

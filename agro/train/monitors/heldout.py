@@ -1,4 +1,4 @@
-"""Measurements on what a phase isn't trained on: fresh responses to held-out prompts, and stored groups."""
+"""Measurements on data that a phase doesn't train on: fresh responses to held-out prompts, stored groups."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from agro.types import Prompt
 
 
 class HeldOutPrompts(Monitor):
-    """Held-out reward, and where samples of the policy itself allow it KL to the reference, ½ Var(R) and regret.
+    """Held-out reward; on samples of the policy itself also KL to the reference, ½ Var(R) and regret.
 
-    Measured at step 0, every `evaluate.every` steps and after the last step of the phase, on noise that is the same
-    at every step.
+    Measured at step 0, every `evaluate.every` steps and after the last step of the phase, with the same
+    random numbers at every step.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class HeldOutLog(Monitor):
         if not is_due(view) or not beta:
             return
         self.activity.stage("evaluating")
-        found = self.groups.measure(self.learner, beta, view.options.get("average", "sum"))
-        view.metrics |= found.metrics()
+        consistency = self.groups.measure(self.learner, beta, view.options.get("average", "sum"))
+        view.metrics |= consistency.metrics()
         view.metrics["eval_dropped"] = self.groups.dropped
 
 

@@ -1,4 +1,4 @@
-"""Where a step's metrics go: the run folder, trackers, the terminal; and warnings, each once a phase."""
+"""Outputs of a step's metrics: the run folder, trackers, the terminal, and warnings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agro.train.notes import warn_of_metrics
 
 
 class Warnings(Monitor):
-    """What a step's metrics give reason to warn of, each once a phase."""
+    """Warnings about a step's metrics, each once per phase."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
@@ -48,7 +48,7 @@ class Record(Monitor):
 
 
 class Terminal(Monitor):
-    """A line a step, and responses now and then."""
+    """A line per step, and responses every `train.show_every` steps."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress

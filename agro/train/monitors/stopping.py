@@ -1,4 +1,4 @@
-"""Held-out reward against the best so far: which model is kept, and whether the run goes on."""
+"""Held-out reward against the best so far: which model is saved, and whether the run continues."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from agro.train.monitors.base import Monitor, View
 
 
 class Best(Monitor):
-    """Keeps the best model and stops the run where held-out reward no longer rises, or has reached its target."""
+    """Saves the best model. Stops the run where held-out reward stops rising or has reached its target."""
 
     name = "best"
 
     def __init__(self, keep: Callable[[Mapping[str, Any]], None]) -> None:
-        """`keep` saves the present model, with the metrics of the step."""
+        """`keep` saves the current model, with the metrics of the step."""
         self.keep = keep
         self.reward = -math.inf  # the highest eval_reward
         self.step = -1  # its step
@@ -24,12 +24,11 @@ class Best(Monitor):
     def after(self, view: View) -> None:
         rule = view.phase.config.evaluate
         reward = view.metrics["eval_reward"]
-        if reward is None or math.isnan(reward):  # nothing was asked, or could be scored
+        if reward is None or math.isnan(reward):  # not measured, or not scored
             return
         self.waited += 1
-        if (
-            reward > self.reward or view.step == self.step
-        ):  # step 0 is measured again where a run resumes from it
+        again = view.step == self.step  # step 0 is measured again where a run resumes from it
+        if reward > self.reward or again:
             self.reward, self.step, self.waited = reward, view.step, 0
             if rule.keep_best:
                 self.keep({**view.metrics, "step": view.step})
