@@ -1,4 +1,7 @@
-"""Requests and data that an objective can't use are refused with the objective, the field, the counts, the rows, the way out."""
+"""Requests and data that an objective can't use are refused.
+
+The message has the objective, the field, the counts, the rows, and what to do.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ def test_onpolicy_is_refused_on_anything_but_fresh_samples(age: float, baseline:
     assert "agro" in said.split("What to do")[1]
 
 
-def test_grpo_without_behaviour_names_a_way_out() -> None:
+def test_grpo_without_behavior_names_a_way_out() -> None:
     """The case of logs without log-probs."""
     way_out = refusal("grpo", {}, behavior_logp=None).split("What to do")[1]
     assert "sample" in way_out

@@ -124,7 +124,7 @@ class Far:
 
 
 def test_kl_is_of_a_response(tmp_path: Path, monkeypatch) -> None:
-    """Each sampled response is made an episode together with its neighbour of the group."""
+    """Each sampled response is made an episode together with its neighbor of the group."""
     real = Store.draw
 
     def paired(*args, **kwargs):

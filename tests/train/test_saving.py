@@ -1,4 +1,4 @@
-"""What a run leaves besides figures: cards, the model's own generation_config, an upload to a hub that stands on this machine."""
+"""What a run leaves besides figures: cards, the model's generation_config, an upload to a local hub."""
 
 from __future__ import annotations
 
@@ -130,7 +130,8 @@ def test_of_the_generation_config_only_end_tokens_are_taken_and_the_rest_is_said
     out = trainer.run()
     said = capsys.readouterr().err
     assert (
-        "note: the model's generation_config asks for temperature = 0.6 (sampler.temperature = 1.0), top_k = 20 (sampler.top_k = 0), "
+        "note: the model's generation_config asks for temperature = 0.6 (sampler.temperature = 1.0), "
+        "top_k = 20 (sampler.top_k = 0), "
         "top_p = 0.95 (sampler.top_p = 1.0), repetition_penalty = 1.05; [sampler] decides" in said
     )
     sampled = samples(out)[0]
@@ -163,7 +164,7 @@ def test_plain_prompts_to_a_chat_model_are_noted(tmp_path, base, capsys):
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of the hub's HTTP interface as create_repo and upload_folder need, its large files without Xet."""
+    """As much of the hub's HTTP interface as create_repo and upload_folder need, without Xet."""
 
     server: Any
 
