@@ -58,7 +58,7 @@ def without(need: str, rows: range) -> dict[str, Any]:
 def test_a_need_unknown_in_some_rows(name: str, options: dict[str, Any], need: str) -> None:
     said = refusal(name, options, **without(need, range(1, 5)))
     assert f"objective {name} " in said
-    assert (need if need != "fresh" else "age 0") in said
+    assert (need if need != "fresh" else "staleness 0") in said
     assert "2 of 6 rows have it, 4 don't" in said
     assert re.findall(r"sample \d", said) == ["sample 2", "sample 3", "sample 4"]
     assert re.search(r"What to do: \w+", said)
