@@ -25,7 +25,10 @@ MODULES = {name_of(path): path for path in FILES}
 
 
 def imported(source: str, known: set[str]) -> set[str]:
-    """The modules of `known` that a source imports. A name that is no module counts for the module it is from."""
+    """The modules of `known` that a source imports.
+
+    A name that is no module counts for the module that it comes from.
+    """
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -74,7 +77,6 @@ def test_inside_the_package_nothing_imports_the_package_itself() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """A package's own module is exempt where it collects names: its members may import each other only."""
     TopologicalSorter(IMPORTS).prepare()
 
 

@@ -82,7 +82,7 @@ def test_one_token_without_its_log_prob_is_a_row_without() -> None:
 @pytest.mark.parametrize("baseline", [False, True])
 def test_onpolicy_is_refused_on_anything_but_fresh_samples(age: float, baseline: bool) -> None:
     said = refusal("agro_onpolicy", {"beta": 0.1, "baseline": baseline}, age=[0, 0, age, 0, 0, 0])
-    assert "age 0" in said
+    assert "staleness 0" in said
     assert "5 of 6 rows have it, 1 don't (for one: sample 3)" in said
     assert "agro" in said.split("What to do")[1]
 
