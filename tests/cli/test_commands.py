@@ -268,7 +268,7 @@ def test_check_knows_that_a_store_is_not_fresh(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text(
         "".join(json.dumps({"prompt": "p", "response": r, "reward": 1}) + "\n" for r in "abc")
     )
-    assert "agro_onpolicy needs samples of age 0" in refused(
+    assert "agro_onpolicy needs samples of staleness 0" in refused(
         "check", tmp_path / "log.jsonl", "--objective", "agro_onpolicy"
     )
 
