@@ -162,6 +162,12 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
     ),
     "Problems": (
         Metric("rewards_failed", RESPONSES, "Responses whose reward failed.", "count over fresh responses"),
+        Metric(
+            "requests_failed",
+            "requests",
+            "Requests to the engine that failed and were asked again.",
+            "count over the requests of the step",
+        ),
         Metric("dropped", RESPONSES, "Responses drawn but dropped before training.", "count"),
         Metric("dropped_reasons", RESPONSES, "Dropped responses by reason.", "counts", kind="object"),
         Metric(

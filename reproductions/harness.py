@@ -1,4 +1,4 @@
-"""What the reproductions share: their data, the run of one configuration, the machine, and the look of a figure."""
+"""What the reproductions share: data, the run of one configuration, the machine, and the style of figures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from agro.train.trainer import Trainer
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 INK, MUTED, GRID = "#1b1b1f", "#6b6f76", "#dfe1e5"
-COLOURS = ("#0072b2", "#d55e00", "#009e73")  # Okabe and Ito's, which colour-blind people tell apart
+COLORS = ("#0072b2", "#d55e00", "#009e73")  # Okabe and Ito's, which color-blind people tell apart
 
 
 def need(path: Path) -> Path:
@@ -56,7 +56,9 @@ def import_log(log: Path, store: Path, columns: Sequence[str]) -> None:
 
 
 def train(config: RunConfig, folder: Path) -> dict[str, Any]:
-    """One run, gone on with where it was interrupted: its metrics, and what it took in seconds (null if interrupted).
+    """Run one configuration, or continue it where it was interrupted.
+
+    Returns its metrics, and the seconds that it took (null if it was interrupted).
 
     `cpu_seconds` counts this process and those that it started.
     """
@@ -83,7 +85,10 @@ def enumerate_and_draw(
     figure: Callable[[dict[str, Any], Path], None],
     tell: Callable[[dict[str, Any]], str],
 ) -> None:
-    """What `run.py` of an exact reproduction does: `measure(small)`, and result.json and figure.png of it in `folder`."""
+    """The main function of an exact reproduction.
+
+    Calls `measure(small)` and writes result.json and figure.png of it into `folder`.
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
     parser.add_argument("--out", type=Path, default=folder)
@@ -158,10 +163,10 @@ def name_phases(found: Any, metrics: Sequence[dict[str, Any]]) -> None:
 
 
 def name_lines(found: Any, ends: Mapping[str, tuple[float, str]]) -> None:
-    """Names of lines, name -> (height, colour), on the right of the axes, moved apart where they would overlap."""
+    """Names of lines, name -> (height, color), right of the axes, moved apart where they would overlap."""
     low, high = found.get_ylim()
     apart, before = 0.07 * (high - low), -np.inf
-    for name, (y, colour) in sorted(ends.items(), key=lambda item: item[1][0]):
+    for name, (y, color) in sorted(ends.items(), key=lambda item: item[1][0]):
         before = max(y, before + apart)
         found.annotate(
             name,
@@ -169,7 +174,7 @@ def name_lines(found: Any, ends: Mapping[str, tuple[float, str]]) -> None:
             (4, 0),
             xycoords=("axes fraction", "data"),
             textcoords="offset points",
-            color=colour,
+            color=color,
             fontsize=8,
             va="center",
             annotation_clip=False,

@@ -1,4 +1,4 @@
-"""Conversations as tokens, under small templates modelled on well-known ones."""
+"""Conversations as tokens, under small templates modeled on well-known ones."""
 
 from __future__ import annotations
 
@@ -20,39 +20,48 @@ from agro.types import UNKNOWN_VERSION, Prompt, Sample
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.content %}{{ m.content }}{% endif %}"
-    "{% for call in m.tool_calls or [] %}<call>{{ call.function.name }}</call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% for call in m.tool_calls or [] %}<call>{{ call.function.name }}</call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 MARKED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'assistant' %}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
+    "{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
     "{% else %}{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 LLAMA3 = (
-    "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}<|im_start|>\n\n{{ m.content | trim }}<|eot|>{% endfor %}"
+    "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}<|im_start|>\n\n"
+    "{{ m.content | trim }}<|eot|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant<|im_start|>\n\n{% endif %}"
 )
 QWEN3 = (  # thinking stays after the last user's message only
-    "{% set at = namespace(user=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set at.user = loop.index %}{% endif %}{% endfor %}"
+    "{% set at = namespace(user=0) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set at.user = loop.index %}{% endif %}{% endfor %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{{ m.content.split('</think>')[-1] if loop.index < at.user else m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}"
 )
 R1 = (  # the generation prompt opens the thinking that is dropped of what was said
-    "{% for m in messages %}{% if m.role == 'user' %}U:{{ m.content }}{% else %}A:{{ m.content.split('</think>')[-1] }}<eos>{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m.role == 'user' %}U:{{ m.content }}"
+    "{% else %}A:{{ m.content.split('</think>')[-1] }}<eos>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}A:<think>\n{% endif %}"
 )
 MISTRAL = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
-    "{% elif m.role == 'assistant' %} {{ m.content }}</s>{% else %}{{ raise_exception('only user and assistant') }}{% endif %}{% endfor %}"
+    "{% elif m.role == 'assistant' %} {{ m.content }}</s>"
+    "{% else %}{{ raise_exception('only user and assistant') }}{% endif %}{% endfor %}"
 )
 PHI3 = (  # closes the whole where nothing is to follow
     "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>{% else %}<eos>{% endif %}"
 )
-BARE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+BARE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|eot|>", "</s>"]
 
 USER = {"role": "user", "content": "hi"}

@@ -76,7 +76,10 @@ def test_a_phase_changes_what_it_names_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_phase_with_another_objective_does_not_inherit_options(tmp_path: Path) -> None:
-    """beta and scale belong to agro: sft would refuse them. With the same objective, what isn't changed stays."""
+    """beta and scale belong to agro: sft would refuse them.
+
+    With the same objective, unchanged options stay.
+    """
     config = RunConfig.load(recipe(tmp_path))
     assert config.phase("sft").objective.options == {}
     assert config.phase("store").objective.options == {"beta": 0.2, "scale": "loss"}
@@ -263,7 +266,8 @@ def test_every_key_of_the_contract_exists() -> None:
 def test_an_override_that_a_phase_would_undo_is_refused(tmp_path) -> None:
     recipe = tmp_path / "r.toml"
     recipe.write_text(
-        '[train]\nsteps = 5\n[[phases]]\nname = "one"\ntrain.steps = 7\n[[phases]]\nname = "two"\ntrain.steps = 8\n'
+        "[train]\nsteps = 5\n"
+        '[[phases]]\nname = "one"\ntrain.steps = 7\n[[phases]]\nname = "two"\ntrain.steps = 8\n'
     )
     with pytest.raises(
         Refused, match=r"every phase sets train\.steps itself; say phases\.one\.train\.steps=9"
@@ -294,7 +298,7 @@ def test_what_decides_a_result_is_all_but_limits_and_what_is_shown() -> None:
 
 
 def test_what_may_change_on_resume_and_between_phases_is_declared_at_the_field() -> None:
-    """Limits and what is shown, kept or uploaded may change on resume; what is read once is shared by phases."""
+    """Limits and what is shown, kept or uploaded may change on resume; phases share what is read once."""
     free, one = set(marked("resume")), set(shared())
     assert {
         ("reward", "timeout"),

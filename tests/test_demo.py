@@ -1,4 +1,4 @@
-"""What the demo shows, on a smaller model and shorter prompts: that its store phase learns from rewards, not from texts."""
+"""The demo on a smaller model and shorter prompts: its store phase learns from rewards, not from texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunked streams against log_softmax of all logits at once, in value and gradient, and the memory they take."""
+"""Chunked streams against log_softmax of all logits at once, in value and gradient, and their memory."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_chunk_of_any_size_gives_the_same():
         torch.testing.assert_close(run[s], runs[0][s], rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
-def test_log_probs_of_a_bfloat16_model_are_normalised_in_float32():
+def test_log_probs_of_a_bfloat16_model_are_normalized_in_float32():
     hidden, weight, _, tokens, mask = arrays(torch.bfloat16)
     found = token_streams((hidden, Head(weight)), tokens, mask)["logp"][:, 1:][mask[:, 1:]]
     logits = torch.nn.functional.linear(hidden, weight)[:, :-1].float()
@@ -215,7 +215,10 @@ def test_a_reference_is_not_read_where_no_kl_is_wanted():
     ],
 )
 def test_the_head_takes_scale_and_cap_from_the_configuration(config, scale, cap):
-    """Cohere multiplies by logit_scale, Granite divides by logits_scaling, Falcon-H1 multiplies; Gemma caps."""
+    """Cohere multiplies by logit_scale, Granite divides by logits_scaling.
+
+    Falcon-H1 multiplies; Gemma caps.
+    """
     linear = torch.nn.Linear(H, V)
     text = SimpleNamespace(**config)
     head = Head.of(
@@ -229,7 +232,7 @@ def test_the_head_takes_scale_and_cap_from_the_configuration(config, scale, cap)
 
 
 def peak_bytes(work) -> int:
-    """Largest sum of tensor memory that `work` holds at once, above what is there before, as torch's allocator tells it."""
+    """The largest tensor memory that `work` adds at once to what was there, by torch's allocator."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         work()
     events = seen.profiler.kineto_results.events()
@@ -243,7 +246,10 @@ def test_peak_bytes_sees_all_logits_of_the_naive_way():
 
 
 def test_memory_is_below_a_tenth_of_all_logits(causal, tokenizer):
-    """V = 150,000 and T = 2,048, whole model forward and backward with every stream: gradients of the weights included."""
+    """V = 150,000 and T = 2,048: the model's forward and backward with every stream.
+
+    Gradients of the weights are included.
+    """
     from agro.policy import Policy
     from agro.reference import frozen
 

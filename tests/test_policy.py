@@ -85,7 +85,7 @@ def test_bfloat16(tiny, name):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_neither_padding_nor_neighbours_matter(tiny, name):
+def test_neither_padding_nor_neighbors_matter(tiny, name):
     policy = tiny(name)
     tokens, mask = rows()
     reference = frozen(tiny(name, initializer_range=0.2))

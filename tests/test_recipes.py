@@ -121,6 +121,6 @@ def test_every_objective_has_a_recipe_of_its_name() -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_head_says_what_it_is_and_what_must_be_given(recipe: str) -> None:
+def test_a_head_says_what_it_is_and_what_is_required(recipe: str) -> None:
     assert len(head(recipe)[0]) > 20
-    assert any(line.startswith(" To be given: ") for line in head(recipe))
+    assert any(line.startswith(" Required: ") for line in head(recipe))

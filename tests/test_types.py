@@ -28,7 +28,7 @@ def refused(make: Any, /, **given: Any) -> str:
 
 
 def test_prompt_hash() -> None:
-    """The first digits of SHA-256("abc"), of the FIPS 180 examples; messages whatever the order of their keys."""
+    """The first digits of SHA-256("abc"), of the FIPS 180 examples; messages with any order of their keys."""
     assert prompt_hash("abc") == "ba7816bf8f01cfea"
     assert prompt_hash(MESSAGES) == prompt_hash([dict(reversed(m.items())) for m in MESSAGES])
     assert prompt_hash(MESSAGES) != prompt_hash(MESSAGES[1:])

@@ -24,8 +24,8 @@ class Drawing(Samples):
     def pick(self, rule: DrawRule, at: At, check: Callable[[], None] = lambda: None) -> list[str]:
         """The prompt_ids of the groups that `draw` takes by `rule`; with `rule.fewer` as many as there are.
 
-        With `rule.wait` it waits until there are enough, unless `check` raises. Raises `Refused` where there are fewer, and reports
-        what the store has.
+        With `rule.wait` it waits until there are enough, unless `check` raises. Raises `Refused` where there
+        are fewer, and reports what the store has.
         """
         deadline = time.monotonic() + rule.wait
         while True:

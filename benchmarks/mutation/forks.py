@@ -52,12 +52,12 @@ OBJECTIVES = [
 STEP = ["tests/train/test_step.py", "tests/train/test_step_details.py"]
 LOGPROBS = ["tests/test_logprobs.py", "tests/test_policy.py"]
 TESTS = [*OBJECTIVES, "tests/proof/test_expectation.py", *STEP, *LOGPROBS]
-BUDGET = (
-    8.0  # seconds of CPU of tests for a mutant; one that only a later test would notice counts as survived
-)
+# Seconds of CPU of tests for a mutant; one that only a later test would notice counts as survived.
+BUDGET = 8.0
 SPARE = 10  # seconds of CPU that a test may take beyond five times what it takes of the code as it is
 MISPLACED = 70  # exit status of a fork that couldn't put its mutant in place
-# A profiler, and several threads, hang in a fork where they ran before it; so do whole runs, which are left out of TESTS.
+# A profiler, and several threads, hang in a fork where they ran before it. So do complete runs, which are not
+# in TESTS.
 OPTIONS = [
     "-o",
     "addopts=",
@@ -93,7 +93,7 @@ def calls(seen: set[tuple[str, str]]) -> Iterator[None]:
 
 
 def forked(work: Callable[[], bool]) -> str:
-    """ "killed" where `work` is false or dies of an error, "survived" where it is true, "timeout" where its time was up."""
+    """ "killed" where `work` is false or raises, "survived" where it is true, "timeout" at the time limit."""
     pid = os.fork()
     if pid == 0:
         silent = os.open(os.devnull, os.O_WRONLY)
@@ -156,7 +156,10 @@ class Session:
         return True
 
     def chosen(self, where: tuple[str, str], every: bool, budget: float) -> list[pytest.Item]:
-        """Tests that call it, up to a budget: those that killed most, one of each test function, then the quickest."""
+        """Tests that call it, up to a budget.
+
+        First those that killed most, then one of each test function, then the quickest.
+        """
         often = self.killers[where]
         items = sorted(
             (i for i, f in self.called.items() if every or where in f), key=lambda i: self.seconds[i]
@@ -212,7 +215,10 @@ def swap(mutant: Mutant) -> None:
 
 
 def execute(mutant: Mutant) -> None:
-    """Execute the mutant's file in the module that is there; its tables stay the objects that others have imported."""
+    """Execute the mutant's file in the module that is loaded.
+
+    Its tables stay the objects that others have imported.
+    """
     names = vars(sys.modules[name_of(mutant.path)])
     before = dict(names)
     exec(compile(mutant.source(), str(mutant.path), "exec"), names)

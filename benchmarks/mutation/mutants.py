@@ -1,10 +1,11 @@
 """Every mutant of a source file: one small change each, made by mutmut's operators.
 
-mutmut itself only changes the bodies of functions without decorators, for it puts each mutant behind a trampoline: of
-our files that leaves out the table of objectives, `Head.logits` and the backward pass of the log-probs. Its operators
-are applied here to the whole file. Left alone are what never runs (annotations, type aliases, imports, decorators),
-calls of `len` and `isinstance` (as in mutmut), and the words of messages and docstrings: of strings only those that are
-one word are changed, for these are the names of options, streams and needs.
+mutmut itself only changes the bodies of functions without decorators, because it puts each mutant behind a
+trampoline. Of our files that would skip the table of objectives, `Head.logits` and the backward pass of the
+log-probs. Its operators are applied here to the complete file. What never runs is not changed: annotations,
+type aliases, imports, decorators. Neither are calls of `len` and `isinstance` (as in mutmut), nor the words
+of messages and docstrings. Of strings only those of one word are changed, because these name options, streams
+and needs.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """What it changes, without the line's number: the function, the line's text, the node before and after."""
+        """What it changes, without the line's number: function, text of the line, node before and after."""
         before, after = (cst.Module([]).code_for_node(node) for node in (self.old, self.new))
         return "\n".join([str(self.function), self.text, before, after])
 

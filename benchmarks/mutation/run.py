@@ -2,13 +2,15 @@
 
     python benchmarks/mutation/run.py [--files agro/logprobs.py …]
 
-A mutant that no test notices has survived. It is listed in survivors.md with why it is equivalent or harmless, or a
-test is missing: then it is printed and the exit status is 1. Outcomes are kept in build/mutants.jsonl, so that a run
-that was stopped goes on where it was; a survivor is tried again once a test has changed.
+A mutant that no test notices has survived. Either it is listed in survivors.md with the reason why it is
+equivalent or harmless, or a test is missing: then it is printed and the exit status is 1. Outcomes are stored
+in build/mutants.jsonl, so that a run that was stopped continues. A survivor is tried again once a test has
+changed.
 
-A mutant is a fork of a process that has torch loaded and the tests collected: the changed function's code is put in the
-place of the old, and the tests that call it run, up to the first that fails. A file whose change has run already, at
-import or at collection, is executed once more; one with classes is imported by a fork that hasn't imported agro yet.
+A mutant is a fork of a process that has loaded torch and collected the tests. The code of the changed
+function replaces the old code, and the tests that call it run until one fails. A file whose change has run
+already, at import or at collection, is executed once more. One with classes is imported by a fork that hasn't
+imported agro yet.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ def machine() -> str:
         ),
         "",
     )
-    return f"{cpu or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    return f"{cpu or platform.machine()}, {os.cpu_count()} cores, {versions}"
 
 
 def main() -> int:
@@ -116,7 +119,10 @@ def main() -> int:
 
 
 def report(every: list[Mutant], rows: list[dict[str, Any]], whole: bool) -> int:
-    """Count, write result.json where all files were tried, and print the survivors that survivors.md doesn't know."""
+    """Count, and print the survivors that survivors.md doesn't know.
+
+    Writes result.json where all files were tried.
+    """
     explained = (HERE / "survivors.md").read_text() if (HERE / "survivors.md").exists() else ""
     files = {}
     for path in dict.fromkeys(m.path for m in every):

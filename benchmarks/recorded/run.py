@@ -1,7 +1,8 @@
 """Record what synchronous runs come to, byte for byte, and check that a changed trainer comes to the same.
 
     python benchmarks/recorded/run.py record
-    python benchmarks/recorded/run.py check [CASE ...] [--without CASE ...] [--renamed OLD=NEW ...]
+    python benchmarks/recorded/run.py check [CASE ...] [--without CASE ...]
+                                               [--renamed OLD=NEW ...] [--new KEY ...]
 
 Each case trains a small model in a folder of its own. What is kept of it: the SHA-256 of the weights that it
 leaves, and its metrics without the times. The code that trains is that of the repository which this script is
@@ -653,7 +654,12 @@ def with_names(was: Values, renamed: Mapping[str, str]) -> Values:
     return {**was, "metrics": [{renamed.get(k, k): v for k, v in line.items()} for line in was["metrics"]]}
 
 
-def compare(was: Values | None, name: str, renamed: Mapping[str, str]) -> list[str]:
+def without_metrics(now: Values, new: Sequence[str]) -> Values:
+    """The values without the metrics `new`."""
+    return {**now, "metrics": [{k: v for k, v in line.items() if k not in new} for line in now["metrics"]]}
+
+
+def compare(was: Values | None, name: str, renamed: Mapping[str, str], new: Sequence[str]) -> list[str]:
     """Train a case anew: what isn't as it was recorded."""
     if was is None:
         return ["not recorded"]
@@ -662,10 +668,10 @@ def compare(was: Values | None, name: str, renamed: Mapping[str, str]) -> list[s
     except Exception as error:  # noqa: BLE001  the other cases are to be heard too
         traceback.print_exc()
         return [f"failed: {error!r}"]
-    return differences(with_names(was, renamed), now)
+    return differences(with_names(was, renamed), without_metrics(now, new))
 
 
-def check(names: Sequence[str], renamed: Mapping[str, str]) -> int:
+def check(names: Sequence[str], renamed: Mapping[str, str], new: Sequence[str]) -> int:
     recorded = json.loads(RECORDED.read_text())
     print(f"recorded at {recorded['commit']}; here: {commit()}, {HERE.parents[1]}")
     for key, here in machine().items():
@@ -674,7 +680,7 @@ def check(names: Sequence[str], renamed: Mapping[str, str]) -> int:
     different = []
     for name in names:
         began = time.monotonic()
-        found = compare(recorded["cases"].get(name), name, renamed)
+        found = compare(recorded["cases"].get(name), name, renamed, new)
         print(f"{name}: {'DIFFERS' if found else 'equal'}, {time.monotonic() - began:.1f} s", flush=True)
         for line in found:
             print(f"    {line}")
@@ -700,13 +706,16 @@ def main() -> int:
     checking.add_argument(
         "--renamed", nargs="+", default=[], metavar="OLD=NEW", help="metrics that have another name now"
     )
+    checking.add_argument(
+        "--new", nargs="+", default=[], metavar="KEY", help="metrics that didn't exist when it was recorded"
+    )
     asked = parser.parse_args()
     if asked.command == "record":
         return record()
     if unknown := [name for name in asked.cases if name not in CASES]:
         parser.error(f"unknown: {', '.join(unknown)}; expected some of {', '.join(CASES)}")
     renamed = dict(names.split("=") for names in asked.renamed)
-    return check([name for name in asked.cases or CASES if name not in asked.without], renamed)
+    return check([name for name in asked.cases or CASES if name not in asked.without], renamed, asked.new)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Kill a run, and an import, again and again, and see that what they come to is what they come to undisturbed.
+"""Kill a run, and an import, again and again, and compare the results with those of undisturbed work.
 
     python benchmarks/torture/run.py [--kills 200] [--seed 0] [--out results.json]
 
-Half of the kills strike at an event of a stage (see `stages`), half at a random time of it. Each child is killed by
-SIGKILL, resumed, killed again, until it gets to its end; then everything it left is compared. Children are forks of
-one process that has the libraries loaded, which saves their start.
+Half of the kills strike at an event of a stage (see `stages`), half at a random time of it. Each child is
+killed by SIGKILL, resumed and killed again until it finishes. Then everything it wrote is compared. Children
+are forks of one process that has the libraries loaded, which saves their start.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from agro.config import RunConfig  # noqa: E402
 from agro.store import Store  # noqa: E402
 
 STAGES = ["sampling", "scoring", "appending", "updating", "saving"]
-ENTRIES = 5  # a kill strikes at one of the first few entries of a stage, so that most children get a checkpoint further
+# A kill strikes at one of the first few entries of a stage, so that most children get a checkpoint further.
+ENTRIES = 5
 ROWS = 4000  # of the imported file
 TIMES = {"seconds", "seconds_sample", "seconds_train", "tokens_per_second"}
 
@@ -257,7 +258,8 @@ def machine() -> str:
         for line in Path("/proc/cpuinfo").read_text().splitlines()
         if "model name" in line
     ]
-    return f"{names[0] if names else platform.machine()}, {len(names) or os.cpu_count()} cores, Python {platform.python_version()}"
+    cores = len(names) or os.cpu_count()
+    return f"{names[0] if names else platform.machine()}, {cores} cores, Python {platform.python_version()}"
 
 
 def commit() -> str:

@@ -1,7 +1,7 @@
-"""Where a process is in its work, told to the one that is to kill it, and a way to kill itself at an event.
+"""Which stage of its work a process is in, for the process that kills it, and how it kills itself.
 
-Events are what the work does to the world: SQL statements, files opened, renamed, removed, and the places between two
-pieces of work, and messages to and from the reward's process.
+Events are what the work does to the world: SQL statements; files opened, renamed or removed; the places
+between two pieces of work; messages to and from the reward's process.
 """
 
 from __future__ import annotations
@@ -51,11 +51,21 @@ _PLACES: list[tuple[Any, str, str]] = [
     (Loop, "_commit", "saving"),
     (HeldOutPrompts, "after", "evaluating"),
 ]
+_TICKS: tuple[tuple[Any, str], ...] = (
+    (Database, "_run"),
+    (Database, "_run_many"),
+    (Interruption, "check"),
+    (Pool, "_send"),
+    (Pool, "_turn"),
+)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Die in `stage` when it is entered for the `entry`-th time: at its `event`-th event, or, 0, by another's hand."""
+    """Die in `stage`, when it is entered for the `entry`-th time, at its `event`-th event.
+
+    With 0 for `event` the parent kills the process.
+    """
 
     stage: str
     entry: int
@@ -83,73 +93,67 @@ class Watch:
         return STAGES[self._shared[0]]
 
     def follow(self, plan: Plan | None, entered: Callable[[], None]) -> None:
-        """In the child: wrap the places where stages begin; `entered` is called where the plan's time begins."""
+        """In the child: wrap the places where stages begin.
+
+        `entered` is called where the plan's time begins.
+        """
         self._shared[0] = 0
-        events = itertools.count(1)
-        due = False  # the planned entry has come
-
-        @contextmanager
-        def within(stage: str) -> Iterator[None]:
-            nonlocal due
-            before, self._shared[0] = self._shared[0], STAGES.index(stage)
-            here, began = self.measured[stage], time.monotonic()
-            here.entries += 1
-            if plan is not None and stage == plan.stage and here.entries == plan.entry:
-                due = True
-                if not plan.event:
-                    entered()
-            try:
-                yield
-            finally:
-                self._shared[0] = before
-                here.seconds += time.monotonic() - began
-
-        def tick(*_: Any) -> None:
-            self.measured[self.stage].events += 1
-            if (
-                plan is not None
-                and plan.event
-                and due
-                and self.stage == plan.stage
-                and next(events) == plan.event
-            ):
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        def staged(plain: Any, stage: str) -> Any:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                with within(stage):
-                    return plain(*args, **kwargs)
-
-            return call
-
-        def ticking(plain: Any) -> Any:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                tick()
-                return plain(*args, **kwargs)
-
-            return call
-
+        self._plan, self._entered = plan, entered
+        self._due = False  # the planned entry has come
+        self._events = itertools.count(1)
         decode, import_files = HF.decode, agro.store.importing.import_files
 
         def sampling(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            with within("sampling"):
+            with self._within("sampling"):
                 yield from decode(*args, **kwargs)
 
         def importing(*args: Any, **kwargs: Any) -> Any:
-            with within("importing"):
+            with self._within("importing"):
                 return import_files(*args, **kwargs)
 
         HF.decode = sampling  # type: ignore[method-assign]
         agro.store.importing.import_files = importing
         for owner, name, stage in _PLACES:
             if plan is None or plan.stage != "importing" or owner is not Store:  # an import appends, too
-                setattr(owner, name, staged(getattr(owner, name), stage))
-        for owner, name in (
-            (Database, "_run"),
-            (Database, "_run_many"),
-            (Interruption, "check"),
-            (Pool, "_send"),
-            (Pool, "_turn"),
-        ):
-            setattr(owner, name, ticking(getattr(owner, name)))
-        sys.addaudithook(lambda name, args: tick() if name in _FILES else None)
+                setattr(owner, name, self._staged(getattr(owner, name), stage))
+        for owner, name in _TICKS:
+            setattr(owner, name, self._ticking(getattr(owner, name)))
+        sys.addaudithook(lambda name, args: self._tick() if name in _FILES else None)
+
+    @contextmanager
+    def _within(self, stage: str) -> Iterator[None]:
+        before, self._shared[0] = self._shared[0], STAGES.index(stage)
+        here, began = self.measured[stage], time.monotonic()
+        here.entries += 1
+        plan = self._plan
+        if plan is not None and stage == plan.stage and here.entries == plan.entry:
+            self._due = True
+            if not plan.event:
+                self._entered()
+        try:
+            yield
+        finally:
+            self._shared[0] = before
+            here.seconds += time.monotonic() - began
+
+    def _tick(self) -> None:
+        self.measured[self.stage].events += 1
+        plan = self._plan
+        if plan is None or not plan.event or not self._due or self.stage != plan.stage:
+            return
+        if next(self._events) == plan.event:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _staged(self, plain: Any, stage: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self._within(stage):
+                return plain(*args, **kwargs)
+
+        return call
+
+    def _ticking(self, plain: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._tick()
+            return plain(*args, **kwargs)
+
+        return call

@@ -2,10 +2,11 @@
 
     python reproductions/calculator/run.py [--seeds 3] [--out runs/calculator] [--record] [KEY=VALUE …]
 
-The prompt `37*46=` asks for `1702`. With the calculator (recipes/multi_turn.toml), a careless teacher is imitated first,
-who calls it in half of the episodes, `[37*46]` -> `(1702)` -> `1702`, slips in its digits, and guesses in the other
-half; then AGRO trains on the model's own episodes. Without it, everything else being equal, the teacher writes the right
-product, always. Prints the table and writes result.json and figure.png into --out, with --record beside this script too.
+The prompt `37*46=` asks for `1702`. With the calculator (recipes/multi_turn.toml), a careless teacher is
+imitated first. It calls the calculator in half of the episodes, `[37*46]` -> `(1702)` -> `1702`, with slips
+in its digits, and guesses in the other half. Then AGRO trains on the model's own episodes. Without the
+calculator, with everything else equal, the teacher always writes the right product. Prints the table and
+writes result.json and figure.png into --out, with --record beside this script too.
 """
 
 from __future__ import annotations
@@ -121,30 +122,30 @@ def draw(runs: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
     axes = harness.axes(figure, (1, 1, 1), "reward on held-out prompts (± standard error)", steps)
     ends = defaultdict(list)
     for way, run in runs:
-        colour = harness.COLOURS[WAYS.index(way)]
+        color = harness.COLORS[WAYS.index(way)]
         rows = [m for m in run["metrics"] if m["eval_reward"] is not None]
         at, y, se = ([m[k] for m in rows] for k in ("step", "eval_reward", "eval_reward_se"))
-        axes.errorbar(at, y, se, color=colour, linewidth=1.3, elinewidth=0.8, marker="o", markersize=3)
+        axes.errorbar(at, y, se, color=color, linewidth=1.3, elinewidth=0.8, marker="o", markersize=3)
         ends[way].append(y[-1])
     axes.set_ylim(-0.02, 1.05)
     harness.name_phases(axes, runs[0][1]["metrics"])
-    harness.name_lines(
-        axes, {w: (float(np.mean(y)), harness.COLOURS[WAYS.index(w)]) for w, y in ends.items()}
-    )
+    harness.name_lines(axes, {w: (float(np.mean(y)), harness.COLORS[WAYS.index(w)]) for w, y in ends.items()})
     return figure
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The result in Markdown."""
     lines = [
-        "| calculator | seed | after `sft` | after `episodes` | calls in the last step | KL (nats) | minutes | CPU minutes |",
+        "| calculator | seed | after `sft` | after `episodes` | calls in the last step | KL (nats) "
+        "| minutes | CPU minutes |",
         "|---|---|---|---|---|---|---|---|",
     ]
     shown: Callable[[float | None], str] = lambda x: "–" if x is None else f"{x / 60:.1f}"  # noqa: E731
     for r in rows:
         lines.append(
             f"| {r['way']} | {r['seed']} | {r['after_sft']:.3f} ± {r['after_sft_se']:.3f} | "
-            f"{r['after_episodes']:.3f} ± {r['after_episodes_se']:.3f} | {r['calls_last_step']:.2f} | {r['kl_ref']:.1f} | "
+            f"{r['after_episodes']:.3f} ± {r['after_episodes_se']:.3f} | {r['calls_last_step']:.2f} | "
+            f"{r['kl_ref']:.1f} | "
             f"{shown(r['seconds'])} | {shown(r['cpu_seconds'])} |"
         )
     return "\n".join(lines)

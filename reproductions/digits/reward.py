@@ -8,8 +8,8 @@ from typing import Any
 def prefix(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
     """Matched prefix characters / characters of the answer; 1 for an immediate end where the answer is empty.
 
-    The signature is that which TRL's trainers call. What follows the whole answer costs nothing, as in the task's
-    source.
+    The signature is the one that TRL's trainers call. Text after the complete answer costs nothing, as in the
+    task's source.
     """
     return [
         matched(text, right) / len(right) if right else float(not text)

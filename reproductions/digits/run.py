@@ -2,9 +2,10 @@
 
     python reproductions/digits/run.py [--seeds 3] [--out runs/digits] [--record] [KEY=VALUE …]
 
-The prompt `a,b:max,n` asks for the n terms that follow a, b in the arithmetic sequence modulo max, separated by
-commas: `8,3:9,4` -> `7,2,6,1`. Trains recipe.toml for each objective and seed (an interrupted run goes on), prints the
-table and writes result.json and figure.png into --out, with --record beside this script too.
+The prompt `a,b:max,n` asks for the n terms that follow a, b in the arithmetic sequence modulo max, separated
+by commas: `8,3:9,4` -> `7,2,6,1`. Trains recipe.toml for each objective and seed (an interrupted run
+continues). Prints the table and writes result.json and figure.png into --out, with --record beside this
+script too.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def answer(prompt: str) -> str:
 
 
 def prepare(folder: Path) -> dict[str, int]:
-    """Write train.jsonl and test.jsonl with answers; a prompt stands once, and what is trained on isn't in the test."""
+    """Write train.jsonl and test.jsonl with answers. No prompt is there twice, and none is in both."""
     rows, given = {}, {}
     for part in ("train", "test"):
         path = harness.need(harness.SHARED / f"data/rl_tasks/digit_completion_{part}.jsonl")
@@ -136,18 +137,16 @@ def draw(runs: Sequence[tuple[str, dict[str, Any]]], base: Sequence[dict[str, An
         axes = harness.axes(figure, (1, 2, i + 1), title, steps)
         ends = defaultdict(list)
         for name, run in runs:
-            colour = harness.COLOURS[list(OBJECTIVES).index(name)]
+            color = harness.COLORS[list(OBJECTIVES).index(name)]
             if part == "train":
                 values = harness.column(run["metrics"], "reward_mean")
                 values = harness.trailing_mean(values, min(WINDOW, len(values)))
-                axes.plot(np.arange(1, len(values) + 1), values, color=colour, linewidth=1.3)
+                axes.plot(np.arange(1, len(values) + 1), values, color=color, linewidth=1.3)
                 ends[name].append(values[-1])
             else:
                 rows = [m for m in run["metrics"] if m["eval_reward"] is not None]
                 at, y, se = ([m[k] for m in rows] for k in ("step", "eval_reward", "eval_reward_se"))
-                axes.errorbar(
-                    at, y, se, color=colour, linewidth=1.3, elinewidth=0.8, marker="o", markersize=3
-                )
+                axes.errorbar(at, y, se, color=color, linewidth=1.3, elinewidth=0.8, marker="o", markersize=3)
                 ends[name].append(y[-1])
         axes.axhline(best[part], color=harness.MUTED, linewidth=0.9, linestyle="--")
         axes.annotate(
@@ -165,7 +164,7 @@ def draw(runs: Sequence[tuple[str, dict[str, Any]]], base: Sequence[dict[str, An
         harness.name_phases(axes, runs[0][1]["metrics"])
         harness.name_lines(
             axes,
-            {n: (float(np.mean(y)), harness.COLOURS[list(OBJECTIVES).index(n)]) for n, y in ends.items()},
+            {n: (float(np.mean(y)), harness.COLORS[list(OBJECTIVES).index(n)]) for n, y in ends.items()},
         )
     return figure
 
@@ -174,7 +173,8 @@ def table(result: dict[str, Any]) -> str:
     """The result in Markdown."""
     d = result["data"]
     lines = [
-        f"{d['train']} training prompts ({d['train_rows']} rows, {d['train_duplicates']} duplicates removed); "
+        f"{d['train']} training prompts "
+        f"({d['train_rows']} rows, {d['train_duplicates']} duplicates removed); "
         f"{d['test']} test prompts ({d['test_rows']} rows, {d['test_duplicates']} duplicates and "
         f"{d['test_in_train']} that stand in the training set removed).",
         "",
@@ -187,7 +187,8 @@ def table(result: dict[str, Any]) -> str:
     ]
     lines += [
         "",
-        f"| objective | seed | training, first {WINDOW} steps | last {WINDOW} steps | above {GOAL} at | test | KL (nats) | minutes | CPU minutes |",
+        f"| objective | seed | training, first {WINDOW} steps | last {WINDOW} steps | above {GOAL} at | test "
+        "| KL (nats) | minutes | CPU minutes |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for r in result["runs"]:
@@ -198,7 +199,8 @@ def table(result: dict[str, Any]) -> str:
         )
         took = " | ".join("–" if r[k] is None else f"{r[k] / 60:.1f}" for k in ("seconds", "cpu_seconds"))
         lines.append(
-            f"| {r['objective']} | {r['seed']} | {r['first_training_reward']:.3f} | {r['last_training_reward']:.3f} | "
+            f"| {r['objective']} | {r['seed']} | {r['first_training_reward']:.3f} "
+            f"| {r['last_training_reward']:.3f} | "
             f"{reached} | {r['test_reward']:.3f} ± {r['test_reward_se']:.3f} | {r['kl_ref']:.1f} | {took} |"
         )
     return "\n".join(lines)

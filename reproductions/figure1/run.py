@@ -1,12 +1,13 @@
-"""Figure 1 of AGRO (arXiv 2503.19612): tabular, off-policy, KL(π ‖ π*) against updates, by exact expectations and by samples.
+"""Figure 1 of AGRO (arXiv 2503.19612): tabular, off-policy, KL(π ‖ π*) against updates.
 
     python reproductions/figure1/run.py [--small] [--out FOLDER]
 
-AGRO and the policy gradient with a KL term (kl_pg), for several β, on data of the reference, of a uniform policy, of another
-policy, and beyond the paper of a mixture of the three that nobody knows, and of a policy that never gives some responses.
-Each on random problems: two tokens of a vocabulary of two, rewards uniform in 0 … 1. Groups of two, all of them, weighed by their
-probability; then, beyond the paper, groups of 2, 4, 8 and 16 drawn anew at every update, through the step that trains.
-Writes figure.png, sampled.png and result.json.
+AGRO and the policy gradient with a KL term (kl_pg), for several β, on random problems: two tokens of a
+vocabulary of two, rewards uniform in 0 … 1. The data are the reference's, a uniform policy's or another
+policy's. Beyond the paper they are also an unknown mixture of the three, or those of a policy that never
+gives some responses. First with exact expectations: all groups of two, weighted by their probability. Then,
+beyond the paper, with samples: groups of 2, 4, 8 and 16 drawn anew at every update, through the step that
+trains. Writes figure.png, sampled.png and result.json.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ LEVELS = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
 
 
 def problems(instances: int) -> tuple[Enumerable, Enumerable, torch.Tensor]:
-    """Reference and behaviour over all behaviours' copies of the same random problems, and their rewards."""
+    """Reference and behavior over all behaviors' copies of the same random problems, and their rewards."""
     space = Space(2, 2, instances)
     reference, uniform, another = (Enumerable.table(space, *args) for args in ((2, 0.7), (0, 0.0), (3, 1.0)))
     mixture = torch.stack([p.logp().detach() for p in (reference, uniform, another)]).logsumexp(0) - math.log(
@@ -81,7 +82,7 @@ def run_sampled(name: str, n: int, instances: int, updates: int) -> Descent:
 
 
 def curves(path: Descent, seeds: int = 1) -> dict[str, dict[str, Any]]:
-    """Of each behaviour: quartiles over its problems (and seeds) of KL(π ‖ π*), nats, and the worst at the end."""
+    """By behavior: quartiles over problems (and seeds) of KL(π ‖ π*) in nats, and the worst at the end."""
     split = path.distance.clamp(min=0).view(len(path.updates), seeds, len(BEHAVIORS), -1)
     found = {}
     for i, behavior in enumerate(BEHAVIORS):
@@ -115,11 +116,11 @@ def measure(small: bool) -> dict[str, Any]:
     }
 
 
-def draw(axis: Any, row: dict[str, Any], x: Any, style: str, label: str, colour: str) -> None:
+def draw(axis: Any, row: dict[str, Any], x: Any, style: str, label: str, color: str) -> None:
     """A median and its quartiles, in logarithms; what is 0 to rounding stands at the bottom."""
     low, middle, high = (np.maximum(row[k], 1e-17) for k in ("low", "median", "high"))
-    axis.plot(x, middle, style, color=colour, label=label)
-    axis.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
+    axis.plot(x, middle, style, color=color, label=label)
+    axis.fill_between(x, low, high, color=color, alpha=0.12, linewidth=0)
     axis.set(xscale="log", yscale="log")
     axis.spines[["top", "right"]].set_visible(False)
 
@@ -128,13 +129,13 @@ def figure(found: dict[str, Any], path: Path) -> None:
     out = Figure(figsize=(13, 3.9), layout="constrained")
     axes = out.subplots(1, len(BEHAVIORS), sharey=True)
     for row in found["rows"]:
-        axis, colour = (
+        axis, color = (
             axes[BEHAVIORS.index(row["behavior"])],
-            harness.COLOURS[OBJECTIVES.index(row["objective"])],
+            harness.COLORS[OBJECTIVES.index(row["objective"])],
         )
         style = dict(zip(BETAS, (":", "-", "--")))[row["beta"]]
         draw(
-            axis, row, np.array(row["updates"]) + 1, style, f"{row['objective']}, β = {row['beta']:g}", colour
+            axis, row, np.array(row["updates"]) + 1, style, f"{row['objective']}, β = {row['beta']:g}", color
         )
     for axis, behavior in zip(axes, BEHAVIORS):
         axis.set(title=f"data: {behavior}", xlabel="updates")
@@ -151,12 +152,12 @@ def figure_sampled(found: dict[str, Any], path: Path) -> None:
     for row in found["sampled"]:
         if row["behavior"] == "mixture":
             style = dict(zip(SIZES, (":", "-.", "--", "-")))[row["n"]]
-            colour, updates = (
-                harness.COLOURS[OBJECTIVES.index(row["objective"])],
+            color, updates = (
+                harness.COLORS[OBJECTIVES.index(row["objective"])],
                 np.array(row["updates"]) + 1,
             )
             for axis, x in zip(axes, (updates, updates * row["n"])):
-                draw(axis, row, x, style, f"{row['objective']}, n = {row['n']}", colour)
+                draw(axis, row, x, style, f"{row['objective']}, n = {row['n']}", color)
     axes[0].set(xlabel="updates", title=f"sampled groups of a mixture, β = {found['beta of sampled']:g}")
     axes[1].set(xlabel="samples a prompt")
     axes[0].set_ylabel(
@@ -168,7 +169,8 @@ def figure_sampled(found: dict[str, Any], path: Path) -> None:
 
 def tell(found: dict[str, Any]) -> str:
     lines = (
-        f"{r['objective']:6} {'β' if 'beta' in r else 'n'} {r.get('beta', r.get('n')):<4g} data of {r['behavior']:14} "
+        f"{r['objective']:6} {'β' if 'beta' in r else 'n'} {r.get('beta', r.get('n')):<4g} "
+        f"data of {r['behavior']:14} "
         f"{r['updates'][-1]:6} updates: KL median {r['median'][-1]:.2g}, worst {r['worst']:.2g}"
         for r in (*found["rows"], *found["sampled"])
     )

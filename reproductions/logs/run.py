@@ -1,12 +1,13 @@
-"""Logs of other models, without log-probs: AGRO on answers that a store holds, and on nothing else.
+"""Logs of other models, without log-probs: AGRO on the answers in a store, and on nothing else.
 
-    python reproductions/logs/run.py [--data gsm8k|game24|both] [--seeds 3] [--out runs/logs] [--small] [--record] [KEY=VALUE …]
+    python reproductions/logs/run.py [--data gsm8k|game24|both] [--seeds 3] [--out runs/logs] [--small]
+                                     [--record] [KEY=VALUE …]
 
-Imports two logs (`agro import`), splits their prompts into training and held-out ones, asks for an objective that
-the log can't serve (`agro train … objective.name=grpo` is refused) and trains recipe by recipe and seed by seed with
-`agro`. What is measured is ½ Var(R) within held-out groups, R = r − βρ. At π_ref, where the second phase of a recipe
-begins, ρ = 0 and R = r. Prints tables and writes result.json and figure.png into --out, with --record beside this
-script too. An interrupted run goes on.
+Imports two logs (`agro import`) and splits their prompts into training and held-out ones. Then it asks for an
+objective that the log can't serve (`agro train … objective.name=grpo` is refused), and trains recipe by
+recipe and seed by seed with `agro`. It measures ½ Var(R) within held-out groups, R = r − βρ. At π_ref, where
+the second phase of a recipe begins, ρ = 0 and R = r. Prints tables and writes result.json and figure.png into
+--out, with --record beside this script too. An interrupted run continues.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ GOAL, ERRORS = 0.05, 3.0  # relative fall of held-out ½ Var(R), and that fall i
 
 @dataclass(frozen=True)
 class Log:
-    """A log, how it is imported, and its split: prompts fall into `parts` by hash; each of `folds` is held out once."""
+    """A log, how it is imported, and its split.
+
+    Prompts are assigned to `parts` by hash; each of `folds` is held out once.
+    """
 
     title: str
     file: str
@@ -120,7 +124,9 @@ def describe(path: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def by_source(train: Path, heldout: Path) -> dict[str, float] | None:
-    """½ Var(r − c) on held-out groups, c the best constant for each source on the training groups; None for one source.
+    """½ Var(r − c) on held-out groups, c the best constant for each source on the training groups.
+
+    None for one source.
 
     Least squares on what differs within groups: ½ Var doesn't see what a whole group has in common.
     """
@@ -129,19 +135,19 @@ def by_source(train: Path, heldout: Path) -> dict[str, float] | None:
     if len(sources) == 1:
         return None
 
-    def centred(groups: Sequence[Sequence[Sample]]) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+    def centered(groups: Sequence[Sequence[Sample]]) -> Iterable[tuple[np.ndarray, np.ndarray]]:
         for group in groups:
             x = np.array([[s.source == name for name in sources] for s in group], dtype=float)
             r = np.array([s.reward for s in group], dtype=float)
             yield x - x.mean(0), r - r.mean()
 
-    weighted = [(x / len(r) ** 0.5, r / len(r) ** 0.5) for x, r in centred(fit)]
+    weighted = [(x / len(r) ** 0.5, r / len(r) ** 0.5) for x, r in centered(fit)]
     c = np.linalg.lstsq(
         np.concatenate([x for x, _ in weighted]), np.concatenate([r for _, r in weighted]), rcond=None
     )[0]
     before, after = (
         np.array([0.5 * float(e @ e) / (len(e) - 1) for e in errors])
-        for errors in ([r for _, r in centred(test)], [r - x @ c for x, r in centred(test)])
+        for errors in ([r for _, r in centered(test)], [r - x @ c for x, r in centered(test)])
     )
     return compare(float(before.mean()), *_fall(before - after))
 
@@ -151,7 +157,10 @@ def _fall(differences: np.ndarray) -> tuple[float, float]:
 
 
 def compare(before: float, fall: float, se: float) -> dict[str, float | None]:
-    """A fall by group, paired: absolute, relative, in standard errors over groups (None where nothing moved yet)."""
+    """A paired decrease by group: absolute, relative, in standard errors over groups.
+
+    The last is None if nothing moved.
+    """
     relative, errors = fall / before, fall / se if se else None
     return {
         "before": before,
@@ -164,7 +173,7 @@ def compare(before: float, fall: float, se: float) -> dict[str, float | None]:
 
 
 def refusal(recipe: Path, train: Path, folder: Path) -> dict[str, Any]:
-    """GRPO needs log-probs of the behaviour policy, which no log of texts has."""
+    """GRPO needs log-probs of the behavior policy, which no log of texts has."""
     done = harness.agro(
         "train", recipe, "objective.name=grpo", f"data.store={train}", "--out", folder / "refused"
     )
@@ -210,7 +219,10 @@ def one_seed(config: RunConfig, folder: Path) -> dict[str, Any]:
 
 
 def pooled(folds: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """Fall of ½ Var(R) over the groups of all folds, each group held out in one, from every fold's mean and error."""
+    """Decrease of ½ Var(R) over the groups of all folds, from every fold's mean and error.
+
+    Each group is held out in one fold.
+    """
     n, mean, se, now = (
         np.array([f[k] for f in folds], dtype=float)
         for k in ("eval_groups", "eval_consistency_fall", "eval_consistency_fall_se", "eval_consistency")
@@ -284,7 +296,8 @@ def table(result: dict[str, Any]) -> str:
     log = result["log"]
     rewards = ", ".join(f"{k} {v:.3f}" for k, v in log["reward_mean"].items())
     lines = [
-        f"\n{result['title']}: {log['groups']} groups, {log['samples']} samples; in {log['groups_equal']} groups all "
+        f"\n{result['title']}: {log['groups']} groups, {log['samples']} samples; "
+        f"in {log['groups_equal']} groups all "
         f"rewards are equal; rows that can't be used: {log['left_out'] or 'none'}; mean reward: {rewards}",
         "| | ½Var(R) at π_ref | after | fall | standard error | relative | in standard errors |",
         "|---|---|---|---|---|---|---|",
@@ -302,7 +315,8 @@ def table(result: dict[str, Any]) -> str:
         )
     lowest = result["lowest"]
     lines.append(
-        f"Lowest of {len(result['seeds'])} seeds: {lowest['relative']:.1%}, {lowest['errors']:.1f} standard errors; "
+        f"Lowest of {len(result['seeds'])} seeds: {lowest['relative']:.1%}, "
+        f"{lowest['errors']:.1f} standard errors; "
         f"the goal of {GOAL:.0%} and {ERRORS:.0f} is {'reached' if result['reached'] else 'NOT reached'}."
     )
     return "\n".join(lines)
@@ -316,18 +330,18 @@ def draw(results: dict[str, dict[str, Any]]) -> Figure:
             figure, (1, len(results), i + 1), result["title"], result["seeds"][0]["curve"][-1]["step"]
         )
         names: dict[str, tuple[float, str]] = {}
-        for seed, colour in zip(result["seeds"], harness.COLOURS):
+        for seed, color in zip(result["seeds"], harness.COLORS):
             at = [p["step"] for p in seed["curve"]]
             axes.plot(
                 at,
                 [100 - 100 * p["relative"] for p in seed["curve"]],
-                color=colour,
+                color=color,
                 linewidth=1.8,
                 marker="o",
                 markersize=3,
                 clip_on=False,
             )
-            names[f"seed {seed['seed']}"] = (100 - 100 * seed["relative"], colour)
+            names[f"seed {seed['seed']}"] = (100 - 100 * seed["relative"], color)
         axes.axhline(100, color=harness.MUTED, linewidth=1, zorder=1)
         axes.yaxis.set_major_formatter(lambda percent, _: "π_ref" if percent == 100 else f"{percent:g} %")
         axes.axhline(100 * (1 - GOAL), color=harness.MUTED, linewidth=1, linestyle="--", zorder=1)

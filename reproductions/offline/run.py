@@ -1,10 +1,12 @@
 """Training on a fixed log: agro by the recipe, agro without its weight, and imitation of the right answers.
 
-    python reproductions/offline/run.py [--seeds 3] [--only METHOD …] [--steps 150] [--out runs/offline] [--record] [KEY=VALUE …]
+    python reproductions/offline/run.py [--seeds 3] [--only METHOD …] [--steps 150] [--out runs/offline]
+                                        [--record] [KEY=VALUE …]
 
-The log holds 512 sums with four responses each of a model that adds carelessly: 28 % of them are right. Each method
-takes 150 updates of 16 prompts at learning rate 1e-4, and is measured on held-out sums at temperature 1. Writes
-result.json and figure.png into --out, with --record beside this script too. An interrupted run goes on.
+The log has 512 sums with four responses each, by a model that adds carelessly: 28 % of them are right. Each
+method takes 150 updates of 16 prompts at learning rate 1e-4, and is measured on held-out sums at temperature
+1. Writes result.json and figure.png into --out, with --record beside this script too. An interrupted run
+continues.
 """
 
 from __future__ import annotations
@@ -113,7 +115,7 @@ def figure(runs: Sequence[Mapping[str, Any]], steps: int) -> Figure:
     found = Figure(figsize=(7.0, 3.4), layout="constrained")
     axes = harness.axes(found, (1, 1, 1), "held-out accuracy from the log alone", steps)
     ends = {}
-    for method, color in zip(METHODS, harness.COLOURS, strict=True):
+    for method, color in zip(METHODS, harness.COLORS, strict=True):
         curves = [r for r in runs if r["method"] == method]
         for curve in curves:
             axes.plot(curve["step"], curve["accuracy"], color=color, linewidth=0.8, alpha=0.4)

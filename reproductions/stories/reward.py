@@ -2,11 +2,11 @@
 
     reward = min(animals, ENOUGH) / ENOUGH · max(0, 1 − repeated / TOO_OFTEN)
 
-`animals`: different ones that the prompt doesn't name. Each counts once, however often it is named, and a sentence
-adds at most one, and only if it has SHORTEST words: neither chanting a name nor listing names pays.
-`repeated`: the share of the text's three-word sequences that stood in it before. Sentences from one mould have many;
-the pretrained model's stories have next to none.
-Words that aren't on the list, made-up ones included, add nothing.
+`animals`: different animals that the prompt doesn't name. Each counts once, however often it is named. A
+sentence adds at most one, and only if it has SHORTEST words. So neither chanting a name nor listing names
+pays. `repeated`: the share of the text's three-word sequences that occurred in it before. Sentences of one
+pattern have many of these; the pretrained model's stories have next to none. Words that aren't on the list,
+invented ones included, add nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ TOO_OFTEN = 0.2
 
 # Names that are common verbs too (fly, bug, seal) are left out; a teddy bear counts as a bear.
 NAMES = """
-    ant bear beaver bee bird butterfly camel cat chicken cow crab crocodile deer dinosaur dog dolphin donkey dragon duck
-    eagle elephant fish fox frog giraffe goat goose hamster hippo horse kangaroo lion lizard monkey mouse octopus owl
-    panda parrot penguin pig pigeon rabbit rat shark sheep snail snake spider squirrel swan tiger turtle whale wolf worm
-    zebra
+    ant bear beaver bee bird butterfly camel cat chicken cow crab crocodile deer dinosaur dog dolphin donkey
+    dragon duck eagle elephant fish fox frog giraffe goat goose hamster hippo horse kangaroo lion lizard
+    monkey mouse octopus owl panda parrot penguin pig pigeon rabbit rat shark sheep snail snake spider
+    squirrel swan tiger turtle whale wolf worm zebra
 """
 ANIMALS = frozenset(NAMES.split())
 SAME = {

@@ -3,8 +3,8 @@
     python reproductions/stories/run.py [--seeds 3] [--out runs/stories] [--record] [KEY=VALUE …]
 
 The reward (reward.py) counts the different animals that a story names, so that repetition doesn't pay. Trains
-recipe.toml with each seed (an interrupted run goes on), prints the table and writes result.json, figure.png and
-stories.md into --out, with --record beside this script too.
+recipe.toml with each seed (an interrupted run continues), prints the table and writes result.json, figure.png
+and stories.md into --out, with --record beside this script too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ SHOWN = 4  # held-out openings of which a story before and one after is printed
 
 
 def tenths(folder: Path, steps: int) -> tuple[list[Sample], list[Sample]]:
-    """The samples of the first and the last tenth of a run's steps. A sample's version counts the steps before it."""
+    """The samples of the first and the last tenth of a run's steps.
+
+    Their version is the number of steps before.
+    """
     count = max(1, steps // 10)
     with Store.open(folder / "store.db", read_only=True) as store:
         found = list(store.samples())
@@ -52,7 +55,10 @@ def tenths(folder: Path, steps: int) -> tuple[list[Sample], list[Sample]]:
 
 
 def describe(samples: Sequence[Sample]) -> dict[str, float]:
-    """Mean reward with its standard error, a step's responses to one prompt being one independent group; and the text."""
+    """Mean reward with its standard error, and the text.
+
+    A step's responses to one prompt are one independent group.
+    """
     groups = defaultdict(list)
     for s in samples:
         if s.reward is not None:
@@ -98,7 +104,10 @@ def measure(seed: int, folder: Path, run: dict[str, Any]) -> dict[str, Any]:
 
 
 def tell(models: dict[str, Path], max_new: int) -> str:
-    """The first story of each model to each of the first held-out openings, in Markdown: the same noise, not chosen."""
+    """The first story of each model to each of the first held-out openings, in Markdown.
+
+    They use the same noise and aren't selected.
+    """
     prompts = load_prompts(HERE / "heldout.jsonl")[:SHOWN]
     told = {}
     for name, model in models.items():
@@ -130,13 +139,13 @@ def draw(runs: Sequence[tuple[int, dict[str, Any]]]) -> Figure:
         axes = harness.axes(figure, (1, 2, i + 1), title, steps)
         ends = {}
         for seed, run in runs:
-            colour = harness.COLOURS[seed % len(harness.COLOURS)]
+            color = harness.COLORS[seed % len(harness.COLORS)]
             raw = harness.column(run["metrics"], key)
             smooth = harness.trailing_mean(raw, window)
             at = np.arange(1, len(raw) + 1)
-            axes.plot(at, raw, color=colour, linewidth=0.5, alpha=0.3)
-            axes.plot(at, smooth, color=colour, linewidth=1.4)
-            ends[f"seed {seed}"] = (float(smooth[-1]), colour)
+            axes.plot(at, raw, color=color, linewidth=0.5, alpha=0.3)
+            axes.plot(at, smooth, color=color, linewidth=1.4)
+            ends[f"seed {seed}"] = (float(smooth[-1]), color)
         axes.set_ylim(0, None)
         harness.name_lines(axes, ends)
     return figure
@@ -145,7 +154,8 @@ def draw(runs: Sequence[tuple[int, dict[str, Any]]]) -> Figure:
 def table(runs: Sequence[dict[str, Any]]) -> str:
     """The result in Markdown."""
     lines = [
-        "| seed | reward, first tenth | last tenth | standard errors apart | KL, last tenth (nats) | held-out before | held-out after | minutes | CPU minutes |",
+        "| seed | reward, first tenth | last tenth | standard errors apart | KL, last tenth (nats) "
+        "| held-out before | held-out after | minutes | CPU minutes |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for r in runs:

@@ -1,4 +1,4 @@
-"""Where remedies of the trap end and how fast they get there: shares and quartiles over random problems, and a figure."""
+"""Where remedies of the trap end and how fast: shares and quartiles over random problems, and a figure."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from reproductions.trap.remedies import (
 
 NEAR = 1e-2  # nats: what is called reached
 OUTCOMES = {
-    "reached the optimum": harness.COLOURS[0],
+    "reached the optimum": harness.COLORS[0],
     "neither": harness.GRID,
-    "ended below the reference's reward": harness.COLOURS[1],
+    "ended below the reference's reward": harness.COLORS[1],
 }
 MOST = 2000  # updates at the right edge of the figure
 
@@ -83,7 +83,10 @@ class Ends:
         }
 
     def against(self, other: Ends) -> dict[str, Any]:
-        """Shares of the instances that one of both alone reached; where both did, self's updates over the other's."""
+        """Shares of the instances that only one of the two reached.
+
+        Where both did, also the ratio of their numbers of updates.
+        """
         ours, theirs = self.near.isfinite(), other.near.isfinite()
         both = ours & theirs & (other.near > 0)  # some start there
         return {
@@ -94,7 +97,7 @@ class Ends:
 
 
 def _quartiles(x: Tensor) -> list[float | None]:
-    """The lower quartile, the median, the upper one, and the worst: members of x, so that inf stays what it is."""
+    """The lower quartile, the median, the upper one, and the worst: members of x, so that inf stays inf."""
     if not len(x):
         return [None] * 4
     levels = (x.quantile(q, interpolation="higher").item() for q in (0.25, 0.5, 0.75, 1.0))
@@ -102,7 +105,7 @@ def _quartiles(x: Tensor) -> list[float | None]:
 
 
 def measured(problems: Problems, paths: Mapping[str, Callable[[], Sequence[Descent]]]) -> dict[str, Any]:
-    """Of each remedy where it ends, over all instances and by kind of rewards, and pairs of remedies against each other."""
+    """Where each remedy ends, over all instances and by kind of rewards, and pairs of remedies compared."""
     ends = {name: Ends.joined([Ends.of(problems, path) for path in run()]) for name, run in paths.items()}
     pairs = (("adaptive", "c = 1"), ("adaptive", "c = 0"), ("c = 1", "c = 0"), (MIXED, "c = 0"))
     return {
@@ -115,7 +118,7 @@ def measured(problems: Problems, paths: Mapping[str, Callable[[], Sequence[Desce
 
 
 def expectations(problems: Problems, updates: int, sizes: Sequence[int] = (2,)) -> dict[str, Any]:
-    """All remedies on exact expectations; `sizes` of the groups, on which the expectation depends for some."""
+    """All remedies on exact expectations; `sizes` of the groups, on which some expectations depend."""
     paths: dict[str, Callable[[], Sequence[Descent]]] = {}
     for name in LIBRARY:
         paths[name] = lambda name=name: [by_library(problems, name, updates)]
@@ -161,8 +164,8 @@ def figure(families: Mapping[str, Any], path: Path) -> None:
 def _bar(shares: Any, speed: Any, y: int, ends: Mapping[str, Any]) -> None:
     left = 0.0
     parts = (ends["reached"], 1 - ends["reached"] - ends["fell"], ends["fell"])
-    for share, colour in zip(parts, OUTCOMES.values()):
-        shares.barh(y, share, left=left, color=colour)
+    for share, color in zip(parts, OUTCOMES.values()):
+        shares.barh(y, share, left=left, color=color)
         left += share
     low, middle, high = (np.inf if v is None else v for v in ends["near"][:3])
     speed.plot([low, min(high, MOST)], [y, y], color=harness.MUTED, linewidth=1.5)

@@ -1,8 +1,8 @@
-"""Ways round the trap of on-policy AGRO, and the random problems on which they are compared.
+"""Remedies of the trap of on-policy AGRO, and the random problems on which they are compared.
 
-The gradient of all of them but the mixtures is the paper's, with a share c of its likelihood-ratio part:
-E_π[(−(R − E R) + c ½ (R − E R)²) ∇log π]. Here β is 1 and rewards are r/β, which is the same problem in units of β: so
-problems of different β stand in one table. KL(π ‖ π*) in nats is then the regret too (Lemma 5).
+The gradient of all of them except the mixtures is the paper's, with a share c of its likelihood-ratio part:
+E_π[(−(R − E R) + c ½ (R − E R)²) ∇log π]. Here β is 1 and rewards are r/β. That is the same problem in units
+of β, so that problems of different β stand in one table. KL(π ‖ π*) in nats is then the regret too (Lemma 5).
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ class Problems:
 
 
 def rewards(instances: int, prompts: int, responses: int, seed: int) -> Tensor:
-    """[I·prompts,Y] r/β. Sparse: 1 for one or two responses, else 0. Uniform in 0 … 1. Heavy: log-normal (σ = 2) over its maximum.
+    """r/β, [I·prompts,Y] (three kinds of rewards).
 
+    Sparse: 1 for one or two responses, else 0. Uniform in 0 … 1. Heavy: log-normal (σ = 2) over its maximum.
     β is log-uniform in 0.05 … 0.5.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -86,7 +87,10 @@ def networks(instances: int, prompts: int = 4, seed: int = 100) -> Problems:
 
 
 def shared(c: Callable[[Tensor, Tensor, float], Tensor | float]) -> Weights:
-    """The paper's gradient with a share c(p, R − E R, part of the run done) [X,1] of the likelihood-ratio part."""
+    """The paper's gradient with a share c(p, R − E R, progress) [X,1] of the likelihood-ratio part.
+
+    `progress` is the part of the run that is done.
+    """
 
     def weights(p: Tensor, anchor: Tensor, R: Tensor, done: float) -> Tensor:
         a = R - (p * R).sum(1, keepdim=True)
@@ -106,7 +110,7 @@ def _bounded(above: Tensor, below: Tensor) -> Tensor:
 
 
 def over_groups(n: int, responses: int, c: Callable[[Tensor], Tensor]) -> Weights:
-    """The expectation over all groups of n; c(R_i − R̄_{-i}) of [X,G,n], one share a group or one a response."""
+    """The expectation over all groups of n; c(R_i − R̄_{-i}) of [X,G,n], a share for a group or a response."""
     groups, orders = multisets(responses, n)
 
     def weights(p: Tensor, anchor: Tensor, R: Tensor, done: float) -> Tensor:
@@ -144,8 +148,9 @@ def falling() -> Weights:
 
 
 def mixture(alpha: float) -> Weights:
-    """The gradient of ½ Var_m[R], m = (1 − α) π + α π_ref: pathwise on all samples, likelihood-ratio on the fresh ones alone.
+    """The gradient of ½ Var_m[R], m = (1 − α) π + α π_ref.
 
+    Pathwise on all samples, likelihood-ratio on the fresh ones alone.
     m has π_ref's support whatever π does, so π* is the only policy at which this loss is 0.
     """
 
@@ -158,14 +163,17 @@ def mixture(alpha: float) -> Weights:
 
 
 def reference_groups(p: Tensor, anchor: Tensor, R: Tensor, done: float) -> Tensor:
-    """Off-policy AGRO on groups half of which are fresh and half of the reference's: data.replay = 0.5 of a store of its samples."""
+    """Off-policy AGRO on groups half of which are fresh and half of the reference's.
+
+    This is data.replay = 0.5 with a store of its samples.
+    """
     parts = (d * (R - (d * R).sum(1, keepdim=True)) for d in (p, anchor))
     return -sum(parts, torch.zeros_like(p)) / 2
 
 
 @dataclass(frozen=True, eq=False)
 class Mixed(Data):
-    """Half of the samples from the behaviour as it is, half from what it was at the start."""
+    """Half of the samples from the behavior as it is, half from what it was at the start."""
 
     anchor: Tensor | None = None  # [X,Y] log π_ref
 

@@ -2,10 +2,10 @@
 
     python reproductions/trap/run.py [--small] [--out FOLDER]
 
-First 0/1 rewards over a grid of success rates p and β: a reference that gives the one rewarded response of four with
-probability p. Theory (README.md): the paper's loss (c = 1) raises the reward from π_ref only where β > ½ − p. Beside it
-the same with c = "adaptive". Then all remedies (remedies.py) on random problems. Writes figure.png, remedies.png and
-result.json.
+First 0/1 rewards over a grid of success rates p and β: a reference that gives the one rewarded response of
+four with probability p. Theory (README.md): the paper's loss (c = 1) raises the reward from π_ref only where
+β > ½ − p. The same with c = "adaptive" is shown beside it. Then all remedies (remedies.py) on random
+problems. Writes figure.png, remedies.png and result.json.
 """
 
 from __future__ import annotations

@@ -74,7 +74,8 @@ def test_sample_score_check_export_and_train(model: Path, prompts: Path, tmp_pat
     )
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
-        f'policy.model = "{model}"\ndata = {{store = "{store}", replay = 1.0}}\nobjective = {{name = "agro", beta = 0.1}}\n'
+        f'policy.model = "{model}"\ndata = {{store = "{store}", replay = 1.0}}\n'
+        'objective = {name = "agro", beta = 0.1}\n'
     )
     done("train", recipe, "train.steps=2", "train.groups=4", "--out", tmp_path / "run")
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
@@ -225,9 +226,9 @@ def test_a_users_mistake_has_no_traceback(tmp_path: Path) -> None:
     )
     assert out.returncode == 2
     assert out.stdout == ""
-    assert (
-        out.stderr
-        == "agro: none.toml: can't be read: No such file or directory; expected a TOML recipe or a run's config.json\n"
+    assert out.stderr == (
+        "agro: none.toml: can't be read: No such file or directory; "
+        "expected a TOML recipe or a run's config.json\n"
     )
 
 
@@ -267,7 +268,7 @@ def test_check_knows_that_a_store_is_not_fresh(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text(
         "".join(json.dumps({"prompt": "p", "response": r, "reward": 1}) + "\n" for r in "abc")
     )
-    assert "agro_onpolicy needs samples of age 0" in refused(
+    assert "agro_onpolicy needs samples of staleness 0" in refused(
         "check", tmp_path / "log.jsonl", "--objective", "agro_onpolicy"
     )
 
@@ -307,7 +308,8 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(
 ) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
-        '[sampler]\nn = 3\nmax_new = 4\n[objective]\nname = "agro"\nbeta = 0.1\n[train]\nsteps = 5\ngroups = 2\n'
+        '[sampler]\nn = 3\nmax_new = 4\n[objective]\nname = "agro"\nbeta = 0.1\n'
+        "[train]\nsteps = 5\ngroups = 2\n"
     )
     given = [
         recipe,
@@ -325,7 +327,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(
 
 
 def test_episodes_are_sampled_scored_and_measured(model: Path, tmp_path: Path) -> None:
-    """A model of random weights over a calculator's alphabet: what matters is that each command plays turns."""
+    """A model of random weights over a calculator's alphabet: the test is that each command plays turns."""
     new_model(
         tmp_path / "m", NewModel(alphabet="0123456789+*[]= ", hidden=16, layers=1, heads=2, context=64), 0
     )

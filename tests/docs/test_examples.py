@@ -1,6 +1,7 @@
-"""The examples of README and guide do what they say: each page from top to bottom, in an empty folder, on a tiny model.
+"""The examples of README and guide do what they say.
 
-What takes long on a real model is made small: `RunConfig.load` gets further overrides, the command line further options.
+Each page runs from top to bottom, in an empty folder, on a tiny model. What takes long on a real model is
+made small: `RunConfig.load` gets further overrides, the command line further options.
 """
 
 from __future__ import annotations

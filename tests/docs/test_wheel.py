@@ -1,4 +1,4 @@
-"""A newcomer's path from the built wheel: an empty folder, the files of the guide's first page, the installed `agro`."""
+"""The first steps with the built wheel: an empty folder, the guide's first files, `agro` installed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(*command: object, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory) -> Path:
-    """The folder of the programs of an environment with the wheel; dependencies are those that are installed here."""
+    """The folder of the programs of an environment with the wheel; its dependencies are those of this one."""
     source, wheels, home = (tmp_path_factory.mktemp(name) for name in ("source", "wheels", "home"))
     shutil.copytree(ROOT / "agro", source / "agro", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):

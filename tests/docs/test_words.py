@@ -1,4 +1,4 @@
-"""What the documentation puts in backticks exists: configuration keys, commands and their options, metrics, names."""
+"""What the documentation puts in backticks exists: configuration keys, commands, options, metrics, names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ ROOMS = (
     "agro.train.monitors.guard",
     "agro.train.plan",
 )
-COMMANDS = {name: command.params for name, command in typer.main.get_command(app).commands.items()}  # type: ignore[attr-defined]
+GROUP = typer.main.get_command(app)
+COMMANDS = {name: command.params for name, command in GROUP.commands.items()}  # type: ignore[attr-defined]
 FOREIGN = {
     "compute_score",
     "data_source",
@@ -113,32 +114,51 @@ WORDS = words()
 
 def wrong(text: str) -> str:
     """What is wrong with a text in backticks, or nothing."""
+    checks = (wrong_key, wrong_section, wrong_command, wrong_word, wrong_name, wrong_file)
+    return next(filter(None, (check(text) for check in checks)), "")
+
+
+def wrong_key(text: str) -> str:
     for key in re.findall(rf"(?<![\w./-])(?:phases\.\w+\.)?((?:{SECTIONS})(?:\.[a-z_]+)+)", text):
         if key not in KNOWN and not key.startswith("phases."):
             return f"no configuration key {key}"
+    return ""
+
+
+def wrong_section(text: str) -> str:
     for section in re.findall(r"^\[+([a-z_.]+)\]+$", text):
         if section not in KNOWN:
             return f"no section {section}"
-    if match := re.match(r"agro ([a-z]+)", text):
-        if match[1] not in COMMANDS:
-            return f"no command agro {match[1]}"
-        options = {o for p in COMMANDS[match[1]] for o in p.opts}
-    else:
-        options = {o for parameters in COMMANDS.values() for p in parameters for o in p.opts}
-    if text.startswith(("agro ", "--")):
-        for option in re.findall(r"(?<!\S)--[a-z-]+", text):
-            if option not in options | {"--help"}:
-                return f"no option {option}"
+    return ""
+
+
+def wrong_command(text: str) -> str:
+    match = re.match(r"agro ([a-z]+)", text)
+    if match and match[1] not in COMMANDS:
+        return f"no command agro {match[1]}"
+    if not text.startswith(("agro ", "--")):
+        return ""
+    commands = [match[1]] if match else COMMANDS
+    known = {o for command in commands for p in COMMANDS[command] for o in p.opts} | {"--help"}
+    for option in re.findall(r"(?<!\S)--[a-z-]+", text):
+        if option not in known:
+            return f"no option {option}"
+    return ""
+
+
+def wrong_word(text: str) -> str:
     if re.fullmatch(r"[a-z]+(_[a-z]+)+", text) and text not in WORDS:
         return f"{text} is no metric, key, field or name"
-    if re.fullmatch(r"agro(\.\w+)+", text):
-        return missing(text)
-    if (
-        re.fullmatch(r"(recipes|reproductions|benchmarks|tests|examples|docs|agro)/[\w./-]+", text)
-        and not (ROOT / text).exists()
-    ):
-        return f"no file {text}"
     return ""
+
+
+def wrong_name(text: str) -> str:
+    return missing(text) if re.fullmatch(r"agro(\.\w+)+", text) else ""
+
+
+def wrong_file(text: str) -> str:
+    path = re.fullmatch(r"(recipes|reproductions|benchmarks|tests|examples|docs|agro)/[\w./-]+", text)
+    return f"no file {text}" if path and not (ROOT / text).exists() else ""
 
 
 def missing(name: str) -> str:

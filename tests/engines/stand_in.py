@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible server on loopback, which samples with the embedded engine; it can be told to fail."""
+"""A small OpenAI-compatible server on loopback. It samples with the embedded engine and fails on request."""
 
 from __future__ import annotations
 

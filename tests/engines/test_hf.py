@@ -1,4 +1,4 @@
-"""The embedded engine against the trainer's log-probs, transformers' greedy decoding and itself in other company."""
+"""The embedded engine against the trainer's log-probs, transformers' greedy decoding, and other batches."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def by_index(samples):
 
 @pytest.mark.parametrize("name", ARCHITECTURES + WINDOWED)
 @pytest.mark.parametrize("batch", [64, 5])
-def test_behaviour_log_probs_are_the_trainers(tiny, name, batch):
+def test_behavior_log_probs_are_the_trainers(tiny, name, batch):
     policy = tiny(name, **({"sliding_window": 8} if name in WINDOWED else {}))
     samples = list(rollout(policy).sample(PROMPTS, 4, Sampler(max_new=30, batch=batch)))
     assert len(samples) == 16
@@ -63,7 +63,7 @@ def test_behaviour_log_probs_are_the_trainers(tiny, name, batch):
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT2"])
-def test_behaviour_log_probs_of_a_bfloat16_policy(tiny, name):
+def test_behavior_log_probs_of_a_bfloat16_policy(tiny, name):
     policy = tiny(name, torch.bfloat16)
     differences = [
         np.abs(s.behavior_logp - trainer_logp(policy, s))[s.action]
@@ -73,7 +73,7 @@ def test_behaviour_log_probs_of_a_bfloat16_policy(tiny, name):
     assert np.concatenate(differences).mean() < 0.03
 
 
-def test_behaviour_log_probs_are_of_what_was_really_sampled_from(tiny):
+def test_behavior_log_probs_are_of_what_was_really_sampled_from(tiny):
     policy = tiny(temperature=0.5)
     options = Sampler(temperature=0.5, top_k=3, max_new=20)
     tempered = {s.meta["index"]: s for s in rollout(policy).sample(PROMPTS, 4, options)}
@@ -253,7 +253,7 @@ def test_a_model_that_decodes_otherwise_than_it_trains_is_refused(tiny, monkeypa
 
 
 def test_tokens_are_sampled_as_often_as_the_policy_says(tiny):
-    """4,096 first tokens after one prompt: frequencies within 5 standard errors of the model's probabilities."""
+    """4,096 first tokens after one prompt: frequencies within 5 standard errors of the probabilities."""
     policy, n = tiny(), 4096
     samples = rollout(policy).sample([Prompt("ab")], n, Sampler(max_new=1, batch=512))
     counts = np.bincount([int(s.tokens[-1]) for s in samples], minlength=13)
@@ -263,7 +263,10 @@ def test_tokens_are_sampled_as_often_as_the_policy_says(tiny):
 
 
 def test_it_is_an_engine(tiny, tmp_path):
-    """Requests in, continuations out; the reader may add requests while it reads; weights are loaded with a version."""
+    """Requests in, continuations out.
+
+    The reader may add requests while it reads. Weights are loaded with a version.
+    """
     policy, other = tiny(), tiny()
     with torch.no_grad():
         for parameter in other.model.parameters():

@@ -32,7 +32,7 @@ def test_numbers_are_a_function_of_seed_response_and_position():
         assert uniforms(seed, [response], position + 1)[0, position] == (state >> 13) / 2**51
 
 
-def test_neither_neighbours_nor_lengths_matter():
+def test_neither_neighbors_nor_lengths_matter():
     many = uniforms(3, [5, 0, 9], 20)
     assert np.array_equal(uniforms(3, [9], 7)[0], many[2, :7])
     assert not np.array_equal(uniforms(4, [9], 7)[0], many[2, :7])

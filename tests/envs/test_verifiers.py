@@ -1,4 +1,4 @@
-"""The adapter to `verifiers`, on a program of ours that guesses numbers; skipped where the library isn't there."""
+"""The adapter to `verifiers`, on a program of ours that guesses numbers; skipped without the library."""
 
 from __future__ import annotations
 

@@ -88,7 +88,8 @@ def test_the_last_opening_begins_the_call():
 
 
 def test_bm25_by_hand():
-    # Two documents of 2 and 4 words, mean 3; "a" is in the first once, in the second twice: idf = ln(1 + 0.5/2.5).
+    # Two documents of 2 and 4 words, mean 3; "a" is once in the first and twice in the second.
+    # idf = ln(1 + 0.5/2.5).
     idf = math.log(1.2)
     expected = [
         idf * 2.2 / (1 + 1.2 * (0.25 + 0.75 * 2 / 3)),

@@ -29,7 +29,8 @@ def test_it_learns_and_keeps_what_it_saw(tmp_path: Path) -> None:
         "".join(json.dumps({"prompt": c}) + "\n" for c in ("a", "b", "c", "d", "ab", "cd", "ba", "dc"))
     )
     (tmp_path / "share.py").write_text(
-        "def share(completions, **columns):\n    return [text.count('a') / max(1, len(text)) for text in completions]\n"
+        "def share(completions, **columns):\n"
+        "    return [text.count('a') / max(1, len(text)) for text in completions]\n"
     )
     (tmp_path / "out").mkdir()
     means = module.train(

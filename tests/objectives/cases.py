@@ -1,10 +1,11 @@
-"""Random batches for the tests of objectives, and variants of every objective, made from what its entry declares."""
+"""Random batches for the tests of objectives, and variants of every objective, made from its entry."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import itertools
+from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import independent
@@ -37,7 +38,10 @@ def values_of(kind: Any) -> list[Any]:
 
 
 def declared(function: Any) -> dict[str, list[Any]]:
-    """By option of an objective's function the values to try, the default first; also 0 where a β may be 0."""
+    """By option of an objective's function the values to try, the default first.
+
+    They include 0 where β may be 0.
+    """
     out = {}
     hints = get_type_hints(function, include_extras=True)
     for key, parameter in inspect.signature(function).parameters.items():
@@ -53,7 +57,7 @@ def declared(function: Any) -> dict[str, list[Any]]:
 
 
 def variants_of(name: str) -> list[dict[str, Any]]:
-    """The options that differ from the first values in at most `FEW` places, without those that exclude each other."""
+    """The options that differ from the first values in at most `FEW` places, without conflicting ones."""
     entry = objectives.get(name)
     of_option = declared(entry.function)
     required = {
@@ -82,7 +86,7 @@ def name_of(name: str, options: dict[str, Any]) -> str:
     return "-".join([name, *(f"{key}={value}" for key, value in options.items())])
 
 
-# After the functions that they are made with: (objective, options, what it needs; "rows": that each response is one row).
+# Filled at the end: (objective, options, what it needs); "rows" among the needs: each response is one row.
 VARIANTS: list[tuple[str, dict[str, Any], set[Any]]] = []
 NAMED: list[str] = []
 
@@ -92,56 +96,60 @@ def least(needs: set[Any]) -> int:
     return objectives.least_responses({need for need in needs if isinstance(need, Need)})
 
 
-def draw(
-    seed: int,
-    *,
-    groups: int = 4,
-    sizes: tuple[int, int] = (3, 5),
-    length: int = 7,
-    rewards: str = "normal",
-    spread: float = 0.3,
-    far: float = 1.0,
-    episodes: bool = True,
-    weights: bool = True,
-    junk: bool = True,
-) -> Case:
-    """A batch with ragged groups and lengths, rows of a group scattered, holes in the mask, some responses of a group judged.
+@dataclass(frozen=True)
+class Shape:
+    """What a random batch looks like."""
 
-    `spread`: standard deviation of the log-ratios; `far`: factor on the log-probs; `episodes`: some responses have up to
-    three rows; `junk`: NaN, infinities and huge numbers where the mask isn't set.
+    groups: int = 4
+    sizes: tuple[int, int] = (3, 5)  # least and most responses of a group
+    length: int = 7  # tokens of a row
+    rewards: str = "normal"  # or binary, equal
+    spread: float = 0.3  # standard deviation of the log-ratios
+    far: float = 1.0  # factor on the log-probs
+    episodes: bool = True  # some responses have up to three rows
+    weights: bool = True  # groups differ in weight
+    junk: bool = True  # NaN, infinities and huge numbers where the mask isn't set
+
+
+def draw(seed: int, **how: Any) -> Case:
+    """A random batch; `how` are fields of `Shape`.
+
+    Groups and lengths are ragged, the rows of a group are scattered, the mask has holes. Some responses of a
+    group are judged.
     """
+    shape = Shape(**how)
     rng = np.random.default_rng(seed)
     rows: list[tuple[Any, Any, float, float]] = []
-    for g in range(groups):
+    for g in range(shape.groups):
         name = [f"prompt {g}", g, ("prompt", g), frozenset({g}), None, g + 0.5][g % 6 if g < 6 else 0]
-        weight = float(rng.choice([0.25, 1.0, 3.0])) if weights else 1.0
+        weight = float(rng.choice([0.25, 1.0, 3.0])) if shape.weights else 1.0
         equal = float(rng.normal())
-        for i in range(int(rng.integers(sizes[0], sizes[1] + 1))):
-            reward = {"normal": rng.normal(), "binary": rng.integers(2), "equal": equal}[rewards]
-            pieces = int(rng.integers(1, 4)) if episodes and rng.random() < 0.3 else 1
+        for i in range(int(rng.integers(shape.sizes[0], shape.sizes[1] + 1))):
+            reward = {"normal": rng.normal(), "binary": rng.integers(2), "equal": equal}[shape.rewards]
+            pieces = int(rng.integers(1, 4)) if shape.episodes and rng.random() < 0.3 else 1
             rows += [(name, (g, i), float(reward), weight)] * pieces
     rows = [rows[i] for i in rng.permutation(len(rows))]
-    B, T = len(rows), length
+    B, T = len(rows), shape.length
     mask = rng.random((B, T)) < 0.6
     mask[np.arange(T) >= rng.integers(2, T + 1, size=(B, 1))] = False
     mask[:, 0] = False
     mask[~mask.any(1), 1] = True
-    logp = -far * np.exp(rng.normal(size=(B, T)))
+    logp = -shape.far * np.exp(rng.normal(size=(B, T)))
     streams = (
         [logp]
-        + [np.minimum(logp + spread * rng.normal(size=(B, T)), 0.0) for _ in FIELDS]
+        + [np.minimum(logp + shape.spread * rng.normal(size=(B, T)), 0.0) for _ in FIELDS]
         + [np.exp(rng.normal(size=(B, T)))]
     )
-    if junk:
+    if shape.junk:
         for x in streams:
             x[~mask] = rng.choice([np.nan, np.inf, -np.inf, 1e300, 0.0, 5.0], size=int((~mask).sum()))
     logp, ref, behavior, old, kl = streams
     group, response, reward, weight = zip(*rows)
     more = np.random.default_rng([seed, 1])
-    prefix_value = np.where(mask, more.normal(size=(B, T)), np.nan if junk else 0.0)
+    prefix_value = np.where(mask, more.normal(size=(B, T)), np.nan if shape.junk else 0.0)
     token_reward = np.where(more.random((B, T)) < 0.5, more.normal(size=(B, T)), np.nan)
     known = {g: float(more.normal()) for g in dict.fromkeys(group)}
-    pairs, votes = judgements(group, response, np.random.default_rng([seed, 2]))
+    pairs, votes = judgments(group, response, np.random.default_rng([seed, 2]))
     return Case(
         logp,
         mask,
@@ -162,7 +170,7 @@ def draw(
     )
 
 
-def judgements(
+def judgments(
     group: Any, response: Any, rng: np.random.Generator
 ) -> tuple[list[Any], list[tuple[float, float]]]:
     """One to three judged pairs of each group that has two responses, and their votes."""

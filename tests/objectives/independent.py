@@ -1,12 +1,12 @@
-"""The objectives a second time, written from the equations alone, to hold `agro.objectives` against.
+"""The objectives a second time, written from the equations alone, to compare `agro.objectives` with.
 
-Python floats and loops over groups, responses and tokens; no torch, no vectorised step, nothing of `agro` imported.
-Every gradient is a closed form derived by hand and stands beside its derivation. Numbers in brackets, as in [9], are
-the statements of the paper's equations (off-policy estimator [9], on-policy [13] and [14], the baseline of figure 1
-[15]). Each function takes a `Case` and returns (loss, {stream: d loss / d stream}).
+Python floats and loops over groups, responses and tokens. No torch, no vectorized step, no import from
+`agro`. Every gradient is a closed form derived by hand and stands beside its derivation. Numbers in brackets,
+as in [9], are the statements of the paper's equations: off-policy estimator [9], on-policy [13] and [14], the
+baseline of figure 1 [15]. Each function takes a `Case` and returns (loss, {stream: d loss / d stream}).
 
-Notation: group g of G holds the responses i = 1 … n; l_i is the log-prob of response i, a sum over its tokens in the
-mask (of all its rows, where an episode has several); w_g is the group's weight, W = Σ_g w_g.
+Notation: group g of G has the responses i = 1 … n. l_i is the log-prob of response i, a sum over its tokens
+in the mask (of all its rows, where an episode has several). w_g is the group's weight, W = Σ_g w_g.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def agro(
 ) -> Result:
     """[25] for weight="reference": the part of response i times min(1, exp Σ_t (l_it - f_it)), a constant.
 
-    [9]; [16] for average="token", where d R_i / d l_it = -β / T_i; [18] and [19] for the other regularizers. d ½Var(R) / d R_i = (R_i - R̄) / (n-1) = (R_i - R̄_{-i}) / n, and d R_i / d l_it = -β.
+    [9]; [16] for average="token", where d R_i / d l_it = -β / T_i; [18] and [19] for the other regularizers.
+    d ½Var(R) / d R_i = (R_i - R̄) / (n-1) = (R_i - R̄_{-i}) / n, and d R_i / d l_it = -β.
 
     scale="reward" gives the gradient divided by β (its limit at β = 0); the loss stays ½Var(R).
     """
@@ -150,11 +151,13 @@ def agro_onpolicy(
     likelihood_ratio: float | str = 1.0,
     squared: str = "sequence",
 ) -> Result:
-    """[13]: (1/n) [-β A_i + c ½ A_i²], A_i = R_i - R̄_{-i}; with the baseline [14]: (1/n) [-β A_i + c (v_i - v̄_{-i})], v = ½A².
+    """[13]: (1/n) [-β A_i + c ½ A_i²], A_i = R_i - R̄_{-i}.
 
-    c is 1 in the paper; "adaptive": the largest number up to 1 with c · A_i <= β for every i of the group. `squared` [21]:
-    ½A² holds ½β²ρ², which at token t becomes ½β² ((Σ_{s>=t} ρ_s)² + 2 (Σ_{s<t} ρ_s) (Σ_{s>=t} ρ_s)); "local" has KL_s for the
-    ρ_s of s > t in the cross term.
+    With the baseline [14]: (1/n) [-β A_i + c (v_i - v̄_{-i})], v = ½A².
+    c is 1 in the paper; "adaptive": the largest number up to 1 with c · A_i <= β for every i of the group.
+    `squared` [21]: ½A² contains ½β²ρ², which at token t becomes
+    ½β² ((Σ_{s>=t} ρ_s)² + 2 (Σ_{s<t} ρ_s) (Σ_{s>=t} ρ_s)); "local" has KL_s for the ρ_s of s > t in the cross
+    term.
     """
     grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 3 if baseline else 2)
     W = fsum(g.weight for g in groups)
@@ -182,7 +185,10 @@ def agro_onpolicy(
 
 
 def dro(case: Case, beta: float, scale: str = "reward") -> Result:
-    """½ (r - β Σ_t (l_t - f_t) - V)², V the mean over a response's rows: d/dl_t = -β (…), or without the β; d/dV = -(…)."""
+    """½ (r - β Σ_t (l_t - f_t) - V)², V the mean over a response's rows.
+
+    d/dl_t = -β (…), or without the β; d/dV = -(…).
+    """
     grad, value_grad, loss, groups = (
         np.zeros(case.logp.shape),
         np.zeros(len(case.mask)),
@@ -206,8 +212,9 @@ def dro(case: Case, beta: float, scale: str = "reward") -> Result:
 def prefix_consistency(case: Case, beta: float, scale: str = "reward") -> Result:
     """Mean of ½ (C_i - C_j)² over the pairs of positions of a response, written out pair by pair.
 
-    C at the k-th token is V there, plus all token rewards before it in the row, minus β ρ of the tokens in the mask before it;
-    after the last one it is r - β Σ ρ. d C_k / d l_t = -β (or -1, as `scale` says) for the tokens t before k.
+    C at the k-th token is V there, plus all token rewards before it in the row, minus β ρ of the tokens in
+    the mask before it. After the last one it is r - β Σ ρ. d C_k / d l_t = -β (or -1, as `scale` says) for
+    the tokens t before k.
     """
     grad, value_grad, loss = np.zeros(case.logp.shape), np.zeros(case.logp.shape), 0.0
     groups = groups_of(case, 1)
@@ -242,9 +249,10 @@ def squared_consistency(
     value_beta: float | None = None,
     scale: str = "half_variance",
 ) -> Result:
-    """(a_i - b)², a_i = r_i - β Σ_t (l_it - anchor_it), b the group's mean of a, β₁ log mean exp(r/β₁) or stored, times the scale's factor.
+    """(a_i - b)² times the scale's factor, a_i = r_i - β Σ_t (l_it - anchor_it).
 
-    d a_i / d l_it = -β; a mean b moves too: d (a_i - ā) / d a_j = δ_ij - 1/n, and Σ_i (a_i - ā) = 0 leaves δ_ij alone.
+    b is the group's mean of a, β₁ log mean exp(r/β₁), or stored. d a_i / d l_it = -β. A mean b moves too:
+    d (a_i - ā) / d a_j = δ_ij - 1/n, and Σ_i (a_i - ā) = 0 leaves δ_ij alone.
     """
     f = case.ref_logp if anchor == "reference" else case.behavior_logp
     grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 1 if baseline == "stored" else 2)
@@ -333,10 +341,11 @@ def grpo(
     std: bool = True,
     beta: float = 0.0,
 ) -> Result:
-    """Tokens: -min(w A, clamp(w, 1-ε₁, 1+ε₂) A) + β k3, w = exp(l - b); mean in a response, in a group, over groups.
+    """Tokens: -min(w A, clamp(w, 1-ε₁, 1+ε₂) A) + β k3, w = exp(l - b).
 
-    A = (r - r̄) / (std + 1e-6). d(w A)/dl = w A where the first branch of the min is taken, 0 where the clamp is and
-    holds w; k3 = exp(f-l) - (f-l) - 1, so d k3/dl = 1 - exp(f-l).
+    The mean in a response, in a group, over groups. A = (r - r̄) / (std + 1e-6). d(w A)/dl = w A where the
+    first branch of the min is taken, 0 where the clamp is taken and limits w. k3 = exp(f-l) - (f-l) - 1, so d
+    k3/dl = 1 - exp(f-l).
     """
     grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
     W = fsum(g.weight for g in groups)
@@ -366,7 +375,10 @@ def grpo(
 def gspo(
     case: Case, ratio: str = "behavior", clip: tuple[float, float] = (3e-4, 4e-4), std: bool = True
 ) -> Result:
-    """-min(s A, clamp(s) A), s = exp(mean_t (l_t - b_t)): ds/dl_t = s/T, 0 where the clamp is taken and s is outside."""
+    """-min(s A, clamp(s) A), s = exp(mean_t (l_t - b_t)).
+
+    ds/dl_t = s/T; 0 where the clamp is taken and s is outside its limits.
+    """
     grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
     W = fsum(g.weight for g in groups)
     anchor = case.behavior_logp if ratio == "behavior" else case.old_logp
@@ -392,7 +404,10 @@ def topr(
     negative: tuple[float, float] = (0.0, 1.0),
     ratio: str = "sequence",
 ) -> Result:
-    """-(r - b) mean_t k_t l_t, k a number: exp of Σ (l - b), of its mean or of a token's, within the limits of r's sign."""
+    """-(r - b) mean_t k_t l_t.
+
+    k is a number: exp of Σ (l - b), of its mean or of a token's, within the limits of r's sign.
+    """
     grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 1)
     W = fsum(g.weight for g in groups)
     for g in groups:
@@ -411,7 +426,7 @@ def topr(
 
 
 @dataclass
-class Judgement:
+class Judgment:
     share: float  # of the loss: the group's weight over all, over the pairs of the group
     rewards: tuple[float, float]
     margin: float  # β h, h = ρ of the winner - ρ of the loser
@@ -419,8 +434,8 @@ class Judgement:
     places: tuple[list[tuple[int, int]], list[tuple[int, int]]]
 
 
-def judgements(case: Case, beta: float) -> list[Judgement]:
-    """Groups without a pair are left out; the others weigh what they weigh, the pairs within one are equal."""
+def judgments(case: Case, beta: float) -> list[Judgment]:
+    """Groups without a pair are dropped; the others keep their weight, and the pairs in one are equal."""
     places: dict[Hashable, list[tuple[int, int]]] = {}
     reward, group = dict(zip(case.response, case.reward)), dict(zip(case.response, case.group))
     weight = dict(zip(case.group, case.weight))
@@ -439,7 +454,7 @@ def judgements(case: Case, beta: float) -> list[Judgement]:
         )
         g = group[winner]
         out.append(
-            Judgement(
+            Judgment(
                 weight[g] / W / judged.count(g),
                 (reward[winner], reward[loser]),
                 beta * h,
@@ -450,8 +465,8 @@ def judgements(case: Case, beta: float) -> list[Judgement]:
     return out
 
 
-def on_pairs(case: Case, terms: Sequence[tuple[Judgement, float, float]], beta: float) -> Result:
-    """Σ share · value; `terms`: value and slope in β h, which has d (β h) / d l_wt = β and d (β h) / d l_lt = -β."""
+def on_pairs(case: Case, terms: Sequence[tuple[Judgment, float, float]], beta: float) -> Result:
+    """Σ share · value. `terms`: value and slope in β h; d (β h) / d l_wt = β and d (β h) / d l_lt = -β."""
     grad = np.zeros(case.logp.shape)
     for j, _, slope in terms:
         for sign, places in zip((1, -1), j.places):
@@ -461,9 +476,12 @@ def on_pairs(case: Case, terms: Sequence[tuple[Judgement, float, float]], beta: 
 
 
 def pair_consistency(case: Case, beta: float, gap: float | str = 0.5, votes: str = "ignore") -> Result:
-    """[23] squared: ¼ (r_w - r_l - β h)². Of a number c the gap is c, or with votes c (v_w - v_l) / (v_w + v_l + 2)."""
+    """[23] squared: ¼ (gap - β h)².
+
+    The gap is r_w - r_l; of a number c it is c, or with votes c (v_w - v_l) / (v_w + v_l + 2).
+    """
     terms = []
-    for j in judgements(case, beta):
+    for j in judgments(case, beta):
         if gap == "reward":
             off = j.rewards[0] - j.rewards[1] - j.margin
         else:
@@ -478,9 +496,12 @@ def log_sigmoid(z: float) -> float:
 
 
 def dpo(case: Case, beta: float, label_smoothing: float = 0.0, votes: str = "ignore") -> Result:
-    """-p log σ(z) - q log σ(-z), z = β h, q = 1 - p. d log σ(z) / dz = σ(-z), so the slope is q σ(z) - p σ(-z)."""
+    """-p log σ(z) - q log σ(-z), z = β h, q = 1 - p.
+
+    d log σ(z) / dz = σ(-z), so the slope is q σ(z) - p σ(-z).
+    """
     terms = []
-    for j in judgements(case, beta):
+    for j in judgments(case, beta):
         w, x = j.votes
         share = (
             (x + 1) / (w + x + 2) if votes == "mean" else 0.0

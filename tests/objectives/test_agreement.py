@@ -1,4 +1,4 @@
-"""`objectives.evaluate` against the second implementation in `independent.py`, and against finite differences."""
+"""`objectives.evaluate` against the second implementation in `independent.py` and finite differences."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def test_hundreds_of_groups(name: str, options: dict[str, Any], needs: set[str])
 def test_extreme_values(name: str, options: dict[str, Any], needs: set[str]) -> None:
     """Log-probs near -1e4 and ratios up to e^±100: what a policy far from its data gives.
 
-    A reward of 1e6 beside rewards of order 1 as well. The loss is a difference of numbers up to 1e14 here, so that it is held
-    to 1e-10 of the largest of them.
+    A reward of 1e6 beside rewards of order 1 as well. The loss is a difference of numbers up to 1e14 here, so
+    the tolerance is 1e-10 of the largest of them.
     """
     for seed in range(3):
         case = draw_for(needs, seed, far=1e3, spread=30.0)
@@ -220,7 +220,8 @@ def away_from_kinks(seed: int, episodes: bool) -> Case:
 def test_finite_differences(name: str, options: dict[str, Any], needs: set[str]) -> None:
     """Central differences of `loss` in every stream. Not for estimators whose loss isn't what they descend.
 
-    With scale="reward" the gradient in logp times beta is the loss's own. Step 1e-5 on losses of order 1: error about 1e-10.
+    With scale="reward" the gradient in logp times beta is the loss's own.
+    Step 1e-5 on losses of order 1: error about 1e-10.
     """
     scaled = "scale" in objectives.describe(name)["options"] and name != "squared_consistency"
     factor = options["beta"] if scaled and options.get("scale") != "loss" else 1.0

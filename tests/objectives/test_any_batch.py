@@ -1,4 +1,7 @@
-"""Every objective on batches of any shape: ragged groups and lengths, log-probs down to −1e4, equal rewards, one group to hundreds."""
+"""Every objective on batches of any shape.
+
+Ragged groups and lengths, log-probs down to −1e4, equal rewards, one group to hundreds.
+"""
 
 from __future__ import annotations
 
@@ -20,38 +23,30 @@ from hypothesis import strategies as st
 )
 @given(
     seed=st.integers(0, 10_000),
-    groups=st.one_of(st.integers(1, 6), st.just(150)),
     most=st.integers(3, 7),
-    length=st.integers(2, 12),
-    rewards=st.sampled_from(["normal", "binary", "equal"]),
-    spread=st.sampled_from([0.0, 0.3, 3.0]),
-    far=st.sampled_from([0.0, 1.0, 1e4]),
     episodes=st.booleans(),
+    shape=st.fixed_dictionaries(
+        {
+            "groups": st.one_of(st.integers(1, 6), st.just(150)),
+            "length": st.integers(2, 12),
+            "rewards": st.sampled_from(["normal", "binary", "equal"]),
+            "spread": st.sampled_from([0.0, 0.3, 3.0]),
+            "far": st.sampled_from([0.0, 1.0, 1e4]),
+        }
+    ),
 )
 def test_the_gradient_is_that_of_plain_loops(
     name: str,
     options: dict[str, Any],
     needs: set[str],
     seed: int,
-    groups: int,
     most: int,
-    length: int,
-    rewards: str,
-    spread: float,
-    far: float,
     episodes: bool,
+    shape: dict[str, Any],
 ) -> None:
-    """Relative to the largest number of the batch, for sums of numbers of 1e4 round in their last places."""
-    case = draw(
-        seed,
-        groups=groups,
-        sizes=(least(needs), most),
-        length=length,
-        rewards=rewards,
-        spread=spread,
-        far=far,
-        episodes=episodes and "rows" not in needs,
-    )
+    """Relative to the largest number of the batch, as sums of numbers of 1e4 round in their last places."""
+    episodes = episodes and "rows" not in needs
+    case = draw(seed, sizes=(least(needs), most), episodes=episodes, **shape)
     out = evaluate(case, name, options)
     loss, grads = expected(case, name, options)
     size = max(1.0, abs(loss), *(np.abs(g).max() for g in grads.values()))
@@ -59,4 +54,4 @@ def test_the_gradient_is_that_of_plain_loops(
     for stream, grad in grads.items():
         assert np.isfinite(out.grads[stream]).all()
         assert stream == "value" or (out.grads[stream][~case.mask] == 0).all()
-        assert np.abs(out.grads[stream] - grad).max() <= 1e-9 * size * max(1.0, far)
+        assert np.abs(out.grads[stream] - grad).max() <= 1e-9 * size * max(1.0, shape["far"])

@@ -1,4 +1,7 @@
-"""What mutants of the objectives showed that no other test looks at: metrics by hand, words of refusals, numbers at an edge."""
+"""Details of the objectives that no other test covers, shown by mutants.
+
+Metrics by hand, words of refusals, numbers at an edge.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from agro.objectives.needs import NEEDS, VALUE
 
 
 def at_the_reference(name: str, groups: dict[str, tuple[float, list[float]]], **options: Any) -> Evaluation:
-    """Groups by name, (weight, rewards), each response one token of log-prob -1 under the policy and the reference: R = r."""
+    """{name: (weight, rewards)}, each response one token of log-prob -1 under policy and reference: R = r."""
     rows = [(g, weight, r) for g, (weight, rewards) in groups.items() for r in rewards]
     logp = [[0.0, -1.0]] * len(rows)
     batch = Batch.of(
@@ -40,7 +43,10 @@ def test_agro_says_its_loss_under_the_name_that_all_share() -> None:
 
 
 def test_a_weight_against_the_reference_by_hand() -> None:
-    """Log-ratios log ½ and log 2 at β = 0: weights ½ and 1 on residuals 1 and −1, so −½·½·1 and +½·1·1; their mean is ¾."""
+    """Log-ratios log ½ and log 2 at β = 0: weights ½ and 1 on residuals 1 and −1.
+
+    So −½·½·1 and +½·1·1; their mean is ¾.
+    """
     half = float(np.log(0.5))
     batch = Batch.of(
         mask=[[False, True]] * 2, group=["a", "a"], reward=[1, 0], ref_logp=[[0.0, -1.0], [0.0, -1.0]]
@@ -69,14 +75,20 @@ def test_a_weight_and_a_token_level_regularizer_exclude_each_other() -> None:
 
 
 def test_consistency_of_the_squares_is_over_groups_of_several() -> None:
-    """½ Var is ½ · ½, of one response unknown, ½ · ⅓: (1 · ¼ + 3 · ⅙)/(1 + 3), and no share of the lone one's weight."""
+    """½ Var is ½ · ½, of one response unknown, ½ · ⅓: (1 · ¼ + 3 · ⅙)/(1 + 3).
+
+    The group of one has no share of the weight.
+    """
     groups: Any = {"a": (1, [1, 0]), "lone": (2, [5]), "c": (3, [1, 0, 0])}
     out = at_the_reference("squared_consistency", groups, beta=0.5, baseline="stored", scale="square")
     assert out.metrics["consistency"] == pytest.approx(0.1875, abs=1e-15)
 
 
 def test_the_share_of_groups_whose_best_response_is_pushed_down() -> None:
-    """At β = ¼ where R_i − R̄_{-i} of the best is above ½: of `up`, `edge`, `down` and `far` the last two. Equal rewards aren't asked."""
+    """At β = ¼, where R_i − R̄_{-i} of the best is above ½: the last two of `up`, `edge`, `down` and `far`.
+
+    Groups of equal rewards are not counted.
+    """
     groups: Any = {
         "up": (3, [0.4, 0]),
         "edge": (2, [0.5, 0]),
@@ -128,7 +140,7 @@ def test_without_beta_a_policy_that_is_certain_stands_still() -> None:
 
 
 def test_rows_that_a_micro_batch_does_not_hold_are_not_judged_by_it() -> None:
-    """Rows 2 and 3 are given; the ratio of row 0 overflows, which is for the micro-batch that holds row 0 to say."""
+    """Rows 2 and 3 are given. The ratio of row 0 overflows, which the micro-batch with row 0 reports."""
     mask = [[False, True]] * 4
     given: dict[str, Any] = {
         "mask": mask,
@@ -150,7 +162,10 @@ def test_rows_that_a_micro_batch_does_not_hold_are_not_judged_by_it() -> None:
 
 
 def test_the_trap_ratio_weighs_its_groups() -> None:
-    """One success of three: k₂ = k₃ = ⅓, its mirror −⅓; (3 · ⅓ − ⅓)/(2β (3 · ⅓ + ⅓)) = 1 at β = ¼. The pair isn't asked."""
+    """One success of three: k₂ = k₃ = ⅓, its mirror −⅓. (3 · ⅓ − ⅓)/(2β (3 · ⅓ + ⅓)) = 1 at β = ¼.
+
+    The pair is not counted.
+    """
     groups: Any = {"one": (3, [1, 0, 0]), "two": (1, [1, 1, 0]), "pair": (9, [1, 0])}
     assert at_the_reference("agro_onpolicy", groups, beta=0.25).metrics["trap_ratio"] == pytest.approx(
         1.0, abs=1e-14
@@ -163,7 +178,10 @@ EVERY = [(name, key) for name in objectives.names() for key in objectives.descri
 
 @pytest.mark.parametrize(("name", "key"), EVERY)
 def test_an_option_says_what_it_is(name: str, key: str) -> None:
-    """Its default may be given, and so may each choice it names; its unit is one of a choice, a number, or what it multiplies."""
+    """Its default is accepted, and so is each choice it names.
+
+    Its unit is one of a choice, a number, or what it multiplies.
+    """
     entry = objectives.get(name)
     option = objectives.describe(name)["options"][key]
     if not option["required"]:
@@ -278,7 +296,10 @@ def test_a_tensor_may_be_of_half_precision_and_in_a_graph() -> None:
 
 @pytest.mark.parametrize(("name", "stream"), [("dro", "value"), ("prefix_consistency", "prefix_value")])
 def test_a_value_says_its_loss_and_its_mean(name: str, stream: str) -> None:
-    """Of one token: ½ (r − V)² is ½ · ¼ in a and ½ in b, V is ½ and 1; with weights 3 and 1. Over the prefix it's the same."""
+    """Of one token: ½ (r − V)² is ½ · ¼ in a and ½ in b, V is ½ and 1; the weights are 3 and 1.
+
+    Over the prefix it is the same.
+    """
     values = [0.5, 0.5, 1.0]
     logp = [[0.0, -1.0]] * 3
     batch = Batch.of(

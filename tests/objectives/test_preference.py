@@ -100,7 +100,7 @@ def test_where_votes_end(votes: tuple[int, int], p: float) -> None:
     assert grad("dpo", 0.0) == pytest.approx(-0.4 * (p - 0.5), abs=1e-16)
 
 
-def test_label_smoothing_is_that_share_of_judgements_turned_round() -> None:
+def test_label_smoothing_is_that_share_of_judgments_turned_round() -> None:
     for h in H:
         turned = of_h("dpo", -h, beta=0.7).loss
         smooth = of_h("dpo", h, beta=0.7, label_smoothing=0.2).loss
@@ -108,7 +108,10 @@ def test_label_smoothing_is_that_share_of_judgements_turned_round() -> None:
 
 
 def test_all_pairs_of_a_group_with_their_rewards_are_agro() -> None:
-    """The mean over pairs of ¼ (R_i - R_j)² is ½ Var(R), n - 1 in it (statement 10 summed), whoever is called the winner."""
+    """The mean over pairs of ¼ (R_i - R_j)² is ½ Var(R), n - 1 in it (statement 10 summed).
+
+    It doesn't matter who is called the winner.
+    """
     case = draw(0, sizes=(2, 5))
     members = {
         g: list(dict.fromkeys(y for y, h in zip(case.response, case.group) if h == g)) for g in case.group
@@ -136,7 +139,7 @@ def test_far_pairs_stay_finite(h: float) -> None:
 
 @pytest.mark.parametrize("name", BOTH)
 def test_pairs_weigh_equally_in_a_group_and_groups_in_a_step(name: str) -> None:
-    """Three judgements in group a and one in b; a pair that is judged twice counts twice; a row in none gets 0."""
+    """Three judgments in group a and one in b. A pair judged twice counts twice; a row in none gets 0."""
     single = {p: on(name, [p], singletons="drop").loss for p in ((0, 1), (2, 1), (3, 5))}
     out = on(name, [(0, 1), (0, 1), (2, 1), (3, 5)])
     assert out.loss == pytest.approx((2 * single[0, 1] + single[2, 1]) / 6 + single[3, 5] / 2, rel=1e-14)

@@ -1,4 +1,4 @@
-"""What must hold of the objectives whatever the numbers, and hand-worked batches small enough to check on paper."""
+"""What must be true of the objectives for any numbers, and batches small enough to check on paper."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ EVERY = pytest.mark.parametrize(("name", "options", "needs"), VARIANTS, ids=NAME
 
 
 def only(*chosen: str, along: bool = True) -> Any:
-    """Variants whose name begins with one of `chosen`; without `along` those that look at a response as a whole."""
+    """Variants whose name begins with one of `chosen`.
+
+    Without `along`, only those that use a response as one unit.
+    """
     at = [i for i, v in enumerate(NAMED) if v.startswith(chosen) and (along or "rows" not in VARIANTS[i][2])]
     return pytest.mark.parametrize(
         ("name", "options", "needs"), [VARIANTS[i] for i in at], ids=[NAMED[i] for i in at]
     )
 
 
-CENTRED = only("agro", "rloo", "reinforce-baseline=mean", "kl_pg", "grpo", "pair_consistency", "dpo")
+CENTERED = only("agro", "rloo", "reinforce-baseline=mean", "kl_pg", "grpo", "pair_consistency", "dpo")
 
 
 def same(found: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-12) -> None:
@@ -33,8 +36,8 @@ def shift_of(case: Case) -> np.ndarray:
     return np.array([1.0 + list(dict.fromkeys(case.group)).index(g) for g in case.group])
 
 
-# By hand: two responses of one prompt, rewards 1 and 0, two tokens and one token, ρ = (0.2 + 0.1, -0.4) = (0.3, -0.4).
-# At β = 0.5: R = (1 - 0.15, 0 + 0.2) = (0.85, 0.2), R_1 - R_2 = 0.65.
+# By hand: two responses of one prompt, rewards 1 and 0, two tokens and one token.
+# ρ = (0.2 + 0.1, -0.4) = (0.3, -0.4). At β = 0.5: R = (1 - 0.15, 0 + 0.2) = (0.85, 0.2), R_1 - R_2 = 0.65.
 HAND = {
     "mask": [[False, True, True], [False, True, False]],
     "reward": [1.0, 0.0],
@@ -48,8 +51,8 @@ HAND = {
 }
 HAND_LOGP = [[0.0, -1.0, -2.0], [0.0, -1.0, -3.0]]
 HAND_KL = [[7.0, 0.1, 0.2], [7.0, 0.4, 7.0]]
-# A of grpo: ±0.5 / (√0.5 + 1e-6), as std² = ½(1 - 0)²; its clip leaves w A = 1.1 A, holds 1.5 at 1.2 (A > 0) and, as A < 0, takes
-# max(0.5, 0.8) = 0.8. Shares: ½ · ½ for each of two tokens, ½ for the one.
+# A of grpo: ±0.5 / (√0.5 + 1e-6), as std² = ½(1 - 0)². Its clip keeps w A = 1.1 A, limits 1.5 to 1.2 (A > 0)
+# and, as A < 0, takes max(0.5, 0.8) = 0.8. Shares: ½ · ½ for each of two tokens, ½ for the one.
 A = 0.5 / (0.5**0.5 + 1e-6)
 HAND_CASES: list[tuple[str, dict[str, Any], float, list[float]]] = [
     # ¼ · 0.65² = 0.105625; reward: ∓½ · 0.65; loss: times 0.5
@@ -91,7 +94,7 @@ def test_by_hand(name: str, options: dict[str, Any], loss: float, grad: list[flo
         same(out.grads["kl"], np.array([[0, 0.25, 0.25], [0, 0.25, 0]]), 1e-14)
 
 
-@CENTRED
+@CENTERED
 def test_a_shift_of_a_prompts_rewards_changes_no_gradient(
     name: str, options: dict[str, Any], needs: set[str]
 ) -> None:
@@ -122,9 +125,10 @@ def test_reinforce_without_a_group_baseline_feels_the_shift() -> None:
 def test_a_shift_of_a_prompts_reference_changes_nothing(
     name: str, options: dict[str, Any], needs: set[str]
 ) -> None:
-    """ρ + c for all responses of a prompt: the normaliser of π_ref, which no group-centred objective sees.
+    """ρ + c for all responses of a prompt: the normalizer of π_ref, which no group-centered objective sees.
 
-    With token averages that is c at each token. (Of estimates token by token it is so in expectation: agro prove.)
+    With token averages that is c at each token. (Of estimates token by token it is so in expectation: agro
+    prove.)
     """
     if options.get("weight") == "reference":  # π/π_ref of a response is what it is
         return
@@ -301,14 +305,14 @@ def test_onpolicy_adds_the_likelihood_ratio_part() -> None:
     beta = 0.3
     pathwise = evaluate(case, "agro", {"beta": beta, "scale": "loss"}).grad
     extra = evaluate(case, "agro_onpolicy", {"beta": beta}).grad - pathwise
-    centred = evaluate(case, "agro_onpolicy", {"beta": beta, "baseline": True}).grad - pathwise
+    centered = evaluate(case, "agro_onpolicy", {"beta": beta, "baseline": True}).grad - pathwise
     first = case.mask.argmax(1)
     rows = np.arange(4)
     advantage = -4 / beta * pathwise[rows, first]
     same(extra[rows, first], advantage**2 / 8)
     v = advantage**2 / 2
-    same(centred[rows, first], (v - (v.sum() - v) / 3) / 4)
-    assert abs(centred[rows, first].sum()) < 1e-12
+    same(centered[rows, first], (v - (v.sum() - v) / 3) / 4)
+    assert abs(centered[rows, first].sum()) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -322,7 +326,10 @@ def test_onpolicy_adds_the_likelihood_ratio_part() -> None:
     ],
 )
 def test_the_trap_ratio_of_the_groups(rewards: list[list[int]], expected: float) -> None:
-    """One success of n: k₃/k₂ = 1, so 1/(2β); its mirror has −1. Equal groups add nothing, pairs are left out."""
+    """One success of n: k₃/k₂ = 1, so 1/(2β); its mirror has −1.
+
+    Equal groups add nothing, pairs are dropped.
+    """
     flat = [r for group in rewards for r in group]
     batch = Batch.of(
         mask=[[False, True]] * len(flat),
@@ -394,7 +401,7 @@ def test_the_clip_holds_only_what_would_go_further(w: float, better: bool, moves
     assert out.metrics["ratio_max"] == pytest.approx(max(w, 1.0))
 
 
-def test_grpo_at_the_behaviour_policy_is_the_advantage() -> None:
+def test_grpo_at_the_behavior_policy_is_the_advantage() -> None:
     """w = 1: -A_i / (n T_i) for each token, A_i standardised with n - 1."""
     case = draw(17, groups=1, sizes=(5, 5), episodes=False)
     r, T = np.array(case.reward), case.mask.sum(1)

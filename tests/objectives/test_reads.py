@@ -102,7 +102,10 @@ def is_accepted(name: str, options: dict[str, Any], needs: set[Any], responses: 
 
 @EVERY
 def test_declared_needs_are_those_measured(name: str, options: dict[str, Any], needs: set[str]) -> None:
-    """What is declared is refused where it is missing, and changes the result; what isn't declared does neither."""
+    """What is declared is refused where it is missing, and changes the result.
+
+    What isn't declared does neither.
+    """
     assert measured_needs(name, options, needs) == needs - {"rows"}
 
 
@@ -169,7 +172,10 @@ def test_masked_positions_say_nothing_and_get_0(name: str, options: dict[str, An
 
 
 def test_an_objective_that_forgets_the_mask_or_a_stream_is_kept_to_both() -> None:
-    """The promise is kept outside the functions: gradients of 0 off the mask, and of 0 for a stream that didn't count."""
+    """Gradients are 0 off the mask, and 0 for a stream without a part in the loss.
+
+    This is so whatever the function returns.
+    """
     careless = Objective(
         lambda streams, batch: Terms(streams["logp"].sum()), "here", lambda o: {KL}, lambda o: "row"
     )
@@ -192,9 +198,9 @@ def grads_of(
 
 @EVERY
 def test_declared_coupling_is_true(name: str, options: dict[str, Any], needs: set[str]) -> None:
-    """The streams of other responses ("row") or groups ("group") may be anything: a row's gradient is the same to the last bit.
+    """The streams of other responses ("row") or groups ("group") may be anything.
 
-    And a coupling of "group" isn't declared for nothing.
+    A row's gradient is the same to the last bit. And a coupling of "group" isn't declared for nothing.
     """
     coupling = objectives.describe(name, **options)["couples"]
     case, rng = draw_for(needs, 3, groups=3), np.random.default_rng(3)

@@ -1,4 +1,7 @@
-"""Requests and data that an objective can't use are refused with the objective, the field, the counts, the rows, the way out."""
+"""Requests and data that an objective can't use are refused.
+
+The message has the objective, the field, the counts, the rows, and what to do.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ def without(need: str, rows: range) -> dict[str, Any]:
 def test_a_need_unknown_in_some_rows(name: str, options: dict[str, Any], need: str) -> None:
     said = refusal(name, options, **without(need, range(1, 5)))
     assert f"objective {name} " in said
-    assert (need if need != "fresh" else "age 0") in said
+    assert (need if need != "fresh" else "staleness 0") in said
     assert "2 of 6 rows have it, 4 don't" in said
     assert re.findall(r"sample \d", said) == ["sample 2", "sample 3", "sample 4"]
     assert re.search(r"What to do: \w+", said)
@@ -79,12 +82,12 @@ def test_one_token_without_its_log_prob_is_a_row_without() -> None:
 @pytest.mark.parametrize("baseline", [False, True])
 def test_onpolicy_is_refused_on_anything_but_fresh_samples(age: float, baseline: bool) -> None:
     said = refusal("agro_onpolicy", {"beta": 0.1, "baseline": baseline}, age=[0, 0, age, 0, 0, 0])
-    assert "age 0" in said
+    assert "staleness 0" in said
     assert "5 of 6 rows have it, 1 don't (for one: sample 3)" in said
     assert "agro" in said.split("What to do")[1]
 
 
-def test_grpo_without_behaviour_names_a_way_out() -> None:
+def test_grpo_without_behavior_names_a_way_out() -> None:
     """The case of logs without log-probs."""
     way_out = refusal("grpo", {}, behavior_logp=None).split("What to do")[1]
     assert "sample" in way_out

@@ -38,7 +38,7 @@ def half_variance(policy: Enumerable, reference: Enumerable, reward: Tensor, p: 
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [2, 3])
-def test_the_off_policy_estimator_is_unbiased_for_any_behaviour(space: Space, kind, n: int) -> None:
+def test_the_off_policy_estimator_is_unbiased_for_any_behavior(space: Space, kind, n: int) -> None:
     policy, reference, reward = kind(space, 1), kind(space, 2), rewards(space)
     for behavior in (reference, kind(space, 3), Enumerable.table(space, 0, 0.0)):
         batch = all_groups(Data(behavior, reward), reference, n)
@@ -93,7 +93,7 @@ def test_the_trap_ratio_is_that_of_the_moments() -> None:
 
 
 def test_noise_and_weights_are_expectations() -> None:
-    """Each response with two rewards of probability ¼ and ¾: the off-policy gradient is that of their mean."""
+    """Two rewards a response, of probability ¼ and ¾: the off-policy gradient is that of their mean."""
     space = SPACES[0]
     policy, reference, reward = (*(Enumerable.table(space, s) for s in (1, 2)), rewards(space))
     Y = len(space.responses)

@@ -35,7 +35,7 @@ def prove(*args: str):
 
 
 def test_agro_holds_all_that_is_claimed() -> None:
-    """The figures that the issue asks for: end points under three covering behaviours, and the bias of the estimator."""
+    """End points under three covering behaviors, and the bias of the estimator."""
     done = prove("agro", "--json")
     assert done.exit_code == 0
     rows = json.loads(done.stdout)
@@ -64,7 +64,7 @@ def test_agro_holds_all_that_is_claimed() -> None:
     biases = [r for r in rows if r["property"] == "expected gradient"]
     assert (
         len(biases) == (4 * 5 + 2 * 1) * 3 * 2
-    )  # five behaviours, or the policy alone; three policies; n = 2 and 3
+    )  # five behaviors, or the policy alone; three policies; n = 2 and 3
     assert max(r["value"] for r in biases) <= 1e-12
     estimates = [
         r["value"] for r in rows if r["property"].startswith("variance of the regularizer's estimate")

@@ -1,4 +1,4 @@
-"""A headless Chromium, spoken to in the DevTools protocol over its pipe: JSON messages that end with a zero byte."""
+"""A headless Chromium, driven by the DevTools protocol over its pipe: JSON messages ended by a zero byte."""
 
 from __future__ import annotations
 
@@ -35,19 +35,27 @@ os.dup2(ends[0], 3), os.dup2(ends[1], 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
 
-# Of every element with text of its own: colour against the nearest background, as WCAG 2.2 defines contrast; the worst.
+# The lowest contrast of an element with text of its own: color against the nearest background, by WCAG 2.2.
 CONTRAST = """
 (() => {
   const parse = c => { const m = c.match(/[\\d.]+/g).map(Number); return m.length < 4 ? [...m, 1] : m; };
-  const light = c => { const [r, g, b] = c.map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  const linear = v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const light = c => { const [r, g, b] = c.map(v => linear(v / 255));
                        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-  const behind = e => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor); if (c[3] > 0) return c; }
-                        return [255, 255, 255, 1]; };
+  const behind = e => {
+    for (; e; e = e.parentElement) {
+      const c = parse(getComputedStyle(e).backgroundColor);
+      if (c[3] > 0) return c;
+    }
+    return [255, 255, 255, 1];
+  };
   let worst = [99, ''];
   for (const e of document.body.querySelectorAll('*')) {
-    if (!e.getClientRects().length || ![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
+    const own = [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim());
+    if (!e.getClientRects().length || !own) continue;
     const style = getComputedStyle(e);
-    const [a, b] = [parse(e instanceof SVGElement ? style.fill : style.color), behind(e)].map(c => light(c.slice(0, 3)));
+    const front = parse(e instanceof SVGElement ? style.fill : style.color);
+    const [a, b] = [front, behind(e)].map(c => light(c.slice(0, 3)));
     const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
     if (contrast < worst[0]) worst = [contrast, e.textContent.slice(0, 60)];
   }
@@ -64,7 +72,8 @@ def find() -> str | None:
 class Browser:
     """One browser with one page. `complaints`: of the console, whoever wrote them.
 
-    `requests`: addresses asked for, by the browser's own names; `blocked`: those that the page's policy stopped.
+    `requests`: addresses asked for, by the browser's own names; `blocked`: those that the page's policy
+    stopped.
     """
 
     def __init__(self, program: str) -> None:
@@ -143,7 +152,7 @@ class Browser:
             self.loaded = True
 
     def open(self, path: Path, *, scheme: str = "light", width: int = 1400) -> None:
-        """Load a file into a window of this width under this colour scheme."""
+        """Load a file into a window of this width under this color scheme."""
         self.requests.clear()
         self.complaints.clear()
         self.blocked.clear()

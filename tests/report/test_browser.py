@@ -1,4 +1,4 @@
-"""The pages in a headless Chromium: nothing asked for, nothing executed, readable light and dark, narrow and wide."""
+"""The pages in a headless Chromium: no requests, no scripts, readable light and dark, narrow and wide."""
 
 from __future__ import annotations
 
@@ -121,7 +121,8 @@ def test_hostile_text_shows_as_text(browser: Browser, page: Path, comparison: Pa
     browser.open(page)
     browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
     shown = browser.ask(VISIBLE)
-    # phase twice (the tables), option, left out, prompt, response, answer, source of the response, prompts, reference, versions twice
+    # Phase twice (the tables), option, dropped, prompt, response, answer, source of the response, prompts,
+    # reference, versions twice.
     assert shown.count("<script>window.HIT=1</script>") >= 12
     assert browser.ask("document.scripts.length + document.images.length") == 0
     browser.open(comparison)
@@ -133,7 +134,10 @@ def test_hostile_text_shows_as_text(browser: Browser, page: Path, comparison: Pa
 def test_the_axis_is_chosen_without_a_script(browser: Browser, page: Path, width: int) -> None:
     browser.open(page, width=width)
     visible = "[...document.querySelectorAll('.tabs > div')].map(e => e.offsetHeight > 100)"
-    label = "[...document.querySelectorAll('.tabs > div svg')].filter(e => e.getClientRects().length).map(e => e.textContent).join('|')"
+    label = (
+        "[...document.querySelectorAll('.tabs > div svg')]"
+        ".filter(e => e.getClientRects().length).map(e => e.textContent).join('|')"
+    )
     assert browser.ask(visible) == [True, False, False]
     for i, axis in enumerate(["step", "responses drawn", "nats per response"]):
         browser.ask(f"document.querySelectorAll('.tabs > label')[{i}].click()")
@@ -153,7 +157,8 @@ def test_these_checks_see_what_they_look_for(browser: Browser, tmp_path: Path) -
     path = tmp_path / "bad.html"
     wide = "<p style='width:2000px;color:#bbb;background:#fff'>wide</p>"
     path.write_text(
-        f"<!DOCTYPE html>{wide}<img src='http://example.invalid/x.png' onerror='window.HIT=1'><script>console.log(1)</script>"
+        f"<!DOCTYPE html>{wide}<img src='http://example.invalid/x.png' onerror='window.HIT=1'>"
+        "<script>console.log(1)</script>"
     )
     browser.open(path)
     assert "http://example.invalid/x.png" in browser.requests.values()

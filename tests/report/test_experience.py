@@ -51,7 +51,10 @@ def test_draws_of_steps_that_were_not_logged_are_left_out(run: RunData) -> None:
 
 
 def test_begin_and_end_are_tenths_of_the_steps_that_know_the_value(run: RunData) -> None:
-    """Of 20 steps two: rewards 0.1, 0.1, 0.2, 0.2 at first; 1.9, 1.9, 2.0, 2.0 and twice 0, 1, 2 of the log at last."""
+    """Two of 20 steps.
+
+    First rewards 0.1, 0.1, 0.2, 0.2; last 1.9, 1.9, 2.0, 2.0 and twice 0, 1, 2 of the log.
+    """
     found = Experience.of(run)
     windows = begin_and_end(found.steps, found.rewards)
     assert windows is not None

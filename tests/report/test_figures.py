@@ -171,7 +171,7 @@ def test_the_learning_curve_against_another_axis(run):
 
 
 def test_reward_against_kl_is_of_rows_that_know_both(run):
-    """Training has a KL of its own where it is fresh, steps 61 to 180; at other steps kl_ref is the held-out one."""
+    """Fresh training, steps 61 to 180, has a KL of its own; at other steps kl_ref is the held-out one."""
     (training, kl), _ = kl_pairs(run)
     steps = run.column("step")[np.isfinite(training.values + kl)]
     assert steps.tolist() == list(range(61, 181))

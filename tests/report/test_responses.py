@@ -9,7 +9,10 @@ from agro.types import Sample
 
 
 def chosen(path, rewards, run="me"):
-    """`rewards`: [(prompt, reward), …] in the order of the store; what is best and worst, by place in that order."""
+    """`rewards`: [(prompt, reward), …] in the order of the store.
+
+    Returns best and worst by place in that order.
+    """
     with Store.open(path / "store.db") as store:
         store.append([Sample(prompt, "r", reward=reward) for prompt, reward in rewards], run=run)
         found = choose(store, "me")

@@ -1,4 +1,4 @@
-"""Logs of other models: the split, the constants and the pooled errors by hand; the reproduction on a small scale."""
+"""Logs of other models: the split, the constants and the pooled errors by hand; a small reproduction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trap's theory on a coarse grid, the ways round it on few problems, and the rate at which the regularised reward moves."""
+"""The trap's theory on a coarse grid, the remedies on few problems, the rate of the regularized reward."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def draws() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("c", [0.0, 0.4, 1.0])
-def test_the_rate_of_the_regularised_reward(c: float) -> None:
+def test_the_rate_of_the_regularized_reward(c: float) -> None:
     """Where log π moves by −W, E R moves by −Cov(W, R) = β Var R − c/2 μ₃(R); β = 1."""
     p, R, off = draws()
     pull = remedies.shared(lambda p, a, done: c)(p, p, R, 0.0)

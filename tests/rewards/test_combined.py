@@ -32,7 +32,10 @@ def functions(tmp_path):
 
 
 def test_the_sum_and_its_parts(functions):
-    """exact is 1 for the first response only; 0.5 · length/2 is 0.5 and 0.75; number counts nowhere, so it may fail."""
+    """exact is 1 for the first response only; 0.5 · length/2 is 0.5 and 0.75.
+
+    number has no weight, so it may fail.
+    """
     reward = load_reward(
         settings(
             {"name": "exact"},

@@ -140,7 +140,8 @@ def test_only_the_culprits_stay_unknown(write):
         def one(c):
             if c == "raise": raise ValueError(f"bad answer {c!r}")
             if c == "exit": raise SystemExit(3)
-            return {"nan": float("nan"), "inf": -1e999, "none": None, "text": "1.0", "big": 10**400}.get(c, 1.0)
+            odd = {"nan": float("nan"), "inf": -1e999, "none": None, "text": "1.0", "big": 10**400}
+            return odd.get(c, 1.0)
     """)
     good = "ok"
     assert outcome(scores(path, [good, "nan", "inf", "none", "text", "big"])) == [
@@ -218,7 +219,10 @@ def test_memory_that_runs_out_is_one_responses_failure(write):
 
 
 def test_a_slow_function_is_not_a_hung_one(write):
-    """3 × 0.3 s is over the limit of one response: the first batch is done again one by one, the second isn't."""
+    """3 × 0.3 s is over the limit of one response: the first batch is scored again one by one.
+
+    The second isn't.
+    """
     path = write("""
         import time
         def f(completions, **kw):
@@ -390,7 +394,8 @@ def test_a_worker_that_died_between_calls_is_nobodys_fault(write):
         ("{tmp}/mine.py:", "expected module:function or file.py:function"),
         (
             "{tmp}/mine.py:other",
-            "expected f(prompts, completions, **columns) or f(data_source, solution_str, ground_truth, extra_info), got f(x)",
+            "expected f(prompts, completions, **columns) or "
+            "f(data_source, solution_str, ground_truth, extra_info), got f(x)",
         ),
         (
             "{tmp}/broken.py:f",
@@ -428,5 +433,9 @@ def test_options_that_the_function_does_not_take_are_refused(write):
 def test_the_worker_needs_the_standard_library_only_and_starts_at_once():
     from agro.rewards import worker
 
-    code = "import sys, runpy; runpy.run_path(sys.argv[1]); bad = {'agro', 'torch', 'numpy'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
+    code = (
+        "import sys, runpy; runpy.run_path(sys.argv[1]); "
+        "bad = {'agro', 'torch', 'numpy'} & set(sys.modules); "
+        "sys.exit(str(bad) if bad else 0)"
+    )
     subprocess.run([sys.executable, "-P", "-c", code, worker.__file__], check=True, timeout=20)

@@ -31,10 +31,11 @@ def judge():
 
 
 def test_the_golden_pairs(judge):
-    """Cases of the test suites of answer checkers. math-verify 0.9.0 alone agrees on 193, see the data's README.
+    """Cases of the test suites of answer checkers. math-verify 0.9.0 alone agrees on 193 (see their README).
 
-    Five disagree: 1/3 rounded to 2 digits; two ways to write a list of pairs; a list in another order, which its
-    origin counts as wrong; and two answers in words ("None", "the answer is sqrt(2)"), which stay unknown.
+    Five disagree: 1/3 rounded to 2 digits; two ways to write a list of pairs; a list in another order, which
+    its origin counts as wrong; and two answers in words ("None", "the answer is sqrt(2)"), which stay
+    unknown.
     """
     if not GOLDEN.exists():
         pytest.skip(f"{GOLDEN} isn't there: this test needs those cases")

@@ -31,7 +31,8 @@ def test_arguments_come_from_the_columns(tmp_path):
     code = """
         import json
         def compute_score(data_source, solution_str, ground_truth, extra_info=None, scale=1.0):
-            print(json.dumps([data_source, solution_str, ground_truth, extra_info]), file=open(__file__ + ".seen", "a"))
+            row = json.dumps([data_source, solution_str, ground_truth, extra_info])
+            print(row, file=open(__file__ + ".seen", "a"))
             return {"score": scale * (solution_str == str(ground_truth)), "pred": solution_str}
     """
     metas = [
@@ -65,7 +66,7 @@ def test_a_function_gets_only_what_it_names_and_its_failures_are_its_rows(tmp_pa
     ]
 
 
-def test_async_judgements_run_together(tmp_path):
+def test_async_judgments_run_together(tmp_path):
     """20 responses that take 0.3 s each: 6 s one after the other. One that fails spoils no other."""
     code = """
         import asyncio

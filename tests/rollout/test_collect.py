@@ -29,7 +29,10 @@ BACKWARD = [5, 2, 0, 4, 1, 3]  # the order in which the fake engine finishes the
 
 
 class Fake:
-    """Answers request i with i + 1 tokens, in the order `finish`; `event` is called before the answer to number `at`."""
+    """Answers request i with i + 1 tokens, in the order `finish`.
+
+    Calls `event` before the answer to number `at`.
+    """
 
     version = 7
     failures = 0

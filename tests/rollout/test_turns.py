@@ -26,7 +26,10 @@ from agro.train.collate import collate
 from agro.types import Prompt
 
 PROMPTS = [Prompt("ab"), Prompt(""), Prompt("abc def gh a"), Prompt("h", columns={"answer": "e"})]
-TEMPLATE = "{% for m in messages %}<bos>{{ 'b' if m.role == 'user' else 'a' }}{{ m.content }}<eos>{% endfor %}{% if add_generation_prompt %}<bos>a{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<bos>{{ 'b' if m.role == 'user' else 'a' }}{{ m.content }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<bos>a{% endif %}"
+)
 FORGETS = TEMPLATE.replace("m.content }}", "m.content if loop.last or m.role == 'user' else '' }}")
 
 
@@ -120,7 +123,7 @@ def test_an_episode_is_the_same_in_any_company(tiny, monkeypatch):
 
 
 def test_noise_goes_on_over_the_turns(tiny):
-    """Every token equally likely: the turns are those of one long response with the same noise, cut at the stops."""
+    """Every token equally likely: the turns are one long response with the same noise, cut at the stops."""
     policy = tiny()
     with torch.no_grad():
         for parameter in policy.model.parameters():
@@ -291,7 +294,7 @@ def test_turns_of_another_tokenizer_are_left_out(tiny):
 
 @pytest.fixture
 def chat(tiny, monkeypatch):
-    """A function: chat template -> policy whose prompts are messages, in special tokens as real templates have them."""
+    """A function: chat template -> policy whose prompts are messages, in special tokens as in real ones."""
 
     def make(template):
         policy = tiny()

@@ -1,4 +1,4 @@
-"""A byte that the disk changed is detected and named; intact rows can be read, and recovered into a new store."""
+"""A byte changed on the disk is detected and named; intact rows can be read and recovered to a new store."""
 
 from __future__ import annotations
 

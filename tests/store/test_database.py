@@ -139,7 +139,10 @@ def test_another_writer_is_waited_for_and_then_named(path: Path) -> None:
 
 
 def test_opening_waits_for_the_lock_that_a_write_ahead_log_takes(path: Path) -> None:
-    """A process that died between making the store and its log leaves a store without one; others may be reading."""
+    """A process that died between making the store and its log leaves a store without one.
+
+    Other processes may be reading it.
+    """
     with closing(sqlite3.connect(path, check_same_thread=False, isolation_level=None)) as other:
         other.execute("PRAGMA journal_mode = DELETE")
         other.execute("BEGIN")

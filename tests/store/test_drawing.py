@@ -1,4 +1,4 @@
-"""What a step trains on: picked groups, then what was made for it; waiting for others; what isn't as it was written."""
+"""What a step trains on: drawn groups, then what was made for it; waiting for others; changed records."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_waiting_ends_with_the_time_and_what_the_store_has(store: Store, monkeyp
 
 
 def test_a_damaged_sample_is_reported_with_its_group_and_episode(store: Store, path: Path) -> None:
-    """One of a picked group, one of an episode that was made for the step: both are missing from the samples."""
+    """One of a drawn group, one of an episode that was made for the step: both are missing."""
     old = store.append(group("old", [0.0, 1.0, 0.5]))
     made = store.append(
         [sample("a", f"row {k}", episode="e", meta={"index": 0}) for k in range(2)], run="r", step=2

@@ -271,7 +271,7 @@ def test_places_that_can_not_be_written_or_read(tmp_path: Path) -> None:
         list(read_samples(tmp_path / "cut.gz"))
 
 
-def test_an_export_says_that_judgements_stay_behind(tmp_path: Path) -> None:
+def test_an_export_says_that_judgments_stay_behind(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s.db") as store:
         a, b = store.append([sample(response="a"), sample(response="b")])
         store.add_pairs([Pair(a, b)])

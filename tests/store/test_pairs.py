@@ -25,7 +25,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def add(store: Store, name: str, pairs: list[tuple[int, int]], size: int = 6, **fields: Any) -> list[int]:
-    """A group of responses without rewards, and judgements of them by their places."""
+    """A group of responses without rewards, and judgments of them by their places."""
     ids = store.append(group(name, [None] * size, **fields))
     store.add_pairs(Pair(ids[a], ids[b]) for a, b in pairs)
     return ids
@@ -41,7 +41,10 @@ def said(samples: list[Sample]) -> str:
 
 
 def test_whole_pairs_up_to_the_size() -> None:
-    """Two of the three pairs have room in 5, or in 4: each is left out a third of the time, 1000 ± 26 of 3000."""
+    """Two of the three pairs have room in 5, or in 4.
+
+    Each is dropped a third of the time, 1000 ± 26 of 3000.
+    """
     pairs = [(0, 1), (2, 3), (4, 5)]
     for size in (4, 5):
         rule = DrawRule(1, group_size=size, pairs=True, min_group=2)
@@ -54,7 +57,7 @@ def test_whole_pairs_up_to_the_size() -> None:
 
 
 def test_a_pair_that_fits_is_taken_behind_one_that_does_not() -> None:
-    """All share response 0: 3 responses hold two of the pairs (0, i), and then (1, 2) or its like at no cost."""
+    """All share response 0: 3 responses contain two of the pairs (0, i), and then (1, 2) too."""
     pairs = [(0, 1), (0, 2), (0, 3), (1, 2)]
     rule = DrawRule(1, group_size=3, pairs=True, min_group=2)
     assert {len(pick_pairs(pairs, rule, At("r", s, 0, 0), "p")) for s in range(50)} == {3}

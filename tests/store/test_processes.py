@@ -70,7 +70,7 @@ def test_two_processes_append_while_a_third_draws(tmp_path: Path) -> None:
 
 
 def test_a_store_that_others_begin_too_waits_for_them(tmp_path: Path, monkeypatch) -> None:
-    """Where two processes begin the write-ahead log at once, SQLite tells one of them at once that the file is busy."""
+    """Where two processes begin the write-ahead log at once, SQLite reports a busy file to one of them."""
     plain, asked = Store._connect, []
 
     class Contended:

@@ -222,7 +222,7 @@ def test_a_rule_that_makes_no_sense_is_refused(options: dict[str, Any], message:
 
 
 def test_a_resumed_run_draws_the_same_again(tmp_path: Path) -> None:
-    """One run goes through; the other is stopped after a commit, rewound, and appends the same samples again."""
+    """One run finishes; the other is stopped after a commit, rewound, and appends the same samples again."""
 
     def step(store: Store, step: int) -> list[Sample]:
         fresh = [

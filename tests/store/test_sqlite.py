@@ -1,4 +1,4 @@
-"""What the store says of its samples, rewards, judgements, draws and runs."""
+"""What the store says of its samples, rewards, judgments, draws and runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run by torchrun: the gradient of every objective on several ranks against that of one process, as JSON on stdout."""
+"""Run by torchrun: the gradient of every objective on several ranks and in one process, as JSON on stdout."""
 
 from __future__ import annotations
 

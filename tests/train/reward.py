@@ -2,7 +2,7 @@
 
 
 def digits(completions, answer, **_):
-    """The share of characters that are the answer, so that rewards differ within groups of random responses."""
+    """The share of characters that are the answer: rewards differ within groups of random responses."""
     return [sum(c == a for c in text) / 3 for text, a in zip(completions, answer)]
 
 

@@ -49,7 +49,7 @@ def total_logp(policy: Policy, sample: Sample) -> float:
 
 
 @pytest.mark.parametrize("average", ["sum", "token"])
-def test_is_half_the_variance_of_the_regularised_reward(tmp_path: Path, average: str) -> None:
+def test_is_half_the_variance_of_the_regularized_reward(tmp_path: Path, average: str) -> None:
     config = log_run(tmp_path, evaluate__every=3, objective__average=average)
     folder = Trainer(config, tmp_path / "run").run()
     rows = [m for m in metrics(folder) if m["eval_consistency"] is not None]
@@ -83,7 +83,7 @@ def test_is_half_the_variance_of_the_regularised_reward(tmp_path: Path, average:
     assert rows[-1]["eval_consistency_fall_se"] == pytest.approx(np.std(fall, ddof=1) / 5**0.5, rel=1e-3)
 
 
-def test_is_not_measured_where_the_objective_has_no_regularised_reward(tmp_path: Path) -> None:
+def test_is_not_measured_where_the_objective_has_no_regularized_reward(tmp_path: Path) -> None:
     phases = [{"name": "sft", "objective": {"name": "sft"}}, {"name": "agro"}]
     rows = metrics(Trainer(log_run(tmp_path, phases=phases, train__steps=2), tmp_path / "run").run())
     assert [m["phase"] for m in rows if m["eval_consistency"] is not None] == ["agro"]
@@ -108,7 +108,10 @@ def test_a_store_without_usable_groups_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_beta_given_for_it_serves_any_objective_and_unscored_responses_are_left_out(tmp_path: Path) -> None:
-    """`sft` reads no rewards, so it would let responses without one in. At the start π is π_ref, so R is r."""
+    """`sft` reads no rewards, so it would let responses without one in.
+
+    At the start π is π_ref, so R is r.
+    """
     config = log_run(tmp_path, objective={"name": "sft"}, evaluate={"beta": BETA, "every": 3})
     with Store.open(config.data.eval_store) as store:
         store.append([Sample("200>", "77"), Sample("201>", "88")])

@@ -40,7 +40,10 @@ WITHOUT_BETA = {
 
 
 def test_half_variance_and_regret_are_those_of_the_groups_by_hand() -> None:
-    """R = 1, 0 and R = 0.5, 0.5; β = 0.5. A response without a reward is left out, and a group of one says nothing."""
+    """R = 1, 0 and R = 0.5, 0.5; β = 0.5.
+
+    A response without a reward is dropped, and a group of one adds nothing.
+    """
     logp = torch.tensor([[0.0, -x] for x in (1.0, 1.0, 2.0, 1.0, 7.0, 3.0, 4.0)], dtype=torch.float64)
     ref = torch.tensor([[0.0, -x] for x in (1.0, 1.0, 3.0, 1.0, 1.0, 1.0, 1.0)], dtype=torch.float64)
     batch = Batch.of(
@@ -116,7 +119,7 @@ def test_the_pull_is_as_large_as_the_rewards_at_the_optimum() -> None:
 
 
 def test_spreads_are_of_groups_whose_rewards_differ() -> None:
-    """ρ = 4, 0 with rewards 1, 0; ρ = 2, 0 with 2, 0; ρ = 9, 0 with equal ones. Sample variances 8, 2 and ½, 2."""
+    """ρ = 4, 0 with rewards 1, 0; ρ = 2, 0 with 2, 0; ρ = 9, 0 with equal ones. Variances 8, 2 and ½, 2."""
     rho, reward = [4.0, 0.0, 2.0, 0.0, 9.0, 0.0], [1.0, 0.0, 2.0, 0.0, 1.0, 1.0]
     ref = torch.full((6, 3), -5.0, dtype=torch.float64)
     logp = ref + torch.tensor([[0.0, x / 2, x / 2] for x in rho], dtype=torch.float64)
@@ -164,7 +167,7 @@ def test_an_objective_without_a_beta_is_measured_at_the_one_given(name: str, tmp
 
 
 def test_a_fresh_regret_reads_the_reference_where_the_objective_does_not(tmp_path: Path) -> None:
-    """rloo at β = 0 and at a β too small to matter take the same steps; only the second reads the reference itself."""
+    """rloo at β = 0 and at a tiny β take the same steps; only the second uses the reference."""
     runs = {"given": {"name": "rloo"}, "read": {"name": "rloo", "beta": 1e-30}}
     rows = [
         metrics(
@@ -230,7 +233,7 @@ def test_held_out_responses_are_measured_against_the_reference_without_the_unsco
 
 @pytest.mark.parametrize("given", [None, 0.2])
 def test_a_beta_that_a_schedule_ends_leaves_what_is_measured(tmp_path: Path, given: float | None) -> None:
-    """At β = 0 the objective reads the reference no more; kl_ref, which a guard may watch, and evaluate.beta do."""
+    """At β = 0 the objective doesn't use the reference; kl_ref (for a guard) and evaluate.beta do."""
     fades = {"name": "agro", "beta": {"start": 0.1, "end": 0.0, "steps": 2}}
     rows = metrics(Trainer(tiny(tmp_path, objective=fades, evaluate__beta=given), tmp_path / "run").run())
     assert [m["beta"] for m in rows] == [0.1, 0.05, 0.0, 0.0, 0.0, 0.0]

@@ -24,7 +24,10 @@ from agro.train.trainer import Trainer
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> Path:
-    """15 steps; the second phase, whose reference is its start, begins after step 7; checkpoints of 7, 13 and 15 stay."""
+    """15 steps.
+
+    The second phase, whose reference is its start, begins after step 7. Checkpoints: 7, 13 and 15.
+    """
     folder = tmp_path_factory.mktemp("undisturbed")
     return Trainer(config(folder), folder / "run").run()
 
@@ -119,7 +122,10 @@ def test_a_damaged_line_of_the_metrics_is_named_and_left_out(
 
 
 def test_training_leaves_a_damaged_sample_out_and_counts_it(tmp_path: Path, capsys) -> None:
-    """8 groups of 4 and one step that draws all of them: group 1 loses sample 5; group 2, all but one of its samples."""
+    """8 groups of 4 and one step that draws all of them.
+
+    Group 1 loses sample 5; group 2, all but one of its samples.
+    """
     fill_store(tmp_path / "log.db")
     with sqlite3.connect(tmp_path / "log.db") as db:
         db.execute("UPDATE samples SET response = response || '1' WHERE id IN (5, 9, 10, 11)")
@@ -192,7 +198,10 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written(
 
 
 def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path) -> None:
-    """The way to an unwritable checkpoint that needs no rights: the optimizer's state has twice the size of the weights."""
+    """A checkpoint that can't be written, without file rights.
+
+    The optimizer's state has twice the size of the weights.
+    """
     made = tiny(tmp_path, policy__new__hidden=128, train__steps=2)
     whole = Trainer(made, tmp_path / "whole").run()
     size = (whole / "checkpoints" / "step-00000002" / "optimizer.safetensors").stat().st_size

@@ -61,7 +61,7 @@ def weights(local: Local) -> list[torch.Tensor]:
 @pytest.mark.parametrize("reference", REFERENCES)
 @pytest.mark.parametrize("objective", ["agro", "dro"])
 def test_what_is_saved_continues_bit_by_bit(tmp_path: Path, reference: str, objective: str) -> None:
-    """Weights, value, moments, a reference that moves, the limits of a pass: three more steps are the same."""
+    """Weights, value, moments, a moving reference, the limits of a pass: three more steps are the same."""
     valued = objective == "dro"
     changes = {**REFERENCES[reference], "objective": {"name": objective, "beta": 0.1}}
     config = tiny(tmp_path, **changes)

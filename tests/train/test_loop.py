@@ -210,7 +210,8 @@ def test_refusals_come_before_a_model_is_loaded(tmp_path: Path, monkeypatch) -> 
     log = {"store": str(tmp_path / "log.db"), "replay": 1.0}
     refused(
         tmp_path,
-        r"(?s)objective grpo needs behavior_logp: 0 of 32 rows have it, 32 don't .*sample 1 .*sample 2 .*sample 3 .*What to do",
+        r"(?s)objective grpo needs behavior_logp: 0 of 32 rows have it, 32 don't "
+        r".*sample 1 .*sample 2 .*sample 3 .*What to do",
         data=log,
         objective={"name": "grpo"},
     )
@@ -268,7 +269,7 @@ def test_a_run_does_not_write_over_another(tmp_path: Path) -> None:
 
 
 def test_samples_of_another_run_have_no_age(tmp_path: Path) -> None:
-    """Another run counts its optimiser steps by itself: version 5 there isn't version 5 here."""
+    """Another run counts its optimizer steps by itself: version 5 there isn't version 5 here."""
     run(tmp_path, "first", data__store=str(tmp_path / "shared.db"))
     rows = metrics(run(tmp_path, "second", data={"store": str(tmp_path / "shared.db"), "replay": 1.0}))
     assert all(m["staleness_mean"] is None for m in rows)
@@ -355,7 +356,7 @@ def test_the_reference_is_held_only_where_it_is_read(tmp_path: Path) -> None:
 
 
 def test_the_trap_of_on_policy_agro_is_told_before_and_during_a_run(tmp_path: Path, capsys) -> None:
-    """Rare rewards and a small β: the best of a group is pushed down where c (R − R̄ of the others) is above 2β."""
+    """Rare rewards and a small β: the best of a group is pushed down where c (R − R̄ of the others) > 2β."""
     rare = tmp_path / "rare.py"
     rare.write_text(
         "def rare(completions, **columns):\n    return [float(c.startswith('7')) for c in completions]\n"

@@ -168,7 +168,7 @@ def test_stored_samples_that_are_never_drawn_may_be_of_held_out_prompts(tmp_path
 
 
 def test_no_checkpoint_is_written_between_the_updates_of_a_step(tmp_path: Path, monkeypatch) -> None:
-    """The second update of step 2 doesn't fit into memory, for the optimiser has its state by then."""
+    """The second update of step 2 doesn't fit into memory, for the optimizer has its state by then."""
     config = tiny(tmp_path, train__updates=2, train__checkpoint_every=3, train__steps=4)
     plain = Trainer(config, tmp_path / "plain").run()
     calls: list[int] = []

@@ -10,7 +10,10 @@ ONE, HALF, MOST, EQUAL = [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]
 
 
 def test_the_ratio_of_each_prompt() -> None:
-    """One success of four: off-means ¾, −¼, −¼, −¼; 4/2 · (3/8)/(3/4) = 1, so 1/(2β). Half: 0. Three: −1/(2β)."""
+    """One success of four: off-means ¾, −¼, −¼, −¼; 4/2 · (3/8)/(3/4) = 1, so 1/(2β).
+
+    Half: 0. Three: −1/(2β).
+    """
     rewards = np.array([ONE, ONE, ONE, HALF, MOST, EQUAL, [1, 0, 0, np.nan]])
     said = warn_of_rewards(rewards, "agro_onpolicy", {"beta": 0.1, "likelihood_ratio": 1.0})
     assert said is not None

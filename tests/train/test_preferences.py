@@ -1,4 +1,4 @@
-"""Training on judged pairs: from a file of preferences to better answers, and what is left out or refused on the way."""
+"""Training on judged pairs: from a file of preferences to better answers, and what is dropped or refused."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_killed_run_ends_with_the_same_weights_and_draws(tmp_path: Path) -> No
 
 
 def test_a_response_that_cannot_be_used_takes_the_other_one_along(tmp_path: Path) -> None:
-    """Of 12 groups: in one the loser of a pair is too long, in one a row is damaged, and its only pair with it."""
+    """Of 12 groups: in one the loser of a pair is too long; in one, a record of the only pair is damaged."""
     with Store.open(tmp_path / "pairs.db") as store:
         for g in range(12):
             long = "2" * (20 if g == 0 else 2)
@@ -247,7 +247,7 @@ def test_votes_that_are_not_known(tmp_path: Path, monkeypatch) -> None:
     assert len(metrics(Trainer(made, tmp_path / "run").run())) == 2
 
 
-def test_a_damaged_judgement_is_refused(tmp_path: Path, monkeypatch) -> None:
+def test_a_damaged_judgment_is_refused(tmp_path: Path, monkeypatch) -> None:
     made = config(tmp_path)
     with Store.open(tmp_path / "pairs.db") as store:
         store._run("UPDATE pairs SET winner = loser, loser = winner WHERE rowid = 2")

@@ -52,12 +52,10 @@ def test_plain_lines() -> None:
     progress.stage("sampling", 3, 64)
     progress.step(row(12, eval_reward=0.75, eval_reward_se=0.01))
     progress.step(row(13, dropped=2, dropped_reasons={"too long": 2}, reward_mean=None))
-    assert (
-        out.getvalue()
-        == (
-            "onpolicy 12/60  loss 0.25  reward 0.5  KL 1.5  500 tok/s  1:36 left  held-out 0.750 ± 0.010\n"  # 48 · 2 s
-            "onpolicy 13/60  loss 0.25  reward –  KL 1.5  500 tok/s  1:34 left  dropped 2 (too long)\n"
-        )
+    assert out.getvalue() == (
+        # 48 · 2 s
+        "onpolicy 12/60  loss 0.25  reward 0.5  KL 1.5  500 tok/s  1:36 left  held-out 0.750 ± 0.010\n"
+        "onpolicy 13/60  loss 0.25  reward –  KL 1.5  500 tok/s  1:34 left  dropped 2 (too long)\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""Training sharded over two ranks with FSDP2, on the CPU: the gradients, and a run that saves, stops and resumes."""
+"""Training sharded over two ranks with FSDP2, on the CPU: gradients, and a run that stops and resumes."""
 
 from __future__ import annotations
 

@@ -44,7 +44,8 @@ def draws(run: Path) -> list[tuple]:
     """What was drawn, in order; without ids, which differ where samples were made again."""
     with sqlite3.connect(run / "store.db") as db:
         return db.execute(
-            "SELECT d.step, s.prompt_id, s.response, s.reward, s.version FROM draws d JOIN samples s ON s.id = d.sample ORDER BY d.rowid"
+            "SELECT d.step, s.prompt_id, s.response, s.reward, s.version "
+            "FROM draws d JOIN samples s ON s.id = d.sample ORDER BY d.rowid"
         ).fetchall()
 
 

@@ -87,6 +87,11 @@ def test_means_are_over_responses(policy: Policy) -> None:
     assert (found["length_mean"], found["truncated_share"], found["reward_parts"]) == (3.0, 0.5, {"a": 0.5})
 
 
+def test_failed_rewards_and_requests_are_counted_apart(policy: Policy) -> None:
+    found = describe_batch(Valid([row(policy, "1")]), Collected(failed=1, failed_requests=3), 0)
+    assert (found["rewards_failed"], found["requests_failed"]) == (1, 3)
+
+
 def test_a_held_out_group_of_one_episode_is_none(tmp_path: Path, policy: Policy) -> None:
     with Store.open(tmp_path / "held.db") as store:
         store.append([row(policy, "1", "e"), row(policy, "2", "e", later=True)])
@@ -124,7 +129,7 @@ class Far:
 
 
 def test_kl_is_of_a_response(tmp_path: Path, monkeypatch) -> None:
-    """Each sampled response is made an episode together with its neighbour of the group."""
+    """Each sampled response is made an episode together with its neighbor of the group."""
     real = Store.draw
 
     def paired(*args, **kwargs):

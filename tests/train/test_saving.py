@@ -1,4 +1,4 @@
-"""What a run leaves besides figures: cards, the model's own generation_config, an upload to a hub that stands on this machine."""
+"""What a run leaves besides figures: cards, the model's generation_config, an upload to a local hub."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_plain_prompts_to_a_chat_model_are_noted(tmp_path, base, capsys):
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of the hub's HTTP interface as create_repo and upload_folder need, its large files without Xet."""
+    """As much of the hub's HTTP interface as create_repo and upload_folder need, without Xet."""
 
     server: Any
 

@@ -1,4 +1,4 @@
-"""What mutants of the step showed that no other test looks at: what collate puts where, and what the step's passes leave."""
+"""Details of the step that no other test covers: where collate puts things, what the step's passes leave."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def sample(tokens: list[int], prompt: int, **fields) -> Sample:
 
 
 def test_collate_puts_everything_in_its_place() -> None:
-    """A log's dense rewards beside an expert's piece of an episode: padded on the right, unknown where nothing is known."""
+    """A log's dense rewards beside an expert's piece of an episode, padded on the right.
+
+    Unknown stays unknown.
+    """
     dense = np.array([math.nan, math.nan, 0.25, 0.5], dtype=np.float32)
     logp = np.array([math.nan, math.nan, -1.0, -2.0], dtype=np.float32)
     version = np.array([7, 7, 7, 5], dtype=np.int32)
@@ -139,7 +142,10 @@ def test_streams_of_a_step_are_0_outside_the_mask_and_carry_no_gradient(tiny) ->
 
 @pytest.mark.parametrize("size", [2, 1])
 def test_the_step_leaves_streams_and_evaluation_of_all_its_rows(size: int, tiny, monkeypatch) -> None:
-    """In one pass of whole groups (2 rows) and in two passes (1): loss and streams from before the update, activations as asked."""
+    """In one pass of complete groups (2 rows) and in two passes (1).
+
+    Loss and streams are from before the update, activations as configured.
+    """
     policy, reference = tiny(), tiny(initializer_range=0.2)
     batch = ragged(policy)
     batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], Passes(MicroBatch(3)))["logp"])
@@ -242,7 +248,10 @@ def test_two_passes_with_the_exact_kl_are_one(tiny) -> None:
 
 
 def test_a_micro_batch_is_as_wide_as_its_rows_and_judged_by_them(tiny, monkeypatch) -> None:
-    """What isn't in the micro-batch costs nothing: no padding to the step's width, no forward of a reference whose KL isn't asked."""
+    """What isn't in the micro-batch costs nothing.
+
+    There is no padding to the step's width, and no forward of a reference whose KL isn't needed.
+    """
     policy, reference = tiny(), tiny(initializer_range=0.2)
     batch = ragged(policy)
     batch = batch.replace(ref_logp=torch.where(batch.mask, -1.0, math.nan).double())

@@ -1,4 +1,4 @@
-"""The short form of benchmarks/torture: a run and an import that are killed wherever it strikes end as undisturbed ones."""
+"""The short form of benchmarks/torture: a run and an import that are killed at any time finish as usual."""
 
 from __future__ import annotations
 

@@ -41,7 +41,10 @@ def value_of(run: Path) -> dict:
 
 @pytest.mark.parametrize("name", ["dro", "prefix_consistency"])
 def test_the_value_learns_at_a_rate_of_its_own(name: str, tmp_path: Path) -> None:
-    """It goes to what rewards are about; a run whose value stands still is the same for the first step only."""
+    """It changes what depends on rewards.
+
+    With a value that stands still the run is the same for the first step only.
+    """
     fast = Trainer(valued(tmp_path, name, train__steps=30), tmp_path / "fast").run()
     slow = Trainer(valued(tmp_path, name, train__steps=30, train__value_lr=1e-9), tmp_path / "slow").run()
     moved = [m["objective"]["value_mean"] for m in metrics(fast)]

@@ -1,0 +1,95 @@
+"""The order of the rooms (modules and packages of `agro`) in CONTRIBUTING.md, and no cycle among modules.
+
+Every import counts: those inside functions and those under TYPE_CHECKING too.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "agro").rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(path): path for path in FILES}
+
+
+def imported(source: str, known: set[str]) -> set[str]:
+    """The modules of `known` that a source imports.
+
+    A name that is no module counts for the module that it comes from.
+    """
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports aren't used here"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                names.add(full if full in known else str(node.module))
+    return names & known
+
+
+IMPORTS = {name: imported(path.read_text(), set(MODULES)) for name, path in MODULES.items()}
+
+
+def order() -> dict[str, int]:
+    """{room: line} of the list in CONTRIBUTING.md."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    listed = re.search(r"```text\n(.*?)```", text, re.DOTALL)
+    assert listed
+    return {room: i for i, line in enumerate(listed[1].splitlines()) for room in line.split()}
+
+
+def room_of(name: str) -> str:
+    return name.split(".")[1]
+
+
+def test_every_room_is_listed() -> None:
+    rooms = {room_of(name) for name in MODULES if "." in name} - {"__main__"}
+    assert rooms == set(order())
+
+
+def test_a_room_imports_only_rooms_of_earlier_lines() -> None:
+    lines = order()
+    wrong = []
+    for name, others in IMPORTS.items():
+        for other in others:
+            inner = "." in name and "." in other and "__main__" not in name
+            if inner and room_of(name) != room_of(other) and lines[room_of(name)] <= lines[room_of(other)]:
+                wrong.append(f"{name} imports {other}")
+    assert wrong == []
+
+
+def test_inside_the_package_nothing_imports_the_package_itself() -> None:
+    assert [name for name, others in IMPORTS.items() if "agro" in others] == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    TopologicalSorter(IMPORTS).prepare()
+
+
+@pytest.mark.parametrize(
+    ("source", "modules"),
+    [
+        ("import agro.store", {"agro.store"}),
+        ("from agro.store import Store", {"agro.store"}),
+        ("from agro.store import records", {"agro.store.records"}),
+        ("def f():\n    from agro.store import Store", {"agro.store"}),
+        ("if TYPE_CHECKING:\n    from agro.store.records import Pair", {"agro.store.records"}),
+        ("import torch", set()),
+    ],
+)
+def test_imports_are_seen(source: str, modules: set[str]) -> None:
+    assert imported(source, {"agro.store", "agro.store.records"}) == modules
