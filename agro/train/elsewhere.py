@@ -86,8 +86,7 @@ class Elsewhere:
                 raise Refused(
                     f"source.wait_seconds: waited {seconds:g} s for {groups} prompts with "
                     f"{self.config.sampler.n} scored responses each, got {len(numbers)}. What to do: start a "
-                    f"collector (agro collect {self.weights.parent}), or find out why the running ones make "
-                    "no progress; then continue with --resume"
+                    f"collector (agro collect {self.weights.parent}), then continue with --resume"
                 )
             time.sleep(POLL_SECONDS)
 
@@ -111,10 +110,7 @@ LATEST = "latest.json"
 
 
 def ahead(config: RunConfig) -> int:
-    """Prompts that may wait for training: a step's, and those of more steps as far as `data.max_age` allows.
-
-    Without `data.max_age`, those of one more step.
-    """
+    """Prompts that may wait for training: a step's, and more as `data.max_age` allows (a step's if unset)."""
     steps = 1 if config.data.max_age is None else config.data.max_age // config.train.updates
     return config.train.groups * (1 + steps)
 

@@ -85,11 +85,9 @@ class Trainer:
         check_trackers(config.track)
         if resume and out is None:
             raise Refused("--resume: expected --out RUN, the folder of the run to continue; got none")
-        self.config = config
-        self.phases = Phase.all(config)
+        self.config, self.phases = config, Phase.all(config)
         self.out = Path(out) if out is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-        self.resume = resume
-        self.monitors = monitors
+        self.resume, self.monitors = resume, monitors
 
     def run(self) -> Path:
         """Run to the end and return the run folder. Raises `Refused` before any compute for invalid data."""
@@ -267,15 +265,9 @@ class Trainer:
         order = PromptOrder(self.prompts, derive(phase.config.train.seed, "prompts", phase.name))
         shares = self.config.engine.kind == "hf" and world_size() == 1  # the engine has the learner's weights
         weights = None if shares else self.out / "weights" / "served"
+        rollout = self._rollout(phase)
         return Inline(
-            config=phase.config,
-            rollout=self._rollout(phase),
-            prompts=order,
-            reward=self.reward,
-            store=self.store,
-            run=self.folder.id,
-            activity=self.activity,
-            weights=weights,
+            phase.config, rollout, order, self.reward, self.store, self.folder.id, self.activity, weights
         )
 
     def _rollout(self, phase: Phase) -> Rollout:
