@@ -57,7 +57,7 @@ def collect(run: Annotated[Path, typer.Argument(help="The run folder.")]) -> Non
     from agro.runs.interruption import Interruption
     from agro.runs.progress import Progress
     from agro.runs.watchdog import Watchdog
-    from agro.train.elsewhere import Collector
+    from agro.train.collector import Collector
 
     interruption = Interruption()
     progress = Progress(0)

@@ -58,6 +58,7 @@ class Collected:
     ids: tuple[int, ...] = ()  # by number of the response, not in the order of finishing
     failed: int = 0  # rewards that couldn't be computed
     tokens: int = 0  # sampled
+    too_stale: int = 0  # responses that were made for the run and never trained on
     failed_requests: int = 0  # to the engine; each was sent again
 
 
@@ -87,7 +88,7 @@ def collect(
         failed = score(reward, samples, store, task.max_failed)
     tokens = sum(int(s.action.sum()) for s in samples if s.action is not None)
     ids = tuple(s.id for s in samples if s.id is not None)
-    return Collected(ids, failed, tokens, rollout.engine.failures - failures)
+    return Collected(ids, failed, tokens, failed_requests=rollout.engine.failures - failures)
 
 
 def score(reward: Reward, samples: Sequence[Sample], store: Store, max_failed: float) -> int:

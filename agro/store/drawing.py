@@ -10,6 +10,7 @@ from typing import Any
 from agro.errors import Refused
 from agro.store import queries
 from agro.store.records import Damaged, Drawn, Pair
+from agro.store.requests import ledger_of
 from agro.store.rows import of_text, to_text
 from agro.store.samples import Samples
 from agro.store.select import At, Candidate, DrawRule, pick_groups, pick_pairs, pick_responses
@@ -42,7 +43,7 @@ class Drawing(Samples):
     def candidates(self, rule: DrawRule, run: str, version: int) -> list[Candidate]:
         """The groups that `pick` chooses from."""
         self.check_uses()
-        fits, args = queries.eligible(rule, run, version)
+        fits, args = self._fits(rule, run, version)
         if rule.pairs:
             rows = self._run(queries.JUDGED.format(eligible=fits), [*args, to_text(run)])
         else:
@@ -85,11 +86,19 @@ class Drawing(Samples):
         drawn = [s.replace(version=UNKNOWN_VERSION) if s.id in foreign else s for s in known]
         return Drawn(drawn, pairs, damaged)
 
+    def _fits(self, rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:
+        """The condition that a sample may be drawn by `rule`: not while it waits to be a fresh one of this run."""
+        fits, args = queries.eligible(rule, run, version)
+        if not self._run("SELECT 1 FROM requests WHERE run = ? AND step IS NULL LIMIT 1", [to_text(run)]):
+            return fits, args
+        waiting = "file IS ? AND record IN (SELECT number FROM requests WHERE run = ? AND step IS NULL)"
+        return f"({fits} AND NOT ifnull({waiting}, 0))", [*args, to_text(ledger_of(run)), to_text(run)]
+
     def _choose(
         self, rule: DrawRule, at: At, picked: Sequence[str], made: frozenset[int]
     ) -> dict[int, Damaged]:
         """The samples to draw of the picked groups."""
-        fits, args = queries.eligible(rule, at.run, at.version)
+        fits, args = self._fits(rule, at.run, at.version)
         groups = {prompt_id: self._eligible(prompt_id, fits, args, made) for prompt_id in picked}
         judged: list[Pair] = []
         if rule.pairs:

@@ -27,7 +27,7 @@ class Requests(Ledger):
     ) -> list[int]:
         """Up to `most` numbers for `collector` to sample: those of dead collectors first, then new ones.
 
-        No new ones where `ahead` requests are waiting to be trained on.
+        At most `ahead` new ones.
         """
         name = to_text(run)
         with self.transaction():
@@ -39,7 +39,7 @@ class Requests(Ledger):
             sql = "UPDATE requests SET collector = ? WHERE run = ? AND number = ?"
             self._run_many(sql, [(collector, name, number) for number in taken])
             [(last,)] = self._run("SELECT ifnull(max(number), -1) FROM requests WHERE run = ?", [name])
-            count = max(0, min(most - len(taken), ahead - self.backlog(run)))
+            count = max(0, min(most - len(taken), ahead))
             new = list(range(last + 1, last + 1 + count))
             sql = "INSERT INTO requests (run, number, collector) VALUES (?, ?, ?)"
             self._run_many(sql, [(name, number, collector) for number in new])
@@ -59,9 +59,10 @@ class Requests(Ledger):
         )
         return [number for (number,) in rows]
 
-    def backlog(self, run: str) -> int:
-        """Requests that were claimed and not yet trained on."""
-        [(count,)] = self._run("SELECT count(*) FROM requests WHERE run = ? AND step IS NULL", [to_text(run)])
+    def backlog(self, run: str, trained: int) -> int:
+        """Requests that were claimed and on which no step up to `trained` has trained."""
+        sql = "SELECT count(*) FROM requests WHERE run = ? AND (step IS NULL OR step > ?)"
+        [(count,)] = self._run(sql, [to_text(run), trained])
         return int(count)
 
     def take(self, run: str, step: int, numbers: Collection[int]) -> None:

@@ -1,4 +1,4 @@
-"""Sampling in other processes: the trainer's source, and the collector that `agro collect RUN` runs.
+"""Sampling in other processes, the trainer's side. The other one is `agro.train.collector`.
 
 The trainer writes its weights into RUN/weights/ after each step, and names the newest in
 RUN/weights/latest.json. A collector loads them, claims prompts in the store, samples, scores, and marks the
@@ -12,31 +12,22 @@ ready again.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from agro.config import RunConfig
-from agro.engines import Engine
 from agro.errors import Refused
 from agro.files import remove, write
-from agro.policy import Policy
-from agro.prompts import load_prompts
-from agro.rewards import Reward, load_reward
-from agro.rollout import Activity, Collected, Rollout, Task, collect
-from agro.rollout.load import embedded, load_rollout
-from agro.rollout.reward import EpisodeReward
+from agro.rollout import Activity, Collected
 from agro.store import Store
 from agro.store.requests import ledger_of
 from agro.train.learner import Learner
-from agro.train.phases import Phase, derive
-from agro.train.source import PromptOrder, Wanted
+from agro.train.phases import Phase
+from agro.train.source import Wanted
+from agro.types import Sample
 
 POLL_SECONDS = 0.1
 KEPT = 3  # published weights: a collector may still be loading the ones before the newest
@@ -50,16 +41,23 @@ class Elsewhere:
         self.phase, self.config, self.store, self.run = phase, phase.config, store, run
         self.weights, self.activity = folder / "weights", activity
         self.version = 0  # of the learner's weights
+        self.step = 0  # of the run, the last one that was filled
+        published = Published.read(folder)
+        for weights in self.weights.glob("v*"):  # of a process that was killed before it named them
+            if published is None or weights.name > published.folder.name:
+                remove(weights)
 
     def fill(self, wanted: Wanted) -> Collected:
         if not wanted.groups:
             return Collected()
-        numbers = self._wait(wanted.groups)
-        ids = self.store.by_origin(ledger_of(self.run), numbers)
+        numbers, skipped = self._wait(wanted.groups)
+        samples = self._samples(numbers)
         self.store.take(self.run, wanted.step, numbers)
-        samples = list(self.store.samples(ids=ids))
+        self.step = wanted.step
         tokens = sum(int(s.action.sum()) for s in samples if s.action is not None)
-        return Collected(tuple(ids), sum(s.reward is None for s in samples), tokens)
+        failed = sum(s.reward is None for s in samples)
+        ids = self.store.by_origin(ledger_of(self.run), numbers)
+        return Collected(tuple(ids), failed, tokens, too_stale=skipped)
 
     def publish(self, learner: Learner) -> None:
         """Write the weights, then name them, so that a collector never loads incomplete ones."""
@@ -67,42 +65,57 @@ class Elsewhere:
         folder = self.weights / f"v{learner.version:08d}"
         if not folder.exists():
             learner.publish(folder)
-        latest = {"version": learner.version, "phase": self.phase.name}
+        latest = {"version": learner.version, "phase": self.phase.name, "step": self.step}
         write(self.weights / LATEST, json.dumps(latest) + "\n")
         for old in sorted(self.weights.glob("v*"))[:-KEPT]:
             remove(old)
 
-    def _wait(self, groups: int) -> list[int]:
-        """The requests to train on, once there are so many. Those that are too stale are skipped."""
+    def _wait(self, groups: int) -> tuple[list[int], int]:
+        """The requests to train on, once there are so many, and how many responses were too stale."""
         seconds = self.config.source.wait_seconds
         deadline = time.monotonic() + seconds
-        while True:
-            numbers = self._valid(self.store.ready(self.run, groups))
+        numbers: list[int] = []
+        skipped = 0
+        while len(numbers) < groups:
+            before = len(numbers)
+            numbers, stale = self._valid(self.store.ready(self.run, groups))
+            skipped += stale
+            if len(numbers) > before or stale:
+                deadline = time.monotonic() + seconds
             self.activity.stage("waiting for samples", len(numbers), groups)
             self.activity.check()
-            if len(numbers) == groups:
-                return numbers
-            if time.monotonic() > deadline:
+            if len(numbers) < groups and time.monotonic() > deadline:
                 raise Refused(
                     f"source.wait_seconds: waited {seconds:g} s for {groups} prompts with "
                     f"{self.config.sampler.n} scored responses each, got {len(numbers)}. What to do: start a "
-                    f"collector (agro collect {self.weights.parent}), then continue with --resume"
+                    f"collector (agro collect {self.weights.parent}), or find out why the running ones make "
+                    "no progress; then continue with --resume"
                 )
-            time.sleep(POLL_SECONDS)
+            if len(numbers) < groups:
+                time.sleep(POLL_SECONDS)
+        return numbers, skipped
 
-    def _valid(self, numbers: list[int]) -> list[int]:
-        """The requests whose samples are at most `data.max_age` optimizer steps behind; skips the others."""
+    def _valid(self, numbers: list[int]) -> tuple[list[int], int]:
+        """The requests whose samples are at most `data.max_age` optimizer steps behind; skips and counts the others."""
         most = self.config.data.max_age
         if most is None:
-            return numbers
-        stale = {number for number in numbers if self._staleness(number) > most}
+            return numbers, 0
+        valid, stale, responses = [], [], 0
+        for number in numbers:
+            samples = self._samples([number])
+            oldest = min((s.oldest_version for s in samples), default=self.version)
+            if self.version - oldest > most:
+                stale.append(number)
+                responses += len(samples)
+            else:
+                valid.append(number)
         self.store.take(self.run, SKIPPED, stale)
-        return [number for number in numbers if number not in stale]
+        return valid, responses
 
-    def _staleness(self, number: int) -> int:
-        """Optimizer steps that the oldest sample of a request is behind."""
-        samples = self.store.samples(ids=self.store.by_origin(ledger_of(self.run), [number]))
-        return self.version - min(s.oldest_version for s in samples)
+    def _samples(self, numbers: Collection[int]) -> list[Sample]:
+        """What the requests brought; damaged samples are for the draw to report."""
+        ids = self.store.by_origin(ledger_of(self.run), list(numbers))
+        return list(self.store.samples(ids=ids, on_damaged=lambda i: None))
 
 
 SKIPPED = 0  # the step of requests that no step trains on
@@ -122,6 +135,7 @@ class Published:
     version: int
     phase: str
     folder: Path
+    step: int = 0  # of the run, the last one that was trained on
     ended: bool = False
 
     @classmethod
@@ -133,7 +147,7 @@ class Published:
         content = json.loads(file.read_text(encoding="utf-8"))
         version = content["version"]
         folder = run / "weights" / f"v{version:08d}"
-        return cls(version, content["phase"], folder, content.get("ended", False))
+        return cls(version, content["phase"], folder, content["step"], content.get("ended", False))
 
 
 def end(run: Path) -> None:
@@ -142,158 +156,3 @@ def end(run: Path) -> None:
     if file.exists():
         content = json.loads(file.read_text(encoding="utf-8"))
         write(file, json.dumps({**content, "ended": True}) + "\n")
-
-
-class Collector:
-    """Samples and scores for a run that another process trains."""
-
-    def __init__(self, run: Path, activity: Activity, say: Callable[[str], None]) -> None:
-        """Raises `Refused` where `run` isn't a run with source.kind = "elsewhere"."""
-        self.run, self.activity, self.say = run, activity, say
-        if not (run / "config.json").exists():
-            raise Refused(
-                f"{run}: expected the folder of a run (with config.json); start it with agro train first"
-            )
-        self.config = RunConfig.load(run / "config.json")
-        self.id = str(json.loads((run / "config.json").read_text(encoding="utf-8"))["run"])
-        if self.config.source.kind != "elsewhere":
-            raise Refused(
-                f"{run}: expected a run with source.kind = elsewhere, got {self.config.source.kind}, which "
-                "samples in the trainer's process"
-            )
-        if self.config.data.prompts is None:
-            raise Refused(f"{run}: data.prompts isn't set, so there is nothing to sample from")
-        self.prompts = load_prompts(self.config.data.prompts)
-        self.name = uuid.uuid4().hex
-        self.store_file = Path(self.config.data.store) if self.config.data.store else run / "store.db"
-
-    def serve(self) -> int:
-        """Collect until the run ends; returns the number of responses."""
-        policy, published = self._load()
-        made = 0
-        reward = EpisodeReward(load_reward(self.config.reward))
-        with closing(reward), Store.open(self.store_file) as store, alive(self.run, self.name):
-            engine = embedded(policy, published.version)
-            deadline = self._deadline()
-            while not published.ended:
-                config = self.config.phase(published.phase)
-                numbers = self._claim(store, config)
-                if numbers:
-                    rollout = load_rollout(policy.encoder, engine, config.environment)
-                    made += self._collect(rollout, config, published, store, reward, numbers)
-                    deadline = self._deadline()
-                elif time.monotonic() > deadline:
-                    raise Refused(
-                        "source.wait_seconds: the trainer has taken nothing for "
-                        f"{self.config.source.wait_seconds:g} s. What to do: resume it (agro train … "
-                        "--resume), then run agro collect again"
-                    )
-                else:
-                    time.sleep(POLL_SECONDS)
-                self.activity.check()
-                published = self._renew(engine, published)
-        return made
-
-    def _collect(
-        self,
-        rollout: Rollout,
-        config: RunConfig,
-        published: Published,
-        store: Store,
-        reward: Reward,
-        numbers: list[int],
-    ) -> int:
-        """Sample and score the claimed prompts; returns the number of their responses."""
-        order = PromptOrder(self.prompts, derive(config.train.seed, "prompts", published.phase))
-        prompts = [order.take(number, 1)[0] for number in numbers]
-        task = Task(
-            run=self.id,
-            seed=derive(config.train.seed, "collect"),
-            numbers=tuple(numbers),
-            ledger=ledger_of(self.id),
-            max_failed=config.reward.max_failed,
-        )
-        collected = collect(rollout, prompts, config.sampler, store, task, reward, self.activity)
-        store.finish(self.id, numbers)
-        self.say(f"{len(collected.ids)} responses to {len(numbers)} prompts at version {published.version}")
-        return len(collected.ids)
-
-    def _deadline(self) -> float:
-        return time.monotonic() + self.config.source.wait_seconds
-
-    def _claim(self, store: Store, config: RunConfig) -> list[int]:
-        """What to sample next: as many prompts as the engine decodes at once, as far as training allows."""
-        at_once = max(1, config.sampler.batch // config.sampler.n)
-        most = min(at_once, config.train.groups)
-        return store.claim(
-            self.id, self.name, most=most, ahead=ahead(config), is_alive=partial(is_alive, self.run)
-        )
-
-    def _wait(self) -> Published:
-        """The first weights that the trainer published."""
-        seconds = self.config.source.wait_seconds
-        deadline = time.monotonic() + seconds
-        while True:
-            published = Published.read(self.run)
-            if published is not None:
-                return published
-            if time.monotonic() > deadline:
-                raise Refused(
-                    f"source.wait_seconds: waited {seconds:g} s for {self.run / 'weights' / LATEST}, which "
-                    "the trainer writes. What to do: start it (agro train … --out RUN), then run agro "
-                    "collect again"
-                )
-            self.activity.check()
-            time.sleep(POLL_SECONDS)
-
-    def _load(self) -> tuple[Policy, Published]:
-        """The published model, in a process of its own."""
-        published = self._wait()
-        while True:
-            changes = {"model": str(published.folder), "new": None, "lora": None}
-            try:
-                return Policy.load(self.config.policy.model_copy(update=changes)), published
-            except (Refused, OSError) as error:
-                published = self._newer(published, error)
-
-    def _newer(self, published: Published, error: Exception) -> Published:
-        """Newer weights, published while older ones were being read; raises `error` where there are none."""
-        newest = Published.read(self.run)
-        if newest is None or newest.version == published.version:
-            raise error
-        return newest
-
-    def _renew(self, engine: Engine, published: Published) -> Published:
-        """Load newer weights, where there are some."""
-        newest = Published.read(self.run)
-        assert newest is not None
-        while newest.version != engine.version:
-            try:
-                engine.load(newest.folder, newest.version)
-            except (Refused, OSError) as error:
-                newest = self._newer(newest, error)
-        return newest
-
-
-@contextmanager
-def alive(run: Path, collector: str) -> Iterator[None]:
-    """Make `is_alive` true for this collector while the process lives: the system releases its lock."""
-    folder = run / "collectors"
-    folder.mkdir(exist_ok=True)
-    file = folder / f"{collector}.lock"
-    with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    file.unlink(missing_ok=True)
-
-
-def is_alive(run: Path, collector: str) -> bool:
-    file = run / "collectors" / f"{collector}.lock"
-    if not file.exists():
-        return False
-    with file.open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False

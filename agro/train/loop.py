@@ -130,6 +130,8 @@ class Loop:
         began = time.perf_counter()
         made, drawn, fresh = self._draw(phase, position)
         valid = self.parts.feed.valid(drawn, made.ids)
+        if made.too_stale:
+            valid.dropped["too stale"] += made.too_stale
         sampled = time.perf_counter()
         metrics = empty_metrics() | describe_batch(valid, made, self.learner.version)
         view = View(phase, position.step + 1, phase.options(position), metrics, valid.samples, self.stop)

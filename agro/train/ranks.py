@@ -15,7 +15,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,10 @@ class Distributed(Passes):
         self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
         self.scale = float(self.ranks)
 
+    def tolerating(self) -> AbstractContextManager[None]:
+        """All ranks must make the same passes: none of them raises before the streams were added up."""
+        return suppress(NotFinite)
+
     def share(self, parts: list[Tensor]) -> list[Tensor | None]:
         rounds = -(-len(parts) // self.ranks)
         padded = [*parts, *[None] * (rounds * self.ranks - len(parts))]
@@ -135,16 +140,21 @@ class Shard(Local):
             self.reference.model.reshard()
 
     def publish(self, folder: Path) -> None:
-        if self.copy is None:
-            self._update_copy()
-            return
-        with complete_folder(folder) as temporary:
-            self.save_model(temporary, merge=True)
+        self._update_copy()
+        if self.copy is not None:
+            with complete_folder(folder) as temporary:
+                self.copy.save(temporary)
 
     def save_model(self, folder: Path, *, merge: bool) -> None:
         self._update_copy()
         if self.copy is not None:
             self.copy.save(folder)
+
+    def save(self, folder: Path) -> None:
+        self.writes: list[Callable[[], Any]] = []
+        super().save(folder)
+        for write in self.writes:  # after the last collective: rank 0 may fail to write
+            write()
 
     @torch.no_grad()
     def _update_copy(self) -> None:
@@ -169,11 +179,11 @@ class Shard(Local):
     def _write(self, tensors: Mapping[str, Tensor], file: Path) -> None:
         full = {name: _full(t.detach()).cpu().contiguous() for name, t in tensors.items()}
         if dist.get_rank() == 0:
-            save_file(full, file)
+            self.writes.append(partial(save_file, full, file))
 
     def _write_text(self, text: str, file: Path) -> None:
         if dist.get_rank() == 0:
-            super()._write_text(text, file)
+            self.writes.append(partial(super()._write_text, text, file))
 
     @torch.no_grad()
     def _assign(self, file: Path, weights: Mapping[str, Tensor]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,10 @@ class Passes:
         `offload`: activations are kept in the CPU's memory until the backward pass.
         """
         self.micro, self.check, self.offload = micro, check, offload
+
+    def tolerating(self) -> AbstractContextManager[None]:
+        """Around the gradient of single rows. What it ignores is found again over the complete step."""
+        return nullcontext()
 
     def share(self, parts: list[Tensor]) -> list[Tensor | None]:
         """The passes to compute here: row numbers, or None for a pass over nothing."""
@@ -100,7 +105,10 @@ def backward(
         for rows in passes.share(parts):
             live = forward(rows)
             _put(seen, live, rows)
-            grads = None if rows is None else differentiate(name, objective, seen, batch, options, rows).grads
+            grads = None
+            if rows is not None:
+                with passes.tolerating():
+                    grads = differentiate(name, objective, seen, batch, options, rows).grads
             _back_propagate(live, grads, rows, passes.scale)
         passes.gather(seen)
         return seen
