@@ -26,6 +26,7 @@ from agro.engines.protocol import Decoded, Request
 from agro.errors import Refused
 
 FIRST_PAUSE = 0.25  # seconds before a failed request is sent again; doubled each time
+BUSY = (408, 425, 429)  # statuses that ask for the same request later
 SEED_BITS = 31  # servers take a 32-bit signed integer
 
 
@@ -86,9 +87,18 @@ class Server:
             "return_token_ids": True,
         }
         version = self.version
-        choice = self._choice(self._post("/v1/completions", body))
-        tokens = np.array(choice["token_ids"], dtype=np.int64)
-        logp = np.array([np.nan if x is None else x for x in choice["logprobs"]["token_logprobs"]])
+        content = self._post("/v1/completions", body)
+        try:
+            choice = content["choices"][0]
+            tokens = np.array(choice["token_ids"], dtype=np.int64)
+            logprobs = choice["logprobs"]["token_logprobs"]
+            logp = np.array([np.nan if x is None else x for x in logprobs], dtype=np.float64)
+        except (LookupError, TypeError, ValueError) as error:
+            raise Refused(
+                f"{self.url}: expected choices with token_ids and logprobs.token_logprobs, got "
+                f"{str(content)[:200]!r}. What to do: use a server that supports return_token_ids "
+                "(vLLM 0.10 or newer)"
+            ) from error
         if len(tokens) == 0 or len(tokens) != len(logp):
             raise Refused(
                 f"{self.url}: expected token_ids and as many token_logprobs, at least one, got {len(tokens)} "
@@ -96,27 +106,16 @@ class Server:
             )
         return Decoded(request, tokens, np.minimum(logp, 0.0), version)
 
-    def _choice(self, content: Any) -> Any:
-        """The choice of a completion; raises `Refused` unless it has token ids and log-probs."""
-        choices = content.get("choices") if isinstance(content, dict) else None
-        choice = choices[0] if choices else {}
-        if "token_ids" not in choice or not choice.get("logprobs"):
-            raise Refused(
-                f"{self.url}: expected choices with token_ids and logprobs, got {str(content)[:200]!r}. What "
-                "to do: use a server that supports return_token_ids (vLLM 0.10 or newer)"
-            )
-        return choice
-
     def _post(self, path: str, body: dict[str, Any]) -> Any:
         """The JSON of the response; a request that fails is sent again, up to `engine.retries` times."""
         pause = FIRST_PAUSE
         for attempt in range(self.settings.retries + 1):
             try:
                 response = self._client.post(f"{self.url}{path}", json=body)
-                if response.status_code < 500:
+                if response.status_code < 500 and response.status_code not in BUSY:
                     break
                 problem = f"status {response.status_code}: {response.text[:200]}"
-            except httpx.TransportError as error:
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
                 problem = f"{type(error).__name__}: {error}"
             self.failures += 1
             if attempt < self.settings.retries:
@@ -132,4 +131,9 @@ class Server:
             raise Refused(
                 f"engine.url: {self.url}{path} refused: status {response.status_code}: {response.text[:500]}"
             )
-        return response.json() if response.content else {}
+        try:
+            return response.json() if response.content else {}
+        except ValueError:
+            raise Refused(
+                f"engine.url: {self.url}{path}: expected JSON, got {response.text[:200]!r}"
+            ) from None

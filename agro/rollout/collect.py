@@ -59,7 +59,7 @@ class Collected:
     failed: int = 0  # rewards that couldn't be computed
     tokens: int = 0  # sampled
     too_stale: int = 0  # responses that were made for the run and never trained on
-    failed_requests: int = 0  # to the engine; each was sent again
+    failed_requests: int | None = 0  # to the engine; each was sent again
 
 
 def collect(

@@ -87,7 +87,7 @@ class Drawing(Samples):
         return Drawn(drawn, pairs, damaged)
 
     def _fits(self, rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:
-        """The condition that a sample may be drawn by `rule`: not while it waits to be a fresh one of this run."""
+        """The condition that a sample may be drawn by `rule`. One that waits to be a fresh one may not."""
         fits, args = queries.eligible(rule, run, version)
         if not self._run("SELECT 1 FROM requests WHERE run = ? AND step IS NULL LIMIT 1", [to_text(run)]):
             return fits, args

@@ -118,7 +118,17 @@ def _take_over(damaged: sqlite3.Connection, store: Store, size: int) -> Recovere
             setattr(report, f"lost_{table}", 0 if table in report.may_miss else lost)
         for (run,) in store._run("SELECT DISTINCT run FROM draws"):
             store.recount_uses(of_text(run))
+        store._run(_REQUESTS)
     return report
+
+
+# What collectors claimed, as samples and draws show it. What isn't scored is claimed again.
+_REQUESTS = """
+INSERT INTO requests (run, number, collector, done, step)
+SELECT substr(s.file, 5), s.record, 'recovered', min(s.state) <> 0, min(d.step)
+FROM samples s LEFT JOIN draws d ON d.sample = s.id AND d.run = substr(s.file, 5)
+WHERE s.file LIKE 'run:%' GROUP BY s.file, s.record
+"""
 
 
 def _take_ledger(

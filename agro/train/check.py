@@ -35,6 +35,7 @@ def check_config(config: RunConfig) -> None:
         _check_rules(phase, where)
         check_phase(phase, where)
     _check_used(config, phases)
+    _check_elsewhere(config, phases)
     _check_measured(config, phases)
     patient = [p.evaluate for p in phases.values() if p.evaluate.patience]
     if patient and not any(rule.every for rule in patient):
@@ -42,6 +43,23 @@ def check_config(config: RunConfig) -> None:
             f"evaluate.patience = {patient[0].patience} counts evaluations, but evaluate.every = 0 makes "
             "them at the ends of phases only; set evaluate.every"
         )
+
+
+def _check_elsewhere(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
+    """What collectors in other processes can't do yet."""
+    if config.source.kind != "elsewhere":
+        return
+    if config.engine.kind != "hf":
+        raise Refused(
+            f'source.kind = "elsewhere" and engine.kind = "{config.engine.kind}" exclude each other: '
+            "collectors sample with the embedded engine; set one of the two"
+        )
+    for name, phase in phases.items():
+        if phase.sampler != config.sampler or phase.environment != config.environment:
+            raise Refused(
+                f'phase {name}: with source.kind = "elsewhere" all phases share [sampler] and [environment], '
+                "since collectors sample ahead of training; remove the change"
+            )
 
 
 def _check_used(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:

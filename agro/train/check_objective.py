@@ -52,7 +52,13 @@ def _check_origin(config: RunConfig, needs: set[Need], where: str) -> None:
             f"{replay}. What to do: data.replay = 1, from a data.store with judged pairs (agro import), or "
             "an objective on rewards, such as agro."
         )
+    stale = config.source.kind == "elsewhere" and config.data.max_age != 0
     for need in ordered(needs):
+        if need.fresh_only and stale:
+            raise Refused(
+                f'{where}objective {name} needs {need.what}, but source.kind = "elsewhere" brings stale '
+                f"samples (data.max_age = {config.data.max_age}). What to do: data.max_age = 0, or {need.way_out}."
+            )
         if need.fresh_only and replay > 0:
             raise Refused(
                 f"{where}objective {name} needs {need.what}, but data.replay = {replay} draws stored "

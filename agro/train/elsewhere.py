@@ -57,7 +57,7 @@ class Elsewhere:
         tokens = sum(int(s.action.sum()) for s in samples if s.action is not None)
         failed = sum(s.reward is None for s in samples)
         ids = self.store.by_origin(ledger_of(self.run), numbers)
-        return Collected(tuple(ids), failed, tokens, too_stale=skipped)
+        return Collected(tuple(ids), failed, tokens, too_stale=skipped, failed_requests=None)
 
     def publish(self, learner: Learner) -> None:
         """Write the weights, then name them, so that a collector never loads incomplete ones."""
@@ -96,7 +96,7 @@ class Elsewhere:
         return numbers, skipped
 
     def _valid(self, numbers: list[int]) -> tuple[list[int], int]:
-        """The requests whose samples are at most `data.max_age` optimizer steps behind; skips and counts the others."""
+        """The requests that are at most `data.max_age` optimizer steps behind; skips and counts the others."""
         most = self.config.data.max_age
         if most is None:
             return numbers, 0

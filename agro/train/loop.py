@@ -25,6 +25,7 @@ from agro.train.feed import Feed, Valid
 from agro.train.learner import Learner
 from agro.train.measure import describe_batch, describe_step
 from agro.train.monitors import GO, Action, Monitor, View
+from agro.train.monitors.heldout import is_due
 from agro.train.phases import Phase
 from agro.train.recovery import go_back, prune
 from agro.train.schedule import is_tuned, tune
@@ -107,7 +108,6 @@ class Loop:
         resumed = self.folder.checkpoint(position.step) if position.step > phase.begins else None
         self.learner.enter(phase.config, began=self._anchor(phase), resumed=resumed)
         self.parts = self.build(phase, position)
-        self.parts.source.publish(self.learner)
         for monitor in self.parts.monitors:
             if monitor.name in position.monitors:
                 monitor.restore(position.monitors[monitor.name])
@@ -128,6 +128,8 @@ class Loop:
         """One step. It can be stopped before the weights move, or after the step is done."""
         train = phase.config.train
         began = time.perf_counter()
+        # Not at the end of a step: where it fails, the step before is done and can be committed.
+        self.parts.source.publish(self.learner)
         made, drawn, fresh = self._draw(phase, position)
         valid = self.parts.feed.valid(drawn, made.ids)
         if made.too_stale:
@@ -240,11 +242,12 @@ class Loop:
         if is_tuned(beta) and kl is not None:
             position = replace(position, beta=tune(beta, view.metrics["beta"], kl))
         self.learner.follow(view.at)
-        self.parts.source.publish(self.learner)
         return replace(position, step=view.step, prompts=position.prompts + prompts)
 
     def _show(self, view: View, position: Position) -> Position:
         """Let all monitors observe a step that is done."""
+        if is_due(view):
+            self.parts.source.publish(self.learner)
         states: dict[str, Any] = dict(position.monitors)
         for monitor in self.parts.monitors:
             monitor.after(view)

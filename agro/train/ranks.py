@@ -16,6 +16,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ from agro.train.micro import MicroBatch
 from agro.train.step import Passes, Step
 from agro.types import Batch
 
+PATIENCE = timedelta(days=1)  # ranks wait for rank 0 while it samples
+
 
 def world_size() -> int:
     """Ranks that torchrun started; 1 without it."""
@@ -52,7 +55,8 @@ def rank() -> int:
 @contextmanager
 def joined(device: torch.device) -> Iterator[DeviceMesh]:
     """Join the process group of all ranks, and leave it at the end."""
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=PATIENCE)
     try:
         yield init_device_mesh(device.type, (dist.get_world_size(),))
     finally:
@@ -72,6 +76,7 @@ def check_sharded(config: RunConfig) -> None:
         (config.policy.cache_reference, "policy.cache_reference"),
         (bool(config.train.offload), "train.offload"),
         (config.train.gradient_checkpointing, "train.gradient_checkpointing"),
+        (config.engine.kind != "hf", "engine.kind"),
     ):
         if given:
             raise Refused(

@@ -81,6 +81,6 @@ class Inline:
     def publish(self, learner: Learner) -> None:
         if self.weights is None:
             self.rollout.engine.version = learner.version
-        else:
+        elif self.rollout.engine.version != learner.version:
             learner.publish(self.weights)
             self.rollout.engine.load(self.weights, learner.version)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import cached_property, partial
 from itertools import takewhile
 from pathlib import Path
@@ -116,10 +116,10 @@ class Trainer:
             ):
                 self._train()
         finally:
-            for monitor in self.monitors:
-                monitor.close()
-            if self.reward is not None:
-                self.reward.close()
+            with ExitStack() as closed:  # all of them, whichever raises
+                for opened in (self.reward, self.__dict__.get("engine"), *self.monitors):
+                    if opened is not None:
+                        closed.callback(opened.close)
         with writing(self.out):
             report(self.out)
             write_cards(self.out)

@@ -29,7 +29,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 from agro.config import RunConfig  # noqa: E402
 from agro.errors import Refused  # noqa: E402
-from agro.policy import Policy, InvalidSample  # noqa: E402
+from agro.policy import InvalidSample, Policy  # noqa: E402
 from agro.store import Group, Store  # noqa: E402
 from agro.types import Sample  # noqa: E402
 from reproductions import harness  # noqa: E402

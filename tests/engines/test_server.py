@@ -133,6 +133,14 @@ def test_answers_without_token_ids_are_refused(policy: Policy, monkeypatch) -> N
         Server(config.Engine(kind="server"))
 
 
+@pytest.mark.parametrize("answer", [{"choices": []}, {"choices": [{"token_ids": [1], "logprobs": {}}]}, [1]])
+def test_malformed_answers_are_refused(policy: Policy, monkeypatch, answer: object) -> None:
+    with serving(policy) as (url, state):
+        monkeypatch.setattr(state, "answer", lambda *_: answer)
+        with pytest.raises(Refused, match="token_ids"):
+            list(connect(url).decode(deque([Request(0, [1], 2)]), Sampler(), seed=0))
+
+
 def test_a_run_that_samples_behind_http(tmp_path: Path, monkeypatch) -> None:
     """The server gets each version's weights; its log-probs are the learner's."""
     monkeypatch.setattr("agro.train.trainer.report", lambda folder: folder)

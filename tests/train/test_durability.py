@@ -75,9 +75,7 @@ def test_a_damaged_reference_is_made_again_or_named(tmp_path: Path, undisturbed:
     Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
     same(tmp_path / "run", undisturbed)
     damage(checkpoints / "step-00000015", "cut off", random.Random(0))
-    with pytest.raises(
-        Refused, match=r"(?s)checkpoint.*step-00000015/.*step-00000007/.*step-00000007/"
-    ):
+    with pytest.raises(Refused, match=r"(?s)checkpoint.*step-00000015/.*step-00000007/.*step-00000007/"):
         Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
 
 

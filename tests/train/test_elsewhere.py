@@ -14,7 +14,9 @@ from tiny_runs import metrics, tiny, write_prompts, write_toml
 
 from agro.errors import Refused
 from agro.store import Store
-from agro.train.elsewhere import Collector, ahead, alive, is_alive
+from agro.train.collector import Collector, alive, is_alive
+from agro.train.elsewhere import Elsewhere, Published, ahead
+from agro.train.phases import Phase
 from agro.train.trainer import Trainer
 
 GROUPS, N = 4, 3  # of the tiny run
@@ -124,23 +126,28 @@ def test_a_collector_refuses_what_is_not_such_a_run(tmp_path: Path) -> None:
 
 def test_claims_of_the_dead_come_first_and_no_more_than_training_allows(tmp_path: Path) -> None:
     with Store.open(tmp_path / "store.db") as store:
-        claim = {"most": 3, "ahead": 4}
-        assert store.claim("run", "a", **claim, is_alive=lambda c: True) == [0, 1, 2]
-        assert store.claim("run", "b", **claim, is_alive=lambda c: True) == [3]
-        assert store.claim("run", "b", **claim, is_alive=lambda c: True) == []
-        assert store.claim("run", "c", **claim, is_alive=lambda c: c != "a") == [0, 1, 2]
+
+        def claim(collector: str, dead: str = "", trained: int = 0) -> list[int]:
+            room = 4 - store.backlog("run", trained)
+            return store.claim("run", collector, most=3, ahead=room, is_alive=lambda c: c != dead)
+
+        assert claim("a") == [0, 1, 2]
+        assert claim("b") == [3]
+        assert claim("b") == []
+        assert claim("c", dead="a") == [0, 1, 2]
         store.finish("run", [1, 3])
         assert store.ready("run", 9) == [1, 3]
         store.take("run", 1, [1])
         assert store.ready("run", 9) == [3]
-        assert store.claim("run", "c", **claim, is_alive=lambda c: True) == [4]
+        assert claim("c") == []  # step 1 is being trained on
+        assert claim("c", trained=1) == [4]
         store.rewind("run")
         assert store.ready("run", 9) == [1, 3]
 
 
 def test_a_collector_is_alive_as_long_as_its_process_holds_the_lock(tmp_path: Path) -> None:
     with alive(tmp_path, "me"):
-        code = "import sys; from pathlib import Path; from agro.train.elsewhere import is_alive; "
+        code = "import sys; from pathlib import Path; from agro.train.collector import is_alive; "
         code += "sys.exit(is_alive(Path(sys.argv[1]), 'me'))"
         assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 1
     assert not is_alive(tmp_path, "me")
@@ -150,3 +157,41 @@ def test_how_far_collectors_may_be_ahead(tmp_path: Path) -> None:
     assert ahead(tiny(tmp_path)) == 2 * GROUPS
     assert ahead(tiny(tmp_path, data__max_age=0)) == GROUPS
     assert ahead(tiny(tmp_path, data__max_age=6, train__updates=2)) == 4 * GROUPS
+
+
+def test_replay_leaves_alone_what_waits_to_be_fresh(tmp_path: Path) -> None:
+    """Half of each step from the store: each group has its four responses, none is trained on as both."""
+    arguments = write_run(tmp_path, steps=8, data__replay=0.5)
+    trainer = start(*arguments, cwd=tmp_path)
+    while not (tmp_path / "run" / "config.json").exists():
+        time.sleep(0.05)
+    collector = start("collect", "run", cwd=tmp_path)
+    assert trainer.wait(240) == 0, [p.read_text()[-800:] for p in tmp_path.glob("*.log")]
+    assert collector.wait(60) == 0
+    rows = metrics(tmp_path / "run")[1:]
+    assert [m["groups"] for m in rows] == [GROUPS] * 8
+    assert [m["replay_share"] for m in rows][1:] == [0.5] * 7
+
+
+def test_weights_that_were_never_named_are_removed(tmp_path: Path) -> None:
+    """A trainer was killed after it wrote version 3 and before it named it: another 3 will take its place."""
+    weights = tmp_path / "weights"
+    for version in (1, 2, 3):
+        (weights / f"v{version:08d}").mkdir(parents=True)
+    (weights / "latest.json").write_text('{"version": 2, "phase": "train", "step": 2}')
+    assert Published.read(tmp_path) == Published(2, "train", weights / "v00000002", 2)
+    phase = Phase.all(tiny(tmp_path))[0]
+    with Store.open(tmp_path / "store.db") as store:
+        Elsewhere(phase, store, "run", tmp_path, None)  # type: ignore[arg-type]
+    assert sorted(folder.name for folder in weights.glob("v*")) == ["v00000001", "v00000002"]
+
+
+def test_what_collectors_cannot_do_is_refused(tmp_path: Path) -> None:
+    elsewhere = {"source__kind": "elsewhere"}
+    with pytest.raises(Refused, match=r"engine\.kind"):
+        Trainer(tiny(tmp_path, **elsewhere, engine={"kind": "server", "url": "http://127.0.0.1:1"}))
+    phases = [{"name": "a"}, {"name": "b", "sampler": {"n": 4}}]
+    with pytest.raises(Refused, match=r"\[sampler\]"):
+        Trainer(tiny(tmp_path, **elsewhere, phases=phases))
+    with pytest.raises(Refused, match=r"data\.max_age"):
+        Trainer(tiny(tmp_path, **elsewhere, objective={"name": "agro_onpolicy", "beta": 0.1}))
