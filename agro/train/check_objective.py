@@ -56,8 +56,9 @@ def _check_origin(config: RunConfig, needs: set[Need], where: str) -> None:
     for need in ordered(needs):
         if need.fresh_only and stale:
             raise Refused(
-                f'{where}objective {name} needs {need.what}, but source.kind = "elsewhere" brings stale '
-                f"samples (data.max_age = {config.data.max_age}). What to do: data.max_age = 0, or {need.way_out}."
+                f'{where}objective {name} needs {need.what}, but with source.kind = "elsewhere" samples may '
+                f"be stale (data.max_age = {config.data.max_age}). What to do: data.max_age = 0, or "
+                f"{need.way_out}."
             )
         if need.fresh_only and replay > 0:
             raise Refused(

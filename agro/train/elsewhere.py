@@ -96,7 +96,7 @@ class Elsewhere:
         return numbers, skipped
 
     def _valid(self, numbers: list[int]) -> tuple[list[int], int]:
-        """The requests that are at most `data.max_age` optimizer steps behind; skips and counts the others."""
+        """The requests at most `data.max_age` optimizer steps behind; skips and counts the others."""
         most = self.config.data.max_age
         if most is None:
             return numbers, 0

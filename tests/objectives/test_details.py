@@ -214,7 +214,7 @@ UNITS = {
     ("topr", "baseline"): "reward",
     ("pair_consistency", "gap"): "reward",
     ("dpo", "label_smoothing"): "probability",
-    ("dpo", "beta"): "logit of a judgement per nat of the response's log-ratio",
+    ("dpo", "beta"): "logit of a judgment per nat of the response's log-ratio",
 }
 ABOVE_0 = {
     ("squared_consistency", "beta"),
