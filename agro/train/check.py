@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from agro.config import LoRA, RunConfig
+from agro.config import LoRA, RunConfig, shared
 from agro.errors import Refused
 from agro.objectives import Need, get
 from agro.objectives.needs import REF_LOGP, Provider, provided_by
 from agro.train.check_objective import check_phase
 from agro.train.diagnostics import diagnostic_beta
-
-SHARED = {  # settings that all phases share, since they are used once
-    "data": ("prompts", "eval_prompts", "store", "value_store"),
-    "train": ("push", "push_private"),
-    "guard": ("stage_seconds",),
-}
 
 
 def check_config(config: RunConfig) -> None:
@@ -43,6 +37,21 @@ def check_config(config: RunConfig) -> None:
             f"evaluate.patience = {patient[0].patience} counts evaluations, but evaluate.every = 0 makes "
             "them at the ends of phases only; set evaluate.every"
         )
+
+
+def check_sharded(config: RunConfig) -> None:
+    """Raise `Refused` for settings that don't work on several ranks."""
+    for given, name in (
+        (config.policy.lora is not None, "policy.lora"),
+        (config.policy.cache_reference, "policy.cache_reference"),
+        (bool(config.train.offload), "train.offload"),
+        (config.train.gradient_checkpointing, "train.gradient_checkpointing"),
+        (config.engine.kind != "hf", "engine.kind"),
+    ):
+        if given:
+            raise Refused(
+                f"{name} doesn't work on several ranks yet (torchrun); remove it, or train in one process"
+            )
 
 
 def _check_elsewhere(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
@@ -116,13 +125,14 @@ def _check_shared(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
             raise Refused(
                 "phases: a phase can't change [reward], which is one for the complete run; remove the change"
             )
-        for section, keys in SHARED.items():
-            for key in keys:
-                if getattr(getattr(phase, section), key) != getattr(getattr(config, section), key):
-                    raise Refused(
-                        f"phase {name}: a phase can't change {section}.{key}, which is one for the complete "
-                        "run; remove the change"
-                    )
+        for section, key in shared():
+            if section in ("reward", "policy"):  # checked as one, above and in `_check_references`
+                continue
+            if getattr(getattr(phase, section), key) != getattr(getattr(config, section), key):
+                raise Refused(
+                    f"phase {name}: a phase can't change {section}.{key}, which is one for the complete "
+                    "run; remove the change"
+                )
 
 
 def _check_policy(config: RunConfig) -> None:

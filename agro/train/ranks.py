@@ -69,21 +69,6 @@ def take_device() -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def check_sharded(config: RunConfig) -> None:
-    """Raise `Refused` for settings that don't work on several ranks."""
-    for given, name in (
-        (config.policy.lora is not None, "policy.lora"),
-        (config.policy.cache_reference, "policy.cache_reference"),
-        (bool(config.train.offload), "train.offload"),
-        (config.train.gradient_checkpointing, "train.gradient_checkpointing"),
-        (config.engine.kind != "hf", "engine.kind"),
-    ):
-        if given:
-            raise Refused(
-                f"{name} doesn't work on several ranks yet (torchrun); remove it, or train in one process"
-            )
-
-
 class Distributed(Passes):
     """Passes that are distributed over the ranks."""
 

@@ -34,6 +34,7 @@ from agro.store import Store
 from agro.train.check import (
     check_config,
     check_heldout,
+    check_sharded,
     learns_value,
     measures_consistency,
     reads_reference,
@@ -52,7 +53,7 @@ from agro.train.monitors.stopping import Best
 from agro.train.notes import notes
 from agro.train.phases import Phase, derive
 from agro.train.plan import plan
-from agro.train.ranks import Ranks, Shard, check_sharded, joined, rank, serve, take_device, world_size
+from agro.train.ranks import Ranks, Shard, joined, rank, serve, take_device, world_size
 from agro.train.saving import keep_best, save_model
 from agro.train.source import Inline, PromptOrder, Source
 from agro.train.state import Position
@@ -123,8 +124,7 @@ class Trainer:
         with writing(self.out):
             report(self.out)
             write_cards(self.out)
-        where = push(self.out / "model", self.config.train)
-        if where:
+        if where := push(self.out / "model", self.config.train):
             self.progress.say(f"uploaded to {where}")
         return self.out
 

@@ -408,7 +408,7 @@ def calculator(folder: Path) -> Path:
         folder,
         policy={"new": new, "reference": "phase"},
         environment={
-            "name": "calculator",
+            "name": str(ROOT / "examples/environments/calculator.py") + ":Calculator",
             "max_turns": 3,
             "options": {"call": ["[", "]"], "result": "({})", "error": "?"},
         },

@@ -64,6 +64,19 @@ def compare(alone: Local, several: Ranks, name: str, options: dict[str, Any]) ->
     }
 
 
+def overflow(alone: Local, several: Ranks, row: int) -> str:
+    """A ratio that overflows in one row: what the learner does."""
+    batch = batch_for("grpo", {}, alone.policy, alone.reference)
+    behavior_logp = batch.behavior_logp.double().clone()
+    behavior_logp[row] -= 1e4
+    options = objectives.get("grpo").resolve("grpo", {})
+    try:
+        several.gradient(batch.replace(behavior_logp=behavior_logp), "grpo", options, lambda: None)
+    except objectives.NotFinite:
+        return "raised"
+    return "nothing"
+
+
 def main() -> None:
     policy, reference = make_policies()
     alone = Local(duplicate(policy), duplicate(reference), quiet)
@@ -75,7 +88,9 @@ def main() -> None:
             return
         several = Ranks(shard)
         several.enter(CONFIG, began=None, resumed=None)
-        print(json.dumps([compare(alone, several, name, options) for name, options in CASES]), flush=True)
+        gradients = [compare(alone, several, name, options) for name, options in CASES]
+        overflowing = [overflow(alone, several, row) for row in (0, -1)]
+        print(json.dumps({"gradients": gradients, "not_finite": overflowing}), flush=True)
         several.close()
 
 
