@@ -408,7 +408,7 @@ def calculator(folder: Path) -> Path:
         folder,
         policy={"new": new, "reference": "phase"},
         environment={
-            "name": str(ROOT / "examples/environments/calculator.py") + ":Calculator",
+            "name": str(HERE.parents[1] / "examples/environments/calculator.py") + ":Calculator",
             "max_turns": 3,
             "options": {"call": ["[", "]"], "result": "({})", "error": "?"},
         },
