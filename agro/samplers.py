@@ -1,4 +1,4 @@
-"""Where responses come from, as one protocol: `sample(prompts, n, options)` yields samples as they finish."""
+"""Names for programs outside: `sample(prompts, n, options)` yields samples. See rollout/ and engines/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Drawing the samples of a step: groups by a rule, and the samples generated for the step."""
+"""What a step trains on: groups by a rule (`select.py` has the rules), and what was made for the step.
+
+The one way out of the store into training.
+"""
 
 from __future__ import annotations
 
