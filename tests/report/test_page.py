@@ -258,13 +258,6 @@ def test_what_went_wrong_is_counted_at_the_top(run_folder):
     assert "Problems: " not in read(run_folder).text
 
 
-def test_requests_that_failed_are_a_problem(run_folder):
-    rewrite(
-        run_folder, lambda row: row | {"requests_failed": int(row["step"] in (7, 9, 11)), "rewards_failed": 0}
-    )
-    assert "Problems: requests to the engine that failed: 3" in read(run_folder).text
-
-
 def test_parts_of_the_reward_and_the_held_out_loss_are_shown_where_there_are_any(run_folder):
     names = ["right", "a <b> form that is long", "c", "d", "e", "f", "g"]
     assert "Parts of the reward" not in read(run_folder).text
