@@ -18,6 +18,7 @@ COUNTED = {
     "skipped": "updates skipped",
     "rolled_back": "rollbacks to a checkpoint",
     "rewards_failed": "rewards that failed",
+    "requests_failed": "requests to the engine that failed",
     "dropped": "responses dropped",
     "eval_unscored": "held-out without a reward",
 }

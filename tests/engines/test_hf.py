@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import deque
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from sampling import PROMPTS, by_index, end_with, rollout
 from transformers.cache_utils import DynamicCache
 
 from agro.config import NewModel, Sampler
@@ -18,22 +18,10 @@ from agro.engines import Decoded, Engine, Request, rows
 from agro.engines.hf import HF
 from agro.errors import Refused
 from agro.policy import Policy
-from agro.rollout import Rollout
 from agro.types import Prompt
 
 ARCHITECTURES = ["Llama", "Qwen2", "Qwen3", "GPT2"]
 WINDOWED = ["Mistral", "Gemma2", "Gemma3"]
-PROMPTS = [Prompt("ab"), Prompt(""), Prompt("abc def gh a" * 2), Prompt("h", columns={"answer": "e"})]
-
-
-def rollout(policy: Policy, version: int = -1) -> Rollout:
-    return Rollout(policy.encoder, HF(policy, version))
-
-
-def end_with(policy: Policy, *ids: int) -> None:
-    """Let these tokens end a response."""
-    policy.eos_ids = ids
-    policy.encoder = dataclasses.replace(policy.encoder, eos_ids=ids)
 
 
 def trainer_logp(policy: Policy, sample) -> np.ndarray:
@@ -42,12 +30,6 @@ def trainer_logp(policy: Policy, sample) -> np.ndarray:
         return policy.streams(tokens, torch.tensor([tokens.shape[1]]), torch.tensor(sample.action[None]))[
             "logp"
         ][0].numpy()
-
-
-def by_index(samples):
-    found = {s.meta["index"]: s for s in samples}
-    assert len(found) == len(samples)
-    return found
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES + WINDOWED)
@@ -93,13 +75,13 @@ def test_behavior_log_probs_are_of_what_was_really_sampled_from(tiny):
 def test_a_response_is_the_same_in_any_company(tiny, name, monkeypatch):
     monkeypatch.setattr(rows, "_SLACK", 1)  # the columns are used up again and again
     policy = tiny(name, **({"sliding_window": 8} if name == "Gemma3" else {}))
-    alone = by_index(list(rollout(policy).sample(PROMPTS, 4, Sampler(max_new=30, batch=1), seed=3)))
+    alone = by_index(rollout(policy).sample(PROMPTS, 4, Sampler(max_new=30, batch=1), seed=3))
     for batch in (64, 7, 2):
-        others = by_index(list(rollout(policy).sample(PROMPTS, 4, Sampler(max_new=30, batch=batch), seed=3)))
+        others = by_index(rollout(policy).sample(PROMPTS, 4, Sampler(max_new=30, batch=batch), seed=3))
         for i, s in alone.items():
             assert s.tokens.tolist() == others[i].tokens.tolist()
             np.testing.assert_allclose(s.behavior_logp, others[i].behavior_logp, rtol=0, atol=1e-4)
-    other_seed = by_index(list(rollout(policy).sample(PROMPTS, 4, Sampler(max_new=30), seed=4)))
+    other_seed = by_index(rollout(policy).sample(PROMPTS, 4, Sampler(max_new=30), seed=4))
     assert any(s.response != other_seed[i].response for i, s in alone.items())
     assert len({s.response for s in alone.values()}) > 12  # responses to one prompt differ
 

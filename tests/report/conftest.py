@@ -69,6 +69,7 @@ def rows():
                 "groups": 16,
                 "groups_equal": noise.randrange(9),
                 "rewards_failed": int(step == 100),
+                "requests_failed": 0,
                 "dropped": 0,
                 "skipped": 0,
                 "rolled_back": 0,

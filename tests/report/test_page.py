@@ -102,7 +102,7 @@ def test_what_was_not_measured_is_said(run_folder):
     page = read(run_folder)
     assert "No reward was measured." in page.text
     # panels, phases, KL, material, counts
-    assert page.text.count("not measured") == 8 + 3 * 2 + 2 + 3 + 6
+    assert page.text.count("not measured") == 8 + 3 * 2 + 2 + 3 + 7
     assert "trained for 2 steps of 220." in page.text
     assert "sft from the store 1 of 60" in page.text
 
@@ -256,6 +256,8 @@ def test_what_went_wrong_is_counted_at_the_top(run_folder):
     assert ("href", "#problems") in page.attributes
     rewrite(run_folder, lambda row: row | {"skipped": 0, "rolled_back": 0, "rewards_failed": 0})
     assert "Problems: " not in read(run_folder).text
+    rewrite(run_folder, lambda row: row | {"requests_failed": int(row["step"] in (3, 5, 8))})
+    assert "Problems: requests to the engine that failed: 3" in read(run_folder).text
 
 
 def test_parts_of_the_reward_and_the_held_out_loss_are_shown_where_there_are_any(run_folder):

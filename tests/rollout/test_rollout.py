@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import Counter
 
 import pytest
+from sampling import PROMPTS, by_index, end_with, rollout
 
 from agro.config import Sampler
 from agro.engines.hf import HF
 from agro.errors import Refused
-from agro.policy import Policy
 from agro.rollout import Rollout
 from agro.types import Prompt
-
-PROMPTS = [Prompt("ab"), Prompt(""), Prompt("abc def gh a" * 2), Prompt("h", columns={"answer": "e"})]
-
-
-def rollout(policy: Policy, version: int = -1) -> Rollout:
-    return Rollout(policy.encoder, HF(policy, version))
-
-
-def end_with(policy: Policy, *ids: int) -> None:
-    """Let these tokens end a response."""
-    policy.eos_ids = ids
-    policy.encoder = dataclasses.replace(policy.encoder, eos_ids=ids)
-
-
-def by_index(samples):
-    found = {s.meta["index"]: s for s in samples}
-    assert len(found) == len(samples)
-    return found
 
 
 def test_a_sample_says_where_it_is_from(tiny):
     policy = tiny()
     options = Sampler(max_new=3, temperature=0.9, stop=("zz",))
-    samples = by_index(list(rollout(policy, version=7).sample(PROMPTS, 2, options)))
+    samples = by_index(rollout(policy, version=7).sample(PROMPTS, 2, options))
     s = samples[7]
     assert (s.prompt, s.prompt_id, s.role, s.source, s.version) == ("h", PROMPTS[3].id, "policy", "policy", 7)
     assert s.meta.items() >= {"answer": "e", "index": 7}.items()
@@ -57,9 +38,9 @@ def test_a_sample_says_where_it_is_from(tiny):
 def test_a_stop_text_ends_a_response_and_is_cut_off(tiny):
     policy = tiny()
     end_with(policy)
-    free = by_index(list(rollout(policy).sample(PROMPTS, 8, Sampler(max_new=40))))
+    free = by_index(rollout(policy).sample(PROMPTS, 8, Sampler(max_new=40)))
     stops = ("g", "dg", "ha")  # "dg" begins before the "g" that ends it
-    stopped = by_index(list(rollout(policy).sample(PROMPTS, 8, Sampler(max_new=40, stop=stops))))
+    stopped = by_index(rollout(policy).sample(PROMPTS, 8, Sampler(max_new=40, stop=stops)))
     finished = Counter()
     for i, s in stopped.items():
         whole = free[i].response

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from sampling import PROMPTS
 
 from agro.config import Sampler
 from agro.engines import rows
@@ -25,7 +26,6 @@ from agro.store.interchange import from_record, to_record
 from agro.train.collate import collate
 from agro.types import Prompt
 
-PROMPTS = [Prompt("ab"), Prompt(""), Prompt("abc def gh a"), Prompt("h", columns={"answer": "e"})]
 TEMPLATE = (
     "{% for m in messages %}<bos>{{ 'b' if m.role == 'user' else 'a' }}{{ m.content }}<eos>{% endfor %}"
     "{% if add_generation_prompt %}<bos>a{% endif %}"
