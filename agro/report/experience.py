@@ -32,12 +32,13 @@ class Experience:
         path = Path(run.config.data.store) if run.config.data.store else run.folder / "store.db"
         if not path.exists():
             return cls(path, problem=f"There is no store at {path}.")
-        name, logged = run.values.get("run"), {row["step"] for row in run.rows}
+        name = run.values.get("run")
         draws: list[Draw] = []
         try:
             with Store.open(path, read_only=True) as store:
                 if isinstance(name, str):
-                    draws = [d for d in store.drawn(name) if d.step in logged]
+                    versions = _versions(run)
+                    draws = [d for d in store.drawn(name, versions) if d.step in versions]
                 return cls(path, draws, choose(store, name))
         except Refused as error:  # damaged, or not a store
             return cls(path, draws, problem=str(error))
@@ -102,4 +103,10 @@ def begin_and_end(steps: Values, values: Values) -> tuple[Window, Window] | None
 def source_of(draw: Draw) -> str:
     if not draw.own:
         return draw.source or draw.role
-    return "fresh samples" if draw.age == 0 else "this run's earlier samples"
+    return "fresh samples" if draw.staleness == 0 else "this run's earlier samples"
+
+
+def _versions(run: RunData) -> dict[int, int | None]:
+    """The learner's version when it drew at each step: the one that the step before it left."""
+    left = [0, *(row.get("version") for row in run.rows)]
+    return {row["step"]: version for row, version in zip(run.rows, left, strict=False)}

@@ -56,7 +56,7 @@ def _sources(run: RunData, experience: Experience) -> list[dict[str, Any]]:
 
 def _row(draws: list[Draw]) -> dict[str, Any]:
     rewards = [d.reward for d in draws if d.reward is not None]
-    staleness = [d.age for d in draws if d.age is not None]
+    staleness = [d.staleness for d in draws if d.staleness is not None]
     return {
         "drawn": len(draws),
         "distinct": len({d.sample for d in draws}),

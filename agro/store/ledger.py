@@ -52,12 +52,18 @@ class Ledger(Database):
                 counts.append((group, uses + (last != step), step))
             self._count_uses(name, counts)
 
-    def drawn(self, run: str) -> list[Draw]:
-        """Every row that `run` drew, in the order of its steps; a row drawn twice is there twice."""
+    def drawn(self, run: str, versions: Mapping[int, int | None] | None = None) -> list[Draw]:
+        """Every row that `run` drew, in the order of its steps; a row drawn twice is there twice.
+
+        `versions`: the learner's when it drew at each step; without it staleness is unknown.
+        """
         draws = []
-        for step, i, reward, role, source, own, age, action in self._run(queries.DRAWN, [to_text(run)]):
+        for step, i, reward, role, source, own, version, action in self._run(queries.DRAWN, [to_text(run)]):
+            learner = (versions or {}).get(step)
+            known = learner is not None and version is not None
+            staleness = learner - version if known else None
             length = None if action is None else int.from_bytes(action, "big").bit_count()
-            draws.append(Draw(step, i, reward, role, of_text(source), bool(own), age, length))
+            draws.append(Draw(step, i, reward, role, of_text(source), bool(own), staleness, length))
         return draws
 
     def uses(self, ids: Iterable[int]) -> dict[int, int]:

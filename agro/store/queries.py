@@ -120,6 +120,6 @@ ORDER BY step, CASE WHEN step IS NOT NULL AND json_valid(CAST(meta AS TEXT))
 # What a run drew, in the order in which it did.
 DRAWN = """
 SELECT d.step, d.sample, s.reward, s.role, s.source, s.run IS d.run,
-  CASE WHEN s.run IS d.run THEN d.step - s.step END, s.action
+  CASE WHEN s.run IS d.run AND s.version >= 0 THEN s.version END, s.action
 FROM draws d JOIN samples s ON s.id = d.sample WHERE d.run = ? ORDER BY d.rowid
 """

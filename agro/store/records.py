@@ -60,7 +60,7 @@ class Draw(NamedTuple):
     role: str
     source: str
     own: bool  # sampled by this run
-    age: int | None  # staleness: steps from sampling to drawing, 0 = fresh; None: another run's, or unknown
+    staleness: int | None  # optimizer steps from sampling to drawing; None: another run's, or unknown
     length: int | None  # actions; None where the store has no tokens
 
 

@@ -25,7 +25,7 @@ STEPS = 20
 @pytest.fixture
 def run(bare_folder: Path) -> RunData:
     """20 steps in two phases of 10; each draws two fresh responses, and from step 11 on three of a log."""
-    rows = [{"step": i, "phase": "sft" if i <= 10 else "onpolicy"} for i in range(1, STEPS + 1)]
+    rows = [{"step": i, "phase": "sft" if i <= 10 else "onpolicy", "version": i} for i in range(1, STEPS + 1)]
     (bare_folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with Store.open(bare_folder / "store.db") as store, store.transaction():
         log = store.append(
@@ -35,7 +35,12 @@ def run(bare_folder: Path) -> RunData:
             lengths = [step, 2 * step]
             fresh = [
                 Sample(
-                    f"p{step}", "r", reward=step / 10, tokens=np.arange(n + 1), action=np.arange(n + 1) > 0
+                    f"p{step}",
+                    "r",
+                    reward=step / 10,
+                    tokens=np.arange(n + 1),
+                    action=np.arange(n + 1) > 0,
+                    version=step - 1,
                 )
                 for n in lengths
             ]
@@ -83,17 +88,17 @@ def test_the_table_of_sources(run: RunData) -> None:
 
 
 def test_sources_have_names(run: RunData) -> None:
-    assert source_of(Draw(3, 1, None, "policy", "m", own=True, age=0, length=None)) == "fresh samples"
+    assert source_of(Draw(3, 1, None, "policy", "m", own=True, staleness=0, length=None)) == "fresh samples"
     assert (
-        source_of(Draw(3, 1, None, "policy", "m", own=True, age=2, length=None))
+        source_of(Draw(3, 1, None, "policy", "m", own=True, staleness=2, length=None))
         == "this run's earlier samples"
     )
     assert (
-        source_of(Draw(3, 1, None, "policy", "m", own=True, age=None, length=None))
+        source_of(Draw(3, 1, None, "policy", "m", own=True, staleness=None, length=None))
         == "this run's earlier samples"
     )
-    assert source_of(Draw(3, 1, None, "expert", "", own=False, age=None, length=None)) == "expert"
-    draws = [Draw(1, i, None, "log", f"s{i}", own=False, age=None, length=None) for i in range(7)]
+    assert source_of(Draw(3, 1, None, "expert", "", own=False, staleness=None, length=None)) == "expert"
+    draws = [Draw(1, i, None, "log", f"s{i}", own=False, staleness=None, length=None) for i in range(7)]
     found = Experience(Path("x"), draws + draws[3:6])
     assert sorted(set(found.sources)) == ["3 other sources", "s0", "s3", "s4", "s5"]
     assert found.source_names[0] == "3 other sources"

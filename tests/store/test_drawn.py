@@ -13,7 +13,7 @@ def test_draws_say_whose_a_sample_is_how_old_and_how_long(tmp_path: Path) -> Non
     with Store.open(tmp_path / "store.db") as store:
         [log] = store.append([Sample("p", "logged", reward=0.5, source="file:\ud800", role="log")])
         [mine] = store.append(
-            [Sample("p", "sampled", role="policy", tokens=tokens, action=action)], run="me", step=3
+            [Sample("p", "sampled", role="policy", tokens=tokens, action=action, version=6)], run="me", step=3
         )
         [other] = store.append(
             [Sample("p", "of another", reward=-1.0, role="policy", source="x")], run="you", step=1
@@ -21,12 +21,13 @@ def test_draws_say_whose_a_sample_is_how_old_and_how_long(tmp_path: Path) -> Non
         store.record_draws("me", 3, [mine])
         store.record_draws("me", 5, [log, mine, other, log])
         store.record_draws("you", 1, [log])
-        found = store.drawn("me")
-        assert store.drawn("nobody") == []
+        found = store.drawn("me", {3: 6, 5: 10})
+        assert store.drawn("nobody", {1: 1}) == []
+        assert [d.staleness for d in store.drawn("me", {3: None})] == [None] * 5
     assert found == [
-        Draw(3, mine, None, "policy", "", own=True, age=0, length=9),
-        Draw(5, log, 0.5, "log", "file:\ud800", own=False, age=None, length=None),
-        Draw(5, mine, None, "policy", "", own=True, age=2, length=9),
-        Draw(5, other, -1.0, "policy", "x", own=False, age=None, length=None),
-        Draw(5, log, 0.5, "log", "file:\ud800", own=False, age=None, length=None),
+        Draw(3, mine, None, "policy", "", own=True, staleness=0, length=9),
+        Draw(5, log, 0.5, "log", "file:\ud800", own=False, staleness=None, length=None),
+        Draw(5, mine, None, "policy", "", own=True, staleness=4, length=9),
+        Draw(5, other, -1.0, "policy", "x", own=False, staleness=None, length=None),
+        Draw(5, log, 0.5, "log", "file:\ud800", own=False, staleness=None, length=None),
     ]
