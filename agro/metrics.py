@@ -97,8 +97,16 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         ),
         _se("eval_consistency_fall", "reward²", "groups"),
         Metric(
-            "eval_groups", "groups", "Groups in `eval_consistency`.", "those with two valid responses or more"
+            "eval_groups", "groups", "Groups of the held-out store.", "those with two valid responses or more"
         ),
+        Metric(
+            "eval_auc",
+            "share of pairs",
+            "How often log π/π_ref ranks the better of two held-out responses higher. Chance is 0.5.",
+            "AUC of log π/π_ref for the reward within a prompt, equal ratios as ½; mean over prompts",
+        ),
+        _se("eval_auc", "share of pairs", "prompts"),
+        Metric("eval_auc_groups", "prompts", "Prompts in `eval_auc`.", "those with unequal rewards"),
         Metric("eval_dropped", RESPONSES, "Stored held-out responses that were dropped.", "count"),
     ),
     "Objective": (

@@ -18,8 +18,9 @@ class Data(Section):
     store: str | None = field(None, shared=True)
     """the store; RUN/store.db where it is not given"""
     eval_store: str | None = None
-    """a store of held-out groups: ½ Var(R) within them is measured (metrics eval_consistency…) at
-    evaluate.beta, or at the β of an objective that is regularized toward the reference"""
+    """a store of held-out groups: how often log π/π_ref ranks the better response higher (metric eval_auc),
+    and at evaluate.beta or the β of an objective that is regularized toward the reference, ½ Var(R) within
+    them (metrics eval_consistency…)"""
     value_store: str | None = field(None, shared=True)
     """a store of scored samples of the reference: the soft maximum of a prompt's rewards in it is its stored
     value, where the objective takes one (squared_consistency, baseline = "stored")"""

@@ -41,7 +41,7 @@ def learning(run: RunData, experience: Experience) -> dict[str, Any]:
             curves["responses"] = _both("Reward against responses drawn", by_responses)
         if kl_pairs(run):
             curves["KL"] = _both("Reward against KL", lambda size: against_kl(run, size))
-    panels = (_stored(run), _own(run), _regret(run), _parts(run))
+    panels = (_stored(run), _ranking(run), _own(run), _regret(run), _parts(run))
     return {
         "curves": curves,
         "width": smoothing(len(run.rows)),
@@ -98,6 +98,16 @@ def _stored(run: RunData) -> Panel | None:
         groups = at.get("eval_groups", "an unknown number of")
         text += f" At step {at['step']} it was {better} below the reference's, on {groups} groups."
     return panel(run, "Held-out ½ Var(R)", [reference, heldout(run, "eval_consistency", "policy")], text)
+
+
+def _ranking(run: RunData) -> Panel | None:
+    """AUC of log π/π_ref on held-out groups of a store, where there were any."""
+    values = run.column("eval_auc")
+    if not np.isfinite(values).any():
+        return None
+    chance = Series("chance", np.where(np.isfinite(values), 0.5, math.nan), MUTED, points=True)
+    series = [chance, heldout(run, "eval_auc", "policy")]
+    return panel(run, "Held-out ranking (AUC)", series, caption("eval_auc"))
 
 
 def _own(run: RunData) -> Panel | None:

@@ -161,6 +161,8 @@ def _events(m: Mapping[str, Any]) -> list[str]:
         events.append(f"held-out {with_error(m['eval_reward'], m['eval_reward_se'])}")
     if m.get("eval_consistency") is not None:
         events.append(f"held-out ½Var(R) {with_error(m['eval_consistency'], m['eval_consistency_se'], 5)}")
+    if m.get("eval_auc") is not None:
+        events.append(f"held-out AUC {with_error(m['eval_auc'], m['eval_auc_se'])}")
     if m["dropped"]:
         events.append("dropped " + ", ".join(f"{n} ({why})" for why, n in m["dropped_reasons"].items()))
     if m["skipped"]:

@@ -91,11 +91,6 @@ def _check_used(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
 
 def _check_measured(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
     """Measurements and guards that would have no data."""
-    if config.data.eval_store and not any(map(measures_consistency, phases.values())):
-        raise Refused(
-            "data.eval_store: ½ Var(R) is measured there, R = r − βρ, but no phase's objective has a β > 0 "
-            "towards the reference; set evaluate.beta, or remove the setting"
-        )
     measured = [p for p in phases.values() if p.evaluate.beta is not None]
     if measured and not any(map(has_groups_to_measure, measured)):
         raise Refused(
@@ -168,7 +163,7 @@ def _check_policy(config: RunConfig) -> None:
         )
     if config.data.eval_store and policy.reference in ("ema", "periodic"):
         raise Refused(
-            "data.eval_store measures ½ Var(R) against one reference, but policy.reference = "
+            "data.eval_store is measured against one reference, but policy.reference = "
             f'"{policy.reference}" changes during the run; remove one of the two'
         )
     if policy.reference == "ema" and policy.dtype == "bfloat16" and policy.lora is None:
@@ -242,6 +237,7 @@ def has_groups_to_measure(config: RunConfig) -> bool:
 def reads_reference(config: RunConfig) -> bool:
     """Whether a phase needs the reference in memory."""
     needed = _provided_by("reference", config) or config.evaluate.beta is not None
+    needed = needed or config.data.eval_store is not None
     return needed or (config.evaluate.kl and config.data.eval_prompts is not None)
 
 

@@ -63,18 +63,41 @@ def distances(
     return (0.5 * groups.variance(R_N)).cpu().numpy(), regret_G.cpu().numpy()
 
 
+def ranking(batch: Batch, logp_BT: Tensor, average: str = "sum") -> NDArray[np.float64]:
+    """How often ρ is higher for the response of the higher reward [G], within groups of unequal rewards.
+
+    It is the area under the ROC curve (AUC) where rewards are 0 and 1: a share of the pairs of responses with
+    different rewards, where equal ρ count one half. Responses without a reward are dropped. It is 0.5 by
+    chance and where π is π_ref. Unlike ½ Var(R) it doesn't depend on the scale of ρ.
+    """
+    assert batch.ref_logp is not None
+    groups = Groups.of(batch)
+    rho_N = groups.over_tokens(logp_BT - batch.ref_logp, average)
+    auc = []
+    for group in range(len(groups.n)):
+        members = groups.group == group
+        reward, rho = groups.reward[members], rho_N[members]
+        better = reward[:, None] > reward
+        if better.any():
+            wins = (rho[:, None] > rho).double() + 0.5 * (rho[:, None] == rho)
+            auc.append(float(wins[better].mean()))
+    return np.array(auc)
+
+
+def summary(name: str, values: NDArray[np.float64]) -> dict[str, float]:
+    """The mean of independent values, and its standard error; empty without values."""
+    if not len(values):
+        return {}
+    return {name: float(values.mean()), f"{name}_se": standard_error(values)}
+
+
 def fresh_metrics(batch: Batch, logp_BT: Tensor, beta: float, average: str) -> dict[str, float | int]:
     """Means over the groups of an evaluation's own samples, with standard errors; empty without groups."""
     half, regret = distances(batch, logp_BT, beta, average)
     if not len(half):
         return {}
-    return {
-        "eval_fresh_consistency": float(half.mean()),
-        "eval_fresh_consistency_se": standard_error(half),
-        "eval_regret": float(regret.mean()),
-        "eval_regret_se": standard_error(regret),
-        "eval_fresh_groups": len(half),
-    }
+    means = summary("eval_fresh_consistency", half) | summary("eval_regret", regret)
+    return {**means, "eval_fresh_groups": len(half)}
 
 
 def standard_error(x: NDArray[np.float64]) -> float:

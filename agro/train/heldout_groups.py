@@ -1,46 +1,26 @@
-"""½ Var(R) within stored groups that aren't trained on: AGRO's loss on held-out logs of any origin."""
+"""Stored groups that aren't trained on, of any origin: AGRO's loss, and whether π ranks right above wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.objectives.needs import GROUPS, REWARD
 from agro.store import Drawn, Store
 from agro.train.collate import collate
-from agro.train.diagnostics import distances, standard_error
+from agro.train.diagnostics import distances, ranking, summary
 from agro.train.feed import one_each, select_valid
 from agro.train.learner import Learner
 from agro.types import Batch, Sample
 
 
-@dataclass(frozen=True)
-class Consistency:
-    """½ Var(R) of each of G groups, n − 1 in the variance, at π and at π_ref, where R = r."""
-
-    now: NDArray[np.float64]  # [G]
-    start: NDArray[np.float64]  # [G]
-
-    def metrics(self) -> dict[str, float | int]:
-        """Means over groups; the standard errors too, groups being the independent units."""
-        fall = self.start - self.now
-        return {
-            "eval_consistency": float(self.now.mean()),
-            "eval_consistency_se": standard_error(self.now),
-            "eval_consistency_fall": float(fall.mean()),
-            "eval_consistency_fall_se": standard_error(fall),
-            "eval_groups": len(fall),
-        }
-
-
 class HeldOutGroups:
-    """Encoded groups on which ½ Var(R) is measured, with their log-probs under π_ref."""
+    """Encoded groups with their log-probs under π_ref."""
 
     def __init__(self, groups: Sequence[Sequence[Sample]], learner: Learner, *, dropped: int = 0) -> None:
         """`groups`: encoded and scored samples, at least two a group. `dropped`: how many were invalid."""
@@ -69,14 +49,26 @@ class HeldOutGroups:
             )
         return cls(groups, learner, dropped=len(samples) - sum(map(len, groups)))
 
-    def measure(self, learner: Learner, beta: float, average: str = "sum") -> Consistency:
-        """½ Var(R) of each group; `beta` in reward per nat, `average` as of the objective agro."""
-        now, start = [], []
+    def measure(self, learner: Learner, beta: float | None, average: str = "sum") -> dict[str, Any]:
+        """Means over groups with their standard errors, groups being the independent units.
+
+        `beta`: in reward per nat; without it ½ Var(R) isn't measured. `average`: as of the objective agro.
+        """
+        auc, now, start = [], [], []
         for batch in self._batches:
             assert batch.ref_logp is not None
-            now.append(distances(batch, learner.logp(batch), beta, average)[0])
-            start.append(distances(batch, batch.ref_logp, beta, average)[0])
-        return Consistency(np.concatenate(now), np.concatenate(start))
+            logp = learner.logp(batch)
+            auc.append(ranking(batch, logp, average))
+            if beta:
+                now.append(distances(batch, logp, beta, average)[0])
+                start.append(distances(batch, batch.ref_logp, beta, average)[0])  # R = r
+        order = np.concatenate(auc)
+        metrics = {**summary("eval_auc", order), "eval_auc_groups": len(order)}
+        metrics |= {"eval_groups": len(self._batches), "eval_dropped": self.dropped}
+        if now:
+            half, fall = np.concatenate(now), np.concatenate(start) - np.concatenate(now)
+            metrics |= summary("eval_consistency", half) | summary("eval_consistency_fall", fall)
+        return metrics
 
 
 def _first_seen() -> Callable[[Sample], int]:

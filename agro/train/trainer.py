@@ -36,7 +36,6 @@ from agro.train.check import (
     check_heldout,
     check_sharded,
     learns_value,
-    measures_consistency,
     reads_reference,
     takes_stored_value,
 )
@@ -287,7 +286,7 @@ class Trainer:
             monitors.append(
                 HeldOutPrompts(phase, learner, rollout, self.reward, self.eval_prompts, self.activity, say)
             )
-        if config.data.eval_store and measures_consistency(config):
+        if config.data.eval_store:
             groups = HeldOutGroups.load(config.data.eval_store, config, learner)
             check_heldout(trained, groups.prompt_ids, "data.eval_store")
             monitors.append(HeldOutLog(phase, learner, groups, self.activity))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,11 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.policy import Policy
 from agro.store import Store
+from agro.train.diagnostics import ranking
 from agro.train.heldout_groups import HeldOutGroups
 from agro.train.learner import Local
 from agro.train.trainer import Trainer
-from agro.types import Sample, prompt_hash
+from agro.types import Batch, Sample, prompt_hash
 
 BETA = 0.3
 
@@ -87,8 +89,54 @@ def test_is_not_measured_where_the_objective_has_no_regularized_reward(tmp_path:
     phases = [{"name": "sft", "objective": {"name": "sft"}}, {"name": "agro"}]
     rows = metrics(Trainer(log_run(tmp_path, phases=phases, train__steps=2), tmp_path / "run").run())
     assert [m["phase"] for m in rows if m["eval_consistency"] is not None] == ["agro"]
-    with pytest.raises(Refused, match=r"data.eval_store: .* no phase's objective"):
-        Trainer(log_run(tmp_path / "b", objective={"name": "rloo"}))
+    assert {m["phase"] for m in rows if m["eval_auc"] is not None} == {"sft", "agro"}
+
+
+def test_the_ranking_is_a_share_of_pairs_by_hand() -> None:
+    """Log-ratios 2, 1, 1, 0 of rewards 1, 0, ½, 0: of 5 pairs with unequal rewards one is tied.
+
+    A response without a reward, a group of equal rewards and a group of one have no pairs. The last
+    response of group d has two rows, whose sum counts.
+    """
+    rho = [2.0, 1.0, 1.0, 0.0, 9.0, 3.0, 4.0, 5.0, 1.0, 0.5, 1.5]
+    reward = [1.0, 0.0, 0.5, 0.0, math.nan, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0]
+    ref = torch.zeros(11, 2, dtype=torch.float64)
+    batch = Batch.of(
+        mask=[[False, True]] * 11,
+        reward=reward,
+        group=list("aaaaabbcddd"),
+        response=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9],
+        ref_logp=ref,
+    )
+    logp = torch.tensor(rho, dtype=torch.float64)[:, None] * torch.tensor([7.0, 1.0])
+    assert ranking(batch, logp) == pytest.approx([4.5 / 5, 1.0])
+
+
+def test_the_ranking_of_held_out_responses_is_that_of_the_models(tmp_path: Path) -> None:
+    config = log_run(tmp_path, evaluate__every=3)
+    folder = Trainer(config, tmp_path / "run").run()
+    rows = [m for m in metrics(folder) if m["eval_auc"] is not None]
+    start = Trainer(
+        log_run(tmp_path / "start", train__lr=1e-30, train__steps=1), tmp_path / "start" / "run"
+    ).run()
+    before, after = (
+        Policy.load(RunConfig.of({"policy": {"model": str(f / "model")}}).policy) for f in (start, folder)
+    )
+    found = []
+    with Store.open(config.data.eval_store, read_only=True) as store:
+        for p in range(200, 205):
+            group = list(store.samples(prompt_id=prompt_hash(f"{p}>")))
+            rho = [total_logp(after, s) - total_logp(before, s) for s in group]
+            pairs = [
+                (rho[i] > rho[j]) + (rho[i] == rho[j]) / 2
+                for i, one in enumerate(group)
+                for j, other in enumerate(group)
+                if one.reward > other.reward
+            ]
+            found.append(np.mean(pairs))
+    assert (rows[0]["eval_auc"], rows[0]["eval_auc_groups"]) == (0.5, 5)
+    assert rows[-1]["eval_auc"] == pytest.approx(np.mean(found))
+    assert rows[-1]["eval_auc_se"] == pytest.approx(np.std(found, ddof=1) / 5**0.5)
 
 
 def test_groups_that_are_trained_on_are_refused(tmp_path: Path) -> None:

@@ -79,19 +79,17 @@ class HeldOutPrompts(Monitor):
 
 
 class HeldOutLog(Monitor):
-    """½ Var(R) within the groups of `data.eval_store`, at the same steps."""
+    """AUC, and with a β ½ Var(R), within the groups of `data.eval_store`, at the same steps."""
 
     def __init__(self, phase: Phase, learner: Learner, groups: HeldOutGroups, activity: Activity) -> None:
         self.phase, self.learner, self.groups, self.activity = phase, learner, groups, activity
 
     def after(self, view: View) -> None:
-        beta = diagnostic_beta(self.phase.config, view.options)
-        if not is_due(view) or not beta:
+        if not is_due(view):
             return
         self.activity.stage("evaluating")
-        consistency = self.groups.measure(self.learner, beta, view.options.get("average", "sum"))
-        view.metrics |= consistency.metrics()
-        view.metrics["eval_dropped"] = self.groups.dropped
+        beta = diagnostic_beta(self.phase.config, view.options)
+        view.metrics |= self.groups.measure(self.learner, beta, view.options.get("average", "sum"))
 
 
 def is_due(view: View) -> bool:
