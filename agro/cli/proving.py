@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agro.cli.common import Json, terminal
+from agro.errors import Refused
 
 if TYPE_CHECKING:
     from agro.proof.measuring import Row
@@ -30,6 +31,8 @@ def prove(
     asked = names or objectives.names()
     for name in asked:
         objectives.get(name)  # a wrong name is refused before anything is computed
+        if name not in objectives.names():
+            raise Refused(f"agro prove: nothing is claimed of {name}; only agro's own objectives are proved")
     results = proving.prove(asked, descents=figure is not None)
     rows = [row for measured in results.values() for row in measured.rows]
     if figure is not None:

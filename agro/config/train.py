@@ -14,7 +14,7 @@ class Objective(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
     name: str = "agro"
-    """one of `agro.objectives.names()`"""
+    """one of `agro.objectives.names()`, or one of your own as file.py:NAME or module:NAME"""
 
     @property
     def options(self) -> dict[str, Any]:

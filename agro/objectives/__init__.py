@@ -1,16 +1,20 @@
 """Objectives: pure functions of log-probs over complete groups, one family a file, listed in `OBJECTIVES`."""
 
-from agro.objectives.core import Objective
+from agro.objectives.core import Objective, Streams, Terms
 from agro.objectives.evaluation import Evaluation, NotFinite, differentiate, evaluate
 from agro.objectives.needs import Need, least_responses
+from agro.objectives.reduce import Groups
 from agro.objectives.table import OBJECTIVES, describe, get, names
 
 __all__ = [
     "OBJECTIVES",
     "Evaluation",
+    "Groups",
     "Need",
     "NotFinite",
     "Objective",
+    "Streams",
+    "Terms",
     "describe",
     "differentiate",
     "evaluate",

@@ -3,7 +3,8 @@ it.
 
     def rloo(streams, batch, *, beta: Annotated[float, Option("strength of …", ge=0)] = 0.0) -> Terms: ...
 
-A parameter without a default is required. Choices are `Literal[...]` or `bool`; limits hold for every number
+A parameter without a default is required; one without a description is taken as its type says, and as a
+number without a type. Choices are `Literal[...]` or `bool`; limits hold for every number
 in the type.
 """
 
@@ -96,7 +97,7 @@ def model_of(function: Callable[..., Any], **more: Any) -> type[BaseModel]:
     name."""
     hints = get_type_hints(function, include_extras=True)
     declared = {
-        key: (hints[key], parameter.default)
+        key: (hints.get(key, float), parameter.default)
         for key, parameter in inspect.signature(function).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
@@ -107,6 +108,8 @@ def model_of(function: Callable[..., Any], **more: Any) -> type[BaseModel]:
 
 
 def _field(annotation: Any, default: Any) -> tuple[Any, Any]:
+    if get_origin(annotation) is not Annotated:  # of a user's own function
+        annotation = Annotated[annotation, Option("not described", "not stated")]
     kind, option = get_args(annotation)
     about = {"unit": option.unit, "expected": option.expected(kind)}
     value = ... if default is inspect.Parameter.empty else default

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agro.errors import Refused
-from agro.objectives import trap
+from agro.objectives import own, trap
 from agro.objectives.clipped import grpo, gspo
 from agro.objectives.consistency import agro, agro_onpolicy
 from agro.objectives.core import Coupling, Objective, Options, Warnings
@@ -243,9 +243,13 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Objective:
-    """The entry of an objective."""
+    """The entry of an objective; `file.py:NAME` and `module:NAME` are of the user's own."""
+    if ":" in name:
+        return own.load(name)
     if name not in OBJECTIVES:
-        raise Refused(f"objective: expected one of {', '.join(OBJECTIVES)}, got {name!r}")
+        raise Refused(
+            f"objective: expected one of {', '.join(OBJECTIVES)}, file.py:NAME or module:NAME, got {name!r}"
+        )
     return OBJECTIVES[name]
 
 

@@ -1,0 +1,123 @@
+"""Objectives from a user's file: they train as agro's own do, and say where they fail."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from agro.cli import app
+from agro.errors import Refused
+from agro.objectives import Evaluation, evaluate, get
+from agro.types import Batch
+
+SOURCE = '''
+from agro.objectives import Groups, Objective, Streams, Terms
+from agro.objectives.needs import BEHAVIOR_LOGP, REWARD
+from agro.types import Batch
+
+
+def leave_one_out(streams: Streams, batch: Batch, *, beta: float = 0.0) -> Terms:
+    """RLOO once more."""
+    groups = Groups.of(batch)
+    rho_N = groups.sum_tokens(streams["logp"] - batch.ref_logp)
+    R_N = (groups.reward - beta * rho_N).detach()
+    advantage_N = R_N - groups.mean_others(R_N)
+    return Terms(groups.average_responses(-advantage_N * groups.sum_tokens(streams["logp"])))
+
+
+def ratio(streams: Streams, batch: Batch) -> Terms:
+    groups = Groups.of(batch)
+    rho_N = groups.sum_tokens(streams["logp"] - batch.behavior_logp)
+    return Terms(groups.average_responses(-groups.reward * rho_N.exp()))
+
+
+declared = Objective(ratio, "a test", lambda options: {REWARD, BEHAVIOR_LOGP}, lambda options: "row")
+
+
+def returns_a_number(streams: Streams, batch: Batch) -> Terms:
+    return streams["logp"].sum()
+
+
+NOTHING = 3
+'''
+LOGP = [[0.0, -1.0, -2.0], [0.0, -0.5, -1.0], [0.0, -3.0, -0.1]]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    return str(path)
+
+
+def of(name: str, **options: float) -> Evaluation:
+    batch = Batch.of(
+        mask=[[False, True, True]] * 3,
+        reward=[1.0, 0.0, 0.5],
+        group=["a"] * 3,
+        ref_logp=[[0.0, -1.0, -1.0]] * 3,
+        behavior_logp=[[0.0, -1.5, -1.0]] * 3,
+    )
+    return evaluate(name, LOGP, batch, **options)
+
+
+def test_a_function_is_differentiated_as_the_same_one_of_agro(file: str) -> None:
+    mine, rloo = of(f"{file}:leave_one_out", beta=0.3), of("rloo", beta=0.3)
+    assert mine.loss == rloo.loss
+    assert (mine.grad == rloo.grad).all()
+    assert abs(mine.grad).max() > 0.01
+
+
+def test_a_function_needs_rewards_in_groups_and_the_reference_for_a_beta(file: str) -> None:
+    assert sorted(map(str, get(f"{file}:leave_one_out").needed({}))) == ["groups", "ref_logp", "reward"]
+    assert sorted(map(str, get(f"{file}:ratio").needed({}))) == ["groups", "reward"]
+
+
+def test_an_entry_declares_what_else_is_needed(file: str) -> None:
+    assert sorted(map(str, get(f"{file}:declared").needed({}))) == ["behavior_logp", "reward"]
+    assert abs(of(f"{file}:declared").grad).max() > 0.01
+
+
+def test_a_module_is_imported(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(file).parent))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    assert of("mine:leave_one_out").loss == of("rloo").loss
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("none.py:f", "none.py can't be imported: FileNotFoundError"),
+        ("agro_no_such_module:f", "ModuleNotFoundError"),
+        ("{file}:leave_one", "'leave_one'.*leave_one_out"),
+        ("{file}:NOTHING", "got 3"),
+        ("leave_one_out", "file.py:NAME"),
+    ],
+)
+def test_what_is_no_objective_is_refused(file: str, name: str, problem: str) -> None:
+    with pytest.raises(Refused, match=problem):
+        get(name.format(file=file))
+
+
+def test_errors_of_a_function_name_its_line(file: str) -> None:
+    name = f"{file}:leave_one_out"
+    with pytest.raises(Refused, match=r"beta"):
+        of(name, beta="much")  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="expected Terms"):
+        of(f"{file}:returns_a_number")
+    batch = Batch.of(mask=[[False, True, True]] * 3, reward=[1.0, 0.0, 0.5], group=["a"] * 3)
+    with pytest.raises(Refused, match=r"ratio: TypeError: .*mine.py:18"):
+        evaluate(f"{file}:ratio", LOGP, batch)
+    copy = Path(file).with_name("broken.py")
+    copy.write_text("x = 1\ny = x / 0\n")
+    with pytest.raises(Refused, match=r"ZeroDivisionError: .*broken.py:2"):
+        get(f"{copy}:f")
+
+
+def test_nothing_is_proved_of_it(file: str) -> None:
+    result = CliRunner().invoke(app, ["prove", f"{file}:ratio"])
+    assert result.exit_code == 2
+    assert "nothing is claimed" in result.stderr
