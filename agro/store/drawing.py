@@ -45,7 +45,7 @@ class Drawing(Samples):
 
     def candidates(self, rule: DrawRule, run: str, version: int) -> list[Candidate]:
         """The groups that `pick` chooses from."""
-        self.check_uses()
+        self.check_once("structure", "group_uses")
         fits, args = self._fits(rule, run, version)
         if rule.pairs:
             rows = self._run(queries.JUDGED.format(eligible=fits), [*args, to_text(run)])

@@ -14,12 +14,10 @@ from agro.store.queries import Filter
 from agro.store.records import Counts, Damage, Group, Known, Pair
 from agro.store.rows import (
     INSERT,
-    LEDGERS,
     REWARD,
     STATES,
     Origin,
     from_row,
-    is_valid,
     is_valid_sample,
     of_text,
     reward_checksum,
@@ -69,7 +67,7 @@ class Samples(Ledger):
         """
         clause, args = queries.where(**chosen)
         if ids is None:
-            self._check_structure()
+            self.check_once("structure")
         else:
             ids = sorted(set(ids))
             self._check_ids(ids)
@@ -95,7 +93,7 @@ class Samples(Ledger):
         return {Origin(file, record, of_text(part)) for record, part in self._run(sql, [file, first, last])}
 
     def counts(self) -> Counts:
-        self._check_structure()
+        self.check_once("structure")
         [(samples, groups, tokens, behavior)] = self._run(
             "SELECT count(*), count(DISTINCT prompt_id), total(knows_tokens), total(knows_behavior) "
             "FROM samples WHERE NOT redone"
@@ -155,9 +153,11 @@ class Samples(Ledger):
         pairs = list(pairs)
         with self.transaction():
             self._check_ids([i for p in pairs for i in (p.winner, p.loser)])
+            rows = []
             for p in pairs:
                 votes = [None if v is None else v + 0.0 for v in (p.votes_winner, p.votes_loser)]
-                self._enter("pairs", p.winner, p.loser, *votes)  # floats, as REAL stores them
+                rows.append((p.winner, p.loser, *votes))  # floats, as REAL stores them
+            self._put("pairs", rows)
 
     def pairs(self, ids: Iterable[int] | None = None) -> Iterator[Pair]:
         """Judgments in the order in which they came; with `ids` those that join two of these samples.
@@ -168,12 +168,7 @@ class Samples(Ledger):
         if ids is not None:
             some = "(SELECT value FROM json_each(?1))"
             clause, args = f"winner IN {some} AND loser IN {some}", [json.dumps(list(ids))]
-        columns = ", ".join(LEDGERS["pairs"])
-        rows = self._run(f"SELECT rowid, {columns}, checksum FROM pairs WHERE {clause} ORDER BY rowid", args)
-        damaged = [row[0] for row in rows if not is_valid(row[1:])]
-        if damaged:
-            raise self._refusal(Damage(pairs=damaged))
-        for _, *judged, _ in rows:
+        for judged in self._entries("pairs", clause, args):
             yield Pair(*judged)
 
     def _meta(self, i: int, text: Any) -> dict[str, Any]:
