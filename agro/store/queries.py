@@ -99,6 +99,11 @@ SELECT prompt_id, count(*), sum(scored), avg(reward), min(reward), max(reward) F
 ) GROUP BY prompt_id ORDER BY min(first)
 """
 
+# One sample of a group, and whether its prompt is stored as these values of `prompt` and `messages`.
+IS_PROMPT = """
+SELECT id, prompt IS ?2 AND messages IS ?3 FROM samples WHERE prompt_id = ?1 AND NOT redone LIMIT 1
+"""
+
 # The use of groups by a run, counted from its draws: the steps that drew from a group, and the last of them.
 COUNTED_USES = """
 SELECT prompt_id, count(DISTINCT draws.step), max(draws.step)

@@ -174,7 +174,6 @@ def to_row(
     """The values of `SAMPLE`, `i` its id. Raises `Refused` where `meta` or the like can't be stored as
     JSON."""
     where = f"sample of prompt {sample.prompt_id}"
-    chat = not isinstance(sample.prompt, str)
     versions = sample.version if isinstance(sample.version, np.ndarray) else None
     row = (
         i,
@@ -190,8 +189,7 @@ def to_row(
         int(sample.tokens is not None),
         *((origin.file, origin.record, to_text(origin.part)) if origin else (None,) * 3),
         sample.reward,
-        None if chat else to_text(sample.prompt),
-        to_text(dumps(sample.prompt, f"{where}: prompt")) if chat else None,
+        *prompt_columns(sample.prompt, where),
         to_text(sample.response),
         to_text(sample.tokenizer),
         None if sample.sampling is None else to_text(dumps(sample.sampling, f"{where}: sampling")),
@@ -206,6 +204,13 @@ def to_row(
         0,
     )
     return (*row, sample_checksum(row))
+
+
+def prompt_columns(prompt: Text, where: str) -> tuple[Any, Any]:
+    """The values of the columns `prompt` and `messages`, of which one is NULL."""
+    if isinstance(prompt, str):
+        return to_text(prompt), None
+    return None, to_text(dumps(prompt, f"{where}: prompt"))
 
 
 def from_row(row: tuple[Any, ...]) -> Sample:

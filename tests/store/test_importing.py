@@ -264,14 +264,14 @@ def test_one_prompt_id_names_one_prompt(store: Store, folder: Path) -> None:
     for part in (
         "prompt_id: expected 0 to name one prompt",
         "'1+1='",
-        f"{first}:1",
+        "sample 1, of file:a.jsonl",
         "'2+2='",
         "leave prompt_id out",
     ):
         assert part in refusal.reason
     assert {s.prompt for s in store.samples(prompt_id="0")} == {"1+1="}
     later = write(folder / "c.jsonl", record(prompt="3+3=", prompt_id=0))
-    with pytest.raises(Refused, match=r"c\.jsonl:1: prompt_id: .*'1\+1=' \(the store\), got '3\+3='"):
+    with pytest.raises(Refused, match=r"c\.jsonl:1: prompt_id: .*'1\+1=' \(sample 1, .*got '3\+3='"):
         import_files(store, [later])
     assert import_files(store, [first]).duplicates == 2
 
