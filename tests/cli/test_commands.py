@@ -232,6 +232,33 @@ def test_a_users_mistake_has_no_traceback(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["s" * 300, "log.jsonl/s.db"])
+def test_a_name_that_no_file_can_have(tmp_path: Path, name: str) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"prompt": "a", "response": "b"}\n')
+    path = tmp_path / name
+    for arguments in (
+        ("import", log, "--store", path),
+        ("import", path, "--store", tmp_path / "s.db"),
+        ("check", path),
+        ("recover", path, "--out", tmp_path / "new.db"),
+        ("score", path, "--reward", "exact"),
+    ):
+        assert str(path) in refused(*arguments)
+    done("import", log, "--store", tmp_path / "s.db")
+    assert str(path.parent) in refused("recover", tmp_path / "s.db", "--out", path)
+
+
+def test_half_of_a_surrogate_pair_is_printed_escaped(tmp_path: Path) -> None:
+    lines = [json.dumps({"prompt": prompt, "prompt_id": "\ud83d", "response": "b"}) for prompt in "ab"]
+    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    agro_ = [sys.executable, "-m", "agro", "import", "log.jsonl", "--store"]
+    for store, more in (("s.db", []), ("t.db", ["--json"])):
+        out = subprocess.run([*agro_, store, *more], capture_output=True, text=True, cwd=tmp_path)
+        assert (out.returncode, out.stderr) == (0, "")
+        assert "expected \\ud83d to name one prompt" in out.stdout
+
+
 def test_score_only_what_is_missing(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s.db") as store:
         store.append(
