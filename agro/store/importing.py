@@ -15,7 +15,7 @@ from agro.prompts import load_prompts
 from agro.store.conversation import split
 from agro.store.exchange import fingerprint, read_records
 from agro.store.groups import OtherPrompt
-from agro.store.interchange import Preference, from_record
+from agro.store.interchange import Preference, Tokenizer, from_record
 from agro.store.mapping import PREFERENCE, Part, check_map, expand, unmapped
 from agro.store.records import Pair
 from agro.store.report import ImportReport, Refusal
@@ -36,6 +36,7 @@ class Options(TypedDict, total=False):
     role: Role  # of records without; "log" by default
     source: str | None  # of records without; "file:NAME" by default
     limit: int | None  # records of each file
+    tokenizer: Tokenizer | None  # of tokens without a mask, see `from_record`
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ class _Reader:
         self._format = options.get("format")
         self._role: Role = options.get("role", "log")
         self._source = options.get("source")
+        self._tokenizer = options.get("tokenizer")
         self._kinds: set[str] = set()
         check_map(self._mapping)
         if self._format is not None and self._format not in FORMATS:
@@ -189,7 +191,8 @@ class _Reader:
                 "rejected": {**rest, "response": pair.rejected},
             }
             votes = (pair.votes_chosen, pair.votes_rejected)
-        samples = [from_record(record, role=self._role, source=source) for record in records.values()]
+        how: dict[str, Any] = {"role": self._role, "source": source, "tokenizer": self._tokenizer}
+        samples = [from_record(record, **how) for record in records.values()]
         origins = [Origin(digest, line.number, part.column(name)) for name in records]
         self._kinds.add(kind)
         return _Entry(line.where, tuple(samples), tuple(origins), votes)

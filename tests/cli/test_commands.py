@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from running import agro, done, refused
 
+from agro import config
 from agro.config import NewModel
-from agro.policy import new_model
+from agro.policy import Policy, new_model
 from agro.store import Store, read_samples
 from agro.types import Sample
 
@@ -165,6 +166,24 @@ def test_import_counts_what_a_tokenizer_cannot_encode(model: Path, tmp_path: Pat
         ).stdout
     )
     assert report["encoding"] == {"valid": 1, "unknown characters": 1}
+
+
+def test_import_puts_the_prompts_tokens_before_those_of_the_responses(model: Path, tmp_path: Path) -> None:
+    """The log-probs stay known where the model with this tokenizer is trained."""
+    encoder = Policy.load(config.Policy(model=str(model))).encoder
+    ids = [*encoder.ids("23"), encoder.eos_ids[0]]
+    row = {"prompt": "1>", "completion": "23", "token_ids": ids, "logprobs": [-0.5] * 3}
+    (tmp_path / "log.jsonl").write_text(json.dumps(row))
+    mapping = ("response=completion", "tokens=token_ids", "behavior_logp=logprobs")
+    maps = [part for name in mapping for part in ("--map", name)]
+    import_ = ("import", tmp_path / "log.jsonl", "--store", tmp_path / "s.db", *maps)
+    assert "--tokenizer" in refused(*import_)
+    assert "encoding: valid 1" in done(*import_, "--tokenizer", model).stdout
+    with Store.open(tmp_path / "s.db", read_only=True) as store:
+        (s,) = store.samples()
+        assert store.counts().with_behavior == 1
+    assert s.tokens.tolist() == encoder.prompt("1>") + ids
+    assert encoder.encode(s) is s
 
 
 def test_check_names_what_an_objective_lacks(tmp_path: Path) -> None:

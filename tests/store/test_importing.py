@@ -145,7 +145,7 @@ def test_bad_rows_are_named_and_the_others_taken(store: Store, folder: Path) -> 
         "12": "rejected: expected text, got null",
         "13": "votes_chosen: expected a number of 0 or more",
         "14": "role: expected one of",
-        "15": "tokens given without action",
+        "15": "tokens: without a mask",
         "16": "expected one JSON object a line",
         "18": "can't decode byte 0xff",
     }
