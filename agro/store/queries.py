@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, TypedDict
 
+from agro.store.draw_rules import DrawRule
 from agro.store.rows import STATES, State, to_text
-from agro.store.select import DrawRule
 
 UNSCORED, FAILED, SCORED = range(len(STATES))
 LAST_COMMITS = "SELECT * FROM commits WHERE rowid IN (SELECT max(rowid) FROM commits GROUP BY run)"
@@ -55,10 +55,11 @@ def where(
 
 def eligible(rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:
     """The condition that `run`, at `version`, may draw a row, and its arguments."""
-    clause, args = where(roles=rule.roles, sources=rule.sources, scored=True if rule.scored_only else None)
-    if rule.max_age is not None:  # versions that this run didn't write count other steps
+    data = rule.data
+    clause, args = where(roles=data.roles, sources=data.sources, scored=True if rule.scored_only else None)
+    if data.max_age is not None:  # versions that this run didn't write count other steps
         clause += " AND version BETWEEN max(0, ?) AND ? AND run = ?"
-        args += [version - rule.max_age, version, to_text(run)]
+        args += [version - data.max_age, version, to_text(run)]
     return f"({clause})", args
 
 
