@@ -344,6 +344,10 @@ def test_prompt_ids_and_numbers_of_prompt_files(tmp_path: Path) -> None:
     first, second = load_prompts(tmp_path / "p.jsonl")
     assert len(first.id) == 16
     assert second.id == "7"
+    for name in ("true", "7.0", "[7]"):
+        (tmp_path / "p.jsonl").write_text(f'{{"prompt": "x", "id": {name}}}\n')
+        with pytest.raises(Refused, match=r"p\.jsonl:1: prompt_id: expected text or an integer"):
+            load_prompts(tmp_path / "p.jsonl")
     (tmp_path / "inf.jsonl").write_text('{"prompt": "x", "answer": 1e999}\n')
     with pytest.raises(Refused, match=r"inf\.jsonl:1"):
         load_prompts(tmp_path / "inf.jsonl")
