@@ -46,4 +46,6 @@ def _prompt(record: Mapping[str, Any]) -> Prompt:
     name = record.get("prompt_id")
     if name is None:
         name = record.get("id")
+    if not isinstance(name, str | int | None) or isinstance(name, bool):
+        raise Refused(f"prompt_id: expected text or an integer, got {name!r:.80}")
     return Prompt(record["prompt"], "" if name is None else str(name), columns)

@@ -12,7 +12,7 @@ from agro.errors import Refused
 def dumps(value: Any, where: str, *, ascii: bool = False) -> str:
     """`value` as one line of JSON. Raises `Refused` at `where` unless `loads` gives the same value back."""
     try:
-        text = json.dumps(value, ensure_ascii=ascii, allow_nan=False, separators=(",", ":"))
+        text = (_ASCII if ascii else _UNICODE).encode(value)
         same = loads(text) == value
     except (TypeError, ValueError, RecursionError) as error:
         raise Refused(f"{where}: expected a value that JSON has, got {value!r:.80}: {error}") from None
@@ -26,7 +26,7 @@ def dumps(value: Any, where: str, *, ascii: bool = False) -> str:
 
 def loads(text: str) -> Any:
     """Raises `ValueError` for what isn't JSON, for NaN, infinities, and keys that an object has twice."""
-    return json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_object)
+    return _DECODER.decode(text)
 
 
 def _refuse(name: str) -> NoReturn:
@@ -47,3 +47,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"expected different keys in an object, got {twice!r} twice")
     return value
+
+
+# Made once: json.loads and json.dumps make theirs at each call.
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_object)
+_ASCII = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+_UNICODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -3,6 +3,9 @@
 Exit codes: 0 done, 2 refused, 1 an error of agro, 130 interrupted, with everything saved for --resume.
 """
 
+import io
+import sys
+
 import typer
 
 from agro.cli.browse import show
@@ -41,4 +44,9 @@ for name, command, example in COMMANDS:
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(
+            stream, io.TextIOWrapper
+        ):  # half of a surrogate pair in a user's text is printed escaped
+            stream.reconfigure(errors="backslashreplace")
     app(prog_name="agro")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import sys
 import tomllib
@@ -36,6 +37,9 @@ PolicySetting = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
 
 
+_NO_PATH = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}  # what is given for a path can't be one
+
+
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
     """Exit with 2 and a message for a user's mistake, and with 130 when interrupted; without a traceback."""
 
@@ -45,6 +49,10 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             command(*args, **kwargs)
         except Refused as error:
             end(2, f"agro: {error}")
+        except OSError as error:
+            if error.errno not in _NO_PATH:
+                raise
+            end(2, f"agro: {error.filename}: {error.strerror}; give another path")
         except KeyboardInterrupt:
             end(130, "agro: interrupted")
         except Interrupted:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, RewardName, RewardOption, end, options, pairs
+from agro.cli.common import Json, PolicySetting, RewardName, RewardOption, end, options, policy_config
 from agro.errors import Refused
 
 if TYPE_CHECKING:
+    from agro.encoding import Encoder
+    from agro.store import Store
     from agro.types import Sample
 
 
@@ -32,21 +34,32 @@ def import_(
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option("--tokenizer", help="Encode with this model's tokenizer, and count failures."),
+        typer.Option(
+            "--tokenizer",
+            help="Count what this model can't be trained on. Its tokenizer made tokens without a mask.",
+        ),
     ] = None,
+    setting: PolicySetting = None,
     as_json: Json = False,
 ) -> None:
     """Import logged responses into a store; reports what was recognized, imported and refused."""
-    from agro.store import Store, import_files
+    from agro.store import Store, import_files, parse_map
 
-    mapping = pairs(map_, "--map", "FIELD=COLUMN")
+    mapping = parse_map(map_ or [])
     is_new = not store.exists()
+    encoder = None
+    if tokenizer is not None:
+        from agro.policy import Policy
+
+        encoder = Policy.load(policy_config(tokenizer, setting)).encoder
     try:
         with Store.open(store) as opened:
-            done = import_files(opened, files, mapping=mapping, prompts=prompts, format=format)
+            done = import_files(
+                opened, files, mapping=mapping, prompts=prompts, format=format, tokenizer=encoder
+            )
             report = done.to_json()
-            if tokenizer:
-                report["encoding"] = _encoding(opened, tokenizer)
+            if encoder:
+                report["encoding"] = _encoding(opened, encoder)
     except Refused:
         if is_new and not _has_samples(store):  # leave no empty store
             for suffix in ("", "-wal", "-shm"):
@@ -56,7 +69,7 @@ def import_(
         print(json.dumps(report, ensure_ascii=False))
         return
     print(done)
-    if tokenizer:
+    if encoder:
         print("encoding: " + ", ".join(f"{k} {v}" for k, v in report["encoding"].items()))
 
 
@@ -69,15 +82,14 @@ def _has_samples(path: Path) -> bool:
         return store.counts().samples > 0
 
 
-def _encoding(store: Any, tokenizer: str) -> dict[str, int]:
-    """How many samples a policy with this tokenizer could train on, and why not the others."""
-    from agro.config import Policy as PolicyConfig
-    from agro.policy import InvalidSample, Policy
+def _encoding(store: Store, encoder: Encoder) -> dict[str, int]:
+    """How many samples a policy with this encoder could train on, and why not the others."""
+    from agro.encoding import InvalidSample
 
-    policy, counts = Policy.load(PolicyConfig(model=tokenizer)), Counter[str]()
+    counts = Counter[str]()
     for sample in store.samples():
         try:
-            policy.encode(sample)
+            encoder.encode(sample)
             counts["valid"] += 1
         except InvalidSample as error:
             counts[error.reason] += 1

@@ -75,9 +75,11 @@ def collect(
 
     A response is appended without a reward as soon as it finishes, or together with later ones where the last
     was appended less than `FLUSH_SECONDS` before. So a process that is killed loses little. Raises `Refused`
-    where more than a share `task.max_failed` of the rewards fail; the responses remain in the store, with
-    unknown rewards.
+    before anything is sampled where the store has another prompt under the id of one of these. Raises
+    `Refused` where more than a share `task.max_failed` of the rewards fail; the responses remain in the
+    store, with unknown rewards.
     """
+    store.check_prompts((prompt.id, prompt.text) for prompt in prompts)
     activity = activity or Quiet()
     failures = rollout.engine.failures
     samples = _sample(rollout, prompts, sampler, store, task, activity)

@@ -1,5 +1,6 @@
 """The store of experience, and what goes into and out of it."""
 
+from agro.store.draw_rules import At, DrawRule
 from agro.store.exchange import read_samples, write_samples
 from agro.store.importing import import_files
 from agro.store.mapping import parse_map
@@ -7,7 +8,6 @@ from agro.store.records import Commit, Counts, Damage, Damaged, Draw, Drawn, Gro
 from agro.store.recover import Recovered, recover
 from agro.store.report import ImportReport, Refusal
 from agro.store.rows import Origin
-from agro.store.select import At, DrawRule
 from agro.store.sqlite import Store
 
 __all__ = [

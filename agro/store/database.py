@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from agro.errors import Refused, Unwritable
-from agro.store.rows import APPLICATION_ID, LEDGERS, SAMPLE, SCHEMA, TABLES, USES
+from agro.store.rows import APPLICATION_ID, LEDGERS, SAMPLE, SCHEMA, TABLES
 
 BUSY_TIMEOUT = 30.0  # seconds that a writer waits for another one
 
@@ -177,7 +177,7 @@ _UNWRITABLE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONL
 
 def columns_fit(run: Callable[[str, list[str]], Iterable[tuple[str]]]) -> bool:
     """Whether the tables have the columns of a store; `run` gives the rows of a statement."""
-    for table, columns in {"samples": SAMPLE, "group_uses": USES, **LEDGERS}.items():
+    for table, columns in {"samples": SAMPLE, **LEDGERS}.items():
         names = {name for (name,) in run("SELECT name FROM pragma_table_info(?)", [table])}
         if names != {*columns, "checksum"}:
             return False

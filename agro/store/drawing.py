@@ -1,4 +1,4 @@
-"""What a step trains on: groups by a rule (`select.py` has the rules), and what was made for the step.
+"""What a step trains on: groups by a rule (`draw_rules.py` has the rules), and what was made for the step.
 
 The one way out of the store into training.
 """
@@ -12,11 +12,11 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.store import queries
+from agro.store.draw_rules import At, Candidate, DrawRule, pick_groups, pick_pairs, pick_responses
 from agro.store.records import Damaged, Drawn, Pair
 from agro.store.requests import ledger_of
 from agro.store.rows import of_text, to_text
 from agro.store.samples import Samples
-from agro.store.select import At, Candidate, DrawRule, pick_groups, pick_pairs, pick_responses
 from agro.types import UNKNOWN_VERSION
 
 POLL_SECONDS = 0.2  # interval between queries of a store that others write to
@@ -45,7 +45,7 @@ class Drawing(Samples):
 
     def candidates(self, rule: DrawRule, run: str, version: int) -> list[Candidate]:
         """The groups that `pick` chooses from."""
-        self.check_uses()
+        self.check_once("structure", "group_uses")
         fits, args = self._fits(rule, run, version)
         if rule.pairs:
             rows = self._run(queries.JUDGED.format(eligible=fits), [*args, to_text(run)])
@@ -151,7 +151,7 @@ class Drawing(Samples):
         return {key: ids for key, ids in responses.items() if key not in broken}
 
     def _too_few(self, rule: DrawRule, got: int, at: At) -> str:
-        clause, args = queries.where(roles=rule.roles, sources=rule.sources)
+        clause, args = queries.where(roles=rule.data.roles, sources=rule.data.sources)
         fits, more = queries.eligible(rule, at.run, at.version)
         [(rows, groups, chosen, unscored, failed, fit)] = self._run(
             f"""
@@ -168,8 +168,8 @@ class Drawing(Samples):
         if rule.scored_only:
             scores = f", {unscored:.0f} of them not scored and {failed:.0f} with a failed reward"
             add += ", score them"
-        if rule.max_age is not None:
-            stale = f" (at most {rule.max_age} steps old)"
+        if rule.data.max_age is not None:
+            stale = f" (at most {rule.data.max_age} steps old)"
         return (
             f"{self.path}: expected {rule.groups} groups with {needed} eligible responses to draw from, "
             f"got {got}. The store has {rows} samples in {groups} groups; {chosen:.0f} are of the requested "

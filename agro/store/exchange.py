@@ -70,8 +70,8 @@ def read_records(path: str | Path) -> Iterator[Line]:
         if not is_parquet:
             yield from lines(path, file)
             return
-        for number, value in enumerate(parquet.read(path), 1):
-            yield Line(f"{path}:{number}", number, value)
+        for number, (value, error) in enumerate(parquet.read(path), 1):
+            yield Line(f"{path}:{number}", number, value, error)
 
 
 def fingerprint(path: str | Path) -> str:

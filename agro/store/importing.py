@@ -14,8 +14,8 @@ from agro.jsonlines import Line
 from agro.prompts import load_prompts
 from agro.store.conversation import split
 from agro.store.exchange import fingerprint, read_records
-from agro.store.groups import Groups
-from agro.store.interchange import Preference, from_record
+from agro.store.groups import OtherPrompt
+from agro.store.interchange import Preference, Tokenizer, from_record
 from agro.store.mapping import PREFERENCE, Part, check_map, expand, unmapped
 from agro.store.records import Pair
 from agro.store.report import ImportReport, Refusal
@@ -36,6 +36,7 @@ class Options(TypedDict, total=False):
     role: Role  # of records without; "log" by default
     source: str | None  # of records without; "file:NAME" by default
     limit: int | None  # records of each file
+    tokenizer: Tokenizer | None  # of tokens without a mask, see `from_record`
 
 
 @dataclass(frozen=True)
@@ -63,42 +64,65 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
         raise Refused(f"limit: expected 1 or more rows, got {limit}")
     reader = _Reader(options)
     files = [(Path(path), fingerprint(path)) for path in paths]
-    groups = Groups(store)
+    repeats = _Repeats(store)
     for path, digest in files:
         lines = islice(read_records(path), limit)
         while chunk := list(islice(lines, CHUNK)):
             entries = reader.entries(chunk, path, digest)
             with store.transaction():
                 known = store.origins(digest, chunk[0].number, chunk[-1].number)
-                _take(store, entries, known, groups, reader.report)
+                _take(store, entries, known, repeats, reader.report)
     report = reader.finished()
     if not report.samples + report.duplicates:
         raise Refused(_nothing(paths, report))
     return report
 
 
+class _Repeats:
+    """Whether responses equal another one of their group."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._responses: dict[str, set[int]] = {}  # prompt_id: hashes
+        self.groups: set[str] = set()  # that got a sample
+
+    def look_up(self, prompt_ids: set[str]) -> None:
+        """Read what the store has of these groups, before samples of them are added."""
+        new = prompt_ids - self._responses.keys()
+        self._responses |= {prompt_id: set() for prompt_id in new}
+        for prompt_id, response in self._store.responses(new):
+            self._responses[prompt_id].add(hash(response))
+
+    def add(self, sample: Sample) -> bool:
+        """Note a new sample; whether its response equals another one of its group."""
+        self.groups.add(sample.prompt_id)
+        responses, key = self._responses[sample.prompt_id], hash(sample.response)
+        is_repeat = key in responses
+        responses.add(key)
+        return is_repeat
+
+
 def _take(
-    store: Store, entries: Sequence[_Entry], known: set[Origin], groups: Groups, report: ImportReport
+    store: Store, entries: Sequence[_Entry], known: set[Origin], repeats: _Repeats, report: ImportReport
 ) -> None:
     """Add the entries that aren't in the store yet, and whose prompt is that of their group."""
     new = [entry for entry in entries if entry.origins[0] not in known]
     report.duplicates += sum(len(e.samples) for e in entries) - sum(len(e.samples) for e in new)
-    groups.look_up({entry.samples[0].prompt_id for entry in new})
+    repeats.look_up({entry.samples[0].prompt_id for entry in new})
     for entry in new:
         try:
-            groups.check(entry.samples[0], entry.where)
-        except Refused as error:
+            ids = store.append(entry.samples, origins=entry.origins)
+        except OtherPrompt as error:
             report.refused.append(Refusal(entry.where, str(error)))
             continue
-        ids = store.append(entry.samples, origins=entry.origins)
         if len(ids) == 2:
             store.add_pairs([Pair(ids[0], ids[1], *entry.votes)])
             report.pairs += 1
         for sample in entry.samples:
             report.samples += 1
             report.scored += sample.reward is not None
-            report.repeats += groups.add(sample)
-    report.groups = groups.added
+            report.repeats += repeats.add(sample)
+    report.groups = len(repeats.groups)
 
 
 class _Reader:
@@ -110,6 +134,7 @@ class _Reader:
         self._format = options.get("format")
         self._role: Role = options.get("role", "log")
         self._source = options.get("source")
+        self._tokenizer = options.get("tokenizer")
         self._kinds: set[str] = set()
         check_map(self._mapping)
         if self._format is not None and self._format not in FORMATS:
@@ -166,7 +191,8 @@ class _Reader:
                 "rejected": {**rest, "response": pair.rejected},
             }
             votes = (pair.votes_chosen, pair.votes_rejected)
-        samples = [from_record(record, role=self._role, source=source) for record in records.values()]
+        how: dict[str, Any] = {"role": self._role, "source": source, "tokenizer": self._tokenizer}
+        samples = [from_record(record, **how) for record in records.values()]
         origins = [Origin(digest, line.number, part.column(name)) for name in records]
         self._kinds.add(kind)
         return _Entry(line.where, tuple(samples), tuple(origins), votes)

@@ -6,8 +6,8 @@ is given as well where the two differ. Other keys are kept in `meta`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agro.errors import Refused
 from agro.strictjson import dumps
-from agro.types import UNKNOWN_VERSION, Role, Sample
+from agro.types import UNKNOWN_VERSION, Role, Sample, Text
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 Flag = bool | Literal[0, 1]
@@ -119,6 +119,17 @@ class Conversation(Strict):
 FIELDS = tuple(Record.model_fields)
 
 
+class Tokenizer(Protocol):
+    """What made the tokens of a log's responses; `agro.encoding.Encoder` is one."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def prompt(self, text: Text) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
 def to_record(sample: Sample) -> dict[str, Any]:
     """What `from_record` gives an equal sample for. Unknown fields are dropped, `reward` excepted."""
     meta = dict(sample.meta)
@@ -148,12 +159,23 @@ def to_record(sample: Sample) -> dict[str, Any]:
     return record | {name: value for name, value in optional.items() if value is not None}
 
 
-def from_record(record: Mapping[str, Any], *, role: Role = "log", source: str = "") -> Sample:
+def from_record(
+    record: Mapping[str, Any],
+    *,
+    role: Role = "log",
+    source: str = "",
+    tokenizer: Tokenizer | None = None,
+) -> Sample:
     """The sample of a record; null is unknown. `role` and `source` are those of records without.
 
-    Raises `Refused` naming the field.
+    Tokens without a mask are those of the response alone: `tokenizer`, which made them, puts those of the
+    prompt before them. Raises `Refused` naming the field.
     """
     fields = Record.of(record)
+    if fields.tokens is not None and fields.mask is None and fields.action is None:
+        fields = _after_prompt(fields, fields.tokens, tokenizer)
+    elif fields.prompt == "" and fields.prompt_id is None:
+        _check_prompt_is_empty(fields)
     meta = _meta(fields, record)
     for name, value in (("prompt", fields.prompt), ("sampling", fields.sampling), ("meta", meta)):
         if isinstance(value, list | dict):  # a table can have values that JSON, and so the store, can't
@@ -177,6 +199,46 @@ def from_record(record: Mapping[str, Any], *, role: Role = "log", source: str = 
         source=_source(fields, source),
         meta=meta,
     )
+
+
+def _after_prompt(fields: Record, tokens: list[int], tokenizer: Tokenizer | None) -> Record:
+    """The record with its tokens, and the values of each, after those of the prompt."""
+    if tokenizer is None:
+        raise Refused(
+            "tokens: without a mask they are the response's alone; name the model whose tokenizer made them "
+            "(--tokenizer MODEL), to put the prompt's before them, or give the prompt's as well, and a mask"
+        )
+    text = tokenizer.decode(tokens)
+    if "".join(text.split()) != "".join(fields.response.split()):  # tokenizers add and remove spaces
+        raise Refused(
+            f"tokens: expected those of the response {fields.response!r:.80}, got those of {text!r:.80}; "
+            "give the tokenizer that made them, or drop the column"
+        )
+    before = tokenizer.prompt(fields.prompt)
+    values: dict[str, Any] = {}
+    for name, unknown in {"behavior_logp": None, "token_reward": None, "version": UNKNOWN_VERSION}.items():
+        given = getattr(fields, name)
+        if isinstance(given, list):
+            if len(given) != len(tokens):
+                raise Refused(
+                    f"{name}: expected one value for each of the response's {len(tokens)} tokens, "
+                    f"got {len(given)}"
+                )
+            values[name] = [unknown] * len(before) + given
+    mask = [False] * len(before) + [True] * len(tokens)
+    changes = {"tokens": before + tokens, "mask": mask, "tokenizer": tokenizer.fingerprint}
+    return fields.model_copy(update=changes | values)
+
+
+def _check_prompt_is_empty(fields: Record) -> None:
+    """Raise `Refused` for prompts that only the tokens have: without ids all of them would be one group."""
+    actions = fields.action or fields.mask or []
+    before = actions.index(True) if True in actions else 0
+    if before > 1:
+        raise Refused(
+            f"prompt: expected the text of the {before} tokens before the response, got an empty text; "
+            "decode them, or give the prompt_id"
+        )
 
 
 def _meta(fields: Record, record: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ written."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from agro.store.records import Commit, Damage, Draw, Rewound
 from agro.store.rows import (
     LEDGERS,
     SELECT,
-    USES,
     checksum,
     insert_into,
     is_valid,
@@ -33,8 +32,7 @@ BLOCK = 256  # samples read at once
 class Ledger(Database):
     """The part of a store with what runs drew and committed."""
 
-    _structure_checked = False
-    _uses_checked = False
+    _checked: frozenset[str] = frozenset()  # parts of `Damage` that this connection found intact
 
     def record_draws(self, run: str, step: int, ids: Iterable[int]) -> None:
         """Record that `run` trains on these samples at `step`, which never falls; `draw` does so itself.
@@ -44,13 +42,12 @@ class Ledger(Database):
         ids, name = list(ids), to_text(run)
         with self.transaction():
             self._check_ids(ids)
-            self.check_uses()
-            for i in ids:
-                self._enter("draws", name, step, i)
+            self.check_once("structure", "group_uses")
+            self._put("draws", [(name, step, i) for i in ids])
             counts = []
             for group, uses, last in self._run(queries.USES_OF, [name, json.dumps(ids)]):
-                counts.append((group, uses + (last != step), step))
-            self._count_uses(name, counts)
+                counts.append((name, to_text(of_text(group)), uses + (last != step), step))
+            self._put("group_uses", counts)
 
     def drawn(self, run: str, versions: Mapping[int, int | None] | None = None) -> list[Draw]:
         """Every row that `run` drew, in the order of its steps; a row drawn twice is there twice.
@@ -135,9 +132,9 @@ class Ledger(Database):
                 "DELETE FROM draws WHERE run = ?1 AND (?2 IS NULL OR step > ?2) RETURNING rowid", [name, last]
             )
             self._run("DELETE FROM reference_logp WHERE run = ?1 AND (?2 IS NULL OR step > ?2)", [name, last])
-            self._run(
-                "UPDATE requests SET step = NULL WHERE run = ?1 AND (?2 IS NULL OR step > ?2)", [name, last]
-            )
+            later = "run = ?1 AND step IS NOT NULL AND (?2 IS NULL OR step > ?2)"
+            taken = self._entries("requests", later, [name, last])
+            self._put("requests", [(*request, None) for *request, _ in taken])
             self.recount_uses(run)
             samples = self._run(
                 "UPDATE samples SET redone = 1, checksum = checksum + 1 "
@@ -152,14 +149,8 @@ class Ledger(Database):
         name = to_text(run)
         with self.transaction():
             self._run("DELETE FROM group_uses WHERE run = ?", [name])
-            self._count_uses(name, self._run(queries.COUNTED_USES, [name]))
-
-    def _count_uses(self, run: Any, counts: Iterable[tuple[Any, ...]]) -> None:
-        rows = []
-        for group, uses, last in counts:
-            row = (run, to_text(of_text(group)), uses, last)
-            rows.append((*row, checksum(row)))
-        self._run_many(insert_into("group_uses", (*USES, "checksum"), "INSERT OR REPLACE"), rows)
+            counts = self._run(queries.COUNTED_USES, [name])
+            self._put("group_uses", [(name, to_text(of_text(group)), *uses) for group, *uses in counts])
 
     def last_reference_logp(self) -> int:
         """The number of the newest entry of the cache; see `reference_logp`."""
@@ -192,23 +183,18 @@ class Ledger(Database):
             self._run_many(insert_into("reference_logp", columns), [(*e, checksum(e)) for e in entries])
 
     def check(self) -> None:
-        """Raise `Refused` where the file's structure, its indexes, the draws or their counts are damaged.
+        """Raise `Refused` where the file's structure, its indexes, draws, their counts or requests are
+        damaged.
 
         Samples are checked when they are read, commits by `commits`. About a second for a store of 1 GB.
         """
-        self.check_uses()
-        draws = self.damaged("draws")
-        if draws:
-            raise self._refusal(Damage(draws=draws))
+        self._checked = frozenset()
+        self.check_once("structure", "draws", "group_uses", "requests")
 
     def damage(self) -> Damage:
         """All that isn't as it was written. Reads all of the store."""
-        return Damage(
-            structure=self._structure(),
-            samples=self.damaged("samples"),
-            uses=self._damaged_uses(),
-            **{table: self.damaged(table) for table in LEDGERS},
-        )
+        tables = {table: self.damaged(table) for table in ("samples", *LEDGERS)}
+        return Damage(structure=self._structure(), **tables)
 
     def damaged(self, table: str) -> list[int]:
         """The rowids, which are the ids of samples, of the rows that aren't as they were written."""
@@ -218,28 +204,20 @@ class Ledger(Database):
         rows = self._run(f"SELECT rowid, {columns}, checksum FROM {table} ORDER BY rowid")
         return [row[0] for row in rows if not is_valid(row[1:])]
 
-    def _damaged_uses(self) -> list[str]:
-        """RUN/GROUP of the rows of group_uses that aren't as they were written."""
-        rows = self._run(f"SELECT {', '.join(USES)}, checksum FROM group_uses")
-        return [f"{of_text(row[0])}/{of_text(row[1])}" for row in rows if not is_valid(row)]
+    def check_once(self, *parts: str) -> None:
+        """Raise `Refused` where these parts of `Damage` are damaged; each is checked once a connection.
 
-    def check_uses(self) -> None:
-        """Raise `Refused` where the counts of draws, or the structure, are damaged; once a connection."""
-        self._check_structure()
-        uses = [] if self._uses_checked else self._damaged_uses()
-        if uses:
-            raise self._refusal(Damage(uses=uses))
-        self._uses_checked = True
+        In a file of damaged structure SQLite may silently return fewer rows than there are.
+        """
+        for part in parts:
+            if part not in self._checked:
+                found: Any = self._structure() if part == "structure" else self.damaged(part)
+                if found:
+                    raise self._refusal(Damage(**{part: found}))
+                self._checked |= {part}
 
     def _refusal(self, damage: Damage) -> Refused:
         return Refused(f"{self.path}: {damage}. {way_out(self.path)}")
-
-    def _check_structure(self) -> None:
-        """Once a connection: in a damaged tree SQLite may silently return fewer rows than there are."""
-        structure = [] if self._structure_checked else self._structure()
-        if structure:
-            raise self._refusal(Damage(structure=structure))
-        self._structure_checked = True
 
     def _structure(self) -> list[str]:
         lines = [" ".join(str(line).split()) for (line,) in self._run("PRAGMA integrity_check(10)")]
@@ -255,11 +233,27 @@ class Ledger(Database):
             yield from block
             after = block[-1][0]
 
-    def _enter(self, table: str, *values: Any) -> None:
-        self._run(insert_into(table, (*LEDGERS[table], "checksum")), [*values, checksum(values)])
+    def _entries(self, table: str, clause: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """The rows of one of `LEDGERS`, without their checksums.
+
+        Raises `Refused` for one that isn't as it was written.
+        """
+        columns = ", ".join(LEDGERS[table])
+        sql = f"SELECT rowid, {columns}, checksum FROM {table} WHERE {clause} ORDER BY rowid"
+        rows = self._run(sql, args)
+        damaged = [row[0] for row in rows if not is_valid(row[1:])]
+        if damaged:
+            raise self._refusal(Damage(**{table: damaged}))
+        return [row[1:-1] for row in rows]
+
+    def _put(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Write rows of one of `LEDGERS`, in place of those with the same key where it has one."""
+        insert = insert_into(table, (*LEDGERS[table], "checksum")).replace("INSERT", "INSERT OR REPLACE", 1)
+        self._run_many(insert, [(*row, checksum(row)) for row in rows])
 
     def _append_commit(self, run: str, c: Commit) -> None:
-        self._enter("commits", to_text(run), c.step, c.digest, c.cursor, dumps(c.files, "files of a commit"))
+        files = dumps(c.files, "files of a commit")
+        self._put("commits", [(to_text(run), c.step, c.digest, c.cursor, files)])
 
     def _check_ids(self, ids: list[int]) -> None:
         missing = self._run(

@@ -180,11 +180,11 @@ def _at(value: Any, path: str) -> tuple[bool, Any]:
     """Whether there is a value at a dotted path, and the value; a key may have dots itself."""
     if not path:
         return True, value
-    if isinstance(value, dict) and path in value:
+    if isinstance(value, list):
+        value = {str(i): item for i, item in enumerate(value)}
+    if not isinstance(value, dict):
+        return False, None
+    if path in value:
         return True, value[path]
     step, _, rest = path.partition(".")
-    if isinstance(value, dict) and step in value:
-        return _at(value[step], rest)
-    if isinstance(value, list) and step.isdecimal() and int(step) < len(value):
-        return _at(value[int(step)], rest)
-    return False, None
+    return _at(value[step], rest) if step in value else (False, None)

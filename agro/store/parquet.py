@@ -37,27 +37,48 @@ def write(file: BinaryIO, records: Iterable[dict[str, Any]]) -> int:
     )
     count = 0
     records = iter(records)
-    with parquet.ParquetWriter(file, schema) as writer:
+    with parquet.ParquetWriter(file, schema, write_page_checksum=True) as writer:
         while rows := [_to_row(r, count + i) for i, r in enumerate(islice(records, ROWS), 1)]:
             writer.write_table(pa.Table.from_pylist(rows, schema))
             count += len(rows)
     return count
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a Parquet file, ours or not, as records. Raises `Refused` for a file that can't be read."""
+def read(path: Path) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """The rows of a Parquet file, ours or not, as records, or why one can't be read.
+
+    Raises `Refused` for a file that can't be read.
+    """
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            names = file.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise Refused(f"{path}: expected different columns, got {', '.join(names)}")
             metadata = file.schema_arrow.metadata or {}
             is_ours = metadata.items() >= _MARK.items()
             for batch in file.iter_batches(ROWS):
-                for row in batch.to_pylist():
-                    yield _of_row(row, is_ours)
-    except pa.ArrowException as error:
+                for row, error in _rows(batch):
+                    yield _of_row(row, is_ours), error
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         raise Refused(f"{path}: can't be read as Parquet: {error}") from None
+
+
+def _rows(batch: Any) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """The rows of a batch, or why Python can't hold one, such as a date after the year 9999."""
+    try:
+        rows = batch.to_pylist()
+    except (ValueError, OverflowError) as error:
+        if len(batch) == 1:
+            yield {}, f"can't be read: {error}"
+            return
+        middle = len(batch) // 2
+        yield from _rows(batch.slice(0, middle))
+        yield from _rows(batch.slice(middle))
+    else:
+        yield from ((row, None) for row in rows)
 
 
 def _to_row(record: dict[str, Any], number: int) -> dict[str, Any]:

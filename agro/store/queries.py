@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, TypedDict
 
+from agro.store.draw_rules import DrawRule
 from agro.store.rows import STATES, State, to_text
-from agro.store.select import DrawRule
 
 UNSCORED, FAILED, SCORED = range(len(STATES))
 LAST_COMMITS = "SELECT * FROM commits WHERE rowid IN (SELECT max(rowid) FROM commits GROUP BY run)"
@@ -55,10 +55,11 @@ def where(
 
 def eligible(rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:
     """The condition that `run`, at `version`, may draw a row, and its arguments."""
-    clause, args = where(roles=rule.roles, sources=rule.sources, scored=True if rule.scored_only else None)
-    if rule.max_age is not None:  # versions that this run didn't write count other steps
+    data = rule.data
+    clause, args = where(roles=data.roles, sources=data.sources, scored=True if rule.scored_only else None)
+    if data.max_age is not None:  # versions that this run didn't write count other steps
         clause += " AND version BETWEEN max(0, ?) AND ? AND run = ?"
-        args += [version - rule.max_age, version, to_text(run)]
+        args += [version - data.max_age, version, to_text(run)]
     return f"({clause})", args
 
 
@@ -97,6 +98,11 @@ SELECT prompt_id, count(*), sum(scored), avg(reward), min(reward), max(reward) F
     CASE WHEN min(state) = {SCORED} THEN min(reward) END AS reward
   FROM samples WHERE {{where}} GROUP BY prompt_id, ifnull(episode, id)
 ) GROUP BY prompt_id ORDER BY min(first)
+"""
+
+# One sample of a group, and whether its prompt is stored as these values of `prompt` and `messages`.
+IS_PROMPT = """
+SELECT id, prompt IS ?2 AND messages IS ?3 FROM samples WHERE prompt_id = ?1 AND NOT redone LIMIT 1
 """
 
 # The use of groups by a run, counted from its draws: the steps that drew from a group, and the last of them.

@@ -108,7 +108,8 @@ class Damage:
     pairs: list[int] = field(default_factory=list)  # rowids, as the following ones
     draws: list[int] = field(default_factory=list)
     commits: list[int] = field(default_factory=list)
-    uses: list[str] = field(default_factory=list)  # RUN/GROUP of counts of draws
+    group_uses: list[int] = field(default_factory=list)  # counts of draws
+    requests: list[int] = field(default_factory=list)  # of collectors
 
     def __bool__(self) -> bool:
         return any(asdict(self).values())
@@ -122,7 +123,8 @@ class Damage:
             ("pair", self.pairs),
             ("draw", self.draws),
             ("commit", self.commits),
-            ("draw count", self.uses),
+            ("draw count", self.group_uses),
+            ("request", self.requests),
         )
         for name, rows in tables:
             if rows:

@@ -14,7 +14,7 @@ from typing import Any
 from agro.errors import Refused
 from agro.files import writing
 from agro.store.database import columns_fit, read_text
-from agro.store.rows import INSERT, LEDGERS, SAMPLE, insert_into, is_valid, is_valid_sample, of_text
+from agro.store.rows import DERIVED, INSERT, LEDGERS, SAMPLE, insert_into, is_valid, is_valid_sample, of_text
 from agro.store.sqlite import Store
 
 Row = tuple[Any, ...]
@@ -23,6 +23,7 @@ PAGE_SIZE = 4096  # of every store: SQLite's own choice when it makes one
 LEAST_ROW = 32  # bytes, pages and indexes included
 NOTHING = "{path}: no sample of a store can be read in it; go back to a copy"
 SHOWN = 10  # ids that a printed report spells out
+COPIED = tuple(table for table in LEDGERS if table not in DERIVED)
 # Ways to the last rowid of a table: by its own pages, by an index, and by other tables that name it.
 _LAST = {
     "samples": (
@@ -67,7 +68,7 @@ class Recovered:
         if self.lost:
             ids = ", ".join(map(str, self.lost[:SHOWN])) + (", …" if len(self.lost) > SHOWN else "")
             lines.append(f"lost: {len(self.lost)} samples: {ids}")
-        for table in LEDGERS:
+        for table in COPIED:
             count = getattr(self, f"lost_{table}")
             if count:
                 lines.append(f"lost: {count} {table}")
@@ -112,19 +113,18 @@ def _take_over(damaged: sqlite3.Connection, store: Store, size: int) -> Recovere
         report.samples = len(ids)
         known = max(ids, default=0) if "samples" in report.may_miss else last
         report.lost = [i for i in range(1, known + 1) if i not in ids]
-        for table in LEDGERS:
+        for table in COPIED:
             taken, lost = _take_ledger(damaged, store, table, _last(damaged, table, size, report), ids)
             setattr(report, table, taken)
             setattr(report, f"lost_{table}", 0 if table in report.may_miss else lost)
         for (run,) in store._run("SELECT DISTINCT run FROM draws"):
             store.recount_uses(of_text(run))
-        store._run(_REQUESTS)
+        store._put("requests", store._run(_REQUESTS))
     return report
 
 
 # What collectors claimed, as samples and draws show it. What isn't scored is claimed again.
 _REQUESTS = """
-INSERT INTO requests (run, number, collector, done, step)
 SELECT substr(s.file, 5), s.record, 'recovered', min(s.state) <> 0, min(d.step)
 FROM samples s LEFT JOIN draws d ON d.sample = s.id AND d.run = substr(s.file, 5)
 WHERE s.file LIKE 'run:%' GROUP BY s.file, s.record

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
 
 from agro.store.ledger import Ledger
 from agro.store.rows import to_text
@@ -17,6 +18,16 @@ from agro.store.rows import to_text
 def ledger_of(run: str) -> str:
     """The name under which the responses of a run's requests are stored once."""
     return f"run:{run}"
+
+
+class Request(NamedTuple):
+    """A row of `requests`."""
+
+    run: Any  # as SQLite stores it, see `to_text`
+    number: int
+    collector: str
+    done: int = 0
+    step: int | None = None  # that trained on it
 
 
 class Requests(Ledger):
@@ -31,33 +42,26 @@ class Requests(Ledger):
         """
         name = to_text(run)
         with self.transaction():
-            sql = "SELECT number, collector FROM requests WHERE run = ? AND NOT done ORDER BY number"
-            claims = self._run(sql, [name])
-            others = {owner for _, owner in claims if owner != collector}
-            dead = {owner for owner in others if not is_alive(owner)}
-            taken = [number for number, owner in claims if owner in dead][:most]
-            sql = "UPDATE requests SET collector = ? WHERE run = ? AND number = ?"
-            self._run_many(sql, [(collector, name, number) for number in taken])
+            self.check_once("structure", "requests")
+            claims = self._requests("run = ? AND NOT done", [name])
+            dead = {c.collector for c in claims if c.collector != collector and not is_alive(c.collector)}
+            taken = [claim for claim in claims if claim.collector in dead][:most]
             [(last,)] = self._run("SELECT ifnull(max(number), -1) FROM requests WHERE run = ?", [name])
             count = max(0, min(most - len(taken), ahead))
-            new = list(range(last + 1, last + 1 + count))
-            sql = "INSERT INTO requests (run, number, collector) VALUES (?, ?, ?)"
-            self._run_many(sql, [(name, number, collector) for number in new])
-        return taken + new
+            new = [Request(name, last + 1 + i, collector) for i in range(count)]
+            claimed = [claim._replace(collector=collector) for claim in taken] + new
+            self._put("requests", claimed)
+        return [claim.number for claim in claimed]
 
-    def finish(self, run: str, numbers: Sequence[int]) -> None:
+    def finish(self, run: str, numbers: Collection[int]) -> None:
         """Mark requests as done: all their responses are stored and scored."""
-        sql = "UPDATE requests SET done = 1 WHERE run = ? AND number = ?"
-        with self.transaction():
-            self._run_many(sql, [(to_text(run), number) for number in numbers])
+        self._update(run, numbers, done=1)
 
     def ready(self, run: str, most: int) -> list[int]:
         """The first requests that are done and were not trained on."""
-        rows = self._run(
-            "SELECT number FROM requests WHERE run = ? AND step IS NULL AND done ORDER BY number LIMIT ?",
-            [to_text(run), most],
-        )
-        return [number for (number,) in rows]
+        self.check_once("structure", "requests")
+        waiting = self._requests("run = ? AND step IS NULL AND done", [to_text(run)])
+        return [request.number for request in waiting][:most]
 
     def backlog(self, run: str, trained: int) -> int:
         """Requests that were claimed and on which no step up to `trained` has trained."""
@@ -67,9 +71,18 @@ class Requests(Ledger):
 
     def take(self, run: str, step: int, numbers: Collection[int]) -> None:
         """Record that `run` trains on these requests at `step`; `rewind` undoes it after the last commit."""
-        sql = "UPDATE requests SET step = ? WHERE run = ? AND number = ?"
+        self._update(run, numbers, step=step)
+
+    def _update(self, run: str, numbers: Collection[int], **changes: Any) -> None:
+        clause = "run = ? AND number IN (SELECT value FROM json_each(?))"
         with self.transaction():
-            self._run_many(sql, [(step, to_text(run), number) for number in numbers])
+            chosen = self._requests(clause, [to_text(run), json.dumps(list(numbers))])
+            self._put("requests", [request._replace(**changes) for request in chosen])
+
+    def _requests(self, clause: str, args: Sequence[Any]) -> list[Request]:
+        """By number. Raises `Refused` for one that isn't as it was written."""
+        found = [Request(*row) for row in self._entries("requests", clause, args)]
+        return sorted(found, key=lambda request: request.number)
 
     def by_origin(self, ledger: str, numbers: Sequence[int]) -> list[int]:
         """Ids of the samples that are stored under these numbers of a ledger."""

@@ -20,14 +20,14 @@ from agro.strictjson import dumps, loads
 from agro.types import Sample, Text
 
 APPLICATION_ID = int.from_bytes(b"AGRO", "big")
-SCHEMA = 3
+SCHEMA = 4
 
 State = Literal["unscored", "failed", "scored"]
 STATES: tuple[State, ...] = get_args(State)
 
 # `reward` has no declared type: REAL would store -0.0 as 0. Each piece of an episode is a row. samples_draw
 # has all columns that grouping and drawing use, so neither reads the rows with their blobs. group_uses
-# counts the steps in draws, reference_logp can be computed again.
+# counts the steps in draws, requests can be read off samples and draws, reference_logp can be computed again.
 TABLES = """
 CREATE TABLE samples (
   id INTEGER PRIMARY KEY,
@@ -73,7 +73,7 @@ CREATE TABLE group_uses (
   run TEXT NOT NULL, prompt_id TEXT NOT NULL, uses INTEGER NOT NULL, last INTEGER NOT NULL,
   checksum INTEGER NOT NULL,
   PRIMARY KEY (run, prompt_id)
-) WITHOUT ROWID;
+);
 CREATE TABLE commits (
   run TEXT NOT NULL, step INTEGER NOT NULL, digest TEXT NOT NULL, cursor INTEGER NOT NULL,
   files TEXT NOT NULL, checksum INTEGER NOT NULL
@@ -86,10 +86,10 @@ CREATE TABLE reference_logp (
 CREATE INDEX reference_logp_key ON reference_logp (key, sample);
 CREATE INDEX reference_logp_run ON reference_logp (run, step);
 CREATE TABLE requests (
-  run TEXT NOT NULL, number INTEGER NOT NULL, collector TEXT NOT NULL, done INTEGER NOT NULL DEFAULT 0,
-  step INTEGER,
+  run TEXT NOT NULL, number INTEGER NOT NULL, collector TEXT NOT NULL, done INTEGER NOT NULL, step INTEGER,
+  checksum INTEGER NOT NULL,
   PRIMARY KEY (run, number)
-) WITHOUT ROWID;
+);
 CREATE INDEX requests_open ON requests (run, step, done);
 """
 
@@ -110,17 +110,19 @@ COLUMNS = (
 )
 SAMPLE = ("id", *COLUMNS, "redone", "checksum")  # all columns of samples
 REWARD = ("state", "reward", "meta")  # what a later scoring changes
-USES = ("run", "prompt_id", "uses", "last")  # columns of group_uses
 LEDGERS = {  # the small tables, and the columns that their checksums cover
     "pairs": ("winner", "loser", "votes_winner", "votes_loser"),
     "draws": ("run", "step", "sample"),
     "commits": ("run", "step", "digest", "cursor", "files"),
+    "group_uses": ("run", "prompt_id", "uses", "last"),
+    "requests": ("run", "number", "collector", "done", "step"),
 }
+DERIVED = ("group_uses", "requests")  # those that can be made again from samples and draws
 SELECT = f"SELECT {', '.join(SAMPLE)} FROM samples"
 
 
-def insert_into(table: str, columns: tuple[str, ...], insert: str = "INSERT") -> str:
-    return f"{insert} INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+def insert_into(table: str, columns: tuple[str, ...]) -> str:
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
 
 
 INSERT = insert_into("samples", SAMPLE)
@@ -172,7 +174,6 @@ def to_row(
     """The values of `SAMPLE`, `i` its id. Raises `Refused` where `meta` or the like can't be stored as
     JSON."""
     where = f"sample of prompt {sample.prompt_id}"
-    chat = not isinstance(sample.prompt, str)
     versions = sample.version if isinstance(sample.version, np.ndarray) else None
     row = (
         i,
@@ -188,8 +189,7 @@ def to_row(
         int(sample.tokens is not None),
         *((origin.file, origin.record, to_text(origin.part)) if origin else (None,) * 3),
         sample.reward,
-        None if chat else to_text(sample.prompt),
-        to_text(dumps(sample.prompt, f"{where}: prompt")) if chat else None,
+        *prompt_columns(sample.prompt, where),
         to_text(sample.response),
         to_text(sample.tokenizer),
         None if sample.sampling is None else to_text(dumps(sample.sampling, f"{where}: sampling")),
@@ -204,6 +204,13 @@ def to_row(
         0,
     )
     return (*row, sample_checksum(row))
+
+
+def prompt_columns(prompt: Text, where: str) -> tuple[Any, Any]:
+    """The values of the columns `prompt` and `messages`, of which one is NULL."""
+    if isinstance(prompt, str):
+        return to_text(prompt), None
+    return None, to_text(dumps(prompt, f"{where}: prompt"))
 
 
 def from_row(row: tuple[Any, ...]) -> Sample:

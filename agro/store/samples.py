@@ -9,26 +9,26 @@ from typing import Any, Unpack
 
 from agro.errors import Refused
 from agro.store import queries
+from agro.store.groups import OtherPrompt
 from agro.store.ledger import Ledger
 from agro.store.queries import Filter
 from agro.store.records import Counts, Damage, Group, Known, Pair
 from agro.store.rows import (
     INSERT,
-    LEDGERS,
     REWARD,
     STATES,
     Origin,
     from_row,
-    is_valid,
     is_valid_sample,
     of_text,
+    prompt_columns,
     reward_checksum,
     state_of,
     to_row,
     to_text,
 )
 from agro.strictjson import dumps, loads
-from agro.types import Sample
+from agro.types import Sample, Text
 
 
 class Samples(Ledger):
@@ -42,17 +42,43 @@ class Samples(Ledger):
         step: int | None = None,
         origins: Sequence[Origin] | None = None,
     ) -> list[int]:
-        """Add samples, all or none, and return their ids. `origins`: where imported ones come from, each
-        new."""
+        """Add samples, all or none, and return their ids. Raises `OtherPrompt` as `check_prompts` does.
+
+        `origins`: where imported ones come from, each new.
+        """
         samples = list(samples)  # before the lock is taken
         known: Sequence[Origin | None] = origins or [None] * len(samples)
         with self.transaction():
+            self.check_prompts((sample.prompt_id, sample.prompt) for sample in samples)
             [(last,)] = self._run("SELECT ifnull(max(id), 0) FROM samples")
             rows = []
             for i, (sample, origin) in enumerate(zip(samples, known, strict=True), last + 1):
                 rows.append(to_row(i, sample, run, step, origin))
             self._run_many(INSERT, rows)
         return [row[0] for row in rows]
+
+    def check_prompts(self, prompts: Iterable[tuple[str, Text]]) -> None:
+        """Raise `OtherPrompt` unless a prompt_id names one prompt, in the store and among these.
+
+        `prompts`: (prompt_id, prompt). Redone and damaged samples don't count.
+        """
+        known: dict[str, tuple[Text, str]] = {}
+        for prompt_id, prompt in prompts:
+            if prompt_id not in known:
+                known[prompt_id] = self._other_prompt(prompt_id, prompt) or (prompt, "added together with it")
+            before, place = known[prompt_id]
+            if before != prompt:
+                raise OtherPrompt(prompt_id, before, place, prompt)
+
+    def _other_prompt(self, prompt_id: str, prompt: Text) -> tuple[Text, str] | None:
+        """The prompt of a group, and where it is, unless it is stored as `prompt` is."""
+        where = f"prompt {prompt_id}"
+        rows = self._run(queries.IS_PROMPT, [to_text(prompt_id), *prompt_columns(prompt, where)])
+        if not rows or rows[0][1]:
+            return None
+        for sample in self.samples(ids=[rows[0][0]], on_damaged=lambda i: None):
+            return sample.prompt, f"sample {sample.id}, of {sample.source}"
+        return None
 
     def samples(
         self,
@@ -69,7 +95,7 @@ class Samples(Ledger):
         """
         clause, args = queries.where(**chosen)
         if ids is None:
-            self._check_structure()
+            self.check_once("structure")
         else:
             ids = sorted(set(ids))
             self._check_ids(ids)
@@ -83,6 +109,13 @@ class Samples(Ledger):
             else:
                 on_damaged(row[0])
 
+    def responses(self, prompt_ids: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """(prompt_id, response) of all samples of these groups, damaged ones included."""
+        for prompt_id in prompt_ids:
+            sql = "SELECT response FROM samples WHERE prompt_id = ? AND NOT redone"
+            for (response,) in self._run(sql, [to_text(prompt_id)]):
+                yield prompt_id, of_text(response)
+
     def groups(self, **chosen: Unpack[Filter]) -> list[Group]:
         """The groups of the chosen samples in the order in which they began."""
         clause, args = queries.where(**chosen)
@@ -95,7 +128,7 @@ class Samples(Ledger):
         return {Origin(file, record, of_text(part)) for record, part in self._run(sql, [file, first, last])}
 
     def counts(self) -> Counts:
-        self._check_structure()
+        self.check_once("structure")
         [(samples, groups, tokens, behavior)] = self._run(
             "SELECT count(*), count(DISTINCT prompt_id), total(knows_tokens), total(knows_behavior) "
             "FROM samples WHERE NOT redone"
@@ -155,9 +188,11 @@ class Samples(Ledger):
         pairs = list(pairs)
         with self.transaction():
             self._check_ids([i for p in pairs for i in (p.winner, p.loser)])
+            rows = []
             for p in pairs:
                 votes = [None if v is None else v + 0.0 for v in (p.votes_winner, p.votes_loser)]
-                self._enter("pairs", p.winner, p.loser, *votes)  # floats, as REAL stores them
+                rows.append((p.winner, p.loser, *votes))  # floats, as REAL stores them
+            self._put("pairs", rows)
 
     def pairs(self, ids: Iterable[int] | None = None) -> Iterator[Pair]:
         """Judgments in the order in which they came; with `ids` those that join two of these samples.
@@ -168,12 +203,7 @@ class Samples(Ledger):
         if ids is not None:
             some = "(SELECT value FROM json_each(?1))"
             clause, args = f"winner IN {some} AND loser IN {some}", [json.dumps(list(ids))]
-        columns = ", ".join(LEDGERS["pairs"])
-        rows = self._run(f"SELECT rowid, {columns}, checksum FROM pairs WHERE {clause} ORDER BY rowid", args)
-        damaged = [row[0] for row in rows if not is_valid(row[1:])]
-        if damaged:
-            raise self._refusal(Damage(pairs=damaged))
-        for _, *judged, _ in rows:
+        for judged in self._entries("pairs", clause, args):
             yield Pair(*judged)
 
     def _meta(self, i: int, text: Any) -> dict[str, Any]:

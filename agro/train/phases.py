@@ -55,12 +55,8 @@ class Phase:
         data, objective, source = self.config.data, self.config.objective, self.config.source
         needs = get(objective.name).needed(objective.options)
         return DrawRule(
-            groups=groups,
-            group_size=data.group_size,
-            roles=data.roles,
-            sources=data.sources,
-            max_age=data.max_age,
-            order=data.order,
+            groups,
+            data,
             min_group=least_responses(needs),
             scored_only="reward" in needs,
             pairs="pairs" in needs,

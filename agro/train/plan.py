@@ -22,7 +22,7 @@ from agro.policy import InvalidSample, Policy
 from agro.rollout import Rollout
 from agro.rollout.load import embedded
 from agro.store import Store
-from agro.store.select import At, pick_pairs
+from agro.store.draw_rules import At, pick_pairs
 from agro.train.check import reads_reference
 from agro.train.micro import MicroBatch
 from agro.train.phases import Phase
@@ -82,15 +82,15 @@ def _stored_responses(phase: Phase, store: Store | None) -> float | None:
     sizes: list[int] = []
     if rule.pairs:
         needs = get(config.objective.name).needed(config.objective.options)
-        judged = pairs_among(store.known(roles=rule.roles, sources=rule.sources), needs, store)
+        judged = pairs_among(store.known(roles=rule.data.roles, sources=rule.data.sources), needs, store)
         for of_group in judged.values():
             pairs = [(p.winner, p.loser) for p in of_group]
             sizes.append(len(pick_pairs(pairs, rule, At("", 0, 0, 0), "")))
     else:
-        for group in store.groups(roles=rule.roles, sources=rule.sources):
+        for group in store.groups(roles=rule.data.roles, sources=rule.data.sources):
             size = group.scored if rule.scored_only else group.size
             if size >= rule.min_group:
-                sizes.append(min(size, rule.group_size or size))
+                sizes.append(min(size, rule.data.group_size or size))
     return sum(sizes) / len(sizes) if sizes else None
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from running import agro, done, refused
 
+from agro import config
 from agro.config import NewModel
-from agro.policy import new_model
+from agro.policy import Policy, new_model
 from agro.store import Store, read_samples
 from agro.types import Sample
 
@@ -167,6 +168,24 @@ def test_import_counts_what_a_tokenizer_cannot_encode(model: Path, tmp_path: Pat
     assert report["encoding"] == {"valid": 1, "unknown characters": 1}
 
 
+def test_import_puts_the_prompts_tokens_before_those_of_the_responses(model: Path, tmp_path: Path) -> None:
+    """The log-probs stay known where the model with this tokenizer is trained."""
+    encoder = Policy.load(config.Policy(model=str(model))).encoder
+    ids = [*encoder.ids("23"), encoder.eos_ids[0]]
+    row = {"prompt": "1>", "completion": "23", "token_ids": ids, "logprobs": [-0.5] * 3}
+    (tmp_path / "log.jsonl").write_text(json.dumps(row))
+    mapping = ("response=completion", "tokens=token_ids", "behavior_logp=logprobs")
+    maps = [part for name in mapping for part in ("--map", name)]
+    import_ = ("import", tmp_path / "log.jsonl", "--store", tmp_path / "s.db", *maps)
+    assert "--tokenizer" in refused(*import_)
+    assert "encoding: valid 1" in done(*import_, "--tokenizer", model).stdout
+    with Store.open(tmp_path / "s.db", read_only=True) as store:
+        (s,) = store.samples()
+        assert store.counts().with_behavior == 1
+    assert s.tokens.tolist() == encoder.prompt("1>") + ids
+    assert encoder.encode(s) is s
+
+
 def test_check_names_what_an_objective_lacks(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text(
         "".join(json.dumps({"prompt": "p", "response": r, "reward": 1}) + "\n" for r in "abc")
@@ -230,6 +249,33 @@ def test_a_users_mistake_has_no_traceback(tmp_path: Path) -> None:
         "agro: none.toml: can't be read: No such file or directory; "
         "expected a TOML recipe or a run's config.json\n"
     )
+
+
+@pytest.mark.parametrize("name", ["s" * 300, "log.jsonl/s.db"])
+def test_a_name_that_no_file_can_have(tmp_path: Path, name: str) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"prompt": "a", "response": "b"}\n')
+    path = tmp_path / name
+    for arguments in (
+        ("import", log, "--store", path),
+        ("import", path, "--store", tmp_path / "s.db"),
+        ("check", path),
+        ("recover", path, "--out", tmp_path / "new.db"),
+        ("score", path, "--reward", "exact"),
+    ):
+        assert str(path) in refused(*arguments)
+    done("import", log, "--store", tmp_path / "s.db")
+    assert str(path.parent) in refused("recover", tmp_path / "s.db", "--out", path)
+
+
+def test_half_of_a_surrogate_pair_is_printed_escaped(tmp_path: Path) -> None:
+    lines = [json.dumps({"prompt": prompt, "prompt_id": "\ud83d", "response": "b"}) for prompt in "ab"]
+    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    agro_ = [sys.executable, "-m", "agro", "import", "log.jsonl", "--store"]
+    for store, more in (("s.db", []), ("t.db", ["--json"])):
+        out = subprocess.run([*agro_, store, *more], capture_output=True, text=True, cwd=tmp_path)
+        assert (out.returncode, out.stderr) == (0, "")
+        assert "expected \\ud83d to name one prompt" in out.stdout
 
 
 def test_score_only_what_is_missing(tmp_path: Path) -> None:
@@ -298,6 +344,10 @@ def test_prompt_ids_and_numbers_of_prompt_files(tmp_path: Path) -> None:
     first, second = load_prompts(tmp_path / "p.jsonl")
     assert len(first.id) == 16
     assert second.id == "7"
+    for name in ("true", "7.0", "[7]"):
+        (tmp_path / "p.jsonl").write_text(f'{{"prompt": "x", "id": {name}}}\n')
+        with pytest.raises(Refused, match=r"p\.jsonl:1: prompt_id: expected text or an integer"):
+            load_prompts(tmp_path / "p.jsonl")
     (tmp_path / "inf.jsonl").write_text('{"prompt": "x", "answer": 1e999}\n')
     with pytest.raises(Refused, match=r"inf\.jsonl:1"):
         load_prompts(tmp_path / "inf.jsonl")

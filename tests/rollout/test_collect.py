@@ -21,7 +21,7 @@ from agro.rewards import Score
 from agro.rollout import Activity, Collected, Rollout, Task, collect
 from agro.rollout.collect import Quiet
 from agro.store import Store
-from agro.types import Prompt
+from agro.types import Prompt, Sample
 
 PROMPTS = [Prompt("a", id="a"), Prompt("b", id="b")]
 SAMPLER = config.Sampler(n=3, max_new=4)
@@ -103,6 +103,16 @@ def test_ids_are_by_number_and_samples_are_scored(tmp_path: Path, encoder: Encod
     assert (found.failed, found.tokens) == (1, 1 + 2 + 3 + 4 + 5 + 6)
     assert {s.version for s in ordered} == {7}
     assert {s.sampling["seed"] for s in ordered} == {11}
+
+
+def test_a_prompt_whose_id_the_store_knows_otherwise_is_refused_first(
+    tmp_path: Path, encoder: Encoder
+) -> None:
+    with Store.open(tmp_path / "s.db") as store:
+        store.append([Sample("another", "x", prompt_id="b")])
+        with pytest.raises(Refused, match="prompt_id: expected b to name one prompt, 'another'"):
+            made(Rollout(encoder, Fake(BACKWARD)), store)
+        assert store.counts().samples == 1
 
 
 @pytest.mark.parametrize("wait", [0.0, 1e9])  # seconds that a response may wait for others

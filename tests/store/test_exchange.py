@@ -141,7 +141,7 @@ def test_what_is_not_a_field_is_kept_in_meta() -> None:
         ({"response": None}, "response: expected text, got null"),
         ({"response": 3}, "response: expected text"),
         ({"prompt": {"a": 1}}, "prompt: expected text, or a list of messages"),
-        ({"tokens": [1, 2]}, "tokens given without action"),
+        ({"tokens": [1, 2]}, "tokens: without a mask"),
         ({"tokens": [1.0, 2.0], "mask": [0, 1]}, "tokens: expected a list of token ids"),
         ({"tokens": ["1"], "mask": [1]}, "tokens: expected a list of token ids"),
         ({"tokens": [[1]], "mask": [1]}, "tokens: expected a list of token ids"),

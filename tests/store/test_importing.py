@@ -145,7 +145,7 @@ def test_bad_rows_are_named_and_the_others_taken(store: Store, folder: Path) -> 
         "12": "rejected: expected text, got null",
         "13": "votes_chosen: expected a number of 0 or more",
         "14": "role: expected one of",
-        "15": "tokens given without action",
+        "15": "tokens: without a mask",
         "16": "expected one JSON object a line",
         "18": "can't decode byte 0xff",
     }
@@ -264,14 +264,14 @@ def test_one_prompt_id_names_one_prompt(store: Store, folder: Path) -> None:
     for part in (
         "prompt_id: expected 0 to name one prompt",
         "'1+1='",
-        f"{first}:1",
+        "sample 1, of file:a.jsonl",
         "'2+2='",
         "leave prompt_id out",
     ):
         assert part in refusal.reason
     assert {s.prompt for s in store.samples(prompt_id="0")} == {"1+1="}
     later = write(folder / "c.jsonl", record(prompt="3+3=", prompt_id=0))
-    with pytest.raises(Refused, match=r"c\.jsonl:1: prompt_id: .*'1\+1=' \(the store\), got '3\+3='"):
+    with pytest.raises(Refused, match=r"c\.jsonl:1: prompt_id: .*'1\+1=' \(sample 1, .*got '3\+3='"):
         import_files(store, [later])
     assert import_files(store, [first]).duplicates == 2
 

@@ -116,6 +116,8 @@ def test_lists_under_a_star() -> None:
     [
         ({"a": 1}, ["response=b"], "response: no column b; there are a"),
         ({"a": {}}, ["response=a.b"], "response: no column a.b"),
+        ({"a": ["x"]}, ["response=a.1"], "response: no column a.1"),
+        ({"a": ["x"]}, [f"response=a.{'9' * 5000}"], "response: no column a.9"),
         ({"a": 1}, ["response=*.b"], r"response: no column \*.b"),
         ({"a": {"t": "x"}, "b": {"r": 1, "t": "y"}}, ["response=*.t", "reward=*.r"], "reward: no column a.r"),
         ({"r": ["a", "b"], "s": [1]}, ["response=r", "reward=s"], "s: expected 2 values, as r has, got 1"),

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from making import LONE, WORDS, group, random_samples, sample
 
+from agro.config import Data
 from agro.errors import Refused
 from agro.store import At, Commit, DrawRule, Group, Pair, Rewound, Store
+from agro.store.groups import OtherPrompt
 from agro.types import Sample
 
 
@@ -249,7 +252,7 @@ def test_the_count_of_group_uses_is_that_of_the_draws(store: Store) -> None:
             step[run] = at.step if at else 0
         else:
             step[run] += 1
-            rule = DrawRule(int(rng.integers(1, 6)), group_size=2)
+            rule = DrawRule(int(rng.integers(1, 6)), Data(group_size=2))
             store.draw(rule, At(run, step[run], seed=0, version=0))
             store.record_draws(run, step[run], [int(i) for i in rng.integers(1, 18, size=3)])
             if kind == 0:
@@ -260,3 +263,35 @@ def test_the_count_of_group_uses_is_that_of_the_draws(store: Store) -> None:
             "FROM draws JOIN samples ON samples.id = sample GROUP BY 1, 2 ORDER BY 1, 2"
         )
         assert kept == counted
+
+
+CHAT = [{"role": "user", "content": "1+1="}]
+
+
+@pytest.mark.parametrize("known", ["1+1=", CHAT, "\ud800"])
+@pytest.mark.parametrize("other", ["2+2=", [{"role": "user", "content": "2+2="}], ""])
+def test_an_id_names_one_prompt_whoever_adds_samples(store: Store, known: Any, other: Any) -> None:
+    """Whether it is in the store already or added together; then none of them is added."""
+    store.append([sample(known, prompt_id="0")], run="r", step=1)
+    store.append([sample(known, "another", prompt_id="0")])
+    for added in (
+        [sample(other, prompt_id="0")],
+        [sample(known, prompt_id="1"), sample(other, prompt_id="1")],
+    ):
+        with pytest.raises(OtherPrompt, match=r"prompt_id: expected [01] to name one prompt"):
+            store.append(added)
+    with pytest.raises(OtherPrompt):
+        store.check_prompts([("0", other)])
+    store.check_prompts([("0", known), ("2", other)])
+    assert store.counts().samples == 2
+
+
+def test_messages_are_one_prompt_in_any_order_of_their_keys(store: Store) -> None:
+    store.append([sample(CHAT, prompt_id="0")])
+    store.append([sample([dict(reversed(CHAT[0].items()))], prompt_id="0")])
+
+
+def test_what_a_rewound_run_sampled_names_no_prompt(store: Store) -> None:
+    store.append([sample("1+1=", prompt_id="0")], run="r", step=1)
+    store.rewind("r")
+    store.append([sample("2+2=", prompt_id="0")])

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from making import group, sample
 
+from agro.config import Data
 from agro.errors import Refused
 from agro.store import At, DrawRule, Store
+from agro.store.draw_rules import Candidate, noise, pick_groups, pick_responses
 from agro.store.queries import DRAWABLE, eligible
-from agro.store.select import Candidate, noise, pick_groups, pick_responses
 from agro.types import Sample
 
 
@@ -63,7 +64,7 @@ def test_least_used_groups_come_first_and_ties_are_shuffled() -> None:
 def test_uniform_takes_each_group_equally_often() -> None:
     """3 of 10, 4000 times: each 1200 times, with a standard deviation of sqrt(4000 · 0.3 · 0.7) = 29."""
     candidates = [Candidate(f"p{i}", uses=i) for i in range(10)]
-    rule = DrawRule(3, order="uniform")
+    rule = DrawRule(3, Data(order="uniform"))
     picks = [pick_groups(candidates, rule, At("r", s, 1, 0)) for s in range(4000)]
     assert all(len(set(p)) == 3 for p in picks)
     counts = Counter(name for p in picks for name in p)
@@ -72,7 +73,7 @@ def test_uniform_takes_each_group_equally_often() -> None:
 
 def test_a_group_s_responses_are_taken_equally_often() -> None:
     """2 of 5, 4000 times: each 1600 times, with a standard deviation of sqrt(4000 · 0.4 · 0.6) = 31."""
-    rule = DrawRule(1, group_size=2)
+    rule = DrawRule(1, Data(group_size=2))
     picks = [pick_responses(5, rule, At("r", s, 1, 0), "p") for s in range(4000)]
     assert all(len(set(p)) == 2 and p == sorted(p) for p in picks)
     counts = Counter(i for p in picks for i in p)
@@ -109,9 +110,9 @@ def test_a_draw_gives_whole_groups_and_is_noted(store: Store) -> None:
 
 def test_group_size_bounds_the_responses(store: Store) -> None:
     store.append([*group("big", [0.5] * 9), *group("small", [0.5] * 2)])
-    assert sizes(draw(store, DrawRule(2, group_size=4))) == {"big": 4, "small": 2}
+    assert sizes(draw(store, DrawRule(2, Data(group_size=4)))) == {"big": 4, "small": 2}
     taken = [
-        frozenset(s.id for s in draw(store, DrawRule(1, group_size=4, min_group=3), step))
+        frozenset(s.id for s in draw(store, DrawRule(1, Data(group_size=4), min_group=3), step))
         for step in range(9)
     ]
     assert len(set(taken)) > 3
@@ -127,8 +128,8 @@ def test_only_what_fits_the_rule_is_drawn(store: Store) -> None:
         ]
     )
 
-    def names(**options: Any) -> set[str]:
-        return {s.response for s in draw(store, DrawRule(1, **options))}
+    def names(scored_only: bool = True, **options: Any) -> set[str]:
+        return {s.response for s in draw(store, DrawRule(1, Data(**options), scored_only=scored_only))}
 
     assert names() == {"response 0", "response 1", "expert", "other"}
     assert names(scored_only=False) == {"response 0", "response 1", "response 2", "failed", "expert", "other"}
@@ -155,10 +156,13 @@ def test_age_is_counted_from_the_oldest_action_s_version(store: Store) -> None:
     store.append([sample("p", "another run's", version=9)], run="other", step=1)
     store.append([sample("p", "nobody's", version=9)])
     store.append([sample("p", "this run's", version=9)], run="r", step=1)
-    drawn = draw(store, DrawRule(1, max_age=3), version=10)
+    drawn = draw(store, DrawRule(1, Data(max_age=3)), version=10)
     assert {s.response for s in drawn} == {"new", "now", "spans", "this run's"}
-    assert {s.response for s in draw(store, DrawRule(1, max_age=99), version=10)} >= {"old", "spans, old"}
-    assert "unknown" not in {s.response for s in draw(store, DrawRule(1, max_age=99), version=10)}
+    assert {s.response for s in draw(store, DrawRule(1, Data(max_age=99)), version=10)} >= {
+        "old",
+        "spans, old",
+    }
+    assert "unknown" not in {s.response for s in draw(store, DrawRule(1, Data(max_age=99)), version=10)}
     assert len(draw(store, DrawRule(1), version=10)) == 11
     ages = {s.response: s.oldest_version for s in draw(store, DrawRule(1), version=10)}
     assert (ages["another run's"], ages["nobody's"], ages["this run's"]) == (-1, -1, 9)
@@ -178,7 +182,9 @@ def test_an_episode_is_drawn_whole_or_not_at_all(store: Store) -> None:
     assert len(draw(store, DrawRule(1, min_group=2))) == 3
     with pytest.raises(Refused, match="got 0"):
         draw(store, DrawRule(1, min_group=3))
-    one = {tuple(s.response for s in draw(store, DrawRule(1, group_size=1), step)) for step in range(20)}
+    one = {
+        tuple(s.response for s in draw(store, DrawRule(1, Data(group_size=1)), step)) for step in range(20)
+    }
     assert one == {("a1", "a2"), ("c",)}
 
 
@@ -196,13 +202,13 @@ def test_too_few_groups_are_refused_with_the_counts(store: Store) -> None:
     store.append([*group("p", [1.0, 0.0]), *group("q", [1.0, None]), *group("r", [1.0, 1.0], role="policy")])
     store.append([sample("q", "x", None, meta={"reward_error": "x"})])
     with pytest.raises(Refused) as refused:
-        draw(store, DrawRule(2, min_group=2, roles=("log",)))
+        draw(store, DrawRule(2, Data(roles=("log",)), min_group=2))
     message = str(refused.value)
     assert "expected 2 groups with 2 or more eligible responses to draw from, got 1" in message
     assert "7 samples in 3 groups; 5 are of the " in message
     assert "1 of them not scored and 1 with a failed reward; 3 are eligible" in message
     with pytest.raises(Refused, match="at most 2 steps old"):
-        draw(store, DrawRule(1, max_age=2))
+        draw(store, DrawRule(1, Data(max_age=2)))
     assert store._run("SELECT * FROM draws") == []
 
 
@@ -210,10 +216,8 @@ def test_too_few_groups_are_refused_with_the_counts(store: Store) -> None:
     ("options", "message"),
     [
         ({"groups": 0}, "groups: expected 1 or more, got 0"),
-        ({"groups": 1, "group_size": 1, "min_group": 2}, "group_size: expected 2 or more, got 1"),
-        ({"groups": 1, "max_age": -1}, "max_age: expected 0 or more"),
+        ({"groups": 1, "data": Data(group_size=1), "min_group": 2}, "group_size: expected 2 or more, got 1"),
         ({"groups": 1, "min_group": 0}, "min_group: expected 1 or more"),
-        ({"groups": 1, "order": "newest"}, "order: expected least_used or uniform"),
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
@@ -229,7 +233,7 @@ def test_a_resumed_run_draws_the_same_again(tmp_path: Path) -> None:
             s for i in range(3) for s in group(f"p{i}", [step / 10, i / 10], role="policy", version=step)
         ]
         store.record_draws("r", step, store.append(fresh, run="r", step=step))
-        return draw(store, DrawRule(3, group_size=2, max_age=4), step, version=step)
+        return draw(store, DrawRule(3, Data(group_size=2, max_age=4)), step, version=step)
 
     with Store.open(tmp_path / "a.db") as through, Store.open(tmp_path / "b.db") as stopped:
         expected, got = [], []
@@ -265,7 +269,7 @@ def test_a_draw_reads_only_what_it_draws(store: Store) -> None:
     reading = seconds(lambda: list(store.samples()))
     drawing = min(seconds(lambda: draw(store, DrawRule(8, min_group=2))) for _ in range(5))
     assert drawing < reading / 5  # 0.02 s and 0.9 s
-    fits, args = eligible(DrawRule(8, roles=("log",), sources=("a",), max_age=3), "r", 5)
+    fits, args = eligible(DrawRule(8, Data(roles=("log",), sources=("a",), max_age=3)), "r", 5)
     plan = str(store._run(f"EXPLAIN QUERY PLAN {DRAWABLE.format(eligible=fits)}", [*args, 1, "r"]))
     assert "SCAN samples USING COVERING INDEX samples_draw" in plan
     assert "TEMP B-TREE FOR GROUP BY" not in plan

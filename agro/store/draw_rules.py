@@ -7,42 +7,39 @@ so a run that is resumed, and appends the same samples again, draws the same aga
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from agro.config import Data
 from agro.errors import Refused
-from agro.types import Role
 
 
 @dataclass(frozen=True)
 class DrawRule:
-    """What to draw. A sample is eligible when it is scored and fits `roles`, `sources` and `max_age`.
+    """What to draw, by the configuration's `data` and what the objective needs.
 
+    A sample is eligible when it is scored and fits `data.roles`, `data.sources` and `data.max_age`.
     The rows of one episode are one response, eligible when all of them are. All eligible responses of a group
-    are drawn, or `group_size` of them. Groups with fewer than `min_group` eligible responses are not drawn.
-    With `pairs` only eligible responses with a judgment against another one are drawn.
+    are drawn, or `data.group_size` of them. Groups with fewer than `min_group` eligible responses are not
+    drawn. With `pairs` only eligible responses with a judgment against another one are drawn.
     """
 
     groups: int
-    group_size: int | None = None
-    roles: tuple[Role, ...] | None = None
-    sources: tuple[str, ...] | None = None
-    max_age: int | None = None  # optimizer steps; excludes samples of unknown staleness
+    data: Data = field(default_factory=Data)
     min_group: int = 1
-    order: Literal["least_used", "uniform"] = "least_used"
     scored_only: bool = True
     pairs: bool = False
     fewer: bool = False  # take as many groups as there are, where there are fewer
     wait: float = 0.0  # seconds to wait for other processes to add enough groups
 
     def __post_init__(self) -> None:
-        for name, least in (("groups", 1), ("group_size", self.min_group), ("max_age", 0), ("min_group", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise Refused(f"draw: {name}: expected {least} or more, got {value}")
-        if self.order not in ("least_used", "uniform"):
-            raise Refused(f"draw: order: expected least_used or uniform, got {self.order!r}")
+        size = self.data.group_size
+        if size is not None and size < self.min_group:
+            raise Refused(f"data.group_size: expected {self.min_group} or more, got {size}")
+        for name, value in (("groups", self.groups), ("min_group", self.min_group)):
+            if value < 1:
+                raise Refused(f"draw: {name}: expected 1 or more, got {value}")
 
 
 class At(NamedTuple):
@@ -73,7 +70,7 @@ def pick_groups(candidates: Sequence[Candidate], rule: DrawRule, at: At) -> list
     "least_used": those that this run used least, ties by hash, so each is used once before any is twice.
     "uniform": any, without replacement within the step.
     """
-    least_used = rule.order == "least_used"
+    least_used = rule.data.order == "least_used"
     ranked = sorted(
         (c.uses if least_used else 0, noise(at.seed, at.step, c.prompt_id), i)
         for i, c in enumerate(candidates)
@@ -83,18 +80,19 @@ def pick_groups(candidates: Sequence[Candidate], rule: DrawRule, at: At) -> list
 
 def pick_responses(n: int, rule: DrawRule, at: At, prompt_id: str) -> list[int]:
     """Which of a group's n eligible responses, as rising positions among them."""
-    if rule.group_size is None or n <= rule.group_size:
+    size = rule.data.group_size
+    if size is None or n <= size:
         return list(range(n))
-    return sorted(sorted(range(n), key=lambda i: noise(at.seed, at.step, prompt_id, i))[: rule.group_size])
+    return sorted(sorted(range(n), key=lambda i: noise(at.seed, at.step, prompt_id, i))[:size])
 
 
 def pick_pairs(pairs: Sequence[tuple[int, int]], rule: DrawRule, at: At, prompt_id: str) -> list[int]:
     """Which of a group's responses, as rising positions among them; `pairs` consist of such positions.
 
-    Pairs are visited in the order of a hash. One that would exceed `group_size` responses is not taken.
+    Pairs are visited in the order of a hash. One that would exceed `data.group_size` responses is not taken.
     """
-    taken: set[int] = set()
+    size, taken = rule.data.group_size, set[int]()
     for p in sorted(range(len(pairs)), key=lambda p: noise(at.seed, at.step, prompt_id, "pair", p)):
-        if rule.group_size is None or len(taken | set(pairs[p])) <= rule.group_size:
+        if size is None or len(taken | set(pairs[p])) <= size:
             taken |= set(pairs[p])
     return sorted(taken)

@@ -1,0 +1,142 @@
+"""Damaged files: each is read, or refused with its name. Nothing else is raised."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from making import random_samples
+from pyarrow import parquet
+
+from agro.errors import Refused
+from agro.prompts import load_prompts
+from agro.store import Store, import_files, read_samples, recover, write_samples
+
+FLIPS = 40
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "into.db") as store:
+        yield store
+
+
+def damaged(content: bytes, times: int) -> Iterator[bytes]:
+    """The content with a few flipped bits; every tenth time cut off as well."""
+    rng = random.Random(0)
+    for i in range(times):
+        changed = bytearray(content)
+        for _ in range(rng.choice([1, 1, 5])):
+            changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+        yield bytes(changed[: rng.randrange(len(changed))] if i % 10 == 9 else changed)
+
+
+def refusals(path: Path, use: Callable[[], object], times: int = FLIPS) -> list[str]:
+    """What is said where `use` refuses `path` with flipped bits."""
+    said = []
+    for content in damaged(path.read_bytes(), times):
+        path.write_bytes(content)
+        try:
+            use()
+        except Refused as error:
+            said.append(str(error))
+    assert all(str(path) in text for text in said)
+    return said
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".parquet"])
+def test_an_export_with_flipped_bits(store: Store, tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"x{ending}"
+    write_samples(path, random_samples(3, 20))
+
+    def use() -> None:
+        import_files(store, [path])
+        list(read_samples(path))
+
+    assert len(refusals(path, use)) > FLIPS // 2
+
+
+def test_a_table_of_another_program_with_flipped_bits(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    rows = [{"prompt": f"é {i}", "response": "a", "reward": [0.5, i]} for i in range(20)]
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    assert refusals(path, lambda: import_files(store, [path], mapping={"meta.r": "reward"}))
+
+
+def test_a_table_of_another_kind(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("prompt,response\nQ,A\n")
+    use = partial(import_files, store, [tmp_path / "x.csv"])
+    assert len(refusals(tmp_path / "x.csv", use)) == FLIPS
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
+def test_prompts_with_flipped_bits(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"p{ending}"
+    rows = [{"prompt": f"é {i}", "id": i, "x": {"y": [1, 2.5]}} for i in range(20)]
+    content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(content) if ending == ".jsonl.gz" else content)
+    assert refusals(path, lambda: load_prompts(path))
+
+
+@pytest.mark.parametrize("depth", [800, 990, 5000, 200_000])
+@pytest.mark.parametrize("value", ["[", '{"a":'])
+def test_deeply_nested_values(store: Store, tmp_path: Path, depth: int, value: str) -> None:
+    closing = {"[": "]", '{"a":': "}"}[value]
+    deep = f"{value * depth}1{closing * depth}"
+    path = tmp_path / "x.jsonl"
+    for text in (
+        f'{{"prompt": {deep}, "response": ""}}',
+        f'{{"prompt": [{{"role": "user", "content": {deep}}}], "response": ""}}',
+        f'{{"prompt": "", "response": "", "x": {deep}}}',
+        f'{{"prompt": "", "response": "", "tokens": {deep}}}',
+    ):
+        path.write_text(text)
+        for use in (load_prompts, lambda path: import_files(store, [path])):
+            with suppress(Refused):
+                use(path)
+
+
+def test_a_store_with_flipped_bits(tmp_path: Path) -> None:
+    path, log = tmp_path / "s.db", tmp_path / "log.jsonl"
+    with Store.open(path) as store:
+        store.append(random_samples(3, 20))
+    write_samples(log, random_samples(4, 5))
+
+    def use() -> None:
+        with Store.open(path) as store:
+            store.counts()
+            store.groups()
+            list(store.samples())
+            import_files(store, [log])
+
+    assert refusals(path, use, 20)
+
+    def recovered() -> None:
+        (tmp_path / "new.db").unlink(missing_ok=True)
+        recover(path, tmp_path / "new.db")
+
+    refusals(path, recovered, 10)
+
+
+def test_values_that_python_does_not_have_are_refused_by_the_row(store: Store, tmp_path: Path) -> None:
+    """A date after the year 9999, and nanoseconds; the other rows are taken."""
+    path = tmp_path / "x.parquet"
+    rest = {"prompt": ["Q", "Q", "Q"], "response": ["a", "b", "c"]}
+    for values in (pa.array([None, 10**8, None], pa.date32()), pa.array([None, 1, None], pa.timestamp("ns"))):
+        parquet.write_table(pa.table({**rest, "reward": values}), path)
+        report = import_files(store, [path])
+        assert (report.samples, [r.where for r in report.refused]) == (2, [f"{path}:2"])
+
+
+def test_columns_of_the_same_name(store: Store, tmp_path: Path) -> None:
+    table = pa.table([["Q"], ["A"], [1.0], [0.0]], names=["prompt", "response", "reward", "reward"])
+    parquet.write_table(table, tmp_path / "x.parquet")
+    with pytest.raises(Refused, match="expected different columns"):
+        import_files(store, [tmp_path / "x.parquet"])
