@@ -147,6 +147,11 @@ def test_overrides_of_what_the_recipe_does_not_hold(tmp_path: Path) -> None:
         ("train.steps=0", "train.steps: input should be greater than or equal to 1, got 0"),
         ("objective.beta=inf", "objective.beta: expected a finite number, got inf"),
         ("train.lr=nan", "train.lr: expected a finite number, got nan"),
+        ("objective.beta=1e400", "objective.beta: expected a finite number"),
+        ("objective.beta=12345678901234567890123456", "objective.beta: expected an integer of at most 64 bits"),
+        ("reward.options.n=-12345678901234567890", "reward.options.n: expected an integer of at most 64 bits"),
+        ("objective.beta=" + "9" * 5000, "override 'objective.beta=999"),
+        ("reward.options.n=" + "[" * 5000, "override 'reward.options.n="),
     ],
 )
 def test_overrides_that_are_refused(tmp_path: Path, item: str, words: str) -> None:
@@ -179,6 +184,10 @@ def test_overrides_that_are_refused(tmp_path: Path, item: str, words: str) -> No
             {"reward": {"options": {"a": {"b": [0.0, float("nan")]}}}},
             "reward.options.a.b.1: expected a finite number, got nan",
         ),
+        ({"train": {"seed": 10**30}}, "train.seed: expected an integer of at most 64 bits"),
+        ({"phases": [{"name": "a", "x": {"n": 2**63}}]}, "phases.0.x.n: expected an integer of at most 64 bits"),
+        ({"reward": {"options": {"a": "\ud800"}}}, "reward.options.a: expected Unicode text"),
+        ({"reward": {"options": {"\ud800": 1}}}, "expected Unicode text"),
         ({"phases": [{"train": {"steps": 3}}]}, "phases.0.name: field required"),
         (
             {"phases": [{"name": "a"}, {"name": "b"}, {"name": "a"}]},
@@ -216,6 +225,9 @@ def test_all_mistakes_are_said_at_once() -> None:
         ("a.json", b'{"train": {"steps": 3}', "line 1"),
         ("a.json", b"[]", "expected an object of sections"),
         ("a.json", b'{"objective": {"beta": NaN}}', "objective.beta: expected a finite number, got nan"),
+        ("a.json", b'{"train": {"seed": ' + b"9" * 5000 + b"}}", "digits"),
+        ("a.toml", b"[train]\nseed = " + b"9" * 5000, "digits"),
+        ("a.json", b"[" * 100_000, "recursion"),
         ("a.toml", b"# \xff\xfe", "it isn't UTF-8 text"),
         ("a.toml", b"[train]\nstps = 3", "unknown key train.stps"),
         ("a.toml", b'[[phases]]\nname = "x"\ndta = 3', "phase x: unknown key dta; did you mean data?"),

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agro.config.data import Data
-from agro.config.messages import explain, refuse_infinite
+from agro.config.messages import check_values, explain
 from agro.config.override import merge, override
 from agro.config.policy import Policy
 from agro.config.reward import Reward
@@ -47,7 +47,7 @@ class RunConfig(Section):
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "configuration") -> RunConfig:
         """The configuration of nested values; `where` names them in messages."""
-        refuse_infinite(values, where)
+        check_values(values, where)
         try:
             config = cls.model_validate(values)
         except ValidationError as error:
@@ -99,7 +99,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise Refused(f"{path}: can't be read: it isn't UTF-8 text; {expected}") from None
     try:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also integers of thousands of digits
         raise Refused(f"{path}: {error}") from None
     if not isinstance(values, dict):
         raise Refused(f"{path}: expected an object of sections, got {text!r:.80}")
