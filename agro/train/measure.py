@@ -116,8 +116,7 @@ def describe_step(
 
 def samples_policy(config: RunConfig) -> bool:
     """Whether the engine samples the policy itself, so that engine and learner compute the same log-probs."""
-    s = config.sampler
-    return s.temperature == config.policy.temperature and not s.top_k and s.top_p == 1 and not s.min_p
+    return config.sampler.temperature == config.policy.temperature and not config.sampler.truncation
 
 
 def kl_of(batch: Batch, logp: torch.Tensor) -> float:
