@@ -64,7 +64,7 @@ class RunConfig(Section):
         """The configuration of a TOML recipe or a run's config.json, changed by `KEY=VALUE` texts."""
         path = Path(path)
         values = _read(path)
-        for made_by_a_run in ("versions", "run"):
+        for made_by_a_run in ("versions", "run", "inputs"):
             values.pop(made_by_a_run, None)
         for item in overrides:
             override(values, item)

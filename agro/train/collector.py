@@ -26,6 +26,7 @@ from agro.rollout.reward import EpisodeReward
 from agro.store import Store
 from agro.store.requests import ledger_of
 from agro.train.elsewhere import LATEST, POLL_SECONDS, Published, ahead
+from agro.train.inputs import valid_prompts
 from agro.train.phases import derive
 from agro.train.source import PromptOrder
 
@@ -56,6 +57,7 @@ class Collector:
     def serve(self) -> int:
         """Collect until the run ends; returns the number of responses."""
         policy, published = self._load()
+        self.prompts, _ = valid_prompts(self.prompts, policy.encoder, self.config.data, "prompts")
         made = 0
         reward = EpisodeReward(load_reward(self.config.reward))
         with closing(reward), Store.open(self.store_file, create=False) as store, alive(self.run, self.name):
