@@ -123,10 +123,9 @@ def test_prompts_without_room_are_dropped_and_counted(tmp_path: Path, capsys) ->
     folder = Trainer(made, tmp_path / "run").run()
     assert "2 of 6 prompts" in capsys.readouterr().err
     assert all(m["groups"] == 2 for m in metrics(folder))
+    lines = (json.dumps({"prompt": LONG, "id": i}) + "\n" for i in range(3))
+    (tmp_path / "some.jsonl").write_text("".join(lines))
     with pytest.raises(Refused, match="3 of 3 prompts"):
-        (tmp_path / "some.jsonl").write_text(
-            "".join(json.dumps({"prompt": LONG, "id": i}) + "\n" for i in range(3))
-        )
         Trainer(made, tmp_path / "other").run()
 
 
