@@ -16,6 +16,7 @@ from agro.config.override import merge, override
 from agro.config.policy import Policy
 from agro.config.reward import Reward
 from agro.config.rollout import Engine, Environment, Sampler, Source
+from agro.config.secrets import redacted
 from agro.config.section import Section
 from agro.config.train import Evaluate, Guard, Objective, Track, Train
 from agro.errors import Refused
@@ -83,6 +84,11 @@ class RunConfig(Section):
             if key in changes:
                 raise Refused(f"{where}: phase {name}: {key}: a phase has none of its own")
         return RunConfig.of(merge(self.model_dump(exclude={"phases"}), changes), f"{where}: phase {name}")
+
+    def record(self) -> dict[str, Any]:
+        """All values, for files that are kept and shared: what looks like a secret is redacted."""
+        values: dict[str, Any] = redacted(self.model_dump(mode="json"))
+        return values
 
     @property
     def phase_names(self) -> tuple[str, ...]:

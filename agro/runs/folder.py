@@ -48,7 +48,7 @@ class Run:
             ) from None
         self.id = str(before.get("run", uuid.uuid4().hex))  # a run killed before its first step keeps its id
         record = {
-            **config.model_dump(mode="json"),
+            **config.record(),
             "versions": versions(),
             "run": self.id,
             "inputs": dict(inputs or {}),
@@ -78,7 +78,7 @@ class Run:
             return {}
         saved = RunConfig.load(self.config_file)
         self.changed = ending(saved) != ending(config)
-        then, now = (deciding(c.model_dump(mode="json")) for c in (saved, config))
+        then, now = (deciding(c.record()) for c in (saved, config))
         before, after = take_length(then), take_length(now)
         if before is not None and after is not None and after < before:
             raise Refused(

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
-from agro.config import RunConfig
+from agro.config import RunConfig, refuse_redacted
 from agro.engines import Engine
 from agro.errors import Refused
 from agro.policy import Policy
@@ -42,6 +42,7 @@ class Collector:
                 f"{run}: expected the folder of a run (with config.json); start it with agro train first"
             )
         self.config = RunConfig.load(run / "config.json")
+        refuse_redacted(self.config.model_dump())
         self.id = str(json.loads((run / "config.json").read_text(encoding="utf-8"))["run"])
         if self.config.source.kind != "elsewhere":
             raise Refused(

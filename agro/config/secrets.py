@@ -1,0 +1,64 @@
+"""Secrets among options: `env:NAME` is a variable of the environment; literal ones are never stored."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from agro.errors import Refused
+
+REDACTED = "(redacted)"
+_VARIABLE = re.compile(r"env:([A-Za-z_]\w*)")
+_NAMES = re.compile(
+    r"secret|passw|credential|(api|access|private)[_-]?key|auth(?!ors?$)|token$", re.IGNORECASE
+)
+_VALUES = re.compile(
+    r"(?<![\w/.-])("  # not within a path
+    r"sk[-_][\w-]{8,}|hf_\w{8,}|gh[a-z]_\w{8,}|github_pat_\w{8,}|glpat-[\w-]{8,}|xox[a-z]-[\w-]{8,}"
+    r"|A[KS]IA\w{12,}|AIza[\w-]{16,}|eyJ[\w-]{8,}\.|(Bearer|Basic) \S{8,}|-----BEGIN )"
+    r"|://[^/\s:@]+:[^/\s@]+@"  # the password in an address
+)
+
+
+def redacted(value: Any, name: str = "") -> Any:
+    """Nested values without texts that look like secrets, by their names or by themselves."""
+    if isinstance(value, Mapping):
+        return {key: redacted(item, str(key)) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redacted(item, name.removesuffix("s")) for item in value]
+    if not isinstance(value, str) or not value or _VARIABLE.fullmatch(value):
+        return value
+    is_special = value.startswith("<")  # such as eos_token = "</s>"
+    return REDACTED if _VALUES.search(value) or (_NAMES.search(name) and not is_special) else value
+
+
+def from_environment(value: Any, where: str) -> Any:
+    """Nested values with those of the environment for `env:NAME`; raises `Refused` where it isn't set."""
+    if isinstance(value, Mapping):
+        return {key: from_environment(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [from_environment(item, where) for item in value]
+    variable = _VARIABLE.fullmatch(value) if isinstance(value, str) else None
+    if variable is None:
+        return value
+    if variable[1] not in os.environ:
+        raise Refused(f"{where}: expected {variable[1]} in the environment, but it isn't set; export it")
+    return os.environ[variable[1]]
+
+
+def refuse_redacted(value: Any, where: str = "") -> None:
+    """Raise `Refused` for a configuration of a run's config.json that lost a secret."""
+    items: list[tuple[Any, Any]] = []
+    if isinstance(value, Mapping):
+        items = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        items = list(enumerate(value))
+    for key, item in items:
+        refuse_redacted(item, f"{where}.{key}".removeprefix("."))
+    if value == REDACTED:
+        raise Refused(
+            f"{where}: this run's value looked like a secret and wasn't stored. What to do: give it again "
+            f"({where}=VALUE); in new runs give env:NAME, whose value is taken from the environment"
+        )
