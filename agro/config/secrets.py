@@ -11,9 +11,7 @@ from agro.errors import Refused
 
 REDACTED = "(redacted)"
 _VARIABLE = re.compile(r"env:([A-Za-z_]\w*)")
-_NAMES = re.compile(
-    r"secret|passw|credential|(api|access|private)[_-]?key|auth(?!ors?$)|token$", re.IGNORECASE
-)
+_NAMES = re.compile(r"(?i)secret|passw|credential|(api|access|private)[_-]?key|auth(?!ors?$)|token$")
 _VALUES = re.compile(
     r"(?<![\w/.-])("  # not within a path
     r"sk[-_][\w-]{8,}|hf_\w{8,}|gh[a-z]_\w{8,}|github_pat_\w{8,}|glpat-[\w-]{8,}|xox[a-z]-[\w-]{8,}"

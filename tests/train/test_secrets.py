@@ -99,7 +99,7 @@ def test_a_variable_is_stored_by_its_name(tmp_path: Path, function: str, monkeyp
 
 
 def test_a_variable_in_a_list_and_in_the_options_of_an_environment(tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "some.py").write_text(
+    (tmp_path / "keyed_options.py").write_text(
         "def keyed(completions, keys):\n    return [float(keys == ['plain', 'value'])] * len(completions)\n"
         "class Keyed:\n"
         "    name, stop, reset, step = 'keyed', (), None, None\n"
@@ -110,10 +110,10 @@ def test_a_variable_in_a_list_and_in_the_options_of_an_environment(tmp_path: Pat
     )
     monkeypatch.setenv("SOME_KEY", "value")
     options = {"keys": ["plain", "env:SOME_KEY"]}
-    reward = load_reward(Reward(name=f"{tmp_path / 'some.py'}:keyed", options=options))
+    reward = load_reward(Reward(name=f"{tmp_path / 'keyed_options.py'}:keyed", options=options))
     assert [s.value for s in reward.score([Sample("a", "b")])] == [1.0]
     reward.close()
-    name = f"{tmp_path / 'some.py'}:Keyed"
+    name = f"{tmp_path / 'keyed_options.py'}:Keyed"
     made: Any = load_environment(Environment(name=name, options={"key": "env:SOME_KEY"}))
     assert made.key == "value"
     with pytest.raises(Refused) as caught:
