@@ -127,6 +127,14 @@ class Samples(Ledger):
             for i, group, scored, knows, sampling, episode in rows
         ]
 
+    def next_number(self, seed: int) -> int:
+        """The number after the last response (`meta["index"]`) that was sampled with this seed; from 0.
+
+        Seed and number determine a response's noise, so a sampler that continues from here repeats none.
+        """
+        [(number,)] = self._run(queries.NEXT_NUMBER, [seed])
+        return int(number)
+
     def set_rewards(self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]]) -> None:
         """Set rewards: (id, reward, entries for `meta`).
 

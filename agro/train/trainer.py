@@ -123,11 +123,7 @@ class Trainer:
                 for opened in (self.reward, self.__dict__.get("engine"), *self.monitors):
                     if opened is not None:
                         closed.callback(opened.close)
-        with writing(self.out):
-            report(self.out)
-            write_cards(self.out)
-        if where := push(self.out / "model", self.config.train):
-            self.progress.say(f"uploaded to {where}")
+        self._present()
         return self.out
 
     def plan(self) -> dict[str, Any]:
@@ -209,6 +205,21 @@ class Trainer:
             loop.run(published=published.version if published else 0)
             end(self.out)
             save_model(learner, self.out, self.config.policy.lora)
+
+    def _present(self) -> None:
+        """Report, cards and upload. A report that fails doesn't keep back the others; then its error."""
+        failure: Exception | None = None
+        with writing(self.out):
+            try:
+                report(self.out)
+            except Exception as error:  # noqa: BLE001
+                failure = error
+            write_cards(self.out)
+            if where := push(self.out / "model", self.config.train):
+                self.progress.say(f"uploaded to {where}")
+            if failure is not None:
+                self.progress.say(f"only the report failed; try again with: agro report {self.out}")
+                raise failure
 
     @contextmanager
     def _learner(self) -> Iterator[Learner]:
