@@ -14,8 +14,9 @@ _VARIABLE = re.compile(r"env:([A-Za-z_]\w*)")
 _NAMES = re.compile(r"(?i)secret|passw|credential|(api|access|private)[_-]?key|auth(?!ors?$)|token$")
 _VALUES = re.compile(
     r"(?<![\w/.-])("  # not within a path
-    r"sk[-_][\w-]{8,}|hf_\w{8,}|gh[a-z]_\w{8,}|github_pat_\w{8,}|glpat-[\w-]{8,}|xox[a-z]-[\w-]{8,}"
-    r"|A[KS]IA\w{12,}|AIza[\w-]{16,}|eyJ[\w-]{8,}\.|(Bearer|Basic) \S{8,}|-----BEGIN )"
+    r"sk[-_](?=[\w-]*\d)[\w-]{8,}|hf_[^\W_]{16,}|gh[opsu]_[^\W_]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
+    r"|xox[a-z]-[\w-]{8,}|A[KS]IA[A-Z0-9]{12,}|AIza[\w-]{16,}|eyJ[\w-]{8,}\.|Bearer [\w.~+/-]{16,}"
+    r"|-----BEGIN )"
     r"|://[^/\s:@]+:[^/\s@]+@"  # the password in an address
 )
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from agro.config import RunConfig, refuse_redacted
 from agro.engines import Engine
 from agro.errors import Refused
+from agro.files import digest
 from agro.policy import Policy
 from agro.prompts import load_prompts
 from agro.rewards import Reward, load_reward
@@ -43,7 +44,8 @@ class Collector:
             )
         self.config = RunConfig.load(run / "config.json")
         refuse_redacted(self.config.model_dump())
-        self.id = str(json.loads((run / "config.json").read_text(encoding="utf-8"))["run"])
+        record = json.loads((run / "config.json").read_text(encoding="utf-8"))
+        self.id = str(record["run"])
         if self.config.source.kind != "elsewhere":
             raise Refused(
                 f"{run}: expected a run with source.kind = elsewhere, got {self.config.source.kind}, which "
@@ -51,6 +53,11 @@ class Collector:
             )
         if self.config.data.prompts is None:
             raise Refused(f"{run}: data.prompts isn't set, so there is nothing to sample from")
+        if record["inputs"]["data.prompts"] != digest(Path(self.config.data.prompts)):
+            raise Refused(
+                f"{run}: data.prompts: {self.config.data.prompts} has changed since the run began, whose "
+                "prompts have numbers in its order. What to do: put it back, or start a new run"
+            )
         self.prompts = load_prompts(self.config.data.prompts)
         self.name = uuid.uuid4().hex
         self.store_file = Path(self.config.data.store) if self.config.data.store else run / "store.db"

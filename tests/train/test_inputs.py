@@ -12,8 +12,10 @@ from tiny_runs import InterruptAfter, metrics, tiny, weights, write_prompts
 
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
+from agro.files import digest
 from agro.policy import Policy
 from agro.reference import fingerprint
+from agro.train.collector import Collector
 from agro.train.plan import describe
 from agro.train.trainer import Trainer
 
@@ -81,6 +83,17 @@ def test_equal_inputs_elsewhere_on_the_disk_are_not_changed(tmp_path: Path) -> N
     Trainer(made, tmp_path / "run", resume=True).run()
     assert weights(tmp_path / "run") == weights(tmp_path / "plain")
     assert RunConfig.load(tmp_path / "run" / "config.json") == made
+
+
+def test_a_collector_samples_the_prompts_of_the_run(tmp_path: Path) -> None:
+    """Their order has the numbers that collectors claim."""
+    made = tiny(tmp_path, source__kind="elsewhere")
+    inputs = {"data.prompts": digest(tmp_path / "prompts.jsonl")}
+    (tmp_path / "config.json").write_text(json.dumps({**made.record(), "run": "r", "inputs": inputs}))
+    assert len(Collector(tmp_path, None, print).prompts) == 60  # type: ignore[arg-type]
+    write_prompts(tmp_path / "prompts.jsonl", range(59))
+    with pytest.raises(Refused, match=r"data\.prompts: .* has changed"):
+        Collector(tmp_path, None, print)  # type: ignore[arg-type]
 
 
 def test_a_fingerprint_is_of_every_weight(tmp_path: Path) -> None:
