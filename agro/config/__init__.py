@@ -13,12 +13,12 @@ from agro.config.resume import deciding, ending, shared, take_length
 from agro.config.reward import Reward, RewardPart
 from agro.config.rollout import Engine, Environment, Sampler, Source
 from agro.config.run import Phase, RunConfig
-from agro.config.secrets import from_environment, refuse_redacted
+from agro.config.secrets import check_texts, from_environment
 from agro.config.section import Count, Positive, Section, Share, field
 from agro.config.train import Evaluate, Guard, Objective, Track, Train
 
 __all__ = ["Chat", "Count", "Data", "Engine", "Environment", "Evaluate", "Guard", "LoRA", "NewModel"]
 __all__ += ["Objective", "Phase", "Policy", "Positive", "Reward", "RewardPart", "RunConfig", "Sampler"]
 __all__ += ["Section", "Share", "Source", "Track", "Train"]
-__all__ += ["from_environment", "refuse_redacted"]
+__all__ += ["check_texts", "from_environment"]
 __all__ += ["check_values", "deciding", "ending", "field", "override", "parse", "shared", "take_length"]

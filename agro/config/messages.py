@@ -13,20 +13,17 @@ from agro.errors import Refused
 
 
 def check_values(value: Any, where: str, *keys: Any) -> None:
-    """Options of objectives and rewards have any type, but JSON (`config.json`) has no NaN or infinity, UTF-8
-    no lone surrogates, and tensors no integers beyond 64 bits."""
+    """Options of objectives and rewards have any type, but JSON (`config.json`) has no NaN or infinity, and
+    tensors no integers beyond 64 bits."""
     problem = ""
     if isinstance(value, float) and not math.isfinite(value):
         problem = f"expected a finite number, got {value}"
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         problem = f"expected an integer of at most 64 bits, got one of {value.bit_length()} bits"
-    elif isinstance(value, str) and value.encode("utf-8", "replace").decode() != value:
-        problem = f"expected Unicode text, got {value!r:.80}"
     if problem:
         raise Refused(f"{where}: {'.'.join(map(str, keys))}: {problem}")
     if isinstance(value, Mapping):
         for key, item in value.items():
-            check_values(key, where, *keys, "key")
             check_values(item, where, *keys, key)
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):

@@ -47,15 +47,18 @@ def from_environment(value: Any, where: str) -> Any:
     return os.environ[variable[1]]
 
 
-def refuse_redacted(value: Any, where: str = "") -> None:
-    """Raise `Refused` for a configuration of a run's config.json that lost a secret."""
+def check_texts(value: Any, where: str = "") -> None:
+    """Raise `Refused` for text that can't be written to files, and where a config.json lost a secret."""
     items: list[tuple[Any, Any]] = []
     if isinstance(value, Mapping):
         items = list(value.items())
     elif isinstance(value, (list, tuple)):
         items = list(enumerate(value))
     for key, item in items:
-        refuse_redacted(item, f"{where}.{key}".removeprefix("."))
+        check_texts(key, where)
+        check_texts(item, f"{where}.{key}".removeprefix("."))
+    if isinstance(value, str) and value.encode("utf-8", "replace").decode() != value:
+        raise Refused(f"{where}: expected Unicode text, got half of a surrogate pair in {value!r:.80}")
     if value == REDACTED:
         raise Refused(
             f"{where}: this run's value looked like a secret and wasn't stored. What to do: give it again "

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
-from agro.config import RunConfig, refuse_redacted
+from agro.config import RunConfig, check_texts
 from agro.engines import Engine
 from agro.errors import Refused
 from agro.files import digest
@@ -43,7 +43,7 @@ class Collector:
                 f"{run}: expected the folder of a run (with config.json); start it with agro train first"
             )
         self.config = RunConfig.load(run / "config.json")
-        refuse_redacted(self.config.model_dump())
+        check_texts(self.config.model_dump())
         record = json.loads((run / "config.json").read_text(encoding="utf-8"))
         self.id = str(record["run"])
         if self.config.source.kind != "elsewhere":

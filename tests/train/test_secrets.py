@@ -125,6 +125,12 @@ def test_a_variable_in_a_list_and_in_the_options_of_an_environment(tmp_path: Pat
     assert "value" not in str(caught.value)
 
 
+@pytest.mark.parametrize("options", [{"a": "\ud800"}, {"a": [{"\ud800": 1}]}], ids=repr)
+def test_text_that_no_file_can_have_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(Refused, match=r"reward\.options\.a.*: expected Unicode text"):
+        Trainer(tiny(tmp_path, reward={"options": options}), tmp_path / "run")
+
+
 def test_a_collector_does_not_go_on_with_a_redacted_value(tmp_path: Path) -> None:
     values = tiny(tmp_path, source__kind="elsewhere", data__max_age=1).record()
     values["reward"]["options"] = {"api_key": REDACTED}
