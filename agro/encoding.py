@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from agro.chat import Chat, Rewritten
 from agro.errors import Refused
-from agro.types import UNKNOWN_VERSION, Sample, Text, check_turns
+from agro.types import UNKNOWN_VERSION, Prompt, Sample, Text, check_turns
 
 Reason = Literal[
     "too long",
@@ -74,6 +74,17 @@ class Encoder:
         policy.chat.wrap) are rendered by the chat template, with its generation prompt.
         """
         return self._begun(self.render(text), text)
+
+    def asked(self, prompt: Prompt) -> list[int]:
+        """Ids of a prompt. Raises `InvalidSample` where they leave no room for a response."""
+        ids = self.prompt(prompt.text)
+        if len(ids) >= self.context:
+            raise InvalidSample(
+                "too long",
+                f"prompt {prompt.id}: {len(ids)} tokens leave no room for a response in the model's context "
+                f"of {self.context}",
+            )
+        return ids
 
     def render(self, text: Text) -> str:
         """The text of a prompt: plain, or rendered by the chat template up to the start of the response."""

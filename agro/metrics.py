@@ -165,8 +165,19 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             "over responses whose end is known",
         ),
         Metric("groups", "groups", "Groups in the batch.", "count of prompts"),
+        Metric(
+            "groups_merged",
+            "groups",
+            "Groups of fresh and stored responses: of prompts that were sampled and drawn in one step.",
+            "count; each is one group in `groups`",
+        ),
         Metric("groups_equal", "groups", "Groups whose rewards are all equal.", "count; they teach little"),
-        Metric("replay_share", "share", "Share of groups drawn from the store.", "stored groups / `groups`"),
+        Metric(
+            "replay_share",
+            "share",
+            "Share of groups drawn from the store.",
+            "prompts with stored responses / (these + prompts with fresh ones)",
+        ),
     ),
     "Problems": (
         Metric("rewards_failed", RESPONSES, "Responses whose reward failed.", "count over fresh responses"),

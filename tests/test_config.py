@@ -147,6 +147,11 @@ def test_overrides_of_what_the_recipe_does_not_hold(tmp_path: Path) -> None:
         ("train.steps=0", "train.steps: input should be greater than or equal to 1, got 0"),
         ("objective.beta=inf", "objective.beta: expected a finite number, got inf"),
         ("train.lr=nan", "train.lr: expected a finite number, got nan"),
+        ("objective.beta=1e400", "objective.beta: expected a finite number"),
+        ("objective.beta=12345678901234567890123456", "objective.beta: expected an integer"),
+        ("reward.options.n=-12345678901234567890", "reward.options.n: expected an integer"),
+        ("objective.beta=" + "9" * 5000, "override 'objective.beta=999"),
+        ("reward.options.n=" + "[" * 5000, "override 'reward.options.n="),
     ],
 )
 def test_overrides_that_are_refused(tmp_path: Path, item: str, words: str) -> None:
@@ -179,6 +184,11 @@ def test_overrides_that_are_refused(tmp_path: Path, item: str, words: str) -> No
             {"reward": {"options": {"a": {"b": [0.0, float("nan")]}}}},
             "reward.options.a.b.1: expected a finite number, got nan",
         ),
+        ({"train": {"seed": 10**30}}, "train.seed: expected an integer"),
+        ({"phases": [{"name": "a", "x": {"n": 2**63}}]}, "phases.0.x.n: expected an integer"),
+        ({"sampler": {"temperature": 1e-308}}, "sampler.temperature: input should be 0 (greedy), or 1e-6"),
+        ({"policy": {"threads": 2**62}}, "policy.threads: input should be less than or equal to 1024"),
+        ({"policy": {"new": {"hidden": 2**62}}}, "policy.new.hidden: input should be less than or equal"),
         ({"phases": [{"train": {"steps": 3}}]}, "phases.0.name: field required"),
         (
             {"phases": [{"name": "a"}, {"name": "b"}, {"name": "a"}]},
@@ -216,6 +226,9 @@ def test_all_mistakes_are_said_at_once() -> None:
         ("a.json", b'{"train": {"steps": 3}', "line 1"),
         ("a.json", b"[]", "expected an object of sections"),
         ("a.json", b'{"objective": {"beta": NaN}}', "objective.beta: expected a finite number, got nan"),
+        ("a.json", b'{"train": {"seed": ' + b"9" * 5000 + b"}}", "digits"),
+        ("a.toml", b"[train]\nseed = " + b"9" * 5000, "digits"),
+        ("a.json", b"[" * 100_000, "recursion"),
         ("a.toml", b"# \xff\xfe", "it isn't UTF-8 text"),
         ("a.toml", b"[train]\nstps = 3", "unknown key train.stps"),
         ("a.toml", b'[[phases]]\nname = "x"\ndta = 3', "phase x: unknown key dta; did you mean data?"),

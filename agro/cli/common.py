@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import functools
 import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
@@ -98,10 +97,9 @@ def pairs(items: list[str] | None, flag: str, form: str) -> dict[str, str]:
 
 def options(items: list[str] | None) -> dict[str, Any]:
     """KEY=VALUE with a TOML value; a bare word is text."""
-    parsed: dict[str, Any] = {}
-    for key, raw in pairs(items, "--option", "KEY=VALUE").items():
-        try:
-            parsed[key] = tomllib.loads(f"value = {raw}")["value"]
-        except tomllib.TOMLDecodeError:
-            parsed[key] = raw
+    from agro.config import check_values, parse
+
+    given = pairs(items, "--option", "KEY=VALUE")
+    parsed = {key: parse(raw, f"--option {key}") for key, raw in given.items()}
+    check_values(parsed, "--option")
     return parsed

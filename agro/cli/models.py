@@ -46,7 +46,7 @@ def sample(
     environment: EnvironmentName = None,
     max_turns: MaxTurns = 8,
 ) -> None:
-    """Sample responses into a store, without rewards."""
+    """Sample responses into a store, without rewards; other ones each time, also with the same seed."""
     from agro.config import Sampler
     from agro.prompts import load_prompts
     from agro.rollout import Task, collect
@@ -65,7 +65,9 @@ def sample(
     sampler = Sampler(n=n, temperature=temperature, max_new=max_new)
     rollout = _rollout(model, policy, environment, max_turns)
     with TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db" if as_file else out) as store:
-        made = collect(rollout, asked, sampler, store, Task(seed=seed))
+        first = -(-store.next_number(seed) // n)  # of the prompts: what is stored already isn't sampled again
+        task = Task(seed=seed, numbers=tuple(range(first, first + len(asked))))
+        made = collect(rollout, asked, sampler, store, task)
         if as_file:
             by_id = {s.id: s for s in store.samples()}
             write_samples(out, (by_id[i] for i in made.ids))

@@ -15,6 +15,9 @@ class Data(Section):
     """JSONL file of prompts to sample from (`prompt`, and what the reward reads, such as `answer`)"""
     eval_prompts: str | None = field(None, shared=True)
     """held-out prompts, the same format"""
+    invalid_prompts: Literal["refuse", "drop"] = field("refuse", shared=True)
+    """prompts, held-out ones too, that leave no room for a response in the model's context, or that the
+    tokenizer can't encode: refuse the run before it starts, or drop and count them"""
     store: str | None = field(None, shared=True)
     """the store; RUN/store.db where it is not given"""
     eval_store: str | None = None

@@ -12,16 +12,22 @@ from pydantic import BaseModel
 from agro.errors import Refused
 
 
-def refuse_infinite(value: Any, where: str, *keys: Any) -> None:
-    """Options of objectives and rewards have any type, but JSON (`config.json`) has no NaN or infinity."""
+def check_values(value: Any, where: str, *keys: Any) -> None:
+    """Options of objectives and rewards have any type, but JSON (`config.json`) has no NaN or infinity, and
+    tensors no integers beyond 64 bits."""
+    problem = ""
     if isinstance(value, float) and not math.isfinite(value):
-        raise Refused(f"{where}: {'.'.join(map(str, keys))}: expected a finite number, got {value}")
+        problem = f"expected a finite number, got {value}"
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        problem = f"expected an integer of at most 64 bits, got one of {value.bit_length()} bits"
+    if problem:
+        raise Refused(f"{where}: {'.'.join(map(str, keys))}: {problem}")
     if isinstance(value, Mapping):
         for key, item in value.items():
-            refuse_infinite(item, where, *keys, key)
+            check_values(item, where, *keys, key)
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            refuse_infinite(item, where, *keys, index)
+            check_values(item, where, *keys, index)
 
 
 def explain(error: Any, config: type[BaseModel], where: str) -> str:

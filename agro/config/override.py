@@ -28,16 +28,23 @@ def override(values: dict[str, Any], item: str) -> None:
     key, equals, raw = item.partition("=")
     if not equals or not key.strip():
         raise Refused(f"override {item!r}: expected KEY=VALUE, such as train.steps=20")
-    try:
-        value = tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = raw
+    value = parse(raw, f"override {item!r:.80}")
     at, keys = _target(values, key, raw, item)
     for section in keys[:-1]:
         at = at.setdefault(section, {})
         if not isinstance(at, dict):
             raise Refused(f"override {item!r}: {section} is a value, not a section")
     at[keys[-1]] = value
+
+
+def parse(raw: str, where: str) -> Any:
+    """A TOML value; a bare word is text."""
+    try:
+        return tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        return raw
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits, thousands of brackets
+        raise Refused(f"{where}: {error}") from None
 
 
 def _target(values: dict[str, Any], key: str, raw: str, item: str) -> tuple[dict[str, Any], list[str]]:

@@ -14,15 +14,15 @@ class NewModel(Section):
 
     alphabet: str = "bytes"
     """the characters of the vocabulary, or 'bytes' for all 256"""
-    hidden: Count = 128
+    hidden: int = field(128, ge=1, le=2**16)
     """width of the hidden states; a multiple of `heads`"""
-    layers: Count = 4
+    layers: int = field(4, ge=1, le=2**10)
     """transformer blocks"""
     heads: Count = 4
     """attention heads of a block"""
     context: Count = 1024
     """context length: tokens of prompt and response together"""
-    initializer_range: Positive = 0.02
+    initializer_range: float = field(0.02, gt=0, le=100)
     """standard deviation of the random weights; a narrow model learns from rewards only with a larger one,
     about 1/√hidden"""
 
@@ -67,7 +67,7 @@ class Policy(Section):
     """of weights and updates: in bfloat16 an update smaller than a 256th of a weight rounds away"""
     device: str = field("auto", shared=True)
     """auto: CUDA where there is one, else the CPU"""
-    threads: int = field(1, shared=True, ge=0)
+    threads: int = field(1, shared=True, ge=0, le=2**10)
     """CPU threads of the process; 0 leaves torch's own choice. A second thread slows small models down"""
     temperature: Positive = field(1.0, shared=True)
     """of π, π_ref and every log-prob of the trainer; sampler.temperature belongs to the behavior only"""

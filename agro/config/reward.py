@@ -7,7 +7,7 @@ from typing import Any, Self
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from agro.config.section import Count, Positive, Section, Share, field
+from agro.config.section import Positive, Section, Share, field
 
 
 class RewardPart(Section):
@@ -36,7 +36,7 @@ class Reward(Section):
     """seconds a call may take for one response; beyond it the reward stays unknown"""
     max_failed: Share = field(0.5, resume=True, shared=True)
     """the run stops where more than this share of one step's rewards failed"""
-    workers: Count = field(1, resume=True, shared=True)
+    workers: int = field(1, resume=True, shared=True, ge=1, le=2**10)
     """processes of each reward that has some: functions, math, regex patterns"""
 
     @model_validator(mode="before")

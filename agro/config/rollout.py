@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from agro.config.section import Count, Positive, Section, Share, field
+from agro.config.section import Count, Positive, Section, Share, Temperature, field
+from agro.types import truncation
 
 
 class Sampler(Section):
@@ -15,7 +16,7 @@ class Sampler(Section):
 
     n: Count = 4
     """responses a prompt"""
-    temperature: float = field(1.0, ge=0)
+    temperature: Temperature = 1.0
     """0 is greedy"""
     top_k: int = field(0, ge=0)
     """0 keeps all tokens"""
@@ -29,6 +30,11 @@ class Sampler(Section):
     """a response ends with the first of these texts"""
     batch: Count = 64
     """sequences decoded at once"""
+
+    @property
+    def truncation(self) -> str:
+        """The settings that exclude tokens; see `agro.types.truncation`."""
+        return truncation(self.model_dump())
 
 
 class Environment(Section):

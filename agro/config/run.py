@@ -11,11 +11,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agro.config.data import Data
-from agro.config.messages import explain, refuse_infinite
+from agro.config.messages import check_values, explain
 from agro.config.override import merge, override
 from agro.config.policy import Policy
 from agro.config.reward import Reward
 from agro.config.rollout import Engine, Environment, Sampler, Source
+from agro.config.secrets import redacted
 from agro.config.section import Section
 from agro.config.train import Evaluate, Guard, Objective, Track, Train
 from agro.errors import Refused
@@ -47,7 +48,7 @@ class RunConfig(Section):
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "configuration") -> RunConfig:
         """The configuration of nested values; `where` names them in messages."""
-        refuse_infinite(values, where)
+        check_values(values, where)
         try:
             config = cls.model_validate(values)
         except ValidationError as error:
@@ -64,7 +65,7 @@ class RunConfig(Section):
         """The configuration of a TOML recipe or a run's config.json, changed by `KEY=VALUE` texts."""
         path = Path(path)
         values = _read(path)
-        for made_by_a_run in ("versions", "run"):
+        for made_by_a_run in ("versions", "run", "inputs"):
             values.pop(made_by_a_run, None)
         for item in overrides:
             override(values, item)
@@ -84,6 +85,11 @@ class RunConfig(Section):
                 raise Refused(f"{where}: phase {name}: {key}: a phase has none of its own")
         return RunConfig.of(merge(self.model_dump(exclude={"phases"}), changes), f"{where}: phase {name}")
 
+    def record(self) -> dict[str, Any]:
+        """All values, for files that are kept and shared: what looks like a secret is redacted."""
+        values: dict[str, Any] = redacted(self.model_dump(mode="json"))
+        return values
+
     @property
     def phase_names(self) -> tuple[str, ...]:
         return tuple(phase.name for phase in self.phases) or ("train",)
@@ -99,7 +105,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise Refused(f"{path}: can't be read: it isn't UTF-8 text; {expected}") from None
     try:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also integers of thousands of digits
         raise Refused(f"{path}: {error}") from None
     if not isinstance(values, dict):
         raise Refused(f"{path}: expected an object of sections, got {text!r:.80}")

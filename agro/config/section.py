@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
+
+
+def _divisible(temperature: float) -> float:
+    """Logits over less than this aren't finite in float32."""
+    if 0 < temperature < 1e-6:
+        raise PydanticCustomError("temperature", "input should be 0 (greedy), or 1e-6 or more")
+    return temperature
+
+
+Temperature = Annotated[float, Field(ge=0), AfterValidator(_divisible)]
 
 
 class Section(BaseModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 from agro import config
+from agro.config import from_environment
 from agro.envs.protocol import Environment
 from agro.envs.verifiers import Verifiers
 from agro.errors import Refused
@@ -15,8 +16,9 @@ PARTS = ("name", "stop", "reset", "step")
 
 def load_environment(config: config.Environment) -> Environment:
     """Raises `Refused` where there is no such environment, or where it has no such option."""
+    options = from_environment(config.options, "environment.options")
     if config.name.startswith("verifiers:"):
-        return Verifiers(config.name.partition(":")[2], config.options)
+        return Verifiers(config.name.partition(":")[2], options)
     if ":" not in config.name:
         raise Refused(
             "environment.name: expected verifiers:ENV_ID, module:Class or file.py:Class, "
@@ -26,14 +28,14 @@ def load_environment(config: config.Environment) -> Environment:
     if make is None:
         raise Refused(f"environment.name: {problem}")
     try:
-        inspect.signature(make).bind(**config.options)
-        environment: Environment = make(**config.options)
+        inspect.signature(make).bind(**options)
+        environment: Environment = make(**options)
     except Refused:
         raise
     except Exception as error:
         reason = explain(error, "")
         raise Refused(
-            f"environment.options: {config.name} doesn't take {config.options}: {reason}"
+            f"environment.options: {config.name} doesn't take {', '.join(options)}: {reason}"
         ) from error
     missing = [part for part in PARTS if not hasattr(environment, part)]
     if missing:

@@ -46,7 +46,7 @@ class Verifiers:
             raise
         except Exception as error:
             raise Refused(
-                f"environment.name: verifiers:{id} can't be loaded with options {dict(options)}: {error}"
+                f"environment.name: verifiers:{id} can't be loaded with options {', '.join(options)}: {error}"
             ) from error
         self.name = f"verifiers:{id}"
         if getattr(self.program, "tool_defs", None):

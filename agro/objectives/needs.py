@@ -31,6 +31,8 @@ class Stored(Protocol):
     def scored(self) -> bool: ...
     @property
     def knows_behavior(self) -> bool: ...
+    @property
+    def truncation(self) -> str: ...
 
 
 class Need(str):
@@ -111,8 +113,10 @@ class Reward(Column):
 
 
 class BehaviorLogProb(LogProb):
+    """Over all tokens, as those of the trainer: over what truncation left, their ratio would be biased."""
+
     def missing_in(self, sample: Stored) -> bool:
-        return not sample.knows_behavior
+        return not sample.knows_behavior or bool(sample.truncation)
 
 
 class OldLogProb(LogProb):
@@ -213,7 +217,8 @@ REF_LOGP = LogProb(
 BEHAVIOR_LOGP = BehaviorLogProb(
     "behavior_logp",
     "record",
-    "sample again (our samplers record them), or use an objective that doesn't need them, such as agro",
+    "sample again, without top-k, top-p, min-p or greedy choices (our samplers record them), or use an "
+    "objective that doesn't need them, such as agro",
 )
 OLD_LOGP = OldLogProb(
     "old_logp",

@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 from difflib import get_close_matches
 
 from agro import config
+from agro.config import from_environment
 from agro.errors import Refused
 from agro.rewards.builtin import AnswerReward, exact, mathematical, regex
 from agro.rewards.combined import CombinedReward
@@ -47,6 +48,7 @@ def load_reward(config: config.Reward) -> Reward:
 
 
 def _load(name: str, options: dict[str, object], config: config.Reward) -> Reward:
+    options = from_environment(options, "reward.options")
     if name in BUILTIN:
         return BUILTIN[name](options, timeout=config.timeout, workers=config.workers)
     if ":" in name:

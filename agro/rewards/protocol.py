@@ -99,7 +99,7 @@ def check_failures(samples: Sequence[Sample], scores: Sequence[Score], max_faile
         f"reward: {share} responses of this step could not be scored; "
         f"reward.max_failed is {percent(max_failed)}\n"
         + "\n".join(lines)
-        + "\nFix the reward or the data, or raise reward.timeout or reward.max_failed; then use --resume"
+        + "\nFix the reward, or raise reward.timeout or reward.max_failed; then use --resume"
     )
 
 

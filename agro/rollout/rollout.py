@@ -68,8 +68,8 @@ class Rollout:
         asked: dict[int, Prompt] = {}
         waiting: deque[Request] = deque()
         for number, prompt in zip(numbers or range(len(prompts)), prompts, strict=True):
-            ids = self.encoder.prompt(prompt.text)
-            room = self._room(prompt, len(ids), options.max_new)
+            ids = self.encoder.asked(prompt)
+            room = min(options.max_new, self.encoder.context - len(ids))
             for index in range(number * n, (number + 1) * n):
                 if index not in skip:
                     asked[index] = prompt
@@ -77,16 +77,6 @@ class Rollout:
         if self.environment is None:
             return self._responses(asked, waiting, options, seed)
         return self._episodes(self.environment, asked, waiting, options, seed)
-
-    def _room(self, prompt: Prompt, length: int, max_new: int) -> int:
-        """Tokens that a response to a prompt of `length` tokens may have."""
-        room = min(max_new, self.encoder.context - length)
-        if room < 1:
-            raise Refused(
-                f"prompt {prompt.id}: {length} tokens leave no room for a response in the model's context of "
-                f"{self.encoder.context}; shorten it, or drop it"
-            )
-        return room
 
     def _responses(
         self, asked: dict[int, Prompt], waiting: deque[Request], sampler: Sampler, seed: int

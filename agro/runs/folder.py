@@ -22,7 +22,10 @@ LIBRARIES = ("agro", "torch", "transformers", "tokenizers", "numpy")
 class Run:
     """A folder with `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and perhaps `store.db`."""
 
-    def __init__(self, folder: Path, config: RunConfig, *, resume: bool) -> None:
+    def __init__(
+        self, folder: Path, config: RunConfig, *, resume: bool, inputs: Mapping[str, str] | None = None
+    ) -> None:
+        """`inputs`: fingerprints of the weights and files that the configuration names, by key."""
         self.folder = folder
         self.config_file = folder / "config.json"
         self.metrics_file = folder / "metrics.jsonl"
@@ -32,7 +35,7 @@ class Run:
             )
         self.changed = False  # since the run was stopped, in what ends it
         self.notes: list[str] = []
-        before = self._before(config) if resume else {}
+        before = self._before(config, inputs or {}) if resume else {}
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = (folder / ".lock").open("w")
@@ -44,7 +47,12 @@ class Run:
                 f"{folder}: another process is training in this folder; wait for it, or set another --out"
             ) from None
         self.id = str(before.get("run", uuid.uuid4().hex))  # a run killed before its first step keeps its id
-        record = {**config.model_dump(mode="json"), "versions": versions(), "run": self.id}
+        record = {
+            **config.record(),
+            "versions": versions(),
+            "run": self.id,
+            "inputs": dict(inputs or {}),
+        }
         try:
             with writing(folder):
                 for unfinished in [*folder.glob(".*.tmp"), *folder.glob("checkpoints/.*.tmp")]:
@@ -61,16 +69,16 @@ class Run:
     def checkpoint(self, step: int) -> Path:
         return self.folder / "checkpoints" / f"step-{step:08d}"
 
-    def _before(self, config: RunConfig) -> dict[str, Any]:
+    def _before(self, config: RunConfig, inputs: Mapping[str, str]) -> dict[str, Any]:
         """The contents of `config.json`; empty where the run was killed before there was one.
 
-        Raises `Refused` where a value differs that may not change on resume.
+        Raises `Refused` where a value or an input differs that may not change on resume.
         """
         if not self.config_file.exists() and not self.metrics_file.exists():
             return {}
         saved = RunConfig.load(self.config_file)
         self.changed = ending(saved) != ending(config)
-        then, now = (deciding(c.model_dump(mode="json")) for c in (saved, config))
+        then, now = (deciding(c.record()) for c in (saved, config))
         before, after = take_length(then), take_length(now)
         if before is not None and after is not None and after < before:
             raise Refused(
@@ -88,7 +96,14 @@ class Run:
                     f"{self.folder}: --resume expects the same configuration, but [{section}] differs: "
                     f"the run has {then[section]}, now it is {now[section]}"
                 )
-        return dict(json.loads(self.config_file.read_text(encoding="utf-8")))
+        record: dict[str, Any] = json.loads(self.config_file.read_text(encoding="utf-8"))
+        changed = [name for name, found in inputs.items() if record.get("inputs", {}).get(name) != found]
+        if changed:
+            raise Refused(
+                f"{self.folder}: --resume expects the inputs of before, but what {', '.join(changed)} names "
+                "has changed since the run began. What to do: put it back, or start a new run"
+            )
+        return record
 
     def forget_after(self, step: int) -> list[int]:
         """Drop the metrics of uncommitted steps; return the numbers of other unreadable lines."""

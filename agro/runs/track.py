@@ -52,7 +52,7 @@ class WandB:
             id=run.id,
             resume="allow",
             dir=str(run.folder),
-            config=config.model_dump(mode="json"),
+            config=config.record(),
             settings=wandb.Settings(console="off"),  # the terminal belongs to `Progress`
         )
 
@@ -72,7 +72,7 @@ class Trackio:
             project=config.track.project,
             name=f"{_name(run, config)}-{run.id[:8]}",
             resume="allow",
-            config=config.model_dump(mode="json"),
+            config=config.record(),
             embed=False,
         )
 

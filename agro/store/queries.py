@@ -123,6 +123,14 @@ ORDER BY step, CASE WHEN step IS NOT NULL AND json_valid(CAST(meta AS TEXT))
   THEN json_extract(CAST(meta AS TEXT), '$.index') END, id
 """
 
+NEXT_NUMBER = """
+SELECT ifnull(max(json_extract(meta, '$.index')) + 1, 0) FROM (
+  SELECT CAST(meta AS TEXT) AS meta, CAST(sampling AS TEXT) AS sampling FROM samples
+  WHERE sampling IS NOT NULL
+) WHERE CASE WHEN json_valid(meta) AND json_valid(sampling)
+  THEN json_extract(sampling, '$.seed') = ? AND json_type(meta, '$.index') = 'integer' END
+"""
+
 # What a run drew, in the order in which it did.
 DRAWN = """
 SELECT d.step, d.sample, s.reward, s.role, s.source, s.run IS d.run,

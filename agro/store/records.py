@@ -49,6 +49,8 @@ class Known(NamedTuple):
     prompt_id: str
     scored: bool
     knows_behavior: bool  # every action has its behavior log-prob
+    truncation: str  # see `agro.types.truncation`
+    episode: str | None
 
 
 class Draw(NamedTuple):

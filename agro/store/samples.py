@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Unpack
 
 from agro.errors import Refused
@@ -28,7 +29,7 @@ from agro.store.rows import (
     to_text,
 )
 from agro.strictjson import dumps, loads
-from agro.types import Sample, Text
+from agro.types import Sample, Text, truncation
 
 
 class Samples(Ledger):
@@ -152,9 +153,20 @@ class Samples(Ledger):
     def known(self, **chosen: Unpack[Filter]) -> list[Known]:
         """What is known of each of the chosen samples, without reading it."""
         clause, args = queries.where(**chosen)
-        columns = f"id, prompt_id, state = {queries.SCORED}, knows_behavior"
+        columns = f"id, prompt_id, state = {queries.SCORED}, knows_behavior, sampling, episode"
         rows = self._run(f"SELECT {columns} FROM samples WHERE {clause} ORDER BY id", args)
-        return [Known(i, of_text(group), bool(scored), bool(knows)) for i, group, scored, knows in rows]
+        return [
+            Known(i, of_text(group), bool(scored), bool(knows), _truncation(sampling), of_text(episode))
+            for i, group, scored, knows, sampling, episode in rows
+        ]
+
+    def next_number(self, seed: int) -> int:
+        """The number after the last response (`meta["index"]`) that was sampled with this seed; from 0.
+
+        Seed and number determine a response's noise, so a sampler that continues from here repeats none.
+        """
+        [(number,)] = self._run(queries.NEXT_NUMBER, [seed])
+        return int(number)
 
     def set_rewards(self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]]) -> None:
         """Set rewards: (id, reward, entries for `meta`).
@@ -211,6 +223,15 @@ class Samples(Ledger):
             return dict(loads(of_text(text)))
         except (TypeError, ValueError):
             raise self._refusal(Damage(samples=[i])) from None
+
+
+@cache
+def _truncation(sampling: str | bytes | None) -> str:
+    """That of the JSON text of `Sample.sampling`; empty where it is damaged: the row is refused when read."""
+    try:
+        return truncation(None if sampling is None else loads(of_text(sampling)))
+    except (TypeError, ValueError):
+        return ""
 
 
 def _scored(i: int, reward: float | None, meta: dict[str, Any]) -> list[Any]:

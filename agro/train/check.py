@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from agro.config import LoRA, RunConfig, shared
+from agro.config import LoRA, RunConfig, check_texts, shared
 from agro.errors import Refused
 from agro.objectives import Need, get
 from agro.objectives.needs import REF_LOGP, Provider, provided_by
@@ -14,6 +14,7 @@ from agro.train.diagnostics import diagnostic_beta
 
 def check_config(config: RunConfig) -> None:
     """Raise `Refused` naming the settings, phase by phase."""
+    check_texts(config.model_dump())
     if (config.policy.model is None) == (config.policy.new is None):
         got = "neither" if config.policy.model is None else "both"
         raise Refused(

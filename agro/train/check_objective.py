@@ -5,7 +5,7 @@ from __future__ import annotations
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.objectives import Need, get, least_responses
-from agro.objectives.needs import FRESH, PAIRS, REF_LOGP, ordered
+from agro.objectives.needs import BEHAVIOR_LOGP, FRESH, PAIRS, REF_LOGP, ordered
 from agro.train.schedule import is_tuned, lr_at, options_at
 
 
@@ -52,6 +52,12 @@ def _check_origin(config: RunConfig, needs: set[Need], where: str) -> None:
             f"{replay}. What to do: data.replay = 1, from a data.store with judged pairs (agro import), or "
             "an objective on rewards, such as agro."
         )
+    if BEHAVIOR_LOGP in needs and replay < 1 and config.sampler.truncation:
+        raise Refused(
+            f"{where}objective {name} needs {BEHAVIOR_LOGP} over all tokens, but sampler has "
+            f"{config.sampler.truncation}: what it excludes makes ratios to the policy biased. What to do: "
+            "sample without it, or use an objective that doesn't need them, such as agro."
+        )
     stale = config.source.kind == "elsewhere" and config.data.max_age != 0
     for need in ordered(needs):
         if need.fresh_only and stale:
@@ -75,8 +81,7 @@ def _check_on_policy(config: RunConfig, where: str) -> None:
             f"{where}objective {name} needs {FRESH.what}, but train.updates = {updates}. What to do: "
             f"{FRESH.way_out}."
         )
-    truncated = sampler.top_k or sampler.top_p < 1 or sampler.min_p
-    if sampler.temperature != config.policy.temperature or truncated:
+    if sampler.temperature != config.policy.temperature or sampler.truncation:
         raise Refused(
             f"{where}objective {name} needs samples of the policy itself: sampler.temperature = "
             f"policy.temperature ({config.policy.temperature}) and no truncation; got temperature "

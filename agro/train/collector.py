@@ -14,9 +14,10 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
-from agro.config import RunConfig
+from agro.config import RunConfig, check_texts
 from agro.engines import Engine
 from agro.errors import Refused
+from agro.files import digest
 from agro.policy import Policy
 from agro.prompts import load_prompts
 from agro.rewards import Reward, load_reward
@@ -26,6 +27,7 @@ from agro.rollout.reward import EpisodeReward
 from agro.store import Store
 from agro.store.requests import ledger_of
 from agro.train.elsewhere import LATEST, POLL_SECONDS, Published, ahead
+from agro.train.inputs import valid_prompts
 from agro.train.phases import derive
 from agro.train.source import PromptOrder
 
@@ -41,7 +43,9 @@ class Collector:
                 f"{run}: expected the folder of a run (with config.json); start it with agro train first"
             )
         self.config = RunConfig.load(run / "config.json")
-        self.id = str(json.loads((run / "config.json").read_text(encoding="utf-8"))["run"])
+        check_texts(self.config.model_dump())
+        record = json.loads((run / "config.json").read_text(encoding="utf-8"))
+        self.id = str(record["run"])
         if self.config.source.kind != "elsewhere":
             raise Refused(
                 f"{run}: expected a run with source.kind = elsewhere, got {self.config.source.kind}, which "
@@ -49,6 +53,11 @@ class Collector:
             )
         if self.config.data.prompts is None:
             raise Refused(f"{run}: data.prompts isn't set, so there is nothing to sample from")
+        if record["inputs"]["data.prompts"] != digest(Path(self.config.data.prompts)):
+            raise Refused(
+                f"{run}: data.prompts: {self.config.data.prompts} has changed since the run began, whose "
+                "prompts have numbers in its order. What to do: put it back, or start a new run"
+            )
         self.prompts = load_prompts(self.config.data.prompts)
         self.name = uuid.uuid4().hex
         self.store_file = Path(self.config.data.store) if self.config.data.store else run / "store.db"
@@ -56,6 +65,7 @@ class Collector:
     def serve(self) -> int:
         """Collect until the run ends; returns the number of responses."""
         policy, published = self._load()
+        self.prompts, _ = valid_prompts(self.prompts, policy.encoder, self.config.data, "prompts")
         made = 0
         reward = EpisodeReward(load_reward(self.config.reward))
         with closing(reward), Store.open(self.store_file, create=False) as store, alive(self.run, self.name):

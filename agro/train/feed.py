@@ -12,14 +12,16 @@ import torch
 
 from agro.encoding import Encoder, InvalidSample
 from agro.objectives import get, least_responses
+from agro.objectives.needs import BEHAVIOR_LOGP
 from agro.store import Damaged, Drawn, Pair, Store
 from agro.train.cache import ReferenceCache
 from agro.train.collate import collate, staleness
 from agro.train.learner import Learner
 from agro.train.phases import Phase
 from agro.train.state import Position
+from agro.train.trainable import named
 from agro.train.values import StoredValues
-from agro.types import Batch, Sample
+from agro.types import Batch, Sample, truncation
 
 S = TypeVar("S", bound=Sample | Damaged)
 
@@ -83,6 +85,14 @@ def select_valid(drawn: Drawn, encoder: Encoder, max_length: int | None, needs: 
     return valid
 
 
+def refuse_truncated(objective: str, samples: Sequence[Sample]) -> None:
+    """Raise `Refused` where the recorded log-probs of a sample aren't over all tokens."""
+    cuts = [(s, truncation(s.sampling)) for s in samples]
+    missing = [named(s.id, s.prompt_id, cut) for s, cut in cuts if cut]
+    if missing:
+        raise BEHAVIOR_LOGP.refusal(objective, missing, len(samples))
+
+
 def _in_pairs(samples: list[Sample], valid: Valid) -> list[Sample]:
     """The samples whose responses are in a pair. Pairs with a response outside of `samples` are removed."""
     response = {s.id: (s.prompt_id, s.id if s.episode is None else s.episode) for s in samples}
@@ -138,6 +148,8 @@ class Feed:
 
     def valid(self, drawn: Drawn, made: Iterable[int]) -> Valid:
         """The samples of a draw that can be trained on. `made`: ids of those generated for this step."""
+        if BEHAVIOR_LOGP in self.needs:
+            refuse_truncated(self.phase.config.objective.name, drawn.samples)
         valid = select_valid(drawn, self.learner.encoder, self.phase.config.train.max_length, self.needs)
         valid.made = frozenset(made)
         return valid

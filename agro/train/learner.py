@@ -92,9 +92,7 @@ class Local:
 
     @property
     def reference_key(self) -> str | None:
-        if self.reference is None:
-            return None
-        return f"{self.reference.fingerprint}/{fingerprint(self.reference)}"
+        return None if self.reference is None else fingerprint(self.reference)
 
     def enter(self, config: RunConfig, *, began: Path | None, resumed: Path | None) -> None:
         self.config = config

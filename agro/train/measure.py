@@ -27,8 +27,8 @@ def describe_batch(valid: Valid, made: Collected, version: int) -> dict[str, Any
         if s.reward is not None:
             by_prompt[s.prompt_id].append(s.reward)
     rewards = [r for group in by_prompt.values() for r in group]
-    groups = {s.prompt_id for s in samples}
-    made_now = {s.prompt_id for s, recent in zip(samples, valid.recent(version), strict=True) if recent}
+    fresh = {s.prompt_id for s in samples if s.id in valid.made}
+    stored = {s.prompt_id for s in samples if s.id not in valid.made}
     stale = [staleness(s, version) for s in samples]
     known = [steps for steps in stale if steps is not None]
     finishes = [s.meta["finish"] for s in responses if s.meta.get("finish") is not None]
@@ -43,7 +43,8 @@ def describe_batch(valid: Valid, made: Collected, version: int) -> dict[str, Any
         "staleness_max": max(known, default=None),
         "length_mean": actions / len(responses) if responses else None,
         "truncated_share": finishes.count("length") / len(finishes) if finishes else None,
-        "groups": len(groups),
+        "groups": len(fresh | stored),
+        "groups_merged": len(fresh & stored),
         "groups_equal": sum(min(r) == max(r) for r in by_prompt.values()),
         "rewards_failed": made.failed,
         "requests_failed": made.failed_requests,
@@ -51,7 +52,7 @@ def describe_batch(valid: Valid, made: Collected, version: int) -> dict[str, Any
         "dropped_reasons": dict(valid.dropped),
         "skipped": 0,
         "rolled_back": 0,
-        "replay_share": (len(groups) - len(made_now)) / len(groups) if groups else None,
+        "replay_share": len(stored) / (len(fresh) + len(stored)) if samples else None,
     }
 
 
@@ -116,8 +117,7 @@ def describe_step(
 
 def samples_policy(config: RunConfig) -> bool:
     """Whether the engine samples the policy itself, so that engine and learner compute the same log-probs."""
-    s = config.sampler
-    return s.temperature == config.policy.temperature and not s.top_k and s.top_p == 1 and not s.min_p
+    return config.sampler.temperature == config.policy.temperature and not config.sampler.truncation
 
 
 def kl_of(batch: Batch, logp: torch.Tensor) -> float:

@@ -234,6 +234,7 @@ def describe(plan: dict[str, Any]) -> str:
     """The plan as text."""
     parameters, trained = count(plan["parameters"]), count(plan["parameters_trained"])
     lines = [
+        *(f"note: {note}" for note in plan["notes"]),
         f"{plan['model']} on {plan['device']}: {parameters} parameters, {trained} of them trained",
         f"{count(plan['prompts'])} prompts, {count(plan['eval_prompts'])} held-out",
     ]

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agro.files import complete_folder, writing
+from agro.files import complete_folder, digest, writing
 from agro.store import Commit
 
 POSITION = "position.json"
@@ -49,9 +49,9 @@ def write_checkpoint(folder: Path, position: Position, save: Callable[[Path], No
         return _digests(temporary)
 
 
-def read_position(folder: Path, digest: str) -> Position:
+def read_position(folder: Path, of_checkpoint: str) -> Position:
     content = json.loads((folder / POSITION).read_text(encoding="utf-8"))
-    return Position(**{**content, "digest": digest})
+    return Position(**{**content, "digest": of_checkpoint})
 
 
 def damage(folder: Path, commit: Commit) -> str:
@@ -60,10 +60,10 @@ def damage(folder: Path, commit: Commit) -> str:
         return f"{folder} is missing"
     present = _digests(folder)
     problems = []
-    for name, digest in commit.files.items():
+    for name, expected in commit.files.items():
         if name not in present:
             problems.append(f"{folder / name} is missing")
-        elif present[name] != digest:
+        elif present[name] != expected:
             problems.append(f"{folder / name} was changed after it was written")
     return ", ".join(problems)
 
@@ -81,8 +81,4 @@ def delete_checkpoints(folder: Path, keep: set[Path]) -> None:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    digests = {}
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return digests
+    return {path.name: digest(path) for path in folder.iterdir()}

@@ -10,7 +10,9 @@ from agro.errors import Refused
 from agro.objectives import Need, get
 from agro.objectives.needs import PAIRS, REWARD, VOTES, grouping, ordered
 from agro.store import Known, Pair, Store
+from agro.train.collate import total_reward
 from agro.train.schedule import options_at
+from agro.types import Sample
 
 
 def check_store(config: RunConfig, store: Store) -> list[str]:
@@ -27,6 +29,7 @@ def check_store(config: RunConfig, store: Store) -> list[str]:
     options = options_at(config.objective.options, 0)
     check = _Check(config, store, rows, get(config.objective.name).needed(options))
     check.samples()
+    check.episodes()
     sizes = check.pairs() if PAIRS in check.needs else check.responses()
     check.groups(sizes, drop=options.get("singletons") == "drop")
     return check.notes
@@ -55,6 +58,25 @@ class _Check:
             if missing:
                 share = f"{len(missing)} of {len(self.rows)}"
                 self.notes.append(f"{share} samples have no {need} and aren't drawn")
+
+    def episodes(self) -> None:
+        """Refuse rows of one episode with different rewards: they are one response."""
+        if REWARD not in self.needs:
+            return
+        parts = [row for row in self.rows if row.episode is not None]
+        unscored = {(row.prompt_id, row.episode) for row in parts if not row.scored}
+        rows = [row.id for row in parts if (row.prompt_id, row.episode) not in unscored]
+        first: dict[tuple[str, str | None], Sample] = {}
+        for sample in self.store.samples(ids=rows, on_damaged=lambda i: None):
+            other = first.setdefault((sample.prompt_id, sample.episode), sample)
+            rewards = total_reward(other), total_reward(sample)
+            if rewards[0] != rewards[1]:
+                raise Refused(
+                    f"{self.store.path}: episode {sample.episode} of prompt {sample.prompt_id}: expected one "
+                    f"reward for all rows of an episode, got {rewards[0]:g} in sample {other.id} and "
+                    f"{rewards[1]:g} in sample {sample.id}. What to do: score them again (agro score), or "
+                    "import each row with the reward of the complete episode"
+                )
 
     def groups(self, sizes: dict[str, int], *, drop: bool) -> None:
         """Refuse groups that are too small, unless `drop`. `sizes`: responses, or pairs, by prompt."""
@@ -112,4 +134,10 @@ def pairs_among(rows: Sequence[Known], needs: Set[Need], store: Store) -> dict[s
 
 
 def _named(rows: Sequence[Known]) -> list[str]:
-    return [f"sample {row.id} (prompt {row.prompt_id})" for row in rows]
+    return [named(row.id, row.prompt_id, row.truncation) for row in rows]
+
+
+def named(id: int | None, prompt_id: str, truncation: str) -> str:
+    """A sample in messages."""
+    sampled = f", sampled with {truncation}" if truncation else ""
+    return f"sample {id} (prompt {prompt_id}{sampled})"

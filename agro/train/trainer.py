@@ -37,11 +37,11 @@ from agro.train.check import (
     check_sharded,
     learns_value,
     reads_reference,
-    takes_stored_value,
 )
 from agro.train.elsewhere import Elsewhere, Published, end
 from agro.train.feed import Feed
 from agro.train.heldout_groups import HeldOutGroups
+from agro.train.inputs import exists, fingerprints, valid_prompts, valued_prompts
 from agro.train.learner import Learner, Local
 from agro.train.loop import Loop, Parts
 from agro.train.monitors import Monitor
@@ -67,6 +67,7 @@ class Trainer:
     """
 
     policy: Policy
+    reference: Policy | None
     store: Store
     folder: Run
     progress: Progress
@@ -100,8 +101,9 @@ class Trainer:
         store = self._prepare()
         interruption = Interruption()
         try:
-            self.policy = self._load_policy()
-            self.folder = Run(self.out, self.config, resume=self.resume)
+            self.policy, self.reference = self._load()
+            inputs = fingerprints(self.config, self.policy, self.reference)
+            self.folder = Run(self.out, self.config, resume=self.resume, inputs=inputs)
             self.progress = Progress.on(self.phases[-1].ends, store)
             self.trackers = load_trackers(self.config, self.folder, self.progress.say)
             watchdog = Watchdog(self.config.guard.stage_seconds, self.progress.say)
@@ -120,11 +122,7 @@ class Trainer:
                 for opened in (self.reward, self.__dict__.get("engine"), *self.monitors):
                     if opened is not None:
                         closed.callback(opened.close)
-        with writing(self.out):
-            report(self.out)
-            write_cards(self.out)
-        if where := push(self.out / "model", self.config.train):
-            self.progress.say(f"uploaded to {where}")
+        self._present()
         return self.out
 
     def plan(self) -> dict[str, Any]:
@@ -133,9 +131,9 @@ class Trainer:
         if self.reward is not None:
             self.reward.close()
         with Store.open(path, read_only=True) if exists(path) else nullcontext() as store:
-            policy = self._load_policy()
-            reference = self._load_reference(policy)
-            return plan(self.config, policy, reference, self.prompts, self.eval_prompts, store)
+            policy, reference = self._load()
+            found = plan(self.config, policy, reference, self.prompts, self.eval_prompts, store)
+            return {**found, "notes": self.notes}
 
     def _prepare(self) -> Path:
         """Load and check what is cheap; returns the path of the store."""
@@ -148,7 +146,7 @@ class Trainer:
         self._check_store(path)
         self.values: StoredValues | None = None
         if data.value_store:
-            self.values = StoredValues.load(data.value_store, self._valued_prompts(path))
+            self.values = StoredValues.load(data.value_store, valued_prompts(self.phases, self.prompts, path))
         named = {phase.name: phase.config.environment for phase in self.phases}
         self.environments = {name: load_environment(e) for name, e in named.items() if e is not None}
         self.reward: Reward | None = None
@@ -175,22 +173,13 @@ class Trainer:
             if phase.config.data.eval_store:
                 Store.open(phase.config.data.eval_store, read_only=True, create=False).close()
 
-    def _valued_prompts(self, path: Path) -> set[str]:
-        """The prompts that phases with stored values train on, as far as is known before the run."""
-        prompts: set[str] = set()
-        samples_fresh = False
-        for phase in self.phases:
-            data = phase.config.data
-            samples_fresh = samples_fresh or data.replay < 1  # what a phase samples is stored for later ones
-            if not takes_stored_value(phase.config):
-                continue
-            if samples_fresh:
-                prompts |= {p.id for p in self.prompts}
-            if data.replay > 0 and exists(path):
-                with Store.open(path, read_only=True) as store:
-                    groups = store.groups(roles=data.roles, sources=data.sources)
-                prompts |= {g.prompt_id for g in groups if g.scored}
-        return prompts
+    def _load(self) -> tuple[Policy, Policy | None]:
+        """Policy and reference; the prompts that the policy can be asked remain."""
+        policy, data = self._load_policy(), self.config.data
+        self.prompts, dropped = valid_prompts(self.prompts, policy.encoder, data, "prompts")
+        self.eval_prompts, held_out = valid_prompts(self.eval_prompts, policy.encoder, data, "eval_prompts")
+        self.notes = [*dropped, *held_out]
+        return policy, self._load_reference(policy)
 
     def _load_policy(self) -> Policy:
         policy = Policy.load(self.config.policy, seed=derive(self.config.train.seed, "weights"))
@@ -204,7 +193,7 @@ class Trainer:
         return load_reference(self.phases[0].config.policy, policy) if needed else None
 
     def _train(self) -> None:
-        for note in [*notes(self.policy, self.prompts, self.config), *self.folder.notes]:
+        for note in [*self.notes, *notes(self.policy, self.prompts, self.config), *self.folder.notes]:
             self.progress.say(f"note: {note}")
         with self._learner() as learner:
             self.best = Best(keep=partial(keep_best, learner, self.out, self.config.policy.lora))
@@ -216,15 +205,29 @@ class Trainer:
             end(self.out)
             save_model(learner, self.out, self.config.policy.lora)
 
+    def _present(self) -> None:
+        """Report, cards and upload. A report that fails doesn't keep back the others; then its error."""
+        failure: Exception | None = None
+        with writing(self.out):
+            try:
+                report(self.out)
+            except Exception as error:  # noqa: BLE001
+                failure = error
+            write_cards(self.out)
+            if where := push(self.out / "model", self.config.train):
+                self.progress.say(f"uploaded to {where}")
+            if failure is not None:
+                self.progress.say(f"only the report failed; try again with: agro report {self.out}")
+                raise failure
+
     @contextmanager
     def _learner(self) -> Iterator[Learner]:
         """The learner: in this process, or sharded over the ranks that torchrun started."""
-        reference = self._load_reference(self.policy)
         if world_size() == 1:
-            yield Local(self.policy, reference, self.progress.say)
+            yield Local(self.policy, self.reference, self.progress.say)
             return
         with joined(self.policy.device) as mesh:
-            shard = Shard(self.policy, reference, self.progress.say, mesh)
+            shard = Shard(self.policy, self.reference, self.progress.say, mesh)
             assert shard.copy is not None
             self.engine = embedded(shard.copy)
             learner = Ranks(shard)
@@ -292,8 +295,3 @@ class Trainer:
             monitors.append(HeldOutLog(phase, learner, groups, self.activity))
         monitors += [self.best, *self.monitors, Warnings(self.progress)]
         return [*monitors, Record(self.folder, self.trackers), Terminal(self.progress)]
-
-
-def exists(store: Path) -> bool:
-    """Whether a store was made: a run that ended while it made one leaves an empty file."""
-    return store.exists() and store.stat().st_size > 0

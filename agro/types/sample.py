@@ -187,6 +187,24 @@ class Sample:
     __hash__ = None  # type: ignore[assignment]
 
 
+_CUTS: dict[str, Callable[[float], bool]] = {
+    "temperature": lambda temperature: temperature == 0,
+    "top_k": lambda k: k > 0,
+    "top_p": lambda p: p < 1,
+    "min_p": lambda p: p > 0,
+}
+
+
+def truncation(sampling: Any) -> str:
+    """The settings of `Sample.sampling` that excluded tokens, such as "top_p 0.9"; empty where none is known.
+
+    Log-probs of what was sampled are then over the remaining tokens, those of a trainer over all.
+    """
+    known = sampling if isinstance(sampling, dict) else {}
+    values = [(name, known.get(name), cuts) for name, cuts in _CUTS.items()]
+    return ", ".join(f"{name} {x:g}" for name, x, cuts in values if isinstance(x, (int, float)) and cuts(x))
+
+
 def _same(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False

@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
+from markupsafe import escape
 from matplotlib.image import imread
 from matplotlib.text import Text
 
@@ -14,7 +15,9 @@ from agro.errors import Refused
 from agro.report import curve
 from agro.report.axes import FIRST, SECOND, apart
 from agro.report.curves import against_kl, kl_pairs, learning_curve, smoothing
-from agro.report.figures import Axis, Look, Series, draw, svg
+from agro.report.experience import Experience
+from agro.report.figures import Axis, Look, Series, draw, png, svg
+from agro.report.learning import learning
 from agro.report.rundata import RunData, load_run
 
 
@@ -145,6 +148,19 @@ def test_an_svg_is_part_of_a_page(run):
     other = re.findall(r'\bid="([^"]+)"', svg(learning_curve(run), "other"))
     assert ids
     assert not set(ids) & set(other)
+
+
+@pytest.mark.parametrize("name", ["$x$", "$\\foo$", "$5 or $6_^", "a \\$ b", "{x}%", "two\nlines"])
+def test_no_text_of_a_user_is_mathematics(run, name, tmp_path):
+    """Matplotlib reads what stands between two $ as a formula, unless it is told not to."""
+    for row in run.rows:
+        row["reward_parts"] = {name: 0.5, "other": 0.3}
+        row["phase"] = name if row["step"] > 100 else "first"
+    [parts] = [p for p in learning(run, Experience.of(run))["panels"] if p.title == "Parts of the reward"]
+    assert escape(name.split("\n")[0]) in parts.figure
+    png(learning_curve(run), tmp_path / "curve.png")
+    figure = learning_curve(run)
+    assert not any(text.get_parse_math() for text in figure.findobj(Text) if text.get_text() == name)
 
 
 def test_a_curve_is_a_png(run_folder, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -93,6 +94,21 @@ def test_fresh_and_stored_share_a_step(tmp_path: Path, replay: float, fresh: lis
         train__steps=4,
     )
     assert [m["replay_share"] for m in metrics(folder)] == [1 - f / 4 for f in fresh]
+
+
+def test_fresh_and_stored_responses_to_a_prompt_are_one_group(tmp_path: Path) -> None:
+    """All prompts are sampled in each step, and half of the groups are drawn too: 2 of 4, then of 2."""
+    prompts = write_prompts(tmp_path / "four.jsonl", range(4))
+    fill = tiny(tmp_path, data__prompts=prompts, data__store=str(tmp_path / "s.db"), train__steps=1)
+    Trainer(fill, tmp_path / "fill").run()
+    data = {"prompts": prompts, "store": str(tmp_path / "s.db"), "replay": 0.5, "group_size": 2}
+    rows = metrics(run(tmp_path, data=data, train__groups=8, train__steps=2))
+    for m in rows:
+        assert (m["groups"], m["groups_merged"], m["replay_share"]) == (4, 4, 0.5)
+    with Store.open(tmp_path / "s.db", read_only=True) as store:
+        run_id = json.loads((tmp_path / "run" / "config.json").read_text())["run"]
+        drawn = [d for d in store.drawn(run_id) if d.step == 1]
+    assert len(drawn) == 4 * (2 + 3)  # data.group_size stored and sampler.n fresh responses to each
 
 
 def test_replayed_samples_of_this_run_know_their_age(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import threading
@@ -20,7 +21,7 @@ from typer.testing import CliRunner
 
 from agro.cli import app
 from agro.config import NewModel
-from agro.errors import Refused
+from agro.errors import Refused, Unwritable
 from agro.newmodel import new_model
 from agro.runs.card import write_cards
 from agro.store import Store
@@ -256,6 +257,31 @@ def test_a_model_is_uploaded_whole_and_private(tmp_path, hub, capsys):
     assert "uploaded to" in capsys.readouterr().err
     for file in (out / "config.json", model / "run_config.json", model / "README.md", out / "metrics.jsonl"):
         assert "hf_of_the_test" not in file.read_text()
+
+
+def test_a_report_that_fails_keeps_back_nothing_else(tmp_path, hub, monkeypatch):
+    def fails(folder: Path) -> Path:
+        raise ZeroDivisionError("of the figure")
+
+    monkeypatch.setattr("agro.train.trainer.report", fails)
+    config = write_toml(tmp_path / "config.json", tiny(tmp_path, train__steps=1, train__push="someone/fine"))
+    out = tmp_path / "run"
+    done = CliRunner().invoke(app, ["train", str(config), "--out", str(out)])
+    assert done.exit_code == 1
+    assert isinstance(done.exception, ZeroDivisionError)
+    assert f"agro report {out}" in done.stderr
+    assert {"README.md", "model.safetensors", "run_config.json"} <= hub.held["files"].keys()
+    assert CliRunner().invoke(app, ["report", str(out)]).exit_code == 0
+
+
+def test_a_full_disk_at_the_end_is_told_as_such(tmp_path, monkeypatch):
+    def fails(folder: Path) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("agro.train.trainer.report", fails)
+    with pytest.raises(Unwritable, match="the disk is full"):
+        Trainer(tiny(tmp_path, train__steps=1), tmp_path / "run").run()
+    assert (tmp_path / "run" / "model" / "README.md").exists()
 
 
 def test_what_the_hub_declines_is_kept_and_can_be_tried_again(tmp_path, hub):

@@ -1,0 +1,66 @@
+"""Secrets among options: `env:NAME` is a variable of the environment; literal ones are never stored."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from agro.errors import Refused
+
+REDACTED = "(redacted)"
+_VARIABLE = re.compile(r"env:([A-Za-z_]\w*)")
+_NAMES = re.compile(r"(?i)secret|passw|credential|(api|access|private)[_-]?key|auth(?!ors?$)|token$")
+_VALUES = re.compile(
+    r"(?<![\w/.-])("  # not within a path
+    r"sk[-_](?=[\w-]*\d)[\w-]{8,}|hf_[^\W_]{16,}|gh[opsu]_[^\W_]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
+    r"|xox[a-z]-[\w-]{8,}|A[KS]IA[A-Z0-9]{12,}|AIza[\w-]{16,}|eyJ[\w-]{8,}\.|Bearer [\w.~+/-]{16,}"
+    r"|-----BEGIN )"
+    r"|://[^/\s:@]+:[^/\s@]+@"  # the password in an address
+)
+
+
+def redacted(value: Any, name: str = "") -> Any:
+    """Nested values without texts that look like secrets, by their names or by themselves."""
+    if isinstance(value, Mapping):
+        return {key: redacted(item, str(key)) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redacted(item, name.removesuffix("s")) for item in value]
+    if not isinstance(value, str) or not value or _VARIABLE.fullmatch(value):
+        return value
+    is_special = value.startswith("<")  # such as eos_token = "</s>"
+    return REDACTED if _VALUES.search(value) or (_NAMES.search(name) and not is_special) else value
+
+
+def from_environment(value: Any, where: str) -> Any:
+    """Nested values with those of the environment for `env:NAME`; raises `Refused` where it isn't set."""
+    if isinstance(value, Mapping):
+        return {key: from_environment(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [from_environment(item, where) for item in value]
+    variable = _VARIABLE.fullmatch(value) if isinstance(value, str) else None
+    if variable is None:
+        return value
+    if variable[1] not in os.environ:
+        raise Refused(f"{where}: expected {variable[1]} in the environment, but it isn't set; export it")
+    return os.environ[variable[1]]
+
+
+def check_texts(value: Any, where: str = "") -> None:
+    """Raise `Refused` for text that can't be written to files, and where a config.json lost a secret."""
+    items: list[tuple[Any, Any]] = []
+    if isinstance(value, Mapping):
+        items = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        items = list(enumerate(value))
+    for key, item in items:
+        check_texts(key, where)
+        check_texts(item, f"{where}.{key}".removeprefix("."))
+    if isinstance(value, str) and value.encode("utf-8", "replace").decode() != value:
+        raise Refused(f"{where}: expected Unicode text, got half of a surrogate pair in {value!r:.80}")
+    if value == REDACTED:
+        raise Refused(
+            f"{where}: this run's value looked like a secret and wasn't stored. What to do: give it again "
+            f"({where}=VALUE); in new runs give env:NAME, whose value is taken from the environment"
+        )

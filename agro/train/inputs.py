@@ -1,0 +1,80 @@
+"""What a run reads besides its configuration: prompts, models and files, and the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from agro.config import Data, RunConfig
+from agro.encoding import Encoder, InvalidSample
+from agro.errors import Refused
+from agro.files import digest
+from agro.policy import Policy
+from agro.reference import fingerprint
+from agro.store import Store
+from agro.train.check import takes_stored_value
+from agro.train.phases import Phase
+from agro.types import Prompt
+
+
+def exists(store: Path) -> bool:
+    """Whether a store was made: a run that ended while it made one leaves an empty file."""
+    return store.exists() and store.stat().st_size > 0
+
+
+def valued_prompts(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Path) -> set[str]:
+    """The prompts that phases with stored values train on, as far as is known before the run.
+
+    `path`: the store that phases draw from.
+    """
+    valued: set[str] = set()
+    samples_fresh = False
+    for phase in phases:
+        data = phase.config.data
+        samples_fresh = samples_fresh or data.replay < 1  # what a phase samples is stored for later ones
+        if not takes_stored_value(phase.config):
+            continue
+        if samples_fresh:
+            valued |= {p.id for p in prompts}
+        if data.replay > 0 and exists(path):
+            with Store.open(path, read_only=True) as store:
+                groups = store.groups(roles=data.roles, sources=data.sources)
+            valued |= {g.prompt_id for g in groups if g.scored}
+    return valued
+
+
+def fingerprints(config: RunConfig, policy: Policy, reference: Policy | None) -> dict[str, str]:
+    """By key, of the models and files that the configuration names and steps compute with."""
+    names = [key for key in ("model", "new") if getattr(config.policy, key) is not None]
+    if config.policy.lora is not None and config.policy.lora.start is not None:
+        names.append("lora.start")
+    found = {", ".join(f"policy.{name}" for name in names): fingerprint(policy)}
+    if reference is not None and config.policy.reference == "model":
+        found["policy.reference_model"] = fingerprint(reference)
+    for key in ("prompts", "eval_prompts"):
+        path = getattr(config.data, key)
+        if path is not None:
+            found[f"data.{key}"] = digest(Path(path))
+    return found
+
+
+def valid_prompts(
+    prompts: Sequence[Prompt], encoder: Encoder, config: Data, key: str
+) -> tuple[list[Prompt], list[str]]:
+    """The prompts of `data.{key}` that the model can be asked, and notes on those that are dropped.
+
+    Raises `Refused` for the others, unless data.invalid_prompts drops them, and where none is valid.
+    """
+    valid, problems = [], []
+    for prompt in prompts:
+        try:
+            encoder.asked(prompt)
+            valid.append(prompt)
+        except InvalidSample as error:
+            problems.append(str(error))
+    if not problems:
+        return valid, []
+    text = f"data.{key}: {len(problems)} of {len(prompts)} prompts are invalid ({'; '.join(problems[:3])})"
+    if config.invalid_prompts == "refuse" or not valid:
+        raise Refused(f'{text}. What to do: remove or shorten them, or set data.invalid_prompts = "drop"')
+    return valid, [f"{text}; they are dropped"]

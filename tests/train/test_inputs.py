@@ -1,0 +1,149 @@
+"""What a run reads: changed models and files are noticed on resume, prompts are checked before it starts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_runs import InterruptAfter, metrics, tiny, weights, write_prompts
+
+from agro.config import RunConfig
+from agro.errors import Interrupted, Refused
+from agro.files import digest
+from agro.policy import Policy
+from agro.reference import fingerprint
+from agro.train.collector import Collector
+from agro.train.plan import describe
+from agro.train.trainer import Trainer
+
+
+def another_model(folder: Path, seed: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    Policy.load(tiny(folder.parent).policy, seed=seed).save(folder)
+
+
+def another_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}>")
+
+
+def config(folder: Path) -> RunConfig:
+    """A run whose policy, reference, prompts and held-out prompts are in files."""
+    held = write_prompts(folder / "held.jsonl", range(60, 64))
+    for name, seed in (("start", 0), ("reference", 1)):
+        if not (folder / name).exists():
+            another_model(folder / name, seed)
+    return tiny(
+        folder,
+        policy={
+            "model": str(folder / "start"),
+            "reference": "model",
+            "reference_model": str(folder / "reference"),
+        },
+        data={"prompts": str(folder / "prompts.jsonl"), "eval_prompts": held},
+    )
+
+
+CHANGES: dict[str, Callable[[Path], None]] = {
+    "policy.model": lambda folder: another_model(folder / "start", 2),
+    "policy.model ": lambda folder: another_template(folder / "start"),
+    "policy.reference_model": lambda folder: another_model(folder / "reference", 3),
+    "data.prompts": lambda folder: (folder / "prompts.jsonl").write_text('{"prompt": "000>"}\n') and None,
+    "data.eval_prompts": lambda folder: (folder / "held.jsonl").write_text('{"prompt": "999>"}\n') and None,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_input_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    made = config(tmp_path)
+    with pytest.raises(Interrupted):
+        Trainer(made, tmp_path / "run", monitors=[InterruptAfter(2)]).run()
+    CHANGES[name](tmp_path)
+    if name == "policy.model ":  # its tokenizer has to remain that of the reference
+        another_template(tmp_path / "reference")
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    with pytest.raises(Refused, match=rf"what {name.strip()}.* has changed"):
+        Trainer(made, tmp_path / "run", resume=True).run()
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+    assert metrics(tmp_path / "run")[-1]["step"] == 2
+
+
+def test_equal_inputs_elsewhere_on_the_disk_are_not_changed(tmp_path: Path) -> None:
+    """The contents count: files that were copied back are the same."""
+    made = config(tmp_path)
+    Trainer(made, tmp_path / "plain").run()
+    with pytest.raises(Interrupted):
+        Trainer(made, tmp_path / "run", monitors=[InterruptAfter(2)]).run()
+    for name in ("start", "reference"):
+        shutil.copytree(tmp_path / name, tmp_path / "copy")
+        shutil.rmtree(tmp_path / name)
+        (tmp_path / "copy").rename(tmp_path / name)
+    Trainer(made, tmp_path / "run", resume=True).run()
+    assert weights(tmp_path / "run") == weights(tmp_path / "plain")
+    assert RunConfig.load(tmp_path / "run" / "config.json") == made
+
+
+def test_a_collector_samples_the_prompts_of_the_run(tmp_path: Path) -> None:
+    """Their order has the numbers that collectors claim."""
+    made = tiny(tmp_path, source__kind="elsewhere")
+    inputs = {"data.prompts": digest(tmp_path / "prompts.jsonl")}
+    (tmp_path / "config.json").write_text(json.dumps({**made.record(), "run": "r", "inputs": inputs}))
+    assert len(Collector(tmp_path, None, print).prompts) == 60  # type: ignore[arg-type]
+    write_prompts(tmp_path / "prompts.jsonl", range(59))
+    with pytest.raises(Refused, match=r"data\.prompts: .* has changed"):
+        Collector(tmp_path, None, print)  # type: ignore[arg-type]
+
+
+def test_a_fingerprint_is_of_every_weight(tmp_path: Path) -> None:
+    policy = Policy.load(tiny(tmp_path).policy, seed=0)
+    before = {fingerprint(policy)}
+    for w in policy.weights().values():
+        w.data.view(-1)[-1] += 1.0
+        before.add(fingerprint(policy))
+    assert len(before) == 1 + len(policy.weights())
+
+
+LONG = "9" * 20 + ">"  # 22 tokens with BOS; the context is 16
+
+
+def with_long_prompts(folder: Path, count: int, **changes: object) -> RunConfig:
+    made = tiny(folder, data__prompts=str(folder / "some.jsonl"), train__groups=2, **changes)
+    lines = [json.dumps({"prompt": LONG, "prompt_id": f"long{i}"}) for i in range(count)]
+    plain = (folder / "prompts.jsonl").read_text().splitlines()[:4]
+    (folder / "some.jsonl").write_text("\n".join([*plain, *lines]) + "\n")
+    return made
+
+
+@pytest.mark.parametrize("key", ["prompts", "eval_prompts"])
+def test_prompts_without_room_for_a_response_are_refused_before_the_run(tmp_path: Path, key: str) -> None:
+    made = with_long_prompts(tmp_path, 2)
+    if key == "eval_prompts":
+        data = {"prompts": write_prompts(tmp_path / "p.jsonl", range(8, 12)), key: made.data.prompts}
+        made = tiny(tmp_path, data=data)
+    for go in (lambda: Trainer(made, tmp_path / "run").plan(), Trainer(made, tmp_path / "run").run):
+        with pytest.raises(Refused, match=rf"data\.{key}: 2 of 6 prompts .*long0.*long1.*invalid_prompts"):
+            go()
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_prompts_without_room_are_dropped_and_counted(tmp_path: Path, capsys) -> None:
+    made = with_long_prompts(tmp_path, 2, data__invalid_prompts="drop")
+    plan = Trainer(made, tmp_path / "run").plan()
+    assert plan["prompts"] == 4
+    assert "2 of 6 prompts" in describe(plan)
+    folder = Trainer(made, tmp_path / "run").run()
+    assert "2 of 6 prompts" in capsys.readouterr().err
+    assert all(m["groups"] == 2 for m in metrics(folder))
+    lines = (json.dumps({"prompt": LONG, "id": i}) + "\n" for i in range(3))
+    (tmp_path / "some.jsonl").write_text("".join(lines))
+    with pytest.raises(Refused, match="3 of 3 prompts"):
+        Trainer(made, tmp_path / "other").run()
+
+
+def test_a_prompt_of_unknown_characters_is_invalid_too(tmp_path: Path) -> None:
+    made = with_long_prompts(tmp_path, 0, data__invalid_prompts="drop")
+    with (tmp_path / "some.jsonl").open("a") as file:
+        file.write('{"prompt": "\\ud800"}\n')
+    assert Trainer(made, tmp_path / "run").plan()["prompts"] == 4

@@ -1,0 +1,118 @@
+"""What a store's records must have for an objective: `agro check`, `--dry-run` and training agree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_feed import feed
+from tiny_runs import tiny
+from typer.testing import CliRunner
+
+from agro.cli import app
+from agro.errors import Refused
+from agro.store import Drawn, Store
+from agro.train.trainer import Trainer
+from agro.types import Sample
+
+
+def check(path: Path, objective: str) -> tuple[int, dict[str, Any]]:
+    done = CliRunner().invoke(app, ["check", str(path), "--objective", objective, "--json"])
+    return done.exit_code, json.loads(done.stdout)
+
+
+def recorded(prompt: str, response: str, **fields: Any) -> Sample:
+    """A response of one token after a prompt of four, with its log-prob."""
+    return Sample(
+        prompt,
+        response,
+        reward=float(response),
+        tokens=[1, 3, 4, 5, 6],
+        action=[False] * 4 + [True],
+        behavior_logp=[np.nan] * 4 + [-0.5],
+        **fields,
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "cut"),
+    [
+        ({"top_k": 5, "top_p": 0.9}, "top_k 5, top_p 0.9"),
+        ({"min_p": 0.05}, "min_p 0.05"),
+        ({"temperature": 0}, "temperature 0"),
+        ({"temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": 0.0}, None),
+        ({"top_k": -1, "top_p": None, "min_p": "none"}, None),  # as other samplers say that nothing is cut
+        (None, None),
+    ],
+    ids=str,
+)
+def test_recorded_log_probs_of_truncated_sampling_are_not_for_ratios(
+    tmp_path: Path, settings: dict[str, Any] | None, cut: str | None
+) -> None:
+    """They are normalized over the tokens that were kept, the trainer's over all."""
+    samples = [recorded("100>", "0", sampling=settings), recorded("100>", "1")]
+    log = tmp_path / "log.db"
+    with Store.open(log) as store:
+        store.append(samples)
+    grpo = tiny(tmp_path, data__store=str(log), data__replay=1.0, objective={"name": "grpo"})
+    made = feed(grpo)
+    drawn = Drawn([s.replace(id=i) for i, s in enumerate(samples, 1)])
+    if cut is None:
+        assert check(log, "grpo")[0] == 0
+        Trainer(grpo, tmp_path / "run").plan()
+        assert len(made.valid(drawn, ()).samples) == 2
+        return
+    code, report = check(log, "grpo")
+    assert code == 2
+    assert f"sample 1 (prompt {samples[0].prompt_id}, sampled with {cut})" in report["problem"]
+    assert check(log, "agro")[0] == 0  # it doesn't read them
+    with pytest.raises(Refused, match=f"behavior_logp: 1 of 2 .*{cut}"):
+        Trainer(grpo, tmp_path / "run").plan()
+    with pytest.raises(Refused, match=f"behavior_logp: 1 of 2 .*{cut}"):
+        made.valid(drawn, ())
+
+
+def test_a_run_cannot_make_ratios_of_truncated_samples(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"grpo needs behavior_logp .* top_p 0\.8"):
+        Trainer(tiny(tmp_path, sampler__top_p=0.8, objective={"name": "grpo"}))
+    for objective in ({"name": "agro", "beta": 0.1}, {"name": "grpo", "ratio": "old"}):
+        Trainer(tiny(tmp_path, sampler__top_p=0.8, objective=objective))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "token_rewards", "differs"),
+    [
+        ((1.0, 0.0), (None, None), True),
+        ((1.0, 1.0), (None, 0.5), True),  # the reward of a row includes those of its tokens
+        ((1.0, 1.0), (0.5, 0.5), False),
+        ((1.0, 0.0, None), (None, None, None), False),  # not complete, so that it isn't drawn
+    ],
+)
+def test_rows_of_an_episode_share_a_reward(
+    tmp_path: Path,
+    rewards: tuple[float | None, ...],
+    token_rewards: tuple[float | None, ...],
+    differs: bool,
+) -> None:
+    log = tmp_path / "log.db"
+    with Store.open(log) as store:
+        for reward, of_token in zip(rewards, token_rewards, strict=True):
+            extra = {} if of_token is None else {"token_reward": [np.nan] * 4 + [of_token]}
+            store.append([recorded("100>", "1", episode="e", **extra).replace(reward=reward)])
+        store.append([recorded("100>", "1"), recorded("100>", "0")])
+    data = {"data__store": str(log), "data__replay": 1.0, "train__groups": 1}
+    config = tiny(tmp_path, objective={"name": "agro", "beta": 0.1}, **data)
+    assert check(log, "sft")[0] == 0  # it doesn't read rewards
+    if not differs:
+        assert check(log, "agro")[0] == 0
+        Trainer(config, tmp_path / "run").run()
+        return
+    code, report = check(log, "agro")
+    assert code == 2
+    assert "episode e" in report["problem"]
+    assert "sample 1 " in report["problem"]
+    with pytest.raises(Refused, match="episode e"):
+        Trainer(config, tmp_path / "run").plan()
