@@ -20,6 +20,7 @@ from agro.cli.common import (
     RewardOption,
     options,
     policy_config,
+    sampler_config,
 )
 from agro.errors import Refused
 
@@ -47,7 +48,6 @@ def sample(
     max_turns: MaxTurns = 8,
 ) -> None:
     """Sample responses into a store, without rewards."""
-    from agro.config import Sampler
     from agro.prompts import load_prompts
     from agro.rollout import Task, collect
     from agro.store import Store, write_samples
@@ -62,7 +62,7 @@ def sample(
         )
     if temperature is None:
         temperature = 0.0 if greedy else 1.0
-    sampler = Sampler(n=n, temperature=temperature, max_new=max_new)
+    sampler = sampler_config(n=n, temperature=temperature, max_new=max_new)
     rollout = _rollout(model, policy, environment, max_turns)
     with TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db" if as_file else out) as store:
         made = collect(rollout, asked, sampler, store, Task(seed=seed))
@@ -88,17 +88,16 @@ def eval_(
 ) -> None:
     """Accuracy, pass@k and their 95 % intervals."""
     from agro.config import Reward as RewardConfig
-    from agro.config import Sampler
     from agro.evaluate import heldout
     from agro.prompts import load_prompts
     from agro.rewards import load_reward
     from agro.rollout.reward import EpisodeReward
 
     asked = load_prompts(prompts)
+    sampler = sampler_config(n=n, temperature=temperature, max_new=max_new)
     scorer = EpisodeReward(load_reward(RewardConfig(name=reward, options=options(option))))
     try:
         rollout = _rollout(model, policy, environment, max_turns)
-        sampler = Sampler(n=n, temperature=temperature, max_new=max_new)
         result = heldout(rollout, scorer, asked, sampler, seed)
     finally:
         scorer.close()

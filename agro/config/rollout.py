@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from agro.config.section import Count, Positive, Section, Share, field
+from agro.config.section import Count, Positive, Section, Share, Temperature, field
 
 
 class Sampler(Section):
@@ -15,8 +15,8 @@ class Sampler(Section):
 
     n: Count = 4
     """responses a prompt"""
-    temperature: float = field(1.0, ge=0)
-    """0 is greedy"""
+    temperature: Temperature = 1.0
+    """0 is greedy; any other is at least 1e-6"""
     top_k: int = field(0, ge=0)
     """0 keeps all tokens"""
     top_p: Share = 1.0

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
+COLDEST = 1e-6  # logits that are divided by much less overflow float32
+
+
+def _warm_enough(value: float) -> float:
+    if 0 < value < COLDEST:
+        raise PydanticCustomError(
+            "temperature", "expected 0 (greedy) or at least {least}", {"least": COLDEST}
+        )
+    return value
+
+
+Temperature = Annotated[float, Field(ge=0), AfterValidator(_warm_enough)]
 
 
 class Section(BaseModel):

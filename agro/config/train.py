@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agro.config.section import Count, Positive, Section, Share, field
+from agro.config.section import Count, Positive, Section, Share, Temperature, field
 
 
 class Objective(BaseModel):
@@ -110,7 +110,7 @@ class Evaluate(Section):
     """the run ends where eval_reward reaches this"""
     n: Count = 1
     """responses a prompt"""
-    temperature: float = field(1.0, ge=0)
+    temperature: Temperature = 1.0
     """of held-out responses; eval_kl_ref is known only where it equals policy.temperature"""
     kl: bool = True
     """measure the KL to the reference too; keeps a copy of the reference in memory"""
