@@ -159,9 +159,9 @@ class Policy:
         """The text of a prompt that is encoded; see `Encoder.render`."""
         return self.encoder.render(text)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text without special tokens."""
-        return self.encoder.decode(ids)
+    def decode(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
+        """Text without special tokens; see `Encoder.decode`."""
+        return self.encoder.decode(ids, after)
 
     def hidden(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """[B,T], [B] -> [B,T,H] last hidden states of right-padded sequences; padding is ignored.
