@@ -12,6 +12,7 @@ from agro.engines import rows
 from agro.engines.hf import HF
 from agro.policy import InvalidSample, Policy
 from agro.rollout import Rollout
+from agro.rollout.transcript import Transcript
 from agro.types import Prompt, Sample
 
 CHARACTERS = "0123456789=+.abc"
@@ -138,3 +139,13 @@ def test_a_response_that_cannot_follow_without_a_space_is_counted(causal):
     with pytest.raises(InvalidSample, match=sample.prompt_id) as caught:
         policy.encode(sample)
     assert caught.value.reason == "needs a space before it"
+
+
+def test_observations_are_continuations_too(policy):
+    known = policy.tokenizer
+    transcript = Transcript(policy.encoder, Prompt("2+2="), policy.encode_prompt("2+2="))
+    for observation, expected in (("+1=", ["+", "1", "="]), (" 0", ["▁0"])):
+        transcript.act(known.convert_tokens_to_ids(["4"]), None, 0)
+        before = len(transcript.rows[0].tokens)
+        assert transcript.observe(observation, "user")
+        assert known.convert_ids_to_tokens(transcript.rows[0].tokens[before:]) == expected
