@@ -21,7 +21,11 @@ Reason = Literal[
     "tokens outside the vocabulary",
     "turns of another tokenizer",
     "template rewrites history",
+    "needs a space before it",
 ]
+
+
+_CONTEXTS = ("=", "0", "a", ".")  # a text may follow without becoming one token with them
 
 
 class InvalidSample(Refused):
@@ -59,12 +63,35 @@ class Encoder:
         """Of what decides a text's tokens; see `Chat.fingerprint`."""
         return self.chat.fingerprint
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text without special tokens."""
+    @cached_property
+    def _marks_start(self) -> bool:
+        """Whether a text has other tokens where it starts than inside a text.
+
+        SentencePiece puts a space before the start of a text, and removes it when it decodes.
+        """
+        return any(self._text(self.ids(c) * 2) != self._text(self.ids(c * 2)) for c in _CONTEXTS)
+
+    def decode(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
+        """Text without special tokens, as it continues the tokens `after`, unless these end with a special
+        token.
+        """
+        if after and self._marks_start:
+            before, text = self._text(after[-1:]), self._text([after[-1], *ids])
+            if text.startswith(before):
+                return text.removeprefix(before)
+        return self._text(ids)
+
+    def _text(self, ids: Sequence[int]) -> str:
         text: str = self.chat.tokenizer.decode(
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """Tokens that `decode` leaves out."""
+        added = self.chat.tokenizer.added_tokens_decoder
+        return frozenset(self.chat.tokenizer.all_special_ids) | {i for i in added if added[i].special}
 
     def prompt(self, text: Text) -> list[int]:
         """Ids of a prompt, with the tokens that the tokenizer adds before it (such as a BOS), without those
@@ -115,6 +142,25 @@ class Encoder:
             raise InvalidSample("unknown characters", f"{where}: {problem}") from None
         return list(self.chat.tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    def following(self, before: str, text: str) -> list[int]:
+        """Ids of `text` where it follows `before`: without the space that SentencePiece puts before a text.
+
+        Raises `InvalidSample` where the tokenizer can't write it without that space.
+        """
+        alone = self.ids(text)
+        if not (before and alone and self._marks_start):
+            return alone
+        for context in (before, *_CONTEXTS):
+            start, ids = self.ids(context), self.ids(context + text)
+            known = start and self.chat.tokenizer.unk_token_id not in start
+            if known and ids[: len(start)] == start:
+                return ids[len(start) :]
+        raise InvalidSample(
+            "needs a space before it",
+            f"text {text!r:.80}: the tokenizer has no tokens for it right after {before[-20:]!r}; begin it "
+            "with a space, or use another model",
+        )
+
     def encode(self, sample: Sample, max_length: int | None = None) -> Sample:
         """The sample with `tokens`, `action` and `tokenizer` of this encoding.
 
@@ -153,10 +199,17 @@ class Encoder:
 
     def _encoded(self, sample: Sample, where: str) -> Sample:
         parts = self._parts(sample, where)
+        pieces: list[list[int]] = []
+        before = ""
         for text, chosen in parts:
-            part = "response" if chosen else "prompt"
-            self._check_known(text, f"{where}: {part}")
-        pieces = [self.ids(text) for text, _ in parts]
+            part = f"{where}: {'response' if chosen else 'prompt'}"
+            try:
+                ids = self.following(before, text)
+            except InvalidSample as error:
+                raise InvalidSample(error.reason, f"{part}: {error}") from None
+            self._check_known(text, ids, part)
+            pieces.append(ids)
+            before += text
         pieces[0] = self._begun(parts[0][0], sample.prompt)
         if not pieces[-1] or pieces[-1][-1] not in self.eos_ids:
             pieces[-1] += self._closing(sample)
@@ -215,16 +268,18 @@ class Encoder:
             return [self.chat.end_id]
         return list(self.eos_ids[:1])
 
-    def _check_known(self, text: str, where: str) -> None:
+    def _check_known(self, text: str, ids: list[int], where: str) -> None:
         """Raise `InvalidSample` for characters that become the unknown token."""
         unknown = self.chat.tokenizer.unk_token_id
-        if unknown is None or unknown not in self.ids(text):
+        if unknown is None or unknown not in ids:
             return
+        spelled = 0
         if not self.chat.tokenizer.split_special_tokens:
+            spelled = text.count(self.chat.tokenizer.unk_token)
             text = text.replace(self.chat.tokenizer.unk_token, "")
-        if unknown in self.ids(text):
+        if ids.count(unknown) > spelled:
             bad = [repr(c) for c in dict.fromkeys(text) if unknown in self.ids(c)]
-            shown = bad[:5] + ["…"] * (len(bad) > 5)
+            shown = bad[:5] + ["…"] * (len(bad) > 5) or [f"{text:.20} without a space before it"]
             raise InvalidSample(
                 "unknown characters",
                 f"{where}: the tokenizer doesn't know {', '.join(shown)}; use a model with a larger "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from agro import architecture
 from agro import config as configuration
 from agro.adapters import adapted, merged
 from agro.chat import Chat
@@ -28,14 +29,12 @@ from agro.value import ValueHead
 
 __all__ = ["InvalidSample", "Policy", "new_model"]
 
-_PROBE_TOKENS = 16
-
 
 class Policy:
     """A causal language model with its tokenizer.
 
-    The model stays in train mode, with every dropout probability 0, so that training and sampling have the
-    same log-probs. All log-probs are in nats, at `temperature`.
+    Nothing in the model is random, so training and sampling have the same log-probs: those in eval mode. All
+    log-probs are in nats, at `temperature`.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class Policy:
         self.chunk = chunk
         self.name = type(model).__name__
         self.vocab_size: int = Head.of(model).weight.shape[0]
-        self.context = _context(model.config.get_text_config())
+        self.context = architecture.context_of(model)
         self.chat = Chat.of(tokenizer, chat or configuration.Chat())
         self.eos_ids = end_tokens(model, self.chat)
         if len(tokenizer) > self.vocab_size:
@@ -74,9 +73,8 @@ class Policy:
         self.value: ValueHead | None = None
         self.fingerprint = self.chat.fingerprint
         self.encoder = Encoder(self.chat, self.eos_ids, self.vocab_size, self.context, self.name)
-        _without_dropout(model)
-        model.train()
-        self._probe()
+        with architecture.refusing_errors(self.name, "a first forward pass"):
+            self._probe()
 
     @classmethod
     def load(cls, config: configuration.Policy, *, seed: int = 0) -> Policy:
@@ -159,16 +157,20 @@ class Policy:
         """The text of a prompt that is encoded; see `Encoder.render`."""
         return self.encoder.render(text)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text without special tokens."""
-        return self.encoder.decode(ids)
+    def decode(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
+        """Text without special tokens; see `Encoder.decode`."""
+        return self.encoder.decode(ids, after)
 
     def hidden(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """[B,T], [B] -> [B,T,H] last hidden states of right-padded sequences; padding is ignored.
 
         Causal attention doesn't use later tokens, so padding needs no mask, and attention without a mask has
         the fastest kernel. (A mask of ones, not None: None makes transformers look for packed sequences.)
+        Raises `Refused` for more tokens than the context.
         """
+        if tokens.shape[1] > self.context:
+            problem = f"{tokens.shape[1]} tokens, but the model's context is {self.context}"
+            raise Refused(f"{self.name}: {problem}; set train.max_length")
         places = torch.arange(tokens.shape[1], device=tokens.device)
         ids = torch.where(places < lengths[:, None], tokens, 0).long()
         with self._recomputing(self.recompute and torch.is_grad_enabled()):
@@ -179,15 +181,20 @@ class Policy:
                 use_cache=False,
             ).last_hidden_state
 
+    def checkpoint_gradients(self, active: bool) -> None:
+        """Set `recompute`. Raises `Refused` where the model can't recompute its activations."""
+        if active and not self.model.supports_gradient_checkpointing:
+            raise Refused(f"train.gradient_checkpointing: {self.name} doesn't support it; set it to false")
+        self.recompute = active
+
     @contextmanager
     def _recomputing(self, active: bool) -> Iterator[None]:
         """Gradient checkpointing, switched off again at the end: it excludes the cache of a sampler."""
         if not active:
             yield
             return
-        kind = "gradient"
-        if hasattr(self.model, "activation_checkpointing_enable"):  # its newer name
-            kind = "activation"
+        newer = hasattr(self.model, "activation_checkpointing_enable")
+        kind = "activation" if newer else "gradient"
         getattr(self.model, f"{kind}_checkpointing_enable")({"use_reentrant": False})
         try:
             yield
@@ -253,44 +260,37 @@ class Policy:
         for name, own in self.model.state_dict().items():
             own.copy_(saved[name])
 
+    @property
+    def tolerance(self) -> float:
+        """Nats by which log-probs may differ between passes of other shapes: gross errors, not rounding."""
+        nats = 1e-3 if torch.finfo(self.dtype).bits > 16 else 0.5
+        return nats / min(1.0, self.temperature)
+
     @torch.no_grad()
     def _probe(self) -> None:
-        """Raise `Refused` unless chunked log-probs equal those of the model's own logits on random tokens."""
-        length = min(_PROBE_TOKENS, self.context)
-        random_ids = np.random.default_rng(0).integers(0, self.vocab_size, (1, length))
-        ids = torch.from_numpy(random_ids).to(self.device)
-        mask = torch.arange(length, device=self.device)[None] > 0
-        logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1]
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        own = torch.log_softmax(wide / self.temperature, -1)
-        own = own.gather(2, ids[:, 1:, None])[..., 0]
-        ours = self.streams(ids, torch.tensor([length]), mask)["logp"][:, 1:]
-        difference = (ours - own).abs().max().item()
+        """Raise `Refused` unless random tokens, each row alone and all in one pass, have the log-probs of the
+        unchanged model in eval mode.
+        """
+        random = np.random.default_rng(0)
+        rows = [
+            torch.from_numpy(random.integers(0, self.vocab_size, n)).to(self.device)
+            for n in architecture.probed_lengths(self.model, self.context)
+        ]
+        self.model.eval()
+        logp, largest = zip(*(architecture.own_logp(self.model, row, self.temperature) for row in rows))
+        own = torch.cat(logp)
+        architecture.without_randomness(self.model)
         # The same products in other shapes are rounded differently, by a few units in the last place of the
         # largest logit.
-        allowed = 1e-5 + 8 * torch.finfo(self.dtype).eps * logits.abs().max().item() / self.temperature
-        if not difference <= allowed:
-            raise Refused(
-                f"{self.name}: log-probs computed in chunks differ from those of the model's own logits by "
-                f"{difference:.3g} nats (expected at most {allowed:.2g}): the model changes its logits in a "
-                "way that agro doesn't support, or part of it is random in training; use another model"
-            )
+        rounding = 8 * torch.finfo(self.dtype).eps * max(largest)
+        alone = torch.cat([self._chunked([row]) for row in rows])
+        architecture.refuse_difference(self.name, alone - own, 1e-5 + rounding)
+        architecture.refuse_difference(self.name, self._chunked(rows) - own, self.tolerance)
 
-
-def _context(config: Any) -> int:
-    """The model's context length in tokens; `sys.maxsize` where it has no limit."""
-    for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
-        value = getattr(config, name, None)
-        if value is not None:
-            return int(value)
-    return sys.maxsize
-
-
-def _without_dropout(model: torch.nn.Module) -> None:
-    """Set every probability of dropout, of dropped layers and of router jitter to 0."""
-    for module in model.modules():
-        for name, value in vars(module).items():
-            if isinstance(value, float) and ("drop" in name or "jitter" in name):
-                setattr(module, name, 0.0)
-        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
-            module.p = 0.0
+    def _chunked(self, rows: list[Tensor]) -> Tensor:
+        """Log-probs of rows of tokens in one pass, without the rows' first tokens."""
+        lengths = torch.tensor([len(row) for row in rows])
+        tokens = pad_sequence(rows, batch_first=True)
+        places = torch.arange(tokens.shape[1])
+        mask = (places > 0) & (places < lengths[:, None])
+        return self.streams(tokens, lengths, mask)["logp"][mask.to(self.device)]

@@ -23,13 +23,19 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 _PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")  # fully described by tokenizer.json
 
 
-def pretrained(name: str, config: configuration.Policy) -> tuple[Any, Any]:
+def pretrained(name: str, config: configuration.Policy, adapters: tuple[Path, ...] = ()) -> tuple[Any, Any]:
     """Load model and tokenizer from a folder or the hub. Raises `Refused` where that fails.
 
-    For the folder of an adapter, the model has the adapter merged.
+    For the folder of an adapter, the model has the adapter merged. `adapters`: those that belong to it.
     """
     if is_adapter(name):
-        model, tokenizer = pretrained(base_of(name), config)
+        path = Path(name).expanduser().resolve()
+        if path in adapters:
+            raise Refused(
+                f"{name}: base_model_name_or_path: expected the model that the adapter belongs to, but it "
+                "leads back to the adapter itself; correct it in adapter_config.json"
+            )
+        model, tokenizer = pretrained(base_of(name), config, (*adapters, path))
         return merged_with(model, name), tokenizer
     folder = Path(name).expanduser()
     local = folder.is_dir()
@@ -134,8 +140,11 @@ def device_of(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+        known = device.type in ("cpu", "cuda")  # others lack float64, in which tokens are drawn
     except RuntimeError:
-        raise Refused(f"policy.device: expected auto, cpu, cuda or cuda:N, got {name!r}") from None
+        known = False
+    if not known:
+        raise Refused(f"policy.device: expected auto, cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cuda" and not (
         torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
     ):

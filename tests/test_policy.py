@@ -129,7 +129,7 @@ def test_dropout_is_off_in_train_mode(tiny, name):
     )
     policy = tiny(name, **changes)
     tokens, mask = rows()
-    assert policy.model.training
+    assert policy.model.base_model.training
     first, second = (policy.streams(tokens, LENGTHS, mask)["logp"][mask] for _ in range(2))
     assert torch.equal(first, second)
     for key, value in changes.items():  # what is saved is the user's own configuration
@@ -381,7 +381,7 @@ def test_published_weights_load_bit_equal(tiny, tmp_path, name, changes, dtype):
     assert all(
         a is b for a, b in zip(parameters, policy.model.parameters(), strict=True)
     )  # an optimizer's stay
-    assert policy.model.training
+    assert policy.model.base_model.training
     assert torch.equal(random, torch.random.get_rng_state())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import huggingface_hub
 import pytest
 import safetensors.torch
@@ -92,7 +94,12 @@ def test_a_hub_name_without_a_network(monkeypatch):
 
 @pytest.mark.parametrize(
     ("device", "message"),
-    [("gpu0", "expected auto, cpu, cuda or cuda:N"), ("cuda:99", "there is no such CUDA device here")],
+    [
+        ("gpu0", "expected auto, cpu, cuda or cuda:N"),
+        ("mps", "expected auto, cpu, cuda or cuda:N"),
+        ("meta", "expected auto, cpu, cuda or cuda:N"),
+        ("cuda:99", "there is no such CUDA device here"),
+    ],
 )
 def test_a_device_that_is_not_there(folder, device, message):
     assert message in refusal(folder, device=device)
@@ -102,3 +109,12 @@ def test_a_device_that_is_not_there(folder, device, message):
 def test_a_model_comes_from_one_place(config, got):
     with pytest.raises(Refused, match=f"got {got}"):
         Loaded.load(config)
+
+
+@pytest.mark.parametrize("bases", [("one",), ("one", "two")])
+def test_adapters_that_lead_back_to_themselves(tmp_path, bases):
+    for name, base in zip(bases, bases[1:] + bases[:1]):
+        (tmp_path / name).mkdir()
+        config = json.dumps({"base_model_name_or_path": str(tmp_path / base)})
+        (tmp_path / name / "adapter_config.json").write_text(config)
+    assert "base_model_name_or_path" in refusal(tmp_path / "one")

@@ -83,6 +83,13 @@ def policy_config(model: str, settings: list[str] | None) -> config.Policy:
     return RunConfig.of(values, "--policy").policy
 
 
+def sampler_config(**values: Any) -> config.Sampler:
+    """[sampler] with these values."""
+    from agro.config import RunConfig
+
+    return RunConfig.of({"sampler": values}, "command line").sampler
+
+
 def pairs(items: list[str] | None, flag: str, form: str) -> dict[str, str]:
     parsed = {}
     for item in items or []:

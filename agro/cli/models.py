@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +21,7 @@ from agro.cli.common import (
     RewardOption,
     options,
     policy_config,
+    sampler_config,
 )
 from agro.errors import Refused
 
@@ -47,7 +49,6 @@ def sample(
     max_turns: MaxTurns = 8,
 ) -> None:
     """Sample responses into a store, without rewards; other ones each time, also with the same seed."""
-    from agro.config import Sampler
     from agro.prompts import load_prompts
     from agro.rollout import Task, collect
     from agro.store import Store, write_samples
@@ -62,10 +63,10 @@ def sample(
         )
     if temperature is None:
         temperature = 0.0 if greedy else 1.0
-    sampler = Sampler(n=n, temperature=temperature, max_new=max_new)
+    sampler = sampler_config(n=n, temperature=temperature, max_new=max_new)
     rollout = _rollout(model, policy, environment, max_turns)
     with TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db" if as_file else out) as store:
-        first = -(-store.next_number(seed) // n)  # of the prompts: what is stored already isn't sampled again
+        first = ceil(store.next_number(seed) / n)  # of the prompts: what is stored already isn't sampled again
         task = Task(seed=seed, numbers=tuple(range(first, first + len(asked))))
         made = collect(rollout, asked, sampler, store, task)
         if as_file:
@@ -90,17 +91,16 @@ def eval_(
 ) -> None:
     """Accuracy, pass@k and their 95 % intervals."""
     from agro.config import Reward as RewardConfig
-    from agro.config import Sampler
     from agro.evaluate import heldout
     from agro.prompts import load_prompts
     from agro.rewards import load_reward
     from agro.rollout.reward import EpisodeReward
 
     asked = load_prompts(prompts)
+    sampler = sampler_config(n=n, temperature=temperature, max_new=max_new)
     scorer = EpisodeReward(load_reward(RewardConfig(name=reward, options=options(option))))
     try:
         rollout = _rollout(model, policy, environment, max_turns)
-        sampler = Sampler(n=n, temperature=temperature, max_new=max_new)
         result = heldout(rollout, scorer, asked, sampler, seed)
     finally:
         scorer.close()

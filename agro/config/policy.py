@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agro.config.section import Count, Positive, Section, field
+from agro.config.section import COLDEST, Count, Positive, Section, field
 
 
 class NewModel(Section):
@@ -69,7 +69,7 @@ class Policy(Section):
     """auto: CUDA where there is one, else the CPU"""
     threads: int = field(1, shared=True, ge=0, le=2**10)
     """CPU threads of the process; 0 leaves torch's own choice. A second thread slows small models down"""
-    temperature: Positive = field(1.0, shared=True)
+    temperature: float = field(1.0, shared=True, ge=COLDEST)
     """of π, π_ref and every log-prob of the trainer; sampler.temperature belongs to the behavior only"""
     reference: Literal["start", "phase", "model", "ema", "periodic"] = "start"
     """π_ref: the weights at the start of the run or of each phase, another model, an exponential moving

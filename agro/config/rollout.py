@@ -17,7 +17,7 @@ class Sampler(Section):
     n: Count = 4
     """responses a prompt"""
     temperature: Temperature = 1.0
-    """0 is greedy"""
+    """0 is greedy; any other is at least 1e-6"""
     top_k: int = field(0, ge=0)
     """0 keeps all tokens"""
     top_p: Share = 1.0

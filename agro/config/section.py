@@ -10,16 +10,18 @@ from pydantic_core import PydanticCustomError
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
+COLDEST = 1e-6  # logits that are divided by much less overflow float32
 
 
-def _divisible(temperature: float) -> float:
-    """Logits over less than this aren't finite in float32."""
-    if 0 < temperature < 1e-6:
-        raise PydanticCustomError("temperature", "input should be 0 (greedy), or 1e-6 or more")
-    return temperature
+def _warm_enough(value: float) -> float:
+    if 0 < value < COLDEST:
+        raise PydanticCustomError(
+            "temperature", "expected 0 (greedy) or at least {least}", {"least": COLDEST}
+        )
+    return value
 
 
-Temperature = Annotated[float, Field(ge=0), AfterValidator(_divisible)]
+Temperature = Annotated[float, Field(ge=0), AfterValidator(_warm_enough)]
 
 
 class Section(BaseModel):

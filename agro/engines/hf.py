@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from agro.architecture import probed_lengths, refusing_errors
 from agro.config import Sampler
 from agro.engines.protocol import Decoded, Request
 from agro.engines.rows import Rows
@@ -36,7 +37,8 @@ class HF:
                 f"{policy.name}: expected a model whose only cache is the keys and values of each layer, got "
                 f"{', '.join(foreign)}; sample from it elsewhere and import the responses"
             )
-        self._probe()
+        with refusing_errors(policy.name, "sampling"):
+            self._probe()
 
     def decode(self, waiting: deque[Request], sampler: Sampler, seed: int) -> Iterator[Decoded]:
         """See `agro.engines.Engine`. A greedy choice has log-prob 0: its distribution is a point mass."""
@@ -65,20 +67,20 @@ class HF:
     def _probe(self) -> None:
         """Raise `Refused` unless a few tokens have the log-probs that the trainer computes."""
         policy = self.policy
-        ids = [i % policy.vocab_size for i in range(min(3, policy.context - PROBED))]
-        waiting = deque(Request(i, prompt, PROBED) for i, prompt in enumerate((ids, ids[:1])))
-        difference = 0.0
+        lengths = (1, *probed_lengths(policy.model, policy.context - PROBED))
+        prompts = [[i % policy.vocab_size for i in range(length)] for length in lengths]
+        waiting = deque(Request(number, ids, PROBED) for number, ids in enumerate(prompts))
+        differences = []
         for done in self.decode(waiting, Sampler(temperature=policy.temperature, max_new=PROBED), seed=0):
             tokens = torch.tensor([[*done.request.ids, *done.tokens.tolist()]])
             mask = torch.arange(tokens.shape[1])[None] >= len(done.request.ids)
             with torch.no_grad():
                 own = policy.streams(tokens, torch.tensor([tokens.shape[1]]), mask)["logp"]
-            off = own[mask.to(own.device)].cpu() - torch.tensor(done.logp)
-            difference = max(difference, float(off.abs().max()))
-        allowed = 1e-3 if torch.finfo(policy.dtype).bits > 16 else 0.5  # gross errors, not rounding
-        if not difference <= allowed:
+            differences.append(own[mask.to(own.device)].cpu() - torch.tensor(done.logp))
+        difference = torch.cat(differences).abs().max().item()
+        if not difference <= policy.tolerance:
             raise Refused(
                 f"{policy.name}: decoded token by token, its log-probs differ by {difference:.3g} nats from "
-                f"those of complete sequences (expected at most {allowed:g}); sample from it elsewhere and "
-                "import the responses"
+                f"those of complete sequences (expected at most {policy.tolerance:g}); sample from it "
+                "elsewhere and import the responses"
             )

@@ -25,6 +25,7 @@ from agro.config import Sampler
 from agro.engines.draw import draw
 from agro.engines.noise import uniforms
 from agro.engines.protocol import Request
+from agro.errors import Refused
 from agro.logprobs import Head
 from agro.policy import Policy
 
@@ -145,6 +146,11 @@ class Rows:
             past_key_values=read,
             use_cache=True,
         )
+        if not read.layers:
+            raise Refused(
+                f"{self.policy.name}: expected a model that caches the keys and values of each layer, but it "
+                "caches none; sample from it elsewhere and import the responses"
+            )
         number = {key: i for i, key in enumerate(prompts)}
         pairs = [(b + i, number[id(r.ids)]) for i, r in enumerate(wave) if len(r.ids) > 1]
         to, source = torch.tensor(pairs, device=device).T
@@ -187,10 +193,23 @@ class Rows:
         """Rows whose text now has a stop text. It is new, so only the last tokens are decoded."""
         out = []
         for i, first in enumerate(self.first[: len(self.live)].tolist()):
-            tail = self.policy.decode(self.tokens[i, max(first, self.end - self.tail) : self.end].tolist())
+            before, *ids = self._last(i, first)
+            tail = self.policy.decode(ids, [before])
             if any(stop in tail for stop in self.sampler.stop):
                 out.append(i)
         return out
+
+    def _last(self, row: int, first: int) -> list[int]:
+        """The last tokens of a response, at least `tail` of them with text, and the token before them."""
+        special = self.policy.encoder.special
+        count = self.tail
+        while True:
+            begin = max(first, self.end - count)
+            ids: list[int] = self.tokens[row, begin - 1 : self.end].tolist()
+            without_text = sum(token in special for token in ids[1:])
+            if begin == first or len(ids) - 1 - without_text >= self.tail:
+                return ids
+            count = self.tail + without_text
 
     def _remove(self, done: list[int]) -> list[Finished]:
         first = self.first[: len(self.live)].tolist()

@@ -34,7 +34,7 @@ def demonstrate(
     for i, text in enumerate(turns):
         if not more:
             raise Refused(f"{where}: the episode ended ({episode.finish}) after {i} of {len(turns)} turns")
-        ids = encoder.ids(text)
+        ids = encoder.following(episode.transcript.text, text)
         if unknown is not None and unknown in ids:
             raise Refused(
                 f"{where}: the tokenizer of {encoder.name} doesn't know all characters of {text!r:.80}"

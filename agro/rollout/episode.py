@@ -45,9 +45,9 @@ class Episode:
         self, tokens: list[int], logp: Sequence[float] | None, *, cut: bool, version: int = UNKNOWN_VERSION
     ) -> bool:
         """One turn of the policy, and the environment's reply; returns whether another turn follows."""
+        text = self.encoder.decode(tokens, self.ids)
         self.transcript.act(tokens, None if logp is None else list(logp), version)
         self.sampled += len(tokens)
-        text = self.encoder.decode(tokens)
         self.turns.append(text)
         reply = None
         if not self.error:
@@ -122,7 +122,7 @@ class Episode:
         return Sample(
             prompt=self.prompt.text,
             prompt_id=self.prompt.id,
-            response=self.encoder.decode(row.tokens[row.context :]),
+            response=self.encoder.decode(row.tokens[row.context :], row.tokens[: row.context]),
             reward=reward,
             episode=episode,
             tokens=np.array(row.tokens),

@@ -86,7 +86,7 @@ class Rollout:
 
     def _sample(self, prompt: Prompt, done: Decoded, sampler: Sampler, seed: int) -> Sample:
         ids, before = done.tokens.tolist(), len(done.request.ids)
-        text, stopped = before_stop(self.encoder.decode(ids), sampler.stop)
+        text, stopped = before_stop(self.encoder.decode(ids, done.request.ids), sampler.stop)
         ended = stopped or ids[-1] in self.encoder.eos_ids
         return Sample(
             prompt=prompt.text,
@@ -124,7 +124,8 @@ class Rollout:
             episode = live.pop(number, None)
             if episode is None:
                 episode = Episode(environment, self.encoder, asked[number], done.request.ids, self.max_turns)
-            ended = tokens[-1] in self.encoder.eos_ids or before_stop(self.encoder.decode(tokens), stops)[1]
+            text = self.encoder.decode(tokens, done.request.ids)
+            ended = tokens[-1] in self.encoder.eos_ids or before_stop(text, stops)[1]
             if episode.turn(tokens, done.logp.tolist(), cut=not ended, version=done.version):
                 live[number] = episode
                 room = min(sampler.max_new, self.encoder.context - len(episode.ids))

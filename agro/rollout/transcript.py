@@ -72,25 +72,23 @@ class Transcript:
 
     def observe(self, observation: str, role: str) -> bool:
         """Append an observation. False, without a change, if it doesn't fit into the model's context."""
-        row, new = self.rows[-1], None
-        if self.messages is None:
-            ids = self.encoder.ids(observation)
-        else:
-            message = {"role": role, "content": observation}
+        row, so_far = self.rows[-1], self.text + self._end
+        text = so_far + observation
+        message = {"role": role, "content": observation}
+        if self.messages is not None:
             text = self.encoder.render([*self.messages, message])
-            so_far = self.text + self._end
             if observation.strip() not in text:
                 raise Refused(
                     f"environment: the chat template of {self.encoder.name} doesn't show messages of role "
                     f"{role!r} (here {observation!r:.80}); set another role (environment.options.role)"
                 )
-            new = not text.startswith(so_far)
-            ids = self.encoder.ids(text if new else text[len(so_far) :])
+        new = not text.startswith(so_far)
+        ids = self.encoder.ids(text) if new else self.encoder.following(so_far, text[len(so_far) :])
         if (0 if new else len(row.tokens)) + len(ids) >= self.encoder.context:
             return False
         if self.messages is not None:
             self.messages.append(message)
-            self.text = text
+        self.text = text
         if new:
             self.rows.append(Row(ids))
         else:

@@ -97,7 +97,7 @@ class Local:
     def enter(self, config: RunConfig, *, began: Path | None, resumed: Path | None) -> None:
         self.config = config
         self.micro = MicroBatch.of(config.train, self.say)
-        self.policy.recompute = config.train.gradient_checkpointing
+        self.policy.checkpoint_gradients(config.train.gradient_checkpointing)
         self.optimizer = Optimizer(self.policy, config.train)
         if began is not None and self.reference is not None and config.policy.reference in ("phase", *MOVING):
             self._assign(began / "model.safetensors", self.reference.weights())

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agro.architecture import positions_of
 from agro.config import RunConfig
 from agro.generation import ignored_settings
 from agro.objectives import get
@@ -41,6 +42,12 @@ def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[
     if prompts and ignored:
         lines.append(
             f"the model's generation_config sets {', '.join(ignored)}; these are ignored, [sampler] decides"
+        )
+    positions = positions_of(policy.model)
+    if policy.context < positions:
+        lines.append(
+            f"the context is {policy.context} of the model's {positions} tokens: in longer passes, LongRoPE "
+            "changes the log-probs of all sequences"
         )
     for name in config.phase_names:
         objective = config.phase(name).objective

@@ -164,7 +164,7 @@ def _training_speed(policy: Policy, config: RunConfig, width: int) -> float:
     tokens = torch.randint(0, policy.vocab_size, (rows, width), generator=torch.Generator().manual_seed(0))
     lengths = torch.full((rows,), width)
     mask = (torch.arange(width) > 0).expand(rows, width)
-    policy.recompute = config.train.gradient_checkpointing
+    policy.checkpoint_gradients(config.train.gradient_checkpointing)
     start = time.perf_counter()
     policy.streams(tokens, lengths, mask)["logp"].nan_to_num().sum().backward()
     if reads_reference(config):

@@ -361,6 +361,12 @@ def test_a_refused_sample_leaves_no_store(prompts: Path, model: Path, tmp_path: 
     )
 
 
+def test_a_temperature_that_overflows_is_refused(prompts: Path, model: Path, tmp_path: Path) -> None:
+    common = ("--model", model, "--prompts", prompts, "--temperature", "1e-40")
+    assert "sampler.temperature" in refused("sample", *common, "--out", tmp_path / "s.db")
+    assert "sampler.temperature" in refused("eval", *common, "--reward", "exact")
+
+
 def test_prompt_ids_and_numbers_of_prompt_files(tmp_path: Path) -> None:
     from agro.errors import Refused
     from agro.prompts import load_prompts

@@ -133,6 +133,24 @@ def test_a_stop_text_may_lie_across_bytes(tmp_path):
     assert s.tokens[s.action].tolist() == wanted[:3]
 
 
+@pytest.mark.parametrize("between", [0, 1, 60])
+def test_a_stop_text_may_have_special_tokens_inside(tiny, between):
+    policy = tiny(max_position_embeddings=256)
+    wanted = [5, 4, *[0, 1] * between, 5, 6]  # "babc" with <pad> and <bos> inside "ab"
+    script = iter(wanted)
+
+    def scripted(logits, noise, options):
+        return torch.tensor([next(script)]), torch.zeros(1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        sampler = rollout(policy)
+        patch.setattr(rows, "draw", scripted)
+        (s,) = sampler.sample([Prompt("h")], 1, Sampler(max_new=len(wanted), stop=("ab",)))
+    assert s.response == "b"
+    assert s.tokens[s.action].tolist() == wanted[:-1]
+    assert s.meta["finish"] == "stop"
+
+
 def test_the_context_ends_a_response(tiny):
     policy = tiny(max_position_embeddings=20)
     end_with(policy)
@@ -195,7 +213,7 @@ def test_nothing_global_changes(tiny):
         assert torch.is_grad_enabled()
         assert not torch.is_inference_mode_enabled()
     assert torch.equal(state, torch.random.get_rng_state())
-    assert policy.model.training
+    assert policy.model.base_model.training
     assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters()))
     tokens = torch.tensor([[1, 4, 5]])
     policy.streams(tokens, torch.tensor([3]), torch.tensor([[False, True, True]]))["logp"][
@@ -216,6 +234,11 @@ def test_memory_that_is_not_keys_and_values_is_refused(causal, tokenizer):
     config = transformers.MambaConfig(vocab_size=13, hidden_size=16, num_hidden_layers=1, state_size=4)
     with pytest.raises(Refused, match=r"MambaForCausalLM: expected a model "):
         HF(Policy(transformers.MambaForCausalLM(config), tokenizer))
+    config = transformers.RwkvConfig(
+        vocab_size=13, hidden_size=16, attention_hidden_size=16, num_hidden_layers=2, context_length=64
+    )
+    with pytest.raises(Refused, match=r"RwkvForCausalLM: .*keys and values"):
+        HF(Policy(transformers.RwkvForCausalLM(config), tokenizer))
 
 
 def test_a_model_that_decodes_otherwise_than_it_trains_is_refused(tiny, monkeypatch):

@@ -168,7 +168,7 @@ def test_updates_without_a_finite_gradient_are_skipped_and_said(tmp_path: Path, 
         out = plain(self, *args, **kwargs)
         return (
             {k: v * math.inf for k, v in out.items()}
-            if self.model.training and torch.is_grad_enabled() and next(calls) == 0
+            if self.model.base_model.training and torch.is_grad_enabled() and next(calls) == 0
             else out
         )
 

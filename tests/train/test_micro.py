@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from tiny_runs import metrics, tiny, weights
 
-from agro.config import Train
+from agro.config import RunConfig, Train
 from agro.errors import Refused
+from agro.policy import Policy
 from agro.train import step
+from agro.train.learner import Local
 from agro.train.micro import MicroBatch
 from agro.train.trainer import Trainer
 
@@ -95,6 +98,16 @@ def test_recomputing_and_offloading_change_nothing(tmp_path: Path, monkeypatch) 
     plain = weights(run(tmp_path, "plain"))
     assert weights(run(tmp_path, "offloaded", train__offload=["activations", "optimizer"])) == plain
     assert weights(run(tmp_path, "recomputed", train__gradient_checkpointing=True)) == plain
+
+
+def test_a_model_that_cannot_recompute_is_refused(tokenizer) -> None:
+    sizes = {"n_embd": 16, "dff": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    model = transformers.CTRLLMHeadModel(transformers.CTRLConfig(vocab_size=13, **sizes))
+    learner = Local(Policy(model, tokenizer), None, print)
+    learner.enter(RunConfig(), began=None, resumed=None)
+    config = RunConfig.of({"train": {"gradient_checkpointing": True}})
+    with pytest.raises(Refused, match=r"train\.gradient_checkpointing: CTRLLMHeadModel"):
+        learner.enter(config, began=None, resumed=None)
 
 
 def test_recomputing_keeps_less(tiny) -> None:
