@@ -19,6 +19,7 @@ from typing import Any, cast
 from agro.errors import Refused
 
 START_SECONDS = 120.0  # for a worker to start and import the function
+END_SECONDS = 10.0  # for a worker to kill what the function has started
 Rows = list[int]
 Outcome = tuple[float | None, str | None]  # (value, None) or (None, error)
 
@@ -241,24 +242,37 @@ class Pool:
 
 def _death(process: subprocess.Popen[bytes]) -> str:
     try:
-        code = process.wait(1.0)
+        code = process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
         return "its process closed agro's pipe"
     if code >= 0:
         return f"its process ended with status {code}"
-    name = signal.Signals(-code).name
+    known = {number.value: number.name for number in signal.Signals}
+    name = known.get(-code) or signal.strsignal(-code)  # a real-time signal has no name
     return f"its process was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
 
 
 def _end(processes: set[subprocess.Popen[bytes]]) -> None:
-    """Kill each process with its group, which includes the function's own processes, and wait for it."""
+    """End each process with what the function has started (`worker.supervise`; else its group), and wait."""
     for process in processes:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # it is gone, or (macOS) a zombie
-            process.kill()
+        if sys.platform == "linux":
+            process.terminate()
+        else:
+            _kill(process)
+    for process in processes:
         for pipe in (process.stdin, process.stdout):
             if pipe:
                 pipe.close()
-        process.wait()
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            process.wait()
     processes.clear()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # it is gone, or (macOS) a zombie
+        process.kill()

@@ -192,17 +192,20 @@ def test_hung_and_dead_workers_are_replaced(write):
             if c == "exit": os._exit(7)
             if c == "crash": os.kill(os.getpid(), signal.SIGSEGV)
             if c == "killed": os.kill(os.getpid(), signal.SIGKILL)
+            if c == "realtime": os.kill(os.getpid(), signal.SIGRTMIN + 1)
             return 1.0
     """)
     start = time.monotonic()
-    assert outcome(scores(path, ["ok", "hang", "exit", "ok", "crash", "killed", "ok"], timeout=0.6)) == [
+    assert outcome(
+        scores(path, ["ok", "hang", "exit", "ok", "crash", "killed", "realtime"], timeout=0.6)
+    ) == [
         1.0,
         "timed out after 0.6 s",
         "its process ended with status 7",
         1.0,
         "its process was killed by SIGSEGV",
         "its process was killed by SIGKILL (out of memory?)",
-        1.0,
+        "its process was killed by Real-time signal 1",
     ]
     assert time.monotonic() - start < 10
 
@@ -272,6 +275,47 @@ def test_printing_and_reading_stay_out_of_the_protocol(write, capfd):
     assert all(text in err for text in ("on import", '{"id": 1}', "from a shell"))
 
 
+DAEMON = """
+    import os, sys, time
+    for leave in (os.setsid, lambda: None):
+        if os.fork():
+            os._exit(0)
+        leave()
+    with open(sys.argv[1] + ".new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(file.name, sys.argv[1])
+    time.sleep(60)
+"""
+STARTS = """
+    import os, subprocess, sys, time
+    def f(completions, **kw):
+        pid_file = __file__ + ".pid"
+        subprocess.Popen([sys.executable, os.path.dirname(__file__) + "/daemon.py", pid_file])
+        while not os.path.exists(pid_file): time.sleep(0.01)
+        if completions[0] == "hang": time.sleep(60)
+        if completions[0] == "exit": os._exit(3)
+        if completions[0] == "group": os.killpg(0, 9)
+        return [1.0]
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans over")
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("hang", "timed out after 2 s"),
+        ("exit", "its process ended with status 3"),
+        ("group", "its process was killed by SIGKILL (out of memory?)"),
+        ("return", 1.0),
+    ],
+)
+def test_what_a_function_started_ends_with_its_worker_also_in_another_session(write, text, result):
+    write(DAEMON, "daemon.py")
+    path = write(STARTS)
+    assert outcome(scores(path, [text], timeout=2.0)) == [result]
+    assert gone(int(Path(f"{path}.pid").read_text()))
+
+
 def test_what_a_hung_function_started_is_killed_with_it(write):
     path = write("""
         import subprocess, time
@@ -322,6 +366,21 @@ def test_no_orphans(write, then, number):
     assert gone(pid)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans over")
+def test_what_a_function_started_ends_with_a_killed_trainer(write):
+    write(DAEMON, "daemon.py")
+    path = write(STARTS)
+    parent = write(PARENT.format(then="reward.score([Sample('p', 'hang')])"), "parent.py")
+    process = subprocess.Popen([sys.executable, str(parent), str(path)], stderr=subprocess.DEVNULL)
+    pid_file = Path(f"{path}.pid")
+    end = time.monotonic() + 60
+    while not pid_file.exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert gone(int(pid_file.read_text()))
+
+
 def test_a_worker_inside_c_code_ends_without_its_parent(write):
     """A regular expression holds the interpreter's lock: only the kernel's timer can end it."""
     import json
@@ -354,10 +413,10 @@ def test_an_interrupt_leaves_the_reward_usable(write):
         import os, signal, time
         def f(completions, **kw):
             if "slow" in completions:
-                os.kill(os.getppid(), signal.SIGINT); time.sleep(0.2)
+                os.kill(kw["trainer"], signal.SIGINT); time.sleep(0.2)
             return [float(len(c)) for c in completions]
     """)
-    with closing(FunctionReward(f"{path}:f")) as reward:
+    with closing(FunctionReward(f"{path}:f", {"trainer": os.getpid()})) as reward:
         with pytest.raises(KeyboardInterrupt):
             reward.score([Sample("p", "slow"), Sample("p", "second")])
         time.sleep(0.3)
