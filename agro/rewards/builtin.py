@@ -18,21 +18,23 @@ from agro.rewards.workers import Pool
 from agro.types import Sample
 
 AT_ONCE = 16  # responses per call of a worker: so many are repeated if one times out
-Judge = Callable[[list[str], list[str]], list[Score]]  # responses, answers
+Scorer = Callable[[list[str], list[str]], list[Score]]  # responses, answers
 
 
 class AnswerReward:
-    """`judge` on the samples that have an answer in `meta`; the reward of the others is unknown."""
+    """Scores the samples that have an answer in `meta`; the reward of the others is unknown."""
 
-    def __init__(self, name: str, judge: Judge, marker: str | None = None, pool: Pool | None = None) -> None:
+    def __init__(
+        self, name: str, scorer: Scorer, marker: str | None = None, pool: Pool | None = None
+    ) -> None:
         self.name = name
-        self._judge = judge
+        self._scorer = scorer
         self._marker = marker  # the text before the answer in the answer column
         self._pool = pool
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         return score_known(
-            samples, self._answer, lambda known, found: self._judge([s.response for s in known], found)
+            samples, self._answer, lambda known, found: self._scorer([s.response for s in known], found)
         )
 
     def _answer(self, sample: Sample) -> str:
@@ -67,10 +69,10 @@ def exact(options: Mapping[str, Any], **_: Any) -> AnswerReward:
             text = text.strip()
         return text if given["case"] else text.casefold()
 
-    def judge(responses: list[str], known: list[str]) -> list[Score]:
+    def score(responses: list[str], known: list[str]) -> list[Score]:
         return [Score(float(form(r) == form(a))) for r, a in zip(responses, known)]
 
-    return AnswerReward("exact", judge)
+    return AnswerReward("exact", score)
 
 
 def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> AnswerReward:
@@ -87,11 +89,11 @@ def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> Answer
         if not marker.strip():
             raise Refused("reward.options.marker: expected text, got none")
 
-        def judge(responses: list[str], known: list[str]) -> list[Score]:
+        def score(responses: list[str], known: list[str]) -> list[Score]:
             finals = [answers.after_marker(response, marker) for response in responses]
             return [Score(answers.matches(final, answer)) for final, answer in zip(finals, known)]
 
-        return AnswerReward("regex", judge, given["answer_marker"] or None)
+        return AnswerReward("regex", score, given["answer_marker"] or None)
 
     if "marker" in options:
         raise Refused("reward.options: marker and pattern exclude each other; give one of them")
@@ -111,11 +113,11 @@ def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> Answer
         workers=workers,
     )
 
-    def judge_in_worker(responses: list[str], known: list[str]) -> list[Score]:
+    def score_in_worker(responses: list[str], known: list[str]) -> list[Score]:
         outcomes = pool.call({"completions": responses, "answer": known}, len(known))
         return [Score(value, error) for value, error in outcomes]
 
-    return AnswerReward("regex", judge_in_worker, given["answer_marker"] or None, pool)
+    return AnswerReward("regex", score_in_worker, given["answer_marker"] or None, pool)
 
 
 def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) -> AnswerReward:
@@ -132,7 +134,7 @@ def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) ->
     file = Path(answers.__file__).resolve().with_name("mathematics.py")  # an import would load SymPy here
     pool = Pool(f"{file}:grade", {}, timeout=timeout, workers=workers)
 
-    def judge(responses: list[str], known: list[str]) -> list[Score]:
+    def score(responses: list[str], known: list[str]) -> list[Score]:
         finals = [(final(response), final(answer)) for response, answer in zip(responses, known)]
         scores: list[Score | None] = [_without_sympy(*pair) for pair in finals]
         rest = [i for i, score in enumerate(scores) if score is None]
@@ -146,7 +148,7 @@ def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) ->
             scores[i] = Score(value, error)
         return cast(list[Score], scores)
 
-    return AnswerReward("math", judge, pool=pool)
+    return AnswerReward("math", score, pool=pool)
 
 
 def _without_sympy(response: Final, answer: Final) -> Score | None:

@@ -43,7 +43,7 @@ _LETTER = re.compile(r"\(?([A-Z])\)?")
 _CHOICE = re.compile(
     r"(?:(?:option|choice)\s+)?\(?([A-Z])(?:\)[.:]?|[.:])?(?:\s+(?![-+*/^=<>]|and\b|or\b).*|$)"
 )
-_OPTION = re.compile(r"\b(?:option|choice|choose|select|pick)\s+\(?([A-Z])\b")
+_OPTION = re.compile(r"\b(?i:option|choice|choose|select|pick)\s+\(?([A-Z])\b")
 _PROSE = re.compile(r"\b(?!(?:sin|cos|tan|log|exp|sqrt|and)\b)[A-Za-z]{3,}|\b(?:it|is|so)\b", re.IGNORECASE)
 _WORDS = re.compile(r"(?!(?:pi|infinity)$)[A-Za-z']+(?:[ -][A-Za-z']+)*")
 _TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox)\s*\{[^{}]*[A-Za-z][^{}]*\}")

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from math_verify import parse, verify
-from sympy import Abs, And, Eq, Expr, Float, Function, Limit, Symbol, Tuple, UnevaluatedExpr
+from sympy import Abs, And, Eq, Expr, Float, Function, Interval, Limit, Symbol, Tuple, UnevaluatedExpr
 from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.relational import Relational
 
@@ -24,7 +24,7 @@ _MARKUP = re.compile(r"\$|\\[(\[]|\\boxed")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{[^{}]*\}")
 _SLOW = (ExprWithLimits, Limit, UnevaluatedExpr)  # sums and integrals; percents, which equal two numbers
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{\w+\*?\}")
-_SEGMENT = re.compile(r"[A-Z]{2,}\W*=")  # AB = 5 names a length; math-verify reads a · b
+_SEGMENT = re.compile(r"(?:[A-Z]{2,}|\\angle\s*[A-Z])\W*=")  # AB = 5 is a length; math-verify reads a · b
 _WORD = re.compile(r"(?<![A-Za-z\\])(?!(?:and|or)\b)[A-Za-z]{2,}")
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:[ ,]\d{3})*)?(?:[.,]\d+)?\.?\s*%?")
 _EXPONENT = re.compile(r"(?<![\w.])(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d{1,2}(?!\w)")
@@ -46,6 +46,8 @@ def equal(response: str, answer: str) -> float | None:
     is_equation = not _SEGMENT.search(response) and any(map(_is_equation, found))
     if is_equation and not any(isinstance(k, Relational | And) for k in known):
         return 0.0
+    if "\\{" in response and "\\{" not in answer and isinstance(known[0], Interval | Tuple):
+        return 0.0  # math-verify takes the set of its two numbers for an open interval
     if len(known) == len(found) == 1 and _differ(known[0], found[0]):
         return 0.0
     return float(

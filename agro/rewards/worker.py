@@ -55,8 +55,8 @@ def main() -> None:
         request = json.loads(line)
         try:
             with time_limit(request["limit"]):
-                judge = call_each if request["each"] else call
-                scores = judge(function, request["arguments"], first["options"], request["n"])
+                call_rows = call_each if request["each"] else call
+                scores = call_rows(function, request["arguments"], first["options"], request["n"])
         except BaseException as error:  # noqa: BLE001 any function may raise anything, SystemExit too
             reply(id=request["id"], error=explain(error, file_of(function)))
         else:

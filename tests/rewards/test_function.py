@@ -1,4 +1,4 @@
-"""A user's function as a reward: TRL's signature, and everything that it can do wrong."""
+"""A user's function as a reward: TRL's signature, and its failures."""
 
 import os
 import signal
@@ -133,7 +133,7 @@ def test_values_that_count_as_numbers(write):
     assert outcome(scores(path, list("abc"), function="array")) == [0.0, 1.0, 2.0]
 
 
-def test_only_the_culprits_stay_unknown(write):
+def test_only_responses_that_fail_stay_unknown(write):
     path = write("""
         def f(completions, **kw):
             return [one(c) for c in completions]
@@ -173,7 +173,7 @@ def test_wrong_lengths(write):
     assert "returned 0.5, expected a list" in outcome(scores(path, ["a"], function="bare"))[0]
 
 
-def test_a_batch_that_one_row_poisons_is_done_again(write):
+def test_a_batch_that_fails_is_scored_again_row_by_row(write):
     path = write("""
         def f(completions, **kw):
             total = sum(float(c) for c in completions)
@@ -182,7 +182,7 @@ def test_a_batch_that_one_row_poisons_is_done_again(write):
     assert outcome(scores(path, ["1", "nan", "2"])) == [1.0, "returned nan", 2.0]
 
 
-def test_hung_and_dead_workers_are_replaced(write):
+def test_workers_that_time_out_or_crash_are_replaced(write):
     path = write("""
         import ctypes, os, signal, time
         def f(completions, **kw):
@@ -210,7 +210,7 @@ def test_hung_and_dead_workers_are_replaced(write):
     assert time.monotonic() - start < 10
 
 
-def test_memory_that_runs_out_is_one_responses_failure(write):
+def test_out_of_memory_fails_one_response(write):
     path = write("""
         import resource
         resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))
@@ -221,7 +221,7 @@ def test_memory_that_runs_out_is_one_responses_failure(write):
     assert found == [1.0, "MemoryError (mine.py:5)"]
 
 
-def test_a_slow_function_is_not_a_hung_one(write):
+def test_a_slow_function_does_not_time_out(write):
     """3 × 0.3 s is over the limit of one response: the first batch is scored again one by one.
 
     The second isn't.
@@ -238,7 +238,7 @@ def test_a_slow_function_is_not_a_hung_one(write):
         assert outcome(reward.score(samples)) == [3.0, 3.0, 3.0]
 
 
-def test_order_holds_over_workers(write):
+def test_order_is_kept_over_workers(write):
     path = write("""
         import os, time
         def f(completions, **kw):
@@ -309,14 +309,14 @@ STARTS = """
         ("return", 1.0),
     ],
 )
-def test_what_a_function_started_ends_with_its_worker_also_in_another_session(write, text, result):
+def test_daemons_end_with_the_worker(write, text, result):
     write(DAEMON, "daemon.py")
     path = write(STARTS)
     assert outcome(scores(path, [text], timeout=2.0)) == [result]
     assert gone(int(Path(f"{path}.pid").read_text()))
 
 
-def test_what_a_hung_function_started_is_killed_with_it(write):
+def test_subprocesses_end_when_the_function_times_out(write):
     path = write("""
         import subprocess, time
         def f(completions, **kw):
@@ -345,7 +345,7 @@ PARENT = """
         ("time.sleep(60)", signal.SIGKILL),
     ],
 )
-def test_no_orphans(write, then, number):
+def test_workers_end_with_the_trainer(write, then, number):
     path = write("""
         import os, time
         open(__file__ + ".pid", "w").write(str(os.getpid()))
@@ -367,7 +367,7 @@ def test_no_orphans(write, then, number):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans over")
-def test_what_a_function_started_ends_with_a_killed_trainer(write):
+def test_daemons_end_with_a_killed_trainer(write):
     write(DAEMON, "daemon.py")
     path = write(STARTS)
     parent = write(PARENT.format(then="reward.score([Sample('p', 'hang')])"), "parent.py")
@@ -381,7 +381,7 @@ def test_what_a_function_started_ends_with_a_killed_trainer(write):
     assert gone(int(pid_file.read_text()))
 
 
-def test_a_worker_inside_c_code_ends_without_its_parent(write):
+def test_a_worker_in_c_code_ends_at_its_time_limit(write):
     """A regular expression holds the interpreter's lock: only the kernel's timer can end it."""
     import json
 
@@ -425,7 +425,7 @@ def test_an_interrupt_leaves_the_reward_usable(write):
         reward.score([Sample("p", "abc")])
 
 
-def test_a_worker_that_died_between_calls_is_nobodys_fault(write):
+def test_a_worker_that_died_between_calls_fails_no_response(write):
     path = write("""
         import os, threading
         def f(completions, **kw):
@@ -465,7 +465,7 @@ def test_a_worker_that_died_between_calls_is_nobodys_fault(write):
         ("{tmp}/needs.py:f", "No module named 'nothing_like_it' (needs.py:1)"),
     ],
 )
-def test_what_cannot_be_imported_is_refused(write, tmp_path, name, message):
+def test_a_function_that_fails_to_import_is_refused(write, tmp_path, name, message):
     write("number = 1\ndef reward(completions, **kw): pass\ndef other(x): pass", "mine.py")
     write("# a comment\n1 / 0", "broken.py")
     write("def f()", "syntax.py")
