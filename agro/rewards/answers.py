@@ -60,16 +60,16 @@ def conclusion(text: str) -> str:
     last = text.rstrip().rpartition("\n")[2].lstrip()
     if last.startswith("####"):
         return last.lstrip("#").strip()
-    boxes = _boxes(text)
-    joined = len(boxes) - 1
-    while joined > 0 and not _REPLACES.search(text, boxes[joined - 1][2], boxes[joined][0]):
+    found = boxes(text)
+    joined = len(found) - 1
+    while joined > 0 and not _REPLACES.search(text, found[joined - 1][2], found[joined][0]):
         joined -= 1
-    for start, inside, end in reversed(boxes[: max(joined, 0)]):
+    for start, inside, end in reversed(found[: max(joined, 0)]):
         text = text[:start] + text[inside : end - 1] + text[end:]
     return text
 
 
-def _boxes(text: str) -> list[tuple[int, int, int]]:
+def boxes(text: str) -> list[tuple[int, int, int]]:
     r"""The outermost \boxed{…}: its start, the start of its content, and its end."""
     open_, found = list[re.Match[str]](), list[tuple[int, int, int]]()
     for brace in _BRACE.finditer(text):

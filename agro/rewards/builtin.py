@@ -8,30 +8,33 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from agro.errors import Refused
 from agro.rewards import answers
+from agro.rewards.final import Final, compare, final, too_large
 from agro.rewards.protocol import Score, score_known
 from agro.rewards.workers import Pool
 from agro.types import Sample
 
 AT_ONCE = 16  # responses per call of a worker: so many are repeated if one times out
-Judge = Callable[[list[str], list[str]], list[Score]]  # responses, answers
+Scorer = Callable[[list[str], list[str]], list[Score]]  # responses, answers
 
 
 class AnswerReward:
-    """`judge` on the samples that have an answer in `meta`; the reward of the others is unknown."""
+    """Scores the samples that have an answer in `meta`; the reward of the others is unknown."""
 
-    def __init__(self, name: str, judge: Judge, marker: str | None = None, pool: Pool | None = None) -> None:
+    def __init__(
+        self, name: str, scorer: Scorer, marker: str | None = None, pool: Pool | None = None
+    ) -> None:
         self.name = name
-        self._judge = judge
+        self._scorer = scorer
         self._marker = marker  # the text before the answer in the answer column
         self._pool = pool
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         return score_known(
-            samples, self._answer, lambda known, found: self._judge([s.response for s in known], found)
+            samples, self._answer, lambda known, found: self._scorer([s.response for s in known], found)
         )
 
     def _answer(self, sample: Sample) -> str:
@@ -66,10 +69,10 @@ def exact(options: Mapping[str, Any], **_: Any) -> AnswerReward:
             text = text.strip()
         return text if given["case"] else text.casefold()
 
-    def judge(responses: list[str], known: list[str]) -> list[Score]:
+    def score(responses: list[str], known: list[str]) -> list[Score]:
         return [Score(float(form(r) == form(a))) for r, a in zip(responses, known)]
 
-    return AnswerReward("exact", judge)
+    return AnswerReward("exact", score)
 
 
 def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> AnswerReward:
@@ -86,11 +89,11 @@ def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> Answer
         if not marker.strip():
             raise Refused("reward.options.marker: expected text, got none")
 
-        def judge(responses: list[str], known: list[str]) -> list[Score]:
+        def score(responses: list[str], known: list[str]) -> list[Score]:
             finals = [answers.after_marker(response, marker) for response in responses]
             return [Score(answers.matches(final, answer)) for final, answer in zip(finals, known)]
 
-        return AnswerReward("regex", judge, given["answer_marker"] or None)
+        return AnswerReward("regex", score, given["answer_marker"] or None)
 
     if "marker" in options:
         raise Refused("reward.options: marker and pattern exclude each other; give one of them")
@@ -110,19 +113,20 @@ def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> Answer
         workers=workers,
     )
 
-    def judge_in_worker(responses: list[str], known: list[str]) -> list[Score]:
+    def score_in_worker(responses: list[str], known: list[str]) -> list[Score]:
         outcomes = pool.call({"completions": responses, "answer": known}, len(known))
         return [Score(value, error) for value, error in outcomes]
 
-    return AnswerReward("regex", judge_in_worker, given["answer_marker"] or None, pool)
+    return AnswerReward("regex", score_in_worker, given["answer_marker"] or None, pool)
 
 
 def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) -> AnswerReward:
     """1.0 where the response's final answer equals the sample's as mathematics, else 0.0.
 
-    Both are read by `answers.conclusion` and math-verify (`mathematics`), unless they are equal texts or
-    numbers. The reward is unknown if the answer contains no mathematics, or if a comparison fails or takes
-    more than `timeout` seconds. Workers compare `AT_ONCE` responses per call.
+    Equal texts, numbers, choices and words are compared here (`final`), the others by math-verify in worker
+    processes (`mathematics`), `AT_ONCE` responses per call. The reward is unknown if the answer can't be
+    read, if one of the two is too large to compute, or if a comparison fails or takes more than `timeout`
+    seconds.
     """
     _options("math", options)
     if importlib.util.find_spec("math_verify") is None:
@@ -130,24 +134,34 @@ def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) ->
     file = Path(answers.__file__).resolve().with_name("mathematics.py")  # an import would load SymPy here
     pool = Pool(f"{file}:grade", {}, timeout=timeout, workers=workers)
 
-    def judge(responses: list[str], known: list[str]) -> list[Score]:
-        concluded = [(answers.conclusion(r), answers.conclusion(a)) for r, a in zip(responses, known)]
-        scores = [Score(1.0)] * len(known)
-        unequal = []
-        for i, (response, answer) in enumerate(concluded):
-            if not answer or answers.normalize(response) != answers.normalize(answer):
-                unequal.append(i)
+    def score(responses: list[str], known: list[str]) -> list[Score]:
+        finals = [(final(response), final(answer)) for response, answer in zip(responses, known)]
+        scores: list[Score | None] = [_without_sympy(*pair) for pair in finals]
+        rest = [i for i, score in enumerate(scores) if score is None]
         columns = {
-            "completions": [concluded[i][0] for i in unequal],
-            "answer": [concluded[i][1] for i in unequal],
+            "completions": [finals[i][0].source for i in rest],
+            "answer": [finals[i][1].source for i in rest],
         }
-        for i, (value, error) in zip(unequal, pool.call(columns, len(unequal), at_once=AT_ONCE)):
+        for i, (value, error) in zip(rest, pool.call(columns, len(rest), at_once=AT_ONCE)):
             if error == "returned None":
                 error = f"no mathematics can be read in the sample's answer {known[i]!r:.80}"
             scores[i] = Score(value, error)
-        return scores
+        return cast(list[Score], scores)
 
-    return AnswerReward("math", judge, pool=pool)
+    return AnswerReward("math", score, pool=pool)
+
+
+def _without_sympy(response: Final, answer: Final) -> Score | None:
+    if not answer.text:
+        return Score(None, "the sample's answer is empty")
+    value = compare(response, answer)
+    if value is not None:
+        return Score(value)
+    for of, text in (("sample's", answer.source), ("response's", response.source)):
+        problem = too_large(text)
+        if problem:
+            return Score(None, f"the {of} answer {problem}")
+    return None
 
 
 def _options(name: str, given: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:

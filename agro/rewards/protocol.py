@@ -58,18 +58,18 @@ class Reward(Protocol):
 
 def score_known(
     samples: Sequence[Sample],
-    find: Callable[[Sample], T],
-    judge: Callable[[list[Sample], list[T]], list[Score]],
+    get: Callable[[Sample], T],
+    scorer: Callable[[list[Sample], list[T]], list[Score]],
 ) -> list[Score]:
-    """`judge` on the samples for which `find` returns. For others, its `LookupError` is the error."""
+    """`scorer` on the samples for which `get` returns. For the others, its `LookupError` is the error."""
     known: dict[int, T] = {}
     scores: dict[int, Score] = {}
     for i, sample in enumerate(samples):
         try:
-            known[i] = find(sample)
+            known[i] = get(sample)
         except LookupError as error:
             scores[i] = Score(None, str(error.args[0]))
-    scores.update(zip(known, judge([samples[i] for i in known], list(known.values())), strict=True))
+    scores.update(zip(known, scorer([samples[i] for i in known], list(known.values())), strict=True))
     return [scores[i] for i in range(len(samples))]
 
 

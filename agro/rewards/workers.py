@@ -19,13 +19,14 @@ from typing import Any, cast
 from agro.errors import Refused
 
 START_SECONDS = 120.0  # for a worker to start and import the function
+END_SECONDS = 10.0  # for a worker to kill what the function has started
 Rows = list[int]
 Outcome = tuple[float | None, str | None]  # (value, None) or (None, error)
 
 
 @dataclass(eq=False)
 class _Worker:
-    """A process with its pending input and output. `rows`: those of its present call.
+    """A process with its pending input and output. `rows`: those of its current call.
 
     `deadline`: of the call, or of the start, on the monotonic clock.
     """
@@ -55,14 +56,14 @@ class Pool:
         self._finalizer = weakref.finalize(self, _end, self._processes)  # also at the end of the interpreter
         self._selector = selectors.DefaultSelector()
         self._requests = 0
-        self._alone = (0, 0.0)  # finished calls for one response, and their seconds
+        self._single = (0, 0.0)  # finished calls for one response, and their seconds
         self.parameters: frozenset[str] = frozenset()
         self.any_parameter = False
         try:
             for _ in range(workers):
                 self._start()
             while not all(w.ready for w in self._workers):
-                self._turn()
+                self._wait()
         except BaseException:
             self.close()
             raise
@@ -98,7 +99,7 @@ class Pool:
         try:
             while waiting or any(w.rows for w in self._workers):
                 self._dispatch(waiting, columns, each)
-                for rows, outcomes in self._turn():
+                for rows, outcomes in self._wait():
                     for row, outcome in zip(rows, outcomes):
                         results[row] = outcome
                         if outcome[0] is None and outcome[1] != "returned None" and len(rows) > 1:
@@ -121,7 +122,7 @@ class Pool:
 
     def _limit(self, n: int) -> float:
         """Seconds for a call on n rows: about those of one row that hangs, unless rows are slow."""
-        calls, seconds = self._alone
+        calls, seconds = self._single
         expected = 2 * n * seconds / calls if calls else 0.0
         return min(n * self.timeout, max(self.timeout, expected))
 
@@ -139,7 +140,7 @@ class Pool:
         os.set_blocking(process.stdin.fileno(), False)
         self._selector.register(process.stdout, selectors.EVENT_READ, worker)
         self._workers.append(worker)
-        self._post(worker, {**self._first, "limit": START_SECONDS})
+        self._queue(worker, {**self._first, "limit": START_SECONDS})
 
     def _send(self, worker: _Worker, rows: Rows, columns: Mapping[str, Sequence[Any]], each: bool) -> None:
         limit, self._requests = self._limit(len(rows)), self._requests + 1
@@ -147,14 +148,14 @@ class Pool:
         worker.rows, worker.request, worker.since = rows, self._requests, time.monotonic()
         worker.deadline = worker.since + limit
         request = {"id": worker.request, "arguments": arguments, "n": len(rows), "each": each, "limit": limit}
-        self._post(worker, request)
+        self._queue(worker, request)
 
-    def _post(self, worker: _Worker, message: Mapping[str, Any]) -> None:
+    def _queue(self, worker: _Worker, message: Mapping[str, Any]) -> None:
         assert worker.process.stdin
         worker.outbox = memoryview(json.dumps(message).encode() + b"\n")
         self._selector.register(worker.process.stdin, selectors.EVENT_WRITE, worker)
 
-    def _turn(self) -> list[tuple[Rows, list[Outcome]]]:
+    def _wait(self) -> list[tuple[Rows, list[Outcome]]]:
         """Wait for an event and return the calls that ended."""
         busy = [w for w in self._workers if w.rows or not w.ready]
         soonest = min(w.deadline for w in busy)
@@ -162,7 +163,7 @@ class Pool:
         for key, _ in self._selector.select(max(0.0, soonest - time.monotonic())):
             worker: _Worker = key.data
             if worker not in self._workers:
-                continue  # removed in this turn
+                continue  # removed meanwhile
             if key.fileobj is worker.process.stdin:
                 self._write(worker)
             else:
@@ -200,22 +201,22 @@ class Pool:
         if not isinstance(message, dict):
             message = {}
         if not worker.ready:
-            self._greet(worker, message)
+            self._on_ready(worker, message)
             return []
         if not worker.rows:
             self._replace(worker)
             return []
         if message.get("id") != worker.request:
-            error = "its process wrote into agro's pipe" if data else _death(worker.process)
+            error = "its process wrote to the pipe of the replies" if data else _death(worker.process)
             return [self._fail(worker, error)]
         rows, worker.rows = worker.rows, []
         if "error" in message:
             return [(rows, [(None, message["error"])] * len(rows))]
         if len(rows) == 1:
-            self._alone = (self._alone[0] + 1, self._alone[1] + time.monotonic() - worker.since)
+            self._single = (self._single[0] + 1, self._single[1] + time.monotonic() - worker.since)
         return [(rows, [(value, error) for value, error in message["scores"]])]
 
-    def _greet(self, worker: _Worker, message: dict[str, Any]) -> None:
+    def _on_ready(self, worker: _Worker, message: dict[str, Any]) -> None:
         if "parameters" not in message:
             problem = message.get("refused") or f"{_death(worker.process)} while importing"
             raise Refused(f"reward.name: {problem}")
@@ -241,24 +242,37 @@ class Pool:
 
 def _death(process: subprocess.Popen[bytes]) -> str:
     try:
-        code = process.wait(1.0)
+        code = process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
-        return "its process closed agro's pipe"
+        return "its process closed the pipe of the replies"
     if code >= 0:
         return f"its process ended with status {code}"
-    name = signal.Signals(-code).name
+    known = {number.value: number.name for number in signal.Signals}
+    name = known.get(-code) or signal.strsignal(-code)  # a real-time signal has no name
     return f"its process was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
 
 
 def _end(processes: set[subprocess.Popen[bytes]]) -> None:
-    """Kill each process with its group, which includes the function's own processes, and wait for it."""
+    """End each process with what the function has started (`worker.supervise`; else its group), and wait."""
     for process in processes:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # it is gone, or (macOS) a zombie
-            process.kill()
+        if sys.platform == "linux":
+            process.terminate()
+        else:
+            _kill(process)
+    for process in processes:
         for pipe in (process.stdin, process.stdout):
             if pipe:
                 pipe.close()
-        process.wait()
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            process.wait()
     processes.clear()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # it is gone, or (macOS) a zombie
+        process.kill()

@@ -71,7 +71,7 @@ def test_regex_by_pattern():
     assert values("regex", pairs, pattern=r"\[(.*?)\]") == [1.0, 0.0, 0.0, "the sample has no answer"]
 
 
-def test_a_pattern_that_takes_for_ever_costs_only_its_response():
+def test_a_pattern_that_times_out_fails_only_its_response():
     settings = config.Reward(name="regex", options={"pattern": "((?:a|a)*)$"}, timeout=0.3)
     samples = [Sample("p", text, meta={"answer": "aa"}) for text in ("aa", "a" * 60 + "b", "aa")]
     start = time.monotonic()
@@ -94,7 +94,7 @@ def test_a_pattern_that_takes_for_ever_costs_only_its_response():
         ("regex", {"pattern": "(a)", "marker": "b"}, "exclude each other"),
     ],
 )
-def test_what_cannot_be_is_refused(name, options, message):
+def test_invalid_options_are_refused(name, options, message):
     with pytest.raises(Refused) as refused:
         load_reward(config.Reward(name=name, options=options))
     assert message in str(refused.value)

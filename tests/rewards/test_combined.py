@@ -140,7 +140,7 @@ def test_contradictions_are_refused(reward, message):
     assert message in str(refused.value)
 
 
-def test_what_cannot_be_loaded_is_refused_with_its_place(functions):
+def test_a_reward_that_fails_to_load_is_refused_with_its_place(functions):
     with pytest.raises(
         Refused, match=r"reward.functions.1: reward.name: .* has no 'lenght'; did you mean length\?"
     ):

@@ -1,4 +1,4 @@
-"""A user's function as a reward: TRL's signature, and everything that it can do wrong."""
+"""A user's function as a reward: TRL's signature, and its failures."""
 
 import os
 import signal
@@ -133,7 +133,7 @@ def test_values_that_count_as_numbers(write):
     assert outcome(scores(path, list("abc"), function="array")) == [0.0, 1.0, 2.0]
 
 
-def test_only_the_culprits_stay_unknown(write):
+def test_only_responses_that_fail_stay_unknown(write):
     path = write("""
         def f(completions, **kw):
             return [one(c) for c in completions]
@@ -173,7 +173,7 @@ def test_wrong_lengths(write):
     assert "returned 0.5, expected a list" in outcome(scores(path, ["a"], function="bare"))[0]
 
 
-def test_a_batch_that_one_row_poisons_is_done_again(write):
+def test_a_batch_that_fails_is_scored_again_row_by_row(write):
     path = write("""
         def f(completions, **kw):
             total = sum(float(c) for c in completions)
@@ -182,7 +182,7 @@ def test_a_batch_that_one_row_poisons_is_done_again(write):
     assert outcome(scores(path, ["1", "nan", "2"])) == [1.0, "returned nan", 2.0]
 
 
-def test_hung_and_dead_workers_are_replaced(write):
+def test_workers_that_time_out_or_crash_are_replaced(write):
     path = write("""
         import ctypes, os, signal, time
         def f(completions, **kw):
@@ -192,22 +192,25 @@ def test_hung_and_dead_workers_are_replaced(write):
             if c == "exit": os._exit(7)
             if c == "crash": os.kill(os.getpid(), signal.SIGSEGV)
             if c == "killed": os.kill(os.getpid(), signal.SIGKILL)
+            if c == "realtime": os.kill(os.getpid(), signal.SIGRTMIN + 1)
             return 1.0
     """)
     start = time.monotonic()
-    assert outcome(scores(path, ["ok", "hang", "exit", "ok", "crash", "killed", "ok"], timeout=0.6)) == [
+    assert outcome(
+        scores(path, ["ok", "hang", "exit", "ok", "crash", "killed", "realtime"], timeout=0.6)
+    ) == [
         1.0,
         "timed out after 0.6 s",
         "its process ended with status 7",
         1.0,
         "its process was killed by SIGSEGV",
         "its process was killed by SIGKILL (out of memory?)",
-        1.0,
+        "its process was killed by Real-time signal 1",
     ]
     assert time.monotonic() - start < 10
 
 
-def test_memory_that_runs_out_is_one_responses_failure(write):
+def test_out_of_memory_fails_one_response(write):
     path = write("""
         import resource
         resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))
@@ -218,7 +221,7 @@ def test_memory_that_runs_out_is_one_responses_failure(write):
     assert found == [1.0, "MemoryError (mine.py:5)"]
 
 
-def test_a_slow_function_is_not_a_hung_one(write):
+def test_a_slow_function_does_not_time_out(write):
     """3 × 0.3 s is over the limit of one response: the first batch is scored again one by one.
 
     The second isn't.
@@ -235,7 +238,7 @@ def test_a_slow_function_is_not_a_hung_one(write):
         assert outcome(reward.score(samples)) == [3.0, 3.0, 3.0]
 
 
-def test_order_holds_over_workers(write):
+def test_order_is_kept_over_workers(write):
     path = write("""
         import os, time
         def f(completions, **kw):
@@ -272,7 +275,48 @@ def test_printing_and_reading_stay_out_of_the_protocol(write, capfd):
     assert all(text in err for text in ("on import", '{"id": 1}', "from a shell"))
 
 
-def test_what_a_hung_function_started_is_killed_with_it(write):
+DAEMON = """
+    import os, sys, time
+    for leave in (os.setsid, lambda: None):
+        if os.fork():
+            os._exit(0)
+        leave()
+    with open(sys.argv[1] + ".new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(file.name, sys.argv[1])
+    time.sleep(60)
+"""
+STARTS = """
+    import os, subprocess, sys, time
+    def f(completions, **kw):
+        pid_file = __file__ + ".pid"
+        subprocess.Popen([sys.executable, os.path.dirname(__file__) + "/daemon.py", pid_file])
+        while not os.path.exists(pid_file): time.sleep(0.01)
+        if completions[0] == "hang": time.sleep(60)
+        if completions[0] == "exit": os._exit(3)
+        if completions[0] == "group": os.killpg(0, 9)
+        return [1.0]
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans over")
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("hang", "timed out after 2 s"),
+        ("exit", "its process ended with status 3"),
+        ("group", "its process was killed by SIGKILL (out of memory?)"),
+        ("return", 1.0),
+    ],
+)
+def test_daemons_end_with_the_worker(write, text, result):
+    write(DAEMON, "daemon.py")
+    path = write(STARTS)
+    assert outcome(scores(path, [text], timeout=2.0)) == [result]
+    assert gone(int(Path(f"{path}.pid").read_text()))
+
+
+def test_subprocesses_end_when_the_function_times_out(write):
     path = write("""
         import subprocess, time
         def f(completions, **kw):
@@ -301,7 +345,7 @@ PARENT = """
         ("time.sleep(60)", signal.SIGKILL),
     ],
 )
-def test_no_orphans(write, then, number):
+def test_workers_end_with_the_trainer(write, then, number):
     path = write("""
         import os, time
         open(__file__ + ".pid", "w").write(str(os.getpid()))
@@ -322,7 +366,22 @@ def test_no_orphans(write, then, number):
     assert gone(pid)
 
 
-def test_a_worker_inside_c_code_ends_without_its_parent(write):
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans over")
+def test_daemons_end_with_a_killed_trainer(write):
+    write(DAEMON, "daemon.py")
+    path = write(STARTS)
+    parent = write(PARENT.format(then="reward.score([Sample('p', 'hang')])"), "parent.py")
+    process = subprocess.Popen([sys.executable, str(parent), str(path)], stderr=subprocess.DEVNULL)
+    pid_file = Path(f"{path}.pid")
+    end = time.monotonic() + 60
+    while not pid_file.exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert gone(int(pid_file.read_text()))
+
+
+def test_a_worker_in_c_code_ends_at_its_time_limit(write):
     """A regular expression holds the interpreter's lock: only the kernel's timer can end it."""
     import json
 
@@ -354,10 +413,10 @@ def test_an_interrupt_leaves_the_reward_usable(write):
         import os, signal, time
         def f(completions, **kw):
             if "slow" in completions:
-                os.kill(os.getppid(), signal.SIGINT); time.sleep(0.2)
+                os.kill(kw["trainer"], signal.SIGINT); time.sleep(0.2)
             return [float(len(c)) for c in completions]
     """)
-    with closing(FunctionReward(f"{path}:f")) as reward:
+    with closing(FunctionReward(f"{path}:f", {"trainer": os.getpid()})) as reward:
         with pytest.raises(KeyboardInterrupt):
             reward.score([Sample("p", "slow"), Sample("p", "second")])
         time.sleep(0.3)
@@ -366,7 +425,7 @@ def test_an_interrupt_leaves_the_reward_usable(write):
         reward.score([Sample("p", "abc")])
 
 
-def test_a_worker_that_died_between_calls_is_nobodys_fault(write):
+def test_a_worker_that_died_between_calls_fails_no_response(write):
     path = write("""
         import os, threading
         def f(completions, **kw):
@@ -406,7 +465,7 @@ def test_a_worker_that_died_between_calls_is_nobodys_fault(write):
         ("{tmp}/needs.py:f", "No module named 'nothing_like_it' (needs.py:1)"),
     ],
 )
-def test_what_cannot_be_imported_is_refused(write, tmp_path, name, message):
+def test_a_function_that_fails_to_import_is_refused(write, tmp_path, name, message):
     write("number = 1\ndef reward(completions, **kw): pass\ndef other(x): pass", "mine.py")
     write("# a comment\n1 / 0", "broken.py")
     write("def f()", "syntax.py")

@@ -32,7 +32,7 @@ def test_above_the_limit_the_message_names_causes_and_samples():
     assert "1 of other causes" in text
 
 
-def test_causes_are_told_apart_by_more_than_the_value_they_quote():
+def test_causes_differ_by_more_than_the_value_they_quote():
     errors = [
         "the sample's answer 'a' is odd",
         "the sample's answer 'b' is odd",

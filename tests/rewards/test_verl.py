@@ -51,7 +51,7 @@ def test_arguments_come_from_the_columns(tmp_path):
     assert seen == [["gsm8k", "1", "1", {"index": 7}], [None, "2", 2, {}], [None, "4", "3", {}]]
 
 
-def test_a_function_gets_only_what_it_names_and_its_failures_are_its_rows(tmp_path):
+def test_a_function_gets_only_what_it_names_and_fails_row_by_row(tmp_path):
     code = """
         def compute_score(solution_str, ground_truth):
             if solution_str == "raise": raise ValueError("bad")
@@ -66,7 +66,7 @@ def test_a_function_gets_only_what_it_names_and_its_failures_are_its_rows(tmp_pa
     ]
 
 
-def test_async_judgments_run_together(tmp_path):
+def test_async_scores_run_together(tmp_path):
     """20 responses that take 0.3 s each: 6 s one after the other. One that fails spoils no other."""
     code = """
         import asyncio

@@ -1,0 +1,92 @@
+"""Numbers as they are written. Expected values are written by hand."""
+
+from fractions import Fraction
+
+import pytest
+
+from agro.rewards.numerals import Number, number, plain
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5", 5),
+        ("-3.5", Fraction(-7, 2)),
+        (r"- \frac{7}{2}", Fraction(-7, 2)),
+        (r"\frac34", Fraction(3, 4)),
+        (r"2\frac{1}{3}", Fraction(7, 3)),
+        ("2 1/3", Fraction(7, 3)),
+        ("21/3", 7),
+        ("1,234,567", 1234567),
+        (r"1{,}234", 1234),
+        (r"1\,024", 1024),
+        ("1 000", 1000),
+        (r"4.2 \times 10^{5}", 420000),
+        ("1e-05", Fraction(1, 100000)),
+        (r"0.\overline{6}", Fraction(2, 3)),
+        (r"1.2\overline{3}", Fraction(37, 30)),
+        ("0,111", Fraction(111, 1000)),
+        ("12 apples", 12),
+    ],
+)
+def test_the_value_of_a_number(text, value):
+    read = number(plain(text))
+    assert read is not None
+    assert read.value == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "5x", "5m", "2ab", "5!", "12,34", "(1,234)", "7:45", "5 or 6", "1/0", "3 in total", "5 sin x"],
+)
+def test_what_is_not_a_number(text):
+    assert number(plain(text)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "unit"),
+    [
+        (r"12\text{ cm}", "cm"),
+        ("12 centimeters", "cm"),
+        (r"9\text{ m}^2", "m^2"),
+        ("9 square meters", "m^2"),
+        ("60 mph", "mi/h"),
+        ("60 miles per hour", "mi/h"),
+        (r"\$7.50", "$"),
+        (r"60^\circ", "degree"),
+        ("12 apples", None),
+    ],
+)
+def test_the_unit_of_a_number(text, unit):
+    read = number(plain(text))
+    assert read is not None
+    assert read.unit == unit
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "equal"),
+    [
+        ("5 cm", "5", True),
+        ("5", "5 cm", True),
+        ("5 cm", "5 km", False),
+        ("50%", "50", True),
+        ("50%", "0.5", True),
+        ("0.5", "50%", True),
+        ("50%", "5%", False),
+        ("1101", "1101_2", True),
+        ("1101_3", "1101_2", False),
+        ("5_{10}", "5", True),
+        ("5_6", "5", False),
+        ("0.333333", "1/3", True),
+        ("0.33333", "1/3", False),
+        ("0.333334", "1/3", False),
+        ("0.0666668", "0.066666793", True),
+        ("0.0000002", "0.0000001", False),
+        ("1000000.5", "1000000", False),
+    ],
+)
+def test_equal_numbers(response, answer, equal):
+    mine, right = number(plain(response)), number(plain(answer))
+    assert isinstance(mine, Number)
+    assert isinstance(right, Number)
+    assert mine.equals(right) is equal
