@@ -104,6 +104,21 @@ def test_a_response_is_the_same_in_any_company(tiny, name, monkeypatch):
     assert len({s.response for s in alone.values()}) > 12  # responses to one prompt differ
 
 
+def test_a_long_prompt_has_room_after_the_columns_were_used_up(tiny, monkeypatch):
+    """Short prompts fill the columns; those in use are moved to the left; then the long prompt enters."""
+    monkeypatch.setattr(rows, "_SLACK", 1)
+    policy, sampler = tiny(), Sampler(batch=2)
+    end_with(policy)
+    requests = [Request(i, [1, 4], 3 + bool(i)) for i in range(4)] + [Request(4, [1, *[5] * 19], 4)]
+    engine = HF(policy)
+    alone = {r.number: next(iter(engine.decode(deque([r]), sampler, 3))) for r in requests}
+    together = {d.request.number: d for d in engine.decode(deque(requests), sampler, 3)}
+    assert together.keys() == alone.keys()
+    for number, d in together.items():
+        assert d.tokens.tolist() == alone[number].tokens.tolist()
+        np.testing.assert_allclose(d.logp, alone[number].logp, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_greedy_is_the_greedy_of_transformers(tiny, name):
     policy = tiny(name)
