@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tiny_runs import InterruptAfter, metrics, tiny, weights
 
-from agro.errors import Interrupted, Refused
 from agro.config import Train
+from agro.errors import Interrupted, Refused
 from agro.train.schedule import lr_at, option_at, tune
 from agro.train.trainer import Trainer
 
