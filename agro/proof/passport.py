@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from agro.errors import Refused
-from agro.objectives import Need, differentiate, get
+from agro.objectives import Need, NotFinite, differentiate, get
 from agro.objectives.core import STREAMS
 from agro.objectives.needs import NEEDS, PAIRS, Grouped, withhold
 from agro.proof.claims import CLAIMS
@@ -88,8 +88,11 @@ def _expectation(
 
 
 def _refuses(work: Callable[[], object]) -> bool:
+    """Before it computes: a gradient that isn't finite names nothing that is missing."""
     try:
         work()
+    except NotFinite:
+        return False
     except Refused:
         return True
     return False
@@ -219,7 +222,10 @@ def needs(subject: Subject) -> Iterator[Row]:
     yield subject.row("what it needs and doesn't get is refused", setting, share, least=1.0)
     # Groups have the least size that is claimed.
     rest = [n for n in NEEDS if n not in claims.needs and (n is PAIRS or not isinstance(n, Grouped))]
-    enough = not _refuses(lambda: gradient(rest)) and torch.equal(gradient(rest), gradient([]))
+    try:
+        enough = torch.equal(gradient(rest), gradient([]))
+    except Refused:
+        enough = False
     yield subject.row("what it is claimed to need is enough", setting, float(enough), least=1.0)
 
 

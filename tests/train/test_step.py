@@ -24,10 +24,7 @@ CASES = [
     for name in objectives.names()
     for claims in CLAIMS[name]
 ]
-# And where β is 0, ratios are against the trainer's own log-probs, or judgments have votes.
-CASES += [("agro", {"beta": 0.0}), ("dro", {"beta": 0.0}), ("agro_onpolicy", {"beta": 0.3, "baseline": True})]
-CASES += [(name, {"ratio": "old"}) for name in ("grpo", "gspo")]
-CASES += [("dpo", {"beta": 0.3, "label_smoothing": 0.1, "votes": "mean"})]
+CASES.append(("dro", {"beta": 0.0}))
 
 
 @pytest.fixture(scope="module")
