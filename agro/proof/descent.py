@@ -55,7 +55,7 @@ def descend(
     entry = get(name)
     resolved = entry.resolve(name, options)
     want = wanted_streams(entry.needs(resolved))
-    groups: AllGroups | SampledGroups = AllGroups(data, reference, how.n)
+    groups: AllGroups | SampledGroups = AllGroups(data, reference, (how.n,))
     if how.seed is not None:
         groups = SampledGroups(data, reference, how.n, torch.Generator().manual_seed(how.seed))
 

@@ -65,6 +65,8 @@ def _optimum_with_tool(reference: Enumerable, reward: Tensor, chance_Y: Tensor) 
 def ends(subject: Subject) -> Iterator[Row]:
     """Where exact gradient descent goes: KL(π ‖ π*), from π_ref on data of each behavior, and from
     elsewhere."""
+    if not subject.claims.updates:
+        return
     wheres = [(where, "reference") for where in subject.behaviors]
     wheres.append(("reference" if "reference" in subject.behaviors else "policy", "elsewhere"))
     for where, start in wheres:

@@ -120,13 +120,12 @@ class Network(nn.Module):
 
 
 class Values(nn.Module):
-    """A value of each prompt [X], and one of each context [X,C]."""
+    """A value of each context [X,C]; that of a row is the one where its first token is chosen."""
 
     def __init__(self, space: Space, scale: float, generator: torch.Generator) -> None:
         super().__init__()
-        X, C = space.prompts, len(space.contexts)
-        self.prompt = nn.Parameter(scale * torch.randn(X, generator=generator, dtype=torch.float64))
-        self.prefix = nn.Parameter(scale * torch.randn(X, C, generator=generator, dtype=torch.float64))
+        shape = (space.prompts, len(space.contexts))
+        self.prefix = nn.Parameter(scale * torch.randn(shape, generator=generator, dtype=torch.float64))
 
 
 class Enumerable:
@@ -231,7 +230,10 @@ class Enumerable:
         for k, value in out.items():
             value[:, 1:width] = streams[k][:, : width - 1]
         out = {k: torch.where(mask, value, math.nan) for k, value in out.items()}
-        return out | ({"value": self.value.prompt[prompt]} if "value" in want else {})
+        if "value" in want:
+            first = mask.int().argmax(1) - 1  # the first column is the prompt
+            out["value"] = self.value.prefix[prompt, places[torch.arange(len(first)), first]]
+        return out
 
 
 def optimum(reference: Tensor, reward: Tensor, beta: float) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,8 +15,11 @@ from torch import Tensor
 from agro.objectives import get
 from agro.proof.enumerable import Enumerable, multisets
 from agro.train.micro import MicroBatch
-from agro.train.step import Passes, backward, streams_of
+from agro.train.step import Passes, backward
 from agro.types import Batch
+
+VOTES = (3.0, 1.0)  # of each judged pair, for the winner and for the loser
+LOGPS = ("ref_logp", "behavior_logp", "old_logp")
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +27,8 @@ class Data:
     """Where groups come from: outcomes with their rewards and probabilities; an outcome is a response, or one
     with a noise.
 
-    O outcomes; without noise they are the Y responses. `judged`: groups are of two, and the better one of
-    them is the first with probability σ(r_1 − r_2) (Bradley–Terry).
+    O outcomes; without noise they are the Y responses. `judged`: the first two of a group are a pair, and the
+    first is the better one with probability σ(r_1 − r_2) (Bradley–Terry).
     """
 
     behavior: Enumerable
@@ -34,7 +37,6 @@ class Data:
     noise: Tensor | None = None  # [X,O] probability of the outcome given its response; None: 1
     age: float = 0.0  # optimizer steps; NaN: unknown
     judged: bool = False
-    known: frozenset[str] = field(default=frozenset({"behavior_logp", "ref_logp", "reward"}))
     stored_value: Tensor | None = None  # [X] V* of the prompts, where it was estimated before
 
     @property
@@ -50,60 +52,97 @@ class Data:
 
 @dataclass(frozen=True, eq=False)
 class AllGroups:
-    """Every group of n outcomes of every prompt, each once whatever its order; judged ones in both, the
-    winner first."""
+    """Every group of outcomes of every prompt, of each of the sizes, which are equally probable.
+
+    Each comes once whatever its order; judged ones in every order, the winner first and the loser second.
+    """
 
     data: Data
     reference: Enumerable
-    n: int
+    sizes: tuple[int, ...]
 
     @cached_property
-    def outcomes(self) -> tuple[Tensor, Tensor]:
-        """[G,n] groups of outcomes, [G] in how many orders each comes."""
+    def groups(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of one prompt: [M] the outcomes of all groups, [M] the group of each, [G] in how many orders a
+        group comes."""
         outcomes = self.data.reward.shape[1]
+        parts = [self._of_size(outcomes, n) for n in self.sizes]
+        sizes = [n for groups, n in zip(parts, self.sizes) for _ in groups[0]]
+        return (
+            torch.cat([groups.flatten() for groups, _ in parts]),
+            torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)),
+            torch.cat([orders for _, orders in parts]),
+        )
+
+    def _of_size(self, outcomes: int, n: int) -> tuple[Tensor, Tensor]:
+        """[G,n], [G]"""
         if not self.data.judged:
-            return multisets(outcomes, self.n)
-        assert self.n == 2
-        ordered = torch.cartesian_prod(torch.arange(outcomes), torch.arange(outcomes))
+            return multisets(outcomes, n)
+        ordered = torch.cartesian_prod(*[torch.arange(outcomes)] * n).view(-1, n)
         return ordered, torch.ones(len(ordered), dtype=torch.float64)
+
+    @cached_property
+    def pairs(self) -> Tensor:
+        """[P,2] the first two of each group that has two, as positions among the outcomes of one prompt."""
+        position = torch.arange(len(self.groups[1]))
+        first = torch.cat([torch.ones(1, dtype=torch.bool), self.groups[1].diff() > 0])
+        second = torch.cat([torch.zeros(1, dtype=torch.bool), first[:-1]]) & ~first
+        return torch.stack([position[second] - 1, position[second]], 1)
 
     @cached_property
     def batch(self) -> Batch:
         """Group g of prompt x weighs as much as it is probable; so means over groups are expectations."""
-        X, G = self.data.behavior.space.prompts, len(self.outcomes[0])
-        asked = torch.arange(X).repeat_interleave(G * self.n)
-        rows = _rows(self.data, self.reference, asked, self.outcomes[0].flatten().repeat(X))
+        X, (outcome, group, orders) = self.data.behavior.space.prompts, self.groups
+        number_X1 = torch.arange(X)[:, None]
+        rows = _rows(self.data, self.reference, number_X1.repeat_interleave(len(outcome)), outcome.repeat(X))
+        judgments = {}
+        if self.data.judged:
+            pairs = (number_X1[..., None] * len(outcome) + self.pairs).view(-1, 2)
+            judgments = {"pairs": pairs, "votes": torch.tensor(VOTES).expand(len(pairs), 2)}
         batch = Batch.of(
-            group=torch.arange(X * G).repeat_interleave(self.n).tolist(),
-            age=torch.full((len(asked),), self.data.age, dtype=torch.float64),
-            pairs=torch.arange(len(asked)).view(-1, 2) if self.data.judged else None,
+            group=(number_X1 * len(orders) + group).flatten().tolist(),
+            age=torch.full((len(outcome) * X,), self.data.age, dtype=torch.float64),
+            **judgments,
             **rows,
         )
         return self._of_now(batch, rows["behavior_logp"])
 
     def again(self) -> Batch:
         """The batch with current probabilities, where the behavior has changed."""
-        asked, response = self.batch.tokens[:, 0], self.response  # type: ignore[index]
-        return self._of_now(self.batch, _shifted(self.data.behavior, asked, response))
+        asked = self.batch.tokens[:, 0]  # type: ignore[index]
+        return self._of_now(self.batch, _shifted(self.data.behavior, asked, self.response))
 
     @cached_property
     def response(self) -> Tensor:
         """[B] the response of each row."""
-        return self.data.outcomes[self.outcomes[0].flatten().repeat(self.data.behavior.space.prompts)]
+        return self.data.outcomes[self.groups[0].repeat(self.data.behavior.space.prompts)]
 
-    def _of_now(self, batch: Batch, behavior_logp: Tensor | None) -> Batch:
-        groups, orders = self.outcomes
-        weight = orders * self.data.probability()[:, groups].prod(-1)  # [X,G]
+    def _of_now(self, batch: Batch, behavior_logp: Tensor) -> Batch:
+        outcome, group, orders = self.groups
+        p_XM = self.data.probability()[:, outcome]
+        weight_XG = orders.repeat(len(p_XM), 1).scatter_reduce(1, group.expand_as(p_XM), p_XM, "prod")
         if self.data.judged:
-            weight = (
-                weight * (self.data.reward[:, groups[:, 0]] - self.data.reward[:, groups[:, 1]]).sigmoid()
-            )
-        possible = (weight > 0).flatten().repeat_interleave(self.n)
-        batch = batch.replace(
-            weight=weight.flatten().repeat_interleave(self.n),
-            behavior_logp=behavior_logp if "behavior_logp" in self.data.known else None,
-        )
-        return batch if possible.all() else batch.rows(possible.nonzero()[:, 0])
+            winner, loser = self.pairs.unbind(1)
+            gap = self.data.reward[:, outcome[winner]] - self.data.reward[:, outcome[loser]]
+            weight_XG[:, group[winner]] *= gap.sigmoid()
+        weight = weight_XG[:, group].flatten()
+        batch = batch.replace(weight=weight, behavior_logp=behavior_logp, old_logp=behavior_logp)
+        return batch if weight.all() else batch.rows(weight.nonzero()[:, 0])
+
+
+def in_two_rows(batch: Batch) -> Batch:
+    """Each response of several tokens as an episode of two rows: of its first token, and of the others."""
+    index = torch.arange(len(batch.mask)).repeat_interleave(2)
+    is_first = torch.arange(batch.mask.shape[1]) == 1  # after the prompt
+    takes_first = torch.arange(len(index)) % 2 == 0
+    mask = batch.mask[index] & (is_first == takes_first[:, None])
+    kept = mask.any(1)
+    out, mask = batch.rows(index[kept]), mask[kept]
+    own: dict[str, Tensor] = {"mask": mask}
+    for name in LOGPS:
+        value = getattr(out, name)
+        own[name] = torch.where(mask, value, math.nan)
+    return out.replace(**own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,13 +181,13 @@ def _rows(data: Data, reference: Enumerable, asked: Tensor, outcome: Tensor) -> 
     """The columns of a batch for these outcomes of these prompts, [B] each."""
     space, response = data.behavior.space, data.outcomes[outcome]
     first = torch.zeros(len(asked), 1, dtype=torch.bool)
+    behavior_logp = _shifted(data.behavior, asked, response)
     return {
         "mask": torch.cat([first, space.mask[response]], 1),
-        "reward": data.reward[asked, outcome]
-        if "reward" in data.known
-        else torch.full((len(asked),), math.nan),
-        "ref_logp": _shifted(reference, asked, response) if "ref_logp" in data.known else None,
-        "behavior_logp": _shifted(data.behavior, asked, response) if "behavior_logp" in data.known else None,
+        "reward": data.reward[asked, outcome],
+        "ref_logp": _shifted(reference, asked, response),
+        "behavior_logp": behavior_logp,
+        "old_logp": behavior_logp,
         "tokens": torch.cat([asked[:, None], space.tokens[response]], 1),
         "lengths": space.lengths[response] + 1,
         "extra": {} if data.stored_value is None else {"stored_value": data.stored_value[asked]},
@@ -162,9 +201,9 @@ def _shifted(policy: Enumerable, asked: Tensor, response: Tensor) -> Tensor:
     return torch.cat([torch.full((len(rows), 1), math.nan, dtype=rows.dtype), rows], 1)
 
 
-def all_groups(data: Data, reference: Enumerable, n: int) -> Batch:
+def all_groups(data: Data, reference: Enumerable, *sizes: int) -> Batch:
     """The batch of `AllGroups`."""
-    return AllGroups(data, reference, n).batch
+    return AllGroups(data, reference, sizes).batch
 
 
 def gradient(
@@ -177,11 +216,7 @@ def gradient(
 ) -> Tensor:
     """[W] the step's gradient of `name` over `batch`, for all parameters; `size`: of its micro-batches."""
     resolved = get(name).resolve(name, options)
-    passes = Passes(MicroBatch(size))
-    if "ref_logp" in get(name).needs(resolved) and batch.ref_logp is None:
-        ref_logp_BT = streams_of(reference, batch, ["logp"], passes)["logp"]  # type: ignore[arg-type]
-        batch = batch.replace(ref_logp=ref_logp_BT)
-    backward(policy, batch, name, resolved, passes, reference)  # type: ignore[arg-type]
+    backward(policy, batch, name, resolved, Passes(MicroBatch(size)), reference)  # type: ignore[arg-type]
     return torch.cat(
         [(torch.zeros_like(w) if w.grad is None else w.grad).flatten() for w in policy.parameters()]
     )

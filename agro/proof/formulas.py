@@ -14,17 +14,20 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from agro.objectives.clipped import EPS
 from agro.proof.enumerable import Enumerable
+
+EPS = 1e-6  # in the denominator of GRPO's standardized advantage
 
 
 @dataclass(frozen=True)
 class Situation:
-    """One policy, its reference and the behavior policy, rewards [X,Y], β and the size of groups."""
+    """One policy, its reference and the behavior policy, rewards [X,Y], β, the size n of groups, and whether
+    a response of several tokens is an episode of two rows: of its first token, and of the others."""
 
     policy: Enumerable
     reference: Enumerable
@@ -32,6 +35,7 @@ class Situation:
     reward: Tensor
     beta: float
     n: int
+    two_rows: bool = False
 
     @property
     def p(self) -> Tensor:
@@ -41,7 +45,12 @@ class Situation:
     @property
     def d(self) -> Tensor:
         """[X,Y] log π(y)/f(y)."""
-        return self.policy.logp() - self.reference.logp().detach()
+        return self.d_tokens.sum(2)
+
+    @property
+    def d_tokens(self) -> Tensor:
+        """[X,Y,T]"""
+        return self.policy.logp_tokens() - self.reference.logp_tokens().detach()
 
     @property
     def e_tokens(self) -> Tensor:
@@ -53,9 +62,16 @@ class Situation:
         """[X,Y] -> []: E over prompts and the behavior policy."""
         return (self.p * v_XY).sum(1).mean()
 
-    def mean_pairs(self, v_XYY: Tensor) -> Tensor:
-        """[X,Y,Y] -> []: E over prompts and two draws from the behavior policy."""
-        return (self.p[:, :, None] * self.p[:, None] * v_XYY).sum((1, 2)).mean()
+    @property
+    def groups(self) -> Tensor:
+        """[K,n] all ordered groups of n responses."""
+        return torch.cartesian_prod(*[torch.arange(len(self.policy.space.responses))] * self.n).view(
+            -1, self.n
+        )
+
+    def mean_groups(self, v_XK: Tensor) -> Tensor:
+        """[X,K] -> []: E over prompts and groups of draws from the behavior policy."""
+        return (self.p[:, self.groups].prod(-1) * v_XK).sum(1).mean()
 
     def centered(self, v_XY: Tensor) -> Tensor:
         """[X,Y] v − E_μ v."""
@@ -63,8 +79,12 @@ class Situation:
 
     @property
     def value(self) -> Tensor:
-        """[X,1] the learned value of each prompt."""
-        return self.policy.value.prompt[:, None]
+        """[X,Y] the learned value of each response: the mean of those at which its rows begin."""
+        space, prefix_XC = self.policy.space, self.policy.value.prefix
+        first_XY = prefix_XC[:, space.places[:, 0]]
+        if not self.two_rows:
+            return first_XY
+        return torch.where(space.lengths > 1, (first_XY + prefix_XC[:, space.places[:, 1]]) / 2, first_XY)
 
     @property
     def kl(self) -> Tensor:
@@ -106,55 +126,79 @@ def half_variance_to_behavior(s: Situation) -> Tensor:
     return 0.5 * s.mean(s.centered(s.reward - s.beta * s.e_tokens.sum(2)).square())
 
 
-def soft_pairs(s: Situation) -> Tensor:
-    """E (r_1 − β log π/μ − β log ½(exp r_1/β + exp r_2/β))² over all ordered pairs (OAPL, n = 2)."""
+def baseline_for_squares(s: Situation) -> Tensor:
+    """On-policy AGRO with v_i − v̄_{-i} for v_i = ½ (R_i − R̄_{-i})²: of the likelihood-ratio part ½ E_π[(R − E
+    R)² ∇log π] a share of 1 − 1/(n−1)² is left, since R_i stands in the others' means too."""
+    R = (s.reward - s.beta * s.d).detach()
+    likelihood_ratio = 0.5 * s.mean(s.centered(R).square() * s.policy.logp())
+    return half_variance(s) + (1 - (s.n - 1) ** -2) * likelihood_ratio
+
+
+def soft_maxima(s: Situation, value_beta: float) -> Tensor:
+    """E (r_1 − β log π/μ − β₁ log mean exp(r_i/β₁))², the mean over a group (OAPL)."""
     u_XY = s.reward - s.beta * s.e_tokens.sum(2)
-    r_XY = s.reward / s.beta
-    value_XYY = s.beta * torch.logaddexp(r_XY[:, :, None], r_XY[:, None]) - s.beta * math.log(2)
-    return s.mean_pairs((u_XY[:, :, None] - value_XYY).square())
+    r_XKn = s.reward[:, s.groups] / value_beta
+    value_XK = value_beta * (r_XKn.logsumexp(-1) - math.log(s.n))
+    return s.mean_groups((u_XY[:, s.groups[:, 0]] - value_XK).square())
 
 
-def adaptive_pairs(s: Situation) -> Tensor:
-    """On-policy AGRO whose share c of the likelihood-ratio part is min(1, β/|R_1 − R_2|) in each pair (n =
-    2)."""
-    R_XY = (s.reward - s.beta * s.d).detach()
-    a_XYY = R_XY[:, :, None] - R_XY[:, None]
-    c_XYY = torch.where(a_XYY.abs() > s.beta, s.beta / a_XYY.abs(), 1.0)
-    weight_XYY = -s.beta * a_XYY + c_XYY * a_XYY.square() / 2
-    return s.mean_pairs(weight_XYY * s.policy.logp()[:, :, None])
+def adaptive(s: Situation) -> Tensor:
+    """On-policy AGRO whose share c of the likelihood-ratio part is min(1, β/max_i (R_i − R̄_{-i})) in each
+    group."""
+    R_XKn = (s.reward - s.beta * s.d).detach()[:, s.groups]
+    off_XKn = s.n / (s.n - 1) * (R_XKn - R_XKn.mean(-1, keepdim=True))
+    c_XK = (s.beta / off_XKn.amax(-1)).abs().clamp(max=1.0)
+    weight_XK = -s.beta * off_XKn[..., 0] + c_XK * off_XKn[..., 0].square() / 2
+    return s.mean_groups(weight_XK * s.policy.logp()[:, s.groups[:, 0]])
 
 
-def clipped_pairs(s: Situation, log_ratio_XYT: Tensor, low: float, high: float) -> Tensor:
-    """E of a clipped gain over all ordered pairs of responses (n = 2): the advantage of the first is (r_1 −
-    r_2)/2, standardized.
+def clipped(s: Situation, log_ratio_XYT: Tensor, low: float, high: float, std: bool = True) -> Tensor:
+    """E of a clipped gain over all ordered groups: the advantage of the first response is r_1 − r̄,
+    standardized with `std`.
 
     Mean over the tokens of a response.
     """
-    assert s.n == 2
-    mask_YT = s.policy.space.mask
-    half_XYY = (s.reward[:, :, None] - s.reward[:, None]) / 2
-    A = (half_XYY / (half_XYY.abs() * math.sqrt(2) + EPS))[..., None]
-    w = log_ratio_XYT.exp()[:, :, None]  # [X,Y,1,T]
+    mask_YT, first_K = s.policy.space.mask, s.groups[:, 0]
+    r_XKn = s.reward[:, s.groups]
+    A = (r_XKn[..., 0] - r_XKn.mean(-1))[..., None]
+    if std:
+        A = A / (r_XKn.std(-1)[..., None] + EPS)
+    w = log_ratio_XYT.exp()[:, first_K]
     gain = torch.minimum(w * A, w.clamp(low, high) * A)
-    return -s.mean_pairs((gain * mask_YT[:, None]).sum(-1) / mask_YT.sum(1)[:, None])
+    return -s.mean_groups((gain * mask_YT[first_K]).sum(-1) / mask_YT.sum(1)[first_K])
 
 
-def grpo_pairs(s: Situation) -> Tensor:
+def grpo(s: Situation, low: float = 0.8, high: float = 1.2, std: bool = True) -> Tensor:
     """Ratios token by token (GRPO)."""
-    return clipped_pairs(s, s.e_tokens, 0.8, 1.2)
+    return clipped(s, s.e_tokens, low, high, std)
 
 
-def gspo_pairs(s: Situation) -> Tensor:
+def k3(s: Situation) -> Tensor:
+    """E_μ of the mean over tokens of f/π − log(f/π) − 1."""
+    k3_XYT = torch.where(s.policy.space.mask, (-s.d_tokens).exp() + s.d_tokens - 1, 0.0)
+    return s.mean(k3_XYT.sum(2) / s.policy.space.lengths)
+
+
+def gspo(s: Situation, low: float = 1 - 3e-4, high: float = 1 + 4e-4, std: bool = True) -> Tensor:
     """One ratio a response, the geometric mean of its tokens' (GSPO)."""
     mean_XY = s.e_tokens.sum(2) / s.policy.space.mask.sum(1)
-    return clipped_pairs(s, mean_XY[..., None].expand_as(s.e_tokens), 1 - 3e-4, 1 + 4e-4)
+    return clipped(s, mean_XY[..., None].expand_as(s.e_tokens), low, high, std)
 
 
-def tapered(s: Situation, baseline: float) -> Tensor:
-    """−E_μ[k (r − b) log π / T], k = 1 where r > b, else min(1, π/μ), without gradient (TOPR)."""
-    ratio_XY = s.e_tokens.sum(2).exp().detach()
-    weight_XY = torch.where(s.reward > baseline, 1.0, ratio_XY.clamp(max=1.0))
-    return -s.mean(weight_XY * (s.reward - baseline) * s.policy.logp() / s.policy.space.lengths)
+def tapered(
+    s: Situation,
+    ratio: Literal["sequence", "mean", "token"] = "sequence",
+    positive: tuple[float, float] = (1.0, 1.0),
+    negative: tuple[float, float] = (0.0, 1.0),
+) -> Tensor:
+    """−E_μ[Σ_t k_t (r − ½) log π_t / T], k the ratio π/μ without gradient, clamped to `positive` where r > ½,
+    else to `negative` (TOPR)."""
+    e_XYT, T = s.e_tokens.detach(), s.policy.space.lengths
+    total_XY1 = e_XYT.sum(2, keepdim=True)
+    log_ratio = {"token": e_XYT, "mean": total_XY1 / T[:, None], "sequence": total_XY1}[ratio]
+    good_XY1 = (s.reward > 0.5)[..., None]
+    k = torch.where(good_XY1, log_ratio.exp().clamp(*positive), log_ratio.exp().clamp(*negative))
+    return -s.mean((s.reward - 0.5) * (k * s.policy.logp_tokens()).sum(2) / T)
 
 
 def square_with_stored_value(s: Situation) -> Tensor:
@@ -163,22 +207,16 @@ def square_with_stored_value(s: Situation) -> Tensor:
     return s.mean((s.reward - s.beta * s.d - value).square())
 
 
-def half_square_with_value(s: Situation) -> Tensor:
-    """½ E_μ (r − βd − V)² (DRO)."""
-    return 0.5 * s.mean((s.reward - s.beta * s.d - s.value).square())
+def half_square_with_value(s: Situation, slope: float = 1.0) -> Tensor:
+    """½ E_μ (r − βd − V)² (DRO); the part that goes to the policy times `slope`."""
+    return 0.5 * s.mean((s.reward - s.beta * _sloped(s.d, slope) - s.value).square())
 
 
-def dro_in_units_of_reward(s: Situation) -> Tensor:
-    """The same, the part that goes to the policy divided by β."""
-    off = s.reward - s.beta * s.d.detach() - s.value
-    return 0.5 * s.mean(off.square()) - s.mean(off.detach() * s.policy.logp())
-
-
-def prefix_residuals(s: Situation) -> Tensor:
+def prefix_residuals(s: Situation, slope: float = 1.0) -> Tensor:
     """E_μ of the mean of ½ (V(y_<i) − Σ_{i≤u<j} (r_u − βd_u) − V(y_<j))² over all i < j, r at the last
-    token, V = 0 after it."""
+    token, V = 0 after it; the part that goes to the policy times `slope`."""
     space, total_XY = s.policy.space, torch.zeros_like(s.reward)
-    d_XYT = s.policy.logp_tokens() - s.reference.logp_tokens().detach()
+    d_XYT = _sloped(s.d_tokens, slope)
     for y, T in enumerate(space.lengths.tolist()):
         none_X = torch.zeros_like(s.reward[:, 0])
         values = [s.policy.value.prefix[:, space.places[y, t]] for t in range(T)] + [none_X]
@@ -191,22 +229,31 @@ def prefix_residuals(s: Situation) -> Tensor:
     return s.mean(total_XY)
 
 
+def _sloped(x: Tensor, slope: float) -> Tensor:
+    """x, whose derivative counts `slope` times."""
+    return slope * x + (1 - slope) * x.detach()
+
+
 def judged_pairs(s: Situation, loss: Callable[[Tensor], Tensor]) -> Tensor:
     """E loss(h) over two draws from μ, h = d of the better one minus d of the other; y is better than y'
     with σ(r(y) − r(y'))."""
     gap_XYY = s.reward[:, :, None] - s.reward[:, None]
     h_XYY = s.d[:, :, None] - s.d[:, None]
-    return s.mean_pairs(2 * gap_XYY.sigmoid() * loss(h_XYY))  # y is the better one in either order of {y, y'}
+    p_XYY = s.p[:, :, None] * s.p[:, None]
+    # y is the better one in either order of {y, y'}
+    return (p_XYY * 2 * gap_XYY.sigmoid() * loss(h_XYY)).sum((1, 2)).mean()
 
 
-def ipo(s: Situation) -> Tensor:
-    """¼ (½ − βh)² (IPO, times β²/4)."""
-    return judged_pairs(s, lambda h: (0.5 - s.beta * h).square() / 4)
+def ipo(s: Situation, gap: float = 0.5) -> Tensor:
+    """¼ (gap − βh)² (IPO, times β²/4)."""
+    return judged_pairs(s, lambda h: (gap - s.beta * h).square() / 4)
 
 
-def bradley_terry(s: Situation) -> Tensor:
-    """−log σ(βh) (DPO)."""
-    return judged_pairs(s, lambda h: torch.log1p((-s.beta * h).exp()))
+def bradley_terry(s: Situation, p: float = 1.0) -> Tensor:
+    """−p log σ(βh) − (1 − p) log σ(−βh) (DPO)."""
+    return judged_pairs(
+        s, lambda h: p * torch.log1p((-s.beta * h).exp()) + (1 - p) * torch.log1p((s.beta * h).exp())
+    )
 
 
 def imitation(s: Situation) -> Tensor:

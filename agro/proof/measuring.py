@@ -11,11 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from agro.objectives import Need, Objective, get
-from agro.objectives.needs import FRESH
-from agro.proof.claims import Claims
+from agro.objectives import Objective, get
+from agro.proof.claim import Claims
 from agro.proof.enumerable import Enumerable, Space
-from agro.proof.expectation import AllGroups, Data, gradient
+from agro.proof.expectation import AllGroups, Data, gradient, in_two_rows
 from agro.types import Batch
 
 BETA = 0.3
@@ -58,21 +57,20 @@ class Subject:
         return given | dict(self.claims.options)
 
     @property
-    def needs(self) -> set[Need]:
-        return self.entry.needed(self.options())
-
-    @property
     def behaviors(self) -> tuple[str, ...]:
         """Those that it may learn from."""
-        return BEHAVIORS[:1] if FRESH in self.needs else BEHAVIORS
+        return BEHAVIORS[:1] if "fresh" in self.claims.needs else BEHAVIORS
 
     def data(self, behavior: Enumerable, reward: Tensor, reference: Enumerable) -> Data:
         """Groups of that behavior, with the V* that samples of the reference would have given."""
         return Data(behavior, reward, judged=self.claims.judged, stored_value=value_of(reference, reward))
 
-    def batch(self, behavior: Enumerable, reward: Tensor, reference: Enumerable, n: int) -> Batch:
-        """All groups of n."""
-        return AllGroups(self.data(behavior, reward, reference), reference, n).batch
+    def batch(
+        self, behavior: Enumerable, reward: Tensor, reference: Enumerable, *sizes: int, two_rows: bool = False
+    ) -> Batch:
+        """All groups of these sizes; `two_rows`: of episodes of two rows."""
+        batch = AllGroups(self.data(behavior, reward, reference), reference, sizes).batch
+        return in_two_rows(batch) if two_rows else batch
 
     def gradient(
         self,

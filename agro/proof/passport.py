@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from functools import partial
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import torch
+from torch import Tensor
 
 from agro.errors import Refused
-from agro.objectives import differentiate
+from agro.objectives import Need, NotFinite, differentiate, get
 from agro.objectives.core import STREAMS
-from agro.objectives.needs import OLD_LOGP, REF_LOGP, REWARD, withhold
+from agro.objectives.needs import NEEDS, PAIRS, Grouped, withhold
 from agro.proof.claims import CLAIMS
 from agro.proof.ends import ends, tools
-from agro.proof.expectation import AllGroups
+from agro.proof.enumerable import Space
+from agro.proof.expectation import LOGPS, all_groups
 from agro.proof.formulas import Situation, half_variance
 from agro.proof.measuring import BETA, EXACT, RAGGED, SMALL, Row, Subject, derivative, problem
 from agro.proof.variance import estimates, variances
@@ -24,24 +29,73 @@ from agro.types import Batch
 def passport(name: str) -> Iterator[Row]:
     for claims in CLAIMS[name]:
         subject = Subject(name, claims)
-        for measure in (expectations, bias, invariances, limits, variances, estimates, noise, tools, ends):
+        for measure in (
+            *(expectations, episodes, bias, invariances, limits, variances, estimates, noise, tools),
+            *(ends, needs),
+        ):
             yield from measure(subject)
-    yield needs(Subject(name, CLAIMS[name][0]))
+    yield unclaimed(name)
 
 
 def expectations(subject: Subject) -> Iterator[Row]:
-    """The expected gradient over all groups against the derivative of the claim, on- and off-policy."""
+    """The expected gradient over all groups against the derivative of the claim, on- and off-policy.
+
+    Also over groups of several sizes, and of such of which the smaller ones are dropped.
+    """
+    claims = subject.claims
     for space, kind in ((SMALL, "table"), (SMALL, "network"), (RAGGED, "network")):
-        policy, reference, behaviors, reward = problem(space, kind)
-        lengths = "ragged" if space.early_end else "full"
         for where in subject.behaviors:
-            for n in subject.claims.n:
-                batch = subject.batch(behaviors[where], reward, reference, n)
-                situation = Situation(policy, reference, behaviors[where], reward, BETA, n)
-                exact = derivative(subject.claims.expects(situation), policy)
-                worst = (subject.gradient(policy, reference, batch) - exact).abs().max().item()
-                setting = f"{kind}, {lengths}, from {where}, n={n}"
-                yield subject.row("expected gradient", setting, worst, most=EXACT)
+            for n in claims.n:
+                yield _expectation(subject, space, kind, where, (n,))
+    for where in subject.behaviors[::3]:
+        yield _expectation(subject, RAGGED, "network", where, (2, 3) if claims.judged else claims.n)
+        if claims.least > 1:
+            dropping = replace(claims, options={**claims.options, "singletons": "drop"})
+            sizes = (1, claims.n[0])
+            yield _expectation(Subject(subject.name, dropping), RAGGED, "network", where, sizes)
+
+
+def episodes(subject: Subject) -> Iterator[Row]:
+    """The same of responses in two rows each, or that they are refused."""
+    if subject.claims.episodes:
+        for where in subject.behaviors[::3]:
+            sizes = subject.claims.n[-1:]
+            yield _expectation(subject, RAGGED, "network", where, sizes, two_rows=True)
+        return
+    policy, reference, _, reward = problem(RAGGED)
+    batch = subject.batch(policy, reward, reference, subject.claims.least, two_rows=True)
+    refused = _refuses(lambda: subject.gradient(policy, reference, batch))
+    yield subject.row("responses in several rows are refused", "", float(refused), least=1.0)
+
+
+def _expectation(
+    subject: Subject, space: Space, kind: str, where: str, sizes: tuple[int, ...], *, two_rows: bool = False
+) -> Row:
+    policy, reference, behaviors, reward = problem(space, kind)
+    batch = subject.batch(behaviors[where], reward, reference, *sizes, two_rows=two_rows)
+    claimed = [
+        subject.claims.expects(Situation(policy, reference, behaviors[where], reward, BETA, n, two_rows))
+        for n in sizes
+        if n >= subject.claims.least
+    ]
+    exact = derivative(torch.stack(claimed).mean(), policy)
+    worst = (subject.gradient(policy, reference, batch) - exact).abs().max().item()
+    lengths = "ragged" if space.early_end else "full"
+    setting = f"{kind}, {lengths}, from {where}, n={' and '.join(map(str, sizes))}"
+    if two_rows:
+        setting += ", two rows each"
+    return subject.row("expected gradient", setting, worst, most=EXACT)
+
+
+def _refuses(work: Callable[[], object]) -> bool:
+    """Before it computes: a gradient that isn't finite names nothing that is missing."""
+    try:
+        work()
+    except NotFinite:
+        return False
+    except Refused:
+        return True
+    return False
 
 
 def bias(subject: Subject) -> Iterator[Row]:
@@ -66,17 +120,18 @@ def invariances(subject: Subject) -> Iterator[Row]:
     policy, reference, behaviors, reward = problem(RAGGED, "network")
     claims, n = subject.claims, subject.claims.n[0]
     behavior = behaviors["stale" if "stale" in subject.behaviors else "policy"]
-    batch = subject.batch(behavior, reward, reference, n)
+    batch = subject.batch(behavior, reward, reference, n, two_rows=claims.episodes)
     plain = subject.gradient(policy, reference, batch)
 
     def change(changed: Batch, size: int | None = None) -> float:
         return (subject.gradient(policy, reference, changed, size=size) - plain).abs().max().item()
 
     shift_X = torch.tensor([0.7, -1.3], dtype=torch.float64)
-    moved = change(subject.batch(behavior, reward + shift_X[:, None], reference, n))
+    shifted = reward + shift_X[:, None]
+    moved = change(subject.batch(behavior, shifted, reference, n, two_rows=claims.episodes))
     what = "a reward shift per prompt"
     yield subject.changes(claims.shift, what, f"{what} matters", f"n={n}", moved)
-    if REF_LOGP in subject.needs:
+    if "ref_logp" in claims.needs:
         assert batch.ref_logp is not None
         assert batch.tokens is not None
         shift_BT = torch.zeros_like(batch.ref_logp)
@@ -97,10 +152,9 @@ def invariances(subject: Subject) -> Iterator[Row]:
 def _padded(batch: Batch, by: int) -> Batch:
     """The batch with `by` more columns outside the mask, of NaN or the token 0."""
     wider = {}
-    for field, fill in (("mask", False), ("tokens", 0), ("ref_logp", math.nan), ("behavior_logp", math.nan)):
+    for field, fill in (("mask", False), ("tokens", 0), *((name, math.nan) for name in LOGPS)):
         value = getattr(batch, field)
-        if value is not None:
-            wider[field] = torch.cat([value, torch.full((len(value), by), fill, dtype=value.dtype)], 1)
+        wider[field] = torch.cat([value, torch.full((len(value), by), fill, dtype=value.dtype)], 1)
     return batch.replace(**wider)
 
 
@@ -124,7 +178,7 @@ def limits(subject: Subject) -> Iterator[Row]:
 def noise(subject: Subject) -> Iterator[Row]:
     """Rewards that are 0.3 u lower with probability ¼ and 0.1 u higher with ¾: against their mean. u is a
     response's own."""
-    if REWARD not in subject.needs:
+    if "reward" not in subject.claims.needs:
         return
     policy, reference, behaviors, reward = problem(SMALL, "network")
     n, Y = subject.claims.n[0], len(SMALL.responses)
@@ -138,30 +192,67 @@ def noise(subject: Subject) -> Iterator[Row]:
         noise=torch.tensor([0.25] * Y + [0.75] * Y, dtype=torch.float64).expand(2, -1),
     )
     with_noise, plain = (
-        subject.gradient(policy, reference, AllGroups(d, reference, n).batch) for d in (noisy, data)
+        subject.gradient(policy, reference, all_groups(d, reference, n)) for d in (noisy, data)
     )
     moved = (with_noise - plain).abs().max().item()
     kept, changed = "noisy rewards count with their mean", "noise in the rewards matters"
     yield subject.changes(subject.claims.noise, kept, changed, f"n={n}", moved)
 
 
-def needs(subject: Subject) -> Row:
-    """The share of what it declares that it refuses to do without, each withheld by itself."""
+def needs(subject: Subject) -> Iterator[Row]:
+    """What it is claimed to need is refused, each withheld by itself; without all the rest nothing
+    changes."""
     policy, reference, _, reward = problem(SMALL)
-    batch = subject.batch(policy, reward, reference, max(subject.claims.n))
+    claims, resolved = subject.claims, subject.entry.resolve(subject.name, subject.options())
+    batch = subject.batch(policy, reward, reference, claims.least)
     assert batch.tokens is not None
     assert batch.lengths is not None
-    assert OLD_LOGP not in subject.needs
     live = policy.streams(batch.tokens, batch.lengths, batch.mask, STREAMS, reference)
-    resolved = subject.entry.resolve(subject.name, subject.options())
-    declared = subject.entry.needs(resolved)
-    refused = 0
-    for need in declared:
-        without, streams = withhold(need, batch, live)
-        try:
-            differentiate(subject.name, subject.entry, streams, without, resolved)
-        except Refused:
-            refused += 1
-    share = refused / len(declared) if declared else 1.0
-    setting = ", ".join(sorted(declared)) or "nothing"
-    return subject.row("what it needs and doesn't get is refused", setting, share, least=1.0)
+
+    def gradient(without: Collection[Need]) -> Tensor:
+        left, streams = batch, dict(live)
+        for need in without:
+            left, streams = withhold(need, left, streams)
+        grads = differentiate(subject.name, subject.entry, streams, left, resolved).grads
+        return torch.cat([grad.flatten() for grad in grads.values()])
+
+    refused = [_refuses(partial(gradient, [need])) for need in NEEDS if need in claims.needs]
+    share = sum(refused) / len(refused) if refused else 1.0
+    setting = ", ".join(claims.needs) or "nothing"
+    yield subject.row("what it needs and doesn't get is refused", setting, share, least=1.0)
+    # Groups have the least size that is claimed.
+    rest = [n for n in NEEDS if n not in claims.needs and (n is PAIRS or not isinstance(n, Grouped))]
+    try:
+        enough = torch.equal(gradient(rest), gradient([]))
+    except Refused:
+        enough = False
+    yield subject.row("what it is claimed to need is enough", setting, float(enough), least=1.0)
+
+
+def unclaimed(name: str) -> Row:
+    """The choices of options that no claim makes, and the options whose numbers are their defaults in all
+    claims."""
+    entry, left = get(name), []
+    subjects = [Subject(name, claims) for claims in CLAIMS[name]]
+    given = [entry.defaults() | subject.options() for subject in subjects]
+    if any(claims.least > 1 for claims in CLAIMS[name]):
+        given.append({"singletons": "drop"})  # measured with the expected gradient
+    for key, option in entry.options.model_fields.items():
+        values = [options[key] for options in given if key in options]
+        choices, is_number = _choices(option.annotation)
+        left += [f"{key}={choice}" for choice in choices if choice not in values]
+        if is_number and all(v in choices or v is None or v == option.default for v in values):
+            left.append(key)
+    return Row(name, "options without a claim", ", ".join(left) or "none", float(len(left)), None, None, None)
+
+
+def _choices(kind: Any) -> tuple[list[Any], bool]:
+    """The choices that a type gives, and whether it also takes numbers."""
+    if kind is bool:
+        return [False, True], False
+    if get_origin(kind) is Literal:
+        return list(get_args(kind)), False
+    if get_origin(kind) in (Union, UnionType):
+        members = [_choices(member) for member in get_args(kind) if member is not NoneType]
+        return [c for choices, _ in members for c in choices], any(is_number for _, is_number in members)
+    return [], True

@@ -36,7 +36,7 @@ def measure(name: str, descents: bool) -> Measured:
     for i, claims in enumerate(CLAIMS[name] if descents else ()):
         subject = Subject(name, claims)
         for where in WHERES:
-            if where in subject.behaviors:
+            if claims.updates and where in subject.behaviors:
                 paths[i, where] = end(subject, where)
     return Measured(rows, paths)
 

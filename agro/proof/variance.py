@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from agro.objectives import differentiate
 from agro.objectives.core import wanted_streams
-from agro.objectives.needs import GROUPS, TRIPLES
-from agro.proof.claims import Claims
 from agro.proof.enumerable import Enumerable, Space
 from agro.proof.expectation import AllGroups
 from agro.proof.measuring import Row, Subject, derivative, problem
@@ -20,16 +19,17 @@ from agro.proof.measuring import Row, Subject, derivative, problem
 def variances(subject: Subject) -> Iterator[Row]:
     """Trace of the covariance of one group's gradient in the logits of a table over its squared mean,
     against n."""
-    if not {GROUPS, TRIPLES} & subject.needs:
+    if not {"groups", "triples"} & set(subject.claims.needs):
         return
     policy, reference, _, reward = problem(Space(3, 2, 1))
     by_n = {}
-    for n in (2, 3, 4):
+    for n in range(subject.claims.n[0], 5):
         total, mean = _variance(subject, policy, reference, reward, n)
         by_n[n] = total / mean
         what = "variance of a group's gradient over its squared mean"
         yield subject.row(what, f"on-policy, n={n}", by_n[n])
-    yield subject.row("its fall from n = 2 to 4", "on-policy", by_n[4] / by_n[2], most=1.0)
+    first = min(by_n)
+    yield subject.row(f"its fall from n = {first} to 4", "on-policy", by_n[4] / by_n[first], most=1.0)
 
 
 def estimates(subject: Subject) -> Iterator[Row]:
@@ -42,8 +42,7 @@ def estimates(subject: Subject) -> Iterator[Row]:
     logits = f"logits of π [{_listed(policy)}], of π_ref [{_listed(reference)}]"
     before = math.inf
     for kind in ("sequence", "triangular", "local"):
-        claims = Claims(subject.claims.expects, "unknown", {"beta": 1.0, option: kind})
-        other = Subject(subject.name, claims)
+        other = Subject(subject.name, replace(subject.claims, options={"beta": 1.0, option: kind}))
         value, _ = _variance(other, policy, reference, torch.zeros_like(reward), 2)
         setting = f"{option}={kind}, on-policy, n=2, {logits}"
         what = "variance of the regularizer's estimate, below the one before"
@@ -63,7 +62,7 @@ def _variance(
     subject: Subject, policy: Enumerable, reference: Enumerable, reward: Tensor, n: int
 ) -> tuple[float, float]:
     """Trace of the covariance of a group's gradient, and its squared mean."""
-    groups = AllGroups(subject.data(policy, reward, reference), reference, n)
+    groups = AllGroups(subject.data(policy, reward, reference), reference, (n,))
     batch, space = groups.batch, policy.space
     alone = batch.replace(weight=torch.ones_like(batch.weight))  # each group's gradient is 1/G of its own
     assert batch.tokens is not None

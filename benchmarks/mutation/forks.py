@@ -38,26 +38,40 @@ from _pytest.runner import runtestprotocol  # noqa: E402
 from mutants import Mutant  # noqa: E402
 from transformers import AutoTokenizer, LlamaForCausalLM  # noqa: E402, F401
 
-FILES = [
-    *sorted((ROOT / "agro/objectives").glob("*.py")),
-    ROOT / "agro/train/step.py",
-    ROOT / "agro/logprobs.py",
-]
-# test_any_batch compares what test_agreement compares, more slowly.
-OBJECTIVES = [
-    str(p.relative_to(ROOT))
-    for p in sorted((ROOT / "tests/objectives").glob("test_*.py"))
-    if p.stem != "test_any_batch"
-]
 STEP = ["tests/train/test_step.py", "tests/train/test_step_details.py"]
-LOGPROBS = ["tests/test_logprobs.py", "tests/test_policy.py"]
-TESTS = [*OBJECTIVES, "tests/proof/test_expectation.py", *STEP, *LOGPROBS]
+HF = "tests/engines/test_hf.py"
+# The tests of each file or folder. test_any_batch compares what test_agreement compares, more slowly.
+AREAS = {
+    "agro/objectives": [
+        *(
+            str(p.relative_to(ROOT))
+            for p in sorted((ROOT / "tests/objectives").glob("test_*.py"))
+            if p.stem != "test_any_batch"
+        ),
+        "tests/proof/test_expectation.py",
+    ],
+    "agro/train/step.py": STEP,
+    "agro/logprobs.py": ["tests/test_logprobs.py", "tests/test_policy.py"],
+    "agro/engines/draw.py": ["tests/engines/test_draw.py"],
+    "agro/engines/noise.py": ["tests/engines/test_noise.py"],
+    "agro/engines/hf.py": [HF],
+    "agro/engines/rows.py": [HF],
+    "agro/store/select.py": ["tests/store/test_select.py"],
+    "agro/train/collate.py": STEP,
+    "agro/train/schedule.py": ["tests/train/test_schedule.py"],
+    "agro/train/cache.py": ["tests/train/test_cache.py"],
+}
+FILES = [p for area in AREAS for p in (sorted((ROOT / area).glob("*.py")) or [ROOT / area])]
+TESTS = list(dict.fromkeys(test for tests in AREAS.values() for test in tests))
 # Seconds of CPU of tests for a mutant; one that only a later test would notice counts as survived.
 BUDGET = 8.0
 SPARE = 10  # seconds of CPU that a test may take beyond five times what it takes of the code as it is
 MISPLACED = 70  # exit status of a fork that couldn't put its mutant in place
-# A profiler, and several threads, hang in a fork where they ran before it. So do complete runs, which are not
-# in TESTS.
+# A profiler, and several threads, hang in a fork where they ran before it. So do complete runs.
+LEFT_OUT = (
+    *("memory_is_below", "peak_bytes", "threads_are_set"),
+    *("the_path_is_that_of", "cannot_follow", "computed_once", "another_run", "killed_run", "damaged_entry"),
+)
 OPTIONS = [
     "-o",
     "addopts=",
@@ -68,7 +82,7 @@ OPTIONS = [
     "-p",
     "no:cacheprovider",
     "-k",
-    "not memory_is_below and not peak_bytes and not threads_are_set",
+    " and ".join(f"not {name}" for name in LEFT_OUT),
 ]
 
 
@@ -267,5 +281,5 @@ def anew(mutant: Mutant, seconds: float) -> bool:
     """Import and collect with the mutant in its place, then run the tests of its file."""
     sys.meta_path.insert(0, Changed(mutant))
     limit(seconds)
-    tests = {"step.py": STEP, "logprobs.py": LOGPROBS}.get(mutant.path.name, OBJECTIVES)
+    tests = next(tests for area, tests in AREAS.items() if mutant.path.is_relative_to(ROOT / area))
     return pytest.main([*OPTIONS, *tests]) == 0

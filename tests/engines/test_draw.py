@@ -29,6 +29,7 @@ def kept(**options) -> list[int]:
     ("options", "tokens"),
     [
         ({}, [0, 1, 2, 3, 4]),
+        ({"top_k": 1}, [1]),
         ({"top_k": 2}, [1, 3]),
         ({"top_k": 9}, [0, 1, 2, 3, 4]),
         ({"top_p": 0.3}, [1]),
@@ -52,6 +53,18 @@ def test_ties_with_the_kth_token_are_kept():
     assert z.isfinite().tolist() == [[False, True, True, True, False]]
 
 
+def test_of_tied_tokens_top_p_keeps_the_first_until_the_mass_is_reached():
+    z = truncate(torch.zeros(1, 4), Sampler(top_p=0.5))
+    assert z.tolist() == [[0.0, 0.0, -math.inf, -math.inf]]
+
+
+def test_a_number_added_to_all_logits_of_a_row_changes_nothing():
+    z, uniform = torch.tensor([PROBS]).log(), torch.tensor([0.3, 0.3], dtype=torch.float64)
+    tokens, logp = draw(torch.cat([z, z - 1000]), uniform, Sampler())
+    assert tokens[0] == tokens[1]
+    assert logp[0].item() == pytest.approx(logp[1].item(), abs=1e-4)
+
+
 def test_truncation_is_that_of_transformers():
     g = torch.Generator().manual_seed(0)
     logits = torch.randn((200, 50), generator=g) * 3
@@ -65,6 +78,7 @@ def test_truncation_is_that_of_transformers():
     ):
         expected = warp(None, expected)
     found = truncate(logits / 0.7, options)
+    assert torch.equal(found == -math.inf, expected == -math.inf)
     assert torch.equal(found.isfinite(), expected.isfinite())
     assert 1 < found.isfinite().sum(1).float().mean() < 20
 

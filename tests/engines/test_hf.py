@@ -86,6 +86,53 @@ def test_a_response_is_the_same_in_any_company(tiny, name, monkeypatch):
     assert len({s.response for s in alone.values()}) > 12  # responses to one prompt differ
 
 
+def test_a_long_prompt_has_room_after_the_columns_were_used_up(tiny, monkeypatch):
+    """Short prompts fill the columns; those in use are moved to the left; then the long prompt enters."""
+    monkeypatch.setattr(rows, "_SLACK", 1)
+    policy, sampler = tiny(), Sampler(batch=2)
+    end_with(policy)
+    requests = [Request(i, [1, 4], 3 + bool(i)) for i in range(4)] + [Request(4, [1, *[5] * 19], 4)]
+    engine = HF(policy)
+    alone = {r.number: next(iter(engine.decode(deque([r]), sampler, 3))) for r in requests}
+    together = {d.request.number: d for d in engine.decode(deque(requests), sampler, 3)}
+    assert together.keys() == alone.keys()
+    for number, d in together.items():
+        assert d.tokens.tolist() == alone[number].tokens.tolist()
+        np.testing.assert_allclose(d.logp, alone[number].logp, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_longer_prompt_than_any_before_may_come_while_others_are_decoded(tiny, fresh):
+    """It is added while a row is live, or after all have finished."""
+    policy, sampler = tiny(), Sampler(batch=2)
+    end_with(policy)
+    first, second, long = (
+        Request(0, [1, 4], 3),
+        Request(1, [1], 3 if fresh else 6),
+        Request(2, [1, *[5] * 9], 3),
+    )
+    engine = HF(policy)
+    alone = {r.number: next(iter(engine.decode(deque([r]), sampler, 3))) for r in (first, second, long)}
+    waiting, together = deque([first, second]), {}
+    for done in engine.decode(waiting, sampler, 3):
+        if not together:
+            waiting.append(long)
+        together[done.request.number] = done
+    assert together.keys() == alone.keys()
+    for number, d in together.items():
+        assert d.tokens.tolist() == alone[number].tokens.tolist()
+        np.testing.assert_allclose(d.logp, alone[number].logp, rtol=0, atol=1e-4)
+
+
+def test_the_largest_noise_draws_a_token(tiny, monkeypatch):
+    """Rounded to float32 it would be 1, beyond the last token."""
+    policy = tiny()
+    largest = 1 - 2.0**-51
+    monkeypatch.setattr(rows, "uniforms", lambda _, numbers, n, *more: np.full((len(numbers), n), largest))
+    (done,) = HF(policy).decode(deque([Request(0, [1, 4], 3)]), Sampler(max_new=3), 0)
+    assert done.tokens.max() < 13
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_greedy_is_the_greedy_of_transformers(tiny, name):
     policy = tiny(name)
@@ -278,6 +325,7 @@ def test_it_is_an_engine(tiny, tmp_path):
             parameter.mul_(1.5)
     other.save(tmp_path)
     engine: Engine = HF(policy, 4)
+    assert engine.failures == 0
     ids = [1, 4, 5]
     waiting = deque(Request(i, ids, 6) for i in range(3))
     done: list[Decoded] = []

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ from typer.testing import CliRunner
 
 from agro import objectives
 from agro.cli import app
-from agro.objectives import OBJECTIVES
+from agro.objectives import OBJECTIVES, clipped
 from agro.objectives.core import VALUES, Terms
-from agro.objectives.needs import GROUPS, PAIRS, TRIPLES, provided_by
+from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, PAIRS, TRIPLES, provided_by
 from agro.objectives.pairs import Pairs
 from agro.objectives.reduce import Groups
 from agro.proof import passport as module
@@ -23,6 +24,8 @@ from agro.proof.claims import CLAIMS
 from agro.proof.ends import end
 from agro.proof.measuring import Row, Subject
 from agro.proof.passport import passport
+from agro.train import step
+from agro.types import Batch
 
 
 def test_every_objective_declares_its_claims() -> None:
@@ -62,10 +65,13 @@ def test_agro_holds_all_that_is_claimed() -> None:
         ]
         assert [0 <= r["value"] <= 1e-12 and r["holds"] for r in weighted] == [True]
     biases = [r for r in rows if r["property"] == "expected gradient"]
-    assert (
-        len(biases) == (4 * 5 + 2 * 1) * 3 * 2
-    )  # five behaviors, or the policy alone; three policies; n = 2 and 3
+    # Five behaviors, or the policy alone; three policies; n = 2 and 3. Of two of the five: both sizes
+    # together, groups of one dropped, and episodes where they aren't refused.
+    assert len(biases) == (5 * 5 + 2 * 1) * 3 * 2 + (5 * 2 + 2 * 1) * 2 + 5 * 2
+    for setting, count in (("n=2 and 3", 12), ("n=1 and 2", 12), ("two rows each", 10)):
+        assert sum(setting in r["setting"] for r in biases) == count
     assert max(r["value"] for r in biases) <= 1e-12
+    assert [r["setting"] for r in rows if r["property"] == "options without a claim"] == ["none"]
     estimates = [
         r["value"] for r in rows if r["property"].startswith("variance of the regularizer's estimate")
     ]
@@ -76,6 +82,13 @@ def test_agro_holds_all_that_is_claimed() -> None:
 def test_the_policy_gradient_with_a_kl_term_ends_elsewhere_off_policy() -> None:
     for where in ("reference", "uniform", "stale"):
         assert end(Subject("kl_pg", CLAIMS["kl_pg"][0]), where).distance[-1].median() > 1e-2
+
+
+@pytest.fixture
+def no_descents(monkeypatch) -> None:
+    """They are slow, and a broken objective is seen without them."""
+    for measure in ("ends", "tools"):
+        monkeypatch.setattr(module, measure, lambda *_: iter(()))
 
 
 def _flip(terms: Terms) -> Terms:
@@ -90,8 +103,7 @@ def _scale(terms: Terms) -> Terms:
 
 @pytest.mark.parametrize("how", [_flip, _scale])
 @pytest.mark.parametrize("name", objectives.names())
-def test_a_flipped_sign_or_a_wrong_denominator_is_named(name: str, how, monkeypatch) -> None:
-    monkeypatch.setattr(module, "ends", lambda *_: iter(()))  # slow, and not needed to see it
+def test_a_flipped_sign_or_a_wrong_denominator_is_named(name: str, how, monkeypatch, no_descents) -> None:
     entry = OBJECTIVES[name]
     broken = functools.wraps(entry.function)(lambda *a, **o: how(entry.function(*a, **o)))
     monkeypatch.setitem(OBJECTIVES, name, replace(entry, function=broken))
@@ -104,8 +116,7 @@ BASELINES = [n for n in CLAIMS if any({GROUPS, TRIPLES} & OBJECTIVES[n].needed(c
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_a_dropped_baseline_is_named(name: str, monkeypatch) -> None:
-    monkeypatch.setattr(module, "ends", lambda *_: iter(()))
+def test_a_dropped_baseline_is_named(name: str, monkeypatch, no_descents) -> None:
     for mean in ("mean", "mean_others"):
         monkeypatch.setattr(Groups, mean, lambda self, v: torch.zeros_like(v))
     done = prove(name)
@@ -116,8 +127,7 @@ def test_a_dropped_baseline_is_named(name: str, monkeypatch) -> None:
 @pytest.mark.parametrize(
     "name", [name for name, entry in OBJECTIVES.items() if provided_by("value_head", entry.needed({}))]
 )
-def test_a_dropped_value_is_named(name: str, monkeypatch) -> None:
-    monkeypatch.setattr(module, "ends", lambda *_: iter(()))
+def test_a_dropped_value_is_named(name: str, monkeypatch, no_descents) -> None:
     entry = OBJECTIVES[name]
 
     @functools.wraps(entry.function)
@@ -133,20 +143,92 @@ def test_a_dropped_value_is_named(name: str, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, entry in OBJECTIVES.items() if PAIRS in entry.needed({})])
-def test_a_forgotten_loser_is_named(name: str, monkeypatch) -> None:
+def test_a_forgotten_loser_is_named(name: str, monkeypatch, no_descents) -> None:
     """The other response of a pair is its baseline."""
-    monkeypatch.setattr(module, "ends", lambda *_: iter(()))
     monkeypatch.setattr(Pairs, "gap", lambda self, v: v[self.winner])
     done = prove(name)
     assert done.exit_code == 1
     assert f"agro: {name}: expected gradient (" in done.stderr
 
 
-def test_a_need_that_is_not_refused_is_named(monkeypatch) -> None:
-    monkeypatch.setattr(module, "differentiate", lambda *_: None)
-    row = module.needs(Subject("agro", CLAIMS["agro"][0]))
-    assert row.holds is False
-    assert row.value == 0
+@pytest.mark.parametrize(
+    ("changed", "broken"),
+    [
+        (lambda needs: needs - {GROUPS}, "what it needs and doesn't get is refused"),
+        (lambda needs: needs | {BEHAVIOR_LOGP}, "what it is claimed to need is enough"),
+    ],
+)
+def test_needs_other_than_the_claimed_are_named(changed, broken: str, monkeypatch) -> None:
+    entry = OBJECTIVES["agro"]
+    other = replace(entry, needs=lambda options: changed(entry.needs(options)))
+    monkeypatch.setitem(OBJECTIVES, "agro", other)
+    rows = list(module.needs(Subject("agro", CLAIMS["agro"][0])))
+    assert [row.property for row in rows if not row.holds] == [broken]
+
+
+def test_options_without_a_claim_are_named(monkeypatch) -> None:
+    """Choices that nobody makes, and numbers that are always their default."""
+    assert {module.unclaimed(name).setting for name in objectives.names()} == {"none"}
+    monkeypatch.setitem(CLAIMS, "grpo", CLAIMS["grpo"][:1])
+    row = module.unclaimed("grpo")
+    assert (row.setting, row.value, row.holds) == ("ratio=old, clip, std=False, beta", 4.0, None)
+
+
+def _first_row_s_value(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Groups, "mean_rows", lambda self, v: v[self.first_row])
+
+
+def _stored_value_by_row(patch: pytest.MonkeyPatch) -> None:
+    """Response k gets the value of row k."""
+    entry = OBJECTIVES["squared_consistency"]
+
+    @functools.wraps(entry.function)
+    def by_row(streams, batch, **options):
+        first_row, value = Groups.of(batch).first_row, batch.extra["stored_value"].clone()
+        value[first_row] = batch.extra["stored_value"][: len(first_row)]
+        return entry.function(streams, batch.replace(extra={"stored_value": value}), **options)
+
+    patch.setitem(OBJECTIVES, "squared_consistency", replace(entry, function=by_row))
+
+
+def _large_groups_count_more(patch: pytest.MonkeyPatch) -> None:
+    def average(self: Groups, v: torch.Tensor) -> torch.Tensor:
+        weight = self.weight[self.group]
+        return (weight * v).sum() / weight.sum()
+
+    patch.setattr(Groups, "average_responses", average)
+
+
+def _rows_apart(patch: pytest.MonkeyPatch) -> None:
+    plain = step.complete
+
+    def complete(batch: Batch, *args: Any) -> Any:
+        return plain(batch.replace(response=torch.arange(len(batch.mask))), *args)
+
+    patch.setattr(step, "complete", complete)
+
+
+def _another_constant(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(clipped, "EPS", 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "breaks", "named"),
+    [
+        ("dro", _first_row_s_value, "two rows each"),
+        ("squared_consistency", _stored_value_by_row, "two rows each"),
+        ("reinforce", _large_groups_count_more, "n=2 and 3"),
+        ("topr", _rows_apart, "the micro-batch ("),
+        ("grpo", _another_constant, "expected gradient ("),
+    ],
+)
+def test_what_single_rows_and_equal_groups_hide_is_named(
+    name: str, breaks, named: str, monkeypatch, no_descents
+) -> None:
+    breaks(monkeypatch)
+    done = prove(name)
+    assert done.exit_code == 1
+    assert named in done.stderr
 
 
 def test_the_side_of_a_bound() -> None:

@@ -10,8 +10,11 @@ from tiny_runs import before_step, done, fill_store, metrics, tiny, weights
 
 from agro.errors import Interrupted
 from agro.store import Store
+from agro.train.cache import ReferenceCache
+from agro.train.collate import collate
 from agro.train.learner import Local
 from agro.train.trainer import Trainer
+from agro.types import Batch, Sample
 
 
 def config(tmp_path: Path, name: str = "log.db", **changes):
@@ -39,6 +42,51 @@ def computed(monkeypatch) -> list[int]:
 
     monkeypatch.setattr(Local, "logp", counted)
     return rows
+
+
+class Reference:
+    """A learner whose reference gives the token i a log-prob of −i/8."""
+
+    def __init__(self, key: str | None = "weights") -> None:
+        self.reference_key = key
+        self.asked: list[str] = []
+
+    def logp(self, batch: Batch, of: str) -> torch.Tensor:
+        assert of == "reference"
+        self.asked += batch.ids
+        assert batch.tokens is not None
+        return torch.where(batch.mask, -batch.tokens / 8, 0.0).double()
+
+
+def test_what_is_missing_is_computed_and_stored(tmp_path: Path) -> None:
+    """By sample, reference and run: rows of two lengths, of which a later draw has one more."""
+    with Store.open(tmp_path / "s.db") as store:
+        bare = [
+            Sample("p", text, 1.0, tokens=tokens, action=[i > 1 for i in range(len(tokens))], tokenizer="t")
+            for text, tokens in (("a", [1, 2, 3]), ("b", [1, 2, 4, 5]), ("c", [1, 2, 7, 6]))
+        ]
+        samples = [s.replace(id=i) for s, i in zip(bare, store.append(bare), strict=True)]
+        names = collate(samples, 0).ids
+
+        def asked(run: str, chosen: list[int], key: str = "weights", until: int = 0) -> list[str]:
+            learner = Reference(key)
+            drawn = [samples[i] for i in chosen]
+            filled = ReferenceCache(store, run, learner, until).fill(collate(drawn, 0), drawn, 1)
+            assert filled.tokens is not None
+            assert filled.ref_logp is not None
+            assert filled.ref_logp.dtype == torch.float64
+            assert torch.equal(filled.ref_logp, torch.where(filled.mask, -filled.tokens / 8, 0.0).double())
+            return learner.asked
+
+        assert asked("one", [1, 0]) == [names[1], names[0]]
+        assert asked("one", [0, 2, 1]) == [names[2]]
+        assert asked("one", [2, 0, 1]) == []
+        assert asked("one", [0], key="other weights") == [names[0]]
+        assert asked("two", [0]) == [names[0]]  # another run's entries are of after it began
+        assert asked("three", [0, 1, 2], until=store.last_reference_logp()) == []
+        shorter = samples[1].replace(learn=[False, False, False, True])
+        samples[1] = shorter  # fewer tokens to learn from: the entry isn't of this mask
+        assert asked("one", [0, 1]) == [names[1]]
 
 
 def test_each_sample_is_computed_once_and_the_values_are_those_without_a_cache(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,21 @@ def test_log_probs_are_the_streams(tmp_path: Path) -> None:
         assert torch.equal(found, streams_of(policy, drawn, ["logp"], Passes(MicroBatch(4)))["logp"])
         assert (found[~drawn.mask] == 0).all()
     assert not torch.equal(local.logp(drawn), local.logp(drawn, "reference"))
+
+
+def test_the_value_is_clipped_by_itself(tmp_path: Path) -> None:
+    """A large gradient of the value leaves the policy's, which is within the limit, as it is."""
+    local = learner(tiny(tmp_path, objective={"name": "dro", "beta": 0.1}, train__clip=1.0), valued=True)
+    own, value = local.policy.weights().values(), local.policy.value_weights().values()
+    for weights, size in ((own, 0.5), (value, 4.0)):
+        for w in weights:
+            w.grad = torch.full_like(w, size / sum(v.numel() for v in weights) ** 0.5)  # of norm `size`
+
+    def norm(weights: Iterable[torch.Tensor]) -> float:
+        return float(torch.cat([w.grad.flatten() for w in weights if w.grad is not None]).norm())
+
+    assert local.optimizer.clip() == pytest.approx(0.5)
+    assert (norm(own), norm(value)) == pytest.approx((0.5, 1.0))
 
 
 def test_a_check_that_raises_leaves_weights_and_version(tmp_path: Path) -> None:

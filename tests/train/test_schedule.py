@@ -9,11 +9,23 @@ from pathlib import Path
 import pytest
 from tiny_runs import InterruptAfter, metrics, tiny, weights
 
+from agro.config import Train
 from agro.errors import Interrupted, Refused
-from agro.train.schedule import option_at, tune
+from agro.train.schedule import lr_at, option_at, tune
 from agro.train.trainer import Trainer
 
 ASKED = {"start": 0.02, "target_kl": 0.3, "rate": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "after"),
+    [("constant", [1, 1, 1, 1]), ("linear", [1, 0.75, 0.5, 0.25]), ("cosine", [1, 0.8536, 0.5, 0.1464])],
+)
+def test_the_learning_rate_rises_from_the_first_step_on(schedule: str, after: list[float]) -> None:
+    """A quarter of it at the first of four steps of warm-up, all of it at the fourth; then down."""
+    config = Train.model_validate({"steps": 8, "lr": 2.0, "warmup": 4, "schedule": schedule})
+    found = [lr_at(config, step, 8) / 2.0 for step in range(8)]
+    assert found == pytest.approx([0.25, 0.5, 0.75, 1, *after], abs=1e-4)
 
 
 def test_log_beta_moves_with_the_distance_to_the_target() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 from test_resume import same
@@ -115,6 +116,20 @@ def test_the_stored_value_is_the_soft_maximum(tmp_path: Path) -> None:
     assert values.value(ids["c"], 0.5) == pytest.approx(expected, rel=1e-12)  # an episode is one response
     with pytest.raises(Refused, match=r"all 4 prompts .* but 1 have none"):
         StoredValues.load(tmp_path / "s.db", [*ids.values(), "unheard of"])
+
+
+@pytest.mark.parametrize(
+    ("given", "used"), [({}, 0.1), ({"value_beta": None}, 0.1), ({"value_beta": 0.5}, 0.5)]
+)
+def test_the_stored_value_is_of_its_own_beta(given: dict, used: float) -> None:
+    """That is beta where value_beta isn't given; a row has the value of its prompt."""
+    values = StoredValues({"p": np.array([0.0, 1.0]), "q": np.array([2.0])})
+    samples = [
+        Sample("x", "y", 1.0, tokens=[1, 2], action=[False, True], prompt_id=p) for p in ("q", "p", "q")
+    ]
+    found = values.fill(collate(samples, 0), samples, {"beta": 0.1, **given}).extra["stored_value"]
+    soft = used * math.log(0.5 * (1 + math.exp(1 / used)))
+    assert found.tolist() == pytest.approx([2.0, soft, 2.0], rel=1e-12)
 
 
 def test_the_stored_value_counts_rewards_of_tokens_as_training_does(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""What is claimed of an objective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from agro.proof.formulas import Situation
+
+
+@dataclass(frozen=True, eq=False)
+class Claims:
+    """Of an objective with `options`, whose `beta` is filled in where it has one."""
+
+    expects: Callable[[Situation], Tensor]  # a scalar; its gradient is the expected gradient
+    ends: Literal["optimum", "elsewhere", "unknown"]  # where descent goes: unknown where nothing is claimed
+    needs: tuple[str, ...]  # all that it reads of the data beside the policy's log-probs
+    options: Mapping[str, Any] = field(default_factory=dict)
+    shift: bool = True  # whether adding a number to all rewards of a prompt changes nothing
+    reference_shift: bool = True  # whether adding one to all log f of a prompt changes nothing
+    policy_gradient: Callable[[float], float] | None = None
+    """β -> the on-policy gradient over that of −E_π r + β KL(π ‖ f), where they are proportional."""
+    noise: bool = True  # whether rewards that are noisy count with their mean alone
+    n: tuple[int, ...] = (2, 3)
+    episodes: bool = True  # whether a response may be in several rows, else it is refused
+    updates: int = 600  # of the descent; 0: it isn't followed
+    limits: bool = False  # whether it is RLOO as β → 0, and ½ ∇Var[ρ] as β → ∞
+    tools: bool = False  # whether a tool's random output is claimed to move the fixed point
+    estimates: tuple[str, int] | None = None
+    """An option with three estimates, each of less variance than the one before on responses of this
+    length."""
+
+    @property
+    def judged(self) -> bool:
+        """Whether the first two responses of a group are judged, as Bradley–Terry has it."""
+        return "pairs" in self.needs
+
+    @property
+    def least(self) -> int:
+        """The fewest responses that a group may have."""
+        return max({"groups": 2, "pairs": 2, "triples": 3}.get(need, 1) for need in ("", *self.needs))
