@@ -14,7 +14,7 @@ from agro.reference import fingerprint
 from agro.store import Store
 from agro.train.check import takes_stored_value
 from agro.train.phases import Phase
-from agro.types import Prompt
+from agro.types import Prompt, Text
 
 
 def exists(store: Path) -> bool:
@@ -22,12 +22,12 @@ def exists(store: Path) -> bool:
     return store.exists() and store.stat().st_size > 0
 
 
-def valued_prompts(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Path) -> set[str]:
-    """The prompts that phases with stored values train on, as far as is known before the run.
+def valued_prompts(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Path) -> dict[str, Text]:
+    """By id, the prompts that phases with stored values train on, as far as is known before the run.
 
     `path`: the store that phases draw from.
     """
-    valued: set[str] = set()
+    valued: dict[str, Text] = {}
     samples_fresh = False
     for phase in phases:
         data = phase.config.data
@@ -35,11 +35,11 @@ def valued_prompts(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Pat
         if not takes_stored_value(phase.config):
             continue
         if samples_fresh:
-            valued |= {p.id for p in prompts}
+            valued |= {p.id: p.text for p in prompts}
         if data.replay > 0 and exists(path):
             with Store.open(path, read_only=True) as store:
-                groups = store.groups(roles=data.roles, sources=data.sources)
-            valued |= {g.prompt_id for g in groups if g.scored}
+                scored = store.samples(scored=True, roles=data.roles, sources=data.sources)
+                valued |= {sample.prompt_id: sample.prompt for sample in scored}
     return valued
 
 

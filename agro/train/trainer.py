@@ -166,6 +166,7 @@ class Trainer:
             )
         if exists(path):
             with Store.open(path, read_only=True) as store:
+                store.check_prompts((p.id, p.text) for p in self.prompts)
                 for phase in self.phases[: len(stored_only) + 1]:
                     if phase.config.data.replay > 0:
                         check_store(phase.config, store)

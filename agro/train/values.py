@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from agro.errors import Refused
 from agro.store import Store
 from agro.train.collate import total_reward
-from agro.types import Batch, Sample
+from agro.types import Batch, Sample, Text
 
 
 class StoredValues:
@@ -29,18 +29,21 @@ class StoredValues:
         self.rewards = rewards
 
     @classmethod
-    def load(cls, path: str | Path, prompts: Collection[str]) -> StoredValues:
-        """The rewards of all scored responses. Raises `Refused` where a prompt of `prompts` has none."""
+    def load(cls, path: str | Path, prompts: Mapping[str, Text]) -> StoredValues:
+        """The rewards of all scored responses.
+
+        `prompts`: by id. Raises `Refused` where one of them has none, or is another prompt in the store.
+        """
         by_response: dict[str, dict[str | int | None, float]] = {}
         with Store.open(path, read_only=True, create=False) as store:
+            store.check_prompts(prompts.items())
             for s in store.samples(scored=True):
                 response = s.id if s.episode is None else s.episode
                 by_response.setdefault(s.prompt_id, {})[response] = total_reward(s)
-        wanted = set(prompts)
-        missing = sorted(wanted - by_response.keys())
+        missing = sorted(prompts.keys() - by_response.keys())
         if missing:
             raise Refused(
-                f"data.value_store: {path}: expected scored samples of the reference for all {len(wanted)} "
+                f"data.value_store: {path}: expected scored samples of the reference for all {len(prompts)} "
                 f"prompts that are trained on with stored values, but {len(missing)} have none (for one: "
                 f"{', '.join(missing[:3])}). What to do: agro sample --model REFERENCE --prompts FILE --out "
                 "STORE -n 8, then agro score"

@@ -123,7 +123,7 @@ def test_stored_values_are_the_soft_maximum(tmp_path: Path) -> None:
     drawn = samples(2)
     with Store.open(tmp_path / "values.db") as store:
         store.append(s.replace(id=None) for s in drawn)
-    values = StoredValues.load(tmp_path / "values.db", [])
+    values = StoredValues.load(tmp_path / "values.db", {})
     objective = {"name": "squared_consistency", "beta": 0.5, "baseline": "stored", "scale": "square"}
     made = feed(tiny(tmp_path, objective=objective), values)
     batch = made.batch(valid_of(made, Drawn(drawn)), Position())

@@ -10,8 +10,10 @@ from tiny_runs import fill_store, metrics, tiny, write_prompts
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.policy import Policy
+from agro.store import Store
 from agro.train.plan import describe
 from agro.train.trainer import Trainer
+from agro.types import Sample
 
 CALCULATOR = f"{Path(__file__).parents[2]}/examples/environments/calculator.py:Calculator"
 
@@ -63,6 +65,16 @@ def test_it_refuses_what_the_run_would(tmp_path: Path) -> None:
         Trainer(tiny(tmp_path, data__replay=1.0), tmp_path / "run").plan()
     with pytest.raises(Refused, match=r"none\.db"):
         Trainer(tiny(tmp_path, data__eval_store=str(tmp_path / "none.db")), tmp_path / "run").plan()
+
+
+def test_it_refuses_an_id_that_is_another_prompt_in_the_store(tmp_path: Path) -> None:
+    fill_store(tmp_path / "log.db", groups=8, size=4)
+    with Store.open(tmp_path / "log.db") as store:
+        store.append([Sample("another question", "1", reward=1.0, prompt_id="7")])
+    (tmp_path / "asked.jsonl").write_text('{"prompt": "000>", "answer": "0", "prompt_id": "7"}\n')
+    asked = {"store": str(tmp_path / "log.db"), "prompts": str(tmp_path / "asked.jsonl"), "replay": 0.5}
+    with pytest.raises(Refused, match=r"prompt_id.*7"):
+        Trainer(tiny(tmp_path, data=asked), tmp_path / "run").plan()
 
 
 def test_turns_of_an_environment_are_counted(tmp_path: Path) -> None:

@@ -109,13 +109,15 @@ def test_the_stored_value_is_the_soft_maximum(tmp_path: Path) -> None:
             [Sample("c", "x", 1.0, episode="e"), Sample("c", "y", 1.0, episode="e"), Sample("c", "z", 0.0)]
         )
     ids = {p: Sample(p, "").prompt_id for p in "abc"}
-    values = StoredValues.load(tmp_path / "s.db", ids.values())
+    values = StoredValues.load(tmp_path / "s.db", {i: p for p, i in ids.items()})
     expected = 0.5 * math.log(0.5 * (1 + math.e**2))
     assert values.value(ids["a"], 0.5) == pytest.approx(expected, rel=1e-12)
     assert values.value(ids["b"], 0.5) == 3.0
     assert values.value(ids["c"], 0.5) == pytest.approx(expected, rel=1e-12)  # an episode is one response
     with pytest.raises(Refused, match=r"all 4 prompts .* but 1 have none"):
-        StoredValues.load(tmp_path / "s.db", [*ids.values(), "unheard of"])
+        StoredValues.load(tmp_path / "s.db", {i: p for p, i in ids.items()} | {"unheard of": "d"})
+    with pytest.raises(Refused, match="prompt_id"):  # another question under an id of the store
+        StoredValues.load(tmp_path / "s.db", {ids["a"]: "A"})
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_the_stored_value_counts_rewards_of_tokens_as_training_does(tmp_path: Pa
     sample = Sample("a", "x", 1.0, tokens=[1, 2], action=[False, True], token_reward=[math.nan, 0.5])
     with Store.open(tmp_path / "s.db") as store:
         store.append([sample])
-    assert StoredValues.load(tmp_path / "s.db", []).value(sample.prompt_id, 0.1) == 1.5
+    assert StoredValues.load(tmp_path / "s.db", {}).value(sample.prompt_id, 0.1) == 1.5
 
 
 def stored(folder: Path, **changes) -> RunConfig:
