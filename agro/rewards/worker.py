@@ -69,6 +69,8 @@ def supervise() -> None:
 
     Linux makes this process the parent of the descendants whose own parent ended, also in other sessions. It
     ends on SIGTERM too, or when the input closes because the trainer died. Elsewhere this does nothing.
+    A PID namespace would need privileges, and give the functions of all workers the same process id, by which
+    they may name their files.
     """
     if sys.platform != "linux" or ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0):
         return
