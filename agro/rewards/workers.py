@@ -128,7 +128,7 @@ class Pool:
 
     def _start(self) -> None:
         process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))],
+            [sys.executable, "-P", str(Path(__file__).with_name("supervisor.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C goes to the parent only, and the group can be killed
@@ -253,7 +253,7 @@ def _death(process: subprocess.Popen[bytes]) -> str:
 
 
 def _end(processes: set[subprocess.Popen[bytes]]) -> None:
-    """End each process with what the function has started (`worker.supervise`; else its group), and wait."""
+    """End each process with what the function has started (`supervisor`; else its group), and wait."""
     for process in processes:
         if sys.platform == "linux":
             process.terminate()

@@ -1,0 +1,106 @@
+"""Accuracy and speed of the reward `math`.
+
+    python benchmarks/math/run.py [--workers N] [--repeats N]
+
+Accuracy on the judged pairs of `tests/rewards/pairs`. Speed on 10,000 worked solutions with numbers, half of
+them wrong, and on the held-out pairs that SymPy compares, in batches of 128 and without the start of the
+workers. SymPy's pairs are scored once, because the workers cache what they have read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from agro import config  # noqa: E402
+from agro.rewards import Reward, load_reward  # noqa: E402
+from agro.rewards.final import compare, final  # noqa: E402
+from agro.types import Sample  # noqa: E402
+
+WORK = "Each box holds {a} eggs, so {b} boxes hold {b} * {a} = {c} eggs. "
+ENDS = ("So the answer is {}.", r"So $x = \boxed{{{}}}$.", "#### {}", "They need {} eggs in total.")
+FORMS = ("{}", "{},000", r"\frac{{{}}}{{7}}", "{}.5", "{} cm", r"{}\%")
+
+
+def sample(response: str, answer: str) -> Sample:
+    return Sample("p", response, meta={"answer": answer})
+
+
+def pairs(name: str) -> list[tuple[Sample, float]]:
+    rows = map(json.loads, (ROOT / f"tests/rewards/pairs/{name}.jsonl").read_text().splitlines())
+    labeled = []
+    for row in rows:
+        labeled += [(sample(text, row["answer"]), 1.0) for text in row["right"]]
+        labeled += [(sample(text, row["answer"]), 0.0) for text in row["wrong"]]
+    return labeled
+
+
+def solutions(n: int) -> list[Sample]:
+    made = []
+    for i in range(n):
+        work = "".join(WORK.format(a=i % 89 + j, b=j + 2, c=(i % 89 + j) * (j + 2)) for j in range(6))
+        form = FORMS[i % len(FORMS)]
+        value = form.format(i % 900 + 2 - i % 2)
+        made.append(sample(work + "\n" + ENDS[i // 6 % len(ENDS)].format(value), form.format(i % 900 + 2)))
+    return made
+
+
+def accuracy(reward: Reward, name: str) -> dict[str, object]:
+    labeled = pairs(name)
+    values = [score.value for score in reward.score([s for s, _ in labeled])]
+    outcomes = list(zip(values, (label for _, label in labeled)))
+    return {
+        "pairs": name,
+        "n": len(outcomes),
+        "accuracy": round(sum(value == label for value, label in outcomes) / len(outcomes), 4),
+        "accepted": f"{outcomes.count((1.0, 0.0))} of {sum(label == 0.0 for _, label in outcomes)} wrong",
+        "rejected": f"{outcomes.count((0.0, 1.0))} of {sum(label == 1.0 for _, label in outcomes)} right",
+        "unknown": values.count(None),
+    }
+
+
+def speed(reward: Reward, name: str, samples: list[Sample], repeats: int) -> dict[str, object]:
+    minutes = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        for i in range(0, len(samples), 128):
+            reward.score(samples[i : i + 128])
+        minutes.append((time.perf_counter() - start) / 60)
+    rates = sorted(len(samples) / m for m in minutes)
+    return {
+        "samples": name,
+        "n": len(samples),
+        "per_minute": round(statistics.median(rates)),
+        "from": round(rates[0]),
+        "to": round(rates[-1]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    print(json.dumps({"machine": platform.processor() or platform.machine(), "workers": options.workers}))
+    with closing(load_reward(config.Reward(name="math", timeout=20.0, workers=options.workers))) as reward:
+        print(json.dumps(accuracy(reward, "development")))
+        print(json.dumps(speed(reward, "solutions with numbers", solutions(10_000), options.repeats)))
+        symbolic = []
+        for row, _ in pairs("heldout"):
+            if compare(final(row.response), final(row.meta["answer"])) is None:
+                symbolic.append(row)
+        print(json.dumps(speed(reward, "compared by SymPy", symbolic, 1)))
+        print(json.dumps(accuracy(reward, "heldout")))
+
+
+if __name__ == "__main__":
+    main()
