@@ -56,7 +56,7 @@ AREAS = {
     "agro/engines/noise.py": ["tests/engines/test_noise.py"],
     "agro/engines/hf.py": [HF],
     "agro/engines/rows.py": [HF],
-    "agro/store/select.py": ["tests/store/test_select.py"],
+    "agro/store/draw_rules.py": ["tests/store/test_draw_rules.py", "tests/store/test_pairs.py"],
     "agro/train/collate.py": STEP,
     "agro/train/schedule.py": ["tests/train/test_schedule.py"],
     "agro/train/cache.py": ["tests/train/test_cache.py"],
@@ -231,16 +231,24 @@ def swap(mutant: Mutant) -> None:
 def execute(mutant: Mutant) -> None:
     """Execute the mutant's file in the module that is loaded.
 
-    Its tables stay the objects that others have imported.
+    Its tables and functions stay the objects that others have imported.
     """
     names = vars(sys.modules[name_of(mutant.path)])
     before = dict(names)
     exec(compile(mutant.source(), str(mutant.path), "exec"), names)
-    for name, table in before.items():
-        if isinstance(table, dict) and name.isupper() and names[name] is not table:
-            changed, names[name] = names[name], table
-            table.clear()
-            table.update(changed)
+    for name, old in before.items():
+        changed = names[name]
+        if changed is old:
+            continue
+        if isinstance(old, dict) and name.isupper():
+            old.clear()
+            old.update(changed)
+        elif isinstance(old, FunctionType) and isinstance(changed, FunctionType) and not old.__closure__:
+            old.__code__, old.__defaults__ = changed.__code__, changed.__defaults__
+            old.__kwdefaults__ = changed.__kwdefaults__
+        else:
+            continue
+        names[name] = old
 
 
 def code_of(code: CodeType, qualified: str) -> CodeType:

@@ -20,6 +20,7 @@ import hashlib
 import json
 import os
 import platform
+import random
 import subprocess
 import sys
 import time
@@ -61,6 +62,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--files", nargs="+", type=lambda p: Path(p).resolve(), default=FILES)
+    parser.add_argument("--sample", type=int, help="of each file so many mutants, drawn with seed 0")
     given = parser.parse_args()
     os.chdir(ROOT)
     tests = digest(str(BUDGET), *(p.read_text() for p in sorted((ROOT / "tests").rglob("*.py"))))
@@ -71,6 +73,9 @@ def main() -> int:
         text = digest(str(m.path.relative_to(ROOT)), m.name)
         seen[text] += 1  # the same change of the same line elsewhere
         keys[id(m)] = f"{text}-{seen[text]}"
+    whole = every
+    if given.sample is not None:
+        every = [m for path in given.files for m in drawn(path, whole, given.sample)]
     KEPT.parent.mkdir(exist_ok=True)
     kept: dict[str, dict[str, Any]] = {}
 
@@ -115,13 +120,19 @@ def main() -> int:
         outcome = forked(lambda m=mutant: anew(m, 200.0))
         keep(mutant, outcome, time.monotonic() - start, "")
     read()
-    return report(every, [kept[keys[id(m)]] for m in every], given.files == FILES)
+    return report(every, [kept[keys[id(m)]] for m in every], len(whole) if given.files == FILES else None)
 
 
-def report(every: list[Mutant], rows: list[dict[str, Any]], whole: bool) -> int:
+def drawn(path: Path, every: list[Mutant], size: int) -> list[Mutant]:
+    of_file = [m for m in every if m.path == path]
+    return random.Random(0).sample(of_file, min(size, len(of_file)))
+
+
+def report(every: list[Mutant], rows: list[dict[str, Any]], whole: int | None) -> int:
     """Count, and print the survivors that survivors.md doesn't know.
 
-    Writes result.json where all files were tried.
+    `whole`: all mutants, of which `every` may be a sample; None where not all files were tried. Else
+    result.json is written.
     """
     explained = (HERE / "survivors.md").read_text() if (HERE / "survivors.md").exists() else ""
     files = {}
@@ -135,12 +146,13 @@ def report(every: list[Mutant], rows: list[dict[str, Any]], whole: bool) -> int:
     for m in new:
         print(f"\n{m.path.relative_to(ROOT)}:{m.line}\n{m.diff()}")
     print(f"{len(every)} mutants: {total}, {share:.1%} killed; {len(new)} survivors are not in survivors.md")
-    if whole:
+    if whole is not None:
         commit = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
         )
         result = {
-            "mutants": len(every),
+            "mutants": whole,
+            "tried": len(every),
             **total,
             "killed_share": round(share, 4),
             "files": files,

@@ -56,7 +56,7 @@ _TICKS: tuple[tuple[Any, str], ...] = (
     (Database, "_run_many"),
     (Interruption, "check"),
     (Pool, "_send"),
-    (Pool, "_turn"),
+    (Pool, "_wait"),
 )
 
 

@@ -38,6 +38,12 @@ def test_neither_neighbors_nor_lengths_matter():
     assert not np.array_equal(uniforms(4, [9], 7)[0], many[2, :7])
 
 
+def test_a_seed_counts_modulo_64_bits_and_positions_start_at_0():
+    assert np.array_equal(uniforms(2**64 + 7, [3], 5), uniforms(7, [3], 5))
+    assert np.array_equal(uniforms(7, [3], 5), uniforms(7, [3], 5, 0))
+    assert np.array_equal(uniforms(7, [3], 5)[:, 2:], uniforms(7, [3], 3, [2]))
+
+
 def test_numbers_are_even_and_unrelated():
     u = uniforms(0, range(400), 250)
     assert u.min() >= 0

@@ -15,7 +15,7 @@ from making import group, sample
 from agro.config import Data
 from agro.errors import Refused
 from agro.store import At, DrawRule, Store
-from agro.store.draw_rules import Candidate, noise, pick_groups, pick_responses
+from agro.store.draw_rules import Candidate, noise, pick_groups, pick_pairs, pick_responses
 from agro.store.queries import DRAWABLE, eligible
 from agro.types import Sample
 
@@ -80,6 +80,22 @@ def test_a_group_s_responses_are_taken_equally_often() -> None:
     assert max(abs(counts[i] - 1600) for i in range(5)) < 4 * 31
     assert pick_responses(2, rule, At("r", 0, 1, 0), "p") == [0, 1]
     assert pick_responses(5, DrawRule(1), At("r", 0, 1, 0), "p") == [0, 1, 2, 3, 4]
+
+
+def test_picks_depend_on_the_seed_and_the_prompt() -> None:
+    """Of two groups or prompts with the same numbers of responses other ones are taken."""
+    candidates = [Candidate(f"p{i}", uses=0) for i in range(20)]
+    rule, ats = DrawRule(3, group_size=3), [At("r", 1, seed, 0) for seed in range(5)]
+    pairs = [(i, i + 1) for i in range(0, 20, 2)]
+    pair_rule = DrawRule(1, group_size=4, pairs=True, min_group=2)
+    for picks in (
+        [tuple(pick_groups(candidates, rule, at)) for at in ats],
+        [tuple(pick_responses(20, rule, at, "p")) for at in ats],
+        [tuple(pick_responses(20, rule, ats[0], f"p{i}")) for i in range(5)],
+        [tuple(pick_pairs(pairs, pair_rule, at, "p")) for at in ats],
+        [tuple(pick_pairs(pairs, pair_rule, ats[0], f"p{i}")) for i in range(5)],
+    ):
+        assert len(set(picks)) > 2
 
 
 def test_least_used_makes_epochs(store: Store) -> None:

@@ -11,7 +11,7 @@ from tiny_runs import InterruptAfter, metrics, tiny, weights
 
 from agro.config import Train
 from agro.errors import Interrupted, Refused
-from agro.train.schedule import lr_at, option_at, tune
+from agro.train.schedule import is_tuned, lr_at, option_at, options_at, tune
 from agro.train.trainer import Trainer
 
 ASKED = {"start": 0.02, "target_kl": 0.3, "rate": 0.2}
@@ -26,6 +26,48 @@ def test_the_learning_rate_rises_from_the_first_step_on(schedule: str, after: li
     config = Train.model_validate({"steps": 8, "lr": 2.0, "warmup": 4, "schedule": schedule})
     found = [lr_at(config, step, 8) / 2.0 for step in range(8)]
     assert found == pytest.approx([0.25, 0.5, 0.75, 1, *after], abs=1e-4)
+
+
+RAMP = {"start": 1.0, "end": 3.0, "steps": 4}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (RAMP, [1, 1.5, 2, 2.5, 3, 3]),
+        ({**RAMP, "shape": "linear"}, [1, 1.5, 2, 2.5, 3, 3]),
+        ({**RAMP, "shape": "cosine"}, [1, 1.2929, 2, 2.7071, 3, 3]),
+        ({**RAMP, "steps": 1}, [1, 3, 3, 3, 3, 3]),
+        ({**RAMP, "steps": 0}, [3] * 6),
+        (0.5, [0.5] * 6),
+        ("adaptive", ["adaptive"] * 6),
+    ],
+)
+def test_an_option_goes_from_start_to_end(value, expected: list) -> None:
+    found = [option_at(value, step) for step in range(6)]
+    assert found == (expected if isinstance(value, str) else pytest.approx(expected, abs=1e-4))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"end": "3"}, {"steps": True}, {"start": None}, {"shape": "step"}, {"stop": 1}]
+)
+def test_a_malformed_schedule_is_refused_with_what_came(wrong: dict) -> None:
+    with pytest.raises(Refused, match=f"schedule of an option: .*{next(iter(wrong))}"):
+        option_at(RAMP | wrong, 0)
+
+
+def test_each_option_has_its_own_schedule_and_beta_the_tuned_value() -> None:
+    options = {"gap": RAMP, "beta": ASKED, "scale": "loss"}
+    assert options_at(options, 2, 0.5) == {"gap": 2.0, "beta": 0.5, "scale": "loss"}
+    assert (is_tuned(ASKED), is_tuned(RAMP), is_tuned(0.1)) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rate": 0.0}, {"target_kl": -1.0}, {"start": "1"}, {"rate": True}, {"end": 1.0}]
+)
+def test_a_malformed_target_is_refused_with_what_came(wrong: dict) -> None:
+    with pytest.raises(Refused, match=rf"objective\.beta: .*{next(iter(wrong))}"):
+        is_tuned(ASKED | wrong)
 
 
 def test_log_beta_moves_with_the_distance_to_the_target() -> None:
