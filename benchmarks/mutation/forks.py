@@ -86,6 +86,10 @@ OPTIONS = [
 ]
 
 
+def tests_of(path: Path) -> list[str]:
+    return next(tests for area, tests in AREAS.items() if path.is_relative_to(ROOT / area))
+
+
 def outermost(qualified: str) -> str:
     return qualified.split(".<locals>")[0]
 
@@ -170,14 +174,14 @@ class Session:
         return True
 
     def chosen(self, where: tuple[str, str], every: bool, budget: float) -> list[pytest.Item]:
-        """Tests that call it, up to a budget.
+        """Tests that call it, or `every` one of its file, up to a budget.
 
         First those that killed most, then one of each test function, then the quickest.
         """
         often = self.killers[where]
-        items = sorted(
-            (i for i, f in self.called.items() if every or where in f), key=lambda i: self.seconds[i]
-        )
+        files = tests_of(Path(where[0])) if every else []
+        calling = [i for i, f in self.called.items() if where in f or i.nodeid.split("::")[0] in files]
+        items = sorted(calling, key=lambda i: self.seconds[i])
         firsts = set({i.nodeid.split("[")[0]: i for i in reversed(items)}.values())
         items.sort(key=lambda i: (-often[i], i not in firsts, self.seconds[i]))
         spent = list(accumulate(self.seconds[i] for i in items))
@@ -289,5 +293,4 @@ def anew(mutant: Mutant, seconds: float) -> bool:
     """Import and collect with the mutant in its place, then run the tests of its file."""
     sys.meta_path.insert(0, Changed(mutant))
     limit(seconds)
-    tests = next(tests for area, tests in AREAS.items() if mutant.path.is_relative_to(ROOT / area))
-    return pytest.main([*OPTIONS, *tests]) == 0
+    return pytest.main([*OPTIONS, *tests_of(mutant.path)]) == 0
