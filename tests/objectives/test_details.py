@@ -399,3 +399,9 @@ def test_what_an_objective_needs_with_its_defaults() -> None:
 def test_streams_come_in_one_order_and_two_are_of_the_value() -> None:
     assert wanted_streams(NEEDS) == ["logp", "kl", "entropy", "value", "prefix_value"]
     assert {"value", "prefix_value"} == VALUES
+
+
+def test_the_log_ratio_is_a_sum_unless_its_option_says_otherwise() -> None:
+    entry = objectives.get("agro")
+    assert entry.averages({"average": "token"}) == "token"
+    assert entry.averages({"average": "sum"}) == entry.averages({}) == "sum"
