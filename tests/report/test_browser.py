@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import CONTRAST, Browser, find
-from conftest import write_run
+from made_up_run import write_run
 from markupsafe import escape
 
 from agro.report import report
