@@ -85,7 +85,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric(
             "eval_consistency",
             "reward²",
-            "AGRO's loss on the groups of `data.eval_store`. Lower is better.",
+            "AGRO's loss on held-out groups of a store. Lower is better.",
             "½ variance of R = r − β log π/π_ref within a group, mean over groups",
         ),
         _se("eval_consistency", "reward²", "groups"),

@@ -24,6 +24,9 @@ class Data(Section):
     """a store of held-out groups: how often log π/π_ref ranks the better response higher (metric eval_auc),
     and at evaluate.beta or the β of an objective that is regularized toward the reference, ½ Var(R) within
     them (metrics eval_consistency…)"""
+    hold_out: float = field(0.0, ge=0, lt=1, shared=True)
+    """share of the prompts of `store`, chosen by a hash of their ids, that are never trained on: what
+    eval_store measures is measured on their stored responses. Instead of eval_store"""
     value_store: str | None = field(None, shared=True)
     """a store of scored samples of the reference: the soft maximum of a prompt's rewards in it is its stored
     value, where the objective takes one (squared_consistency, baseline = "stored")"""
@@ -41,3 +44,8 @@ class Data(Section):
     staleness"""
     order: Literal["least_used", "uniform"] = "least_used"
     """which stored groups come first: those drawn least (epochs), or any"""
+
+    @property
+    def has_held_out_groups(self) -> bool:
+        """Whether stored groups are measured, and not trained on."""
+        return self.eval_store is not None or self.hold_out > 0

@@ -1,6 +1,6 @@
 """The store of experience, and what goes into and out of it."""
 
-from agro.store.draw_rules import At, DrawRule
+from agro.store.draw_rules import At, DrawRule, is_held_out
 from agro.store.exchange import read_samples, write_samples
 from agro.store.importing import import_files
 from agro.store.mapping import parse_map
@@ -29,6 +29,7 @@ __all__ = [
     "Rewound",
     "Store",
     "import_files",
+    "is_held_out",
     "parse_map",
     "read_samples",
     "recover",

@@ -64,6 +64,11 @@ def noise(seed: int, step: int, *item: str | int) -> int:
     return int.from_bytes(blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
+def is_held_out(prompt_id: str, share: float) -> bool:
+    """Whether a prompt is among the share of `data.hold_out`. The same prompts are in every run and store."""
+    return noise(0, 0, "hold_out", prompt_id) < share * 2**64
+
+
 def pick_groups(candidates: Sequence[Candidate], rule: DrawRule, at: At) -> list[str]:
     """The prompt_ids of up to `rule.groups` groups.
 

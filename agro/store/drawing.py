@@ -12,7 +12,15 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.store import queries
-from agro.store.draw_rules import At, Candidate, DrawRule, pick_groups, pick_pairs, pick_responses
+from agro.store.draw_rules import (
+    At,
+    Candidate,
+    DrawRule,
+    is_held_out,
+    pick_groups,
+    pick_pairs,
+    pick_responses,
+)
 from agro.store.records import Damaged, Drawn, Pair
 from agro.store.requests import ledger_of
 from agro.store.rows import of_text, to_text
@@ -51,7 +59,9 @@ class Drawing(Samples):
             rows = self._run(queries.JUDGED.format(eligible=fits), [*args, to_text(run)])
         else:
             rows = self._run(queries.DRAWABLE.format(eligible=fits), [*args, rule.min_group, to_text(run)])
-        return [Candidate(of_text(prompt_id), uses) for prompt_id, uses in rows]
+        found = [Candidate(of_text(prompt_id), uses) for prompt_id, uses in rows]
+        share = rule.data.hold_out
+        return [c for c in found if not is_held_out(c.prompt_id, share)] if share else found
 
     def draw(
         self,
@@ -162,6 +172,8 @@ class Drawing(Samples):
             [*args, *args, *args, *more],
         )
         needed, add = f"{rule.min_group} or more", "add samples"
+        if rule.data.hold_out:
+            add = f"lower data.hold_out ({rule.data.hold_out:g}), {add}"
         if rule.pairs:
             needed, add = "a pair of", "add pairs"
         scores, stale = "", ""

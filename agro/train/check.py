@@ -92,13 +92,20 @@ def _check_used(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
 
 def _check_measured(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
     """Measurements and guards that would have no data."""
+    data = config.data
+    if data.hold_out and (data.store is None or any(p.data.eval_store for p in phases.values())):
+        raise Refused(
+            "data.hold_out holds out prompts of data.store: expected a data.store and no data.eval_store, "
+            f"got data.store = {data.store} and data.eval_store = {data.eval_store}"
+        )
     measured = [p for p in phases.values() if p.evaluate.beta is not None]
     if measured and not any(map(has_groups_to_measure, measured)):
         raise Refused(
             f"evaluate.beta = {measured[0].evaluate.beta:g}: ½ Var(R) and regret are measured in groups, and "
             "no phase has any: fresh ones (data.replay < 1, sampler.n of 2 or more), responses to "
             "data.eval_prompts (evaluate.n of 2 or more, evaluate.kl, evaluate.temperature = "
-            "policy.temperature), or a data.eval_store; set one of them, or remove evaluate.beta"
+            "policy.temperature), a data.eval_store or data.hold_out; set one of them, or remove "
+            "evaluate.beta"
         )
     watched = [p for p in phases.values() if p.guard.kl is not None]
     if watched and not any(map(_measures_kl, watched)):
@@ -162,9 +169,9 @@ def _check_policy(config: RunConfig) -> None:
             "policy.cache_reference keeps log-probs of one reference, but policy.reference = "
             f'"{policy.reference}" changes during the run; remove one of the two'
         )
-    if config.data.eval_store and policy.reference in ("ema", "periodic"):
+    if config.data.has_held_out_groups and policy.reference in ("ema", "periodic"):
         raise Refused(
-            "data.eval_store is measured against one reference, but policy.reference = "
+            "data.eval_store and data.hold_out are measured against one reference, but policy.reference = "
             f'"{policy.reference}" changes during the run; remove one of the two'
         )
     if policy.reference == "ema" and policy.dtype == "bfloat16" and policy.lora is None:
@@ -232,13 +239,13 @@ def has_groups_to_measure(config: RunConfig) -> bool:
     fresh = data.replay < 1 and config.sampler.n > 1
     of_policy = rule.kl and rule.temperature == config.policy.temperature
     evaluated = data.eval_prompts is not None and rule.n > 1 and of_policy
-    return fresh or evaluated or data.eval_store is not None
+    return fresh or evaluated or data.has_held_out_groups
 
 
 def reads_reference(config: RunConfig) -> bool:
     """Whether a phase needs the reference in memory."""
     needed = _provided_by("reference", config) or config.evaluate.beta is not None
-    needed = needed or config.data.eval_store is not None
+    needed = needed or config.data.has_held_out_groups
     return needed or (config.evaluate.kl and config.data.eval_prompts is not None)
 
 

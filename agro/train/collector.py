@@ -19,7 +19,6 @@ from agro.engines import Engine
 from agro.errors import Refused
 from agro.files import digest
 from agro.policy import Policy
-from agro.prompts import load_prompts
 from agro.rewards import Reward, load_reward
 from agro.rollout import Activity, Rollout, Task, collect
 from agro.rollout.load import embedded, load_rollout
@@ -27,7 +26,7 @@ from agro.rollout.reward import EpisodeReward
 from agro.store import Store
 from agro.store.requests import ledger_of
 from agro.train.elsewhere import LATEST, POLL_SECONDS, Published, ahead
-from agro.train.inputs import valid_prompts
+from agro.train.inputs import prompts_to_sample, valid_prompts
 from agro.train.phases import derive
 from agro.train.source import PromptOrder
 
@@ -58,7 +57,7 @@ class Collector:
                 f"{run}: data.prompts: {self.config.data.prompts} has changed since the run began, whose "
                 "prompts have numbers in its order. What to do: put it back, or start a new run"
             )
-        self.prompts = load_prompts(self.config.data.prompts)
+        self.prompts = prompts_to_sample(self.config.data)
         self.name = uuid.uuid4().hex
         self.store_file = Path(self.config.data.store) if self.config.data.store else run / "store.db"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,8 @@ import numpy as np
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.objectives.needs import GROUPS, REWARD
-from agro.store import Drawn, Store
+from agro.store import Drawn, Store, is_held_out
+from agro.store.queries import Filter
 from agro.train.collate import collate
 from agro.train.diagnostics import distances, ranking, summary
 from agro.train.feed import one_each, select_valid
@@ -33,18 +33,28 @@ class HeldOutGroups:
             self._batches.append(batch.to(ref_logp.device).replace(ref_logp=ref_logp))
 
     @classmethod
-    def load(cls, path: str | Path, config: RunConfig, learner: Learner) -> HeldOutGroups:
-        """The groups of a store, without invalid samples; raises `Refused` where no group remains."""
+    def load(cls, config: RunConfig, learner: Learner) -> HeldOutGroups:
+        """The groups of `data.eval_store`, or of the prompts of `data.store` that `data.hold_out` names.
+
+        Without invalid samples; raises `Refused` where no group remains.
+        """
+        data = config.data
+        path = data.eval_store or data.store
+        assert path is not None
+        chosen: Filter = {} if data.eval_store else {"roles": data.roles, "sources": data.sources}
         with Store.open(path, read_only=True, create=False) as store:
-            samples = sorted(store.samples(), key=_first_seen())
+            samples = sorted(store.samples(**chosen), key=_first_seen())
+        if data.hold_out:
+            samples = [s for s in samples if is_held_out(s.prompt_id, data.hold_out)]
         valid = select_valid(Drawn(samples), learner.encoder, config.train.max_length, {REWARD, GROUPS})
         by_prompt: dict[str, list[Sample]] = {}
         for sample in valid.samples:
             by_prompt.setdefault(sample.prompt_id, []).append(sample)
         groups = [group for group in by_prompt.values() if len(one_each(group)) > 1]
         if not groups:
+            key = "hold_out" if data.hold_out else "eval_store"
             raise Refused(
-                f"data.eval_store: {path}: expected groups of two or more scored responses, got none among "
+                f"data.{key}: {path}: expected groups of two or more scored responses, got none among "
                 f"{len({s.prompt_id for s in samples})} groups; dropped: {dict(valid.dropped) or 'nothing'}"
             )
         return cls(groups, learner, dropped=len(samples) - sum(map(len, groups)))

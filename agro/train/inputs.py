@@ -10,8 +10,9 @@ from agro.encoding import Encoder, InvalidSample
 from agro.errors import Refused
 from agro.files import digest
 from agro.policy import Policy
+from agro.prompts import load_prompts
 from agro.reference import fingerprint
-from agro.store import Store
+from agro.store import Store, is_held_out
 from agro.train.check import takes_stored_value
 from agro.train.phases import Phase
 from agro.types import Prompt, Text
@@ -56,6 +57,18 @@ def fingerprints(config: RunConfig, policy: Policy, reference: Policy | None) ->
         if path is not None:
             found[f"data.{key}"] = digest(Path(path))
     return found
+
+
+def prompts_to_sample(data: Data) -> list[Prompt]:
+    """The prompts of `data.prompts` without those of `data.hold_out`; raises `Refused` where none is left."""
+    prompts = load_prompts(data.prompts) if data.prompts else []
+    kept = [prompt for prompt in prompts if not is_held_out(prompt.id, data.hold_out)]
+    if prompts and not kept:
+        raise Refused(
+            f"data.hold_out = {data.hold_out:g} holds out all {len(prompts)} prompts of data.prompts; lower "
+            "it"
+        )
+    return kept
 
 
 def valid_prompts(

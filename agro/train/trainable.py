@@ -9,7 +9,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.objectives import Need, get
 from agro.objectives.needs import PAIRS, REWARD, VOTES, grouping, ordered
-from agro.store import Known, Pair, Store
+from agro.store import Known, Pair, Store, is_held_out
 from agro.train.collate import total_reward
 from agro.train.schedule import options_at
 from agro.types import Sample
@@ -18,7 +18,8 @@ from agro.types import Sample
 def check_store(config: RunConfig, store: Store) -> list[str]:
     """Raise `Refused` where the objective can't train on what would be drawn; returns notes on the rest."""
     data = config.data
-    rows = store.known(roles=data.roles, sources=data.sources)
+    stored = store.known(roles=data.roles, sources=data.sources)
+    rows = [row for row in stored if not is_held_out(row.prompt_id, data.hold_out)]
     if not rows and data.replay < 1:
         return ["the store is empty: all groups are sampled until it isn't"]
     if not rows:

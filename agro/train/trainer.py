@@ -30,7 +30,7 @@ from agro.runs.interruption import Interruption
 from agro.runs.progress import Progress
 from agro.runs.track import Trackers, check_trackers, load_trackers
 from agro.runs.watchdog import Watchdog
-from agro.store import Store
+from agro.store import Store, is_held_out
 from agro.train.check import (
     check_config,
     check_heldout,
@@ -41,7 +41,7 @@ from agro.train.check import (
 from agro.train.elsewhere import Elsewhere, Published, end
 from agro.train.feed import Feed
 from agro.train.heldout_groups import HeldOutGroups
-from agro.train.inputs import exists, fingerprints, valid_prompts, valued_prompts
+from agro.train.inputs import exists, fingerprints, prompts_to_sample, valid_prompts, valued_prompts
 from agro.train.learner import Learner, Local
 from agro.train.loop import Loop, Parts
 from agro.train.monitors import Monitor
@@ -139,7 +139,7 @@ class Trainer:
         """Load and check what is cheap; returns the path of the store."""
         data = self.config.data
         check_push(self.config.train)
-        self.prompts = load_prompts(data.prompts) if data.prompts else []
+        self.prompts = prompts_to_sample(data)
         self.eval_prompts = load_prompts(data.eval_prompts) if data.eval_prompts else []
         check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
         path = Path(data.store) if data.store else self.out / "store.db"
@@ -256,7 +256,7 @@ class Trainer:
             for note in check_store(config, self.store):
                 self.progress.say(f"{phase.name}: {note}")
             groups = self.store.groups(roles=config.data.roles, sources=config.data.sources)
-            stored = {g.prompt_id for g in groups}
+            stored = {g.prompt_id for g in groups if not is_held_out(g.prompt_id, config.data.hold_out)}
             check_heldout(stored, [p.id for p in self.eval_prompts])
             trained |= stored
         feed = Feed.of(phase, learner, self.values, self.store, self.folder.id, position.cached)
@@ -290,9 +290,10 @@ class Trainer:
             monitors.append(
                 HeldOutPrompts(phase, learner, rollout, self.reward, self.eval_prompts, self.activity, say)
             )
-        if config.data.eval_store:
-            groups = HeldOutGroups.load(config.data.eval_store, config, learner)
+        if config.data.has_held_out_groups:
+            groups = HeldOutGroups.load(config, learner)
             check_heldout(trained, groups.prompt_ids, "data.eval_store")
+            say(f"{phase.name}: {len(groups.prompt_ids)} stored groups are measured and not trained on")
             monitors.append(HeldOutLog(phase, learner, groups, self.activity))
         monitors += [self.best, *self.monitors, Warnings(self.progress)]
         return [*monitors, Record(self.folder, self.trackers), Terminal(self.progress)]

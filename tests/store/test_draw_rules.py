@@ -15,7 +15,7 @@ from making import group, sample
 from agro.config import Data
 from agro.errors import Refused
 from agro.store import At, DrawRule, Store
-from agro.store.draw_rules import Candidate, noise, pick_groups, pick_pairs, pick_responses
+from agro.store.draw_rules import Candidate, is_held_out, noise, pick_groups, pick_pairs, pick_responses
 from agro.store.queries import DRAWABLE, eligible
 from agro.types import Sample
 
@@ -96,6 +96,15 @@ def test_picks_depend_on_the_seed_and_the_prompt() -> None:
         [tuple(pick_pairs(pairs, pair_rule, ats[0], f"p{i}")) for i in range(5)],
     ):
         assert len(set(picks)) > 2
+
+
+def test_held_out_prompts_are_a_share_of_any_and_grow_with_it() -> None:
+    """Of 10,000 ids 0.1 ± 0.003 (one standard deviation)."""
+    ids = [f"p{i}" for i in range(10_000)]
+    some, more = ({i for i in ids if is_held_out(i, share)} for share in (0.1, 0.4))
+    assert 0.09 < len(some) / len(ids) < 0.11
+    assert some < more
+    assert not any(is_held_out(i, 0.0) for i in ids)
 
 
 def test_least_used_makes_epochs(store: Store) -> None:

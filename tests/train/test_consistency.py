@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny_runs import DIGITS, fill_store, metrics, tiny
+from tiny_runs import DIGITS, fill_store, metrics, tiny, write_prompts
 
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.policy import Policy
-from agro.store import Store
+from agro.prompts import load_prompts
+from agro.store import Store, is_held_out
 from agro.train.diagnostics import ranking
 from agro.train.heldout_groups import HeldOutGroups
 from agro.train.learner import Local
@@ -150,9 +152,10 @@ def test_a_store_without_usable_groups_is_refused(tmp_path: Path) -> None:
     config = log_run(tmp_path)
     with Store.open(tmp_path / "empty.db") as store:
         store.append([Sample("200>", "1", reward=1.0), Sample("201>", "1", reward=0.0)])
+    changed = log_run(tmp_path / "b", data__eval_store=str(tmp_path / "empty.db"))
     learner = Local(Policy.load(config.policy), None, print)
     with pytest.raises(Refused, match="two or more scored responses"):
-        HeldOutGroups.load(tmp_path / "empty.db", config, learner)
+        HeldOutGroups.load(changed, learner)
 
 
 def test_a_beta_given_for_it_serves_any_objective_and_unscored_responses_are_left_out(tmp_path: Path) -> None:
@@ -183,3 +186,38 @@ def test_a_beta_given_for_it_is_taken_before_that_of_the_objective(tmp_path: Pat
     own, given = rows
     assert (own["beta"], own["loss"]) == (given["beta"], given["loss"]) == (0.1, own["loss"])
     assert own["eval_consistency"] != pytest.approx(given["eval_consistency"], rel=1e-3)
+
+
+def test_a_share_of_the_stores_prompts_is_measured_and_never_trained_on(tmp_path: Path) -> None:
+    """Fresh samples of these prompts aren't made either, and each seed holds out the same ones."""
+    log = tmp_path / "log.db"
+    fill_store(log, groups=40)
+    with Store.open(log, read_only=True) as store:
+        ids = {g.prompt_id for g in store.groups()}
+    held = {i for i in ids if is_held_out(i, 0.3)}
+    assert len(held) > 5
+    asked = write_prompts(tmp_path / "asked.jsonl", range(60))
+    kept = {p.id for p in load_prompts(asked) if not is_held_out(p.id, 0.3)}
+    for seed in (0, 1):
+        data = {"store": str(log), "replay": 0.5, "hold_out": 0.3, "prompts": asked}
+        config = tiny(
+            tmp_path, data=data, train={"steps": 12, "groups": 8, "seed": seed}, objective__beta=BETA
+        )
+        folder = Trainer(config, tmp_path / f"run{seed}").run()
+        with Store.open(log, read_only=True) as store:
+            run = json.loads((folder / "config.json").read_text())["run"]
+            drawn = list(store.samples(ids=[d.sample for d in store.drawn(run)]))
+        trained = {s.prompt_id for s in drawn}
+        assert len(trained & ids) > 10
+        assert not trained & held
+        assert {s.prompt_id for s in drawn if s.source == "policy"} <= kept
+        rows = [m for m in metrics(folder) if m["eval_groups"] is not None]
+        assert {m["eval_groups"] for m in rows} == {len(held)}
+        assert rows[-1]["eval_auc"] is not None
+
+
+def test_held_out_prompts_need_a_store_and_no_other_one(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"data.hold_out"):
+        Trainer(tiny(tmp_path, data__hold_out=0.1))
+    with pytest.raises(Refused, match=r"data.hold_out"):
+        Trainer(log_run(tmp_path / "b", data__hold_out=0.1))
