@@ -34,16 +34,19 @@ def learning(run: RunData, experience: Experience) -> dict[str, Any]:
     """What the template's first section shows."""
     axis = Axis(experience.seen(run), "responses drawn")
     curves: dict[str, tuple[Markup, Markup] | None] = dict.fromkeys(("steps", "responses", "KL"))
-    if run.measures("reward_mean", "eval_reward"):
+    stored_only = run.total("sampled_tokens") == 0 and not run.measures("eval_reward")
+    if run.measures("reward_mean", "eval_reward") and not stored_only:
         curves["steps"] = _both("Reward against steps", lambda size: learning_curve(run, size))
         if experience.draws:
             by_responses = lambda size: learning_curve(run, size, axis=axis)  # noqa: E731
             curves["responses"] = _both("Reward against responses drawn", by_responses)
         if kl_pairs(run):
             curves["KL"] = _both("Reward against KL", lambda size: against_kl(run, size))
-    panels = (_stored(run), _ranking(run), _own(run), _regret(run), _parts(run))
+    loss = _loss(run) if stored_only else None
+    panels = (_ranking(run), _stored(run), loss, _own(run), _regret(run), _parts(run))
     return {
         "curves": curves,
+        "stored_only": stored_only,
         "width": smoothing(len(run.rows)),
         "evaluated": run.heldout(0, run.steps) is not None,
         "no_draws": experience.problem or "The store has no draws of this run.",
@@ -98,6 +101,13 @@ def _stored(run: RunData) -> Panel | None:
         groups = at.get("eval_groups", "an unknown number of")
         text += f" At step {at['step']} it was {better} below the reference's, on {groups} groups."
     return panel(run, "Held-out ½ Var(R)", [reference, heldout(run, "eval_consistency", "policy")], text)
+
+
+def _loss(run: RunData) -> Panel:
+    """The loss of each step: where all responses are stored ones, it is what training lowers."""
+    width = smoothing(len(run.rows))
+    text = "Loss of the objective on the responses of each step."
+    return panel(run, "Training loss", [training(run, "loss", smooth=width)], text)
 
 
 def _ranking(run: RunData) -> Panel | None:

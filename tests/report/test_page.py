@@ -318,3 +318,16 @@ def test_messages_without_text_are_shown_as_they_are(bare_folder):
     text = read(bare_folder).text
     assert 'user: {"content": [{"type": "text", "text": "hi"}]}' in text
     assert 'assistant: {"tool_calls": [{"name": "add <b>"}]} tool: 3 four' in text
+
+
+def test_a_run_on_stored_responses_alone_shows_what_can_improve(run_folder):
+    """Its training reward says which rows were drawn, so it has no curve, unless there are held-out rewards."""
+    auc = {"eval_auc": 0.8, "eval_auc_se": 0.02, "eval_auc_groups": 30}
+    rewrite(run_folder, lambda row: row | {"sampled_tokens": 0} | (auc if row["step"] % 100 == 0 else {}))
+    assert "All responses were stored ones." not in read(run_folder).text
+    rewrite(run_folder, lambda row: {k: v for k, v in row.items() if not k.startswith("eval_reward")})
+    text = read(run_folder).text
+    assert "All responses were stored ones." in text
+    assert "Held-out ranking (AUC)" in text
+    assert "Training loss" in text
+    assert "Training: mean reward" not in text
