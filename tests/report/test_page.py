@@ -321,7 +321,7 @@ def test_messages_without_text_are_shown_as_they_are(bare_folder):
 
 
 def test_a_run_on_stored_responses_alone_shows_what_can_improve(run_folder):
-    """Its training reward says which rows were drawn, so it has no curve, unless there are held-out rewards."""
+    """Its training reward says which rows were drawn, so it has no curve without held-out rewards."""
     auc = {"eval_auc": 0.8, "eval_auc_se": 0.02, "eval_auc_groups": 30}
     rewrite(run_folder, lambda row: row | {"sampled_tokens": 0} | (auc if row["step"] % 100 == 0 else {}))
     assert "All responses were stored ones." not in read(run_folder).text
