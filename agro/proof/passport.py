@@ -47,7 +47,7 @@ def expectations(subject: Subject) -> Iterator[Row]:
         for where in subject.behaviors:
             for n in claims.n:
                 yield _expectation(subject, space, kind, where, (n,))
-    for where in subject.behaviors[::3]:
+    for where in subject.behaviors[::3]:  # policy and stale
         yield _expectation(subject, RAGGED, "network", where, (2, 3) if claims.judged else claims.n)
         if claims.least > 1:
             dropping = replace(claims, options={**claims.options, "singletons": "drop"})
@@ -58,7 +58,7 @@ def expectations(subject: Subject) -> Iterator[Row]:
 def episodes(subject: Subject) -> Iterator[Row]:
     """The same of responses in two rows each, or that they are refused."""
     if subject.claims.episodes:
-        for where in subject.behaviors[::3]:
+        for where in subject.behaviors[::3]:  # policy and stale
             sizes = subject.claims.n[-1:]
             yield _expectation(subject, RAGGED, "network", where, sizes, two_rows=True)
         return

@@ -177,14 +177,16 @@ class Session:
     def chosen(self, where: tuple[str, str], every: bool, budget: float) -> list[pytest.Item]:
         """Tests that call it, or `every` one of its file, up to a budget.
 
-        First those that killed most, then one of each test function, then the quickest.
+        First those that killed most, then those that call it, of these one of each test function, then the
+        quickest.
         """
         often = self.killers[where]
         files = tests_of(Path(where[0])) if every else []
         calling = [i for i, f in self.called.items() if where in f or i.nodeid.split("::")[0] in files]
         items = sorted(calling, key=lambda i: self.seconds[i])
         firsts = set({i.nodeid.split("[")[0]: i for i in reversed(items)}.values())
-        items.sort(key=lambda i: (-often[i], i not in firsts, self.seconds[i]))
+        called = self.called
+        items.sort(key=lambda i: (-often[i], where not in called[i], i not in firsts, self.seconds[i]))
         spent = list(accumulate(self.seconds[i] for i in items))
         return [i for i, total in zip(items, spent, strict=True) if total <= budget + self.seconds[i]]
 

@@ -124,7 +124,8 @@ def main() -> int:
 
 
 def drawn(path: Path, every: list[Mutant], size: int) -> list[Mutant]:
-    of_file = [m for m in every if m.path == path]
+    """Of the bodies of functions: what runs at import takes a new import for each mutant."""
+    of_file = [m for m in every if m.path == path and m.function is not None]
     return random.Random(0).sample(of_file, min(size, len(of_file)))
 
 

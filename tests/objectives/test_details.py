@@ -14,8 +14,8 @@ import torch
 
 from agro import Batch, objectives
 from agro.errors import Refused
-from agro.objectives import Evaluation, NotFinite, Objective
-from agro.objectives.core import VALUES, Terms, wanted_streams
+from agro.objectives import OBJECTIVES, Evaluation, NotFinite, Objective, trap
+from agro.objectives.core import VALUES, Terms, Warnings, wanted_streams
 from agro.objectives.needs import NEEDS, VALUE
 
 
@@ -405,3 +405,14 @@ def test_the_log_ratio_is_a_sum_unless_its_option_says_otherwise() -> None:
     entry = objectives.get("agro")
     assert entry.averages({"average": "token"}) == "token"
     assert entry.averages({"average": "sum"}) == entry.averages({}) == "sum"
+
+
+def test_the_table_says_what_each_method_is_anchored_to_and_what_may_be_dropped() -> None:
+    anchors = {name: entry.anchor({}) for name, entry in OBJECTIVES.items()}
+    to_reference = {"agro", "agro_onpolicy", "squared_consistency", "dro", "rloo"}
+    assert {name for name, anchor in anchors.items() if anchor == "ref_logp"} == to_reference
+    assert objectives.get("squared_consistency").anchor({"anchor": "behavior"}) == "behavior_logp"
+    whole = {name for name, entry in OBJECTIVES.items() if "singletons" not in entry.options.model_fields}
+    assert whole == {"dro", "prefix_consistency", "topr", "sft"}
+    own = objectives.get("agro_onpolicy").warnings
+    assert own == Warnings(trap.of_options, trap.of_rewards, trap.of_metrics)

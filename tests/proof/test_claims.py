@@ -6,8 +6,10 @@ from itertools import islice
 
 import pytest
 
+from agro.objectives import differentiate
+from agro.objectives.core import STREAMS
 from agro.proof.claims import CLAIMS
-from agro.proof.measuring import Subject
+from agro.proof.measuring import SMALL, Subject, problem
 from agro.proof.passport import episodes, expectations, needs
 
 SUBJECTS = [Subject(name, claims) for name in CLAIMS for claims in CLAIMS[name]]
@@ -18,3 +20,31 @@ def test_gradient_episodes_and_needs_are_the_claimed(subject: Subject) -> None:
     rows = [*islice(expectations(subject), 1), *episodes(subject), *needs(subject)]
     assert len(rows) >= 4
     assert [row for row in rows if not row.holds] == []
+
+
+# All that an objective may report of its own.
+REPORTED = {
+    "agro": {"consistency", "weight_mean"},
+    "agro_onpolicy": {"consistency", "likelihood_ratio", "reversed_share", "trap_ratio"},
+    "squared_consistency": {"consistency"},
+    "dro": {"value_loss", "value_mean"},
+    "prefix_consistency": {"value_loss", "value_mean"},
+    "kl_pg": {"kl_sampled_prefixes"},
+    "topr": {"weight_mean"},
+    "grpo": {"clipped_share", "ratio_max"},
+    "gspo": {"clipped_share", "ratio_max"},
+    "pair_consistency": {"ordered_share", "implicit_margin"},
+    "dpo": {"ordered_share", "implicit_margin"},
+}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_metrics_have_their_names(name: str) -> None:
+    found: set[str] = set()
+    policy, reference, _, reward = problem(SMALL)
+    for subject in (s for s in SUBJECTS if s.name == name):
+        batch = subject.batch(policy, reward, reference, subject.claims.n[0])
+        streams = policy.streams(batch.tokens, batch.lengths, batch.mask, STREAMS, reference)
+        options = subject.entry.resolve(name, subject.options())
+        found |= differentiate(name, subject.entry, streams, batch, options).metrics.keys()
+    assert found - {"singletons_dropped"} == REPORTED.get(name, set())

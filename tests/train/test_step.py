@@ -249,6 +249,21 @@ def test_rows_of_one_episode_stay_together_or_need_a_first_pass(name: str, optio
         )
 
 
+def test_a_pass_over_nothing_leaves_a_gradient_of_zero_everywhere(policies) -> None:
+    """As on a rank without rows, whose sharded parameters take part in every pass."""
+
+    class Nothing(Passes):
+        def share(self, parts: list[torch.Tensor]) -> list[torch.Tensor | None]:
+            return [None]
+
+    policy, reference = policies
+    batch = batch_for("dro", {"beta": 0.3}, policy, reference)
+    policy.zero_grad()
+    options = objectives.get("dro").resolve("dro", {"beta": 0.3})
+    backward(policy, batch, "dro", options, Nothing(MicroBatch(4)), reference)
+    assert all(p.grad is not None and not p.grad.any() for p in parameters(policy))
+
+
 def test_collate_keeps_unknown_unknown(policies) -> None:
     policy, _ = policies
     known, bare = samples(policy, 2)[:2]
