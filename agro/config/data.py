@@ -39,6 +39,8 @@ class Data(Section):
     """draw only these roles"""
     sources: tuple[str, ...] | None = None
     """draw only these sources"""
+    min_reward: float | None = None
+    """draw only responses whose reward is known and at least this, such as the right ones for imitation"""
     max_age: int | None = field(None, ge=0)
     """draw only samples of at most this staleness, in optimizer steps; excludes samples of unknown
     staleness"""

@@ -161,7 +161,7 @@ class Drawing(Samples):
         return {key: ids for key, ids in responses.items() if key not in broken}
 
     def _too_few(self, rule: DrawRule, got: int, at: At) -> str:
-        clause, args = queries.where(roles=rule.data.roles, sources=rule.data.sources)
+        clause, args = queries.where(**queries.chosen(rule.data))
         fits, more = queries.eligible(rule, at.run, at.version)
         [(rows, groups, chosen, unscored, failed, fit)] = self._run(
             f"""
@@ -185,6 +185,6 @@ class Drawing(Samples):
         return (
             f"{self.path}: expected {rule.groups} groups with {needed} eligible responses to draw from, "
             f"got {got}. The store has {rows} samples in {groups} groups; {chosen:.0f} are of the requested "
-            f"roles and sources{scores}; {fit:.0f} are eligible{stale}. What to do: request fewer groups, "
-            f"{add}, or widen the choice"
+            f"roles, sources and rewards{scores}; {fit:.0f} are eligible{stale}. What to do: request fewer "
+            f"groups, {add}, or widen the choice"
         )

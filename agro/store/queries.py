@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
+from agro.config import Data
 from agro.store.draw_rules import DrawRule
 from agro.store.rows import STATES, State, to_text
 
@@ -13,38 +14,39 @@ LAST_COMMITS = "SELECT * FROM commits WHERE rowid IN (SELECT max(rowid) FROM com
 LAST_STEP = "SELECT step FROM commits WHERE run = ? ORDER BY rowid DESC LIMIT 1"
 
 
-class Filter(TypedDict, total=False):
+class Chosen(TypedDict, total=False):
+    """Which samples to train on; None, or a missing key, allows any."""
+
+    roles: Collection[str] | None
+    sources: Collection[str] | None
+    min_reward: float | None  # of the response; excludes unknown ones
+
+
+class Filter(Chosen, total=False):
     """Which samples; None, or a missing key, allows any. Redone samples are dropped unless `redone`."""
 
     prompt_id: str | None
-    roles: Collection[str] | None
-    sources: Collection[str] | None
     scored: bool | None  # false: unscored and failed, which `state` distinguishes
     state: State | None
     run: str | None
     redone: bool
 
 
-def where(
-    *,
-    prompt_id: str | None = None,
-    roles: Collection[str] | None = None,
-    sources: Collection[str] | None = None,
-    scored: bool | None = None,
-    state: State | None = None,
-    run: str | None = None,
-    redone: bool = False,
-) -> tuple[str, list[Any]]:
+def where(**asked: Unpack[Filter]) -> tuple[str, list[Any]]:
     """The condition, never NULL, that a row of samples fits a `Filter`, and its arguments."""
-    terms, args = ["TRUE" if redone else "NOT redone"], list[Any]()
-    for column, value in (("prompt_id", prompt_id), ("run", run)):
+    terms, args = ["TRUE" if asked.get("redone") else "NOT redone"], list[Any]()
+    for column, value in (("prompt_id", asked.get("prompt_id")), ("run", asked.get("run"))):
         if value is not None:
             terms.append(f"{column} IS ?")
             args.append(to_text(value))
-    for column, values in (("role", roles), ("source", sources)):
+    for column, values in (("role", asked.get("roles")), ("source", asked.get("sources"))):
         if values is not None:
             terms.append(f"{column} IN ({', '.join('?' * len(values))})")
             args += map(to_text, values)
+    least, scored, state = asked.get("min_reward"), asked.get("scored"), asked.get("state")
+    if least is not None:
+        terms.append("ifnull(reward >= ?, 0)")
+        args.append(least)
     if scored is not None:
         terms.append(f"state {'=' if scored else '<>'} {SCORED}")
     if state is not None:
@@ -53,10 +55,15 @@ def where(
     return " AND ".join(terms), args
 
 
+def chosen(data: Data) -> Chosen:
+    """Which stored samples a configuration trains on, whatever the run and its step."""
+    return {"roles": data.roles, "sources": data.sources, "min_reward": data.min_reward}
+
+
 def eligible(rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:
     """The condition that `run`, at `version`, may draw a row, and its arguments."""
     data = rule.data
-    clause, args = where(roles=data.roles, sources=data.sources, scored=True if rule.scored_only else None)
+    clause, args = where(**chosen(data), scored=True if rule.scored_only else None)
     if data.max_age is not None:  # versions that this run didn't write count other steps
         clause += " AND version BETWEEN max(0, ?) AND ? AND run = ?"
         args += [version - data.max_age, version, to_text(run)]

@@ -13,6 +13,7 @@ from agro.policy import Policy
 from agro.prompts import load_prompts
 from agro.reference import fingerprint
 from agro.store import Store, is_held_out
+from agro.store.queries import chosen
 from agro.train.check import takes_stored_value
 from agro.train.phases import Phase
 from agro.types import Prompt, Text
@@ -39,7 +40,7 @@ def valued_prompts(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Pat
             valued |= {p.id: p.text for p in prompts}
         if data.replay > 0 and exists(path):
             with Store.open(path, read_only=True) as store:
-                scored = store.samples(scored=True, roles=data.roles, sources=data.sources)
+                scored = store.samples(scored=True, **chosen(data))
                 valued |= {sample.prompt_id: sample.prompt for sample in scored}
     return valued
 

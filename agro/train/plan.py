@@ -23,6 +23,7 @@ from agro.rollout import Rollout
 from agro.rollout.load import embedded
 from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs
+from agro.store.queries import chosen
 from agro.train.check import reads_reference
 from agro.train.micro import MicroBatch
 from agro.train.phases import Phase
@@ -82,12 +83,12 @@ def _stored_responses(phase: Phase, store: Store | None) -> float | None:
     sizes: list[int] = []
     if rule.pairs:
         needs = get(config.objective.name).needed(config.objective.options)
-        judged = pairs_among(store.known(roles=rule.data.roles, sources=rule.data.sources), needs, store)
+        judged = pairs_among(store.known(**chosen(rule.data)), needs, store)
         for of_group in judged.values():
             pairs = [(p.winner, p.loser) for p in of_group]
             sizes.append(len(pick_pairs(pairs, rule, At("", 0, 0, 0), "")))
     else:
-        for group in store.groups(roles=rule.data.roles, sources=rule.data.sources):
+        for group in store.groups(**chosen(rule.data)):
             size = group.scored if rule.scored_only else group.size
             if size >= rule.min_group:
                 sizes.append(min(size, rule.data.group_size or size))
@@ -100,7 +101,7 @@ def longest(policy: Policy, config: RunConfig, prompts: Sequence[Prompt], store:
     if config.data.replay < 1:
         lengths += [len(policy.encode_prompt(p.text)) + _most_new(config) for p in prompts[:INSPECTED]]
     if config.data.replay > 0 and store is not None:
-        for sample in islice(store.samples(roles=config.data.roles, sources=config.data.sources), INSPECTED):
+        for sample in islice(store.samples(**chosen(config.data)), INSPECTED):
             with suppress(InvalidSample):  # the run drops it as well
                 tokens = policy.encode(sample, config.train.max_length).tokens
                 assert tokens is not None

@@ -10,6 +10,7 @@ from agro.errors import Refused
 from agro.objectives import Need, get
 from agro.objectives.needs import PAIRS, REWARD, VOTES, grouping, ordered
 from agro.store import Known, Pair, Store, is_held_out
+from agro.store.queries import chosen
 from agro.train.collate import total_reward
 from agro.train.schedule import options_at
 from agro.types import Sample
@@ -18,14 +19,14 @@ from agro.types import Sample
 def check_store(config: RunConfig, store: Store) -> list[str]:
     """Raise `Refused` where the objective can't train on what would be drawn; returns notes on the rest."""
     data = config.data
-    stored = store.known(roles=data.roles, sources=data.sources)
+    stored = store.known(**chosen(data))
     rows = [row for row in stored if not is_held_out(row.prompt_id, data.hold_out)]
     if not rows and data.replay < 1:
         return ["the store is empty: all groups are sampled until it isn't"]
     if not rows:
         raise Refused(
-            f"data.store: {store.path} has no samples that data.roles and data.sources admit; import some "
-            "(agro import)"
+            f"data.store: {store.path} has no samples that data.roles, data.sources and data.min_reward "
+            "admit; import some (agro import)"
         )
     options = options_at(config.objective.options, 0)
     check = _Check(config, store, rows, get(config.objective.name).needed(options))
@@ -95,9 +96,9 @@ class _Check:
         """By prompt the number of responses that can be drawn, where there are any."""
         data = self.config.data
         sizes = {}
-        for group in self.store.groups(roles=data.roles, sources=data.sources):
+        for group in self.store.groups(**chosen(data)):
             size = group.scored if REWARD in self.needs else group.size
-            if size:
+            if size and not is_held_out(group.prompt_id, data.hold_out):
                 sizes[group.prompt_id] = size
         return sizes
 
@@ -112,8 +113,8 @@ class _Check:
             if not known:
                 raise error
             raise Refused(
-                f"{error} The store has {known} pairs: of samples that data.roles and data.sources exclude, "
-                "of samples without a reward, or of two prompts."
+                f"{error} The store has {known} pairs: of samples that data.roles, data.sources and "
+                "data.min_reward exclude, of samples without a reward, or of two prompts."
             )
         bare = [pair for pair in pairs if pair.votes_winner is None or pair.votes_loser is None]
         if VOTES in self.needs and bare:

@@ -31,6 +31,7 @@ from agro.runs.progress import Progress
 from agro.runs.track import Trackers, check_trackers, load_trackers
 from agro.runs.watchdog import Watchdog
 from agro.store import Store, is_held_out
+from agro.store.queries import chosen
 from agro.train.check import (
     check_config,
     check_heldout,
@@ -255,7 +256,7 @@ class Trainer:
         if config.data.replay > 0:
             for note in check_store(config, self.store):
                 self.progress.say(f"{phase.name}: {note}")
-            groups = self.store.groups(roles=config.data.roles, sources=config.data.sources)
+            groups = self.store.groups(**chosen(config.data))
             stored = {g.prompt_id for g in groups if not is_held_out(g.prompt_id, config.data.hold_out)}
             check_heldout(stored, [p.id for p in self.eval_prompts])
             trained |= stored

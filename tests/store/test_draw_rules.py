@@ -298,3 +298,13 @@ def test_a_draw_reads_only_what_it_draws(store: Store) -> None:
     plan = str(store._run(f"EXPLAIN QUERY PLAN {DRAWABLE.format(eligible=fits)}", [*args, 1, "r"]))
     assert "SCAN samples USING COVERING INDEX samples_draw" in plan
     assert "TEMP B-TREE FOR GROUP BY" not in plan
+
+
+def test_only_responses_of_a_least_reward_are_drawn(store: Store) -> None:
+    """Unknown rewards are excluded too, and an episode with one row below it."""
+    store.append(group("p0", [0.0, 0.5, 1.0]) + group("p1", [0.0, 0.25]))
+    store.append([Sample("p0", "unscored", prompt_id="p0")])
+    rule = DrawRule(2, Data(min_reward=0.5), scored_only=False, fewer=True)
+    assert sorted(s.reward for s in draw(store, rule)) == [0.5, 1.0]
+    with pytest.raises(Refused, match=r"groups"):
+        draw(store, DrawRule(1, Data(min_reward=2.0)))

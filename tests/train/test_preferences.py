@@ -198,7 +198,9 @@ def test_pairs_that_the_rules_leave_out(tmp_path: Path, monkeypatch) -> None:
     with Store.open(tmp_path / "pairs.db") as store:
         import_files(store, [preferences(tmp_path)])
     said = refused(config(tmp_path, data={"sources": ["someone"]}), tmp_path, monkeypatch)
-    assert "The store has 36 pairs: of samples that data.roles and data.sources exclude" in said
+    assert (
+        "The store has 36 pairs: of samples that data.roles, data.sources and data.min_reward exclude" in said
+    )
     gap = {"name": "pair_consistency", "beta": 0.3, "gap": "reward"}
     said = refused(config(tmp_path, gap, data={"sources": ["file:preferences.jsonl"]}), tmp_path, monkeypatch)
     assert "needs reward: 0 of 72 rows have it" in said
