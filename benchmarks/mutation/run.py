@@ -114,6 +114,10 @@ def main() -> int:
     if todo and os.waitpid(pid, 0)[1]:
         return 1
     todo = read()
+    if given.sample is not None:
+        print(f"{len(todo)} would have to be imported anew: left out of the sample", flush=True)
+        every = [m for m in every if m not in todo]
+        todo = []
     print(f"{len(todo)} to import anew", flush=True)
     for mutant in todo:
         start = time.monotonic()
@@ -124,7 +128,7 @@ def main() -> int:
 
 
 def drawn(path: Path, every: list[Mutant], size: int) -> list[Mutant]:
-    """Of the bodies of functions: what runs at import takes a new import for each mutant."""
+    """Of the bodies of functions: what runs at import mostly takes a new import for each mutant."""
     of_file = [m for m in every if m.path == path and m.function is not None]
     return random.Random(0).sample(of_file, min(size, len(of_file)))
 
