@@ -67,13 +67,7 @@ def main() -> int:
     os.chdir(ROOT)
     tests = digest(str(BUDGET), *(p.read_text() for p in sorted((ROOT / "tests").rglob("*.py"))))
     every = [m for path in given.files for m in mutants(path)]
-    seen: Counter[str] = Counter()
-    keys: dict[int, str] = {}
-    for m in every:
-        text = digest(str(m.path.relative_to(ROOT)), m.name)
-        seen[text] += 1  # the same change of the same line elsewhere
-        keys[id(m)] = f"{text}-{seen[text]}"
-    whole = every
+    whole, keys = every, keys_of(every)
     if given.sample is not None:
         every = [m for path in given.files for m in drawn(path, whole, given.sample)]
     KEPT.parent.mkdir(exist_ok=True)
@@ -125,6 +119,17 @@ def main() -> int:
         keep(mutant, outcome, time.monotonic() - start, "")
     read()
     return report(every, [kept[keys[id(m)]] for m in every], len(whole) if given.files == FILES else None)
+
+
+def keys_of(every: list[Mutant]) -> dict[int, str]:
+    """Under which outcomes are stored, by the object's id."""
+    seen: Counter[str] = Counter()
+    keys: dict[int, str] = {}
+    for m in every:
+        text = digest(str(m.path.relative_to(ROOT)), m.name)
+        seen[text] += 1  # the same change of the same line elsewhere
+        keys[id(m)] = f"{text}-{seen[text]}"
+    return keys
 
 
 def drawn(path: Path, every: list[Mutant], size: int) -> list[Mutant]:
