@@ -67,13 +67,7 @@ def main() -> int:
     os.chdir(ROOT)
     tests = digest(str(BUDGET), *(p.read_text() for p in sorted((ROOT / "tests").rglob("*.py"))))
     every = [m for path in given.files for m in mutants(path)]
-    seen: Counter[str] = Counter()
-    keys: dict[int, str] = {}
-    for m in every:
-        text = digest(str(m.path.relative_to(ROOT)), m.name)
-        seen[text] += 1  # the same change of the same line elsewhere
-        keys[id(m)] = f"{text}-{seen[text]}"
-    whole = every
+    whole, keys = every, keys_of(every)
     if given.sample is not None:
         every = [m for path in given.files for m in drawn(path, whole, given.sample)]
     KEPT.parent.mkdir(exist_ok=True)
@@ -114,6 +108,10 @@ def main() -> int:
     if todo and os.waitpid(pid, 0)[1]:
         return 1
     todo = read()
+    if given.sample is not None:
+        print(f"{len(todo)} would have to be imported anew: left out of the sample", flush=True)
+        every = [m for m in every if m not in todo]
+        todo = []
     print(f"{len(todo)} to import anew", flush=True)
     for mutant in todo:
         start = time.monotonic()
@@ -123,8 +121,19 @@ def main() -> int:
     return report(every, [kept[keys[id(m)]] for m in every], len(whole) if given.files == FILES else None)
 
 
+def keys_of(every: list[Mutant]) -> dict[int, str]:
+    """Under which outcomes are stored, by the object's id."""
+    seen: Counter[str] = Counter()
+    keys: dict[int, str] = {}
+    for m in every:
+        text = digest(str(m.path.relative_to(ROOT)), m.name)
+        seen[text] += 1  # the same change of the same line elsewhere
+        keys[id(m)] = f"{text}-{seen[text]}"
+    return keys
+
+
 def drawn(path: Path, every: list[Mutant], size: int) -> list[Mutant]:
-    """Of the bodies of functions: what runs at import takes a new import for each mutant."""
+    """Of the bodies of functions: what runs at import mostly takes a new import for each mutant."""
     of_file = [m for m in every if m.path == path and m.function is not None]
     return random.Random(0).sample(of_file, min(size, len(of_file)))
 

@@ -124,6 +124,17 @@ def test_a_longer_prompt_than_any_before_may_come_while_others_are_decoded(tiny,
         np.testing.assert_allclose(d.logp, alone[number].logp, rtol=0, atol=1e-4)
 
 
+def test_a_response_that_is_continued_is_the_one_that_was_not_interrupted(tiny):
+    """Its noise goes on at the position that the request names."""
+    policy = tiny()
+    end_with(policy)
+    engine, ids = HF(policy), [1, 4]
+    (whole,) = engine.decode(deque([Request(5, ids, 8)]), Sampler(), 3)
+    begun = whole.tokens[:3].tolist()
+    (rest,) = engine.decode(deque([Request(5, ids + begun, 5, position=3)]), Sampler(), 3)
+    assert rest.tokens.tolist() == whole.tokens[3:].tolist()
+
+
 def test_the_largest_noise_draws_a_token(tiny, monkeypatch):
     """Rounded to float32 it would be 1, beyond the last token."""
     policy = tiny()
