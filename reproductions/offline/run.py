@@ -26,7 +26,6 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from agro.config import RunConfig  # noqa: E402
-from agro.store import Store  # noqa: E402
 from reproductions import harness  # noqa: E402
 
 FOLDER = harness.SHARED / "peers/trl"
@@ -35,7 +34,7 @@ HELD_OUT = 1024
 METHODS: dict[str, tuple[str, ...]] = {  # changes of the recipe
     "agro, the recipe": (),
     "agro, no weight": ("objective.weight=none", "objective.beta=0.1"),
-    "sft on right responses": (),
+    "sft on right responses": ("data.min_reward=1.0",),
 }
 IMITATION = "sft on right responses"
 
@@ -51,8 +50,8 @@ def task() -> Any:
 
 
 def prepare(out: Path) -> dict[str, Path]:
-    """The log as a store, its right responses as another, and the held-out prompts."""
-    files = {"log": out / "log.db", "right": out / "right.db", "held_out": out / "held_out.jsonl"}
+    """The log as a store, and the held-out prompts."""
+    files = {"log": out / "log.db", "held_out": out / "held_out.jsonl"}
     if all(f.exists() for f in files.values()):
         return files
     out.mkdir(parents=True, exist_ok=True)
@@ -60,8 +59,6 @@ def prepare(out: Path) -> dict[str, Path]:
         f.unlink(missing_ok=True)
     columns = ("prompt=prompt", "response=responses", "reward=rewards")
     harness.import_log(FOLDER / "logged.jsonl.gz", files["log"], columns)
-    with Store.open(files["log"], read_only=True) as log, Store.open(files["right"]) as right:
-        right.append(s.replace(role="expert", id=None) for s in log.samples() if s.reward == 1)
     made = task()
     prompts = made.make_prompts(HELD_OUT, made.EVAL_SEED)
     answers = [str(sum(map(int, p.rstrip("=").split("+")))) for p in prompts]
@@ -74,10 +71,9 @@ def configure(
     method: str, seed: int, steps: int, files: Mapping[str, Path], changes: Sequence[str]
 ) -> RunConfig:
     """The recipe with what this job changes of it."""
-    imitates = method == IMITATION
     settings = [
         f"policy.model={FOLDER / 'models/tiny'}",
-        f"data.store={files['right' if imitates else 'log']}",
+        f"data.store={files['log']}",
         f"data.eval_prompts={files['held_out']}",
         f"reward.name={HERE / 'reward.py'}:right_sum",
         f"train.steps={steps}",
@@ -90,7 +86,7 @@ def configure(
         *changes,
     ]
     config = RunConfig.load(RECIPE, settings)
-    if not imitates:
+    if method != IMITATION:
         return config
     values = config.model_dump(exclude={"phases"})
     return RunConfig.of({**values, "objective": {"name": "sft"}}, "imitation")
