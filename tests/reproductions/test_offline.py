@@ -45,10 +45,11 @@ def test_trains_every_method_and_writes_the_result(tmp_path, monkeypatch) -> Non
 
 @needs_data
 def test_methods_differ_in_what_they_say_they_do(tmp_path) -> None:
-    files = {"log": tmp_path / "a.db", "right": tmp_path / "b.db", "held_out": tmp_path / "c.jsonl"}
+    files = {"log": tmp_path / "a.db", "held_out": tmp_path / "c.jsonl"}
     recipe, plain, imitation = (run.configure(method, 0, 150, files, ()) for method in run.METHODS)
     assert recipe.objective.options["weight"] == "reference"
     assert (plain.objective.options["weight"], plain.objective.options["beta"]) == ("none", 0.1)
-    assert (imitation.objective.name, imitation.data.store) == ("sft", str(tmp_path / "b.db"))
+    assert (imitation.objective.name, imitation.data.min_reward) == ("sft", 1.0)
+    assert recipe.data.min_reward is None
     assert {c.train.lr for c in (recipe, plain, imitation)} == {1e-4}
     assert harness.SHARED in run.FOLDER.parents
