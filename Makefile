@@ -37,7 +37,7 @@ types: setup ## mypy
 tests: setup ## pytest
 	$(BIN)/python -m pytest
 
-mutants: setup ## change the code of objectives, step and log-probs in one place at a time: does a test fail?
+mutants: setup ## change the code of objectives, step, sampler and draw in one place at a time: does a test fail?
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[mutation]'
 	$(BIN)/python benchmarks/mutation/run.py
 

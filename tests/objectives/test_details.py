@@ -6,6 +6,7 @@ Metrics by hand, words of refusals, numbers at an edge.
 from __future__ import annotations
 
 import ast
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from agro import Batch, objectives
 from agro.errors import Refused
 from agro.objectives import OBJECTIVES, Evaluation, NotFinite, Objective, trap
 from agro.objectives.core import VALUES, Terms, Warnings, wanted_streams
-from agro.objectives.needs import NEEDS, VALUE
+from agro.objectives.needs import BEHAVIOR_LOGP, NEEDS, VALUE
 
 
 def at_the_reference(name: str, groups: dict[str, tuple[float, list[float]]], **options: Any) -> Evaluation:
@@ -416,3 +417,17 @@ def test_the_table_says_what_each_method_is_anchored_to_and_what_may_be_dropped(
     assert whole == {"dro", "prefix_consistency", "topr", "sft"}
     own = objectives.get("agro_onpolicy").warnings
     assert own == Warnings(trap.of_options, trap.of_rewards, trap.of_metrics)
+
+
+def test_the_clipped_share_counts_responses_whose_ratio_no_longer_gains() -> None:
+    """Ratios that went the wrong way aren't clipped; one that went too far the right way is."""
+    batch = Batch.of(mask=[[0, 1]] * 2, reward=[1, 0], group="aa", behavior_logp=[[0, -2.0]] * 2)
+    for ratios, share in (((0.5, 2.0), 0.0), ((2.0, 2.0), 0.5), ((2.0, 0.5), 1.0)):
+        logp = [[0, -2.0 + np.log(ratio)] for ratio in ratios]
+        assert objectives.evaluate("gspo", logp, batch).metrics["clipped_share"] == share
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_stored_sample_without_behavior_log_probs_misses_them(known: bool) -> None:
+    stored = SimpleNamespace(id=1, prompt_id="p", scored=True, knows_behavior=known)
+    assert BEHAVIOR_LOGP.missing_in(stored) is not known
