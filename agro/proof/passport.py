@@ -207,7 +207,8 @@ def needs(subject: Subject) -> Iterator[Row]:
     batch = subject.batch(policy, reward, reference, claims.least)
     assert batch.tokens is not None
     assert batch.lengths is not None
-    live = policy.streams(batch.tokens, batch.lengths, batch.mask, STREAMS, reference)
+    with torch.no_grad():
+        live = policy.streams(batch.tokens, batch.lengths, batch.mask, STREAMS, reference)
 
     def gradient(without: Collection[Need]) -> Tensor:
         left, streams = batch, dict(live)
