@@ -32,11 +32,11 @@ CONFIG: dict[str, Any] = {
     },
     "sampler": {"n": 8, "max_new": LENGTH + 2, "batch": 256},
     "reward": {"name": "exact"},
-    "objective": {"name": "agro", "beta": 0.2},
+    "objective": {"name": "agro", "beta": 0.1},
     "train": {
         "groups": 16,
         "micro_batch": 128,
-        "lr": 1.5e-4,
+        "lr": 4e-4,
         "warmup": 5,
         "schedule": "linear",
         "checkpoint_every": 60,
@@ -58,7 +58,12 @@ CONFIG: dict[str, Any] = {
             "evaluate": {"every": 60},
         },
         {"name": "onpolicy", "train": {"steps": 70}},
-        {"name": "store", "data": {"replay": 1.0, "roles": ["policy"]}, "train": {"steps": 80, "lr": 1e-4}},
+        {
+            "name": "store",
+            "objective": {"beta": 0.02, "weight": "reference"},
+            "data": {"replay": 1.0, "roles": ["policy"]},
+            "train": {"steps": 80, "lr": 1e-4},
+        },
     ],
 }
 
