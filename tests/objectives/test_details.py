@@ -6,7 +6,6 @@ Metrics by hand, words of refusals, numbers at an edge.
 from __future__ import annotations
 
 import ast
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from agro.errors import Refused
 from agro.objectives import OBJECTIVES, Evaluation, NotFinite, Objective, trap
 from agro.objectives.core import VALUES, Terms, Warnings, wanted_streams
 from agro.objectives.needs import BEHAVIOR_LOGP, NEEDS, VALUE
+from agro.store import Known
 
 
 def at_the_reference(name: str, groups: dict[str, tuple[float, list[float]]], **options: Any) -> Evaluation:
@@ -429,5 +429,5 @@ def test_the_clipped_share_counts_responses_whose_ratio_no_longer_gains() -> Non
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_stored_sample_without_behavior_log_probs_misses_them(known: bool) -> None:
-    stored = SimpleNamespace(id=1, prompt_id="p", scored=True, knows_behavior=known)
+    stored = Known(id=1, prompt_id="p", scored=True, knows_behavior=known, truncation="", episode=None)
     assert BEHAVIOR_LOGP.missing_in(stored) is not known

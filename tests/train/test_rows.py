@@ -98,7 +98,9 @@ def test_a_held_out_group_of_one_episode_is_none(tmp_path: Path, policy: Policy)
     with pytest.raises(
         Refused, match="expected groups of two or more scored responses, got none among 1 groups"
     ):
-        HeldOutGroups.load(tmp_path / "held.db", tiny(tmp_path), Local(policy, None, print))
+        HeldOutGroups.load(
+            tiny(tmp_path, data__eval_store=str(tmp_path / "held.db")), Local(policy, None, print)
+        )
 
 
 def test_a_later_row_of_another_tokenizer_is_left_out(policy: Policy) -> None:
