@@ -43,9 +43,10 @@ class HeldOutGroups:
         assert path is not None
         chosen: Filter = {} if data.eval_store else {"roles": data.roles, "sources": data.sources}
         with Store.open(path, read_only=True, create=False) as store:
-            samples = sorted(store.samples(**chosen), key=_first_seen())
-        if data.hold_out:
-            samples = [s for s in samples if is_held_out(s.prompt_id, data.hold_out)]
+            found = store.samples(**chosen)
+            if data.hold_out:
+                found = (s for s in found if is_held_out(s.prompt_id, data.hold_out))
+            samples = sorted(found, key=_first_seen())
         valid = select_valid(Drawn(samples), learner.encoder, config.train.max_length, {REWARD, GROUPS})
         by_prompt: dict[str, list[Sample]] = {}
         for sample in valid.samples:
