@@ -4,6 +4,7 @@ Exit codes: 0 done, 2 refused, 1 an error of agro, 130 interrupted, with everyth
 """
 
 import io
+import os
 import sys
 
 import typer
@@ -44,6 +45,8 @@ for name, command, example in COMMANDS:
 
 
 def main() -> None:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # for module:NAME of the user's, as `python -m agro` has it
     for stream in (sys.stdout, sys.stderr):
         if isinstance(
             stream, io.TextIOWrapper

@@ -70,6 +70,14 @@ def time_limit(seconds: float) -> Any:
 
 def load(name: str) -> tuple[Callable[..., Any] | None, str]:
     """The function `name` (module:function or file.py:function), or None and the reason."""
+    function, problem = find(name)
+    if function is not None and not callable(function):
+        return None, f"{name} is a {type(function).__name__}, not a function"
+    return function, problem
+
+
+def find(name: str) -> tuple[Any, str]:
+    """What `name` (module:NAME or file.py:NAME) stands for, or None and the reason."""
     place, _, path = name.rpartition(":")
     try:
         module = load_file(place) if place.endswith(".py") else importlib.import_module(place)
@@ -79,13 +87,10 @@ def load(name: str) -> tuple[Callable[..., Any] | None, str]:
             near = nearest_modules(place)
         return None, f"{place} can't be imported: {explain(error, place)}{near}"
     try:
-        function = attrgetter(path)(module)
+        return attrgetter(path)(module), ""
     except AttributeError:
         known = [k for k, v in vars(module).items() if inspect.isroutine(v) and not k.startswith("_")]
         return None, f"{place} has no {path!r}{nearest(path, known)}"
-    if not callable(function):
-        return None, f"{name} is a {type(function).__name__}, not a function"
-    return function, ""
 
 
 def load_file(path: str) -> Any:
