@@ -87,6 +87,13 @@ def test_a_module_is_imported(file: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert of("mine:leave_one_out").loss == of("rloo").loss
 
 
+def test_a_file_may_import_its_neighbors(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    beside = Path(file).with_name("beside.py")
+    beside.write_text("from mine import leave_one_out\n")
+    assert of(f"{beside}:leave_one_out").loss == of("rloo").loss
+
+
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
