@@ -31,14 +31,6 @@ def regularized_reward(
     return groups.reward - beta * groups.over_tokens(streams["logp"] - batch.ref_logp, average)
 
 
-def reference_weight(streams: Streams, batch: Batch, groups: Groups) -> Tensor:
-    """[N] min(1, π/π_ref) of each response, without gradient: responses that the policy dropped count
-    less."""
-    assert batch.ref_logp is not None
-    ratio_N = groups.sum_tokens(streams["logp"] - batch.ref_logp).detach()
-    return ratio_N.clamp(max=0.0).exp()
-
-
 def agro(
     streams: Streams,
     batch: Batch,
@@ -58,13 +50,6 @@ def agro(
             "estimate of the regularizer's gradient: for any data, or for fresh samples with less variance"
         ),
     ] = "sequence",
-    weight: Annotated[
-        Literal["none", "reference"],
-        Option(
-            "of each response's part of the gradient: 1, or min(1, π/π_ref) of the response, for stored "
-            "samples"
-        ),
-    ] = "none",
 ) -> Terms:
     """½ Var over the group of R (AGRO statement 4, estimator of eq. 4): right for responses of any origin.
 
@@ -77,25 +62,12 @@ def agro(
     any data. The others drop or integrate what has zero mean on the policy's own fresh samples, and there
     alone. "triangular": Σ_t (Σ_{s≥t} ρ_s) ∇log π_t. "local": Σ_t [∇KL_t + (Σ_{s>t} KL_s) ∇log π_t], KL_t over
     the vocabulary.
-
-    weight "reference": each response's part of the gradient is multiplied by min(1, π/π_ref) of that
-    response, a constant (reproductions/offline). A tabular policy whose data cover all responses still has π*
-    as its only stationary point, since the weight depends on the response and the policy alone. It stops the
-    push on responses that the policy has all but stopped writing. The ratio is of the complete response, so
-    on very long ones the weight can underflow to 0. The loss stays ½ Var(R), which is no longer what the
-    gradient is of.
     """
     groups = Groups.of(batch)
     logp_BT = streams["logp"]
     R_N = regularized_reward(streams, batch, groups, beta, average)
     loss = groups.average(0.5 * groups.variance(R_N))
     factor = beta if scale == "loss" else 1.0
-    if weight == "reference":
-        weight_N = reference_weight(streams, batch, groups)
-        residual_N = (R_N - groups.mean_others(R_N)).detach() * factor
-        terms_N = -weight_N * residual_N * groups.over_tokens(logp_BT, average)
-        metrics = {"consistency": loss, "weight_mean": groups.average_responses(weight_N)}
-        return Terms(loss, groups.average_responses(terms_N), metrics)
     surrogate = None
     if regularizer != "sequence" and beta != 0:
         r_N = groups.reward

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from agro.errors import Refused
+from agro.objectives import weights
 from agro.objectives.needs import NEEDS, Column, Need, Stream, provided_by
 from agro.objectives.options import Singletons, checked, model_of
 from agro.types import Batch
@@ -62,11 +63,12 @@ class Objective:
 
     function: Callable[..., Terms]
     source: str  # paper, equation
-    needs: Callable[[Options], set[Need]]
+    requires: Callable[[Options], set[Need]]  # what the function itself needs
     couples: Callable[[Options], Coupling]  # how far one row's gradient depends on other rows' streams
     drops_groups: bool = True  # whether it has the option `singletons`
-    conflict: Callable[[Options], str] = lambda options: ""
-    """Why these options exclude each other, "" where they don't."""
+    weighted: bool = False  # whether it has the options `weight` and `weight_max`
+    excludes: Callable[[Options], str] = lambda options: ""
+    """Why the function's options exclude each other, "" where they don't."""
     anchor: Callable[[Options], Column | None] = lambda options: None
     """The log-probs in ρ, where it weighs a response by r − βρ; None where β's term is separate, token by
     token."""
@@ -75,9 +77,34 @@ class Objective:
     @cached_property
     def options(self) -> type[BaseModel]:
         """A pydantic model, from the function's signature."""
-        if not self.drops_groups:
-            return model_of(self.function)
-        return model_of(self.function, singletons=(Singletons, "error"))
+        return model_of(self.function, **self._added())
+
+    def _added(self) -> dict[str, tuple[Any, Any]]:
+        """(annotation, default) of the options that aren't the function's own."""
+        added = dict(weights.OPTIONS) if self.weighted else {}
+        if self.drops_groups:
+            added["singletons"] = (Singletons, "error")
+        return added
+
+    def of_function(self, options: Options) -> dict[str, Any]:
+        """Those of `options` that the function takes."""
+        return {key: value for key, value in options.items() if key not in self._added()}
+
+    def needs(self, options: Options) -> set[Need]:
+        """What it needs with these options, defaults filled in."""
+        needs = self.requires(options)
+        return needs | weights.needs(options) if self.weighted else needs
+
+    def conflict(self, options: Options) -> str:
+        """Why these options exclude each other, "" where they don't."""
+        found = self.excludes(options)
+        if self.weighted and not found:
+            found = weights.conflict(options)
+        return found
+
+    def weights(self, options: Options, logp_BT: Tensor, batch: Batch) -> Tensor | None:
+        """[N] of each response's part of the gradient; None where all are 1."""
+        return weights.weights(options, logp_BT, batch) if self.weighted else None
 
     def defaults(self) -> dict[str, Any]:
         fields = self.options.model_fields.items()
@@ -96,7 +123,7 @@ class Objective:
         return out
 
     def needed(self, given: Options) -> set[Need]:
-        """What it needs with these options, which may be schedules, defaults filled in."""
+        """`needs` of options that may be schedules, without defaults."""
         return self.needs(self.defaults() | dict(given))
 
     def averages(self, options: Options) -> str:

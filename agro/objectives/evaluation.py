@@ -13,6 +13,7 @@ from torch import Tensor
 from agro.errors import Refused
 from agro.objectives.core import Objective, Options, Streams, Terms, blank, masked, wanted_streams
 from agro.objectives.needs import LogProb, Need, grouping, least_responses, ordered
+from agro.objectives.reduce import Groups
 from agro.objectives.table import get
 from agro.types import Batch
 
@@ -86,11 +87,15 @@ def differentiate(
             f"objective {name}: weight: all of the {len(part.weight)} rows weigh 0: nothing to learn from"
         )
     leaves = {s: _leaf(name, s, streams[s], part, keep) for s in wanted_streams(needs)}
-    own = {key: value for key, value in options.items() if key != "singletons"}
-    terms = objective.function(leaves, part, **own)
-    grads = _gradients(terms, leaves, part, batch, keep)
-    _check_gradients(name, needs, grads, streams, batch, rows)
+    terms = objective.function(leaves, part, **objective.of_function(options))
+    gradients = _gradients(terms, leaves, part)
     metrics = {key: float(value.detach()) for key, value in terms.metrics.items()}
+    weight_N = objective.weights(options, leaves["logp"], part)
+    if weight_N is not None:
+        gradients["logp"] = weight_N[part.response][:, None] * gradients["logp"]
+        metrics["weight_mean"] = float(Groups.of(part).average_responses(weight_N))
+    grads = {stream: _of_all_rows(grad, batch, stream, keep) for stream, grad in gradients.items()}
+    _check_gradients(name, needs, grads, streams, batch, rows)
     if least_responses(needs) > 1:
         metrics["singletons_dropped"] = float(batch.n_groups - part.n_groups)
     return Evaluation(float(terms.loss.detach()), grads, metrics)
@@ -139,20 +144,18 @@ def _leaf(name: str, stream: str, value: Tensor, part: Batch, keep: Tensor | Non
     return leaf
 
 
-def _gradients(
-    terms: Terms, leaves: Streams, part: Batch, batch: Batch, keep: Tensor | None
-) -> dict[str, Tensor]:
-    """By stream, of all rows: 0 outside the mask, in dropped rows, and where the objective doesn't use the
-    stream."""
+def _gradients(terms: Terms, leaves: Streams, part: Batch) -> dict[str, Tensor]:
+    """By stream: 0 outside the mask, and where the objective doesn't use the stream."""
     target = terms.loss if terms.surrogate is None else terms.surrogate
     grads = {}
     for stream, grad in zip(leaves, torch.autograd.grad(target, list(leaves.values()), allow_unused=True)):
-        full = blank(batch, stream)
-        if grad is not None:
-            grad = masked(part, grad)
-            full = grad if keep is None else full.index_copy(0, keep, grad)
-        grads[stream] = full
+        grads[stream] = blank(part, stream) if grad is None else masked(part, grad)
     return grads
+
+
+def _of_all_rows(grad: Tensor, batch: Batch, stream: str, keep: Tensor | None) -> Tensor:
+    """The gradient of the kept rows, and 0 in the dropped ones."""
+    return grad if keep is None else blank(batch, stream).index_copy(0, keep, grad)
 
 
 def _check_gradients(

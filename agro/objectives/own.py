@@ -35,7 +35,7 @@ def load(name: str) -> Objective:
     if "beta" in inspect.signature(found).parameters:
         needs.add(REF_LOGP)
     return Objective(
-        _refusing(name, found), name, needs=lambda options: set(needs), couples=lambda options: "step"
+        _refusing(name, found), name, requires=lambda options: set(needs), couples=lambda options: "step"
     )
 
 

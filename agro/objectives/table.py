@@ -70,10 +70,7 @@ def _token_level(options: Options, key: str) -> set[Need]:
 
 
 def _agro_needs(options: Options) -> set[Need]:
-    needs = _regularized(REWARD, GROUPS)(options) | _token_level(options, "regularizer")
-    if options["weight"] == "reference":
-        needs.add(REF_LOGP)
-    return needs
+    return _regularized(REWARD, GROUPS)(options) | _token_level(options, "regularizer")
 
 
 def _agro_couples(options: Options) -> Coupling:
@@ -168,15 +165,16 @@ OBJECTIVES: dict[str, Objective] = {
         f"{AGRO}, eq. 4; section 6",
         _agro_needs,
         _agro_couples,
-        conflict=_agro_conflict,
+        excludes=_agro_conflict,
         anchor=_to_reference,
+        weighted=True,
     ),
     "agro_onpolicy": Objective(
         agro_onpolicy,
         f"{AGRO}, eqs. 5 and 6",
         _onpolicy_needs,
         _by_regularized_reward,
-        conflict=_onpolicy_conflict,
+        excludes=_onpolicy_conflict,
         anchor=_to_reference,
         warnings=Warnings(trap.of_options, trap.of_rewards, trap.of_metrics),
     ),
@@ -186,8 +184,9 @@ OBJECTIVES: dict[str, Objective] = {
         "A*PO, arXiv 2505.20686",
         _squares_needs,
         _squares_couples,
-        conflict=_squares_conflict,
+        excludes=_squares_conflict,
         anchor=_squares_anchor,
+        weighted=True,
     ),
     "dro": Objective(
         dro,
@@ -196,6 +195,7 @@ OBJECTIVES: dict[str, Objective] = {
         _by("row"),
         drops_groups=False,
         anchor=_to_reference,
+        weighted=True,
     ),
     "prefix_consistency": Objective(
         prefix_consistency,
@@ -210,8 +210,11 @@ OBJECTIVES: dict[str, Objective] = {
         _regularized(REWARD, GROUPS),
         _by_regularized_reward,
         anchor=_to_reference,
+        weighted=True,
     ),
-    "reinforce": Objective(reinforce, "REINFORCE, Williams 1992", _reinforce_needs, _by("row")),
+    "reinforce": Objective(
+        reinforce, "REINFORCE, Williams 1992", _reinforce_needs, _by("row"), weighted=True
+    ),
     "kl_pg": Objective(kl_pg, f"{AGRO}, section 8", _always(REWARD, GROUPS, KL), _by("row")),
     "topr": Objective(
         topr,
@@ -228,12 +231,24 @@ OBJECTIVES: dict[str, Objective] = {
         "2410.22891",
         _pair_consistency_needs,
         _by("group"),
-        conflict=_pair_consistency_conflict,
+        excludes=_pair_consistency_conflict,
+        weighted=True,
     ),
     "dpo": Objective(
-        dpo, "DPO, arXiv 2305.18290, eq. 7; VDPO, arXiv 2410.22891", _judged_needs, _by("group")
+        dpo,
+        "DPO, arXiv 2305.18290, eq. 7; VDPO, arXiv 2410.22891",
+        _judged_needs,
+        _by("group"),
+        weighted=True,
     ),
-    "sft": Objective(sft, "maximum likelihood", _always(), _by("row"), drops_groups=False),
+    "sft": Objective(
+        sft,
+        "maximum likelihood; with a weight iw-SFT, arXiv 2507.12856",
+        _always(),
+        _by("row"),
+        drops_groups=False,
+        weighted=True,
+    ),
 }
 
 

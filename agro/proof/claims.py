@@ -45,6 +45,21 @@ def _agro(needs: tuple[str, ...], **options: Any) -> Claims:
     )
 
 
+def _weighted(of: Claims, weight: str, most: float = 1.0, updates: int = 2000) -> Claims:
+    """Statement 25: the optimum stays. A response that the policy has left comes back slowly: its weight is
+    small."""
+    return replace(
+        of,
+        expects=formulas.weighted(of.expects, weight, most),
+        needs=tuple(dict.fromkeys([*of.needs, "ref_logp" if weight == "reference" else "behavior_logp"])),
+        options={**of.options, "weight": weight, "weight_max": most},
+        reference_shift=of.reference_shift and weight == "behavior",
+        policy_gradient=None,
+        limits=False,
+        updates=updates,
+    )
+
+
 def _onpolicy(**options: Any) -> Claims:
     plain = options.get("squared", "sequence") == "sequence"
     return Claims(
@@ -146,15 +161,9 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         _agro(GROUPED, scale="reward"),
         _agro(FRESH, regularizer="triangular"),
         _agro((*FRESH, "kl"), regularizer="local"),
-        # Statement 25. A response that the policy has left comes back slowly: its weight is small.
-        Claims(
-            formulas.weighted_residual,
-            "optimum",
-            GROUPED,
-            {"weight": "reference"},
-            reference_shift=False,
-            updates=2000,
-        ),
+        _weighted(_agro(GROUPED), "reference"),
+        _weighted(_agro(GROUPED), "reference", 4.0),
+        _weighted(_agro(GROUPED), "behavior", 4.0, updates=0),
         # Its optimum is another: that of β/T. A number more in log f is one over the length in R.
         Claims(
             formulas.half_variance_of_means, "elsewhere", GROUPED, {"average": "token"}, reference_shift=False
@@ -190,6 +199,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         _squares(lambda s: 1.0, "half_variance", 1.0, 1),
         _squares(lambda s: 2 * (s.n - 1) / s.n / s.beta**2, "trajectory", 4 / 3, -1),
         _squares(lambda s: 2.0 * s.n, "pairs", 6.0, 1),
+        _weighted(_squares(lambda s: 1.0, "half_variance", 1.0, 1), "reference", updates=0),
         Claims(formulas.half_variance_to_behavior, "unknown", BEHAVIOR, {"anchor": "behavior"}),
         _soft(lambda s: formulas.soft_maxima(s, s.beta), updates=600),
         _soft(lambda s: formulas.soft_maxima(s, 0.7), updates=0, value_beta=0.7),
@@ -203,7 +213,11 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             n=(1, 2),
         ),
     ),
-    "dro": (_of_dro(lambda beta: 1 / beta, "reward"), _of_dro(_one, "loss")),
+    "dro": (
+        _of_dro(lambda beta: 1 / beta, "reward"),
+        _of_dro(_one, "loss"),
+        _weighted(_of_dro(lambda beta: 1 / beta, "reward"), "reference", updates=0),
+    ),
     "prefix_consistency": (
         _of_prefixes(_one, "loss", updates=5000),
         _of_prefixes(lambda beta: 1 / beta, "reward", updates=0),
@@ -211,6 +225,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "rloo": (
         Claims(lambda s: formulas.advantage(s, 0.0), "elsewhere", ("reward", "groups"), {"beta": 0.0}),
         Claims(lambda s: formulas.advantage(s, s.beta), "optimum", GROUPED, policy_gradient=_one),
+        _weighted(Claims(lambda s: formulas.advantage(s, s.beta), "optimum", GROUPED), "reference", 4.0, 0),
     ),
     "reinforce": (
         _reinforce(0.0, baseline="none"),
@@ -259,6 +274,9 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         Claims(
             half_variance, "optimum", (*JUDGED, "reward"), {"gap": "reward"}, policy_gradient=_beta, n=(2,)
         ),
+        _weighted(
+            Claims(half_variance, "optimum", (*JUDGED, "reward"), {"gap": "reward"}, n=(2,)), "reference"
+        ),
         # IPO: judgments that are drawn by σ(r − r') say ½ (2σ − 1), which isn't r − r'.
         Claims(formulas.ipo, "elsewhere", JUDGED, n=(2,), updates=200),
         # Three votes of four say ⅔ after the uniform prior.
@@ -273,6 +291,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     ),
     "dpo": (
         Claims(formulas.bradley_terry, "optimum", JUDGED, n=(2,)),
+        _weighted(Claims(formulas.bradley_terry, "optimum", JUDGED, n=(2,)), "reference"),
         Claims(
             lambda s: formulas.bradley_terry(s, 0.9),
             "unknown",
@@ -290,5 +309,8 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             updates=0,
         ),
     ),
-    "sft": (Claims(formulas.imitation, "elsewhere", (), n=(1, 2)),),
+    "sft": (
+        Claims(formulas.imitation, "elsewhere", (), n=(1, 2)),
+        _weighted(Claims(formulas.imitation, "elsewhere", (), n=(1, 2)), "reference", updates=0),
+    ),
 }

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -102,11 +102,28 @@ def half_variance_of_means(s: Situation) -> Tensor:
     return 0.5 * s.mean(s.centered(s.reward - s.beta * s.d / s.policy.space.lengths).square()) / s.beta
 
 
-def weighted_residual(s: Situation) -> Tensor:
-    """−E_μ[min(1, π/f) (R − E_μ R) log π], R = r − βd: weight and residual without gradient."""
-    weight = s.d.detach().clamp(max=0.0).exp()
-    residual = s.centered(s.reward - s.beta * s.d).detach()
-    return -s.mean(weight * residual * s.policy.logp())
+class _Weighted(Enumerable):
+    """A policy in whose gradient each response counts w [X,Y] times."""
+
+    def __init__(self, policy: Enumerable, w_XY: Tensor) -> None:
+        self.__dict__.update(policy.__dict__)
+        self.w_XY = w_XY
+
+    def logp_tokens(self) -> Tensor:
+        return _sloped(super().logp_tokens(), self.w_XY[..., None])
+
+
+def weighted(
+    expects: Callable[[Situation], Tensor], weight: str = "reference", most: float = 1.0
+) -> Callable[[Situation], Tensor]:
+    """`expects` with each response's part of its gradient times min(most, π/f), or π/μ for "behavior"."""
+
+    def of_responses(s: Situation) -> Tensor:
+        ratio_XY = s.d if weight == "reference" else s.e_tokens.sum(2)
+        w_XY = ratio_XY.detach().clamp(max=math.log(most)).exp()
+        return expects(replace(s, policy=_Weighted(s.policy, w_XY)))
+
+    return of_responses
 
 
 def half_variance_on_policy(s: Situation) -> Tensor:
@@ -229,7 +246,7 @@ def prefix_residuals(s: Situation, slope: float = 1.0) -> Tensor:
     return s.mean(total_XY)
 
 
-def _sloped(x: Tensor, slope: float) -> Tensor:
+def _sloped(x: Tensor, slope: float | Tensor) -> Tensor:
     """x, whose derivative counts `slope` times."""
     return slope * x + (1 - slope) * x.detach()
 

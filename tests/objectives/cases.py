@@ -21,6 +21,7 @@ TOKEN_STREAMS = ("logp", "kl", "prefix_value")
 PER_TOKEN = (*TOKEN_STREAMS, *FIELDS, "token_reward")
 
 NUMBER = 0.4  # a number that every option takes; of two numbers the first is another
+WEIGHTS = ("weight", "weight_max")  # options of all objectives whose responses may be weighted
 FEW = 2  # options that a variant may have beside the objective's defaults
 
 
@@ -57,7 +58,10 @@ def declared(function: Any) -> dict[str, list[Any]]:
 
 
 def variants_of(name: str) -> list[dict[str, Any]]:
-    """The options that differ from the first values in at most `FEW` places, without conflicting ones."""
+    """The options that differ from the first values in at most `FEW` places, without conflicting ones.
+
+    Besides, with everything else at its first value, each weight.
+    """
     entry = objectives.get(name)
     of_option = declared(entry.function)
     required = {
@@ -70,6 +74,9 @@ def variants_of(name: str) -> list[dict[str, Any]]:
                 options = required | dict(zip(keys, chosen))
                 if not entry.conflict(entry.defaults() | options):
                     out.append(options)
+    if entry.weighted:
+        out.append(required | {"weight": "reference"})
+        out.append(required | {"weight": "behavior", "weight_max": 1 + NUMBER})
     return out
 
 
@@ -222,7 +229,10 @@ def streams_of(case: Case) -> dict[str, Any]:
 
 def expected(case: Case, name: str, options: dict[str, Any]) -> independent.Result:
     """What the plain loops of `independent` say, a function of the objective's name."""
-    return getattr(independent, name)(case, **options)
+    own = {key: value for key, value in options.items() if key not in WEIGHTS}
+    result: independent.Result = getattr(independent, name)(case, **own)
+    given = {key: value for key, value in options.items() if key in WEIGHTS}
+    return independent.weighted(case, result, **given) if given else result
 
 
 def take(case: Case, rows: Any) -> Case:

@@ -99,17 +99,30 @@ def regularized(case: Case, group: Group, beta: float, average: str = "sum") -> 
     return out
 
 
+def weighted(case: Case, result: Result, weight: str, weight_max: float = 1.0) -> Result:
+    """[25]: the part of response i in the gradient times min(c, exp Σ_t (l_it - f_it)), a constant.
+
+    f is the reference or the recorded behavior.
+    """
+    loss, grads = result
+    anchor = {"reference": case.ref_logp, "behavior": case.behavior_logp}[weight]
+    grad = grads["logp"].copy()
+    for g in groups_of(case, 1):
+        for y in g.responses:
+            ratio = fsum(x for p in y.places for x in (float(case.logp[p]), -float(anchor[p])))
+            for place in y.places:
+                grad[place] *= min(weight_max, exp(ratio))
+    return loss, {**grads, "logp": grad}
+
+
 def agro(
     case: Case,
     beta: float,
     scale: str = "reward",
     average: str = "sum",
     regularizer: str = "sequence",
-    weight: str = "none",
 ) -> Result:
-    """[25] for weight="reference": the part of response i times min(1, exp Σ_t (l_it - f_it)), a constant.
-
-    [9]; [16] for average="token", where d R_i / d l_it = -β / T_i; [18] and [19] for the other regularizers.
+    """[9]; [16] for average="token", where d R_i / d l_it = -β / T_i; [18], [19] for the other regularizers.
     d ½Var(R) / d R_i = (R_i - R̄) / (n-1) = (R_i - R̄_{-i}) / n, and d R_i / d l_it = -β.
 
     scale="reward" gives the gradient divided by β (its limit at β = 0); the loss stays ½Var(R).
@@ -123,9 +136,6 @@ def agro(
         loss += g.weight / W * half_variance(R)
         for i, y in enumerate(g.responses):
             factor = (beta if scale == "loss" else 1.0) / (len(y.places) if average == "token" else 1)
-            if weight == "reference":
-                ratio = fsum(x for p in y.places for x in (float(case.logp[p]), -float(case.ref_logp[p])))
-                factor *= exp(min(0.0, ratio))
             if regularizer != "sequence":
                 r = [z.reward for z in g.responses]
                 for k, place in enumerate(y.places):

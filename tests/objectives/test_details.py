@@ -200,10 +200,12 @@ def test_an_option_says_what_it_is(name: str, key: str) -> None:
             assert entry.checked(name, {key: choice})[key] == choice
     else:
         assert "number" in option["expected"]
-        assert option["unit"] == UNITS.get((name, key), "reward per nat of the response's log-ratio")
-        assert ("above 0" in option["expected"]) == ((name, key) in ABOVE_0)
+        unit = "ratio" if key == "weight_max" else UNITS.get((name, key), NATS)
+        assert option["unit"] == unit
+        assert ("above 0" in option["expected"]) == (key == "weight_max" or (name, key) in ABOVE_0)
 
 
+NATS = "reward per nat of the response's log-ratio"
 UNITS = {
     ("agro_onpolicy", "likelihood_ratio"): "share",
     ("squared_consistency", "value_beta"): "reward",

@@ -26,15 +26,17 @@ def test_gradient_episodes_and_needs_are_the_claimed(subject: Subject) -> None:
 REPORTED = {
     "agro": {"consistency", "weight_mean"},
     "agro_onpolicy": {"consistency", "likelihood_ratio", "reversed_share", "trap_ratio"},
-    "squared_consistency": {"consistency"},
-    "dro": {"value_loss", "value_mean"},
+    "squared_consistency": {"consistency", "weight_mean"},
+    "dro": {"value_loss", "value_mean", "weight_mean"},
     "prefix_consistency": {"value_loss", "value_mean"},
+    "rloo": {"weight_mean"},
     "kl_pg": {"kl_sampled_prefixes"},
     "topr": {"weight_mean"},
     "grpo": {"clipped_share", "ratio_max"},
     "gspo": {"clipped_share", "ratio_max"},
-    "pair_consistency": {"ordered_share", "implicit_margin"},
-    "dpo": {"ordered_share", "implicit_margin"},
+    "pair_consistency": {"ordered_share", "implicit_margin", "weight_mean"},
+    "dpo": {"ordered_share", "implicit_margin", "weight_mean"},
+    "sft": {"weight_mean"},
 }
 
 
