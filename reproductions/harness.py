@@ -46,10 +46,11 @@ def agro(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
-def import_log(log: Path, store: Path, columns: Sequence[str]) -> None:
-    """`agro import` of a log into a new store; `columns`: FIELD=COLUMN."""
+def import_log(log: Path, store: Path, columns: Sequence[str], *more: str | Path) -> None:
+    """`agro import` of a log into a new store; `columns`: FIELD=COLUMN, `more`: further arguments."""
     store.parent.mkdir(parents=True, exist_ok=True)
-    done = agro("import", need(log), "--store", store, *(word for c in columns for word in ("--map", c)))
+    maps = [word for column in columns for word in ("--map", column)]
+    done = agro("import", need(log), "--store", store, *maps, *more)
     if done.returncode:
         raise Refused(done.stderr)
     print(done.stdout)

@@ -1,165 +1,174 @@
-"""Training on a fixed log: agro by the recipe, agro without its weight, and imitation of the right answers.
+"""Training on a fixed log: agro by its recipe beside imitation of the right answers and the published methods.
 
-    python reproductions/offline/run.py [--seeds 3] [--only METHOD …] [--steps 150] [--out runs/offline]
-                                        [--record] [KEY=VALUE …]
+    python reproductions/offline/run.py [--only SECTION …] [--seeds N] [--steps N] [--out runs/offline]
+                                        [--record] [--jobs N] [KEY=VALUE …]
 
-The log has 512 sums with four responses each, by a model that adds carelessly: 28 % of them are right. Each
-method takes 150 updates of 16 prompts at learning rate 1e-4, and is measured on held-out sums at temperature
-1. Writes result.json and figure.png into --out, with --record beside this script too. An interrupted run
+The log has 512 sums with four responses each, by a model that adds carelessly: 28 % of them are right. A run is
+150 updates of 16 prompts, measured on held-out sums at temperature 1. The sections:
+
+- methods: the recipe, and each other method with the best of its learning rates;
+- settings: the recipe with other β and learning rates;
+- longer: 450 updates;
+- mixture: the log of an unknown mixture of writers, with graded rewards;
+- no-logps: the recipe on the log without its log-probs.
+
+Writes result.json and figure.png into --out, with --record beside this script too. An interrupted run
 continues.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from matplotlib.figure import Figure
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
+from agro import objectives  # noqa: E402
 from agro.config import RunConfig  # noqa: E402
 from reproductions import harness  # noqa: E402
+from reproductions.offline import logs, report  # noqa: E402
+from reproductions.offline.methods import IMITATION, METHODS, RATES, RECIPE  # noqa: E402
 
-FOLDER = harness.SHARED / "peers/trl"
-RECIPE = harness.ROOT / "recipes/log.toml"
-HELD_OUT = 1024
-METHODS: dict[str, tuple[str, ...]] = {  # changes of the recipe
-    "agro, the recipe": (),
-    "agro, no weight": ("objective.weight=none", "objective.beta=0.1"),
-    "sft on right responses": ("data.min_reward=1.0",),
-}
-IMITATION = "sft on right responses"
+TOML = harness.ROOT / "recipes/log.toml"
+UPDATES = 150
+SECTIONS = ("methods", "settings", "longer", "mixture", "no-logps")
 
 
-def task() -> Any:
-    """The module that made the log, for its held-out prompts."""
-    spec = importlib.util.spec_from_file_location("task", harness.need(FOLDER / "task.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@dataclass(frozen=True)
+class Row:
+    """One run."""
+
+    section: str
+    method: str
+    seed: int = 0
+    changes: tuple[str, ...] = ()  # KEY=VALUE
+    log: str = "own"
+
+    @property
+    def folder(self) -> str:
+        words = (self.section, self.method, *self.changes, f"seed {self.seed}")
+        return "_".join("".join(c if c.isalnum() or c in ".=-" else "-" for c in word) for word in words)
 
 
-def prepare(out: Path) -> dict[str, Path]:
-    """The log as a store, and the held-out prompts."""
-    files = {"log": out / "log.db", "held_out": out / "held_out.jsonl"}
-    if all(f.exists() for f in files.values()):
-        return files
-    out.mkdir(parents=True, exist_ok=True)
-    for f in files.values():
-        f.unlink(missing_ok=True)
-    columns = ("prompt=prompt", "response=responses", "reward=rewards")
-    harness.import_log(FOLDER / "logged.jsonl.gz", files["log"], columns)
-    made = task()
-    prompts = made.make_prompts(HELD_OUT, made.EVAL_SEED)
-    answers = [str(sum(map(int, p.rstrip("=").split("+")))) for p in prompts]
-    rows = [json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in zip(prompts, answers, strict=True)]
-    files["held_out"].write_text("".join(rows))
-    return files
+def trials(seeds: int) -> list[Row]:
+    """What runs first: all but the further seeds of methods that have trials."""
+    rates = [f"train.lr={rate:g}" for rate in RATES]
+    rows = [Row("methods", RECIPE, seed) for seed in range(seeds)]
+    rows += [Row("methods", method, 0, (rate,)) for method in METHODS if method != RECIPE for rate in rates]
+    for rate in ("1e-4", "3e-4"):
+        rows += [
+            Row("settings", RECIPE, 0, (f"objective.beta={beta}", f"train.lr={rate}"))
+            for beta in ("0.001", "0.01", "0.1", "1.0")
+            if (beta, rate) != ("0.01", "3e-4")  # the recipe's
+        ]
+    few = range(min(seeds, 2))
+    rows += [Row("longer", method, seed, ("train.steps=450",)) for method in (RECIPE, IMITATION) for seed in few]
+    rows += [Row("mixture", method, seed, (), "mixture") for method in (RECIPE, IMITATION) for seed in few]
+    return [*rows, Row("no-logps", RECIPE, 0, (), "plain")]
 
 
-def configure(
-    method: str, seed: int, steps: int, files: Mapping[str, Path], changes: Sequence[str]
-) -> RunConfig:
-    """The recipe with what this job changes of it."""
+def further(measured: Sequence[Mapping[str, Any]], seeds: int) -> list[Row]:
+    """The other seeds of each method, with the learning rate that was best."""
+    rows = []
+    for method in METHODS:
+        tried = [m for m in measured if (m["section"], m["method"]) == ("methods", method)]
+        if method == RECIPE or not tried:
+            continue
+        best = max(tried, key=lambda m: float(m["accuracy"][-1]))
+        rows += [Row("methods", method, seed, tuple(best["changes"])) for seed in range(1, min(seeds, 3))]
+    return rows
+
+
+def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) -> RunConfig:
+    """The recipe with what this job and the row change of it."""
     settings = [
-        f"policy.model={FOLDER / 'models/tiny'}",
-        f"data.store={files['log']}",
+        f"policy.model={logs.MODEL}",
+        f"data.store={files[row.log]}",
         f"data.eval_prompts={files['held_out']}",
         f"reward.name={HERE / 'reward.py'}:right_sum",
-        f"train.steps={steps}",
-        f"train.seed={seed}",
-        "train.lr=1e-4",
+        f"train.steps={UPDATES}",
+        f"train.seed={row.seed}",
+        "train.lr=3e-4",
         "sampler.max_new=64",
         "sampler.batch=256",
-        "evaluate.every=50",
-        *METHODS[method],
-        *changes,
     ]
-    config = RunConfig.load(RECIPE, settings)
-    if method != IMITATION:
-        return config
-    values = config.model_dump(exclude={"phases"})
-    return RunConfig.of({**values, "objective": {"name": "sft"}}, "imitation")
+    values = RunConfig.load(TOML, settings).model_dump()
+    method = METHODS[row.method]
+    if "objective" in method:
+        values["objective"] = method["objective"]
+    for section in ("data", "train"):
+        values[section] |= method.get(section, {})
+    values["phases"] = method.get("phases", [])
+    options = {key: value for key, value in values["objective"].items() if key != "name"}
+    needs = objectives.get(values["objective"]["name"]).needed(options)
+    values["policy"]["cache_reference"] = "ref_logp" in needs
+    folder = files["held_out"].parent
+    recipe = folder / f"{row.folder}.json"
+    recipe.write_text(json.dumps(RunConfig.of(values, row.method).model_dump(mode="json")))
+    return RunConfig.load(recipe, [*row.changes, *changes])
 
 
-def measure(method: str, seed: int, run: Mapping[str, Any]) -> dict[str, Any]:
+def measure(row: Row, run: Mapping[str, Any]) -> dict[str, Any]:
     """What is reported of a run."""
     seen = [m for m in run["metrics"] if m["eval_reward"] is not None]
-    return {
-        "method": method,
-        "seed": seed,
-        "step": [m["step"] for m in seen],
-        "accuracy": [m["eval_reward"] for m in seen],
-        "accuracy_se": [m["eval_reward_se"] for m in seen],
-        "kl_ref": [m["eval_kl_ref"] for m in seen],
-        "cpu_seconds": run["cpu_seconds"],
-    }
+    columns = {"step": "step", "accuracy": "eval_reward", "accuracy_se": "eval_reward_se"}
+    found = {name: [m[key] for m in seen] for name, key in columns.items()}
+    kl = [m["eval_kl_ref"] for m in seen]
+    return {**asdict(row), **found, "kl_ref": kl, "cpu_seconds": run["cpu_seconds"]}
 
 
-def figure(runs: Sequence[Mapping[str, Any]], steps: int) -> Figure:
-    """Held-out accuracy against updates; a thin line a seed, a thick one the mean."""
-    found = Figure(figsize=(7.0, 3.4), layout="constrained")
-    axes = harness.axes(found, (1, 1, 1), "held-out accuracy from the log alone", steps)
-    ends = {}
-    for method, color in zip(METHODS, harness.COLORS, strict=True):
-        curves = [r for r in runs if r["method"] == method]
-        for curve in curves:
-            axes.plot(curve["step"], curve["accuracy"], color=color, linewidth=0.8, alpha=0.4)
-        if curves:
-            mean = np.mean([c["accuracy"] for c in curves], axis=0)
-            axes.plot(curves[0]["step"], mean, color=color, linewidth=2.0)
-            ends[method] = (float(mean[-1]), color)
-    axes.set_ylim(0, 1)
-    harness.name_lines(axes, ends)
-    return found
+def complete(row: Row, out: Path, changes: Sequence[str]) -> dict[str, Any]:
+    """Train in a process of its own, unless that was done before."""
+    done = out / row.folder / "measured.json"
+    if not done.exists():
+        words = [json.dumps(asdict(row)), str(out), *changes]
+        subprocess.run([sys.executable, __file__, "--row", *words], check=True)
+    measured: dict[str, Any] = json.loads(done.read_text())
+    print(report.line(measured), flush=True)
+    return measured
 
 
-def table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """The end of each run as Markdown."""
-    lines = [
-        "| method | seed | accuracy | KL to the reference, nats | CPU seconds |",
-        "|---|---|---|---|---|",
-    ]
-    for r in runs:
-        end = f"{r['accuracy'][-1]:.3f} ± {r['accuracy_se'][-1]:.3f} | {r['kl_ref'][-1]:.2f}"
-        seconds = "not known" if r["cpu_seconds"] is None else f"{r['cpu_seconds']:.0f}"
-        lines.append(f"| {r['method']} | {r['seed']} | {end} | {seconds} |")
-    return "\n".join(lines)
+def train(words: Sequence[str]) -> None:
+    """The process of one run."""
+    given = json.loads(words[0])
+    row, out = Row(**{**given, "changes": tuple(given["changes"])}), Path(words[1])
+    config = configure(row, logs.prepare(out), words[2:])
+    measured = measure(row, harness.train(config, out / row.folder))
+    (out / row.folder / "measured.json").write_text(json.dumps(measured))
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["--row"]:
+        train(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", action="append", choices=list(METHODS), help="may be given several times")
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--only", action="append", choices=SECTIONS, help="may be given several times")
+    parser.add_argument("--seeds", type=int, default=5, help="of the recipe; of other methods at most 3")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread")
     parser.add_argument("--out", type=Path, default=Path("runs/offline"))
     parser.add_argument("--record", action="store_true", help="write the result beside this script too")
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args()
-    files = prepare(args.out)
-    runs = []
-    for seed in range(args.seeds):
-        for method in args.only or METHODS:
-            config = configure(method, seed, args.steps, files, args.changes)
-            name = method.replace(", ", "-").replace(" ", "-")
-            runs.append(measure(method, seed, harness.train(config, args.out / f"{name}-{seed}")))
-            print(table(runs[-1:]), flush=True)
-    result = {"updates": args.steps, "held_out": HELD_OUT, "machine": harness.machine(), "runs": runs}
+    logs.prepare(args.out)
+    measured: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(args.jobs) as pool:
+        rows = [row for row in trials(args.seeds) if not args.only or row.section in args.only]
+        measured += pool.map(lambda row: complete(row, args.out, args.changes), rows)
+        measured += pool.map(lambda row: complete(row, args.out, args.changes), further(measured, args.seeds))
+    result = {"held_out": logs.HELD_OUT, "machine": harness.machine(), "runs": measured}
     for folder in (args.out, *((HERE,) if args.record else ())):
-        harness.record(folder, result, figure(runs, args.steps))
-    print(table(runs))
+        harness.record(folder, result, report.figure(measured))
+    print(report.tables(measured))
 
 
 if __name__ == "__main__":

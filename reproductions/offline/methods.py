@@ -1,0 +1,42 @@
+"""The methods that are compared, and the settings that each may choose from.
+
+Each method has the same trials: one run of seed 0 at each learning rate of `RATES`. The best of them by held-out
+accuracy is run with the other seeds. That favors every method but the recipe, which has no trials.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+RECIPE = "agro, the recipe"
+IMITATION = "sft on the right responses"
+RATES = (1e-4, 3e-4)
+RIGHT = {"min_reward": 1.0}  # draws the right responses alone
+
+# What each changes of the recipe; `objective` replaces the recipe's.
+METHODS: dict[str, dict[str, Any]] = {
+    RECIPE: {},
+    IMITATION: {"objective": {"name": "sft"}, "data": RIGHT},
+    "TOPR, b = 0.28": {"objective": {"name": "topr", "baseline": 0.28}},
+    "sft, then agro": {
+        "phases": [
+            {"name": "sft", "objective": {"name": "sft"}, "data": RIGHT, "train": {"steps": 75}},
+            {"name": "agro", "train": {"steps": 75}},
+        ],
+        "objective": {"name": "agro", "beta": 0.1, "singletons": "drop"},
+    },
+    "agro without the weight, β = 0.1": {"objective": {"name": "agro", "beta": 0.1}},
+    "REINFORCE, b = 0.18 (AsymRE)": {"objective": {"name": "reinforce", "baseline": 0.18}},
+    "DRO-V, β = 0.1": {"objective": {"name": "dro", "beta": 0.1}},
+    "OAPL, β = 0.3, β₁ = 1": {
+        "objective": {
+            "name": "squared_consistency",
+            "anchor": "behavior",
+            "baseline": "soft",
+            "scale": "square",
+            "beta": 0.3,
+            "value_beta": 1.0,
+        }
+    },
+    "GRPO": {"objective": {"name": "grpo"}},
+}
