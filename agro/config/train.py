@@ -57,6 +57,10 @@ class Train(Section):
     """added to the root of the second moment"""
     weight_decay: float = field(0.0, ge=0)
     """share of a weight, times the learning rate, that an update subtracts"""
+    weights_average: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """decay per optimizer step of an exponential moving average of the policy's weights, which starts at the
+    first weights of the phase; held-out data are measured with the average, and RUN/best and RUN/model have
+    it. Training and sampling don't use it. No average where it is not given"""
     clip: float = field(1.0, gt=0)
     """largest norm of the gradient of a step; a larger one is scaled down to it"""
     max_length: int | None = field(None, ge=2)

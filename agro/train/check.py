@@ -48,6 +48,7 @@ def check_sharded(config: RunConfig) -> None:
         (bool(config.train.offload), "train.offload"),
         (config.train.gradient_checkpointing, "train.gradient_checkpointing"),
         (config.engine.kind != "hf", "engine.kind"),
+        (any(config.phase(n).train.weights_average for n in config.phase_names), "train.weights_average"),
     ):
         if given:
             raise Refused(
@@ -73,7 +74,12 @@ def _check_elsewhere(config: RunConfig, phases: Mapping[str, RunConfig]) -> None
 
 
 def _check_used(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
-    """Settings that no phase would use."""
+    """Settings that no phase would use, or that the engine can't."""
+    if config.engine.kind == "server" and any(p.train.weights_average for p in phases.values()):
+        raise Refused(
+            'train.weights_average and engine.kind = "server" exclude each other: held-out prompts are '
+            "answered with the average, but the server has the weights that are trained; remove one of them"
+        )
     if not (config.data.prompts or config.data.eval_prompts) and any(p.environment for p in phases.values()):
         raise Refused(
             "environment: episodes are played from data.prompts or data.eval_prompts, and neither is set; "

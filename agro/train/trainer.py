@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import cached_property, partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,14 @@ from agro.train.check import (
 from agro.train.elsewhere import Elsewhere, Published, end
 from agro.train.feed import Feed
 from agro.train.heldout_groups import HeldOutGroups
-from agro.train.inputs import exists, fingerprints, prompts_to_sample, valid_prompts, valued_prompts
+from agro.train.inputs import (
+    check_stored,
+    exists,
+    fingerprints,
+    prompts_to_sample,
+    valid_prompts,
+    valued_prompts,
+)
 from agro.train.learner import Learner, Local
 from agro.train.loop import Loop, Parts
 from agro.train.monitors import Monitor
@@ -64,7 +70,8 @@ from agro.train.values import StoredValues
 class Trainer:
     """Train as `config` says, in the run folder `out` (default: runs/ and the time).
 
-    `monitors` observe each step besides the run's own. After `run`, `policy` is the trained policy.
+    `monitors` observe each step besides the run's own. After `run`, `policy` is the trained policy, with its
+    last weights; RUN/model has their average where `train.weights_average` is set.
     """
 
     policy: Policy
@@ -144,7 +151,7 @@ class Trainer:
         self.eval_prompts = load_prompts(data.eval_prompts) if data.eval_prompts else []
         check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
         path = Path(data.store) if data.store else self.out / "store.db"
-        self._check_store(path)
+        check_stored(self.phases, self.prompts, path)
         self.values: StoredValues | None = None
         if data.value_store:
             self.values = StoredValues.load(data.value_store, valued_prompts(self.phases, self.prompts, path))
@@ -156,24 +163,6 @@ class Trainer:
             if self.environments:
                 self.reward = EpisodeReward(self.reward)
         return path
-
-    def _check_store(self, path: Path) -> None:
-        """Check stored samples before anything is loaded; what a fresh phase adds is unknown yet."""
-        stored_only = list(takewhile(lambda phase: phase.config.data.replay == 1, self.phases))
-        if stored_only and not exists(path):
-            raise Refused(
-                f"data.store: {path} doesn't exist, but data.replay = 1 trains from a store; create it (agro "
-                "import)"
-            )
-        if exists(path):
-            with Store.open(path, read_only=True) as store:
-                store.check_prompts((p.id, p.text) for p in self.prompts)
-                for phase in self.phases[: len(stored_only) + 1]:
-                    if phase.config.data.replay > 0:
-                        check_store(phase.config, store)
-        for phase in self.phases:
-            if phase.config.data.eval_store:
-                Store.open(phase.config.data.eval_store, read_only=True, create=False).close()
 
     def _load(self) -> tuple[Policy, Policy | None]:
         """Policy and reference; the prompts that the policy can be asked remain."""
@@ -205,7 +194,8 @@ class Trainer:
             published = Published.read(self.out)
             loop.run(published=published.version if published else 0)
             end(self.out)
-            save_model(learner, self.out, self.config.policy.lora)
+            with learner.averaged():
+                save_model(learner, self.out, self.config.policy.lora)
 
     def _present(self) -> None:
         """Report, cards and upload. A report that fails doesn't keep back the others; then its error."""
