@@ -46,7 +46,7 @@ def take_length(values: dict[str, Any]) -> int | None:
     return steps
 
 
-def ending(config: RunConfig) -> list[tuple[int, int, float | None]]:
+def ending(config: RunConfig) -> list[tuple[int | None, int, float | None]]:
     """What decides when each phase, or the run in it, ends: steps, patience, target."""
     phases = [config.phase(name) for name in config.phase_names]
     return [(p.train.steps, p.evaluate.patience, p.evaluate.target) for p in phases]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from agro.config.override import LENGTH
 from agro.config.section import Count, Positive, Section, Share, Temperature, field
+
+STEPS = 100  # where neither steps nor epochs are given
 
 
 class Objective(BaseModel):
@@ -24,8 +28,12 @@ class Objective(BaseModel):
 class Train(Section):
     """Steps, their size, memory, and the optimizer (AdamW)."""
 
-    steps: Count = 100
-    """batches drawn and trained on"""
+    steps: Count | None = None
+    """batches drawn and trained on; 100 where neither this nor epochs is given"""
+    epochs: Positive | None = None
+    """passes over the stored groups that the phase may draw, instead of steps, with data.replay = 1. When the
+    run begins they become ceil(epochs × stored groups / groups) steps, which it keeps where the store
+    grows"""
     seed: int = field(0, ge=0)
     """of weights, sampling and draws"""
     groups: Count = 16
@@ -80,6 +88,17 @@ class Train(Section):
     auth login, or HF_TOKEN"""
     push_private: bool = field(True, resume=True, shared=True)
     """a repository that push makes is private"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_length(cls, values: Any) -> Any:
+        """Either steps or epochs."""
+        if not isinstance(values, dict):
+            return values
+        given = [key for key in LENGTH if values.get(key) is not None]
+        if len(given) > 1:
+            raise PydanticCustomError("length", "expected one of train.steps and train.epochs")
+        return values if given else {**values, "steps": STEPS}
 
 
 class Guard(Section):

@@ -101,7 +101,7 @@ class RunData:
     @property
     def steps_configured(self) -> int:
         """The steps that the configuration asks for."""
-        return sum(self.config.phase(name).train.steps for name in self.config.phase_names)
+        return sum(self.config.phase(name).train.steps or 0 for name in self.config.phase_names)
 
     def heldout(self, first: int, last: int) -> Measured | None:
         """The latest held-out reward of steps `first` to `last`."""

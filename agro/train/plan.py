@@ -44,8 +44,8 @@ def phase_counts(phase: Phase, store: Store | None, heldout: int) -> dict[str, A
     """
     config = phase.config
     train, sampler, every = config.train, config.sampler, config.evaluate.every
-    stored = sum(phase.stored_groups(at) for at in range(train.steps))
-    fresh = train.steps * train.groups - stored
+    stored = sum(phase.stored_groups(at) for at in range(phase.steps))
+    fresh = phase.steps * train.groups - stored
     per_group = _stored_responses(phase, store)
     trained = None
     if per_group is not None or not stored:
@@ -54,11 +54,11 @@ def phase_counts(phase: Phase, store: Store | None, heldout: int) -> dict[str, A
     if heldout:
         evaluations = 1 + (phase.begins == 0)
         if every:
-            evaluations += len(range(every, train.steps, every))
+            evaluations += len(range(every, phase.steps, every))
     return {
         "objective": config.objective.name,
-        "steps": train.steps,
-        "updates": train.steps * train.updates,
+        "steps": phase.steps,
+        "updates": phase.steps * train.updates,
         "fresh_groups": fresh,
         "stored_groups": stored,
         "responses_sampled": fresh * sampler.n,

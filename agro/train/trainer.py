@@ -39,6 +39,7 @@ from agro.train.check import (
     reads_reference,
 )
 from agro.train.elsewhere import Elsewhere, Published, end
+from agro.train.epochs import describe, resolve
 from agro.train.feed import Feed
 from agro.train.heldout_groups import HeldOutGroups
 from agro.train.inputs import (
@@ -94,8 +95,11 @@ class Trainer:
         check_trackers(config.track)
         if resume and out is None:
             raise Refused("--resume: expected --out RUN, the folder of the run to continue; got none")
-        self.config, self.phases = config, Phase.all(config)
         self.out = Path(out) if out is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+        self.config, self.epochs = resolve(config, self.out, resume=resume)
+        if self.epochs:
+            check_config(self.config)
+        self.phases = Phase.all(self.config)
         self.resume, self.monitors = resume, monitors
 
     def run(self) -> Path:
@@ -111,7 +115,7 @@ class Trainer:
         try:
             self.policy, self.reference = self._load()
             inputs = fingerprints(self.config, self.policy, self.reference)
-            self.folder = Run(self.out, self.config, resume=self.resume, inputs=inputs)
+            self.folder = Run(self.out, self.config, resume=self.resume, inputs=inputs, epochs=self.epochs)
             self.progress = Progress.on(self.phases[-1].ends, store)
             self.trackers = load_trackers(self.config, self.folder, self.progress.say)
             watchdog = Watchdog(self.config.guard.stage_seconds, self.progress.say)
@@ -169,7 +173,7 @@ class Trainer:
         policy, data = self._load_policy(), self.config.data
         self.prompts, dropped = valid_prompts(self.prompts, policy.encoder, data, "prompts")
         self.eval_prompts, held_out = valid_prompts(self.eval_prompts, policy.encoder, data, "eval_prompts")
-        self.notes = [*dropped, *held_out]
+        self.notes = [*dropped, *held_out, *(describe(name, e) for name, e in self.epochs.items())]
         return policy, self._load_reference(policy)
 
     def _load_policy(self) -> Policy:
