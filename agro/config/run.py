@@ -94,6 +94,15 @@ class RunConfig(Section):
         return values
 
     @property
+    def followed(self) -> str | None:
+        """The held-out metric by which the best model of a phase is chosen; None: nothing is held out."""
+        if self.evaluate.metric is not None:
+            return self.evaluate.metric
+        if self.data.eval_prompts is not None:
+            return "eval_reward"
+        return "eval_auc" if self.data.has_held_out_groups else None
+
+    @property
     def phase_names(self) -> tuple[str, ...]:
         return tuple(phase.name for phase in self.phases) or ("train",)
 

@@ -121,16 +121,25 @@ class Guard(Section):
 
 
 class Evaluate(Section):
-    """Measurements on held-out prompts: before the first step, at the ends of phases, every `every` steps."""
+    """Measurements on held-out data: before the first step, at the ends of phases, every `every` steps."""
 
     every: int = field(0, ge=0)
-    """steps between evaluations on data.eval_prompts; 0: at the ends of phases only"""
+    """steps between evaluations; 0: at the ends of phases only"""
+    metric: Literal["eval_reward", "eval_auc", "eval_consistency", "eval_log_ratio_best"] | None = field(
+        None, shared=True
+    )
+    """held-out metric that keep_best, patience and target follow; eval_consistency is better where it is
+    lower, the others where they are higher. Where it is not given, eval_reward with data.eval_prompts, else
+    eval_auc with data.hold_out or data.eval_store"""
     keep_best: bool = field(False, resume=True)
-    """keep the model with the highest eval_reward in RUN/best (the highest of many is flattered by chance)"""
+    """keep the model with the best value of the metric in RUN/best (the best of many is flattered by
+    chance)"""
     patience: int = field(0, resume=True, ge=0)
-    """evaluations in a row without a higher eval_reward after which the run ends; 0: it doesn't"""
+    """evaluations in a row without a better value of the metric after which the run ends; 0: it doesn't"""
     target: float | None = field(None, resume=True)
-    """the run ends where eval_reward reaches this"""
+    """the run ends where the metric reaches this"""
+    target_kl: Positive | None = field(None, resume=True)
+    """the run ends where eval_kl_ref reaches this, nats per response"""
     n: Count = 1
     """responses a prompt"""
     temperature: Temperature = 1.0

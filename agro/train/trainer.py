@@ -12,19 +12,16 @@ from typing import Any
 from agro.config import RunConfig
 from agro.envs import load_environment
 from agro.errors import Refused
-from agro.files import writing
 from agro.policy import Policy
 from agro.prompts import load_prompts
 from agro.reference import load_reference
-from agro.report import report
 from agro.rewards import Reward, load_reward
 from agro.rollout import Rollout
 from agro.rollout.load import embedded, load_engine
 from agro.rollout.reward import EpisodeReward
 from agro.runs.activity import RunActivity
-from agro.runs.card import write_cards
 from agro.runs.folder import Run
-from agro.runs.hub import check_push, push
+from agro.runs.hub import check_push
 from agro.runs.interruption import Interruption
 from agro.runs.progress import Progress
 from agro.runs.track import Trackers, check_trackers, load_trackers
@@ -61,7 +58,7 @@ from agro.train.notes import notes
 from agro.train.phases import Phase, derive
 from agro.train.plan import plan
 from agro.train.ranks import Ranks, Shard, joined, rank, serve, take_device, world_size
-from agro.train.saving import keep_best, save_model
+from agro.train.saving import keep_best, present, save_model
 from agro.train.source import Inline, PromptOrder, Source
 from agro.train.state import Position
 from agro.train.trainable import check_store
@@ -134,7 +131,7 @@ class Trainer:
                 for opened in (self.reward, self.__dict__.get("engine"), *self.monitors):
                     if opened is not None:
                         closed.callback(opened.close)
-        self._present()
+        present(self.out, self.config.train, self.progress.say)
         return self.out
 
     def plan(self) -> dict[str, Any]:
@@ -200,21 +197,6 @@ class Trainer:
             end(self.out)
             with learner.averaged():
                 save_model(learner, self.out, self.config.policy.lora)
-
-    def _present(self) -> None:
-        """Report, cards and upload. A report that fails doesn't keep back the others; then its error."""
-        failure: Exception | None = None
-        with writing(self.out):
-            try:
-                report(self.out)
-            except Exception as error:  # noqa: BLE001
-                failure = error
-            write_cards(self.out)
-            if where := push(self.out / "model", self.config.train):
-                self.progress.say(f"uploaded to {where}")
-            if failure is not None:
-                self.progress.say(f"only the report failed; try again with: agro report {self.out}")
-                raise failure
 
     @contextmanager
     def _learner(self) -> Iterator[Learner]:
