@@ -55,7 +55,7 @@ def models(tmp_path_factory) -> Path:
 def here(tmp_path, models, monkeypatch) -> Path:
     """A folder with what the recipes say must be given, under the names that they give it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("agro.train.trainer.report", lambda folder: folder)
+    monkeypatch.setattr("agro.train.saving.report", lambda folder: folder)
     for name in ("MODEL", "Qwen", "recipes", "examples"):
         Path(name).symlink_to((ROOT if name in ("recipes", "examples") else models) / name)
     write("prompts.jsonl", ({"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agro.errors import Refused
 
+LENGTH = ("steps", "epochs")  # of [train], which has one of them
+
 
 def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of `base`, changed. Another objective doesn't inherit the options of the one in `base`."""
+    """The values of `base`, changed. Another objective doesn't inherit the options of the one in `base`.
+
+    Epochs replace steps, and steps epochs.
+    """
     out = dict(base)
     for key, value in changes.items():
         before = out.get(key)
@@ -18,6 +23,9 @@ def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
             out[key] = value
         elif key == "objective" and value.get("name", before["name"]) != before["name"]:
             out[key] = dict(value)
+        elif key == "train" and any(value.get(length) is not None for length in LENGTH):
+            rest = {name: item for name, item in before.items() if name not in LENGTH}
+            out[key] = merge(rest, value)
         else:
             out[key] = merge(before, value)
     return out
@@ -35,6 +43,22 @@ def override(values: dict[str, Any], item: str) -> None:
         if not isinstance(at, dict):
             raise Refused(f"override {item!r}: {section} is a value, not a section")
     at[keys[-1]] = value
+
+
+def drop_other_length(values: dict[str, Any], item: str) -> None:
+    """Drop the steps of a recipe where `item` sets epochs, and its epochs where it sets steps."""
+    key, _, raw = item.partition("=")
+    if not _sets_length(key.strip().split(".")):
+        return
+    at, keys = _target(values, key, raw, item)
+    section = at.get(keys[0])
+    if isinstance(section, dict):
+        for length in LENGTH:
+            section.pop(length, None)
+
+
+def _sets_length(keys: Sequence[str]) -> bool:
+    return len(keys) > 1 and keys[-2] == "train" and keys[-1] in LENGTH
 
 
 def parse(raw: str, where: str) -> Any:
@@ -59,7 +83,9 @@ def _target(values: dict[str, Any], key: str, raw: str, item: str) -> tuple[dict
             names = ", ".join(phases) or "which there is none"
             raise Refused(f"override {item!r}: expected a phase of {names}")
         return phases[keys[1]], keys[2:]
-    own = [name for name, phase in phases.items() if _has(phase, keys)]
+    lengths = [[*keys[:-1], length] for length in LENGTH]
+    same = lengths if _sets_length(keys) else [keys]
+    own = [name for name, phase in phases.items() if any(_has(phase, other) for other in same)]
     if own and len(own) == len(phases):
         raise Refused(
             f"override {item!r} would change nothing: every phase sets {key} itself; "

@@ -46,10 +46,11 @@ def take_length(values: dict[str, Any]) -> int | None:
     return steps
 
 
-def ending(config: RunConfig) -> list[tuple[int, int, float | None]]:
-    """What decides when each phase, or the run in it, ends: steps, patience, target."""
+def ending(config: RunConfig) -> list[tuple[float | None, ...]]:
+    """What decides when each phase, or the run in it, ends: steps, patience, target, KL."""
     phases = [config.phase(name) for name in config.phase_names]
-    return [(p.train.steps, p.evaluate.patience, p.evaluate.target) for p in phases]
+    rules = [p.evaluate for p in phases]
+    return [(p.train.steps, r.patience, r.target, r.target_kl) for p, r in zip(phases, rules, strict=True)]
 
 
 def _without(free: set[tuple[str, str]], section: str, value: Any) -> Any:

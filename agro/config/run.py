@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agro.config.data import Data
 from agro.config.messages import check_values, explain
-from agro.config.override import merge, override
+from agro.config.override import drop_other_length, merge, override
 from agro.config.policy import Policy
 from agro.config.reward import Reward
 from agro.config.rollout import Engine, Environment, Sampler, Source
@@ -65,9 +65,12 @@ class RunConfig(Section):
         """The configuration of a TOML recipe or a run's config.json, changed by `KEY=VALUE` texts."""
         path = Path(path)
         values = _read(path)
-        for made_by_a_run in ("versions", "run", "inputs"):
+        for made_by_a_run in ("versions", "run", "inputs", "epochs"):
             values.pop(made_by_a_run, None)
-        for item in overrides:
+        items = list(overrides)
+        for item in items:
+            drop_other_length(values, item)
+        for item in items:
             override(values, item)
         return cls.of(values, str(path))
 
@@ -89,6 +92,15 @@ class RunConfig(Section):
         """All values, for files that are kept and shared: what looks like a secret is redacted."""
         values: dict[str, Any] = redacted(self.model_dump(mode="json"))
         return values
+
+    @property
+    def followed(self) -> str | None:
+        """The held-out metric by which the best model of a phase is chosen; None: nothing is held out."""
+        if self.evaluate.metric is not None:
+            return self.evaluate.metric
+        if self.data.eval_prompts is not None:
+            return "eval_reward"
+        return "eval_auc" if self.data.has_held_out_groups else None
 
     @property
     def phase_names(self) -> tuple[str, ...]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from agro.config.override import LENGTH
 from agro.config.section import Count, Positive, Section, Share, Temperature, field
+
+STEPS = 100  # where neither steps nor epochs are given
 
 
 class Objective(BaseModel):
@@ -24,8 +28,12 @@ class Objective(BaseModel):
 class Train(Section):
     """Steps, their size, memory, and the optimizer (AdamW)."""
 
-    steps: Count = 100
-    """batches drawn and trained on"""
+    steps: Count | None = None
+    """batches drawn and trained on; 100 where neither this nor epochs is given"""
+    epochs: Positive | None = None
+    """passes over the stored groups that the phase may draw, instead of steps, with data.replay = 1. When the
+    run begins they become ceil(epochs × stored groups / groups) steps, which it keeps where the store
+    grows"""
     seed: int = field(0, ge=0)
     """of weights, sampling and draws"""
     groups: Count = 16
@@ -57,6 +65,10 @@ class Train(Section):
     """added to the root of the second moment"""
     weight_decay: float = field(0.0, ge=0)
     """share of a weight, times the learning rate, that an update subtracts"""
+    weights_average: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """decay per optimizer step of an exponential moving average of the policy's weights, which starts at the
+    first weights of the phase; held-out data are measured with the average, and RUN/best and RUN/model have
+    it. Training and sampling don't use it. No average where it is not given"""
     clip: float = field(1.0, gt=0)
     """largest norm of the gradient of a step; a larger one is scaled down to it"""
     max_length: int | None = field(None, ge=2)
@@ -76,6 +88,17 @@ class Train(Section):
     auth login, or HF_TOKEN"""
     push_private: bool = field(True, resume=True, shared=True)
     """a repository that push makes is private"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_length(cls, values: Any) -> Any:
+        """Either steps or epochs."""
+        if not isinstance(values, dict):
+            return values
+        given = [key for key in LENGTH if values.get(key) is not None]
+        if len(given) > 1:
+            raise PydanticCustomError("length", "expected one of train.steps and train.epochs")
+        return values if given else {**values, "steps": STEPS}
 
 
 class Guard(Section):
@@ -98,16 +121,25 @@ class Guard(Section):
 
 
 class Evaluate(Section):
-    """Measurements on held-out prompts: before the first step, at the ends of phases, every `every` steps."""
+    """Measurements on held-out data: before the first step, at the ends of phases, every `every` steps."""
 
     every: int = field(0, ge=0)
-    """steps between evaluations on data.eval_prompts; 0: at the ends of phases only"""
+    """steps between evaluations; 0: at the ends of phases only"""
+    metric: Literal["eval_reward", "eval_auc", "eval_consistency", "eval_log_ratio_best"] | None = field(
+        None, shared=True
+    )
+    """held-out metric that keep_best, patience and target follow; eval_consistency is better where it is
+    lower, the others where they are higher. Where it is not given, eval_reward with data.eval_prompts, else
+    eval_auc with data.hold_out or data.eval_store"""
     keep_best: bool = field(False, resume=True)
-    """keep the model with the highest eval_reward in RUN/best (the highest of many is flattered by chance)"""
+    """keep the model with the best value of the metric in RUN/best (the best of many is flattered by
+    chance)"""
     patience: int = field(0, resume=True, ge=0)
-    """evaluations in a row without a higher eval_reward after which the run ends; 0: it doesn't"""
+    """evaluations in a row without a better value of the metric after which the run ends; 0: it doesn't"""
     target: float | None = field(None, resume=True)
-    """the run ends where eval_reward reaches this"""
+    """the run ends where the metric reaches this"""
+    target_kl: Positive | None = field(None, resume=True)
+    """the run ends where eval_kl_ref reaches this, nats per response"""
     n: Count = 1
     """responses a prompt"""
     temperature: Temperature = 1.0

@@ -41,7 +41,8 @@ def reward_series(run: RunData) -> tuple[Series, Series]:
     """Training and held-out reward."""
     training = Series("training", run.column("reward_mean"), smooth=smoothing(len(run.rows)))
     errors = run.column("eval_reward_se")
-    return training, Series("held-out", run.column("eval_reward"), SECOND, errors, points=True)
+    mark = run.mark("eval_reward")
+    return training, Series("held-out", run.column("eval_reward"), SECOND, errors, points=True, mark=mark)
 
 
 def learning_curve(

@@ -47,6 +47,7 @@ class Series:
     """One line of a figure. `values`: one per row of the metrics; NaN is a gap. `se`: their standard errors.
 
     `points`: measured at some steps only, so marked, and joined over gaps; with `split` not between phases.
+    `mark`: the row of a point with a ring around it.
     `smooth`: rows of the running mean that is drawn over the values.
     """
 
@@ -57,6 +58,7 @@ class Series:
     points: bool = False
     split: bool = False
     smooth: int = 1
+    mark: int | None = None
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,9 @@ def _points(axes: Any, run: RunData, x: Values, s: Series) -> float:
         error = {"fmt": "none", "ecolor": s.color, "elinewidth": 1.0, "capsize": 0, "clip_on": False}
         axes.errorbar(at, y, s.se[known], **error)
     axes.plot(at, y, "o", color=s.color, markersize=3.6, markeredgewidth=0, clip_on=False)
+    if s.mark is not None:
+        ring = {"markersize": 9, "markerfacecolor": "none", "markeredgecolor": s.color, "clip_on": False}
+        axes.plot(x[s.mark], s.values[s.mark], "o", **ring)
     return float(y[-1])
 
 

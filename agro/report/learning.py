@@ -17,7 +17,7 @@ from agro.report.axes import COLORS, MUTED, NARROW, WIDE, Size, cut
 from agro.report.curves import against_kl, kl_pairs, learning_curve, smoothing
 from agro.report.experience import Experience
 from agro.report.figures import Axis, Look, Series, svg
-from agro.report.panels import caption, heldout, panel, training
+from agro.report.panels import caption, heldout, panel, ring, training
 from agro.report.render import Fact, Panel
 from agro.report.rundata import RunData, Span, to_array
 
@@ -49,11 +49,23 @@ def learning(run: RunData, experience: Experience) -> dict[str, Any]:
         "stored_only": stored_only,
         "width": smoothing(len(run.rows)),
         "evaluated": run.heldout(0, run.steps) is not None,
+        "ring": ring(run, run.mark("eval_reward")),
+        "averages": _averages(run),
         "no_draws": experience.problem or "The store has no draws of this run.",
         "reference": REFERENCES[run.config.policy.reference],
         "phases": [_phase(run, span) for span in run.spans],
         "panels": [p for p in panels if p is not None],
     }
+
+
+def _averages(run: RunData) -> str:
+    """The decays of train.weights_average; empty where no phase has one."""
+    phases = {name: run.config.phase(name) for name in run.config.phase_names}
+    decays = {name: phase.train.weights_average for name, phase in phases.items()}
+    texts = {name: f"train.weights_average = {decay:g}" for name, decay in decays.items() if decay}
+    if len(phases) > 1:
+        texts = {name: f"{text} in phase {name}" for name, text in texts.items()}
+    return ", ".join(texts.values())
 
 
 def _both(name: str, draw: Callable[[Size], Figure]) -> tuple[Markup, Markup]:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from agro.files import write
-from agro.numbers import fixed, with_error
+from agro.metrics import FOLLOWED
+from agro.numbers import count, fixed, with_error
 from agro.report.experience import Experience
 from agro.report.health import health, problems
 from agro.report.learning import learning, nearness
 from agro.report.material import material
+from agro.report.outcome import Outcome
 from agro.report.render import Fact, render
 from agro.report.responses import LATE
 from agro.report.rundata import RunData, load_run
@@ -28,6 +30,7 @@ def page(run: RunData) -> str:
         run=run,
         model=_model(run),
         problems=problems(run),
+        outcome=Outcome.of(run),
         learning=learning(run, experience),
         nearness=nearness(run),
         material=material(run, experience),
@@ -51,11 +54,17 @@ def _model(run: RunData) -> str:
 
 def _facts(run: RunData) -> list[Fact]:
     facts = [Fact("seed", str(run.config.train.seed))]
-    if run.best is not None:
-        value = fixed(run.best.value)
-        if run.best.se is not None:
-            value = with_error(run.best.value, run.best.se)
-        facts.append(Fact("best model, kept in best/", value, f"held-out reward, step {run.best.step}"))
+    if run.kept is not None:
+        best = run.kept.measured
+        value = fixed(best.value)
+        if best.se is not None:
+            value = with_error(best.value, best.se)
+        note = f"{FOLLOWED[run.kept.metric].words}, step {best.step}"
+        facts.append(Fact("best model, kept in best/", value, note))
+    for name, found in (run.values.get("epochs") or {}).items():
+        if name in run.config.phase_names and run.config.phase(name).train.steps == found["steps"]:
+            note = f"passes over {count(found['groups'])} stored groups, {count(found['steps'])} steps"
+            facts.append(Fact(f"epochs of {name}", f"{found['epochs']:g}", note))
     return facts
 
 

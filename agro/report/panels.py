@@ -23,7 +23,12 @@ def heldout(run: RunData, metric: str, label: str = "held-out") -> Series:
     """A metric of the steps that evaluate, with its standard error where there is one."""
     error = f"{metric}_se"
     se = run.column(error) if error in METRICS else None
-    return Series(label, run.column(metric), SECOND, se, points=True)
+    return Series(label, run.column(metric), SECOND, se, points=True, mark=run.mark(metric))
+
+
+def ring(run: RunData, row: int | None) -> str:
+    """What the mark at a row means; empty where there is none."""
+    return "" if row is None else f"The ring is the best measurement, at step {run.rows[row]['step']}."
 
 
 def caption(*metrics: str) -> str:
@@ -34,6 +39,8 @@ def caption(*metrics: str) -> str:
 def panel(run: RunData, title: str, series: Sequence[Series], text: str, look: Look = PLAIN) -> Panel:
     """Series against steps; without a figure where none has a value."""
     figure = None
+    for s in series:
+        text = f"{text} {ring(run, s.mark)}".rstrip()
     if any(np.isfinite(s.values).any() for s in series):
         figure = svg(draw(run, series, look=look), title)
     return Panel(title, text, figure)

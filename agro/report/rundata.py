@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from agro.config import RunConfig
 from agro.errors import Refused
-from agro.metrics import METRICS
+from agro.metrics import FOLLOWED, METRICS
 from agro.strictjson import loads
 
 Row = dict[str, Any]
@@ -23,11 +23,19 @@ NUMBERS = [m.name for m in METRICS.values() if m.kind == "number" and m.name != 
 
 @dataclass(frozen=True)
 class Measured:
-    """A held-out reward, its standard error (None: unknown), and the step of the measurement."""
+    """A held-out measurement, its standard error (None: unknown), and its step."""
 
     value: float
     se: float | None
     step: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The model in best/: the metric that it was chosen by, and its measurement."""
+
+    metric: str
+    measured: Measured
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class Span:
 class RunData:
     """A run. `values`: config.json as it is. `torn`: the last line of the metrics is incomplete.
 
-    `best`: the measurement of the model in best/, where one was kept.
+    `kept`: the model in best/, where there is one.
     """
 
     folder: Path
@@ -51,7 +59,7 @@ class RunData:
     config: RunConfig
     rows: list[Row]
     torn: bool
-    best: Measured | None = None
+    kept: Kept | None = None
 
     @property
     def name(self) -> str:
@@ -101,7 +109,26 @@ class RunData:
     @property
     def steps_configured(self) -> int:
         """The steps that the configuration asks for."""
-        return sum(self.config.phase(name).train.steps for name in self.config.phase_names)
+        return sum(self.config.phase(name).train.steps or 0 for name in self.config.phase_names)
+
+    @property
+    def followed(self) -> str | None:
+        """The held-out metric by which the best model is chosen."""
+        names = (self.config.phase(name).followed for name in self.config.phase_names)
+        return next(filter(None, names), None)
+
+    @property
+    def best_row(self) -> int | None:
+        """The row with the best value of that metric, the first of equals; None where it has no value."""
+        if self.followed is None or not self.measures(self.followed):
+            return None
+        values = self.column(self.followed)
+        return int(np.nanargmin(values) if FOLLOWED[self.followed].lower else np.nanargmax(values))
+
+    def mark(self, metric: str) -> int | None:
+        """The row to mark in a curve of a metric: the best one of several, where the metric is followed."""
+        several = np.isfinite(self.column(metric)).sum() > 1
+        return self.best_row if several and metric == self.followed else None
 
     def heldout(self, first: int, last: int) -> Measured | None:
         """The latest held-out reward of steps `first` to `last`."""
@@ -128,17 +155,20 @@ def load_run(folder: Path) -> RunData:
     fields = {key: value for key, value in values.items() if key in RunConfig.model_fields}
     config = RunConfig.of(fields, str(path))
     rows, torn = _read_metrics(folder / "metrics.jsonl")
-    return RunData(folder, values, config, rows, torn, _read_best(folder / "best" / "best.json"))
+    return RunData(folder, values, config, rows, torn, _read_kept(folder / "best" / "best.json"))
 
 
-def _read_best(path: Path) -> Measured | None:
+def _read_kept(path: Path) -> Kept | None:
     if not path.exists():
         return None
     values = _read_object(path, "the measurement of the best model")
-    for key in ("step", "eval_reward"):
+    metric = values.get("metric")
+    if metric not in FOLLOWED:
+        raise Refused(f"{path}: metric: expected one of {', '.join(FOLLOWED)}, got {metric!r:.80}")
+    for key in ("step", metric):
         if not _is_number(values.get(key)):
             raise Refused(f"{path}: {key}: expected a number, got {values.get(key)!r:.80}")
-    return Measured(values["eval_reward"], values.get("eval_reward_se"), values["step"])
+    return Kept(metric, Measured(values[metric], values.get(f"{metric}_se"), values["step"]))
 
 
 def _read_object(path: Path, what: str) -> dict[str, Any]:

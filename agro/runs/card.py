@@ -12,6 +12,7 @@ import huggingface_hub
 
 from agro.adapters import base_of, is_adapter
 from agro.config import Policy
+from agro.metrics import FOLLOWED
 from agro.numbers import count, fixed, percent, with_error
 from agro.report.rundata import Measured, RunData, Span, load_run
 
@@ -54,11 +55,20 @@ def card(run: RunData, folder: Path) -> huggingface_hub.ModelCard:
         adapter=adapter,
         base="random weights" if base is None else _named(base),
         best=best,
+        chosen_by=_chosen_by(best),
         training=_training(run),
         results=_results(run, best),
         **_chat(run),
     )
     return made
+
+
+def _chosen_by(best: dict[str, Any] | None) -> str:
+    """What the weights in best/ have most or least of; empty for other weights."""
+    if best is None:
+        return ""
+    followed = FOLLOWED[best["metric"]]
+    return f"{'lowest' if followed.lower else 'highest'} {followed.words}"
 
 
 def _base(run: RunData) -> str | None:
@@ -96,6 +106,9 @@ def _training(run: RunData) -> dict[str, str]:
         "seed": str(c.train.seed),
         "versions": ", ".join(versions),
     }
+    weights = _distinct(_weights(c.phase(span.name).train.weights_average) for span in run.spans)
+    if weights != _weights(None):
+        facts["weights"] = weights
     if c.policy.lora is not None:
         facts["adapter"] = "continued from another"
         if c.policy.lora.start is None:
@@ -105,6 +118,10 @@ def _training(run: RunData) -> dict[str, str]:
 
 def _distinct(texts: Any) -> str:
     return "; ".join(dict.fromkeys(texts))
+
+
+def _weights(decay: float | None) -> str:
+    return "those after the last step" if decay is None else f"an exponential moving average, decay {decay:g}"
 
 
 def _reference(policy: Policy) -> str:
@@ -132,10 +149,22 @@ def _results(run: RunData, best: dict[str, Any] | None) -> dict[str, str]:
     }
     if kl is not None:
         results["KL to the reference then, nats per response"] = f"{fixed(kl)}, on the held-out prompts"
+    name = run.followed
+    if name is not None and name != "eval_reward":
+        for step, when in ((0, "before"), (last, f"after {last} steps")):
+            value = _measured(run.at(step, name), run.at(step, f"{name}_se"))
+            results[f"{FOLLOWED[name].words} {when}"] = value
     if best is not None:
-        value = _figure(best["eval_reward"], best.get("eval_reward_se"), best.get("eval_n"))
-        results[f"held-out reward at step {best['step']}"] = value
+        metric = best["metric"]
+        value = _measured(best[metric], best.get(f"{metric}_se"))
+        if metric == "eval_reward":
+            value = _figure(best[metric], best.get("eval_reward_se"), best.get("eval_n"))
+        results[f"{FOLLOWED[metric].words} at step {best['step']}"] = value
     return results
+
+
+def _measured(value: float | None, se: float | None) -> str:
+    return UNKNOWN if value is None else with_error(value, se, 4)
 
 
 def _reward(run: RunData, measured: Measured | None) -> str:

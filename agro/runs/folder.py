@@ -23,9 +23,18 @@ class Run:
     """A folder with `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and perhaps `store.db`."""
 
     def __init__(
-        self, folder: Path, config: RunConfig, *, resume: bool, inputs: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        config: RunConfig,
+        *,
+        resume: bool,
+        inputs: Mapping[str, str] | None = None,
+        epochs: Mapping[str, Any] | None = None,
     ) -> None:
-        """`inputs`: fingerprints of the weights and files that the configuration names, by key."""
+        """`inputs`: fingerprints of the weights and files that the configuration names, by key.
+
+        `epochs`: by phase what its steps were computed from; see `agro.train.epochs`.
+        """
         self.folder = folder
         self.config_file = folder / "config.json"
         self.metrics_file = folder / "metrics.jsonl"
@@ -53,6 +62,9 @@ class Run:
             "run": self.id,
             "inputs": dict(inputs or {}),
         }
+        made_of = epochs or before.get("epochs")
+        if made_of:
+            record["epochs"] = made_of
         try:
             with writing(folder):
                 for unfinished in [*folder.glob(".*.tmp"), *folder.glob("checkpoints/.*.tmp")]:

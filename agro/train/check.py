@@ -8,6 +8,7 @@ from agro.config import LoRA, RunConfig, check_texts, shared
 from agro.errors import Refused
 from agro.objectives import Need, get
 from agro.objectives.needs import REF_LOGP, Provider, provided_by
+from agro.train.check_followed import check_followed
 from agro.train.check_objective import check_phase
 from agro.train.diagnostics import diagnostic_beta
 
@@ -32,12 +33,7 @@ def check_config(config: RunConfig) -> None:
     _check_used(config, phases)
     _check_elsewhere(config, phases)
     _check_measured(config, phases)
-    patient = [p.evaluate for p in phases.values() if p.evaluate.patience]
-    if patient and not any(rule.every for rule in patient):
-        raise Refused(
-            f"evaluate.patience = {patient[0].patience} counts evaluations, but evaluate.every = 0 makes "
-            "them at the ends of phases only; set evaluate.every"
-        )
+    check_followed(phases)
 
 
 def check_sharded(config: RunConfig) -> None:
@@ -48,6 +44,7 @@ def check_sharded(config: RunConfig) -> None:
         (bool(config.train.offload), "train.offload"),
         (config.train.gradient_checkpointing, "train.gradient_checkpointing"),
         (config.engine.kind != "hf", "engine.kind"),
+        (any(config.phase(n).train.weights_average for n in config.phase_names), "train.weights_average"),
     ):
         if given:
             raise Refused(
@@ -73,7 +70,12 @@ def _check_elsewhere(config: RunConfig, phases: Mapping[str, RunConfig]) -> None
 
 
 def _check_used(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
-    """Settings that no phase would use."""
+    """Settings that no phase would use, or that the engine can't."""
+    if config.engine.kind == "server" and any(p.train.weights_average for p in phases.values()):
+        raise Refused(
+            'train.weights_average and engine.kind = "server" exclude each other: held-out prompts are '
+            "answered with the average, but the server has the weights that are trained; remove one of them"
+        )
     if not (config.data.prompts or config.data.eval_prompts) and any(p.environment for p in phases.values()):
         raise Refused(
             "environment: episodes are played from data.prompts or data.eval_prompts, and neither is set; "
@@ -183,20 +185,13 @@ def _check_policy(config: RunConfig) -> None:
 
 
 def _check_rules(config: RunConfig, where: str) -> None:
-    """Contradictions in the settings of guard and evaluation."""
+    """Contradictions in the settings of the guard."""
     guard = config.guard
     if guard.action == "skip" and guard.kl is not None:
         raise Refused(
             f'{where}guard.kl and guard.action = "skip": a policy whose updates are skipped keeps its KL, so '
             'every later step would be skipped; use "stop" or "rollback"'
         )
-    rule = config.evaluate
-    for key, value in (("keep_best", rule.keep_best), ("patience", rule.patience), ("target", rule.target)):
-        if value not in (False, 0, None) and not config.data.eval_prompts:
-            raise Refused(
-                f"{where}evaluate.{key} = {value} compares held-out rewards, but data.eval_prompts isn't "
-                f"set; set it, or remove evaluate.{key}"
-            )
 
 
 def _check_references(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:

@@ -20,8 +20,9 @@ def check_phase(config: RunConfig, where: str) -> None:
             f"objective that needs the reference, but data.replay = {data.replay} and the objective is "
             f"{name}; set a number or a schedule"
         )
-    get(name).resolve(name, options_at(config.objective.options, config.train.steps))
-    lr_at(config.train, 0, config.train.steps)
+    if config.train.steps is not None:  # else it isn't known yet
+        get(name).resolve(name, options_at(config.objective.options, config.train.steps))
+        lr_at(config.train, 0, config.train.steps)
     if data.replay < 1 and not data.prompts:
         raise Refused(
             f"{where}data.replay = {data.replay} samples from prompts, but data.prompts isn't set; set it, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -18,6 +19,7 @@ from agro.errors import Refused
 from agro.files import complete_folder
 from agro.policy import Policy
 from agro.reference import fingerprint, follow
+from agro.train.average import Average
 from agro.train.micro import MicroBatch
 from agro.train.optimizer import Optimizer
 from agro.train.step import Passes, Step, backward, streams_of
@@ -25,7 +27,7 @@ from agro.types import Batch
 
 Which = Literal["policy", "reference"]
 MOVING = ("ema", "periodic")  # references that change during a phase
-LEARNER = "learner.json"
+LEARNER, AVERAGE = "learner.json", "average.safetensors"
 
 
 class Learner(Protocol):
@@ -65,6 +67,13 @@ class Learner(Protocol):
         """Update a reference that follows the policy after `step` steps of the phase (from 1)."""
         ...
 
+    def averaged(self) -> AbstractContextManager[None]:
+        """While it lasts, the policy has the average of its weights, where train.weights_average is set.
+
+        For what is measured and saved. Weights must not move meanwhile.
+        """
+        ...
+
     def publish(self, folder: Path) -> None:
         """Write the model in transformers format for engines to load."""
         ...
@@ -78,7 +87,7 @@ class Learner(Protocol):
         ...
 
     def load(self, folder: Path, version: int) -> None:
-        """Take the weights of a checkpoint."""
+        """Take the weights of a checkpoint, and their average where it has one."""
         ...
 
 
@@ -89,6 +98,7 @@ class Local:
         self.policy, self.reference, self.say = policy, reference, say
         self.encoder = policy.encoder
         self.version = 0
+        self.average: Average | None = None
 
     @property
     def reference_key(self) -> str | None:
@@ -102,13 +112,15 @@ class Local:
         if began is not None and self.reference is not None and config.policy.reference in ("phase", *MOVING):
             self._assign(began / "model.safetensors", self.reference.weights())
         if resumed is None:
+            averages = config.train.weights_average is not None
+            self.average = Average(self.policy.weights()) if averages else None
             return
         moving = self._moving_reference()
         if moving is not None:
             self._assign(resumed / "reference.safetensors", moving)
         self._load_optimizer(resumed / "optimizer.safetensors")
-        limits = json.loads((resumed / LEARNER).read_text(encoding="utf-8"))
-        self.micro.sequences, self.micro.tokens = limits["sequences"], limits["tokens"]
+        counts = read_counts(resumed)
+        self.micro.sequences, self.micro.tokens = counts["sequences"], counts["tokens"]
 
     def logp(self, batch: Batch, of: Which = "policy") -> Tensor:
         policy = self.policy if of == "policy" else self.reference
@@ -126,10 +138,16 @@ class Local:
     def move(self, lr: float) -> None:
         self.optimizer.move(lr)
         self.version += 1
+        if self.average is not None:
+            assert self.config.train.weights_average is not None
+            self.average.update(self.config.train.weights_average)
 
     def follow(self, step: int) -> None:
         if self.reference is not None:
             follow(self.reference, self.policy, self.config.policy, step)
+
+    def averaged(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.average is None else self.average.in_place()
 
     def publish(self, folder: Path) -> None:
         with complete_folder(folder) as temporary:
@@ -146,13 +164,21 @@ class Local:
         moving = self._moving_reference()
         if moving is not None:
             self._write(moving, folder / "reference.safetensors")
-        limits = {"sequences": self.micro.sequences, "tokens": self.micro.tokens}
-        self._write_text(json.dumps(limits), folder / LEARNER)
+        counts = {"sequences": self.micro.sequences, "tokens": self.micro.tokens}
+        if self.average is not None:
+            self._write(self.average.weights, folder / AVERAGE)
+            counts["averaged"] = self.average.updates
+        self._write_text(json.dumps(counts), folder / LEARNER)
 
     def load(self, folder: Path, version: int) -> None:
         self._assign(folder / "model.safetensors", self.policy.weights())
         if self.policy.value_weights():
             self._assign(folder / "value.safetensors", self.policy.value_weights())
+        self.average = None
+        if (folder / AVERAGE).exists():
+            self.average = Average(self.policy.weights())
+            self._assign(folder / AVERAGE, self.average.weights)
+            self.average.updates = read_counts(folder)["averaged"]
         self.version = version
 
     def _passes(self, check: Callable[[], None] = lambda: None) -> Passes:
@@ -207,6 +233,12 @@ class Local:
         """Put the tensors of a file into `weights`, which have the same names."""
         for name, value in read_weights(file, weights).items():
             weights[name].copy_(value)
+
+
+def read_counts(folder: Path) -> dict[str, Any]:
+    """The limits of a pass, and how many optimizer steps were averaged, in a checkpoint."""
+    counts: dict[str, Any] = json.loads((folder / LEARNER).read_text(encoding="utf-8"))
+    return counts
 
 
 def read_weights(file: Path, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -249,11 +249,12 @@ class Loop:
         if is_due(view):
             self.parts.source.publish(self.learner)
         states: dict[str, Any] = dict(position.monitors)
-        for monitor in self.parts.monitors:
-            monitor.after(view)
-            state = monitor.state()
-            if state is not None:
-                states[monitor.name] = state
+        with self.learner.averaged():
+            for monitor in self.parts.monitors:
+                monitor.after(view)
+                state = monitor.state()
+                if state is not None:
+                    states[monitor.name] = state
         return replace(position, stopped=view.stop, monitors=states)
 
     def _commit(self, phase: Phase, position: Position) -> Position:

@@ -27,9 +27,14 @@ class Phase:
         phases, begins = [], 0
         for name in config.phase_names:
             of_phase = config.phase(name)
+            assert of_phase.train.steps is not None, "epochs become steps when a run begins"
             phases.append(cls(name, of_phase, begins, begins + of_phase.train.steps))
             begins = phases[-1].ends
         return phases
+
+    @property
+    def steps(self) -> int:
+        return self.ends - self.begins
 
     def at(self, position: Position) -> int:
         """Steps of the phase that are done."""
@@ -43,7 +48,7 @@ class Phase:
         """The learning rate of update `update` (from 0) of the next step."""
         train = self.config.train
         done = self.at(position) * train.updates + update
-        return lr_at(train, done, train.steps * train.updates) * 0.5**position.rollbacks
+        return lr_at(train, done, self.steps * train.updates) * 0.5**position.rollbacks
 
     def stored_groups(self, at: int) -> int:
         """Groups that step `at` (from 0) draws from the store: data.replay is met exactly over many steps."""

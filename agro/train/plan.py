@@ -44,8 +44,8 @@ def phase_counts(phase: Phase, store: Store | None, heldout: int) -> dict[str, A
     """
     config = phase.config
     train, sampler, every = config.train, config.sampler, config.evaluate.every
-    stored = sum(phase.stored_groups(at) for at in range(train.steps))
-    fresh = train.steps * train.groups - stored
+    stored = sum(phase.stored_groups(at) for at in range(phase.steps))
+    fresh = phase.steps * train.groups - stored
     per_group = _stored_responses(phase, store)
     trained = None
     if per_group is not None or not stored:
@@ -54,11 +54,11 @@ def phase_counts(phase: Phase, store: Store | None, heldout: int) -> dict[str, A
     if heldout:
         evaluations = 1 + (phase.begins == 0)
         if every:
-            evaluations += len(range(every, train.steps, every))
+            evaluations += len(range(every, phase.steps, every))
     return {
         "objective": config.objective.name,
-        "steps": train.steps,
-        "updates": train.steps * train.updates,
+        "steps": phase.steps,
+        "updates": phase.steps * train.updates,
         "fresh_groups": fresh,
         "stored_groups": stored,
         "responses_sampled": fresh * sampler.n,
@@ -112,6 +112,9 @@ def longest(policy: Policy, config: RunConfig, prompts: Sequence[Prompt], store:
 def memory(policy: Policy, reference: Policy | None, config: RunConfig, width: int) -> dict[str, int]:
     """Bytes by purpose, for sequences of `width` tokens, without activations, which depend on the kernels."""
     trained = sum(w.nbytes for w in policy.weights().values())
+    average = 0
+    if config.train.weights_average is not None:
+        average = sum(w.numel() * max(w.itemsize, 4) for w in policy.weights().values())
     c = policy.model.config.get_text_config()
     heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
     per_head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
@@ -120,6 +123,7 @@ def memory(policy: Policy, reference: Policy | None, config: RunConfig, width: i
         "weights": sum(p.nbytes for p in policy.model.parameters()),
         "gradients": trained,
         "optimizer": 2 * trained,
+        "average": average,
         "reference": 0 if reference is None else sum(w.nbytes for w in reference.weights().values()),
         "keys_and_values": _sampling_batch(config) * width * per_token,
         "logits": 3 * config.policy.chunk * policy.vocab_size * 4,

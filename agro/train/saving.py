@@ -1,15 +1,20 @@
-"""The models that a run saves: RUN/model, RUN/adapter, RUN/best."""
+"""What a run leaves: the models RUN/model, RUN/adapter and RUN/best, their cards, the page, an upload."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agro.config import LoRA
-from agro.files import complete_folder
+from agro.config import LoRA, Train
+from agro.files import complete_folder, writing
+from agro.report import report
+from agro.report.outcome import Outcome
+from agro.report.rundata import load_run
+from agro.runs.card import write_cards
 from agro.runs.folder import known
+from agro.runs.hub import push
 from agro.train.learner import Learner
 
 
@@ -22,10 +27,38 @@ def save_model(learner: Learner, out: Path, lora: LoRA | None) -> None:
             learner.save_model(folder, merge=False)
 
 
-def keep_best(learner: Learner, out: Path, lora: LoRA | None, measured: Mapping[str, Any]) -> None:
-    """Write RUN/best: the model, and its metrics in best.json. The folder is complete or missing."""
+def keep_best(
+    learner: Learner, out: Path, lora: LoRA | None, metric: str, measured: Mapping[str, Any]
+) -> None:
+    """Write RUN/best: the model, and in best.json the metric that chose it and all held-out ones of its step.
+
+    The folder is complete or missing.
+    """
     with complete_folder(out / "best") as folder:
         learner.save_model(folder, merge=lora is None or lora.merge)
-        metrics = known({k: measured[k] for k in ("step", "eval_reward", "eval_reward_se", "eval_n")})
-        text = json.dumps(metrics, indent=1, allow_nan=False) + "\n"
+        heldout = {k: v for k, v in measured.items() if k.startswith("eval_") and v is not None}
+        content = known({"step": measured["step"], "metric": metric, **heldout})
+        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
         (folder / "best.json").write_text(text, encoding="utf-8")
+
+
+def present(out: Path, train: Train, say: Callable[[str], None]) -> None:
+    """Where the run was best, page, cards and upload.
+
+    A page that fails doesn't keep back the others; then its error is raised.
+    """
+    failure: Exception | None = None
+    with writing(out):
+        try:
+            outcome = Outcome.of(load_run(out))
+            if outcome is not None:
+                say(outcome.text)
+            report(out)
+        except Exception as error:  # noqa: BLE001
+            failure = error
+        write_cards(out)
+        if where := push(out / "model", train):
+            say(f"uploaded to {where}")
+        if failure is not None:
+            say(f"only the report failed; try again with: agro report {out}")
+            raise failure

@@ -6,26 +6,22 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import cached_property, partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from agro.config import RunConfig
 from agro.envs import load_environment
 from agro.errors import Refused
-from agro.files import writing
 from agro.policy import Policy
 from agro.prompts import load_prompts
 from agro.reference import load_reference
-from agro.report import report
 from agro.rewards import Reward, load_reward
 from agro.rollout import Rollout
 from agro.rollout.load import embedded, load_engine
 from agro.rollout.reward import EpisodeReward
 from agro.runs.activity import RunActivity
-from agro.runs.card import write_cards
 from agro.runs.folder import Run
-from agro.runs.hub import check_push, push
+from agro.runs.hub import check_push
 from agro.runs.interruption import Interruption
 from agro.runs.progress import Progress
 from agro.runs.track import Trackers, check_trackers, load_trackers
@@ -40,9 +36,17 @@ from agro.train.check import (
     reads_reference,
 )
 from agro.train.elsewhere import Elsewhere, Published, end
+from agro.train.epochs import describe, resolve
 from agro.train.feed import Feed
 from agro.train.heldout_groups import HeldOutGroups
-from agro.train.inputs import exists, fingerprints, prompts_to_sample, valid_prompts, valued_prompts
+from agro.train.inputs import (
+    check_stored,
+    exists,
+    fingerprints,
+    prompts_to_sample,
+    valid_prompts,
+    valued_prompts,
+)
 from agro.train.learner import Learner, Local
 from agro.train.loop import Loop, Parts
 from agro.train.monitors import Monitor
@@ -54,7 +58,7 @@ from agro.train.notes import notes
 from agro.train.phases import Phase, derive
 from agro.train.plan import plan
 from agro.train.ranks import Ranks, Shard, joined, rank, serve, take_device, world_size
-from agro.train.saving import keep_best, save_model
+from agro.train.saving import keep_best, present, save_model
 from agro.train.source import Inline, PromptOrder, Source
 from agro.train.state import Position
 from agro.train.trainable import check_store
@@ -64,7 +68,8 @@ from agro.train.values import StoredValues
 class Trainer:
     """Train as `config` says, in the run folder `out` (default: runs/ and the time).
 
-    `monitors` observe each step besides the run's own. After `run`, `policy` is the trained policy.
+    `monitors` observe each step besides the run's own. After `run`, `policy` is the trained policy, with its
+    last weights; RUN/model has their average where `train.weights_average` is set.
     """
 
     policy: Policy
@@ -87,8 +92,11 @@ class Trainer:
         check_trackers(config.track)
         if resume and out is None:
             raise Refused("--resume: expected --out RUN, the folder of the run to continue; got none")
-        self.config, self.phases = config, Phase.all(config)
         self.out = Path(out) if out is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+        self.config, self.epochs = resolve(config, self.out, resume=resume)
+        if self.epochs:
+            check_config(self.config)
+        self.phases = Phase.all(self.config)
         self.resume, self.monitors = resume, monitors
 
     def run(self) -> Path:
@@ -104,7 +112,7 @@ class Trainer:
         try:
             self.policy, self.reference = self._load()
             inputs = fingerprints(self.config, self.policy, self.reference)
-            self.folder = Run(self.out, self.config, resume=self.resume, inputs=inputs)
+            self.folder = Run(self.out, self.config, resume=self.resume, inputs=inputs, epochs=self.epochs)
             self.progress = Progress.on(self.phases[-1].ends, store)
             self.trackers = load_trackers(self.config, self.folder, self.progress.say)
             watchdog = Watchdog(self.config.guard.stage_seconds, self.progress.say)
@@ -123,7 +131,7 @@ class Trainer:
                 for opened in (self.reward, self.__dict__.get("engine"), *self.monitors):
                     if opened is not None:
                         closed.callback(opened.close)
-        self._present()
+        present(self.out, self.config.train, self.progress.say)
         return self.out
 
     def plan(self) -> dict[str, Any]:
@@ -144,7 +152,7 @@ class Trainer:
         self.eval_prompts = load_prompts(data.eval_prompts) if data.eval_prompts else []
         check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
         path = Path(data.store) if data.store else self.out / "store.db"
-        self._check_store(path)
+        check_stored(self.phases, self.prompts, path)
         self.values: StoredValues | None = None
         if data.value_store:
             self.values = StoredValues.load(data.value_store, valued_prompts(self.phases, self.prompts, path))
@@ -157,30 +165,12 @@ class Trainer:
                 self.reward = EpisodeReward(self.reward)
         return path
 
-    def _check_store(self, path: Path) -> None:
-        """Check stored samples before anything is loaded; what a fresh phase adds is unknown yet."""
-        stored_only = list(takewhile(lambda phase: phase.config.data.replay == 1, self.phases))
-        if stored_only and not exists(path):
-            raise Refused(
-                f"data.store: {path} doesn't exist, but data.replay = 1 trains from a store; create it (agro "
-                "import)"
-            )
-        if exists(path):
-            with Store.open(path, read_only=True) as store:
-                store.check_prompts((p.id, p.text) for p in self.prompts)
-                for phase in self.phases[: len(stored_only) + 1]:
-                    if phase.config.data.replay > 0:
-                        check_store(phase.config, store)
-        for phase in self.phases:
-            if phase.config.data.eval_store:
-                Store.open(phase.config.data.eval_store, read_only=True, create=False).close()
-
     def _load(self) -> tuple[Policy, Policy | None]:
         """Policy and reference; the prompts that the policy can be asked remain."""
         policy, data = self._load_policy(), self.config.data
         self.prompts, dropped = valid_prompts(self.prompts, policy.encoder, data, "prompts")
         self.eval_prompts, held_out = valid_prompts(self.eval_prompts, policy.encoder, data, "eval_prompts")
-        self.notes = [*dropped, *held_out]
+        self.notes = [*dropped, *held_out, *(describe(name, e) for name, e in self.epochs.items())]
         return policy, self._load_reference(policy)
 
     def _load_policy(self) -> Policy:
@@ -205,22 +195,8 @@ class Trainer:
             published = Published.read(self.out)
             loop.run(published=published.version if published else 0)
             end(self.out)
-            save_model(learner, self.out, self.config.policy.lora)
-
-    def _present(self) -> None:
-        """Report, cards and upload. A report that fails doesn't keep back the others; then its error."""
-        failure: Exception | None = None
-        with writing(self.out):
-            try:
-                report(self.out)
-            except Exception as error:  # noqa: BLE001
-                failure = error
-            write_cards(self.out)
-            if where := push(self.out / "model", self.config.train):
-                self.progress.say(f"uploaded to {where}")
-            if failure is not None:
-                self.progress.say(f"only the report failed; try again with: agro report {self.out}")
-                raise failure
+            with learner.averaged():
+                save_model(learner, self.out, self.config.policy.lora)
 
     @contextmanager
     def _learner(self) -> Iterator[Learner]:

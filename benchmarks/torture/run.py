@@ -35,6 +35,7 @@ import torch  # noqa: E402
 from stages import Measured, Plan, Watch  # noqa: E402
 
 import agro.store.importing  # noqa: E402
+import agro.train.saving  # noqa: E402
 import agro.train.trainer  # noqa: E402
 from agro.config import RunConfig  # noqa: E402
 from agro.store import Store  # noqa: E402
@@ -97,7 +98,7 @@ def log(folder: Path) -> Path:
 
 
 def train(folder: Path, out: str) -> None:
-    agro.train.trainer.report = lambda run: run  # figures aren't what this is about
+    agro.train.saving.report = lambda run: run  # figures aren't what this is about
     agro.train.trainer.Trainer(config(folder), folder / out, resume=True).run()
 
 

@@ -13,7 +13,7 @@ from pages import PAGES, ROOT, blocks, quoted
 from agro import config_docs, objectives
 from agro.cli import app
 from agro.config import RunConfig
-from agro.metrics import METRICS, table
+from agro.metrics import FOLLOWED, METRICS, table
 from agro.store.mapping import MAPPABLE
 
 CONFIGURATION = ROOT / "docs/configuration.md"
@@ -71,6 +71,7 @@ def words() -> set[str]:
     """What a word with an underscore may be."""
     found = (
         set(METRICS)
+        | set(FOLLOWED)
         | set(MAPPABLE)
         | {key.rsplit(".", 1)[-1] for key in KNOWN}
         | set(objectives.names())

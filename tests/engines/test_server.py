@@ -143,7 +143,7 @@ def test_malformed_answers_are_refused(policy: Policy, monkeypatch, answer: obje
 
 def test_a_run_that_samples_behind_http(tmp_path: Path, monkeypatch) -> None:
     """The server gets each version's weights; its log-probs are the learner's."""
-    monkeypatch.setattr("agro.train.trainer.report", lambda folder: folder)
+    monkeypatch.setattr("agro.train.saving.report", lambda folder: folder)
     monkeypatch.setattr(module, "FIRST_PAUSE", 0.001)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"{i}>", "answer": f"{i}"}) + "\n" for i in range(8)))

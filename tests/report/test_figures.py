@@ -40,6 +40,14 @@ def run(run_folder) -> RunData:
     return load_run(run_folder)
 
 
+def test_a_ring_marks_the_best_held_out_reward(run):
+    step, value = max(
+        ((r["step"], r["eval_reward"]) for r in run.rows if r["eval_reward"] is not None), key=lambda p: p[1]
+    )
+    rings = [line for line in learning_curve(run).axes[0].lines if line.get_markerfacecolor() == "none"]
+    np.testing.assert_array_equal([ring.get_xydata() for ring in rings], [[(step, value)]])
+
+
 def test_the_learning_curve_shows_what_was_measured(run):
     figure = learning_curve(run)
     heldout = lines(figure, SECOND)[0]

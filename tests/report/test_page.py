@@ -10,6 +10,8 @@ import pytest
 
 from agro.errors import Refused
 from agro.report import report
+from agro.report.outcome import Outcome
+from agro.report.rundata import load_run
 from agro.store import Store
 from agro.types import Sample
 
@@ -303,11 +305,62 @@ def test_diagnostics_of_the_optimum_are_shown_where_they_were_measured(run_folde
 def test_the_best_model_is_named(bare_folder):
     (bare_folder / "best").mkdir()
     path = bare_folder / "best" / "best.json"
-    path.write_text('{"step": 40, "eval_reward": 0.75, "eval_reward_se": 0.02, "eval_n": 9}')
+    measured = {"step": 40, "metric": "eval_reward", "eval_reward": 0.75, "eval_reward_se": 0.02}
+    path.write_text(json.dumps(measured | {"eval_auc": 0.7}))
     assert "kept in best/ 0.750 ± 0.020 held-out reward, step 40" in read(bare_folder).text
-    path.write_text('{"step": 40}')
-    with pytest.raises(Refused, match=r"best\.json: eval_reward: expected a number, got None"):
-        report(bare_folder)
+    path.write_text(json.dumps(measured | {"metric": "eval_auc", "eval_auc": 0.7}))
+    assert "kept in best/ 0.700 held-out AUC, step 40" in read(bare_folder).text
+    for wrong, message in (
+        ({"eval_reward": None}, "eval_reward: expected a number"),
+        ({"metric": "x"}, "metric: "),
+    ):
+        path.write_text(json.dumps(measured | wrong))
+        with pytest.raises(Refused, match=rf"best\.json: {message}"):
+            report(bare_folder)
+
+
+def test_the_best_measurement_is_said_and_marked(run_folder):
+    """Rewards .2 at step 0, .9 at 100, .7 at the end; then ½ Var(R), which is better where lower."""
+    given = {0: 0.2, 100: 0.9, 220: 0.7}
+
+    def only(row, name):
+        return row | {"eval_reward": None, name: given.get(row["step"])}
+
+    original = (run_folder / "metrics.jsonl").read_text()
+    rewrite(run_folder, lambda row: only(row, "eval_reward"))
+    text = read(run_folder).text
+    assert "The best held-out reward was 0.900 at step 100; the end has 0.700" in text
+    assert text.count("The ring is the best measurement, at step 100.") >= 1
+    assert Outcome.of(load_run(run_folder)).text == "best eval_reward 0.900 at step 100; the end 0.700"
+    (run_folder / "metrics.jsonl").write_text(original)
+    rewrite(run_folder, lambda row: only(row, "eval_consistency"))
+    assert Outcome.of(load_run(run_folder)) is None
+    config = json.loads((run_folder / "config.json").read_text())
+    config["evaluate"] = {"metric": "eval_consistency"}
+    (run_folder / "config.json").write_text(json.dumps(config))
+    text = read(run_folder).text
+    assert "The best held-out ½ Var(R) was 0.200 at step 0; the end has 0.700" in text
+    assert "The ring is the best measurement, at step 0." in text
+
+
+def test_averaged_weights_are_said(run_folder):
+    assert "moving average" not in read(run_folder).text
+    config = json.loads((run_folder / "config.json").read_text())
+    config["train"]["weights_average"] = 0.99
+    (run_folder / "config.json").write_text(json.dumps(config))
+    assert "an exponential moving average of the weights (train.weights_average = 0.99 in phase" in (
+        " ".join(read(run_folder).text.split())
+    )
+
+
+def test_epochs_are_said_while_they_are_the_steps(run_folder):
+    config = json.loads((run_folder / "config.json").read_text())
+    config["epochs"] = {"store": {"epochs": 2.5, "groups": 256, "steps": 40}}
+    (run_folder / "config.json").write_text(json.dumps(config))
+    assert "epochs of store 2.5 passes over 256 stored groups, 40 steps" in read(run_folder).text
+    config["epochs"]["store"]["steps"] = 30  # before the run was made longer
+    (run_folder / "config.json").write_text(json.dumps(config))
+    assert "epochs of store" not in read(run_folder).text
 
 
 def test_messages_without_text_are_shown_as_they_are(bare_folder):

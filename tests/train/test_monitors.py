@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from tiny_runs import metrics, tiny
 
 from agro import config
-from agro.metrics import empty_metrics
+from agro.errors import Refused
+from agro.metrics import FOLLOWED, empty_metrics
 from agro.runs.progress import Progress
 from agro.train.monitors import GO, Monitor, View
 from agro.train.monitors.guard import Guard
@@ -65,7 +67,7 @@ def test_a_guard_remembers_the_losses_of_its_own_phase(tmp_path: Path) -> None:
 
 def test_the_best_is_kept_and_patience_counts(tmp_path: Path) -> None:
     kept: list[int] = []
-    best = Best(keep=lambda measured: kept.append(measured["step"]))
+    best = Best(keep=lambda metric, measured: kept.append(measured["step"]))
     rewards = [0.5, 0.5, None, math.nan, 0.7, 0.6, 0.7]
     rule = {"evaluate": {"keep_best": True, "patience": 2, "every": 1}}
     rule["data__eval_prompts"] = str(tmp_path / "none.jsonl")
@@ -76,15 +78,85 @@ def test_the_best_is_kept_and_patience_counts(tmp_path: Path) -> None:
         stops.append(bool(seen.stop))
     assert kept == [0, 4]
     assert stops == [False] * 6 + [True]
-    again = Best(keep=lambda measured: None)
+    again = Best(keep=ignore)
     again.restore(json.loads(json.dumps(best.state())))
-    assert (again.reward, again.step, again.waited) == (0.7, 4, 2)
-    assert Best(keep=lambda measured: None).state() is None
+    assert (again.value, again.step, again.waited) == (0.7, 4, 2)
+    assert Best(keep=ignore).state() is None
+
+
+def ignore(metric: str, measured: Mapping[str, Any]) -> None:
+    pass
+
+
+def stored(folder: Path, **evaluate: Any) -> dict[str, Any]:
+    """A run on a log, without prompts to evaluate."""
+    return {
+        "data__store": str(folder / "log.db"),
+        "data__hold_out": 0.2,
+        "evaluate": {"every": 1, **evaluate},
+    }
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "best"),
+    [
+        (None, [0.5, 0.7, 0.6, 0.65], 1),  # eval_auc
+        ("eval_consistency", [0.5, 0.3, 0.4, 0.35], 1),
+        ("eval_log_ratio_best", [0.0, 0.2, -0.1, 0.1], 1),
+    ],
+)
+def test_held_out_groups_decide_without_prompts(
+    tmp_path: Path, metric: str | None, values: list[float], best: int
+) -> None:
+    kept: list[tuple[str, int]] = []
+    monitor = Best(keep=lambda name, measured: kept.append((name, measured["step"])))
+    rules = stored(tmp_path, patience=2, keep_best=True, metric=metric)
+    stops = []
+    for step, value in enumerate(values):
+        seen = view(tmp_path, step, {metric or "eval_auc": value, "eval_reward": 1.0}, **rules)
+        monitor.after(seen)
+        stops.append(seen.stop)
+    assert kept == [(metric or "eval_auc", 0), (metric or "eval_auc", best)]
+    assert stops[:3] == [""] * 3
+    assert f"{metric or 'eval_auc'} = {values[best]:.4f}, which step 1 had" in stops[3]
+
+
+def test_a_lower_metric_reaches_its_target_from_above(tmp_path: Path) -> None:
+    rules = stored(tmp_path, metric="eval_consistency", target=0.1)
+    seen = [view(tmp_path, 1, {"eval_consistency": value}, **rules) for value in (0.11, 0.1)]
+    for each in seen:
+        Best(keep=ignore).after(each)
+    assert [bool(each.stop) for each in seen] == [False, True]
+
+
+def test_a_kl_ends_a_run(tmp_path: Path) -> None:
+    rules = {"evaluate": {"target_kl": 2.0}}
+    seen = [view(tmp_path, 1, {"eval_kl_ref": kl}, **rules) for kl in (None, math.nan, 1.99, 2.0)]
+    for each in seen:
+        Best(keep=ignore).after(each)
+    assert [bool(each.stop) for each in seen] == [False, False, False, True]
+    assert "evaluate.target_kl 2" in seen[-1].stop
+
+
+def test_a_stop_that_another_monitor_asked_for_stays(tmp_path: Path) -> None:
+    seen = view(tmp_path, 1)
+    seen.stop = "seen enough"
+    Best(keep=ignore).after(seen)
+    assert seen.stop == "seen enough"
+
+
+def test_held_out_groups_without_the_metric_are_refused_at_the_start(tmp_path: Path) -> None:
+    for rule in ({"patience": 2}, {"keep_best": True}, {"target": 0.0}):
+        with pytest.raises(Refused, match="eval_auc can't be measured on these held-out groups"):
+            Best(keep=ignore).after(view(tmp_path, 0, **stored(tmp_path, **rule)))
+    Best(keep=ignore).after(view(tmp_path, 0, **stored(tmp_path)))  # nothing waits for it
+    Best(keep=ignore).after(view(tmp_path, 1, **stored(tmp_path, patience=2)))
 
 
 def test_a_target_ends_a_run(tmp_path: Path) -> None:
-    seen = view(tmp_path, 3, {"eval_reward": 0.9}, evaluate={"target": 0.9})
-    Best(keep=lambda measured: None).after(seen)
+    held = str(tmp_path / "none.jsonl")
+    seen = view(tmp_path, 3, {"eval_reward": 0.9}, evaluate={"target": 0.9}, data__eval_prompts=held)
+    Best(keep=ignore).after(seen)
     assert "evaluate.target" in seen.stop
     assert seen.last
 
@@ -140,3 +212,9 @@ def test_monitors_are_closed_once_however_a_run_ends(tmp_path: Path) -> None:
         Trainer(tiny(tmp_path), tmp_path / "bad", monitors=[bad]).run()
     assert (good.closed, bad.closed) == (1, 1)
     assert [m["step"] for m in metrics(tmp_path / "bad")] == [1]
+
+
+def test_every_metric_that_can_be_followed_is_a_choice() -> None:
+    kind = config.Evaluate.model_fields["metric"].annotation
+    [choices] = [get_args(part) for part in get_args(kind) if get_args(part)]
+    assert set(choices) == FOLLOWED.keys()

@@ -56,6 +56,9 @@ def test_memory_of_a_model_whose_sizes_are_known(tmp_path: Path) -> None:
     held = found["phases"][0]["memory"]
     assert held["weights"] == held["gradients"] == held["reference"] == 4 * found["parameters"]
     assert held["optimizer"] == 8 * found["parameters"]
+    assert held["average"] == 0
+    averaged = Trainer(tiny(tmp_path, train__weights_average=0.9), tmp_path / "run").plan()
+    assert averaged["phases"][0]["memory"]["average"] == 4 * found["parameters"]
     # keys and values: 12 responses of at most 5 + 3 tokens (BOS, "000>"), 1 layer, 2 heads of 8
     assert held["keys_and_values"] == 2 * 12 * found["phases"][0]["longest_sequence"] * 1 * 2 * 8 * 4
 

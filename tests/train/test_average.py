@@ -1,0 +1,191 @@
+"""The moving average of the weights: its numbers, what it is used for, and what a resumed run has of it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_references import of_model
+from tiny_runs import fill_store, metrics, tiny, weights, write_prompts
+
+from agro.config import Policy as PolicyConfig
+from agro.config import RunConfig
+from agro.errors import Interrupted, Refused
+from agro.policy import Policy
+from agro.train.average import Average
+from agro.train.check import check_sharded
+from agro.train.heldout_groups import HeldOutGroups
+from agro.train.learner import Local
+from agro.train.monitors import Action, Monitor, View
+from agro.train.trainer import Trainer
+
+
+def averaged(folder: Path, **changes: Any) -> RunConfig:
+    held = write_prompts(folder / "held.jsonl", range(60, 80))
+    values = {"data__eval_prompts": held, "evaluate__every": 2, "train__weights_average": 0.5, **changes}
+    return tiny(folder, **values)
+
+
+def test_the_average_warms_up_to_its_decay() -> None:
+    """By hand: shares of the old average are 1/10, 2/11, 3/12, then .3 instead of 4/13 = .308."""
+    weight = torch.nn.Parameter(torch.tensor([0.0]))
+    average = Average({"w": weight})
+    expected = 0.0
+    for value, kept in ((1.0, 1 / 10), (2.0, 2 / 11), (4.0, 3 / 12), (-1.0, 0.3)):
+        weight.data.fill_(value)
+        average.update(0.3)
+        expected = kept * expected + (1 - kept) * value
+        assert average.weights["w"].item() == pytest.approx(expected, rel=1e-6)
+    with average.in_place():
+        assert weight.item() == average.weights["w"].item()
+    assert weight.item() == -1.0
+
+
+def test_the_average_of_bfloat16_is_float32() -> None:
+    weight = torch.nn.Parameter(torch.tensor([1.0], dtype=torch.bfloat16))
+    average = Average({"w": weight})
+    average.updates = 10**6
+    average.update(0.999)
+    weight.data.fill_(1.0078125)  # the next bfloat16
+    average.update(0.999)
+    assert average.weights["w"].item() == pytest.approx(1 + 0.001 * 0.0078125, abs=1e-7)
+    with average.in_place():
+        assert weight.dtype == torch.bfloat16
+
+
+class Seen(Monitor):
+    """The weights after each step, as monitors see them and as they are trained."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def after(self, view: View) -> None:
+        learner = self.learner
+        shown = torch.cat([w.detach().flatten().clone() for w in learner.policy.weights().values()])
+        assert learner.average is not None
+        own = torch.cat([w.flatten() for w in learner.average.weights.values()])
+        self.rows.append((shown, own.clone()))
+
+    learner: Local
+
+
+def test_averages_are_measured_and_saved_and_change_no_training(tmp_path: Path, monkeypatch) -> None:
+    """What a step samples, draws and trains on is that of a run without an average; the model isn't."""
+    seen = Seen()
+    real = Local.enter
+
+    def enter(self: Local, *args: Any, **kwargs: Any) -> None:
+        seen.learner = self
+        real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Local, "enter", enter)
+    with_average = Trainer(averaged(tmp_path), tmp_path / "with", monitors=[seen]).run()
+    monkeypatch.undo()
+    without = Trainer(averaged(tmp_path, train__weights_average=None), tmp_path / "without").run()
+    assert all(torch.equal(shown, own) for shown, own in seen.rows)
+    trained = ("reward_mean", "loss", "grad_norm", "sampled_tokens", "kl_ref")
+    rows = [[[m[k] for k in trained] for m in metrics(run)[1:]] for run in (with_average, without)]
+    assert rows[0] == rows[1]
+    checkpoints = [run / "checkpoints" / "step-00000006" for run in (with_average, without)]
+    raw, plain = (load_file(folder / "model.safetensors") for folder in checkpoints)
+    assert all(torch.equal(raw[name], plain[name]) for name in raw)
+    saved = Policy.load(PolicyConfig(model=str(with_average / "model"))).weights()
+    own = load_file(checkpoints[0] / "average.safetensors")
+    assert all(torch.equal(saved[name], own[name]) for name in own)
+    assert not (checkpoints[1] / "average.safetensors").exists()
+    assert weights(with_average) != weights(without)
+
+
+def test_held_out_numbers_are_those_of_the_saved_average(tmp_path: Path) -> None:
+    """AUC and ½ Var(R) of held-out groups, computed anew with RUN/model: float32 rounding apart."""
+    fill_store(tmp_path / "log.db", groups=12)
+    config = tiny(
+        tmp_path,
+        data={"store": str(tmp_path / "log.db"), "replay": 1.0, "hold_out": 0.3},
+        train__weights_average=0.8,
+        train__updates=2,
+    )
+    out = Trainer(config, tmp_path / "run").run()
+    last = metrics(out)[-1]
+
+    start = Trainer(config, tmp_path / "other")._load_policy()
+    learner = Local(Policy.load(PolicyConfig(model=str(out / "model"))), start, print)
+    learner.enter(config, began=None, resumed=None)
+    found = HeldOutGroups.load(config, learner).measure(learner, 0.1)
+    for name in ("eval_auc", "eval_consistency"):
+        assert last[name] == pytest.approx(found[name], rel=1e-5)
+
+
+def interrupted(config: RunConfig, out: Path, after: int) -> None:
+    class Interrupt(Monitor):
+        def after(self, view: View) -> None:
+            if view.step == after:
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        Trainer(config, out, monitors=[Interrupt()]).run()
+
+
+@pytest.mark.parametrize("at", [3, 4, 5])
+def test_a_resumed_run_has_the_same_average(tmp_path: Path, at: int) -> None:
+    """In the first phase, at its end, and in the second one, which begins an average of its own."""
+    phases = [
+        {"name": "a", "train": {"steps": 4, "updates": 2}},
+        {"name": "b", "train": {"steps": 4, "weights_average": 0.9}},
+    ]
+    config = averaged(tmp_path, phases=phases)
+    plain = Trainer(config, tmp_path / "plain").run()
+    interrupted(config, tmp_path / "run", at)
+    out = Trainer(config, tmp_path / "run", resume=True).run()
+    assert weights(out) == weights(plain)
+    rows = [[m["eval_reward"] for m in metrics(run)] for run in (out, plain)]
+    assert rows[0] == rows[1]
+    before = weights(out)
+    Trainer(config, out, resume=True).run()  # of a run that is finished
+    assert weights(out) == before
+
+
+def test_a_rollback_takes_the_average_of_the_checkpoint(tmp_path: Path) -> None:
+    class Back(Monitor):
+        def judge(self, view: View) -> Action:
+            first = view.step == 3 and not self.done
+            self.done = self.done or first
+            return Action("roll back", "a whim") if first else Action()
+
+        done = False
+
+    config = averaged(tmp_path, train__steps=3)
+    out = Trainer(config, tmp_path / "run", monitors=[Back()]).run()
+    folder = out / "checkpoints"
+    two, three = (load_file(folder / f"step-0000000{i}" / "average.safetensors") for i in (2, 3))
+    assert all(torch.equal(two[name], three[name]) for name in two)
+
+
+def test_an_adapter_is_averaged_and_merged(tmp_path: Path) -> None:
+    config = of_model(tmp_path, lora={"rank": 2})
+    values = config.model_dump()
+    values["train"]["weights_average"] = 0.9
+    out = Trainer(RunConfig.of(values), tmp_path / "averaged").run()
+    last = out / "checkpoints" / "step-00000006"
+    own, raw = load_file(last / "average.safetensors"), load_file(last / "model.safetensors")
+    adapter = load_file(out / "adapter" / "adapter_model.safetensors")
+    saved = {name.replace(".default", "").replace("base_model.model.", ""): t for name, t in own.items()}
+    found = {name.replace("base_model.model.", ""): t for name, t in adapter.items()}
+    assert found.keys() == saved.keys()
+    assert all(torch.equal(found[name], saved[name]) for name in saved)
+    assert not all(torch.equal(own[name], raw[name]) for name in raw)
+
+
+def test_where_it_does_not_work_it_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"train\.weights_average doesn't work on several ranks"):
+        check_sharded(averaged(tmp_path))
+    served = averaged(tmp_path, engine={"kind": "server", "url": "http://127.0.0.1:1"})
+    with pytest.raises(Refused, match=r'train\.weights_average and engine\.kind = "server"'):
+        Trainer(served, tmp_path / "run")
+    for share in (0.0, 1.0):
+        with pytest.raises(Refused, match=r"train\.weights_average"):
+            averaged(tmp_path, train__weights_average=share)

@@ -1,0 +1,225 @@
+"""Runs that are followed by a held-out metric: the best model, early ends, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import fill_store, metrics, tiny, weights, write_prompts
+
+from agro.config import RunConfig
+from agro.errors import Interrupted, Refused
+from agro.report.outcome import Outcome
+from agro.report.rundata import load_run
+from agro.train.heldout_groups import HeldOutGroups
+from agro.train.monitors import Monitor, View
+from agro.train.monitors.stopping import Best
+from agro.train.trainer import Trainer
+
+
+def on_a_log(folder: Path, **changes: Any) -> RunConfig:
+    """Twelve stored groups, of which some are held out; no prompts and no reward function are used."""
+    if not (folder / "log.db").exists():
+        fill_store(folder / "log.db", groups=12)
+    values = {"data__store": str(folder / "log.db"), "data__replay": 1.0, "data__hold_out": 0.4}
+    return tiny(folder, **values, **{"evaluate__every": 1, "train__steps": 5, **changes})
+
+
+@pytest.fixture
+def given(monkeypatch) -> Any:
+    """AUC and ½ Var(R) of steps 0, 1, … as given; a checkpoint that is resumed from step 2 goes on there."""
+    auc = [0.5, 0.8, 0.6, 0.7, 0.75, 0.79]
+
+    def measure(self: HeldOutGroups, learner: Any, beta: float | None, average: str = "sum") -> dict:
+        value = auc[learner.version]
+        return {"eval_auc": value, "eval_auc_se": 0.01, "eval_consistency": 1 - value}
+
+    monkeypatch.setattr(HeldOutGroups, "measure", measure)
+    return auc
+
+
+def test_the_best_on_a_log_is_kept_and_said(tmp_path: Path, given: Any, capsys) -> None:
+    out = Trainer(on_a_log(tmp_path, evaluate__keep_best=True), tmp_path / "run").run()
+    assert "best eval_auc 0.800 at step 1; the end 0.790" in capsys.readouterr().err
+    best = json.loads((out / "best" / "best.json").read_text())
+    assert best == {
+        "step": 1,
+        "metric": "eval_auc",
+        "eval_auc": 0.8,
+        "eval_auc_se": 0.01,
+        "eval_consistency": pytest.approx(0.2),
+    }
+    card = (out / "best" / "README.md").read_text()
+    assert "the weights of step 1, which had the highest held-out AUC of the run" in card
+    assert "| held-out AUC before | 0.5000 ± 0.0100 |" in card
+    assert "| held-out AUC after 5 steps | 0.7900 ± 0.0100 |" in card
+    assert "| held-out AUC at step 1 | 0.8000 ± 0.0100 |" in card
+    found = Outcome.of(load_run(out))
+    assert found is not None
+    assert found.kept
+
+
+def test_a_lower_metric_is_followed_downwards(tmp_path: Path, given: Any, capsys) -> None:
+    changes = {"evaluate__metric": "eval_consistency", "evaluate__keep_best": True}
+    out = Trainer(on_a_log(tmp_path, **changes), tmp_path / "run").run()
+    assert "best eval_consistency 0.200 at step 1; the end 0.210" in capsys.readouterr().err
+    assert "which had the lowest held-out ½ Var(R) of the run" in (out / "best" / "README.md").read_text()
+
+
+def test_patience_on_a_log_ends_the_run_also_when_it_was_resumed(tmp_path: Path, given: Any) -> None:
+    config = on_a_log(tmp_path, evaluate__patience=3, evaluate__keep_best=True)
+    plain = Trainer(config, tmp_path / "plain").run()
+    assert metrics(plain)[-1]["step"] == 4
+
+    class Interrupt(Monitor):
+        def after(self, view: View) -> None:
+            if view.step == 2:
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        Trainer(config, tmp_path / "run", monitors=[Interrupt()]).run()
+    out = Trainer(config, tmp_path / "run", resume=True).run()
+    assert metrics(out)[-1]["step"] == 4
+    assert weights(out) == weights(plain)
+    best = [(run / "best" / "model.safetensors").read_bytes() for run in (out, plain)]
+    assert best[0] == best[1]
+    higher = on_a_log(tmp_path, evaluate__patience=9, evaluate__keep_best=True)
+    assert metrics(Trainer(higher, out, resume=True).run())[-1]["step"] == 5
+
+
+def test_a_kl_ends_a_run_and_a_larger_one_continues_it(tmp_path: Path) -> None:
+    held = write_prompts(tmp_path / "held.jsonl", range(60, 80))
+
+    def config(target: float | None) -> RunConfig:
+        return tiny(tmp_path, data__eval_prompts=held, evaluate__every=1, evaluate__target_kl=target)
+
+    free = [m["eval_kl_ref"] for m in metrics(Trainer(config(None), tmp_path / "free").run())]
+    target = max(free[:4])
+    first = next(step for step, kl in enumerate(free) if kl >= target)
+    assert 0 < first < 6
+    out = Trainer(config(target), tmp_path / "run").run()
+    assert [m["eval_kl_ref"] for m in metrics(out)] == free[: first + 1]
+    out = Trainer(config(None), out, resume=True).run()
+    assert [m["eval_kl_ref"] for m in metrics(out)] == free
+
+
+def test_held_out_data_are_measured_before_they_are_followed(tmp_path: Path) -> None:
+    """One monitor fills the row that the next one reads."""
+    held = write_prompts(tmp_path / "held.jsonl", range(60, 64))
+    seen: list[list[str]] = []
+
+    class Order(Monitor):
+        def after(self, view: View) -> None:
+            seen.append([type(m).__name__ for m in trainer.parts.monitors])
+
+    trainer = Trainer(
+        on_a_log(tmp_path, data__eval_prompts=held, train__steps=1), tmp_path / "run", monitors=[Order()]
+    )
+    build = trainer._parts
+
+    def parts(*args: Any) -> Any:
+        trainer.parts = build(*args)
+        return trainer.parts
+
+    trainer._parts = parts  # type: ignore[method-assign]
+    trainer.run()
+    names = seen[0]
+    assert names.index("Best") > max(names.index("HeldOutPrompts"), names.index("HeldOutLog"))
+    assert names.index("Best") < names.index("Record")
+
+
+def test_a_log_of_equal_rewards_has_nothing_to_follow(tmp_path: Path) -> None:
+    with_equal = tmp_path / "equal"
+    with_equal.mkdir()
+    fill_store(with_equal / "log.db", groups=12, size=1)
+    fill_store(with_equal / "log.db", groups=12, size=1)
+    with pytest.raises(Refused, match="eval_auc can't be measured on these held-out groups"):
+        Trainer(on_a_log(with_equal, evaluate__patience=2), with_equal / "run").run()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"evaluate__patience": 2}, r"evaluate\.patience = 2 .* set data\.eval_prompts .*data\.hold_out"),
+        ({"evaluate__keep_best": True}, r"evaluate\.keep_best = True .* no phase makes any"),
+        ({"evaluate__target": 0.0}, r"evaluate\.target = 0\.0 .* no phase makes any"),
+        ({"evaluate__metric": "eval_auc"}, r"evaluate\.metric = eval_auc is measured on held-out groups"),
+        ({"evaluate__metric": "eval_log_ratio_best"}, r"is measured on held-out groups"),
+        (
+            {"data__hold_out": 0.4, "data__store": "log.db", "evaluate__metric": "eval_reward"},
+            r"evaluate\.metric = eval_reward is measured on data\.eval_prompts",
+        ),
+        (
+            {
+                "data__hold_out": 0.4,
+                "data__store": "log.db",
+                "evaluate__metric": "eval_consistency",
+                "objective": {"name": "sft"},
+            },
+            r"evaluate\.metric = eval_consistency .* a β \(evaluate\.beta\)",
+        ),
+        (
+            {
+                "data__hold_out": 0.4,
+                "data__store": "log.db",
+                "evaluate__metric": "eval_consistency",
+                "objective__beta": {"start": 0.1, "end": 0.2, "steps": 3},
+            },
+            r"eval_consistency compares .* needs one β",
+        ),
+        (
+            {
+                "data__hold_out": 0.4,
+                "data__store": "log.db",
+                "evaluate__metric": "eval_consistency",
+                "phases": [{"name": "a"}, {"name": "b", "objective": {"beta": 0.3}}],
+            },
+            r"eval_consistency compares .* got 0\.1, 0\.3",
+        ),
+        ({"evaluate__target_kl": 1.0}, r"evaluate\.target_kl = 1 .* which no phase measures"),
+        (
+            {"evaluate__target_kl": 1.0, "data__eval_prompts": "held.jsonl", "evaluate__kl": False},
+            r"evaluate\.target_kl = 1 .* which no phase measures",
+        ),
+        (
+            {"evaluate__target_kl": 1.0, "data__eval_prompts": "held.jsonl", "evaluate__every": 0},
+            r"evaluate\.target_kl = 1 acts at evaluations",
+        ),
+        ({"evaluate__target_kl": 0.0}, r"evaluate\.target_kl"),
+        (
+            {
+                "data__eval_prompts": "held.jsonl",
+                "phases": [{"name": "a", "evaluate": {"metric": "eval_auc"}}],
+            },
+            r"a phase can't change evaluate\.metric",
+        ),
+    ],
+)
+def test_what_no_phase_measures_is_not_followed(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        Trainer(tiny(tmp_path, **{"evaluate__every": 1, **changes}), tmp_path / "run")
+
+
+def test_a_phase_may_measure_for_the_others(tmp_path: Path) -> None:
+    """Only the second phase has stored groups to measure; the first one has nothing to compare."""
+    fill_store(tmp_path / "held.db")
+    phases = [
+        {"name": "a", "train": {"steps": 1}},
+        {"name": "b", "data": {"eval_store": str(tmp_path / "held.db")}, "train": {"steps": 2}},
+    ]
+    config = tiny(tmp_path, phases=phases, evaluate__keep_best=True, evaluate__every=1)
+    out = Trainer(config, tmp_path / "run").run()
+    assert json.loads((out / "best" / "best.json").read_text())["metric"] == "eval_auc"
+
+
+def test_the_state_of_the_best_is_that_of_the_rows(tmp_path: Path) -> None:
+    out = Trainer(on_a_log(tmp_path), tmp_path / "run").run()
+    position = json.loads((out / "checkpoints" / "step-00000005" / "position.json").read_text())
+    run = load_run(out)
+    assert run.best_row is not None
+    best = run.rows[run.best_row]
+    state = position["monitors"][Best.name]
+    assert (state["value"], state["step"]) == (best["eval_auc"], best["step"])
