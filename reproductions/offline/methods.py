@@ -1,7 +1,7 @@
 """The methods that are compared, and the settings that each may choose from.
 
-Each method has the same trials: one run of seed 0 at each learning rate of `RATES`. The best of them by held-out
-accuracy is run with the other seeds. That favors every method but the recipe, which has no trials.
+Each method has the same trials: one run of seed 0 at each learning rate of `RATES`. The best of them by
+held-out accuracy is run with the other seeds. That favors every method but the recipe, which has no trials.
 """
 
 from __future__ import annotations

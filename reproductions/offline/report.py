@@ -32,7 +32,8 @@ def settings_of(runs: Sequence[Run]) -> dict[tuple[str, str, tuple[str, ...]], l
 def tables(runs: Sequence[Run]) -> str:
     """A row for each setting: the accuracies of its seeds, their mean, its standard error and the KL, as
     Markdown."""
-    lines = ["| section | method | settings | accuracy by seed | mean | KL, nats |", "|---|---|---|---|---|---|"]
+    head = "| section | method | settings | accuracy by seed | mean | KL, nats |"
+    lines = [head, "|---|---|---|---|---|---|"]
     for (section, method, changes), same in settings_of(runs).items():
         ends = [run["accuracy"][-1] for run in same]
         kl = statistics.mean(run["kl_ref"][-1] for run in same)
@@ -70,9 +71,9 @@ def figure(runs: Sequence[Run]) -> Figure:
         color = harness.COLORS[0] if name == RECIPE else harness.MUTED
         axes.scatter(ends, [y] * len(ends), s=18, color=color, alpha=0.7, linewidths=0)
         axes.plot([statistics.mean(ends)] * 2, [y - 0.3, y + 0.3], color=color, linewidth=2.0)
-    if runs:
-        axes.axvline(runs[0]["accuracy"][0], color=harness.MUTED, linewidth=0.8, linestyle=":")
-        axes.annotate("before", (runs[0]["accuracy"][0], len(names) - 0.4), (3, 0), textcoords="offset points", fontsize=7, color=harness.MUTED)
+    start = runs[0]["accuracy"][0]
+    axes.axvline(start, color=harness.MUTED, linewidth=0.8, linestyle=":")
+    axes.text(start + 0.01, len(names) - 0.5, "before", fontsize=7, color=harness.MUTED)
     axes.set_yticks(range(len(names)), names)
     axes.grid(axis="x", color=harness.GRID, linewidth=0.6)
     axes.grid(visible=False, axis="y")

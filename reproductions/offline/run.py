@@ -1,10 +1,10 @@
-"""Training on a fixed log: agro by its recipe beside imitation of the right answers and the published methods.
+"""Training on a fixed log: agro by its recipe beside imitation of the right answers and published methods.
 
-    python reproductions/offline/run.py [--only SECTION …] [--seeds N] [--steps N] [--out runs/offline]
-                                        [--record] [--jobs N] [KEY=VALUE …]
+    python reproductions/offline/run.py [--only SECTION …] [--seeds N] [--jobs N] [--out runs/offline]
+                                        [--record] [KEY=VALUE …]
 
-The log has 512 sums with four responses each, by a model that adds carelessly: 28 % of them are right. A run is
-150 updates of 16 prompts, measured on held-out sums at temperature 1. The sections:
+The log has 512 sums with four responses each, by a model that adds carelessly: 28 % of them are right. A run
+is 150 updates of 16 prompts, measured on held-out sums at temperature 1. The sections:
 
 - methods: the recipe, and each other method with the best of its learning rates;
 - settings: the recipe with other β and learning rates;
@@ -70,8 +70,9 @@ def trials(seeds: int) -> list[Row]:
             if (beta, rate) != ("0.01", "3e-4")  # the recipe's
         ]
     few = range(min(seeds, 2))
-    rows += [Row("longer", method, seed, ("train.steps=450",)) for method in (RECIPE, IMITATION) for seed in few]
-    rows += [Row("mixture", method, seed, (), "mixture") for method in (RECIPE, IMITATION) for seed in few]
+    for method in (RECIPE, IMITATION):
+        rows += [Row("longer", method, seed, ("train.steps=450",)) for seed in few]
+        rows += [Row("mixture", method, seed, (), "mixture") for seed in few]
     return [*rows, Row("no-logps", RECIPE, 0, (), "plain")]
 
 

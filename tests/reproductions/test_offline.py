@@ -1,19 +1,33 @@
-"""reproductions/offline: its reward, its configurations, and a run of two updates from end to end."""
+"""reproductions/offline: its reward, its logs, its configurations, and short runs from end to end."""
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from reproductions import harness
-from reproductions.offline import run
+from agro.config import RunConfig
+from agro.store import Store
+from reproductions.offline import logs, report, run
+from reproductions.offline.methods import IMITATION, METHODS, RATES, RECIPE
 from reproductions.offline.reward import right_sum
 
 needs_data = pytest.mark.skipif(
-    not run.FOLDER.exists(), reason=f"{run.FOLDER} isn't there: the shared folder holds the log and its model"
+    not logs.LOG.exists(), reason=f"{logs.LOG} isn't there: the shared folder holds the log and its model"
 )
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, Path]:
+    return logs.prepare(tmp_path_factory.mktemp("offline"))
+
+
+def measured(method: str, seed: int, end: float, *changes: str, section: str = "methods") -> dict[str, Any]:
+    ends = {"accuracy": [0.3, end], "accuracy_se": [0.01, 0.01], "kl_ref": [0.0, 1.0]}
+    return {"section": section, "method": method, "seed": seed, "changes": [*changes], **ends}
 
 
 def test_the_reward_looks_at_what_follows_the_last_sign() -> None:
@@ -21,35 +35,75 @@ def test_the_reward_looks_at_what_follows_the_last_sign() -> None:
     assert right_sum(["1+2="] * 5, texts, ["3"] * 5) == [1.0, 0.0, 0.0, 1.0, 0.0]
 
 
+def test_further_seeds_take_the_best_trial() -> None:
+    """Of each method but the recipe, which has no trials."""
+    ends = [measured(RECIPE, 0, 0.9), measured("GRPO", 0, 0.5, "a=1"), measured("GRPO", 0, 0.6, "a=2")]
+    assert run.further(ends, 5) == [run.Row("methods", "GRPO", seed, ("a=2",)) for seed in (1, 2)]
+    assert run.further(ends, 1) == []
+
+
+def test_the_table_has_the_mean_and_its_standard_error() -> None:
+    """.5 and .7: mean .6, standard deviation .1414, over √2 .1."""
+    rows = [measured("GRPO", 0, 0.5), measured("GRPO", 1, 0.7)]
+    assert "| 0.500 0.700 | 0.600 ± 0.100 | 1.00 |" in report.tables(rows)
+
+
+def test_the_figure_shows_the_settings_that_were_continued() -> None:
+    lucky = measured("GRPO", 0, 0.9, "a=1")
+    continued = [measured("GRPO", seed, 0.6, "a=2") for seed in range(3)]
+    assert report.best_of([lucky, *continued]) == {"GRPO": continued}
+
+
 @needs_data
-def test_trains_every_method_and_writes_the_result(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(run, "HELD_OUT", 16)
-    arguments = [
-        "run.py",
-        "--seeds",
-        "1",
-        "--steps",
-        "2",
-        "--out",
-        str(tmp_path),
-        "train.groups=4",
-        "evaluate.every=1",
-    ]
-    monkeypatch.setattr(sys, "argv", arguments)
+def test_the_logs(files) -> None:
+    """The same responses; only one knows its log-probs. The mixture's rewards are graded."""
+    with Store.open(files["own"]) as own, Store.open(files["plain"]) as plain:
+        pairs = list(zip(own.samples(), plain.samples(), strict=True))
+    assert all((a.response, a.reward) == (b.response, b.reward) for a, b in pairs)
+    assert all(a.behavior_logp is not None and b.behavior_logp is None for a, b in pairs)
+    with Store.open(files["mixture"]) as mixture:
+        rewards = {sample.reward for sample in mixture.samples()}
+    assert {0.5, 1.0} < rewards <= {0.0, *(1 / n for n in range(1, 1000))}
+
+
+@needs_data
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_takes_an_update(files, tmp_path, method) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(files["held_out"].read_text().splitlines(keepends=True)[:8]))
+    here = {**files, "held_out": few}
+    config = run.configure(run.Row("methods", method), here, ["train.groups=2", "train.checkpoint_every=1"])
+    values = config.model_dump()
+    values["train"]["steps"] = 1
+    for phase in values["phases"]:
+        phase["train"]["steps"] = 1
+    found = run.harness.train(RunConfig.of(values), tmp_path / "run")["metrics"]
+    assert found[-1]["step"] == max(1, len(config.phases))
+    assert found[-1]["grad_norm"] > 0
+
+
+@needs_data
+def test_runs_a_section_and_writes_the_result(files, tmp_path, monkeypatch, capsys) -> None:
+    for name, path in files.items():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+        assert name
+    few = tmp_path / "held_out.jsonl"
+    few.write_text("".join(few.read_text().splitlines(keepends=True)[:8]))
+    words = ["run.py", "--only", "mixture", "--seeds", "1", "--out", str(tmp_path), "train.steps=2"]
+    monkeypatch.setattr(sys, "argv", [*words, "train.groups=2"])
     run.main()
     runs = json.loads((tmp_path / "result.json").read_text())["runs"]
-    assert [r["method"] for r in runs] == list(run.METHODS)
-    assert all(r["step"] == [0, 1, 2] and len(r["accuracy"]) == 3 for r in runs)
-    assert (tmp_path / "figure.png").stat().st_size > 5000
+    assert [r["method"] for r in runs] == [RECIPE, IMITATION]
+    assert all(r["step"] == [0, 2] and r["log"] == "mixture" for r in runs)
+    assert capsys.readouterr().out.count("mixture") >= 4
 
 
 @needs_data
-def test_methods_differ_in_what_they_say_they_do(tmp_path) -> None:
-    files = {"log": tmp_path / "a.db", "held_out": tmp_path / "c.jsonl"}
-    recipe, plain, imitation = (run.configure(method, 0, 150, files, ()) for method in run.METHODS)
-    assert recipe.objective.options["weight"] == "reference"
-    assert (plain.objective.options["weight"], plain.objective.options["beta"]) == ("none", 0.1)
+def test_methods_differ_in_what_they_say_they_do(files) -> None:
+    recipe = run.configure(run.Row("methods", RECIPE), files)
+    plain = run.configure(run.Row("methods", "agro without the weight, β = 0.1"), files)
+    imitation = run.configure(run.Row("methods", IMITATION), files, [f"train.lr={RATES[0]:g}"])
+    assert (recipe.objective.options["weight"], recipe.data.min_reward) == ("reference", None)
+    assert (plain.objective.options, plain.train) == ({"beta": 0.1}, recipe.train)
     assert (imitation.objective.name, imitation.data.min_reward) == ("sft", 1.0)
-    assert recipe.data.min_reward is None
-    assert {c.train.lr for c in (recipe, plain, imitation)} == {1e-4}
-    assert harness.SHARED in run.FOLDER.parents
+    assert imitation.train.lr == RATES[0]
