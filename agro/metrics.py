@@ -107,6 +107,33 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         ),
         _se("eval_auc", "share of pairs", "prompts"),
         Metric("eval_auc_groups", "prompts", "Prompts in `eval_auc`.", "those with unequal rewards"),
+        Metric(
+            "eval_log_ratio_best",
+            NATS,
+            "`log_ratio_best` on held-out groups.",
+            "mean over the prompts of `eval_auc`",
+        ),
+        _se("eval_log_ratio_best", NATS, "prompts"),
+        Metric(
+            "eval_log_ratio_worst",
+            NATS,
+            "`log_ratio_worst` on held-out groups.",
+            "mean over the prompts of `eval_auc`",
+        ),
+        _se("eval_log_ratio_worst", NATS, "prompts"),
+        Metric(
+            "eval_ratio_mean",
+            "ratio",
+            "`ratio_mean` on held-out groups.",
+            "mean of π/π_ref in a group, mean over groups; at most 1.8e308",
+        ),
+        _se("eval_ratio_mean", "ratio", "groups"),
+        Metric(
+            "eval_kl_of_best",
+            NATS,
+            "`kl_of_best` on held-out groups.",
+            "mean over the prompts of `eval_auc`",
+        ),
         Metric("eval_dropped", RESPONSES, "Stored held-out responses that were dropped.", "count"),
     ),
     "Objective": (
@@ -122,6 +149,31 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             NATS,
             "KL divergence of fresh responses from the reference.",
             "mean over fresh responses of Σ log π − log π_ref; without any, `eval_kl_ref`",
+        ),
+        Metric(
+            "log_ratio_best",
+            NATS,
+            "Mean log π/π_ref of the stored responses with the highest reward of their group.",
+            "mean over the stored groups of the step with unequal rewards",
+        ),
+        Metric(
+            "log_ratio_worst",
+            NATS,
+            "Mean log π/π_ref of the stored responses with the lowest reward of their group.",
+            "mean over the same groups",
+        ),
+        Metric(
+            "ratio_mean",
+            "ratio",
+            "Mean π/π_ref of stored responses. It is 1 in expectation on samples of the reference.",
+            "mean over the stored responses of the step; at most 1.8e308",
+        ),
+        Metric(
+            "kl_of_best",
+            NATS,
+            "KL divergence of a policy that writes only the best of the stored responses.",
+            "−log(share of responses with the highest reward of the group), mean over the groups of "
+            "`log_ratio_best`",
         ),
         Metric(
             "regret",

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from agro.metrics import METRICS
 from agro.numbers import fixed, percent, with_error
-from agro.report.axes import COLORS, MUTED, NARROW, WIDE, Size, cut
+from agro.report.axes import COLORS, MUTED, NARROW, SECOND, WIDE, Size, cut
 from agro.report.curves import against_kl, kl_pairs, learning_curve, smoothing
 from agro.report.experience import Experience
 from agro.report.figures import Axis, Look, Series, svg
@@ -43,7 +43,7 @@ def learning(run: RunData, experience: Experience) -> dict[str, Any]:
         if kl_pairs(run):
             curves["KL"] = _both("Reward against KL", lambda size: against_kl(run, size))
     loss = _loss(run) if stored_only else None
-    panels = (_ranking(run), _stored(run), loss, _own(run), _regret(run), _parts(run))
+    panels = (_ranking(run), _best_and_worst(run), _stored(run), loss, _own(run), _regret(run), _parts(run))
     return {
         "curves": curves,
         "stored_only": stored_only,
@@ -118,6 +118,28 @@ def _ranking(run: RunData) -> Panel | None:
     chance = Series("chance", np.where(np.isfinite(values), 0.5, math.nan), MUTED, points=True)
     series = [chance, heldout(run, "eval_auc", "policy")]
     return panel(run, "Held-out ranking (AUC)", series, caption("eval_auc"))
+
+
+def _best_and_worst(run: RunData) -> Panel | None:
+    """Log-ratios of the best and the worst stored responses, where there were any."""
+    if not run.measures("log_ratio_best", "eval_log_ratio_best"):
+        return None
+    width = smoothing(len(run.rows))
+    series = [
+        replace(heldout(run, "eval_log_ratio_worst", "held-out worst"), color=COLORS[4]),
+        replace(heldout(run, "eval_log_ratio_best", "held-out best"), color=COLORS[2]),
+        training(run, "log_ratio_worst", "worst", color=SECOND, smooth=width),
+        training(run, "log_ratio_best", "best", smooth=width),
+    ]
+    text = (
+        "Mean log π/π_ref of the stored responses with the highest and with the lowest reward of a group. "
+        "The best should rise above 0; below 0, the policy moves away from them."
+    )
+    ratio = run.last("ratio_mean")
+    if ratio is not None:
+        text += f" The mean of π/π_ref over stored responses ended at {ratio:.3g} (1 at the reference)."
+    look = Look(METRICS["log_ratio_best"].unit)
+    return panel(run, "Log-ratio of the best and worst responses", series, text, look)
 
 
 def _own(run: RunData) -> Panel | None:

@@ -15,6 +15,7 @@ from agro.rollout import Collected
 from agro.train.collate import staleness
 from agro.train.diagnostics import diagnostic_beta, distances, spreads
 from agro.train.feed import Valid, one_each
+from agro.train.log_ratios import stored_metrics
 from agro.train.step import Step
 from agro.types import Batch, Sample
 
@@ -79,6 +80,8 @@ def describe_step(
 ) -> dict[str, Any]:
     """Metrics of a step's gradient: of the objective, and on recent samples KL, regret and logp_diff.
 
+    On stored samples also the log-ratios of the best and the worst responses, see `agro.train.log_ratios`.
+
     kl_ref is the mean over recent responses of Σ_t log π − log π_ref, in nats, which estimates the KL on
     samples of the policy itself. Samples of earlier weights are weighted by π/μ, normalized. logp_diff
     compares engine and learner; for samples of earlier weights it also shows how far the policy has moved.
@@ -99,6 +102,7 @@ def describe_step(
     if spread is not None:
         nats, reward = spread
         metrics["kl_to_reward_spread"] = options["beta"] * nats / reward
+    metrics |= stored_metrics(batch, logp, recent)
     rows = torch.tensor(recent, device=logp.device).nonzero()[:, 0]
     if not len(rows):
         return metrics

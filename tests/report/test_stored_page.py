@@ -1,0 +1,27 @@
+"""What the page of a run on stored data shows of it."""
+
+from __future__ import annotations
+
+from test_page import read, rewrite
+
+ROW = {"log_ratio_best": 0.5, "log_ratio_worst": -1.0, "ratio_mean": 0.634, "kl_of_best": 1.28}
+HELD_OUT = {
+    "eval_log_ratio_best": 0.4,
+    "eval_log_ratio_best_se": 0.1,
+    "eval_log_ratio_worst": -0.9,
+    "eval_log_ratio_worst_se": 0.1,
+}
+PANEL = "Log-ratio of the best and worst responses"
+
+
+def test_log_ratios_are_drawn_where_they_were_measured(run_folder) -> None:
+    assert PANEL not in read(run_folder).text
+    rewrite(run_folder, lambda row: row | ROW)
+    text = read(run_folder).text
+    assert PANEL in text
+    assert "The mean of π/π_ref over stored responses ended at 0.634" in text
+    assert "held-out best" not in text
+    rewrite(run_folder, lambda row: row | (HELD_OUT if row["step"] % 100 == 0 else {}))
+    text = read(run_folder).text
+    assert "held-out best" in text
+    assert "held-out worst" in text
