@@ -60,9 +60,10 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric(
             "eval_kl_ref",
             NATS,
-            "KL divergence from the reference on held-out prompts.",
+            "KL divergence from the reference on held-out prompts, or on prompts of the store.",
             "mean over responses of Σ log π − log π_ref",
         ),
+        _se("eval_kl_ref", NATS, "prompts; over responses on those of the store"),
         Metric(
             "eval_fresh_consistency",
             "reward²",

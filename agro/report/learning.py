@@ -181,7 +181,8 @@ def nearness(run: RunData) -> dict[str, Any]:
     """What the template's section about the reference shows."""
     split = run.config.policy.reference == "phase"
     fresh = Series("training", run.training_kl)
-    kl = [fresh, replace(heldout(run, "eval_kl_ref"), split=split)]
+    name = "held-out" if run.config.data.eval_prompts else "sampled"
+    kl = [fresh, replace(heldout(run, "eval_kl_ref", name), split=split)]
     look = Look(METRICS["kl_ref"].unit, log=True)
     panels = [panel(run, "KL to the reference", kl, caption("kl_ref", "eval_kl_ref"), look)]
     betas = run.column("beta")
@@ -203,7 +204,8 @@ def _kl_facts(run: RunData) -> list[Fact]:
     if policy.reference_model:
         reference += f": {policy.reference_model}"
     facts = [Fact("reference", reference)]
-    kl = {"held-out KL at the end": run.column("eval_kl_ref"), "highest KL in training": run.training_kl}
+    name = "held-out KL at the end" if run.config.data.eval_prompts else "KL at the end"
+    kl = {name: run.column("eval_kl_ref"), "highest KL in training": run.training_kl}
     for name, values in kl.items():
         if not np.isfinite(values).any():
             facts.append(Fact(name, None))

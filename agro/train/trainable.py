@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
 
 from agro.config import RunConfig
 from agro.errors import Refused
@@ -12,8 +14,31 @@ from agro.objectives.needs import PAIRS, REWARD, VOTES, grouping, ordered
 from agro.store import Known, Pair, Store, is_held_out
 from agro.store.queries import chosen
 from agro.train.collate import total_reward
+from agro.train.inputs import exists
 from agro.train.schedule import options_at
-from agro.types import Sample
+from agro.types import Prompt, Sample
+
+
+def check_stores(configs: Sequence[RunConfig], prompts: Sequence[Prompt], path: Path) -> None:
+    """Check the stores of a run's phases before a model is loaded; what a fresh phase adds is unknown yet.
+
+    `prompts`: those that the run samples from. `path`: the store that phases draw from.
+    """
+    stored_only = list(takewhile(lambda config: config.data.replay == 1, configs))
+    if stored_only and not exists(path):
+        raise Refused(
+            f"data.store: {path} doesn't exist, but data.replay = 1 trains from a store; create it (agro "
+            "import)"
+        )
+    if exists(path):
+        with Store.open(path, read_only=True) as store:
+            store.check_prompts((p.id, p.text) for p in prompts)
+            for config in configs[: len(stored_only) + 1]:
+                if config.data.replay > 0:
+                    check_store(config, store)
+    for config in configs:
+        if config.data.eval_store:
+            Store.open(config.data.eval_store, read_only=True, create=False).close()
 
 
 def check_store(config: RunConfig, store: Store) -> list[str]:

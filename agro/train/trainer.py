@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import cached_property, partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +48,7 @@ from agro.train.monitors import Monitor
 from agro.train.monitors.guard import Guard
 from agro.train.monitors.heldout import HeldOutLog, HeldOutPrompts
 from agro.train.monitors.outlets import Record, Terminal, Warnings
+from agro.train.monitors.sampled_kl import SampledKL, prompts_for_kl, samples_kl
 from agro.train.monitors.stopping import Best
 from agro.train.notes import notes
 from agro.train.phases import Phase, derive
@@ -57,7 +57,7 @@ from agro.train.ranks import Ranks, Shard, joined, rank, serve, take_device, wor
 from agro.train.saving import keep_best, save_model
 from agro.train.source import Inline, PromptOrder, Source
 from agro.train.state import Position
-from agro.train.trainable import check_store
+from agro.train.trainable import check_store, check_stores
 from agro.train.values import StoredValues
 
 
@@ -144,7 +144,7 @@ class Trainer:
         self.eval_prompts = load_prompts(data.eval_prompts) if data.eval_prompts else []
         check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
         path = Path(data.store) if data.store else self.out / "store.db"
-        self._check_store(path)
+        check_stores([phase.config for phase in self.phases], self.prompts, path)
         self.values: StoredValues | None = None
         if data.value_store:
             self.values = StoredValues.load(data.value_store, valued_prompts(self.phases, self.prompts, path))
@@ -156,24 +156,6 @@ class Trainer:
             if self.environments:
                 self.reward = EpisodeReward(self.reward)
         return path
-
-    def _check_store(self, path: Path) -> None:
-        """Check stored samples before anything is loaded; what a fresh phase adds is unknown yet."""
-        stored_only = list(takewhile(lambda phase: phase.config.data.replay == 1, self.phases))
-        if stored_only and not exists(path):
-            raise Refused(
-                f"data.store: {path} doesn't exist, but data.replay = 1 trains from a store; create it (agro "
-                "import)"
-            )
-        if exists(path):
-            with Store.open(path, read_only=True) as store:
-                store.check_prompts((p.id, p.text) for p in self.prompts)
-                for phase in self.phases[: len(stored_only) + 1]:
-                    if phase.config.data.replay > 0:
-                        check_store(phase.config, store)
-        for phase in self.phases:
-            if phase.config.data.eval_store:
-                Store.open(phase.config.data.eval_store, read_only=True, create=False).close()
 
     def _load(self) -> tuple[Policy, Policy | None]:
         """Policy and reference; the prompts that the policy can be asked remain."""
@@ -291,6 +273,8 @@ class Trainer:
             monitors.append(
                 HeldOutPrompts(phase, learner, rollout, self.reward, self.eval_prompts, self.activity, say)
             )
+        if samples_kl(config) and learner.reference_key is not None:
+            monitors += self._kl_monitor(phase, learner)
         if config.data.has_held_out_groups:
             groups = HeldOutGroups.load(config, learner)
             check_heldout(trained, groups.prompt_ids, "data.eval_store")
@@ -298,3 +282,11 @@ class Trainer:
             monitors.append(HeldOutLog(phase, learner, groups, self.activity))
         monitors += [self.best, *self.monitors, Warnings(self.progress)]
         return [*monitors, Record(self.folder, self.trackers), Terminal(self.progress)]
+
+    def _kl_monitor(self, phase: Phase, learner: Learner) -> list[Monitor]:
+        """The KL on prompts of the store; nothing where no prompt leaves room for a response."""
+        encoder, run = self.policy.encoder, self.folder.id
+        prompts = prompts_for_kl(phase.config, self.store, run, self.prompts, encoder)
+        if not prompts:
+            return []
+        return [SampledKL(phase, learner, self._rollout(phase), prompts, self.activity)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from test_page import read, rewrite
 
 ROW = {"log_ratio_best": 0.5, "log_ratio_worst": -1.0, "ratio_mean": 0.634, "kl_of_best": 1.28}
@@ -25,3 +27,15 @@ def test_log_ratios_are_drawn_where_they_were_measured(run_folder) -> None:
     text = read(run_folder).text
     assert "held-out best" in text
     assert "held-out worst" in text
+
+
+def test_a_kl_without_held_out_prompts_is_called_sampled(bare_folder) -> None:
+    """At the responses of the policy to prompts of the store."""
+    config = json.loads((bare_folder / "config.json").read_text())
+    del config["data"]["eval_prompts"]
+    (bare_folder / "config.json").write_text(json.dumps(config))
+    row = {"step": 1, "phase": "sft", "eval_kl_ref": 0.4, "eval_kl_ref_se": 0.1, "kl_ref": 0.4}
+    (bare_folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    text = read(bare_folder).text
+    assert "KL at the end 0.400 nats per response, step 1" in text
+    assert "held-out KL at the end" not in text

@@ -72,7 +72,9 @@ def test_trains_on_a_log_of_texts_and_rewards(tmp_path: Path) -> None:
     assert all(
         m["staleness_mean"] is None and m["replay_share"] == 1 and m["sampled_tokens"] == 0 for m in rows
     )
-    assert all(m["kl_ref"] is None and m["loss"] > 0 for m in rows)
+    assert all(m["loss"] > 0 for m in rows)
+    assert [m["kl_ref"] for m in rows[:-1]] == [None] * 3  # evaluate.every = 0: at the end alone
+    assert rows[-1]["kl_ref"] == rows[-1]["eval_kl_ref"] > 0
     with Store.open(tmp_path / "log.db", read_only=True) as store:
         uses = store.uses([s.id for s in store.samples()])
     assert sum(uses.values()) == 4 * 4 * 3
