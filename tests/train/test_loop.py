@@ -241,7 +241,8 @@ def test_refusals_come_before_a_model_is_loaded(tmp_path: Path, monkeypatch) -> 
         data=log,
         objective={"name": "agro_onpolicy", "beta": 0.1},
     )
-    refused(tmp_path, "log.db has no samples that data.roles", data={**log, "roles": ["expert"]})
+    refused(tmp_path, "log.db has expert; expected", data={**log, "roles": ["expert"]})
+    refused(tmp_path, "log.db has no samples that data.roles", data={**log, "min_reward": 2.0})
     refused(tmp_path, "nothing.db doesn't exist", data={**log, "store": str(tmp_path / "nothing.db")})
     refused(tmp_path, "data.prompts isn't set", data={})
     refused(tmp_path, "sampler.n is 1", sampler__n=1)
