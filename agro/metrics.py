@@ -179,7 +179,8 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric(
             "regret",
             REWARD,
-            "Estimate of how far the regularized reward is below the best. Biased low.",
+            "Estimate of how far the regularized reward is below the best. Biased low, and unknown where no "
+            "rewards differ.",
             "β log mean exp(R/β) − mean R in fresh groups; at most β log n",
         ),
         Metric(
@@ -233,6 +234,19 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         ),
     ),
     "Problems": (
+        Metric(
+            "no_signal",
+            "",
+            "Why nothing can be learned from the step.",
+            "no valid response, all rewards are 0, equal rewards within groups, or a gradient of 0",
+            kind="text",
+        ),
+        Metric(
+            "replay_missing",
+            "groups",
+            "Groups that `data.replay` asked of the store, and that it didn't have.",
+            "groups asked for − groups picked; they are sampled instead",
+        ),
         Metric("rewards_failed", RESPONSES, "Responses whose reward failed.", "count over fresh responses"),
         Metric(
             "requests_failed",

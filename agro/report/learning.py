@@ -147,7 +147,10 @@ def _own(run: RunData) -> Panel | None:
     if not run.measures("eval_fresh_consistency"):
         return None
     text = caption("eval_fresh_consistency")
-    text += " It is 0 too where all responses are the same, and it may rise first: read it beside the reward."
+    text += (
+        " It is 0 too where all responses are the same, near 0 where no rewards differ, and it may rise "
+        "first: read it beside the reward."
+    )
     series = [heldout(run, "eval_fresh_consistency", "policy")]
     return panel(run, "½ Var(R) of held-out responses", series, text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,8 +13,8 @@ import torch
 from agro.config import RunConfig
 from agro.objectives.reduce import Groups
 from agro.rollout import Collected
-from agro.train.collate import staleness
-from agro.train.diagnostics import diagnostic_beta, distances, spreads
+from agro.train.collate import staleness, total_reward
+from agro.train.diagnostics import diagnostic_beta, distances, spreads, unequal
 from agro.train.feed import Valid, one_each
 from agro.train.log_ratios import stored_metrics
 from agro.train.step import Step
@@ -25,9 +26,10 @@ def describe_batch(valid: Valid, made: Collected, version: int) -> dict[str, Any
     samples, responses = valid.samples, one_each(valid.samples)
     by_prompt: dict[str, list[float]] = defaultdict(list)
     for s in responses:
-        if s.reward is not None:
-            by_prompt[s.prompt_id].append(s.reward)
-    rewards = [r for group in by_prompt.values() for r in group]
+        total = total_reward(s)
+        if not math.isnan(total):
+            by_prompt[s.prompt_id].append(total)
+    rewards = [s.reward for s in responses if s.reward is not None]
     fresh = {s.prompt_id for s in samples if s.id in valid.made}
     stored = {s.prompt_id for s in samples if s.id not in valid.made}
     stale = [staleness(s, version) for s in samples]
@@ -112,7 +114,8 @@ def describe_step(
         beta = diagnostic_beta(config, options)
         if beta:
             _, regret = distances(part, logp, beta, options.get("average", "sum"))
-            metrics["regret"] = float(regret.mean()) if len(regret) else None
+            if unequal(Groups.of(part)).any():  # else nothing is known of what could be better
+                metrics["regret"] = float(regret.mean())
     if part.behavior_logp is not None and samples_policy(config):
         off = (logp - part.behavior_logp)[part.mask].abs()
         metrics |= {"logp_diff_mean": off.mean().item(), "logp_diff_max": off.max().item()}
