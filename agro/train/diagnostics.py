@@ -152,6 +152,16 @@ def spreads(step: Step, name: str, options: Mapping[str, Any]) -> tuple[float, f
     return nats, reward
 
 
+def toward_reference(ratio: float | None) -> str:
+    """What keeps a policy nearer to the reference. `ratio`: `kl_to_reward_spread`, None where it is unknown.
+
+    Where βρ dwarfs the rewards already, a larger β would only let them count less.
+    """
+    if ratio is not None and ratio > DWARFED:
+        return "a lower train.lr"
+    return "a larger objective.beta or a lower train.lr"
+
+
 def dwarfed(ratio: float, name: str, options: Mapping[str, Any], length: float) -> str:
     """The warning for a `kl_to_reward_spread` above `DWARFED`. `length`: mean tokens per response."""
     entry, beta = get(name), options["beta"]

@@ -47,10 +47,11 @@ from agro.train.loop import Loop, Parts
 from agro.train.monitors import Monitor
 from agro.train.monitors.guard import Guard
 from agro.train.monitors.heldout import HeldOutLog, HeldOutPrompts
-from agro.train.monitors.outlets import Record, Terminal, Warnings
+from agro.train.monitors.outlets import Record, Terminal
 from agro.train.monitors.sampled_kl import SampledKL, prompts_for_kl, samples_kl
 from agro.train.monitors.signal import Signal
 from agro.train.monitors.stopping import Best
+from agro.train.monitors.warnings import Warnings
 from agro.train.notes import notes
 from agro.train.phases import Phase, derive
 from agro.train.plan import plan
@@ -281,7 +282,7 @@ class Trainer:
             check_heldout(trained, groups.prompt_ids, "data.eval_store")
             say(f"{phase.name}: {len(groups.prompt_ids)} stored groups are measured and not trained on")
             monitors.append(HeldOutLog(phase, learner, groups, self.activity))
-        monitors += [self.best, *self.monitors, Signal(phase, say), Warnings(self.progress)]
+        monitors += [self.best, *self.monitors, Signal(phase, say), Warnings(say)]
         return [*monitors, Record(self.folder, self.trackers), Terminal(self.progress)]
 
     def _kl_monitor(self, phase: Phase, learner: Learner) -> list[Monitor]:
