@@ -90,7 +90,11 @@ def _gradient(run: RunData) -> Panel:
     known = np.isfinite(before)
     text = caption("grad_norm", "grad_norm_clipped")
     if known.any():
-        text += f" Clipped at {percent(float(np.mean(after[known] < before[known])))} of the steps."
+        clipped = after[known] < before[known]
+        text += f" Clipped at {percent(float(np.mean(clipped)))} of the steps."
+        if clipped.all():
+            middle = float(np.median(before[known]))
+            text += f" The learning rate alone decides the size of a step (median norm {middle:.3g})."
     series = [training(run, "grad_norm_clipped", "after", color=SECOND), training(run, "grad_norm", "before")]
     return panel(run, "Gradient norm", series, text, Look(log=True))
 

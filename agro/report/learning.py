@@ -186,8 +186,13 @@ def nearness(run: RunData) -> dict[str, Any]:
     fresh = Series("training", run.training_kl)
     name = "held-out" if run.config.data.eval_prompts else "sampled"
     kl = [fresh, replace(heldout(run, "eval_kl_ref", name), split=split)]
+    text = caption("kl_ref", "eval_kl_ref")
+    if run.measures("kl_of_best") and run.measures("kl_ref", "eval_kl_ref"):
+        best = Series("best of store", run.column("kl_of_best"), MUTED, smooth=smoothing(len(run.rows)))
+        kl.insert(0, best)
+        text += f" Gray: {caption('kl_of_best')}"
     look = Look(METRICS["kl_ref"].unit, log=True)
-    panels = [panel(run, "KL to the reference", kl, caption("kl_ref", "eval_kl_ref"), look)]
+    panels = [panel(run, "KL to the reference", kl, text, look)]
     betas = run.column("beta")
     if len(set(betas[np.isfinite(betas)])) > 1:
         panels.append(panel(run, "β", [Series("β", betas)], caption("beta"), Look(METRICS["beta"].unit)))

@@ -70,3 +70,14 @@ def test_a_share_of_replay_that_was_not_met_is_shown(run_folder) -> None:
     assert "less of the store than data.replay" not in text
     rewrite(run_folder, lambda row: row | {"replay_missing": 8})
     assert "steps with less of the store than data.replay: 221 of 221" in read(run_folder).text
+
+
+def test_a_clip_in_every_step_and_the_kl_of_the_best_are_explained(run_folder) -> None:
+    assert "The learning rate alone" not in read(run_folder).text
+    clipped = {"grad_norm": 3.0, "grad_norm_clipped": 1.0, **ROW}
+    rewrite(run_folder, lambda row: row | (clipped if row["step"] else {}))
+    text = read(run_folder).text
+    assert "Clipped at 100% of the steps. The learning rate alone decides" in text
+    assert "(median norm 3)" in text
+    assert "Gray: KL divergence of a policy that writes only the best of the stored responses." in text
+    assert "best of store" in text
