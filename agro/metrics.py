@@ -69,9 +69,10 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric(
             "eval_kl_ref",
             NATS,
-            "KL divergence from the reference on held-out prompts.",
+            "KL divergence from the reference on held-out prompts, or on prompts of the store.",
             "mean over responses of Σ log π − log π_ref",
         ),
+        _se("eval_kl_ref", NATS, "prompts; over responses on those of the store"),
         Metric(
             "eval_fresh_consistency",
             "reward²",
@@ -116,6 +117,33 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         ),
         _se("eval_auc", "share of pairs", "prompts"),
         Metric("eval_auc_groups", "prompts", "Prompts in `eval_auc`.", "those with unequal rewards"),
+        Metric(
+            "eval_log_ratio_best",
+            NATS,
+            "`log_ratio_best` on held-out groups.",
+            "mean over the prompts of `eval_auc`",
+        ),
+        _se("eval_log_ratio_best", NATS, "prompts"),
+        Metric(
+            "eval_log_ratio_worst",
+            NATS,
+            "`log_ratio_worst` on held-out groups.",
+            "mean over the prompts of `eval_auc`",
+        ),
+        _se("eval_log_ratio_worst", NATS, "prompts"),
+        Metric(
+            "eval_ratio_mean",
+            "ratio",
+            "`ratio_mean` on held-out groups.",
+            "mean of π/π_ref in a group, mean over groups; at most 1.8e308",
+        ),
+        _se("eval_ratio_mean", "ratio", "groups"),
+        Metric(
+            "eval_kl_of_best",
+            NATS,
+            "`kl_of_best` on held-out groups.",
+            "mean over the prompts of `eval_auc`",
+        ),
         Metric("eval_dropped", RESPONSES, "Stored held-out responses that were dropped.", "count"),
     ),
     "Objective": (
@@ -133,9 +161,35 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             "mean over fresh responses of Σ log π − log π_ref; without any, `eval_kl_ref`",
         ),
         Metric(
+            "log_ratio_best",
+            NATS,
+            "Mean log π/π_ref of the stored responses with the highest reward of their group.",
+            "mean over the stored groups of the step with unequal rewards",
+        ),
+        Metric(
+            "log_ratio_worst",
+            NATS,
+            "Mean log π/π_ref of the stored responses with the lowest reward of their group.",
+            "mean over the same groups",
+        ),
+        Metric(
+            "ratio_mean",
+            "ratio",
+            "Mean π/π_ref of stored responses. It is 1 in expectation on samples of the reference.",
+            "mean over the stored responses of the step; at most 1.8e308",
+        ),
+        Metric(
+            "kl_of_best",
+            NATS,
+            "KL divergence of a policy that writes only the best of the stored responses.",
+            "−log(share of responses with the highest reward of the group), mean over the groups of "
+            "`log_ratio_best`",
+        ),
+        Metric(
             "regret",
             REWARD,
-            "Estimate of how far the regularized reward is below the best. Biased low.",
+            "Estimate of how far the regularized reward is below the best. Biased low, and unknown where no "
+            "rewards differ.",
             "β log mean exp(R/β) − mean R in fresh groups; at most β log n",
         ),
         Metric(
@@ -189,6 +243,19 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         ),
     ),
     "Problems": (
+        Metric(
+            "no_signal",
+            "",
+            "Why nothing can be learned from the step.",
+            "no valid response, all rewards are 0, equal rewards within groups, or a gradient of 0",
+            kind="text",
+        ),
+        Metric(
+            "replay_missing",
+            "groups",
+            "Groups that `data.replay` asked of the store, and that it didn't have.",
+            "groups asked for − groups picked; they are sampled instead",
+        ),
         Metric("rewards_failed", RESPONSES, "Responses whose reward failed.", "count over fresh responses"),
         Metric(
             "requests_failed",

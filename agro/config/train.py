@@ -146,6 +146,10 @@ class Evaluate(Section):
     """of held-out responses; eval_kl_ref is known only where it equals policy.temperature"""
     kl: bool = True
     """measure the KL to the reference too; keeps a copy of the reference in memory"""
+    kl_samples: int = field(32, ge=0)
+    """responses, one a prompt, that measure eval_kl_ref in a phase on stored data without data.eval_prompts,
+    where the run has a reference: to held-out prompts of the store, or else to prompts that it draws. They
+    need no reward. 0: none"""
     beta: float | None = field(None, gt=0)
     """reward per nat of the response's log-ratio: β at which ½ Var(R) and regret are measured, whatever the
     objective, and of nothing else; the objective's own where it is not given. An objective without the

@@ -48,8 +48,6 @@ def of_metrics(metrics: Mapping[str, float], options: Options) -> str | None:
     if not share > 0.5:  # NaN where no rewards differ
         return None
     return (
-        f"in {share:.0%} of the groups whose rewards differ the best response is pushed down: β is below "
-        "what on-policy "
-        'AGRO needs at this success rate. What to do: objective.likelihood_ratio = "adaptive", a larger β, '
-        "or agro"
+        f"in {share:.0%} of the groups whose rewards differ the best response is pushed down. What to do: "
+        'objective.likelihood_ratio = "adaptive", or the objective agro'
     )

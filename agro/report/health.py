@@ -13,6 +13,7 @@ from agro.report.figures import Look
 from agro.report.panels import caption, panel, training
 from agro.report.render import Fact, Panel
 from agro.report.rundata import RunData
+from agro.report.signal import WAYS_OUT, Missing, without_share, without_signal
 
 COUNTED = {
     "skipped": "updates skipped",
@@ -27,11 +28,20 @@ COUNTED = {
 def problems(run: RunData) -> list[str]:
     """What went wrong, such as "updates skipped: 3"."""
     totals = {title: run.total(name) for name, title in COUNTED.items()}
-    return [f"{title}: {count(n)}" for title, n in totals.items() if n]
+    found = [f"{title}: {count(n)}" for title, n in totals.items() if n]
+    signal, share = without_signal(run), without_share(run)
+    if signal is not None and signal.is_said:
+        found.append(f"steps from which nothing could be learned: {_steps(signal)}, {signal.reasons[0]}")
+    if share is not None and share.is_said:
+        found.append(f"steps with less of the store than data.replay: {_steps(share)}")
+    return found
 
 
 def health(run: RunData) -> dict[str, Any]:
-    return {"facts": [*_counts(run), _equal_groups(run)], "panels": [_gradient(run), _difference(run)]}
+    return {
+        "facts": [*_counts(run), _equal_groups(run), *_signal(run)],
+        "panels": [_gradient(run), _difference(run)],
+    }
 
 
 def _counts(run: RunData) -> list[Fact]:
@@ -57,12 +67,34 @@ def _equal_groups(run: RunData) -> Fact:
     return Fact(title, text, bad=equal > groups / 2)
 
 
+def _signal(run: RunData) -> list[Fact]:
+    signal, share = without_signal(run), without_share(run)
+    facts = []
+    if signal is None:
+        facts.append(Fact("steps without a signal", None))
+    else:
+        ways = [f"{why}: {WAYS_OUT.get(why, 'unknown')}" for why in signal.reasons]
+        facts.append(Fact("steps without a signal", _steps(signal), ". ".join(ways), bad=signal.is_said))
+    if share is not None and share.count:
+        note = "fewer groups of the store than data.replay asks for; data.sources and the like limit them"
+        facts.append(Fact("steps with less replay", _steps(share), note, bad=share.is_said))
+    return facts
+
+
+def _steps(missing: Missing) -> str:
+    return f"{count(missing.count)} of {count(missing.steps)}"
+
+
 def _gradient(run: RunData) -> Panel:
     before, after = run.column("grad_norm"), run.column("grad_norm_clipped")
     known = np.isfinite(before)
     text = caption("grad_norm", "grad_norm_clipped")
     if known.any():
-        text += f" Clipped at {percent(float(np.mean(after[known] < before[known])))} of the steps."
+        clipped = after[known] < before[known]
+        text += f" Clipped at {percent(float(np.mean(clipped)))} of the steps."
+        if clipped.all():
+            middle = float(np.median(before[known]))
+            text += f" The learning rate alone decides the size of a step (median norm {middle:.3g})."
     series = [training(run, "grad_norm_clipped", "after", color=SECOND), training(run, "grad_norm", "before")]
     return panel(run, "Gradient norm", series, text, Look(log=True))
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from agro.metrics import METRICS
 from agro.numbers import fixed, percent, with_error
-from agro.report.axes import COLORS, MUTED, NARROW, WIDE, Size, cut
+from agro.report.axes import COLORS, MUTED, NARROW, SECOND, WIDE, Size, cut
 from agro.report.curves import against_kl, kl_pairs, learning_curve, smoothing
 from agro.report.experience import Experience
 from agro.report.figures import Axis, Look, Series, svg
@@ -43,7 +43,7 @@ def learning(run: RunData, experience: Experience) -> dict[str, Any]:
         if kl_pairs(run):
             curves["KL"] = _both("Reward against KL", lambda size: against_kl(run, size))
     loss = _loss(run) if stored_only else None
-    panels = (_ranking(run), _stored(run), loss, _own(run), _regret(run), _parts(run))
+    panels = (_ranking(run), _best_and_worst(run), _stored(run), loss, _own(run), _regret(run), _parts(run))
     return {
         "curves": curves,
         "stored_only": stored_only,
@@ -132,12 +132,37 @@ def _ranking(run: RunData) -> Panel | None:
     return panel(run, "Held-out ranking (AUC)", series, caption("eval_auc"))
 
 
+def _best_and_worst(run: RunData) -> Panel | None:
+    """Log-ratios of the best and the worst stored responses, where there were any."""
+    if not run.measures("log_ratio_best", "eval_log_ratio_best"):
+        return None
+    width = smoothing(len(run.rows))
+    series = [
+        replace(heldout(run, "eval_log_ratio_worst", "held-out worst"), color=COLORS[4]),
+        replace(heldout(run, "eval_log_ratio_best", "held-out best"), color=COLORS[2]),
+        training(run, "log_ratio_worst", "worst", color=SECOND, smooth=width),
+        training(run, "log_ratio_best", "best", smooth=width),
+    ]
+    text = (
+        "Mean log π/π_ref of the stored responses with the highest and with the lowest reward of a group. "
+        "The best should rise above 0; below 0, the policy moves away from them."
+    )
+    ratio = run.last("ratio_mean")
+    if ratio is not None:
+        text += f" The mean of π/π_ref over stored responses ended at {ratio:.3g} (1 at the reference)."
+    look = Look(METRICS["log_ratio_best"].unit)
+    return panel(run, "Log-ratio of the best and worst responses", series, text, look)
+
+
 def _own(run: RunData) -> Panel | None:
     """½ Var(R) of the policy's own responses to held-out prompts."""
     if not run.measures("eval_fresh_consistency"):
         return None
     text = caption("eval_fresh_consistency")
-    text += " It is 0 too where all responses are the same, and it may rise first: read it beside the reward."
+    text += (
+        " It is 0 too where all responses are the same, near 0 where no rewards differ, and it may rise "
+        "first: read it beside the reward."
+    )
     series = [heldout(run, "eval_fresh_consistency", "policy")]
     return panel(run, "½ Var(R) of held-out responses", series, text)
 
@@ -171,9 +196,15 @@ def nearness(run: RunData) -> dict[str, Any]:
     """What the template's section about the reference shows."""
     split = run.config.policy.reference == "phase"
     fresh = Series("training", run.training_kl)
-    kl = [fresh, replace(heldout(run, "eval_kl_ref"), split=split)]
+    name = "held-out" if run.config.data.eval_prompts else "sampled"
+    kl = [fresh, replace(heldout(run, "eval_kl_ref", name), split=split)]
+    text = caption("kl_ref", "eval_kl_ref")
+    if run.measures("kl_of_best") and run.measures("kl_ref", "eval_kl_ref"):
+        best = Series("best of store", run.column("kl_of_best"), MUTED, smooth=smoothing(len(run.rows)))
+        kl.insert(0, best)
+        text += f" Gray: {caption('kl_of_best')}"
     look = Look(METRICS["kl_ref"].unit, log=True)
-    panels = [panel(run, "KL to the reference", kl, caption("kl_ref", "eval_kl_ref"), look)]
+    panels = [panel(run, "KL to the reference", kl, text, look)]
     betas = run.column("beta")
     if len(set(betas[np.isfinite(betas)])) > 1:
         panels.append(panel(run, "β", [Series("β", betas)], caption("beta"), Look(METRICS["beta"].unit)))
@@ -193,7 +224,8 @@ def _kl_facts(run: RunData) -> list[Fact]:
     if policy.reference_model:
         reference += f": {policy.reference_model}"
     facts = [Fact("reference", reference)]
-    kl = {"held-out KL at the end": run.column("eval_kl_ref"), "highest KL in training": run.training_kl}
+    name = "held-out KL at the end" if run.config.data.eval_prompts else "KL at the end"
+    kl = {name: run.column("eval_kl_ref"), "highest KL in training": run.training_kl}
     for name, values in kl.items():
         if not np.isfinite(values).any():
             facts.append(Fact(name, None))

@@ -225,6 +225,9 @@ def _check(row: Any, before: int, where: str) -> None:
         raise Refused(f"{where}: step: expected a whole number above {before}, got {step!r:.80}")
     if not isinstance(phase, str):
         raise Refused(f"{where}: phase: expected text, got {phase!r:.80}")
+    why = row.get("no_signal")
+    if why is not None and not isinstance(why, str):
+        raise Refused(f"{where}: no_signal: expected text or null, got {why!r:.80}")
     for key in NUMBERS:
         _check_number(row.get(key), f"{where}: {key}")
     parts = row.get("reward_parts")

@@ -26,8 +26,8 @@ def check_followed(phases: Mapping[str, RunConfig]) -> None:
     if targets and not any(map(measures_heldout_kl, phases.values())):
         raise Refused(
             f"evaluate.target_kl = {targets[0]:g} is compared with eval_kl_ref, which no phase measures: it "
-            "needs data.eval_prompts, evaluate.kl and evaluate.temperature = policy.temperature; set them, "
-            "or remove evaluate.target_kl"
+            "needs evaluate.kl, and data.eval_prompts at evaluate.temperature = policy.temperature or "
+            "evaluate.kl_samples and stored data; set them, or remove evaluate.target_kl"
         )
     for key in ("patience", "target_kl"):
         rules = [p.evaluate for p in phases.values() if getattr(p.evaluate, key)]
@@ -49,9 +49,21 @@ def measures_followed(config: RunConfig) -> bool:
 
 
 def measures_heldout_kl(config: RunConfig) -> bool:
-    """Whether a phase measures eval_kl_ref."""
+    """Whether a phase measures eval_kl_ref, on held-out prompts or on a few prompts of the store."""
     rule = config.evaluate
-    return rule.kl and config.data.eval_prompts is not None and rule.temperature == config.policy.temperature
+    of_policy = rule.temperature == config.policy.temperature
+    return samples_kl(config) or (rule.kl and config.data.eval_prompts is not None and of_policy)
+
+
+def samples_kl(config: RunConfig) -> bool:
+    """Whether a phase on stored data samples responses for the KL, provided that the run has a reference.
+
+    It doesn't where `data.eval_prompts` measure it, where the engine isn't in this process, or where
+    responses are episodes, whose prompts need more than the store has.
+    """
+    wanted = config.data.replay > 0 and config.evaluate.kl and config.evaluate.kl_samples > 0
+    inline = config.engine.kind == "hf" and config.source.kind == "inline"
+    return wanted and inline and config.environment is None and config.data.eval_prompts is None
 
 
 def _is_unset(value: Any) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,6 +26,9 @@ from agro.types import Batch
 # Above this the rewards are less than 1/(1 + 10²), 1 %, of the variance of R if ρ is independent of them.
 # The rest is noise.
 DWARFED = 10.0
+# Rewards that differ by less than this share of the largest one differ by rounding or noise: a ratio to their
+# spread would say that β is too large, whatever it is.
+NOTICEABLE = 1e-3
 
 
 def diagnostic_beta(config: RunConfig, options: Mapping[str, Any]) -> float | None:
@@ -84,6 +88,17 @@ def ranking(batch: Batch, logp_BT: Tensor, average: str = "sum") -> NDArray[np.f
     return np.array(auc)
 
 
+def unequal(groups: Groups, least: float = 0.0) -> Tensor:
+    """[G] whether the known rewards of a group differ, by more than `least` times the largest |reward|."""
+    reward_N = groups.reward
+    known_N = ~reward_N.isnan()
+    if not known_N.any():
+        return torch.zeros_like(groups.n, dtype=torch.bool)
+    highest_G = groups.largest(torch.where(known_N, reward_N, -torch.inf))
+    lowest_G = -groups.largest(torch.where(known_N, -reward_N, -torch.inf))
+    return highest_G - lowest_G > least * reward_N[known_N].abs().max()
+
+
 def summary(name: str, values: NDArray[np.float64]) -> dict[str, float]:
     """The mean of independent values, and its standard error; empty without values."""
     if not len(values):
@@ -92,12 +107,18 @@ def summary(name: str, values: NDArray[np.float64]) -> dict[str, float]:
 
 
 def fresh_metrics(batch: Batch, logp_BT: Tensor, beta: float, average: str) -> dict[str, float | int]:
-    """Means over the groups of an evaluation's own samples, with standard errors; empty without groups."""
+    """Means over the groups of an evaluation's own samples, with standard errors; empty without groups.
+
+    Without unequal rewards in a group regret is unknown: what isn't seen to be better may exist.
+    """
     half, regret = distances(batch, logp_BT, beta, average)
     if not len(half):
         return {}
-    means = summary("eval_fresh_consistency", half) | summary("eval_regret", regret)
-    return {**means, "eval_fresh_groups": len(half)}
+    means: dict[str, float | int] = {"eval_fresh_groups": len(half)}
+    means |= summary("eval_fresh_consistency", half)
+    if unequal(Groups.of(batch)).any():
+        means |= summary("eval_regret", regret)
+    return means
 
 
 def standard_error(x: NDArray[np.float64]) -> float:
@@ -110,7 +131,7 @@ def standard_error(x: NDArray[np.float64]) -> float:
 def spreads(step: Step, name: str, options: Mapping[str, Any]) -> tuple[float, float] | None:
     """Standard deviations of ρ (nats) and of r within groups: roots of the mean variance over groups.
 
-    None for an objective that doesn't weight responses by r − βρ, and where no rewards differ.
+    None for an objective that doesn't weight responses by r − βρ, and where no rewards differ noticeably.
 
     An update of AGRO follows R relative to the rest of its group. A ρ that all responses share cancels, so
     only the spread of βρ inside a group can exceed that of the rewards. The ratio of β times the first to the
@@ -124,11 +145,21 @@ def spreads(step: Step, name: str, options: Mapping[str, Any]) -> tuple[float, f
         return None
     groups = Groups.of(batch)
     rho_N = groups.over_tokens(step.streams["logp"] - anchor_BT, entry.averages(options))
-    differs_G = groups.largest(groups.reward) > -groups.largest(-groups.reward)
+    differs_G = unequal(groups, NOTICEABLE)
     if not differs_G.any():
         return None
     nats, reward = (float(groups.variance(x_N)[differs_G].mean().sqrt()) for x_N in (rho_N, groups.reward))
     return nats, reward
+
+
+def toward_reference(ratio: float | None) -> str:
+    """What keeps a policy nearer to the reference. `ratio`: `kl_to_reward_spread`, None where it is unknown.
+
+    Where βρ dwarfs the rewards already, a larger β would only let them count less.
+    """
+    if ratio is not None and ratio > DWARFED:
+        return "a lower train.lr"
+    return "a larger objective.beta or a lower train.lr"
 
 
 def dwarfed(ratio: float, name: str, options: Mapping[str, Any], length: float) -> str:

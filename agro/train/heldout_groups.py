@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from agro.train.collate import collate
 from agro.train.diagnostics import distances, ranking, summary
 from agro.train.feed import one_each, select_valid
 from agro.train.learner import Learner
+from agro.train.log_ratios import best_and_worst, exponential, kl_of_best, log_ratios, mean
 from agro.types import Batch, Sample
 
 
@@ -65,17 +67,26 @@ class HeldOutGroups:
 
         `beta`: in reward per nat; without it ½ Var(R) isn't measured. `average`: as of the objective agro.
         """
-        auc, now, start = [], [], []
+        auc, now, start, best, worst, ratio = [], [], [], [], [], []
         for batch in self._batches:
             assert batch.ref_logp is not None
             logp = learner.logp(batch)
             auc.append(ranking(batch, logp, average))
+            of_best, of_worst = best_and_worst(batch, logp)
+            best.append(of_best)
+            worst.append(of_worst)
+            rho = log_ratios(batch, logp)
+            ratio.append(np.logaddexp.reduce(rho) - math.log(len(rho)))
             if beta:
                 now.append(distances(batch, logp, beta, average)[0])
                 start.append(distances(batch, batch.ref_logp, beta, average)[0])  # R = r
         order = np.concatenate(auc)
         metrics = {**summary("eval_auc", order), "eval_auc_groups": len(order)}
         metrics |= {"eval_groups": len(self._batches), "eval_dropped": self.dropped}
+        metrics |= summary("eval_log_ratio_best", np.concatenate(best))
+        metrics |= summary("eval_log_ratio_worst", np.concatenate(worst))
+        metrics |= exponential("eval_ratio_mean", np.array(ratio))
+        metrics |= mean("eval_kl_of_best", np.concatenate([kl_of_best(b) for b in self._batches]))
         if now:
             half, fall = np.concatenate(now), np.concatenate(start) - np.concatenate(now)
             metrics |= summary("eval_consistency", half) | summary("eval_consistency_fall", fall)

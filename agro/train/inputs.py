@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 from pathlib import Path
 
 from agro.config import Data, RunConfig
@@ -17,37 +16,12 @@ from agro.store import Store, is_held_out
 from agro.store.queries import chosen
 from agro.train.check import takes_stored_value
 from agro.train.phases import Phase
-from agro.train.trainable import check_store
 from agro.types import Prompt, Text
 
 
 def exists(store: Path) -> bool:
     """Whether a store was made: a run that ended while it made one leaves an empty file."""
     return store.exists() and store.stat().st_size > 0
-
-
-def stored_first(phases: Sequence[Phase]) -> list[Phase]:
-    """The phases before the first one that samples: what they draw from is in the store at the start."""
-    return list(takewhile(lambda phase: phase.config.data.replay == 1, phases))
-
-
-def check_stored(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Path) -> None:
-    """Check stored samples before anything is loaded; what a fresh phase adds is unknown yet."""
-    stored = stored_first(phases)
-    if stored and not exists(path):
-        raise Refused(
-            f"data.store: {path} doesn't exist, but data.replay = 1 trains from a store; create it (agro "
-            "import)"
-        )
-    if exists(path):
-        with Store.open(path, read_only=True) as store:
-            store.check_prompts((p.id, p.text) for p in prompts)
-            for phase in phases[: len(stored) + 1]:
-                if phase.config.data.replay > 0:
-                    check_store(phase.config, store)
-    for phase in phases:
-        if phase.config.data.eval_store:
-            Store.open(phase.config.data.eval_store, read_only=True, create=False).close()
 
 
 def valued_prompts(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Path) -> dict[str, Text]:

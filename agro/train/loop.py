@@ -136,6 +136,7 @@ class Loop:
             valid.dropped["too stale"] += made.too_stale
         sampled = time.perf_counter()
         metrics = empty_metrics() | describe_batch(valid, made, self.learner.version)
+        metrics["replay_missing"] = fresh - train.groups + phase.stored_groups(phase.at(position))
         view = View(phase, position.step + 1, phase.options(position), metrics, valid.samples, self.stop)
         self.activity.stage("updating", 1, train.updates)
         batch = self.parts.feed.batch(valid, position)
@@ -277,8 +278,7 @@ class Loop:
         if position.skipped >= phase.config.train.max_skipped:
             raise Refused(
                 f"step {position.step}: {position.skipped} updates in a row were skipped, for the reasons "
-                "above. What to do: fix the data, or start a new run with a lower train.lr, a higher "
-                "objective.beta, or in float32"
+                "above. What to do: fix the data, or start a new run with a lower train.lr or in float32"
             )
 
     def _anchor(self, phase: Phase) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,9 +13,10 @@ import torch
 from agro.config import RunConfig
 from agro.objectives.reduce import Groups
 from agro.rollout import Collected
-from agro.train.collate import staleness
-from agro.train.diagnostics import diagnostic_beta, distances, spreads
+from agro.train.collate import staleness, total_reward
+from agro.train.diagnostics import diagnostic_beta, distances, spreads, unequal
 from agro.train.feed import Valid, one_each
+from agro.train.log_ratios import stored_metrics
 from agro.train.step import Step
 from agro.types import Batch, Sample
 
@@ -24,9 +26,10 @@ def describe_batch(valid: Valid, made: Collected, version: int) -> dict[str, Any
     samples, responses = valid.samples, one_each(valid.samples)
     by_prompt: dict[str, list[float]] = defaultdict(list)
     for s in responses:
-        if s.reward is not None:
-            by_prompt[s.prompt_id].append(s.reward)
-    rewards = [r for group in by_prompt.values() for r in group]
+        total = total_reward(s)
+        if not math.isnan(total):
+            by_prompt[s.prompt_id].append(total)
+    rewards = [s.reward for s in responses if s.reward is not None]
     fresh = {s.prompt_id for s in samples if s.id in valid.made}
     stored = {s.prompt_id for s in samples if s.id not in valid.made}
     stale = [staleness(s, version) for s in samples]
@@ -79,6 +82,8 @@ def describe_step(
 ) -> dict[str, Any]:
     """Metrics of a step's gradient: of the objective, and on recent samples KL, regret and logp_diff.
 
+    On stored samples also the log-ratios of the best and the worst responses, see `agro.train.log_ratios`.
+
     kl_ref is the mean over recent responses of Σ_t log π − log π_ref, in nats, which estimates the KL on
     samples of the policy itself. Samples of earlier weights are weighted by π/μ, normalized. logp_diff
     compares engine and learner; for samples of earlier weights it also shows how far the policy has moved.
@@ -99,6 +104,7 @@ def describe_step(
     if spread is not None:
         nats, reward = spread
         metrics["kl_to_reward_spread"] = options["beta"] * nats / reward
+    metrics |= stored_metrics(batch, logp, recent)
     rows = torch.tensor(recent, device=logp.device).nonzero()[:, 0]
     if not len(rows):
         return metrics
@@ -108,7 +114,8 @@ def describe_step(
         beta = diagnostic_beta(config, options)
         if beta:
             _, regret = distances(part, logp, beta, options.get("average", "sum"))
-            metrics["regret"] = float(regret.mean()) if len(regret) else None
+            if unequal(Groups.of(part)).any():  # else nothing is known of what could be better
+                metrics["regret"] = float(regret.mean())
     if part.behavior_logp is not None and samples_policy(config):
         off = (logp - part.behavior_logp)[part.mask].abs()
         metrics |= {"logp_diff_mean": off.mean().item(), "logp_diff_max": off.max().item()}

@@ -25,6 +25,7 @@ from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs
 from agro.store.queries import chosen
 from agro.train.check import reads_reference
+from agro.train.check_followed import samples_kl
 from agro.train.micro import MicroBatch
 from agro.train.phases import Phase
 from agro.train.trainable import pairs_among
@@ -67,6 +68,17 @@ def phase_counts(phase: Phase, store: Store | None, heldout: int) -> dict[str, A
         "evaluations": evaluations,
         "responses_evaluated": evaluations * heldout * config.evaluate.n,
     }
+
+
+def _kl_counts(phase: Phase) -> dict[str, int]:
+    """The evaluations of a phase that samples responses for the KL alone, see `agro.train.monitors`."""
+    rule, steps = phase.config.evaluate, phase.ends - phase.begins
+    evaluations = 1
+    if rule.every:
+        evaluations += len(range(rule.every, steps, rule.every))
+    if phase.begins == 0 and phase.config.policy.reference == "model":
+        evaluations += 1
+    return {"evaluations": evaluations, "responses_evaluated": evaluations * rule.kl_samples}
 
 
 def _most_new(config: RunConfig) -> int:
@@ -196,6 +208,8 @@ def plan(
         part = phase.config
         width = longest(policy, part, prompts, store)
         counts = phase_counts(phase, store, len(eval_prompts))
+        if samples_kl(part) and reference is not None:
+            counts |= _kl_counts(phase)
         speed = speeds(policy, part, prompts, width)
         phases.append(
             {

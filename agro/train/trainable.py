@@ -4,16 +4,71 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
 
-from agro.config import RunConfig
+from agro.config import Data, RunConfig
 from agro.errors import Refused
 from agro.objectives import Need, get
 from agro.objectives.needs import PAIRS, REWARD, VOTES, grouping, ordered
 from agro.store import Known, Pair, Store, is_held_out
 from agro.store.queries import chosen
 from agro.train.collate import total_reward
+from agro.train.inputs import exists
 from agro.train.schedule import options_at
-from agro.types import Sample
+from agro.types import Prompt, Sample
+
+OWN = "policy"  # source and role of the samples that a run makes itself
+
+
+def check_stores(configs: Sequence[RunConfig], prompts: Sequence[Prompt], path: Path) -> None:
+    """Check the stores of a run's phases before a model is loaded; what a fresh phase adds is unknown yet.
+
+    `prompts`: those that the run samples from. `path`: the store that phases draw from.
+    """
+    stored_only = list(takewhile(lambda config: config.data.replay == 1, configs))
+    adds = False  # whether the run has added samples of its own before a phase draws
+    if stored_only and not exists(path):
+        raise Refused(
+            f"data.store: {path} doesn't exist, but data.replay = 1 trains from a store; create it (agro "
+            "import)"
+        )
+    if exists(path):
+        with Store.open(path, read_only=True) as store:
+            store.check_prompts((p.id, p.text) for p in prompts)
+            for config in configs:
+                adds = adds or config.data.replay < 1
+                if config.data.replay > 0:
+                    check_names(config.data, store, adds=adds)
+            for config in configs[: len(stored_only) + 1]:
+                if config.data.replay > 0:
+                    check_store(config, store)
+    for config in configs:
+        if config.data.eval_store:
+            Store.open(config.data.eval_store, read_only=True, create=False).close()
+
+
+def check_names(data: Data, store: Store, *, adds: bool) -> None:
+    """Raise `Refused` for names in `data.sources` and `data.roles` that no sample of the store has.
+
+    With `adds` the run samples too, which makes samples of source and role "policy". An empty store is
+    accepted: other processes may fill it.
+    """
+    counts = store.counts()
+    if not counts.samples:
+        return
+    for key, named, known in (
+        ("sources", data.sources, counts.sources),
+        ("roles", data.roles, counts.roles),
+    ):
+        unknown = [name for name in named or () if name not in known and not (adds and name == OWN)]
+        if unknown:
+            have = ", ".join(f"{name} ({known[name]})" for name in sorted(known))
+            raise Refused(
+                f"data.{key}: no sample of {store.path} has {', '.join(unknown)}; expected some of (with the "
+                f"number of samples) {have}. What to do: correct or remove the name, or import such samples "
+                "(agro import)"
+            )
 
 
 def check_store(config: RunConfig, store: Store) -> list[str]:

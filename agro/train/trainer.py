@@ -35,12 +35,12 @@ from agro.train.check import (
     learns_value,
     reads_reference,
 )
+from agro.train.check_followed import samples_kl
 from agro.train.elsewhere import Elsewhere, Published, end
 from agro.train.epochs import describe, resolve
 from agro.train.feed import Feed
 from agro.train.heldout_groups import HeldOutGroups
 from agro.train.inputs import (
-    check_stored,
     exists,
     fingerprints,
     prompts_to_sample,
@@ -52,8 +52,11 @@ from agro.train.loop import Loop, Parts
 from agro.train.monitors import Monitor
 from agro.train.monitors.guard import Guard
 from agro.train.monitors.heldout import HeldOutLog, HeldOutPrompts
-from agro.train.monitors.outlets import Record, Terminal, Warnings
+from agro.train.monitors.outlets import Record, Terminal
+from agro.train.monitors.sampled_kl import SampledKL, prompts_for_kl
+from agro.train.monitors.signal import Signal
 from agro.train.monitors.stopping import Best
+from agro.train.monitors.warnings import Warnings
 from agro.train.notes import notes
 from agro.train.phases import Phase, derive
 from agro.train.plan import plan
@@ -61,7 +64,7 @@ from agro.train.ranks import Ranks, Shard, joined, rank, serve, take_device, wor
 from agro.train.saving import keep_best, present, save_model
 from agro.train.source import Inline, PromptOrder, Source
 from agro.train.state import Position
-from agro.train.trainable import check_store
+from agro.train.trainable import check_store, check_stores
 from agro.train.values import StoredValues
 
 
@@ -152,7 +155,7 @@ class Trainer:
         self.eval_prompts = load_prompts(data.eval_prompts) if data.eval_prompts else []
         check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
         path = Path(data.store) if data.store else self.out / "store.db"
-        check_stored(self.phases, self.prompts, path)
+        check_stores([phase.config for phase in self.phases], self.prompts, path)
         self.values: StoredValues | None = None
         if data.value_store:
             self.values = StoredValues.load(data.value_store, valued_prompts(self.phases, self.prompts, path))
@@ -267,10 +270,20 @@ class Trainer:
             monitors.append(
                 HeldOutPrompts(phase, learner, rollout, self.reward, self.eval_prompts, self.activity, say)
             )
+        if samples_kl(config) and learner.reference_key is not None:
+            monitors += self._kl_monitor(phase, learner)
         if config.data.has_held_out_groups:
             groups = HeldOutGroups.load(config, learner)
             check_heldout(trained, groups.prompt_ids, "data.eval_store")
             say(f"{phase.name}: {len(groups.prompt_ids)} stored groups are measured and not trained on")
             monitors.append(HeldOutLog(phase, learner, groups, self.activity))
-        monitors += [self.best, *self.monitors, Warnings(self.progress)]
+        monitors += [self.best, *self.monitors, Signal(phase, say), Warnings(say)]
         return [*monitors, Record(self.folder, self.trackers), Terminal(self.progress)]
+
+    def _kl_monitor(self, phase: Phase, learner: Learner) -> list[Monitor]:
+        """The KL on prompts of the store; nothing where no prompt leaves room for a response."""
+        encoder, run = self.policy.encoder, self.folder.id
+        prompts = prompts_for_kl(phase.config, self.store, run, self.prompts, encoder)
+        if not prompts:
+            return []
+        return [SampledKL(phase, learner, self._rollout(phase), prompts, self.activity)]

@@ -66,6 +66,8 @@ def rows():
                 "truncated_share": 0.03 * noise.random() if fresh else None,
                 "groups": 16,
                 "groups_equal": noise.randrange(9),
+                "no_signal": None,
+                "replay_missing": 0,
                 "rewards_failed": int(step == 100),
                 "requests_failed": 0,
                 "dropped": 0,

@@ -104,7 +104,7 @@ def test_what_was_not_measured_is_said(run_folder):
     page = read(run_folder)
     assert "No reward was measured." in page.text
     # panels, phases, KL, material, counts
-    assert page.text.count("not measured") == 8 + 3 * 2 + 2 + 3 + 7
+    assert page.text.count("not measured") == 8 + 3 * 2 + 2 + 3 + 8
     assert "trained for 2 steps of 220." in page.text
     assert "sft from the store 1 of 60" in page.text
 

@@ -19,7 +19,7 @@ from agro.policy import Policy
 from agro.prompts import load_prompts
 from agro.rollout.collect import Quiet
 from agro.rollout.load import embedded, load_rollout
-from agro.train.diagnostics import distances, spreads
+from agro.train.diagnostics import distances, fresh_metrics, spreads
 from agro.train.learner import Local
 from agro.train.measure import describe_step
 from agro.train.monitors import View
@@ -180,7 +180,8 @@ def test_a_fresh_regret_reads_the_reference_where_the_objective_does_not(tmp_pat
     ]
     for given, read in (rows[:2], rows[2:]):
         for key in ("regret", "kl_ref"):
-            assert [m[key] for m in given] == pytest.approx([m[key] for m in read], rel=1e-4, abs=1e-6)
+            known = [[math.nan if m[key] is None else m[key] for m in rows] for rows in (given, read)]
+            assert known[0] == pytest.approx(known[1], rel=1e-4, abs=1e-6, nan_ok=True)
     assert len({m["regret"] for m in rows[0]}) == 6
 
 
@@ -319,4 +320,28 @@ def test_a_resumed_run_measures_the_same(tmp_path: Path) -> None:
     resumed = metrics(Trainer(tiny(tmp_path, **changes), tmp_path / "stopped", resume=True).run())
     for key in ("regret", "kl_ref", "eval_regret", "eval_fresh_consistency", "kl_to_reward_spread", "loss"):
         assert [m[key] for m in resumed] == [m[key] for m in whole]
-    assert all(m["regret"] is not None for m in whole[1:])
+    assert whole[1]["regret"] > 0
+
+
+def test_a_regret_without_unequal_rewards_is_unknown(tmp_path: Path) -> None:
+    """ρ = 1, 0 and rewards of 0 alone: R = −βρ, whose regret is above 0, but what is better wasn't seen."""
+    logp = torch.tensor([[0.0, -1.0], [0.0, -2.0]], dtype=torch.float64)
+    batch = Batch.of(
+        mask=[[False, True]] * 2, reward=[0.0, 0.0], group=["a", "a"], ref_logp=torch.full_like(logp, -2.0)
+    )
+    config = tiny(tmp_path)
+    for reward, is_known in (([0.0, 0.0], False), ([0.0, math.nan], False), ([0.0, 0.1], True)):
+        scored = batch.replace(reward=torch.tensor(reward, dtype=torch.float64))
+        found = describe_step(a_step(logp, scored), [True, True], config, {"beta": 0.1})
+        assert (found.get("regret") is not None) == is_known
+        evaluated = fresh_metrics(scored, logp, 0.1, "sum")
+        assert ("eval_regret" in evaluated) == is_known
+
+
+def test_rewards_that_hardly_differ_have_no_spread() -> None:
+    """1 and 1.0005 differ by less than a thousandth of the larger one, 1 and 1.01 by more."""
+    logp = torch.tensor([[0.0, -1.0], [0.0, -2.0]], dtype=torch.float64)
+    ref = torch.full_like(logp, -2.0)
+    for other, is_known in ((1.0005, False), (1.01, True)):
+        batch = Batch.of(mask=[[False, True]] * 2, reward=[1.0, other], group=["a", "a"], ref_logp=ref)
+        assert (spreads(a_step(logp, batch), "agro", {"beta": 0.1}) is not None) == is_known

@@ -24,7 +24,12 @@ def on_a_log(folder: Path, **changes: Any) -> RunConfig:
     """Twelve stored groups, of which some are held out; no prompts and no reward function are used."""
     if not (folder / "log.db").exists():
         fill_store(folder / "log.db", groups=12)
-    values = {"data__store": str(folder / "log.db"), "data__replay": 1.0, "data__hold_out": 0.4}
+    values: dict[str, Any] = {
+        "data__store": str(folder / "log.db"),
+        "data__replay": 1.0,
+        "data__hold_out": 0.4,
+    }
+    values["evaluate__kl_samples"] = 0
     return tiny(folder, **values, **{"evaluate__every": 1, "train__steps": 5, **changes})
 
 

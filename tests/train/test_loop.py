@@ -72,7 +72,9 @@ def test_trains_on_a_log_of_texts_and_rewards(tmp_path: Path) -> None:
     assert all(
         m["staleness_mean"] is None and m["replay_share"] == 1 and m["sampled_tokens"] == 0 for m in rows
     )
-    assert all(m["kl_ref"] is None and m["loss"] > 0 for m in rows)
+    assert all(m["loss"] > 0 for m in rows)
+    assert [m["kl_ref"] for m in rows[:-1]] == [None] * 3  # evaluate.every = 0: at the end alone
+    assert rows[-1]["kl_ref"] == rows[-1]["eval_kl_ref"] > 0
     with Store.open(tmp_path / "log.db", read_only=True) as store:
         uses = store.uses([s.id for s in store.samples()])
     assert sum(uses.values()) == 4 * 4 * 3
@@ -239,7 +241,8 @@ def test_refusals_come_before_a_model_is_loaded(tmp_path: Path, monkeypatch) -> 
         data=log,
         objective={"name": "agro_onpolicy", "beta": 0.1},
     )
-    refused(tmp_path, "log.db has no samples that data.roles", data={**log, "roles": ["expert"]})
+    refused(tmp_path, "log.db has expert; expected", data={**log, "roles": ["expert"]})
+    refused(tmp_path, "log.db has no samples that data.roles", data={**log, "min_reward": 2.0})
     refused(tmp_path, "nothing.db doesn't exist", data={**log, "store": str(tmp_path / "nothing.db")})
     refused(tmp_path, "data.prompts isn't set", data={})
     refused(tmp_path, "sampler.n is 1", sampler__n=1)

@@ -50,6 +50,19 @@ def test_counts_are_those_of_the_run(tmp_path: Path) -> None:
     assert "alone: agro, 2 steps, 2 updates" in describe(found)
 
 
+@pytest.mark.parametrize(("every", "kl_samples"), [(0, 5), (2, 3), (3, 0)])
+def test_responses_for_the_kl_on_a_log_are_counted(tmp_path: Path, every: int, kl_samples: int) -> None:
+    """Four steps: the last one is measured, and each that is a multiple of `every`."""
+    fill_store(tmp_path / "log.db")
+    log = {"store": str(tmp_path / "log.db"), "replay": 1.0}
+    rule = {"every": every, "kl_samples": kl_samples}
+    config = tiny(tmp_path, data=log, train__steps=4, evaluate=rule)
+    [phase] = Trainer(config, tmp_path / "run").plan()["phases"]
+    rows = metrics(Trainer(config, tmp_path / "run").run())
+    measured = sum(m["eval_kl_ref"] is not None for m in rows)
+    assert (phase["evaluations"], phase["responses_evaluated"]) == (measured, measured * kl_samples)
+
+
 def test_memory_of_a_model_whose_sizes_are_known(tmp_path: Path) -> None:
     """float32: 4 bytes a parameter; AdamW has two moments; the reference is a copy."""
     found = Trainer(tiny(tmp_path), tmp_path / "run").plan()

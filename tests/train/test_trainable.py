@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_feed import feed
-from tiny_runs import tiny
+from tiny_runs import fill_store, metrics, tiny
 from typer.testing import CliRunner
 
 from agro.cli import app
@@ -116,3 +116,36 @@ def test_rows_of_an_episode_share_a_reward(
     assert "sample 1 " in report["problem"]
     with pytest.raises(Refused, match="episode e"):
         Trainer(config, tmp_path / "run").plan()
+
+
+@pytest.mark.parametrize(
+    ("key", "names", "known"),
+    [
+        ("sources", ["someone", "sumone"], "has sumone; .* other .1., someone .32."),
+        ("roles", ["expert"], "has expert; .* log .33."),
+    ],
+)
+def test_a_name_that_no_sample_has_is_refused(tmp_path: Path, key: str, names: list[str], known: str) -> None:
+    fill_store(tmp_path / "log.db")
+    with Store.open(tmp_path / "log.db") as store:
+        store.append([Sample("1>", "2", reward=1.0, source="other")])
+    data = {"data__store": str(tmp_path / "log.db"), f"data__{key}": names}
+    for replay in (0.5, 1.0):
+        config = tiny(tmp_path, **data, data__replay=replay)
+        with pytest.raises(Refused, match=rf"data\.{key}: .* {known}"):
+            Trainer(config, tmp_path / "run").run()
+
+
+def test_a_run_may_name_the_samples_that_it_makes_itself(tmp_path: Path) -> None:
+    """Into a store of its own, into one with samples of others, for a later phase; not before it samples."""
+    own = {"data__sources": ["policy"], "data__roles": ["policy"], "train__steps": 3}
+    run = Trainer(tiny(tmp_path, **own, data__replay=0.5), tmp_path / "own").run()
+    replayed = [m["replay_share"] for m in metrics(run)]
+    assert replayed == [0.0, 0.5, 0.5]
+    fill_store(tmp_path / "log.db")
+    log = {**own, "data__store": str(tmp_path / "log.db")}
+    phases = [{"name": "fresh"}, {"name": "stored", "data": {"replay": 1.0}}]
+    Trainer(tiny(tmp_path, **log, data__replay=0.5), tmp_path / "mixed").plan()
+    Trainer(tiny(tmp_path, **log, phases=phases), tmp_path / "phases").plan()
+    with pytest.raises(Refused, match=r"data\.sources: .* has policy;"):
+        Trainer(tiny(tmp_path, **log, phases=phases[::-1]), tmp_path / "early").plan()

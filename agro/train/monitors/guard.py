@@ -14,18 +14,26 @@ A gradient that isn't finite is skipped whatever the rule.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from agro import config
+from agro.train.diagnostics import toward_reference
 from agro.train.monitors.base import GO, Action, Monitor, View
 
 LEAST = 5
-ADVICE = (
-    "What to do: look at the samples (agro show), then start a new run with a lower train.lr or a higher "
-    "objective.beta, or raise the limit of the guard"
-)
+
+
+def _advice(metrics: Mapping[str, Any], kl: bool) -> str:
+    """What to do after an explosion. A larger β keeps a KL low, but it raises a loss such as ½ Var(R)."""
+    way = "a lower train.lr"
+    if kl:
+        way = toward_reference(metrics["kl_to_reward_spread"])
+    return (
+        f"What to do: look at the samples (agro show), then start a new run with {way}, or raise the limit "
+        "of the guard"
+    )
 
 
 class Guard(Monitor):
@@ -50,7 +58,8 @@ class Guard(Monitor):
             self.losses = ()
             self.rollbacks += 1
             return Action("roll back", why)
-        return Action("stop", f"{why}. {ADVICE}")
+        advice = _advice(view.metrics, kl="guard.kl" in why)
+        return Action("stop", f"{why}. {advice}")
 
     def state(self) -> dict[str, Any]:
         return {"phase": self.phase, "losses": self.losses, "rollbacks": self.rollbacks}

@@ -9,9 +9,10 @@ from agro.evaluate import Heldout, heldout
 from agro.rewards import Reward
 from agro.rollout import Activity, Rollout
 from agro.train.collate import collate
-from agro.train.diagnostics import diagnostic_beta, fresh_metrics
+from agro.train.diagnostics import diagnostic_beta, fresh_metrics, standard_error
 from agro.train.heldout_groups import HeldOutGroups
 from agro.train.learner import Learner
+from agro.train.log_ratios import log_ratios
 from agro.train.measure import kl_of
 from agro.train.monitors.base import Monitor, View
 from agro.train.notes import warn_of_rewards
@@ -72,6 +73,8 @@ class HeldOutPrompts(Monitor):
         logp, ref_logp = self.learner.logp(batch), self.learner.logp(batch, "reference")
         batch = batch.to(logp.device).replace(ref_logp=ref_logp)
         metrics["eval_kl_ref"] = kl_of(batch, logp)
+        by_prompt = log_ratios(batch, logp).reshape(-1, config.evaluate.n).mean(1)
+        metrics["eval_kl_ref_se"] = standard_error(by_prompt)
         beta = diagnostic_beta(config, options)
         if beta:
             metrics |= fresh_metrics(batch, logp, beta, options.get("average", "sum"))

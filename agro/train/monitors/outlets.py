@@ -1,37 +1,11 @@
-"""Outputs of a step's metrics: the run folder, trackers, the terminal, and warnings."""
+"""Outputs of a step's metrics: the run folder, trackers, and the terminal."""
 
 from __future__ import annotations
 
 from agro.runs.folder import Run
 from agro.runs.progress import Progress, responses_text
 from agro.runs.track import Trackers
-from agro.train.diagnostics import DWARFED, dwarfed
 from agro.train.monitors.base import Monitor, View
-from agro.train.notes import warn_of_metrics
-
-
-class Warnings(Monitor):
-    """Warnings about a step's metrics, each once per phase."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.given: set[str] = set()
-
-    def after(self, view: View) -> None:
-        name, metrics = view.phase.config.objective.name, view.metrics
-        if (metrics["kl_to_reward_spread"] or 0) > DWARFED:
-            text = dwarfed(metrics["kl_to_reward_spread"], name, view.options, metrics["length_mean"])
-            self._warn("spread", view, text)
-        of_method = None
-        if metrics["objective"] is not None:
-            of_method = warn_of_metrics(metrics["objective"], name, view.options)
-        if of_method:
-            self._warn("method", view, of_method)
-
-    def _warn(self, about: str, view: View, text: str) -> None:
-        if about not in self.given:
-            self.given.add(about)
-            self.progress.say(f"step {view.step}: {text}")
 
 
 class Record(Monitor):

@@ -1,0 +1,100 @@
+"""KL to the reference from a few responses to prompts of the store. It needs no reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from agro.config import RunConfig
+from agro.encoding import Encoder, InvalidSample
+from agro.rollout import Activity, Rollout
+from agro.store import Store, is_held_out
+from agro.store.draw_rules import noise
+from agro.store.queries import chosen
+from agro.train.collate import collate
+from agro.train.diagnostics import summary
+from agro.train.learner import Learner
+from agro.train.log_ratios import log_ratios
+from agro.train.monitors.base import Monitor, View
+from agro.train.monitors.heldout import is_due
+from agro.train.phases import Phase, derive
+from agro.types import Prompt
+
+
+class SampledKL(Monitor):
+    """`evaluate.kl_samples` responses of the policy, one a prompt, without truncation.
+
+    Prompts and random numbers are the same at every evaluation, so that differences are not of the draw.
+    """
+
+    def __init__(
+        self,
+        phase: Phase,
+        learner: Learner,
+        rollout: Rollout,
+        prompts: Sequence[Prompt],
+        activity: Activity,
+    ) -> None:
+        """`prompts`: those that the model can be asked; repeated where there are fewer than responses."""
+        self.phase, self.learner, self.rollout = phase, learner, rollout
+        self.prompts, self.activity = prompts, activity
+
+    def after(self, view: View) -> None:
+        config = self.phase.config
+        if not is_due(view):
+            return
+        if view.step == 0 and config.policy.reference != "model":
+            return  # the policy is the reference
+        self.activity.stage("evaluating")
+        untruncated = {"temperature": config.policy.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        sampler = config.sampler.model_copy(update={**untruncated, "n": 1})
+        count = config.evaluate.kl_samples
+        prompts = [self.prompts[i % len(self.prompts)] for i in range(count)]
+        seed = derive(config.train.seed, "evaluate KL")
+        responses = self.rollout.sample(prompts, 1, sampler, seed=seed)
+        batch = collate(sorted(responses, key=lambda s: int(s.meta["index"])), 0)
+        logp, ref_logp = self.learner.logp(batch), self.learner.logp(batch, "reference")
+        rho_N = log_ratios(batch.to(logp.device).replace(ref_logp=ref_logp), logp)
+        view.metrics |= summary("eval_kl_ref", rho_N)
+        if view.metrics["kl_ref"] is None and view.step:
+            view.metrics["kl_ref"] = view.metrics["eval_kl_ref"]
+
+
+def prompts_for_kl(
+    config: RunConfig, store: Store, run: str, sampled: Sequence[Prompt], encoder: Encoder
+) -> list[Prompt]:
+    """Up to `evaluate.kl_samples` prompts in the order of a hash, without those that leave no room.
+
+    With `data.hold_out` the held-out ones, else those that may be drawn. The choice doesn't depend on what
+    the run itself adds to the store, so that a resumed run makes the same. Where the store has nothing else,
+    `sampled` are chosen from: the prompts that the run samples from.
+    """
+    hold_out = config.data.hold_out
+    wanted = chosen(config.data)
+    if hold_out:
+        wanted["min_reward"] = None  # they are held out whatever their rewards
+    own = {row.id for row in store.known(run=run)}
+    first: dict[str, int] = {}
+    for row in store.known(**wanted):
+        is_candidate = row.id not in own and row.episode is None
+        if is_candidate and (not hold_out or is_held_out(row.prompt_id, hold_out)):
+            first.setdefault(row.prompt_id, row.id)
+    by_id = {prompt.id: prompt for prompt in sampled}
+
+    def load(prompt_id: str) -> list[Prompt]:
+        if not first:
+            return [by_id[prompt_id]]
+        found = store.samples(ids=[first[prompt_id]], on_damaged=lambda i: None)
+        return [Prompt(s.prompt, s.prompt_id) for s in found if s.context_tokens is None]
+
+    order = sorted(first or by_id, key=lambda p: (noise(config.train.seed, 0, "KL", p), p))
+    valid = (prompt for p in order for prompt in load(p) if _has_room(prompt, encoder))
+    return list(islice(valid, config.evaluate.kl_samples))
+
+
+def _has_room(prompt: Prompt, encoder: Encoder) -> bool:
+    try:
+        encoder.asked(prompt)
+    except InvalidSample:
+        return False
+    return True

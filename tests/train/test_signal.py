@@ -1,0 +1,140 @@
+"""Steps from which nothing can be learned: what is recorded, what is said, and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import fill_store, metrics, tiny, write_prompts
+
+from agro.config import RunConfig
+from agro.metrics import empty_metrics
+from agro.store import Store
+from agro.train.monitors import View
+from agro.train.monitors.signal import Signal
+from agro.train.phases import Phase
+from agro.train.trainer import Trainer
+from agro.types import Sample
+
+GOOD = {"groups": 4, "groups_equal": 3, "reward_mean": 0.5, "reward_std": 0.5, "grad_norm": 1.0}
+EQUAL = GOOD | {"groups_equal": 4}
+ZERO = EQUAL | {"reward_mean": 0.0, "reward_std": 0.0}
+
+
+def signal(folder: Path, say: Callable[[str], None] = print, **changes: Any) -> tuple[Signal, Phase]:
+    [phase] = Phase.all(tiny(folder, **changes))
+    return Signal(phase, say), phase
+
+
+def why(monitor: Signal, phase: Phase, row: dict[str, Any], step: int = 1) -> str | None:
+    view = View(phase, step, {}, empty_metrics() | row)
+    monitor.after(view)
+    return view.metrics["no_signal"]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (GOOD, None),
+        (EQUAL, "equal rewards within groups"),
+        (ZERO, "all rewards are 0"),
+        (GOOD | {"reward_mean": 0.0}, None),  # rewards of both signs
+        (GOOD | {"grad_norm": 0.0}, "a gradient of 0"),
+        (GOOD | {"grad_norm": None}, None),  # skipped for a gradient that isn't finite
+        ({"groups": 0, "groups_equal": 0}, "no valid response"),
+    ],
+)
+def test_the_reason_of_a_step(tmp_path: Path, row: dict[str, Any], expected: str | None) -> None:
+    assert why(*signal(tmp_path), row) == expected
+
+
+def test_equal_rewards_matter_to_an_objective_that_compares_them(tmp_path: Path) -> None:
+    """`sft` imitates whatever the rewards; `reinforce` without a baseline learns from rewards of 1 alone."""
+    for objective, equal, zero in (
+        ({"name": "sft"}, None, None),
+        ({"name": "reinforce"}, None, "all rewards are 0"),
+        ({"name": "rloo"}, "equal rewards within groups", "all rewards are 0"),
+    ):
+        monitor, phase = signal(tmp_path, objective=objective)
+        assert (why(monitor, phase, EQUAL), why(monitor, phase, ZERO)) == (equal, zero)
+
+
+def test_it_is_said_after_three_steps_in_a_row_and_every_hundred(tmp_path: Path) -> None:
+    said: list[str] = []
+    monitor, phase = signal(tmp_path, said.append, train__steps=300)
+    for step in range(1, 301):
+        why(monitor, phase, GOOD if step in (3, 6) else ZERO, step)
+    assert [line.split(":")[0] for line in said] == ["step 9", "step 106", "step 206"]
+    assert "nothing can be learned, 3 steps in a row: all rewards are 0 (mean reward 0)" in said[0]
+    assert "What to do: check that the reward of a right response isn't 0" in said[0]
+
+
+def test_a_share_that_the_store_does_not_meet_names_what_limits_it(tmp_path: Path) -> None:
+    said: list[str] = []
+    limited = {"data__replay": 0.5, "data__max_age": 3, "data__sources": ["policy"]}
+    monitor, phase = signal(tmp_path, said.append, **limited)
+    for step, missing in enumerate([2, 0, 2, 1, 2, 2], 1):
+        why(monitor, phase, GOOD | {"replay_missing": missing}, step)
+    assert len(said) == 1
+    assert said[0].startswith(
+        "step 5: data.replay = 0.5 asks for 2 groups of the store, and 0 could be drawn"
+    )
+    assert "data.sources = ('policy',), data.max_age = 3" in said[0]
+    monitor, phase = signal(tmp_path, said.append, data__replay=0.5)
+    for step in range(1, 4):
+        why(monitor, phase, GOOD | {"replay_missing": 1}, step)
+    assert "or more prompts" in said[1]
+
+
+def said_by(config: RunConfig, folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    Trainer(config, folder).run()
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
+
+
+def test_a_run_whose_rewards_are_all_0_says_so(tmp_path: Path, capsys) -> None:
+    (tmp_path / "zero.py").write_text(
+        "def score(completions, **columns):\n    return [0.0] * len(completions)\n"
+    )
+    reward = {"reward__name": f"{tmp_path / 'zero.py'}:score", "evaluate__n": 2}
+    held = write_prompts(tmp_path / "held.jsonl", range(60, 64))
+    config = tiny(tmp_path, **reward, data__eval_prompts=held)
+    [line] = said_by(config, tmp_path / "run", capsys)
+    assert line.startswith("step 3: nothing can be learned, 3 steps in a row: all rewards are 0")
+    rows = metrics(tmp_path / "run")
+    assert [m["no_signal"] for m in rows] == [None] + ["all rewards are 0"] * 6
+    assert {m["regret"] for m in rows} == {m["eval_regret"] for m in rows} == {None}
+    short = tiny(tmp_path, **reward, train__steps=2)
+    assert len(said_by(short, tmp_path / "short", capsys)) == 1
+
+
+def test_a_run_on_a_log_without_differences_says_so(tmp_path: Path, capsys) -> None:
+    with Store.open(tmp_path / "log.db") as store:
+        store.append(Sample(f"{100 + g}>", str(i), reward=g / 8) for g in range(8) for i in range(3))
+    log = {"data": {"store": str(tmp_path / "log.db"), "replay": 1.0}}
+    [line] = said_by(tiny(tmp_path, **log), tmp_path / "run", capsys)
+    assert "equal rewards within groups" in line
+    with Store.open(tmp_path / "log.db") as store:
+        store.append([Sample("100>", "7", reward=9.0)])
+    assert said_by(tiny(tmp_path, **log, train__groups=8), tmp_path / "other", capsys) == []
+
+
+def test_a_run_without_a_valid_response_says_so(tmp_path: Path, capsys) -> None:
+    fill_store(tmp_path / "log.db")
+    log = {"data": {"store": str(tmp_path / "log.db"), "replay": 1.0}, "train__max_length": 3}
+    [line] = said_by(tiny(tmp_path, **log, train__steps=3), tmp_path / "run", capsys)
+    assert "no valid response" in line
+    assert "raise train.max_length" in line
+
+
+def test_a_run_whose_replay_is_never_met_says_so(tmp_path: Path, capsys) -> None:
+    """Rewards are at most 1, so that no group of the run's own store can be drawn."""
+    config = tiny(tmp_path, data__replay=0.5, data__min_reward=2.0)
+    [line] = said_by(config, tmp_path / "run", capsys)
+    assert "step 3: data.replay = 0.5 asks for 2 groups of the store, and 0 could be drawn" in line
+    assert "data.min_reward = 2.0" in line
+    assert [m["replay_missing"] for m in metrics(tmp_path / "run")] == [2] * 6
+    met = said_by(tiny(tmp_path, data__replay=0.5), tmp_path / "met", capsys)
+    assert met == []
+    assert [m["replay_missing"] for m in metrics(tmp_path / "met")] == [2, 0, 0, 0, 0, 0]
