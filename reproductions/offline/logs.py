@@ -6,6 +6,7 @@ import gzip
 import importlib.util
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,12 @@ def task() -> Any:
 
 
 def prepare(out: Path) -> dict[str, Path]:
-    """The model's own log with and without its log-probs, that of an unknown mixture, and held-out prompts.
+    """The model's own log with and without its log-probs, that of an unknown mixture, and prompts.
 
     Written into `out` where they aren't there yet.
     """
     files = {name: out / f"{name}.db" for name in ("own", "plain", "mixture")}
-    files["held_out"] = out / "held_out.jsonl"
+    files |= {name: out / f"{name}.jsonl" for name in ("held_out", "prompts")}
     if all(f.exists() for f in files.values()):
         return files
     out.mkdir(parents=True, exist_ok=True)
@@ -47,10 +48,21 @@ def prepare(out: Path) -> dict[str, Path]:
     mixture = out / "mixture.jsonl"
     mixture.write_text(_mixture())
     harness.import_log(mixture, files["mixture"], COLUMNS)
-    prompts = task().make_prompts(HELD_OUT, task().EVAL_SEED)
-    lines = [json.dumps({"prompt": p, "answer": str(_total(p))}) + "\n" for p in prompts]
-    files["held_out"].write_text("".join(lines))
+    made = task()
+    _write(files["held_out"], made.make_prompts(HELD_OUT, made.EVAL_SEED))
+    _write(files["prompts"], [group["prompt"] for group in _groups()])
     return files
+
+
+def _write(file: Path, prompts: Sequence[str]) -> None:
+    """Prompts with their answers."""
+    lines = [json.dumps({"prompt": prompt, "answer": str(_total(prompt))}) + "\n" for prompt in prompts]
+    file.write_text("".join(lines))
+
+
+def _groups() -> list[dict[str, Any]]:
+    with gzip.open(harness.need(LOG), "rt", encoding="utf-8") as log:
+        return [json.loads(line) for line in log]
 
 
 def _mixture() -> str:
@@ -59,14 +71,12 @@ def _mixture() -> str:
     The reward is 1/(1 + |error|), 0 without a number. Nothing says who wrote what.
     """
     made, rng, lines = task(), random.Random(0), []
-    with gzip.open(harness.need(LOG), "rt", encoding="utf-8") as log:
-        for line in log:
-            group = json.loads(line)
-            prompt = group["prompt"]
-            others = [made.solve(prompt, SLIP, rng) for _ in range(2)]
-            responses = [*group["responses"][:2], *others]
-            rewards = [_graded(prompt, text) for text in responses]
-            lines.append(json.dumps({"prompt": prompt, "responses": responses, "rewards": rewards}) + "\n")
+    for group in _groups():
+        prompt = group["prompt"]
+        others = [made.solve(prompt, SLIP, rng) for _ in range(2)]
+        responses = [*group["responses"][:2], *others]
+        rewards = [_graded(prompt, text) for text in responses]
+        lines.append(json.dumps({"prompt": prompt, "responses": responses, "rewards": rewards}) + "\n")
     return "".join(lines)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 RECIPE = "agro, the recipe"
 IMITATION = "sft on the right responses"
 RATES = (1e-4, 3e-4)
+NEAR = 0.15  # methods that end further below the recipe have no further seeds
 RIGHT = {"min_reward": 1.0}  # draws the right responses alone
 
 # What each changes of the recipe; `objective` replaces the recipe's.
@@ -40,3 +41,12 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "GRPO": {"objective": {"name": "grpo"}},
 }
+
+# What each changes of recipes/replay.toml: 16 groups a step, of which these shares come from the store.
+FRESH = "fresh samples alone"
+REPLAY: dict[str, dict[str, Any]] = {
+    FRESH: {"data": {"replay": 0.0}},
+    "half replayed": {"data": {"replay": 0.5}},
+    "three quarters replayed": {"data": {"replay": 0.75}},
+}
+GENERATIONS = (640, 1280, 1920, 2560, 3200)  # responses sampled when accuracy is measured

@@ -10,7 +10,8 @@ is 150 updates of 16 prompts, measured on held-out sums at temperature 1. The se
 - settings: the recipe with other β and learning rates;
 - longer: 450 updates;
 - mixture: the log of an unknown mixture of writers, with graded rewards;
-- no-logps: the recipe on the log without its log-probs.
+- no-logps: the recipe on the log without its log-probs;
+- replay: no log but fresh samples of the log's prompts, and the run's own earlier ones.
 
 Writes result.json and figure.png into --out, with --record beside this script too. An interrupted run
 continues.
@@ -35,11 +36,18 @@ from agro import objectives  # noqa: E402
 from agro.config import RunConfig  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.offline import logs, report  # noqa: E402
-from reproductions.offline.methods import IMITATION, METHODS, RATES, RECIPE  # noqa: E402
+from reproductions.offline.methods import (  # noqa: E402
+    GENERATIONS,
+    IMITATION,
+    METHODS,
+    NEAR,
+    RATES,
+    RECIPE,
+    REPLAY,
+)
 
-TOML = harness.ROOT / "recipes/log.toml"
 UPDATES = 150
-SECTIONS = ("methods", "settings", "longer", "mixture", "no-logps")
+SECTIONS = ("methods", "settings", "longer", "mixture", "no-logps", "replay")
 
 
 @dataclass(frozen=True)
@@ -73,36 +81,49 @@ def trials(seeds: int) -> list[Row]:
     for method in (RECIPE, IMITATION):
         rows += [Row("longer", method, seed, ("train.steps=450",)) for seed in few]
         rows += [Row("mixture", method, seed, (), "mixture") for seed in few]
-    return [*rows, Row("no-logps", RECIPE, 0, (), "plain")]
+    rows.append(Row("no-logps", RECIPE, 0, (), "plain"))
+    for method, changes in REPLAY.items():
+        fresh = round(64 * (1 - changes["data"]["replay"]))  # responses a step
+        steps = (f"train.steps={GENERATIONS[-1] // fresh}", f"evaluate.every={GENERATIONS[0] // fresh}")
+        rows += [Row("replay", method, seed, steps, "") for seed in few]
+    return rows
 
 
 def further(measured: Sequence[Mapping[str, Any]], seeds: int) -> list[Row]:
-    """The other seeds of each method, with the learning rate that was best."""
+    """The other seeds of each method that ends near the recipe, with the learning rate that was best."""
     rows = []
+    recipe = [m["accuracy"][-1] for m in measured if (m["section"], m["method"]) == ("methods", RECIPE)]
+    reached = max(recipe, default=0.0)
     for method in METHODS:
         tried = [m for m in measured if (m["section"], m["method"]) == ("methods", method)]
         if method == RECIPE or not tried:
             continue
         best = max(tried, key=lambda m: float(m["accuracy"][-1]))
+        if best["accuracy"][-1] < reached - NEAR:
+            continue
         rows += [Row("methods", method, seed, tuple(best["changes"])) for seed in range(1, min(seeds, 3))]
     return rows
 
 
 def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) -> RunConfig:
     """The recipe with what this job and the row change of it."""
+    replays = row.section == "replay"
+    method = (REPLAY if replays else METHODS)[row.method]
+    stored = f"data.prompts={files['prompts']}" if replays else f"data.store={files[row.log]}"
     settings = [
         f"policy.model={logs.MODEL}",
-        f"data.store={files[row.log]}",
+        stored,
         f"data.eval_prompts={files['held_out']}",
         f"reward.name={HERE / 'reward.py'}:right_sum",
         f"train.steps={UPDATES}",
         f"train.seed={row.seed}",
         "train.lr=3e-4",
+        "sampler.n=4",
         "sampler.max_new=64",
         "sampler.batch=256",
     ]
-    values = RunConfig.load(TOML, settings).model_dump()
-    method = METHODS[row.method]
+    recipe = harness.ROOT / "recipes" / ("replay.toml" if replays else "log.toml")
+    values = RunConfig.load(recipe, settings).model_dump()
     if "objective" in method:
         values["objective"] = method["objective"]
     for section in ("data", "train"):
@@ -112,9 +133,9 @@ def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) 
     needs = objectives.get(values["objective"]["name"]).needed(options)
     values["policy"]["cache_reference"] = "ref_logp" in needs
     folder = files["held_out"].parent
-    recipe = folder / f"{row.folder}.json"
-    recipe.write_text(json.dumps(RunConfig.of(values, row.method).model_dump(mode="json")))
-    return RunConfig.load(recipe, [*row.changes, *changes])
+    changed = folder / f"{row.folder}.json"
+    changed.write_text(json.dumps(RunConfig.of(values, row.method).model_dump(mode="json")))
+    return RunConfig.load(changed, [*row.changes, *changes])
 
 
 def measure(row: Row, run: Mapping[str, Any]) -> dict[str, Any]:
