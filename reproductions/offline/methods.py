@@ -6,6 +6,7 @@ held-out accuracy is run with the other seeds. That favors every method but the 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 RECIPE = "agro, the recipe"
@@ -40,6 +41,25 @@ METHODS: dict[str, dict[str, Any]] = {
         }
     },
     "GRPO": {"objective": {"name": "grpo"}},
+}
+
+# Other weights than the recipe's, which is min(2, π/π_ref) of the complete response.
+_OWN = str(Path(__file__).with_name("variants.py"))
+WEIGHTS: dict[str, dict[str, Any]] = {
+    "min(2, π/π_ref), the recipe": {},
+    "1": {"objective": {"name": "agro", "beta": 0.01}},
+    "min(1, π/π_ref)": {"objective": {"name": "agro", "beta": 0.01, "weight": "reference"}},
+    "min(4, π/π_ref)": {
+        "objective": {"name": "agro", "beta": 0.01, "weight": "reference", "weight_max": 4.0}
+    },
+    "min(1, π/π_ref) where the advantage is negative, else 1": {"objective": {"name": f"{_OWN}:tapered"}},
+    "min(2, π/π_ref) of the token, geometric mean": {"objective": {"name": f"{_OWN}:token_mean"}},
+    "min(2, π/π_ref) of the prefix": {"objective": {"name": f"{_OWN}:prefix"}},
+    "min(2, π/π_ref), the group's mean weighted too": {"objective": {"name": f"{_OWN}:weighted_mean"}},
+    "the recipe at a constant rate": {"train": {"schedule": "constant"}},
+    "the recipe at a constant rate, weights averaged": {
+        "train": {"schedule": "constant", "weights_average": 0.98}
+    },
 }
 
 # What each changes of recipes/replay.toml: 16 groups a step, of which these shares come from the store.

@@ -30,19 +30,31 @@ def settings_of(runs: Sequence[Run]) -> dict[tuple[str, str, tuple[str, ...]], l
 
 
 def tables(runs: Sequence[Run]) -> str:
-    """A row for each setting: the accuracies of its seeds, their mean, its standard error and the KL, as
-    Markdown."""
-    head = "| section | method | settings | accuracy by seed | mean | KL, nats |"
-    lines = [head, "|---|---|---|---|---|---|"]
+    """A row for each setting, as Markdown.
+
+    The accuracies of its seeds, their mean and its standard error, the KL on samples; of the batches at the
+    end the log-ratios of the best and the worst responses and the mean of π/π_ref.
+    """
+    head = (
+        "| section | method | settings | accuracy by seed | mean | KL, nats | ρ best | ρ worst | mean e^ρ |"
+    )
+    lines = [head, "|---|---|---|---|---|---|---|---|---|"]
     for (section, method, changes), same in settings_of(runs).items():
         ends = [run["accuracy"][-1] for run in same]
         kl = statistics.mean(run["kl_ref"][-1] for run in same)
+        of_batches = [_mean_known(same, name) for name in ("log_ratio_best", "log_ratio_worst", "ratio_mean")]
         mean = f"{statistics.mean(ends):.3f}"
         if len(ends) > 1:
             mean += f" ± {statistics.stdev(ends) / len(ends) ** 0.5:.3f}"
         seeds = " ".join(f"{end:.3f}" for end in ends)
-        lines.append(f"| {section} | {method} | {' '.join(changes)} | {seeds} | {mean} | {kl:.2f} |")
+        cells = (section, method, " ".join(changes), seeds, mean, f"{kl:.2f}", *of_batches)
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _mean_known(runs: Sequence[Run], name: str) -> str:
+    known = [run[name] for run in runs if run.get(name) is not None]
+    return f"{statistics.mean(known):.2f}" if known else ""
 
 
 def best_of(runs: Sequence[Run]) -> dict[str, list[Run]]:

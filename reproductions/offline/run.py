@@ -8,6 +8,7 @@ is 150 updates of 16 prompts, measured on held-out sums at temperature 1. The se
 
 - methods: the recipe, and each other method with the best of its learning rates;
 - settings: the recipe with other β and learning rates;
+- weights: other weights of a response;
 - longer: 450 updates;
 - mixture: the log of an unknown mixture of writers, with graded rewards;
 - no-logps: the recipe on the log without its log-probs;
@@ -29,6 +30,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
@@ -44,10 +48,12 @@ from reproductions.offline.methods import (  # noqa: E402
     RATES,
     RECIPE,
     REPLAY,
+    WEIGHTS,
 )
 
 UPDATES = 150
-SECTIONS = ("methods", "settings", "longer", "mixture", "no-logps", "replay")
+LAST = 20  # steps at the end over which what the batches show is averaged
+SECTIONS = ("methods", "settings", "weights", "longer", "mixture", "no-logps", "replay")
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ def trials(seeds: int) -> list[Row]:
             for beta in ("0.001", "0.01", "0.1", "1.0")
             if (beta, rate) != ("0.01", "3e-4")  # the recipe's
         ]
+    rows += [Row("weights", weight) for weight in WEIGHTS]
     few = range(min(seeds, 2))
     for method in (RECIPE, IMITATION):
         rows += [Row("longer", method, seed, ("train.steps=450",)) for seed in few]
@@ -108,7 +115,7 @@ def further(measured: Sequence[Mapping[str, Any]], seeds: int) -> list[Row]:
 def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) -> RunConfig:
     """The recipe with what this job and the row change of it."""
     replays = row.section == "replay"
-    method = (REPLAY if replays else METHODS)[row.method]
+    method = {"replay": REPLAY, "weights": WEIGHTS}.get(row.section, METHODS)[row.method]
     stored = f"data.prompts={files['prompts']}" if replays else f"data.store={files[row.log]}"
     settings = [
         f"policy.model={logs.MODEL}",
@@ -142,9 +149,16 @@ def measure(row: Row, run: Mapping[str, Any]) -> dict[str, Any]:
     """What is reported of a run."""
     seen = [m for m in run["metrics"] if m["eval_reward"] is not None]
     columns = {"step": "step", "accuracy": "eval_reward", "accuracy_se": "eval_reward_se"}
-    found = {name: [m[key] for m in seen] for name, key in columns.items()}
-    kl = [m["eval_kl_ref"] for m in seen]
-    return {**asdict(row), **found, "kl_ref": kl, "cpu_seconds": run["cpu_seconds"]}
+    found: dict[str, Any] = {name: [m[key] for m in seen] for name, key in columns.items()}
+    found["kl_ref"] = [m["eval_kl_ref"] for m in seen]
+    for name in ("log_ratio_best", "log_ratio_worst", "ratio_mean"):
+        found[name] = _mean_known(harness.column(run["metrics"], name)[-LAST:])
+    return {**asdict(row), **found, "cpu_seconds": run["cpu_seconds"]}
+
+
+def _mean_known(values: NDArray[np.float64]) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else None
 
 
 def complete(row: Row, out: Path, changes: Sequence[str]) -> dict[str, Any]:
