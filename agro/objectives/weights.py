@@ -2,7 +2,7 @@
 
 Multiplied into what the objective's gradient is in the response's log-probs, and constant itself. AGRO's part
 of response i is then −w_i (β/n) (R_i − R̄_{-i}) ∇log π(y_i). The derivation and measurements are in
-docs/guide/logs.md.
+docs/guide/weights.md.
 """
 
 from __future__ import annotations

@@ -145,7 +145,8 @@ def _best_and_worst(run: RunData) -> Panel | None:
     ]
     text = (
         "Mean log π/π_ref of the stored responses with the highest and with the lowest reward of a group. "
-        "The best should rise above 0; below 0, the policy moves away from them."
+        "The best should rise above 0; below 0, the policy moves away from them, which is right only where "
+        "even these are poor."
     )
     ratio = run.last("ratio_mean")
     if ratio is not None:

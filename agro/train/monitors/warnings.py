@@ -75,7 +75,8 @@ class Warnings(Monitor):
         if mean + 2 * error < 0:
             text = (
                 f"over the last {WINDOW} steps log π/π_ref of the best stored responses is {mean:.3g} on "
-                f"average: the policy moves away from them. What to do: {_way_out(view)}"
+                "average: the policy moves away from them. That is right only where even the best ones are "
+                f"poor. What to do otherwise: {_way_out(view)}"
             )
             self._warn("best", view, text)
 
