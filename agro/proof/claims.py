@@ -60,6 +60,23 @@ def _weighted(of: Claims, weight: str, most: float = 1.0, updates: int = 2000) -
     )
 
 
+def _imitating(of: Claims, k: Callable[[Situation], Tensor], shift: bool = True, **options: Any) -> Claims:
+    """With a share of imitation of responses that are chosen with probability k [X,Y]. Its end is another."""
+    share = 0.7
+    return replace(
+        of,
+        expects=lambda s: of.expects(s) + share * formulas.imitation(s, k(s)),
+        ends="unknown",
+        options={**of.options, "imitation": share, **options},
+        shift=shift,
+        noise=False,
+        policy_gradient=None,
+        limits=False,
+        n=(2,),
+        updates=0,
+    )
+
+
 def _onpolicy(**options: Any) -> Claims:
     plain = options.get("squared", "sequence") == "sequence"
     return Claims(
@@ -164,6 +181,13 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         _weighted(_agro(GROUPED), "reference"),
         _weighted(_agro(GROUPED), "reference", 4.0),
         _weighted(_agro(GROUPED), "behavior", 4.0, updates=0),
+        _imitating(_agro(GROUPED), formulas.is_best),
+        _imitating(
+            _weighted(_agro(GROUPED), "reference"),
+            lambda s: (s.reward >= 0.5).double(),
+            shift=False,
+            imitation_reward=0.5,
+        ),
         # Its optimum is another: that of β/T. A number more in log f is one over the length in R.
         Claims(
             formulas.half_variance_of_means, "elsewhere", GROUPED, {"average": "token"}, reference_shift=False
@@ -292,6 +316,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "dpo": (
         Claims(formulas.bradley_terry, "optimum", JUDGED, n=(2,)),
         _weighted(Claims(formulas.bradley_terry, "optimum", JUDGED, n=(2,)), "reference"),
+        _imitating(Claims(formulas.bradley_terry, "optimum", JUDGED, n=(2,)), formulas.wins),
         Claims(
             lambda s: formulas.bradley_terry(s, 0.9),
             "unknown",
