@@ -41,6 +41,10 @@ class Data(Section):
     """draw only these sources"""
     min_reward: float | None = None
     """draw only responses whose reward is known and at least this, such as the right ones for imitation"""
+    best_of_group: bool = False
+    """draw only the responses of the highest known reward in their group, ties included; the group is what
+    the store has of the prompt of these roles and sources, of any staleness. With min_reward a group whose
+    best is below it isn't drawn"""
     max_age: int | None = field(None, ge=0)
     """draw only samples of at most this staleness, in optimizer steps; excludes samples of unknown
     staleness"""

@@ -20,8 +20,9 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from agro.errors import Refused
-from agro.objectives import weights
-from agro.objectives.needs import NEEDS, Column, Need, Stream, provided_by
+from agro.objectives import imitation, weights
+from agro.objectives.imitation import Imitation
+from agro.objectives.needs import NEEDS, PAIRS, Column, Need, Stream, provided_by
 from agro.objectives.options import Singletons, checked, model_of
 from agro.types import Batch
 
@@ -67,6 +68,7 @@ class Objective:
     couples: Callable[[Options], Coupling]  # how far one row's gradient depends on other rows' streams
     drops_groups: bool = True  # whether it has the option `singletons`
     weighted: bool = False  # whether it has the options `weight` and `weight_max`
+    imitates: bool = False  # whether it has the options `imitation` and `imitation_reward`
     excludes: Callable[[Options], str] = lambda options: ""
     """Why the function's options exclude each other, "" where they don't."""
     anchor: Callable[[Options], Column | None] = lambda options: None
@@ -82,6 +84,8 @@ class Objective:
     def _added(self) -> dict[str, tuple[Any, Any]]:
         """(annotation, default) of the options that aren't the function's own."""
         added = dict(weights.OPTIONS) if self.weighted else {}
+        if self.imitates:
+            added |= imitation.OPTIONS
         if self.drops_groups:
             added["singletons"] = (Singletons, "error")
         return added
@@ -93,7 +97,11 @@ class Objective:
     def needs(self, options: Options) -> set[Need]:
         """What it needs with these options, defaults filled in."""
         needs = self.requires(options)
-        return needs | weights.needs(options) if self.weighted else needs
+        if self.weighted:
+            needs = needs | weights.needs(options)
+        if self.imitates:
+            needs = needs | imitation.needs(options)
+        return needs
 
     def conflict(self, options: Options) -> str:
         """Why these options exclude each other, "" where they don't."""
@@ -105,6 +113,12 @@ class Objective:
     def weights(self, options: Options, logp_BT: Tensor, batch: Batch) -> Tensor | None:
         """[N] of each response's part of the gradient; None where all are 1."""
         return weights.weights(options, logp_BT, batch) if self.weighted else None
+
+    def imitation(self, options: Options, logp_BT: Tensor, batch: Batch) -> Imitation | None:
+        """What imitation adds to the loss and its gradient; None without a share of it."""
+        if not self.imitates:
+            return None
+        return imitation.imitation(options, logp_BT, batch, judged=PAIRS in self.requires(options))
 
     def defaults(self) -> dict[str, Any]:
         fields = self.options.model_fields.items()
@@ -118,7 +132,10 @@ class Objective:
     def resolve(self, name: str, given: Options) -> dict[str, Any]:
         """All options with defaults filled in; raises `Refused` for an unknown, missing or invalid one."""
         out = checked(name, self.options, given, partial=False)
-        if why := self.conflict(out):
+        why = self.conflict(out)
+        if self.imitates and not why:
+            why = imitation.conflict(given)
+        if why:
             raise Refused(f"objective {name}: {why}")
         return out
 

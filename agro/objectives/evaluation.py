@@ -89,16 +89,22 @@ def differentiate(
     leaves = {s: _leaf(name, s, streams[s], part, keep) for s in wanted_streams(needs)}
     terms = objective.function(leaves, part, **objective.of_function(options))
     gradients = _gradients(terms, leaves, part)
+    loss = float(terms.loss.detach())
     metrics = {key: float(value.detach()) for key, value in terms.metrics.items()}
     weight_N = objective.weights(options, leaves["logp"], part)
     if weight_N is not None:
         gradients["logp"] = weight_N[part.response][:, None] * gradients["logp"]
         metrics["weight_mean"] = float(Groups.of(part).average_responses(weight_N))
+    imitation = objective.imitation(options, leaves["logp"], part)
+    if imitation is not None:
+        gradients["logp"] = gradients["logp"] + imitation.grad
+        metrics["imitation_loss"] = imitation.mean
+        loss += imitation.added
     grads = {stream: _of_all_rows(grad, batch, stream, keep) for stream, grad in gradients.items()}
     _check_gradients(name, needs, grads, streams, batch, rows)
     if least_responses(needs) > 1:
         metrics["singletons_dropped"] = float(batch.n_groups - part.n_groups)
-    return Evaluation(float(terms.loss.detach()), grads, metrics)
+    return Evaluation(loss, grads, metrics)
 
 
 def check(name: str, needs: set[Need], streams: Streams, batch: Batch) -> None:

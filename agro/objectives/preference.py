@@ -13,7 +13,8 @@ from typing import Annotated, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from agro.objectives.core import Streams, Terms
+from agro.objectives.core import Options, Streams, Terms
+from agro.objectives.needs import PAIRS, REF_LOGP, REWARD, VOTES, Need
 from agro.objectives.options import BetaAbove0, Option, Votes
 from agro.objectives.pairs import Pairs
 from agro.types import Batch
@@ -88,3 +89,20 @@ def _metrics(pairs: Pairs, margin_P: Tensor) -> dict[str, Tensor]:
     """Averaged as the loss is; at π_ref both are 0."""
     ordered = pairs.average((margin_P > 0).double())
     return {"ordered_share": ordered, "implicit_margin": pairs.average(margin_P)}
+
+
+def judged_needs(options: Options) -> set[Need]:
+    needs: set[Need] = {PAIRS, REF_LOGP}
+    if options["votes"] == "mean":
+        needs.add(VOTES)
+    return needs
+
+
+def pair_consistency_needs(options: Options) -> set[Need]:
+    return judged_needs(options) | ({REWARD} if options["gap"] == "reward" else set())
+
+
+def pair_consistency_conflict(options: Options) -> str:
+    if options["gap"] != "reward" or options["votes"] == "ignore":
+        return ""
+    return f'gap = "reward" knows the gap, but votes = "{options["votes"]}" estimates it; set one of the two'

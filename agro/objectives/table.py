@@ -17,20 +17,24 @@ from agro.objectives.needs import (
     GROUPS,
     KL,
     OLD_LOGP,
-    PAIRS,
     PREFIX_VALUE,
     REF_LOGP,
     REWARD,
     STORED_VALUE,
     TRIPLES,
     VALUE,
-    VOTES,
     Column,
     Need,
 )
 from agro.objectives.options import described
 from agro.objectives.policy_gradient import kl_pg, reinforce, rloo, topr
-from agro.objectives.preference import dpo, pair_consistency
+from agro.objectives.preference import (
+    dpo,
+    judged_needs,
+    pair_consistency,
+    pair_consistency_conflict,
+    pair_consistency_needs,
+)
 from agro.objectives.squares import squared_consistency
 from agro.objectives.supervised import sft
 
@@ -140,23 +144,6 @@ def _grpo_needs(options: Options) -> set[Need]:
     return _ratio_needs(options) | _regularized()(options)
 
 
-def _judged_needs(options: Options) -> set[Need]:
-    needs: set[Need] = {PAIRS, REF_LOGP}
-    if options["votes"] == "mean":
-        needs.add(VOTES)
-    return needs
-
-
-def _pair_consistency_needs(options: Options) -> set[Need]:
-    return _judged_needs(options) | ({REWARD} if options["gap"] == "reward" else set())
-
-
-def _pair_consistency_conflict(options: Options) -> str:
-    if options["gap"] != "reward" or options["votes"] == "ignore":
-        return ""
-    return f'gap = "reward" knows the gap, but votes = "{options["votes"]}" estimates it; set one of the two'
-
-
 AGRO = "AGRO, arXiv 2503.19612"
 
 OBJECTIVES: dict[str, Objective] = {
@@ -168,6 +155,7 @@ OBJECTIVES: dict[str, Objective] = {
         excludes=_agro_conflict,
         anchor=_to_reference,
         weighted=True,
+        imitates=True,
     ),
     "agro_onpolicy": Objective(
         agro_onpolicy,
@@ -177,6 +165,7 @@ OBJECTIVES: dict[str, Objective] = {
         excludes=_onpolicy_conflict,
         anchor=_to_reference,
         warnings=Warnings(trap.of_options, trap.of_rewards, trap.of_metrics),
+        imitates=True,
     ),
     "squared_consistency": Objective(
         squared_consistency,
@@ -187,6 +176,7 @@ OBJECTIVES: dict[str, Objective] = {
         excludes=_squares_conflict,
         anchor=_squares_anchor,
         weighted=True,
+        imitates=True,
     ),
     "dro": Objective(
         dro,
@@ -196,6 +186,7 @@ OBJECTIVES: dict[str, Objective] = {
         drops_groups=False,
         anchor=_to_reference,
         weighted=True,
+        imitates=True,
     ),
     "prefix_consistency": Objective(
         prefix_consistency,
@@ -203,6 +194,7 @@ OBJECTIVES: dict[str, Objective] = {
         _regularized(REWARD, PREFIX_VALUE),
         _by("row"),
         drops_groups=False,
+        imitates=True,
     ),
     "rloo": Objective(
         rloo,
@@ -211,35 +203,56 @@ OBJECTIVES: dict[str, Objective] = {
         _by_regularized_reward,
         anchor=_to_reference,
         weighted=True,
+        imitates=True,
     ),
     "reinforce": Objective(
-        reinforce, "REINFORCE, Williams 1992", _reinforce_needs, _by("row"), weighted=True
+        reinforce,
+        "REINFORCE, Williams 1992",
+        _reinforce_needs,
+        _by("row"),
+        weighted=True,
+        imitates=True,
     ),
-    "kl_pg": Objective(kl_pg, f"{AGRO}, section 8", _always(REWARD, GROUPS, KL), _by("row")),
+    "kl_pg": Objective(kl_pg, f"{AGRO}, section 8", _always(REWARD, GROUPS, KL), _by("row"), imitates=True),
     "topr": Objective(
         topr,
         "TOPR, arXiv 2503.14286, eqs. 4 and 7",
         _always(REWARD, BEHAVIOR_LOGP),
         _by("row"),
         drops_groups=False,
+        imitates=True,
     ),
-    "grpo": Objective(grpo, "GRPO, arXiv 2402.03300, eq. 3", _grpo_needs, _by("row")),
-    "gspo": Objective(gspo, "GSPO, arXiv 2507.18071, eqs. 5 to 7", _ratio_needs, _by("row")),
+    "grpo": Objective(
+        grpo,
+        "GRPO, arXiv 2402.03300, eq. 3",
+        _grpo_needs,
+        _by("row"),
+        imitates=True,
+    ),
+    "gspo": Objective(
+        gspo,
+        "GSPO, arXiv 2507.18071, eqs. 5 to 7",
+        _ratio_needs,
+        _by("row"),
+        imitates=True,
+    ),
     "pair_consistency": Objective(
         pair_consistency,
         f"{AGRO}, Theorem 1 for two responses; IPO, arXiv 2310.12036; CoPG, arXiv 2406.19185; VIPO, arXiv "
         "2410.22891",
-        _pair_consistency_needs,
+        pair_consistency_needs,
         _by("group"),
-        excludes=_pair_consistency_conflict,
+        excludes=pair_consistency_conflict,
         weighted=True,
+        imitates=True,
     ),
     "dpo": Objective(
         dpo,
         "DPO, arXiv 2305.18290, eq. 7; VDPO, arXiv 2410.22891",
-        _judged_needs,
+        judged_needs,
         _by("group"),
         weighted=True,
+        imitates=True,
     ),
     "sft": Objective(
         sft,

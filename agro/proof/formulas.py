@@ -273,10 +273,20 @@ def bradley_terry(s: Situation, p: float = 1.0) -> Tensor:
     )
 
 
-def imitation(s: Situation) -> Tensor:
-    """−Σ log π over the mean number of tokens."""
-    lengths = s.policy.space.lengths.double().expand_as(s.p)
-    return -s.mean(s.policy.logp()) / s.mean(lengths)
+def imitation(s: Situation, k: Tensor | float = 1.0) -> Tensor:
+    """−Σ log π over the mean number of tokens; a response is imitated with probability k [X,Y]."""
+    tokens = s.mean(k * s.policy.space.lengths.double().expand_as(s.p))
+    return -s.mean(k * s.policy.logp()) / torch.where(tokens > 0, tokens, 1.0)
+
+
+def is_best(s: Situation) -> Tensor:
+    """[X,Y] the probability that another draw has a lower reward."""
+    return ((s.reward[:, :, None] > s.reward[:, None]) * s.p[:, None]).sum(2)
+
+
+def wins(s: Situation) -> Tensor:
+    """[X,Y] the probability that a response is judged better than another draw (Bradley–Terry)."""
+    return ((s.reward[:, :, None] - s.reward[:, None]).sigmoid() * s.p[:, None]).sum(2)
 
 
 def reinforce(s: Situation, baseline: float) -> Tensor:

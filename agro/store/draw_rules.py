@@ -19,8 +19,8 @@ from agro.errors import Refused
 class DrawRule:
     """What to draw, by the configuration's `data` and what the objective needs.
 
-    A sample is eligible when it is scored and fits `data.roles`, `data.sources`, `data.min_reward` and
-    `data.max_age`.
+    A sample is eligible when it is scored and fits `data.roles`, `data.sources`, `data.min_reward`,
+    `data.best_of_group` and `data.max_age`.
     The rows of one episode are one response, eligible when all of them are. All eligible responses of a group
     are drawn, or `data.group_size` of them. Groups with fewer than `min_group` eligible responses are not
     drawn. With `pairs` only eligible responses with a judgment against another one are drawn.

@@ -13,6 +13,14 @@ UNSCORED, FAILED, SCORED = range(len(STATES))
 LAST_COMMITS = "SELECT * FROM commits WHERE rowid IN (SELECT max(rowid) FROM commits GROUP BY run)"
 LAST_STEP = "SELECT step FROM commits WHERE run = ? ORDER BY rowid DESC LIMIT 1"
 
+# No other sample of the prompt and `origin` has a higher reward. Names without a table are of the other one.
+NONE_BETTER = """
+NOT EXISTS (
+  SELECT 1 FROM samples AS other
+  WHERE other.prompt_id = samples.prompt_id AND redone = 0 AND reward > samples.reward{origin}
+)
+"""
+
 
 class Chosen(TypedDict, total=False):
     """Which samples to train on; None, or a missing key, allows any."""
@@ -20,6 +28,7 @@ class Chosen(TypedDict, total=False):
     roles: Collection[str] | None
     sources: Collection[str] | None
     min_reward: float | None  # of the response; excludes unknown ones
+    best_of_group: bool  # only those of the highest reward of their group, ties included
 
 
 class Filter(Chosen, total=False):
@@ -39,10 +48,12 @@ def where(**asked: Unpack[Filter]) -> tuple[str, list[Any]]:
         if value is not None:
             terms.append(f"{column} IS ?")
             args.append(to_text(value))
-    for column, values in (("role", asked.get("roles")), ("source", asked.get("sources"))):
-        if values is not None:
-            terms.append(f"{column} IN ({', '.join('?' * len(values))})")
-            args += map(to_text, values)
+    origin, of_origin = _of_origin(asked.get("roles"), asked.get("sources"))
+    terms += origin
+    args += of_origin
+    if asked.get("best_of_group"):
+        terms += ["reward IS NOT NULL", NONE_BETTER.format(origin="".join(f" AND {term}" for term in origin))]
+        args += of_origin
     least, scored, state = asked.get("min_reward"), asked.get("scored"), asked.get("state")
     if least is not None:
         terms.append("ifnull(reward >= ?, 0)")
@@ -55,9 +66,24 @@ def where(**asked: Unpack[Filter]) -> tuple[str, list[Any]]:
     return " AND ".join(terms), args
 
 
+def _of_origin(roles: Collection[str] | None, sources: Collection[str] | None) -> tuple[list[str], list[Any]]:
+    """The conditions that a row is of these roles and sources, and their arguments."""
+    terms, args = list[str](), list[Any]()
+    for column, values in (("role", roles), ("source", sources)):
+        if values is not None:
+            terms.append(f"{column} IN ({', '.join('?' * len(values))})")
+            args += map(to_text, values)
+    return terms, args
+
+
 def chosen(data: Data) -> Chosen:
     """Which stored samples a configuration trains on, whatever the run and its step."""
-    return {"roles": data.roles, "sources": data.sources, "min_reward": data.min_reward}
+    return {
+        "roles": data.roles,
+        "sources": data.sources,
+        "min_reward": data.min_reward,
+        "best_of_group": data.best_of_group,
+    }
 
 
 def eligible(rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:

@@ -51,7 +51,7 @@ CREATE TABLE samples (
   checksum INTEGER NOT NULL,
   CHECK ((prompt IS NULL) <> (messages IS NULL))
 );
-CREATE INDEX samples_draw ON samples (prompt_id, redone, episode, state, role, source, version, run, reward);
+CREATE INDEX samples_draw ON samples (prompt_id, redone, reward, episode, state, role, source, version, run);
 CREATE INDEX samples_state ON samples (state);
 CREATE INDEX samples_version ON samples (version);
 CREATE INDEX samples_run ON samples (run) WHERE run IS NOT NULL;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.objectives import Need, get, least_responses
-from agro.objectives.needs import BEHAVIOR_LOGP, FRESH, PAIRS, REF_LOGP, ordered
+from agro.objectives.needs import BEHAVIOR_LOGP, FRESH, PAIRS, REF_LOGP, grouping, ordered
 from agro.train.schedule import is_tuned, lr_at, options_at
 
 
@@ -29,6 +29,7 @@ def check_phase(config: RunConfig, where: str) -> None:
             "or data.replay = 1"
         )
     _check_origin(config, needs, where)
+    _check_best_of_group(config, needs, where)
     least = least_responses(needs)
     if data.replay < 1 and config.sampler.n < least:
         raise Refused(
@@ -72,6 +73,17 @@ def _check_origin(config: RunConfig, needs: set[Need], where: str) -> None:
                 f"{where}objective {name} needs {need.what}, but data.replay = {replay} draws stored "
                 f"samples. What to do: {need.way_out}."
             )
+
+
+def _check_best_of_group(config: RunConfig, needs: set[Need], where: str) -> None:
+    """The responses that it draws of a group have one reward, so there is nothing to compare."""
+    need = grouping(needs)
+    if config.data.best_of_group and need is not None:
+        raise Refused(
+            f"{where}objective {config.objective.name} compares the responses of a group (it needs "
+            f"{need.what}), but data.best_of_group draws only those of its highest reward. What to do: leave "
+            "data.best_of_group out, or use an objective of single responses, such as sft."
+        )
 
 
 def _check_on_policy(config: RunConfig, where: str) -> None:

@@ -80,8 +80,8 @@ def check_store(config: RunConfig, store: Store) -> list[str]:
         return ["the store is empty: all groups are sampled until it isn't"]
     if not rows:
         raise Refused(
-            f"data.store: {store.path} has no samples that data.roles, data.sources and data.min_reward "
-            "admit; import some (agro import)"
+            f"data.store: {store.path} has no samples that data.roles, data.sources, data.min_reward and "
+            "data.best_of_group admit; import some (agro import)"
         )
     options = options_at(config.objective.options, 0)
     check = _Check(config, store, rows, get(config.objective.name).needed(options))

@@ -94,6 +94,7 @@ def words() -> set[str]:
         "value_loss",
         "ordered_share",
         "implicit_margin",
+        "imitation_loss",
     }
     for room in ROOMS:
         module = importlib.import_module(room)

@@ -22,6 +22,7 @@ PER_TOKEN = (*TOKEN_STREAMS, *FIELDS, "token_reward")
 
 NUMBER = 0.4  # a number that every option takes; of two numbers the first is another
 WEIGHTS = ("weight", "weight_max")  # options of all objectives whose responses may be weighted
+IMITATION = ("imitation", "imitation_reward")  # options of all objectives that may imitate the better ones
 FEW = 2  # options that a variant may have beside the objective's defaults
 
 
@@ -60,7 +61,7 @@ def declared(function: Any) -> dict[str, list[Any]]:
 def variants_of(name: str) -> list[dict[str, Any]]:
     """The options that differ from the first values in at most `FEW` places, without conflicting ones.
 
-    Besides, with everything else at its first value, each weight.
+    Besides, with everything else at its first value, each weight and each way to choose what is imitated.
     """
     entry = objectives.get(name)
     of_option = declared(entry.function)
@@ -77,6 +78,11 @@ def variants_of(name: str) -> list[dict[str, Any]]:
     if entry.weighted:
         out.append(required | {"weight": "reference"})
         out.append(required | {"weight": "behavior", "weight_max": 1 + NUMBER})
+    if entry.imitates:
+        out.append(required | {"imitation": NUMBER})
+        out.append(required | {"imitation": 1 + NUMBER, "imitation_reward": NUMBER})
+    if entry.imitates and entry.weighted:
+        out.append(required | {"imitation": NUMBER, "weight": "reference"})
     return out
 
 
@@ -229,10 +235,20 @@ def streams_of(case: Case) -> dict[str, Any]:
 
 def expected(case: Case, name: str, options: dict[str, Any]) -> independent.Result:
     """What the plain loops of `independent` say, a function of the objective's name."""
-    own = {key: value for key, value in options.items() if key not in WEIGHTS}
+    own = {key: value for key, value in options.items() if key not in (*WEIGHTS, *IMITATION)}
     result: independent.Result = getattr(independent, name)(case, **own)
-    given = {key: value for key, value in options.items() if key in WEIGHTS}
-    return independent.weighted(case, result, **given) if given else result
+    if "weight" in options:
+        result = independent.weighted(case, result, **chosen(options, WEIGHTS))
+    if "imitation" in options:
+        entry = objectives.get(name)
+        needs = entry.needs(entry.defaults() | options)
+        judged, size = "pairs" in needs, least(needs)
+        result = independent.imitating(case, result, judged, size, **chosen(options, IMITATION))
+    return result
+
+
+def chosen(options: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key in keys}
 
 
 def take(case: Case, rows: Any) -> Case:

@@ -115,6 +115,43 @@ def weighted(case: Case, result: Result, weight: str, weight_max: float = 1.0) -
     return loss, {**grads, "logp": grad}
 
 
+def imitating(
+    case: Case,
+    result: Result,
+    judged: bool,
+    least: int,
+    imitation: float,
+    imitation_reward: float | None = None,
+) -> Result:
+    """Plus `imitation` times the mean of -l over the tokens of the imitated responses, each as often as its
+    row's weight says.
+
+    They are the winners where the objective is of judged pairs, else the best ones of groups with unequal
+    rewards; with `imitation_reward` those of that reward or more. Groups of fewer than `least` responses, or
+    without a pair where pairs are `judged`, aren't there.
+    """
+    loss, grads = result
+    winners = {winner for winner, _ in case.pairs}
+    places: list[tuple[int, int]] = []
+    for g in groups_of(case, least):
+        names = {case.response[y.places[0][0]]: y for y in g.responses}
+        if judged and not names.keys() & winners:
+            continue
+        best = max(y.reward for y in g.responses)
+        differ = any(y.reward < best for y in g.responses)
+        for name, y in names.items():
+            takes = name in winners if judged else differ and y.reward == best
+            if imitation_reward is not None:
+                takes = y.reward >= imitation_reward
+            places += y.places if takes else []
+    grad = grads["logp"].copy()
+    W = fsum(float(case.weight[row]) for row, _ in places)
+    for row, t in places:
+        grad[row, t] -= imitation * float(case.weight[row]) / W
+    loss -= imitation * fsum(float(case.weight[row]) / W * float(case.logp[row, t]) for row, t in places)
+    return loss, {**grads, "logp": grad}
+
+
 def agro(
     case: Case,
     beta: float,

@@ -14,7 +14,7 @@ import torch
 
 from agro import Batch, objectives
 from agro.errors import Refused
-from agro.objectives import OBJECTIVES, Evaluation, NotFinite, Objective, trap
+from agro.objectives import OBJECTIVES, Evaluation, NotFinite, Objective, differentiate, trap
 from agro.objectives.core import VALUES, Terms, Warnings, wanted_streams
 from agro.objectives.needs import BEHAVIOR_LOGP, NEEDS, VALUE
 from agro.store import Known
@@ -200,12 +200,13 @@ def test_an_option_says_what_it_is(name: str, key: str) -> None:
             assert entry.checked(name, {key: choice})[key] == choice
     else:
         assert "number" in option["expected"]
-        unit = "ratio" if key == "weight_max" else UNITS.get((name, key), NATS)
+        unit = COMMON.get(key) or UNITS.get((name, key), NATS)
         assert option["unit"] == unit
         assert ("above 0" in option["expected"]) == (key == "weight_max" or (name, key) in ABOVE_0)
 
 
 NATS = "reward per nat of the response's log-ratio"
+COMMON = {"weight_max": "ratio", "imitation": "loss per nat", "imitation_reward": "reward"}
 UNITS = {
     ("agro_onpolicy", "likelihood_ratio"): "share",
     ("squared_consistency", "value_beta"): "reward",
@@ -433,3 +434,65 @@ def test_the_clipped_share_counts_responses_whose_ratio_no_longer_gains() -> Non
 def test_a_stored_sample_without_behavior_log_probs_misses_them(known: bool) -> None:
     stored = Known(id=1, prompt_id="p", scored=True, knows_behavior=known, truncation="", episode=None)
     assert BEHAVIOR_LOGP.missing_in(stored) is not known
+
+
+def imitating(rewards: list[float], **options: Any) -> Any:
+    """rloo of two groups, of three responses and of two, of 1, 2, 1, 1 and 2 tokens; log π is −1 at each."""
+    mask = [[0, 1, t] for t in (0, 1, 0, 0, 1)]
+    batch = Batch.of(mask=mask, reward=rewards, group=["a", "a", "a", "b", "b"], weight=[1, 1, 1, 3, 3])
+    plain = objectives.evaluate("rloo", [[0, -1, -1]] * 5, batch)
+    out = objectives.evaluate("rloo", [[0, -1, -1]] * 5, batch, **options)
+    added = np.asarray(out.grad) - np.asarray(plain.grad)
+    return out.loss - plain.loss, added[:, 1].tolist(), out.metrics["imitation_loss"]
+
+
+def test_the_best_of_each_group_are_imitated_by_their_tokens() -> None:
+    """Of `a` the second, of 2 tokens, and of `b`, which counts three times, none: its rewards are equal.
+
+    Else of `b` the last one: 2 tokens of weight 1 and 2 of weight 3, so ⅛ and ⅜ each.
+    """
+    loss, added, mean = imitating([0, 1, 0, 2, 2], imitation=0.5)
+    assert (loss, mean) == pytest.approx((0.5, 1.0), abs=1e-15)
+    assert added == pytest.approx([0, -0.25, 0, 0, 0], abs=1e-15)
+    _, added, _ = imitating([0, 1, 0, 1, 2], imitation=0.5)
+    assert added == pytest.approx([0, -1 / 16, 0, 0, -3 / 16], abs=1e-15)
+    _, added, _ = imitating([0, 1, 0, 2, 2], imitation=1.0, imitation_reward=1.0)  # 2 + 3 · 1 + 3 · 2 = 11
+    assert added == pytest.approx([0, -1 / 11, 0, -3 / 11, -3 / 11], abs=1e-15)
+
+
+def test_where_nothing_is_imitated_nothing_is_added() -> None:
+    loss, added, mean = imitating([1, 1, 1, 2, 2], imitation=0.5)
+    assert (loss, added) == (0.0, [0.0] * 5)
+    assert np.isnan(mean)
+    loss, added, mean = imitating([1, 1, 1, 2, 2], imitation=0.5, imitation_reward=3)
+    assert (loss, added) == (0.0, [0.0] * 5)
+    assert np.isnan(mean)
+
+
+def test_a_least_reward_of_imitation_needs_a_share() -> None:
+    """A schedule may pass through a share of 0."""
+    with pytest.raises(Refused, match=r"imitation_reward = 1\.0 .* imitation isn't set"):
+        objectives.get("agro").resolve("agro", {"beta": 0.1, "imitation_reward": 1.0})
+    resolved = objectives.get("agro").resolve(
+        "agro", {"beta": 0.1, "imitation": 0.0, "imitation_reward": 1.0}
+    )
+    assert resolved["imitation"] == 0.0
+
+
+def test_imitation_of_pairs_by_reward_needs_rewards() -> None:
+    entry = objectives.get("dpo")
+    assert "reward" not in entry.needed({"beta": 0.1, "imitation": {"start": 1, "end": 0, "steps": 9}})
+    assert "reward" in entry.needed({"beta": 0.1, "imitation": 1.0, "imitation_reward": 0.5})
+
+
+def test_an_option_called_imitation_of_a_function_of_ones_own_is_its_own() -> None:
+    def mine(streams: Any, batch: Any, *, imitation: float = 2.0) -> Terms:
+        return Terms(imitation * streams["logp"].sum())
+
+    entry = Objective(mine, "here", lambda options: set(), lambda options: "row")
+    options = entry.resolve("mine", {"imitation": 3.0})
+    batch = Batch.of(mask=[[0, 1]], reward=[1.0], group=["a"])
+    out = differentiate("mine", entry, {"logp": torch.tensor([[0.0, -1.0]])}, batch, options)
+    assert out.loss == -3.0
+    assert out.grad.tolist() == [[0.0, 3.0]]
+    assert out.metrics == {}

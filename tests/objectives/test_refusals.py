@@ -294,6 +294,7 @@ def test_describe() -> None:
     assert defaults["reinforce"]["baseline"] == "none"
     assert defaults["agro_onpolicy"]["baseline"] is False
     grpo = {k: v for k, v in defaults["grpo"].items() if k != "singletons"}
+    assert (grpo.pop("imitation"), grpo.pop("imitation_reward")) == (0, None)
     assert grpo == {"ratio": "behavior", "clip": (0.2, 0.2), "std": True, "beta": 0}
 
 

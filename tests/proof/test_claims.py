@@ -24,7 +24,7 @@ def test_gradient_episodes_and_needs_are_the_claimed(subject: Subject) -> None:
 
 # All that an objective may report of its own.
 REPORTED = {
-    "agro": {"consistency", "weight_mean"},
+    "agro": {"consistency", "weight_mean", "imitation_loss"},
     "agro_onpolicy": {"consistency", "likelihood_ratio", "reversed_share", "trap_ratio"},
     "squared_consistency": {"consistency", "weight_mean"},
     "dro": {"value_loss", "value_mean", "weight_mean"},
@@ -35,7 +35,7 @@ REPORTED = {
     "grpo": {"clipped_share", "ratio_max"},
     "gspo": {"clipped_share", "ratio_max"},
     "pair_consistency": {"ordered_share", "implicit_margin", "weight_mean"},
-    "dpo": {"ordered_share", "implicit_margin", "weight_mean"},
+    "dpo": {"ordered_share", "implicit_margin", "weight_mean", "imitation_loss"},
     "sft": {"weight_mean"},
 }
 

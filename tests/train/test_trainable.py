@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from agro.cli import app
 from agro.errors import Refused
-from agro.store import Drawn, Store
+from agro.store import At, Drawn, DrawRule, Store
 from agro.train.trainer import Trainer
 from agro.types import Sample
 
@@ -149,3 +149,31 @@ def test_a_run_may_name_the_samples_that_it_makes_itself(tmp_path: Path) -> None
     Trainer(tiny(tmp_path, **log, phases=phases), tmp_path / "phases").plan()
     with pytest.raises(Refused, match=r"data\.sources: .* has policy;"):
         Trainer(tiny(tmp_path, **log, phases=phases[::-1]), tmp_path / "early").plan()
+
+
+def test_the_best_of_a_group_are_for_objectives_of_single_responses(tmp_path: Path) -> None:
+    log = tmp_path / "log.db"
+    with Store.open(log) as store:
+        store.append([recorded("100>", "0"), recorded("100>", "1"), recorded("101>", "0")])
+    data = {"data__store": str(log), "data__replay": 1.0, "data__best_of_group": True}
+    Trainer(tiny(tmp_path, objective={"name": "sft"}, **data), tmp_path / "run").plan()
+    with pytest.raises(Refused, match=r"rloo compares the responses of a group .*data\.best_of_group"):
+        Trainer(tiny(tmp_path, objective={"name": "rloo"}, **data), tmp_path / "run").plan()
+    above = tiny(tmp_path, objective={"name": "sft"}, data__min_reward=2.0, **data)
+    with pytest.raises(Refused, match=r"no samples that .* data\.min_reward and data\.best_of_group admit"):
+        Trainer(above, tmp_path / "run").plan()
+
+
+def test_sft_is_fed_the_best_of_each_group(tmp_path: Path) -> None:
+    """Of 0, 1, 1 both of 1, and the 0 that is alone; with a least reward (RAFT) not the latter."""
+    log = tmp_path / "log.db"
+    with Store.open(log) as store:
+        store.append([recorded("100>", reward) for reward in ("0", "1", "1")] + [recorded("101>", "0")])
+    data = {"data__store": str(log), "data__replay": 1.0, "data__best_of_group": True}
+    for least, expected in ((None, [0.0, 1.0, 1.0]), (0.5, [1.0, 1.0])):
+        config = tiny(tmp_path, objective={"name": "sft"}, data__min_reward=least, **data)
+        with Store.open(log) as store:
+            rule = DrawRule(2, config.data, scored_only=False, fewer=True)
+            drawn = store.draw(rule, At("r", 1, 0, 0))
+        valid = feed(config).valid(drawn, ())
+        assert sorted(s.reward for s in valid.samples) == expected

@@ -1,0 +1,89 @@
+"""A share of imitation in an objective's loss: −log π of the better responses, mean over all their tokens.
+
+Which responses these are depends on rewards and judgments alone, so no row's gradient depends on another
+row's log-probs. Of rewards they are the best of n, or those of a least reward (RAFT, arXiv 2304.06767), of
+judged pairs the winners (RPO, arXiv 2404.19733).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from agro.objectives.needs import REWARD, Need
+from agro.objectives.options import Option
+from agro.objectives.pairs import Pairs
+from agro.objectives.reduce import Groups
+from agro.types import Batch
+
+Share = Annotated[
+    float,
+    Option(
+        "of imitation in the loss: times −log π, mean over all tokens of the best responses of each group "
+        "whose rewards differ, or of the winners of judged pairs",
+        "loss per nat",
+        ge=0,
+    ),
+]
+LeastReward = Annotated[
+    float | None, Option("imitate all responses of at least this reward instead", "reward")
+]
+OPTIONS: dict[str, tuple[Any, Any]] = {"imitation": (Share, 0.0), "imitation_reward": (LeastReward, None)}
+
+
+@dataclass(frozen=True)
+class Imitation:
+    """What imitation adds to a step."""
+
+    grad: Tensor  # [B,T] of what it adds to the loss, in logp
+    added: float  # to the loss
+    mean: float  # −log π of the imitated tokens; NaN where there are none
+
+
+def needs(options: Mapping[str, Any]) -> set[Need]:
+    """What says which responses are imitated, where the objective needs it not already."""
+    return set() if options["imitation_reward"] is None else {REWARD}
+
+
+def conflict(given: Mapping[str, Any]) -> str:
+    """Why the given options exclude each other, "" where they don't. A schedule may go through 0."""
+    if given.get("imitation_reward") is None or "imitation" in given:
+        return ""
+    return (
+        f"imitation_reward = {given['imitation_reward']} says what is imitated, but imitation isn't set; set "
+        "imitation, its share in the loss, or leave imitation_reward out"
+    )
+
+
+def imitation(options: Mapping[str, Any], logp_BT: Tensor, batch: Batch, *, judged: bool) -> Imitation | None:
+    """What it adds at these log-probs; None without a share. A weight w counts the rows of a group w times.
+
+    `judged`: the objective is one of judged pairs.
+    """
+    share = options["imitation"]
+    if share == 0:
+        return None
+    imitated_B = _imitated(options["imitation_reward"], batch, judged)[batch.response]
+    weight_BT = torch.where(batch.mask & imitated_B[:, None], batch.weight.double()[:, None], 0.0)
+    if not weight_BT.any():
+        return Imitation(torch.zeros_like(weight_BT), 0.0, math.nan)
+    weight_BT = weight_BT / weight_BT.sum()
+    mean = -float((weight_BT * logp_BT.detach()).sum())
+    return Imitation(-share * weight_BT, share * mean, mean)
+
+
+def _imitated(least: float | None, batch: Batch, judged: bool) -> Tensor:
+    """[N] which responses are imitated."""
+    groups = Groups.of(batch)
+    if least is not None:
+        return groups.reward >= least
+    if judged:
+        return torch.zeros_like(groups.group, dtype=torch.bool).index_fill(0, Pairs.of(batch).winner, True)
+    best_G, worst_G = groups.largest(groups.reward), -groups.largest(-groups.reward)
+    best_N, worst_N = best_G[groups.group], worst_G[groups.group]
+    return (groups.reward == best_N) & (best_N > worst_N)

@@ -1,0 +1,166 @@
+"""Claims that several objectives, or several options of one, have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from agro.proof import formulas
+from agro.proof.claim import Claims
+from agro.proof.formulas import Situation, half_variance
+
+REGULARIZED = ("reward", "ref_logp")
+GROUPED = ("reward", "ref_logp", "groups")
+FRESH = (*GROUPED, "fresh")
+BEHAVIOR = ("reward", "behavior_logp", "groups")
+OLD = ("reward", "old_logp", "groups")
+JUDGED = ("pairs", "ref_logp")
+
+
+def one(beta: float) -> float:
+    return 1.0
+
+
+def itself(beta: float) -> float:
+    return beta
+
+
+def per_beta(expects: Callable[[Situation], Tensor]) -> Callable[[Situation], Tensor]:
+    """In units of reward."""
+    return lambda s: expects(s) / s.beta
+
+
+def of_agro(needs: tuple[str, ...], **options: Any) -> Claims:
+    return Claims(
+        per_beta(half_variance),
+        "optimum",
+        needs,
+        options,
+        policy_gradient=one,
+        limits="scale" in options,
+        episodes="regularizer" not in options,
+    )
+
+
+def weighted(of: Claims, weight: str, most: float = 1.0, updates: int = 2000) -> Claims:
+    """Statement 25: the optimum stays. A response that the policy has left comes back slowly: its weight is
+    small."""
+    return replace(
+        of,
+        expects=formulas.weighted(of.expects, weight, most),
+        needs=tuple(dict.fromkeys([*of.needs, "ref_logp" if weight == "reference" else "behavior_logp"])),
+        options={**of.options, "weight": weight, "weight_max": most},
+        reference_shift=of.reference_shift and weight == "behavior",
+        policy_gradient=None,
+        limits=False,
+        updates=updates,
+    )
+
+
+def imitating(of: Claims, k: Callable[[Situation], Tensor], shift: bool = True, **options: Any) -> Claims:
+    """With a share of imitation of responses that are chosen with probability k [X,Y]. Its end is another."""
+    share = 0.7
+    return replace(
+        of,
+        expects=lambda s: of.expects(s) + share * formulas.imitation(s, k(s)),
+        ends="unknown",
+        options={**of.options, "imitation": share, **options},
+        shift=shift,
+        noise=False,
+        policy_gradient=None,
+        limits=False,
+        n=(2,),
+        updates=0,
+    )
+
+
+def of_onpolicy(**options: Any) -> Claims:
+    plain = options.get("squared", "sequence") == "sequence"
+    return Claims(
+        formulas.half_variance_on_policy,
+        "unknown",
+        (*FRESH, "kl") if options.get("squared") == "local" else FRESH,
+        options,
+        noise=False,
+        episodes=plain,
+        estimates=("squared", 3) if plain else None,
+    )
+
+
+def of_squares(
+    factor: Callable[[Situation], float], scale: str, policy_gradient: float, power: int
+) -> Claims:
+    """`policy_gradient` · β^power of groups of three."""
+    return Claims(
+        lambda s: factor(s) * half_variance(s),
+        "optimum",
+        GROUPED,
+        {"scale": scale},
+        policy_gradient=lambda beta: policy_gradient * beta**power,
+    )
+
+
+def of_soft(expects: Callable[[Situation], Tensor], updates: int, **options: Any) -> Claims:
+    chosen = {"anchor": "behavior", "baseline": "soft", "scale": "square", **options}
+    return Claims(expects, "unknown", BEHAVIOR, chosen, noise=False, updates=updates)
+
+
+def of_dro(slope: Callable[[float], float], scale: str) -> Claims:
+    """Policy and value learn at once, which takes long where the behavior policy hardly ever shows some
+    response."""
+    return Claims(
+        lambda s: formulas.half_square_with_value(s, slope(s.beta)),
+        "optimum",
+        (*REGULARIZED, "value"),
+        {"scale": scale},
+        shift=False,
+        reference_shift=False,
+        policy_gradient=lambda beta: slope(beta) * beta,
+        n=(1, 2),
+        updates=3000,
+    )
+
+
+def of_prefixes(slope: Callable[[float], float], scale: str, updates: int) -> Claims:
+    return Claims(
+        lambda s: formulas.prefix_residuals(s, slope(s.beta)),
+        "optimum",
+        (*REGULARIZED, "prefix_value"),
+        {"scale": scale},
+        shift=False,
+        reference_shift=False,
+        n=(1, 2),
+        episodes=False,
+        updates=updates,
+    )
+
+
+def of_reinforce(constant: float, **options: Any) -> Claims:
+    return Claims(lambda s: formulas.reinforce(s, constant), "elsewhere", ("reward",), options, shift=False)
+
+
+def of_topr(expects: Callable[[Situation], Tensor], updates: int = 600, **options: Any) -> Claims:
+    """A response whose reward crosses the baseline changes its weight, so a shift and noise matter."""
+    return Claims(
+        expects,
+        "elsewhere",
+        ("reward", "behavior_logp"),
+        {"baseline": 0.5, **options},
+        shift=False,
+        noise=False,
+        n=(1, 2),
+        updates=updates,
+    )
+
+
+def of_ratio(
+    expects: Callable[[Situation], Tensor],
+    needs: tuple[str, ...] = BEHAVIOR,
+    updates: int = 0,
+    **options: Any,
+) -> Claims:
+    """Of grpo and gspo. Where a ratio is clipped, or rewards are standardized, their noise matters."""
+    return Claims(expects, "elsewhere", needs, options, noise=False, updates=updates)
