@@ -63,6 +63,13 @@ def split(store: Path, fold: int, most: int | None) -> tuple[Path, Path]:
     return train, heldout
 
 
+def mixed(train: Path) -> Path:
+    """The groups of a store whose rewards differ. The others rank nothing: at π_ref their gradient is 0."""
+    path = train.with_name(f"{train.stem}-mixed.db")
+    _write(path, [group for group in groups_of(train) if len({s.reward for s in group}) > 1])
+    return path
+
+
 def shuffled(train: Path, seed: int) -> Path:
     """A store like `train` whose rewards are permuted within each prompt: nothing can be learned from it."""
     path = train.with_name(f"{train.stem}-shuffled-{seed}.db")

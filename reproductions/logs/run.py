@@ -3,12 +3,13 @@
     python reproductions/logs/run.py [--data gsm8k|game24|both] [--seeds 3] [--out runs/logs] [--small]
                                      [--record] [KEY=VALUE …]
 
-Imports two logs (`agro import`) and splits the prompts of each into two halves, each held out once. For each
-half it asks for an objective that the log can't serve (`agro train … objective.name=grpo` is refused), makes
-π_ref by imitation, and trains from it with `agro`, seed by seed, and on rewards that are shuffled within
-their prompts, as the control. It measures on the held-out prompts how often log π/π_ref is higher for the
-better of two responses (AUC), and ½ Var(R), R = r − βρ. Prints tables and writes result.json and figure.png
-into --out, with --record beside this script too. An interrupted run continues.
+Imports two logs (`agro import`), and asks for an objective that they can't serve (`agro train …
+objective.name=grpo` is refused). Splits the prompts of each into two halves, each held out once. For each
+half it makes π_ref by imitation, and trains from it with `agro` on the prompts whose rewards differ, seed by
+seed, and on rewards that are shuffled within their prompts, as the control. It measures on the held-out
+prompts how often log π/π_ref is higher for the better of two responses (AUC), and ½ Var(R), R = r − βρ.
+Prints tables and writes result.json and figure.png into --out, with --record beside this script too. An
+interrupted run continues.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from agro.config import RunConfig  # noqa: E402
 from agro.errors import Refused  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.logs.baselines import baselines  # noqa: E402
-from reproductions.logs.data import FOLDS, LOGS, describe, shuffled, split  # noqa: E402
+from reproductions.logs.data import FOLDS, LOGS, describe, mixed, shuffled, split  # noqa: E402
 from reproductions.logs.measures import above_chance, mean_and_error, pooled  # noqa: E402
 from reproductions.logs.tables import draw, table  # noqa: E402
 
@@ -133,9 +134,9 @@ def one_log(name: str, seeds: int, out: Path, small: bool, overrides: Sequence[s
         result["references"].append(spent | {"loss": made["metrics"][-1]["loss"]})
         config = changed(agro_, {"policy": {"model": str(reference / "model"), "new": None}})
         for seed in range(seeds):
-            stores, to = (train, heldout), folder / f"seed-{seed}-{fold}"
+            stores, to = (mixed(train), heldout), folder / f"seed-{seed}-{fold}"
             trained[seed].append(one_run(config, seed, stores, to))
-            stores, to = (shuffled(train, seed), heldout), folder / f"control-{seed}-{fold}"
+            stores, to = (shuffled(mixed(train), seed), heldout), folder / f"control-{seed}-{fold}"
             control[seed].append(one_run(config, seed, stores, to))
     result["seeds"] = [of_seed(seed, runs) for seed, runs in enumerate(trained)]
     result["control"] = [of_seed(seed, runs) for seed, runs in enumerate(control)]

@@ -44,6 +44,12 @@ def test_each_group_is_held_out_in_one_fold_and_trained_on_in_the_other(tmp_path
     assert len(held[0] | held[1]) == 20
 
 
+def test_training_has_the_groups_whose_rewards_differ(tmp_path):
+    train = log(tmp_path / "train.db", [{"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 0.0}])
+    prompts = [group[0].prompt for group in data.groups_of(data.mixed(train))]
+    assert prompts == ["question 0", "question 2"]
+
+
 def test_the_control_has_the_same_responses_and_each_prompts_rewards_in_another_order(tmp_path):
     rewards = {str(i): float(i) for i in range(8)}
     train = log(tmp_path / "train.db", [rewards, rewards])
