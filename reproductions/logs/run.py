@@ -125,21 +125,23 @@ def one_log(name: str, seeds: int, out: Path, small: bool, overrides: Sequence[s
     result: dict[str, Any] = {"title": log.title, "goal": {"auc": log.auc, "errors": log.errors}}
     result |= {"log": describe(store, sft), "baselines": baselines(folds), "references": []}
     result["refused"] = refusal(HERE / f"{name}.toml", folds[0][0], folder)
-    trained: list[list[dict[str, Any]]] = [[] for _ in range(seeds)]
-    control: list[list[dict[str, Any]]] = [[] for _ in range(seeds)]
-    for fold, (train, heldout) in enumerate(folds):
+    starts = []
+    for fold, (train, _) in enumerate(folds):
         reference = folder / f"reference-{fold}"
         made = harness.train(changed(sft, {"data": {"store": str(train)}}), reference)
         spent = {key: made[key] for key in ("seconds", "cpu_seconds")}
         result["references"].append(spent | {"loss": made["metrics"][-1]["loss"]})
-        config = changed(agro_, {"policy": {"model": str(reference / "model"), "new": None}})
-        for seed in range(seeds):
+        starts.append(changed(agro_, {"policy": {"model": str(reference / "model"), "new": None}}))
+    result |= {"seeds": [], "control": []}
+    for seed in range(seeds):
+        trained, control = [], []
+        for fold, (train, heldout) in enumerate(folds):
             stores, to = (mixed(train), heldout), folder / f"seed-{seed}-{fold}"
-            trained[seed].append(one_run(config, seed, stores, to))
+            trained.append(one_run(starts[fold], seed, stores, to))
             stores, to = (shuffled(mixed(train), seed), heldout), folder / f"control-{seed}-{fold}"
-            control[seed].append(one_run(config, seed, stores, to))
-    result["seeds"] = [of_seed(seed, runs) for seed, runs in enumerate(trained)]
-    result["control"] = [of_seed(seed, runs) for seed, runs in enumerate(control)]
+            control.append(one_run(starts[fold], seed, stores, to))
+        result["seeds"].append(of_seed(seed, trained))
+        result["control"].append(of_seed(seed, control))
     return result | judged(result) | {"config": {"sft": plain(sft), "agro": plain(agro_)}}
 
 
