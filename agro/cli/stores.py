@@ -99,6 +99,15 @@ def _encoding(store: Store, encoder: Encoder) -> dict[str, int]:
 def check(
     path: Annotated[Path, typer.Argument(metavar="FILE-or-STORE", help="A store, or a file of records.")],
     objective: Annotated[str, typer.Option(help="The objective that is to train on it.")] = "agro",
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Measure how often its log π is higher for the better response (AUC)."),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option("--reference", help="π_ref: measure log π/π_ref, such as the model before training."),
+    ] = None,
+    setting: PolicySetting = None,
     as_json: Json = False,
 ) -> None:
     """What is in a store or file, before training; exit 2 where the objective can't train on it."""
@@ -108,6 +117,8 @@ def check(
     from agro.store import Store, import_files
     from agro.train.trainable import check_store
 
+    if model is None and (reference is not None or setting):
+        raise Refused("--reference and --policy go with --model, which isn't given; add it, or remove them")
     with tempfile.TemporaryDirectory() as folder:
         is_file = path.name.endswith((".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet"))
         with Store.open(Path(folder) / "store.db") if is_file else Store.open(path, read_only=True) as store:
@@ -126,6 +137,8 @@ def check(
                 check_store(RunConfig.of({"objective": {"name": objective}}), store)
             except Refused as error:
                 report |= {"trainable": False, "problem": str(error).replace(str(store.path), str(path))}
+            if model is not None:
+                report |= _ranking(store, model, reference, setting)
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
     else:
@@ -134,6 +147,16 @@ def check(
                 print(f"{key}: {value}")
     if not report["trainable"]:
         end(2, f"agro: {report['problem']}")
+
+
+def _ranking(store: Store, model: str, reference: str | None, setting: list[str] | None) -> dict[str, Any]:
+    from agro.policy import Policy
+    from agro.train.store_ranking import rank_store
+
+    policy = Policy.load(policy_config(model, setting))
+    if reference is None:
+        return rank_store(store, policy, None)
+    return rank_store(store, policy, Policy.load(policy_config(reference, setting)))
 
 
 def _complete_episodes(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:

@@ -225,6 +225,19 @@ def test_check_names_what_an_objective_lacks(tmp_path: Path) -> None:
     )
 
 
+def test_check_measures_how_a_model_ranks_the_responses(model: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": "1>", "response": str(i), "reward": i % 2} for i in range(6)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    check = ("check", tmp_path / "log.jsonl", "--json")
+    assert "auc" not in json.loads(done(*check).stdout)
+    alone = json.loads(done(*check, "--model", model).stdout)
+    assert (alone["auc_of"], alone["auc_groups"], alone["auc_se"]) == ("log π", 1, None)
+    assert 0 <= alone["auc"] <= 1
+    itself = json.loads(done(*check, "--model", model, "--reference", model).stdout)
+    assert (itself["auc_of"], itself["auc"]) == ("log π/π_ref", 0.5)  # log-ratios of 0 are ties
+    assert "--reference and --policy go with --model" in refused(*check, "--reference", model)
+
+
 def test_eval_prints_accuracy_and_pass_at_k(model: Path, prompts: Path) -> None:
     report = json.loads(
         done(
