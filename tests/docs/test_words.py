@@ -95,6 +95,7 @@ def words() -> set[str]:
         "ordered_share",
         "implicit_margin",
         "imitation_loss",
+        "weight_mean",
     }
     for room in ROOMS:
         module = importlib.import_module(room)
