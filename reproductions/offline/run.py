@@ -1,7 +1,7 @@
 """Training on a fixed log: agro by its recipe beside imitation of the right answers and published methods.
 
     python reproductions/offline/run.py [--only SECTION …] [--seeds N] [--jobs N] [--out runs/offline]
-                                        [--record] [KEY=VALUE …]
+                                        [--record] [--measured] [KEY=VALUE …]
 
 The log has 512 sums with four responses each, by a model that adds carelessly: 28 % of them are right. A run
 is 150 updates of 16 prompts, measured on held-out sums at temperature 1. The sections:
@@ -193,14 +193,21 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread")
     parser.add_argument("--out", type=Path, default=Path("runs/offline"))
     parser.add_argument("--record", action="store_true", help="write the result beside this script too")
+    parser.add_argument("--measured", action="store_true", help="report the runs that are complete; run none")
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args()
     logs.prepare(args.out)
     measured: list[dict[str, Any]] = []
     with ThreadPoolExecutor(args.jobs) as pool:
-        rows = [row for row in trials(args.seeds) if not args.only or row.section in args.only]
-        measured += pool.map(lambda row: complete(row, args.out, args.changes), rows)
-        measured += pool.map(lambda row: complete(row, args.out, args.changes), further(measured, args.seeds))
+
+        def run(rows: Sequence[Row]) -> None:
+            chosen = [row for row in rows if not args.only or row.section in args.only]
+            if args.measured:
+                chosen = [row for row in chosen if (args.out / row.folder / "measured.json").exists()]
+            measured.extend(pool.map(lambda row: complete(row, args.out, args.changes), chosen))
+
+        run(trials(args.seeds))
+        run(further(measured, args.seeds))
     result = {"held_out": logs.HELD_OUT, "machine": harness.machine(), "runs": measured}
     for folder in (args.out, *((HERE,) if args.record else ())):
         harness.record(folder, result, report.figure(measured))

@@ -63,12 +63,13 @@ def test_agro_holds_all_that_is_claimed() -> None:
             for r in ends
             if f"data from {where}, start at reference" in r["setting"] and "weight=" in r["setting"]
         ]
-        assert [0 <= r["value"] <= 1e-12 and r["holds"] for r in weighted] == [True]
+        assert [0 <= r["value"] <= 1e-12 and r["holds"] for r in weighted] == [True, True]
     biases = [r for r in rows if r["property"] == "expected gradient"]
-    # Five behaviors, or the policy alone; three policies; n = 2 and 3. Of two of the five: both sizes
-    # together, groups of one dropped, and episodes where they aren't refused.
-    assert len(biases) == (5 * 5 + 2 * 1) * 3 * 2 + (5 * 2 + 2 * 1) * 2 + 5 * 2
-    for setting, count in (("n=2 and 3", 12), ("n=1 and 2", 12), ("two rows each", 10)):
+    # Seven claims for five behaviors, two for the policy alone; three policies; n = 2 and 3. With imitation
+    # two for five behaviors, n = 2. Of two of the five behaviors: all sizes together, groups of one dropped,
+    # and episodes where they aren't refused.
+    assert len(biases) == (7 * 5 + 2) * 3 * 2 + 2 * 5 * 3 + (7 * 2 + 2 + 2 * 2) * 2 + (7 + 2) * 2
+    for setting, count in (("n=2 and 3", 16), ("n=1 and 2", 20), ("two rows each", 18)):
         assert sum(setting in r["setting"] for r in biases) == count
     assert max(r["value"] for r in biases) <= 1e-12
     assert [r["setting"] for r in rows if r["property"] == "options without a claim"] == ["none"]
