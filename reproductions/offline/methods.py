@@ -66,8 +66,12 @@ WEIGHTS: dict[str, dict[str, Any]] = {
 # What each changes of recipes/replay.toml: 16 groups a step, of which these shares come from the store.
 FRESH = "fresh samples alone"
 REPLAY: dict[str, dict[str, Any]] = {
-    FRESH: {"data": {"replay": 0.0}},
-    "half replayed": {"data": {"replay": 0.5}},
-    "three quarters replayed": {"data": {"replay": 0.75}},
+    FRESH: {
+        "data": {"replay": 0.0},
+        "objective": {"name": "agro", "beta": 0.05, "weight": "reference", "weight_max": 2.0},
+        "train": {"schedule": "constant"},
+    },
+    "half replayed": {"data": {"replay": 0.5}, "train": {"lr": 1e-4}},
+    "three quarters replayed": {"data": {"replay": 0.75}, "train": {"lr": 1e-4}},
 }
 GENERATIONS = (640, 1280, 1920, 2560, 3200)  # responses sampled when accuracy is measured
