@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from agro.errors import Refused
-from agro.objectives import Need, NotFinite, differentiate, get
+from agro.objectives import Need, NotFinite, differentiate, get, imitation, weights
 from agro.objectives.core import STREAMS
 from agro.objectives.needs import NEEDS, PAIRS, Grouped, withhold
 from agro.proof.claims import CLAIMS
@@ -24,6 +24,8 @@ from agro.proof.formulas import Situation, half_variance
 from agro.proof.measuring import BETA, EXACT, RAGGED, SMALL, Row, Subject, derivative, problem
 from agro.proof.variance import estimates, variances
 from agro.types import Batch
+
+INGREDIENTS = {*weights.OPTIONS, *imitation.OPTIONS}
 
 
 def passport(name: str) -> Iterator[Row]:
@@ -232,13 +234,15 @@ def needs(subject: Subject) -> Iterator[Row]:
 
 def unclaimed(name: str) -> Row:
     """The choices of options that no claim makes, and the options whose numbers are their defaults in all
-    claims."""
+    claims. The options of ingredients, which all objectives share, are those of agro."""
     entry, left = get(name), []
     subjects = [Subject(name, claims) for claims in CLAIMS[name]]
     given = [entry.defaults() | subject.options() for subject in subjects]
     if any(claims.least > 1 for claims in CLAIMS[name]):
         given.append({"singletons": "drop"})  # measured with the expected gradient
     for key, option in entry.options.model_fields.items():
+        if key in INGREDIENTS and name != "agro":
+            continue
         values = [options[key] for options in given if key in options]
         choices, is_number = _choices(option.annotation)
         left += [f"{key}={choice}" for choice in choices if choice not in values]

@@ -49,7 +49,7 @@ def check_stores(configs: Sequence[RunConfig], prompts: Sequence[Prompt], path: 
 
 
 def check_names(data: Data, store: Store, *, adds: bool) -> None:
-    """Raise `Refused` for names in `data.sources` and `data.roles` that no sample of the store has.
+    """Raise `Refused` for a name in `data.sources`, or for `data.roles`, that no sample of the store has.
 
     With `adds` the run samples too, which makes samples of source and role "policy". An empty store is
     accepted: other processes may fill it.
@@ -62,6 +62,8 @@ def check_names(data: Data, store: Store, *, adds: bool) -> None:
         ("roles", data.roles, counts.roles),
     ):
         unknown = [name for name in named or () if name not in known and not (adds and name == OWN)]
+        if key == "roles" and len(unknown) < len(named or ()):
+            continue  # a choice among the few roles that there are may allow for more than the store has
         if unknown:
             have = ", ".join(f"{name} ({known[name]})" for name in sorted(known))
             raise Refused(

@@ -161,7 +161,7 @@ def test_a_forgotten_loser_is_named(name: str, monkeypatch, no_descents) -> None
 )
 def test_needs_other_than_the_claimed_are_named(changed, broken: str, monkeypatch) -> None:
     entry = OBJECTIVES["agro"]
-    other = replace(entry, needs=lambda options: changed(entry.needs(options)))
+    other = replace(entry, requires=lambda options: changed(entry.requires(options)))
     monkeypatch.setitem(OBJECTIVES, "agro", other)
     rows = list(module.needs(Subject("agro", CLAIMS["agro"][0])))
     assert [row.property for row in rows if not row.holds] == [broken]

@@ -25,6 +25,7 @@ def config(tmp_path: Path, name: str = "log.db", **changes):
         "data__replay": 0.5,
         "policy__cache_reference": True,
         "train__steps": 8,
+        "evaluate__kl_samples": 0,
     }
     return tiny(tmp_path, **common | changes)
 

@@ -45,7 +45,8 @@ def test_a_clip_in_each_of_twenty_steps_is_said_once(tmp_path: Path) -> None:
     [
         (AGRO, 'objective.weight = "reference"'),
         (AGRO | {"weight": "reference"}, "a larger objective.beta or a lower train.lr"),
-        ({"name": "rloo", "beta": 0.1}, "a larger objective.beta or a lower train.lr"),
+        ({"name": "rloo", "beta": 0.1}, 'objective.weight = "reference"'),
+        ({"name": "kl_pg", "beta": 0.1}, "a larger objective.beta or a lower train.lr"),
     ],
 )
 def test_best_responses_that_fall_are_warned_of_with_the_way_out(
