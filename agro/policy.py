@@ -44,14 +44,14 @@ class Policy:
         tokenizer: Any,
         *,
         temperature: float = 1.0,
-        chunk: int = 128,
+        chunk: int = 512,
         adapter: Any = None,
         chat: configuration.Chat | None = None,
     ) -> None:
         """Raises `Refused` for a model whose log-probs agro can't compute exactly.
 
         Args:
-            chunk: positions whose logits exist at once.
+            chunk: positions whose logits exist at once, for 1,024 tokens of the vocabulary at a time.
             adapter: the peft model around `model`, where only the adapter is trained.
         """
         self.model = model

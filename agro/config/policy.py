@@ -86,7 +86,8 @@ class Policy(Section):
     chat: Chat = field(Chat(), shared=True)
     lora: LoRA | None = field(None, shared=True)
     """train an adapter of this kind, not the model's own weights"""
-    chunk: Count = field(128, shared=True)
-    """positions whose logits exist at once when log-probs are computed"""
+    chunk: Count = field(512, shared=True)
+    """positions whose logits exist at once when log-probs are computed, for 1,024 tokens of the vocabulary
+    at a time"""
     trust_remote_code: bool = field(False, shared=True)
     """run the code that a model on the hub brings along"""

@@ -24,6 +24,7 @@ from agro.rollout.load import embedded
 from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs
 from agro.store.queries import chosen
+from agro.tiles import TILE
 from agro.train.check import reads_reference
 from agro.train.check_followed import samples_kl
 from agro.train.micro import MicroBatch
@@ -138,7 +139,7 @@ def memory(policy: Policy, reference: Policy | None, config: RunConfig, width: i
         "average": average,
         "reference": 0 if reference is None else sum(w.nbytes for w in reference.weights().values()),
         "keys_and_values": _sampling_batch(config) * width * per_token,
-        "logits": 3 * config.policy.chunk * policy.vocab_size * 4,
+        "logits": 4 * config.policy.chunk * min(TILE, policy.vocab_size) * 4,
     }
 
 

@@ -17,7 +17,7 @@ from agro.store import Drawn, Store
 from agro.train.collate import collate, total_reward
 from agro.train.diagnostics import ranking, summary
 from agro.train.feed import select_valid
-from agro.train.micro import SEQUENCES, MicroBatch
+from agro.train.micro import TOKENS, MicroBatch
 from agro.train.step import Passes, streams_of
 from agro.train.trainable import pairs_among
 
@@ -40,7 +40,7 @@ def rank_store(store: Store, policy: Policy, reference: Policy | None) -> dict[s
             f"expected a reference with the tokenizer of the model, got another ({reference.name}); use the "
             "model that training started from"
         )
-    passes = Passes(MicroBatch(SEQUENCES))
+    passes = Passes(MicroBatch(tokens=TOKENS))
     auc, dropped = [np.empty(0)], 0
     for group in store.groups():
         samples = list(store.samples(prompt_id=group.prompt_id))
