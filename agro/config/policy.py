@@ -63,8 +63,10 @@ class Policy(Section):
     """folder or hub name of a causal language model, or of an adapter, which is merged into its model"""
     new: NewModel | None = field(None, shared=True)
     """instead of `model`: start from random weights"""
-    dtype: Literal["float32", "bfloat16"] = field("float32", shared=True)
-    """of weights and updates: in bfloat16 an update smaller than a 256th of a weight rounds away"""
+    dtype: Literal["float32", "bfloat16", "mixed"] = field("float32", shared=True)
+    """of weights and updates: in bfloat16 an update smaller than a 256th of a weight rounds away. mixed:
+    products in bfloat16 from float32 weights, which the optimizer updates and checkpoints keep; RUN/model is
+    bfloat16"""
     device: str = field("auto", shared=True)
     """auto: CUDA where there is one, else the CPU"""
     threads: int = field(1, shared=True, ge=0, le=2**10)

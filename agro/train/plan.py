@@ -124,16 +124,17 @@ def longest(policy: Policy, config: RunConfig, prompts: Sequence[Prompt], store:
 
 def memory(policy: Policy, reference: Policy | None, config: RunConfig, width: int) -> dict[str, int]:
     """Bytes by purpose, for sequences of `width` tokens, without activations, which depend on the kernels."""
-    trained = sum(w.nbytes for w in policy.weights().values())
+    trained = sum(w.nbytes for w in policy.trained().values())
     average = 0
     if config.train.weights_average is not None:
-        average = sum(w.numel() * max(w.itemsize, 4) for w in policy.weights().values())
+        average = sum(w.numel() * max(w.itemsize, 4) for w in policy.trained().values())
     c = policy.model.config.get_text_config()
     heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
     per_head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     per_token = 2 * c.num_hidden_layers * heads * per_head * policy.dtype.itemsize
     return {
         "weights": sum(p.nbytes for p in policy.model.parameters()),
+        "float32_weights": 0 if policy.masters is None else trained,
         "gradients": trained,
         "optimizer": 2 * trained,
         "average": average,
