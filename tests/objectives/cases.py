@@ -21,7 +21,9 @@ TOKEN_STREAMS = ("logp", "kl", "prefix_value", "proposal", "proposal_mean")
 PER_TOKEN = (*TOKEN_STREAMS, *FIELDS, "token_reward")
 
 NUMBER = 0.4  # a number that every option takes; of two numbers the first is another
-WEIGHTS = tuple(weights.OPTIONS)  # options of all objectives whose responses may be weighted
+WEIGHTS = tuple(
+    weights.OPTIONS | weights.OF_GROUPS
+)  # options of all objectives whose responses may be weighted
 IMITATION = ("imitation", "imitation_reward")  # options of all objectives that may imitate the better ones
 OWN = 2  # responses of a group that are the policy's, without a hint; others may be an expert's
 KL_TERM = tuple(kl_term.OPTIONS)  # options of all objectives with a KL term of tokens
@@ -115,6 +117,8 @@ def variants_of_ingredients(name: str, entry: objectives.Objective) -> list[dict
         out.append({"weight": "reference"})
         out.append({"weight": "behavior", "weight_max": 1 + NUMBER})
         out.append({"weight": "mismatch", "weight_level": "token", "weight_max": None})
+    if entry.centered:
+        out.append({"weight": "reference", "weight_baseline": "lower"})
     if entry.kl_term:
         for kl in ({}, {"kl": "k2"}, {"unbiased_kl": True}, {"kl": "k2", "unbiased_kl": True}):
             out.append({"beta": NUMBER} | kl)

@@ -116,11 +116,13 @@ def weighted(
     weight_min: float = 0.0,
     weight_level: str = "sequence",
     weight_rule: str = "truncate",
+    weight_baseline: str = "mean",
 ) -> Result:
     """[25]: the part of response i in the gradient times min(c, exp Σ_t (l_it - f_it)), a constant.
 
     f is the reference or the recorded behavior b; for "mismatch" it is o - b, whatever l. Of a token it is
-    its own ratio, for "mean" the exp of the mean. "mask" makes a ratio outside the bounds 0.
+    its own ratio, for "mean" the exp of the mean. "mask" makes a ratio outside the bounds 0. "lower": R is
+    compared with the lower one of its plain and weighted means.
     """
     loss, grads = result
     new, anchor = {
@@ -131,6 +133,7 @@ def weighted(
     most = math.inf if weight_max is None else weight_max
     grad = grads["logp"].copy()
     for g in groups_of(case, 1):
+        used = []  # (weight, unweighted coefficient) of each response
         for y in g.responses:
             total = fsum(x for p in y.places for x in (float(new[p]), -float(anchor[p])))
             for place in y.places:
@@ -138,11 +141,16 @@ def weighted(
                 log_w = {"token": own, "sequence": total, "mean": total / len(y.places)}[weight_level]
                 w = exp(min(log_w, 700.0))
                 if weight_rule == "truncate":
-                    grad[place] *= min(max(w, weight_min), most)
+                    w = min(max(w, weight_min), most)
                 elif not weight_min <= w <= most:
-                    grad[place] = 0.0
-                else:
-                    grad[place] *= w
+                    w = 0.0
+                grad[place] *= w
+            used.append((w, float(grads["logp"][y.places[0]])))
+        mean = fsum(w * x for w, x in used) / (fsum(w for w, _ in used) or 1.0)
+        if weight_baseline == "lower" and mean > 0:  # x is the mean less R, up to a factor
+            for (w, x), y in zip(used, g.responses):
+                for place in y.places:
+                    grad[place] = w * (x - mean)
     return loss, {**grads, "logp": grad}
 
 
