@@ -77,3 +77,7 @@ REPLAY: dict[str, dict[str, Any]] = {
     "three quarters replayed": {"data": {"replay": 0.75}, "train": {"lr": 1e-4}},
 }
 GENERATIONS = (640, 1280, 1920, 2560, 3200)  # responses sampled when accuracy is measured
+
+# Fresh samples of the weights so many updates ago, at first of the start; 800 updates of 8 groups.
+LAGS = {"samples of the present weights": 0, "100 updates old": 100, "400 updates old": 400}
+LAG_UPDATES = 800
