@@ -47,9 +47,11 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 # Other weights than the recipe's, which is min(2, π/π_ref) of the complete response.
+_PLAIN = {"name": "agro", "beta": 0.01, "weight": "reference", "weight_max": 2.0}
 _OWN = str(Path(__file__).with_name("variants.py"))
 WEIGHTS: dict[str, dict[str, Any]] = {
-    "min(2, π/π_ref), the recipe": {},
+    "min(2, π/π_ref) and the lower mean, the recipe": {},
+    "min(2, π/π_ref), the group's plain mean": {"objective": _PLAIN},
     "1": {"objective": {"name": "agro", "beta": 0.01}},
     "min(1, π/π_ref)": {"objective": {"name": "agro", "beta": 0.01, "weight": "reference"}},
     "min(4, π/π_ref)": {
