@@ -123,8 +123,8 @@ def table(found: list[Mapping[str, Any]]) -> str:
         )
         rho = ", ".join(f"{q:.1f}" for q in run["rho"])
         lines.append(
-            f"| {run['length']} | {run['weight']} | {before} | {after} | {run['kl_ref']:.1f} | {rho} "
-            f"| {run['below']:.0%} |"
+            f"| {run['length']} | {run['weight']} | {before} | {after} | {run['kl_ref']:.1f} "
+            f"| {rho} | {run['below']:.0%} |"
         )
     return "\n".join(lines)
 
