@@ -113,8 +113,8 @@ def measure(length: int, weight: str, out: Path) -> dict[str, Any]:
 
 def table(found: list[Mapping[str, Any]]) -> str:
     lines = [
-        "| tokens at most | weight | held-out reward before | after | KL | ρ of the log: 10 %, median, 90 % | "
-        "weights below 0.01 |",
+        "| tokens at most | weight | held-out reward before | after | KL "
+        "| ρ of the log: 10 %, median, 90 % | weights below 0.01 |",
         "|---|---|---|---|---|---|---|",
     ]
     for run in found:
