@@ -69,14 +69,21 @@ WEIGHTS: dict[str, dict[str, Any]] = {
 
 # What each changes of recipes/replay.toml: 16 groups a step, of which these shares come from the store.
 FRESH = "fresh samples alone"
+_REFERENCE = {"name": "agro", "beta": 0.01, "weight": "reference", "weight_baseline": "lower"}
 REPLAY: dict[str, dict[str, Any]] = {
-    FRESH: {
-        "data": {"replay": 0.0},
-        "objective": {"name": "agro", "beta": 0.05, "weight": "reference", "weight_max": 2.0},
-        "train": {"schedule": "constant"},
+    FRESH: {"data": {"replay": 0.0}, "train": {"lr": 4e-4}},
+    "half replayed": {"data": {"replay": 0.5}, "train": {"lr": 2e-4}},
+    "three quarters replayed": {"data": {"replay": 0.75}, "train": {"lr": 2e-4}},
+    "half replayed, min(1, π/π_ref)": {
+        "data": {"replay": 0.5},
+        "train": {"lr": 2e-4},
+        "objective": _REFERENCE,
     },
-    "half replayed": {"data": {"replay": 0.5}, "train": {"lr": 1e-4}},
-    "three quarters replayed": {"data": {"replay": 0.75}, "train": {"lr": 1e-4}},
+    "three quarters replayed, min(1, π/π_ref)": {
+        "data": {"replay": 0.75},
+        "train": {"lr": 1e-4},
+        "objective": _REFERENCE,
+    },
 }
 GENERATIONS = (640, 1280, 1920, 2560, 3200)  # responses sampled when accuracy is measured
 
