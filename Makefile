@@ -8,7 +8,7 @@ export OMP_NUM_THREADS := 1
 .PHONY: help setup demo test lint types tests mutants bench-check docs clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
 setup: $(VENV)/installed ## make .venv with agro and its development tools
 

@@ -36,7 +36,7 @@ import transformers
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RESULTS = ROOT / "benchmarks/results/step.json"
-TINY = ROOT.parents[1] / "shared/peers/trl/models/tiny"
+TINY = ROOT.parent / "shared/peers/trl/models/tiny"
 TOLERATED = 0.9  # of a recorded ratio
 SHAPES = {"tiny": (16, 4, 16, 64), "mid": (8, 4, 16, 256)}  # groups, responses, prompt and response tokens
 CASES = {  # goal: CPU seconds of the plain way over ours
@@ -156,7 +156,7 @@ def product_rate(dtype: torch.dtype) -> float:
 
 
 def measure(case: str, repeats: int, tiny: Path, ways: list[str]) -> dict[str, Any]:
-    """CPU seconds of the ways in turns, after a first turn that warms up; bytes added at most to the process."""
+    """CPU seconds of the ways in turns after a first turn, or without repeats the bytes that it adds."""
     from agro import policy
 
     torch.set_num_threads(1)
