@@ -279,12 +279,18 @@ def write(rows: list[dict[str, Any]]) -> None:
 
 
 def check(rows: list[dict[str, Any]]) -> int:
-    """1 where a fresh ratio is below the recorded one by more than is tolerated."""
+    """1 where a ratio is below the recorded one by more than is tolerated, or nothing was recorded."""
     recorded = {row["name"]: row["ratio"] for row in json.loads(RESULTS.read_text())}
-    slower = [row for row in rows if row["ratio"] < TOLERATED * recorded[row["name"]]]
-    for row in slower:
-        print(f"{row['name']}: expected a ratio of {recorded[row['name']]:.2f}, got {row['ratio']:.2f}")
-    return int(bool(slower))
+    failed = 0
+    for row in rows:
+        name, ratio = row["name"], row["ratio"]
+        if name not in recorded:
+            print(f"{name}: expected a row in {RESULTS}, got none; run this without --check first")
+            failed = 1
+        elif ratio < TOLERATED * recorded[name]:
+            print(f"{name}: expected a ratio of {recorded[name]:.2f}, got {ratio:.2f}")
+            failed = 1
+    return failed
 
 
 def main() -> int:
