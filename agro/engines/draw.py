@@ -30,8 +30,7 @@ def draw(logits: Tensor, uniform: Tensor, sampler: Sampler) -> tuple[Tensor, Ten
         return tokens, torch.zeros_like(logits[:, 0])
     rows = max(1, _CACHED // logits.shape[1])
     drawn = [_draw(z, u, sampler) for z, u in zip(logits.split(rows), uniform.split(rows))]
-    tokens, logp = zip(*drawn)
-    return torch.cat(tokens), torch.cat(logp)
+    return torch.cat([tokens for tokens, _ in drawn]), torch.cat([logp for _, logp in drawn])
 
 
 def _draw(logits: Tensor, uniform: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
@@ -57,7 +56,7 @@ def invert(mass: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     total = ends[:, -1:]
     target = uniform * total
     block = torch.searchsorted(ends, target, right=True)
-    inside = blocks.take_along_dim(block[:, :, None], 1)[:, 0].cumsum(1, dtype=torch.float64)
+    inside = blocks[torch.arange(b, device=mass.device), block[:, 0]].cumsum(1, dtype=torch.float64)
     before = pad(ends, (1, 0)).gather(1, block)
     # Rounding may put the rest beyond the block's mass, but the last token with mass is in any case the last.
     rest = torch.minimum(target - before, inside[:, -1:] * (1 - 2.0**-52))

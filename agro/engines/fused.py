@@ -122,7 +122,8 @@ def _product(layers: Sequence[nn.Linear], rows: int) -> Callable[[Tensor], Tenso
 
     With MKL for float32 and oneDNN for bfloat16, these weights are packed, as `torch.compile` does.
     """
-    weight, bias = layers[0].weight, layers[0].bias
+    weight: Tensor = layers[0].weight
+    bias: Tensor | None = layers[0].bias
     if len(layers) > 1:
         weight = torch.cat([layer.weight for layer in layers])
         bias = None if bias is None else torch.cat([layer.bias for layer in layers])
