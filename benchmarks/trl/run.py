@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results/trl.json"
 PEER = ROOT / "../shared/peers/trl"
 CASES: dict[str, dict[str, Any]] = {
-    "tiny": {"goal": 2.0, "prompts": 16, "new": 64, "steps": 12, "warmup": 2, "micro": 64},
+    "tiny": {"goal": 2.0, "prompts": 16, "new": 64, "steps": 8, "warmup": 2, "micro": 64},
     "mid": {"goal": 2.5, "prompts": 8, "new": 256, "steps": 3, "warmup": 1, "micro": 16},
 }
 SIZE = 4  # responses a prompt
