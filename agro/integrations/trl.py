@@ -118,8 +118,8 @@ class AGROTrainer(GRPOTrainer):
             group=[row // n for row in range(B)],
             ref_logp=_after_prompt(part["ref_per_token_logps"]) if self.beta else None,
         )
-        logp_BS = _after_prompt(logp_BT.detach().double())
-        found = evaluate("agro", logp_BS, batch, beta=self.beta, **self.options)
+        with torch.enable_grad():  # of the objective alone, in evaluation too
+            found = evaluate("agro", _after_prompt(logp_BT.double()), batch, beta=self.beta, **self.options)
         return logp_BT.new_tensor(found.loss), found.grad[:, 1:]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
