@@ -36,7 +36,7 @@ types: setup ## mypy
 	$(BIN)/mypy
 
 tests: setup ## pytest
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # With verl the packages that its modules import, since it asks for other versions of transformers and torch.
 $(INTEGRATIONS)/installed: pyproject.toml constraints.txt
