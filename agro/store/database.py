@@ -17,6 +17,7 @@ from agro.store.rows import SAMPLE
 from agro.store.schema import APPLICATION_ID, LEDGERS, SCHEMA, TABLES
 
 BUSY_TIMEOUT = 30.0  # seconds that a writer waits for another one
+FETCHED = 256  # rows of a long query that are read at once
 
 
 class Database:
@@ -70,6 +71,17 @@ class Database:
     def _run(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self._plainly():
             return self._connection.execute(sql, args).fetchall()
+
+    def _each(self, sql: str, args: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query one by one, in constant memory."""
+        with self._plainly():
+            cursor = self._connection.execute(sql, args)
+        while True:
+            with self._plainly():
+                rows = cursor.fetchmany(FETCHED)
+            if not rows:
+                return
+            yield from rows
 
     def _run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         with self._plainly():
