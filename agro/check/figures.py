@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from agro.check.spread import BINS, Spread
 from agro.numbers import count, tick
@@ -50,6 +50,17 @@ def spreads(series: Mapping[str, Spread], unit: str, title: str, *, log: bool = 
     axes.set_ylim(bottom=0)
     name_axes(axes, unit, SHARE)
     return svg(figure, title)
+
+
+def of_groups(spread: Spread, unit: str) -> Markup:
+    """Shares of groups by a number from 0 to 1."""
+    figure, axes = share_axes()
+    _fill(axes, np.array(spread.bins) / spread.count, np.array(spread.edges), FIRST)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(bottom=0)
+    _scale(axes, log=False)
+    name_axes(axes, unit, "share of groups")
+    return svg(figure, unit)
 
 
 def key(series: Mapping[str, Spread]) -> Key:
@@ -107,6 +118,7 @@ def _fill(axes: Any, share: Any, edges: Any, color: str) -> None:
 def _scale(axes: Any, *, log: bool) -> None:
     if log:
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_minor_locator(NullLocator())
     else:
         axes.xaxis.set_major_locator(MaxNLocator(5))

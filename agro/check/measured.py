@@ -71,7 +71,7 @@ class Measured:
     def coverage(self) -> Values:
         """[G] π of all distinct responses to a prompt together: the share of π that the data show."""
         masses = [np.exp(group.logp[~group.repeats]).sum() for group in self.groups]
-        return np.minimum(np.array(masses), 1.0)
+        return np.array(masses, np.float64).clip(max=1.0)
 
     @property
     def ess(self) -> tuple[float | None, int]:

@@ -96,19 +96,26 @@ def _groups(report: Report) -> Iterator[Panel]:
             figures.sizes(found.sizes),
         )
     yield _panel("Rewards", "By source, all responses.", _of_sources(report, "rewards"), "reward")
-    yield _panel(
+    yield _of_groups(
         "Trajectory quality",
         "(mean − worst) / (best − worst) reward of each group with unequal rewards (TQ, arXiv 2111.04714). "
         "Near 1 imitation is enough; near 0 few responses show what is good.",
-        {"": found.quality} if found.quality.count else {},
+        found.quality,
         "TQ",
     )
-    yield _panel(
+    yield _of_groups(
         "Coverage",
         "Distinct responses per response, of each group (SACo). Near 0 the responses repeat each other.",
-        {"": found.coverage} if found.coverage.count else {},
+        found.coverage,
         "SACo",
     )
+
+
+def _of_groups(title: str, text: str, spread: Spread, unit: str) -> Panel:
+    if not spread.count:
+        return Panel(title)
+    text = f"{text} Mean {fixed(spread.mean)} of {count(spread.count)} groups."
+    return Panel(title, text, figures.of_groups(spread, unit))
 
 
 def _texts(report: Report) -> Iterator[Panel]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from agro.check.texts import RUN
 from agro.numbers import count, percent
@@ -219,7 +219,7 @@ def _of_model(report: Report) -> Iterator[Verdict]:
     yield from _beta(found)
 
 
-def _beta(found: dict[str, dict[str, float]]) -> Iterator[Verdict]:
+def _beta(found: dict[str, Any]) -> Iterator[Verdict]:
     beta = found["beta"]
     if not beta["groups"]:
         return

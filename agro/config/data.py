@@ -137,6 +137,11 @@ class Data(Section):
         return any(self.replay_at(step) < 1 for step in range(self.replay_steps + 1))
 
     @property
+    def samples(self) -> bool:
+        """Whether some step samples: to prompts of its own, or to those of stored groups."""
+        return self.samples_fresh or self.complete_groups is not None
+
+    @property
     def replay_text(self) -> str:
         """The share of the store in words: "50%", or "40% to 0%" over the steps of a schedule."""
         first, last = self.replay_at(0), self.replay_at(self.replay_steps)

@@ -40,7 +40,7 @@ def check_stores(configs: Sequence[RunConfig], prompts: Sequence[Prompt], path: 
         with Store.open(path, read_only=True) as store:
             store.check_prompts((p.id, p.text) for p in prompts)
             for config in configs:
-                adds = adds or config.data.samples_fresh
+                adds = adds or config.data.samples
                 if config.data.draws_stored:
                     check_names(config.data, store, adds=adds)
             for config in configs[: len(stored_only) + 1]:

@@ -169,7 +169,8 @@ class Trainer:
         named = {phase.name: phase.config.environment for phase in self.phases}
         self.environments = {name: load_environment(e) for name, e in named.items() if e is not None}
         self.reward: Reward | None = None
-        if self.prompts or self.eval_prompts:
+        completes = any(phase.config.data.complete_groups for phase in self.phases)
+        if self.prompts or self.eval_prompts or completes:
             self.reward = load_reward(self.config.reward, self.rewards)
             if self.environments:
                 self.reward = EpisodeReward(self.reward)

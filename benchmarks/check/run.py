@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import sqlite3
 import subprocess
 import sys
 import time
@@ -25,11 +26,30 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results/check.json"
 GOAL = 60.0  # seconds
 SIZE, ALONE, PART = 8, 10, 2000
+MADE = 100_000
 OBJECTIVE = ("--objective", "agro")
 
 
 def make(path: Path, records: int) -> None:
-    """A store of so many records."""
+    """A store of so many records; beyond `MADE` those before are repeated under other prompts."""
+    written(path, min(records, MADE))
+    if records > MADE:
+        repeat(path, records)
+
+
+def repeat(path: Path, records: int) -> None:
+    """Copy the records of a store until there are so many. Their checksums are wrong."""
+    with sqlite3.connect(path) as connection:
+        names = [name for (_, name, *_) in connection.execute("PRAGMA table_info(samples)")]
+        changed = {"id": "id + :first", "prompt_id": "prompt_id || :first", "prompt": "prompt || :first"}
+        columns = ", ".join(changed.get(name, name) for name in names)
+        sql = f"INSERT INTO samples SELECT {columns} FROM samples WHERE id <= :count"
+        for first in range(MADE, records, MADE):
+            connection.execute(sql, {"first": first, "count": min(MADE, records - first)})
+
+
+def written(path: Path, records: int) -> None:
+    """A store of so many records, written by agro."""
     from agro.store import Store
     from agro.types import Sample
 
