@@ -1,8 +1,7 @@
 """What is in a store, before training: numbers, verdicts in words, and a page (`agro check`)."""
 
-from agro.check.measured import Measured, measure
 from agro.check.report import Report, check_store
 from agro.check.survey import Survey, survey
 from agro.check.verdicts import Verdict
 
-__all__ = ["Measured", "Report", "Survey", "Verdict", "check_store", "measure", "survey"]
+__all__ = ["Report", "Survey", "Verdict", "check_store", "survey"]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from agro.check.measured import Measured
+from agro.check.found import Found
 from agro.check.survey import Survey, survey
 from agro.check.verdicts import Verdict, verdicts
 from agro.config import Data, RunConfig
@@ -18,36 +17,17 @@ from agro.objectives import get
 from agro.objectives.needs import REWARD
 from agro.store import Counts, Store
 from agro.train import trainable
-from agro.train.scales import Apart, scales_apart
+from agro.train.scales import scales_apart
 
 SHOWN = 8  # sources
 
 
-@dataclass(frozen=True)
-class Report:
-    """What a store has, whether an objective can train on it, and what a model says of it."""
-
-    path: Path
-    objective: str
-    counts: Counts
-    survey: Survey
-    problem: str = ""  # why the objective can't train on it
-    apart: list[Apart] = field(default_factory=list)  # sources of different scales
-    licenses: dict[str, str | None] = field(default_factory=dict)
-    measured: Measured | None = None
+class Report(Found):
+    """With verdicts, as JSON and as text."""
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
         return verdicts(self)
-
-    @property
-    def trainable(self) -> bool:
-        return not self.problem
-
-    @property
-    def sources(self) -> list[str]:
-        """The most frequent first."""
-        return sorted(self.survey.sources, key=lambda name: (-self.survey.sources[name].rows, name))
 
     def to_json(self) -> dict[str, Any]:
         values = self.counts.to_json() | self.survey.to_json()

@@ -31,17 +31,20 @@ class Spread:
     _sum: float = 0.0  # of differences to the first, so that large numbers lose no digits
     _squares: float = 0.0
     _many: bool = False
+    _inner: Sequence[float] = ()  # edges between two bins
 
     def __post_init__(self) -> None:
         self.bins = [0] * max(len(self.edges) - 1, 0)
+        self._inner = self.edges[1:-1]
 
     def add(self, value: float) -> None:
-        if not self.count:
+        if self.lowest is None or self.highest is None:
             self._first = self.lowest = self.highest = value
-        assert self.lowest is not None
-        assert self.highest is not None
+        elif value < self.lowest:
+            self.lowest = value
+        elif value > self.highest:
+            self.highest = value
         self.count += 1
-        self.lowest, self.highest = min(self.lowest, value), max(self.highest, value)
         difference = value - self._first
         self._sum += difference
         self._squares += difference * difference
@@ -51,8 +54,7 @@ class Spread:
                 self._many = True
                 self.values.clear()
         if self.bins:
-            place = bisect_right(self.edges, value) - 1
-            self.bins[min(max(place, 0), len(self.bins) - 1)] += 1
+            self.bins[bisect_right(self._inner, value)] += 1
 
     @property
     def mean(self) -> float | None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from agro.check.found import Found
 from agro.check.texts import RUN
 from agro.numbers import count, percent
 from agro.objectives import Objective, get
 from agro.objectives.needs import BEHAVIOR_LOGP, PAIRS, REWARD, grouping
 from agro.train.scales import Apart
-
-if TYPE_CHECKING:
-    from agro.check.report import Report
 
 Level = Literal["problem", "warning", "note"]
 
@@ -39,14 +37,14 @@ class Verdict:
         return f"{self.text} {self.todo}".rstrip()
 
 
-def verdicts(report: Report) -> list[Verdict]:
+def verdicts(report: Found) -> list[Verdict]:
     """The worst first."""
     found = [*_of_data(report), *_of_model(report)]
     levels = ("problem", "warning", "note")
     return sorted(found, key=lambda verdict: levels.index(verdict.level))
 
 
-def _of_data(report: Report) -> Iterator[Verdict]:
+def _of_data(report: Found) -> Iterator[Verdict]:
     entry = get(report.objective)
     if report.problem:
         yield Verdict("problem", report.problem)
@@ -62,7 +60,7 @@ def _of_data(report: Report) -> Iterator[Verdict]:
     yield from _unknown(report, entry)
 
 
-def _groups(report: Report, entry: Objective) -> Iterator[Verdict]:
+def _groups(report: Found, entry: Objective) -> Iterator[Verdict]:
     survey, needs = report.survey, entry.needed({})
     alone = survey.sizes[1]
     if alone and grouping(needs) is not None and PAIRS not in needs:
@@ -81,7 +79,7 @@ def _groups(report: Report, entry: Objective) -> Iterator[Verdict]:
         )
 
 
-def _rewards(report: Report, entry: Objective) -> Iterator[Verdict]:
+def _rewards(report: Found, entry: Objective) -> Iterator[Verdict]:
     survey, needs = report.survey, entry.needed({})
     if REWARD not in needs or not survey.scored_groups:
         return
@@ -119,7 +117,7 @@ def equal_means(entry: Objective) -> str:
     return "their gradient is 0"
 
 
-def _where(report: Report) -> str:
+def _where(report: Found) -> str:
     names = {"lowest": "at the lowest reward", "highest": "at the highest"}
     parts = [f"{count(n)} {names[place]}" for place, n in report.survey.equal_at.items() if place in names]
     return f" ({', '.join(parts)})" if parts else ""
@@ -136,7 +134,7 @@ def _scales(found: Apart) -> Verdict:
     )
 
 
-def _repeats(report: Report) -> Iterator[Verdict]:
+def _repeats(report: Found) -> Iterator[Verdict]:
     survey = report.survey
     near = survey.near_repeats / survey.inspected if survey.inspected else 0.0
     if near > MANY_REPEATS:
@@ -149,7 +147,7 @@ def _repeats(report: Report) -> Iterator[Verdict]:
         )
 
 
-def _truncated(report: Report) -> Iterator[Verdict]:
+def _truncated(report: Found) -> Iterator[Verdict]:
     survey = report.survey
     ended, truncated = survey.total("ended"), survey.total("truncated")
     if not ended or truncated / ended <= MANY_TRUNCATED:
@@ -161,7 +159,7 @@ def _truncated(report: Report) -> Iterator[Verdict]:
     yield Verdict("warning", text, "A larger length, or a reward that is low for them.")
 
 
-def _held_out(report: Report) -> Iterator[Verdict]:
+def _held_out(report: Found) -> Iterator[Verdict]:
     found = report.survey.held_out
     if found is None:
         return
@@ -177,7 +175,7 @@ def _held_out(report: Report) -> Iterator[Verdict]:
     )
 
 
-def _unknown(report: Report, entry: Objective) -> Iterator[Verdict]:
+def _unknown(report: Found, entry: Objective) -> Iterator[Verdict]:
     missing = report.counts.samples - report.counts.with_behavior
     if missing and BEHAVIOR_LOGP not in entry.needed({}):
         yield Verdict(
@@ -194,7 +192,7 @@ def _unknown(report: Report, entry: Objective) -> Iterator[Verdict]:
         )
 
 
-def _of_model(report: Report) -> Iterator[Verdict]:
+def _of_model(report: Found) -> Iterator[Verdict]:
     measured = report.measured
     if measured is None or not measured.groups:
         return

@@ -15,7 +15,7 @@ from agro.cli.common import Json, PolicySetting, end, licenses, policy_config
 from agro.errors import Refused
 
 if TYPE_CHECKING:
-    from agro.check import Measured
+    from agro.check.measured import Measured
     from agro.store import Store
 
 
@@ -91,7 +91,7 @@ def _is_store(path: Path) -> bool:
 def _measured(
     store: Store, model: str, reference: str | None, setting: list[str] | None, limit: int
 ) -> Measured:
-    from agro.check import measure
+    from agro.check.measured import measure
     from agro.policy import Policy
 
     policy = Policy.load(policy_config(model, setting))

@@ -194,6 +194,11 @@ _REASONS = {
 _UNWRITABLE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 
 
+def exists(store: Path) -> bool:
+    """Whether a store was made: a run that ended while it made one leaves an empty file."""
+    return store.exists() and store.stat().st_size > 0
+
+
 def columns_fit(run: Callable[[str, list[str]], Iterable[tuple[str]]]) -> bool:
     """Whether the tables have the columns of a store; `run` gives the rows of a statement."""
     for table, columns in {"samples": SAMPLE, **LEDGERS}.items():

@@ -13,9 +13,9 @@ from agro.errors import Refused
 from agro.objectives import Need, get
 from agro.objectives.needs import PAIRS, REWARD, VOTES, grouping, ordered
 from agro.store import Known, Pair, Store, is_held_out
+from agro.store.database import exists
 from agro.store.queries import chosen
 from agro.train.collate import total_reward
-from agro.train.inputs import exists
 from agro.train.scales import check_scales
 from agro.train.schedule import options_at
 from agro.types import Prompt, Sample

@@ -27,6 +27,7 @@ from agro.runs.progress import Progress
 from agro.runs.track import Trackers, check_trackers, load_trackers
 from agro.runs.watchdog import Watchdog
 from agro.store import Store, is_held_out
+from agro.store.database import exists
 from agro.store.queries import chosen
 from agro.train.check import (
     check_config,
@@ -41,7 +42,6 @@ from agro.train.epochs import describe, resolve
 from agro.train.feed import Feed
 from agro.train.heldout_groups import HeldOutGroups
 from agro.train.inputs import (
-    exists,
     fingerprints,
     prompts_to_sample,
     valid_prompts,
