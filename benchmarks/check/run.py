@@ -58,7 +58,7 @@ def written(path: Path, records: int) -> None:
     made = group = 0
     with Store.open(path) as store:
         while made < records:
-            samples = []
+            samples: list[Sample] = []
             while len(samples) < PART and made < records:
                 size = min(1 if group % ALONE == 0 else SIZE, records - made)
                 for i in range(size):
@@ -129,8 +129,9 @@ def main() -> None:
                 "commit": subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip(),
             }
         )
-    if rows:
-        RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+    of_name = {row["name"]: row for row in [*known, *rows]}
+    RESULTS.write_text(json.dumps(list(of_name.values()), indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
