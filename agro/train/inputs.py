@@ -13,15 +13,11 @@ from agro.policy import Policy
 from agro.prompts import load_prompts
 from agro.reference import fingerprint
 from agro.store import Store, is_held_out
+from agro.store.database import exists
 from agro.store.queries import chosen
 from agro.train.check import takes_stored_value
 from agro.train.phases import Phase
 from agro.types import Prompt, Text
-
-
-def exists(store: Path) -> bool:
-    """Whether a store was made: a run that ended while it made one leaves an empty file."""
-    return store.exists() and store.stat().st_size > 0
 
 
 def valued_prompts(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Path) -> dict[str, Text]:
