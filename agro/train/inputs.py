@@ -8,7 +8,7 @@ from pathlib import Path
 from agro.config import Data, RunConfig
 from agro.encoding import Encoder, InvalidSample
 from agro.errors import Refused
-from agro.files import digest
+from agro.formats import records
 from agro.policy import Policy
 from agro.prompts import load_prompts
 from agro.reference import fingerprint
@@ -52,7 +52,7 @@ def fingerprints(config: RunConfig, policy: Policy, reference: Policy | None) ->
     for key in ("prompts", "eval_prompts"):
         path = getattr(config.data, key)
         if path is not None:
-            found[f"data.{key}"] = digest(Path(path))
+            found[f"data.{key}"] = records.fingerprint(path)
     return found
 
 

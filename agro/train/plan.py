@@ -168,7 +168,7 @@ def _sampling_speed(policy: Policy, config: RunConfig, prompts: Sequence[Prompt]
     batch = _sampling_batch(config)
     requests = [Prompt(prompts[i % len(prompts)].text, id=str(i)) for i in range(batch)]
     changes = {"max_new": min(PROBED, config.sampler.max_new), "batch": batch, "stop": ()}
-    rollout = Rollout(policy.encoder, embedded(policy))
+    rollout = Rollout(policy.encoder, embedded(policy, fused=config.engine.fused))
     start = time.perf_counter()
     samples = list(rollout.sample(requests, 1, config.sampler.model_copy(update=changes)))
     seconds = time.perf_counter() - start

@@ -218,7 +218,7 @@ class Trainer:
         with joined(self.policy.device) as mesh:
             shard = Shard(self.policy, self.reference, self.progress.say, mesh)
             assert shard.copy is not None
-            self.engine = embedded(shard.copy)
+            self.engine = embedded(shard.copy, fused=self.config.engine.fused)
             learner = Ranks(shard)
             try:
                 yield learner
