@@ -65,7 +65,7 @@ WEIGHTS: dict[str, dict[str, Any]] = {
     },
 }
 
-# What each changes of recipes/replay.toml: 16 groups a step, of which these shares come from the store.
+# What each changes of agro/recipes/replay.toml: 16 groups a step, of which these shares come from the store.
 FRESH = "fresh samples alone"
 REPLAY: dict[str, dict[str, Any]] = {
     FRESH: {

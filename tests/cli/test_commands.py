@@ -285,7 +285,7 @@ def test_a_users_mistake_has_no_traceback(tmp_path: Path) -> None:
     assert out.stdout == ""
     assert out.stderr == (
         "agro: none.toml: can't be read: No such file or directory; "
-        "expected a TOML recipe or a run's config.json\n"
+        "expected a TOML recipe or a run's config.json, or a recipe's name (agro recipes)\n"
     )
 
 

@@ -170,7 +170,7 @@ def wrong_name(text: str) -> str:
 
 
 def wrong_file(text: str) -> str:
-    path = re.fullmatch(r"(recipes|reproductions|benchmarks|tests|examples|docs|agro)/[\w./-]+", text)
+    path = re.fullmatch(r"(reproductions|benchmarks|tests|examples|docs|agro)/[\w./-]+", text)
     return f"no file {text}" if path and not (ROOT / text).exists() else ""
 
 
@@ -211,8 +211,8 @@ def test_what_stands_in_backticks_exists(page) -> None:
         ("groups_same", "groups_same is no metric, key, field or name"),
         ("agro.store.Store.draw", ""),
         ("agro.store.Stroe", "agro.store.Stroe: no Stroe"),
-        ("recipes/fresh.toml", ""),
-        ("recipes/frish.toml", "no file recipes/frish.toml"),
+        ("agro/recipes/fresh.toml", ""),
+        ("agro/recipes/frish.toml", "no file agro/recipes/frish.toml"),
         ("phases.NAME.train.steps", ""),
     ],
 )
