@@ -70,12 +70,12 @@ def _versions() -> dict[str, Any]:
 def _machine() -> dict[str, Any]:
     import torch
 
-    from agro.pretrained import device_of
+    from agro.pretrained import cores, device_of
 
     return {
         "platform": platform.platform(),
         "processor": _processor(),
-        "cores": _cores(),
+        "cores": cores(),
         "threads_of_torch": torch.get_num_threads(),
         "device_auto": str(device_of("auto")),
         "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
@@ -92,13 +92,6 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _off(report: dict[str, Any]) -> list[str]:

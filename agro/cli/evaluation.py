@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agro.config import Reward as RewardConfig
     from agro.config import RunConfig, Sampler
     from agro.evaluate import Heldout
-    from agro.rewards import Reward
+    from agro.rollout.reward import EpisodeReward
 
 SHOWN = 300  # characters of a response on the terminal
 
@@ -76,16 +76,16 @@ def eval_(
     if played is None and ran is not None:
         played = ran.environment
     scorer = EpisodeReward(load_reward(_reward(reward, options(option), ran)))
-    least = _least(pass_at, ran, scorer)
     settings = policy_config(model, policy, None if ran is None else ran.policy)
     try:
-        result = heldout(rollout_of(model, settings, played), scorer, asked, sampler, seed)
+        rollout = rollout_of(model, settings, played)
+        result = heldout(rollout, scorer, asked, sampler, seed)
     finally:
         scorer.close()
     if out is not None:
         lines = (json.dumps(record, ensure_ascii=False) for record in result.by_prompt())
         out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    measured = result.to_json(least)
+    measured = result.to_json(_least(pass_at, ran, scorer, rollout.environment))
     report = {"model": model, "prompts": len(asked), "n": n, "temperature": temperature, **measured}
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
@@ -109,12 +109,14 @@ def _sampler(n: int, temperature: float, max_new: int | None, ran: RunConfig | N
     return sampler_config(n=n, temperature=temperature, max_new=max_new)
 
 
-def _least(given: float | None, ran: RunConfig | None, scorer: Reward) -> float | None:
-    """The reward from which a response passes."""
+def _least(given: float | None, ran: RunConfig | None, scorer: EpisodeReward, played: Any) -> float | None:
+    """The reward from which a response passes. `played`: the environment."""
     if given is not None:
         return given
     if ran is not None and ran.evaluate.pass_at is not None:
         return ran.evaluate.pass_at
+    if scorer.of_environment:
+        return getattr(played, "maximum", None)
     return scorer.maximum
 
 

@@ -9,6 +9,7 @@ class Guess:
 
     name = "guess"
     stop = tuple("0123456789")  # a turn ends with its first digit
+    maximum = 1.0  # of an episode's reward: from here on an episode passes in `agro eval`
 
     def reset(self, prompt: Prompt) -> int:
         return int(prompt.columns["secret"])  # the state of an episode, which `step` gets
