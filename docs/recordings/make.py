@@ -4,7 +4,8 @@
 
 `first`: a stranger's first ten minutes, from `pip install` to a rising curve (first.txt). `log`: from a JSONL
 log of another model to a better model, compared (log.txt). The wheel is built from this checkout. Lines that
-a command repeats for each step are left out except those with a held-out value; … stands for them.
+a command repeats for each step are left out except those with a held-out value; … stands for them. pip is
+quiet.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Shell:
         self.folder, self.say = folder, say
         kept = {name: os.environ[name] for name in ("HOME", "LANG", "PIP_CONFIG_FILE") if name in os.environ}
         path = f"{folder / 'env/bin'}:{os.environ['PATH']}"
-        self.environment = {**kept, "PATH": path, "COLUMNS": "100", "PIP_PROGRESS_BAR": "off"}
+        self.environment = {**kept, "PATH": path, "COLUMNS": "100", "PIP_QUIET": "2"}
 
     def run(self, command: str) -> None:
         self.say(f"$ {command}")
@@ -89,12 +90,11 @@ def _cpu_seconds() -> float:
 
 
 def shortened(lines: Iterator[str]) -> Iterator[str]:
-    """`lines` without those of steps that measured nothing, and of what pip collects; … stands for them."""
+    """`lines` without those of steps that measured nothing; … stands for them."""
     left_out = False
     for line in lines:
         line = line.rstrip()
-        is_step = "tok/s" in line and "held-out" not in line
-        if is_step or line.lstrip().startswith(("Collecting", "Downloading", "Using cached", "Looking in")):
+        if "tok/s" in line and "held-out" not in line:
             left_out = True
             continue
         if left_out:
