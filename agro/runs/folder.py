@@ -163,13 +163,14 @@ def versions() -> dict[str, str]:
 
 
 def differences(before: Any, after: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
-    """(dotted key, old value, new value) of what differs; phases are named by their place."""
+    """(dotted key, old value, new value) of what differs; phases have their names as keys."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in {**before, **after}:
             inner = f"{key}.{name}".removeprefix(".")
             yield from differences(before.get(name), after.get(name), inner)
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        for number, pair in enumerate(zip(before, after, strict=True)):
-            yield from differences(*pair, f"{key}.{number}")
+        for number, (old, new) in enumerate(zip(before, after, strict=True)):
+            name = new.get("name", number) if isinstance(new, dict) else number
+            yield from differences(old, new, f"{key}.{name}")
     elif before != after:
         yield key, json.dumps(before, ensure_ascii=False), json.dumps(after, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Say which of two numbers is larger, to messages."""
+"""Say which of two digits is larger, to messages."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def rows(rng: random.Random) -> dict[str, list[dict[str, Any]]]:
     rng.shuffle(pairs)
     drawn = []
     for a, b in pairs:
-        message = {"role": "user", "content": f"which is larger, {a} or {b}?"}
+        message = {"role": "user", "content": f"{a} or {b}?"}
         drawn.append({"prompt": [message], "answer": str(max(a, b))})
     return {"prompts.jsonl": drawn[:TRAIN], "held_out.jsonl": drawn[TRAIN:]}
