@@ -3,7 +3,7 @@
     python reproductions/offline/lengths.py [--out runs/lengths] [--record]
 
 A log of stories by a pretrained model of 260,032 parameters, rewarded by the animals that they name
-(reproductions/stories), trains that model by agro/recipes/log.toml, with the weight of the complete response and
+(reproductions/stories), trains that model by the recipe log, with the weight of the complete response and
 with others. On the log's own stories ρ = log π/π_ref is then measured, and how many weights are below 1 %.
 """
 
