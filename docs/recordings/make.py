@@ -1,11 +1,11 @@
-"""Two recordings as text: commands and their real output, in an empty environment with the wheel.
+"""Two recordings as text: commands and their real output, with the wheel of this checkout.
 
-    python docs/recordings/make.py [first log] [--out docs/recordings]
+    python docs/recordings/make.py [first log] [--out docs/recordings] [--environment DIR]
 
-`first`: a stranger's first ten minutes, from `pip install` to a rising curve (first.txt). `log`: from a JSONL
-log of another model to a better model, compared (log.txt). The wheel is built from this checkout. Lines that
-a command repeats for each step are left out except those with a held-out value; … stands for them. pip is
-quiet.
+`first`: a stranger's first ten minutes, from `pip install` in an empty environment to a rising curve
+(first.txt). `log`: from a JSONL log of another model to a better model, compared (log.txt), in an
+environment that has agro: --environment, or else one that is made for it. Lines that a command repeats for
+each step are left out except those with a held-out value; … stands for them. pip is quiet.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ RECORDINGS = {"first": FIRST, "log": LOG}
 class Shell:
     """Runs commands one after the other in a folder, with the programs of an environment first."""
 
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, environment: Path, say: Callable[[str], None]) -> None:
         self.folder, self.say = folder, say
         kept = {name: os.environ[name] for name in ("HOME", "LANG", "PIP_CONFIG_FILE") if name in os.environ}
-        path = f"{folder / 'env/bin'}:{os.environ['PATH']}"
+        path = f"{environment.absolute() / 'bin'}:{os.environ['PATH']}"
         self.environment = {**kept, "PATH": path, "COLUMNS": "100", "PIP_QUIET": "2"}
 
     def run(self, command: str) -> None:
@@ -115,7 +115,7 @@ def machine() -> str:
     )
 
 
-def record(name: str, out: Path) -> None:
+def record(name: str, out: Path, environment: Path | None) -> None:
     with (
         tempfile.TemporaryDirectory() as temporary,
         (out / f"{name}.txt").open("w", encoding="utf-8") as file,
@@ -127,16 +127,26 @@ def record(name: str, out: Path) -> None:
             file.flush()
 
         folder = Path(temporary)
-        shutil.copy(ROOT / "constraints.txt", folder)
-        pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT]
-        subprocess.run(pip, check=True)
-        [wheel] = folder.glob("agro_rl-*.whl")
         say(f"# Made by: python docs/recordings/make.py {name}")
         say(f"# {time.strftime('%Y-%m-%d')}, {machine()}\n")
-        shell = Shell(folder, say)
-        shell.run("python3 -m venv env")
-        for command in (INSTALL.format(wheel=wheel.name), *RECORDINGS[name]):
+        shell = Shell(folder, environment or folder / "env", say)
+        commands = RECORDINGS[name]
+        if name == "first":
+            commands = (*installation(folder), *commands)
+        elif environment is None:
+            for command in installation(folder):
+                Shell(folder, folder / "env", lambda line: None).run(command)
+        for command in commands:
             shell.run(command)
+
+
+def installation(folder: Path) -> tuple[str, str]:
+    """Build the wheel into `folder`; returns the commands that install it in an environment there."""
+    shutil.copy(ROOT / "constraints.txt", folder)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT]
+    subprocess.run(pip, check=True)
+    [wheel] = folder.glob("agro_rl-*.whl")
+    return "python3 -m venv env", INSTALL.format(wheel=wheel.name)
 
 
 def main() -> None:
@@ -145,9 +155,10 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", metavar="first|log", default=[])
     parser.add_argument("--out", type=Path, default=ROOT / "docs/recordings")
+    parser.add_argument("--environment", type=Path, help="of `log`: one that has agro")
     args = parser.parse_args()
     for name in args.names or RECORDINGS:
-        record(name, args.out)
+        record(name, args.out, args.environment if name == "log" else None)
 
 
 if __name__ == "__main__":
