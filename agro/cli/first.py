@@ -81,5 +81,5 @@ def _show(rows: list[dict[str, Any]]) -> None:
         console.print()
     console.print(
         "agro recipes NAME prints one; its first lines have the complete command. The minutes of a task are "
-        "those of training, on one thread of an Intel Xeon; a recipe's depend on the model."
+        "processor time of training on one thread of an Intel Xeon; those of a recipe depend on the model."
     )

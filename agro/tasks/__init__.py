@@ -20,7 +20,7 @@ Rows = Mapping[str, Iterable[Mapping[str, Any]]]
 class Task:
     """`files`: copied from the task's package. `rows`: the lines of its JSONL files, drawn at random.
 
-    `minutes`: of its README's commands, on one thread of an Intel Xeon (`docs/recordings/make.py --times`).
+    `minutes`: of `agro train recipe.toml`, processor time on one thread of an Intel Xeon (2 shared cores).
     """
 
     title: str
@@ -50,14 +50,14 @@ TASKS = {
         "chat",
         ("recipe.toml", "reward.py", "template.jinja", "README.md"),
         chat.rows,
-        1.0,
+        0.5,
     ),
     "multi-turn": Task(
         "episodes of several turns with an environment",
         "multi_turn",
         ("recipe.toml", "guess.py", "README.md"),
         multi_turn.rows,
-        1.0,
+        0.7,
     ),
 }
 

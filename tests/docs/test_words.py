@@ -16,6 +16,7 @@ from agro.config import RunConfig
 from agro.followed import FOLLOWED
 from agro.formats.mapping import MAPPABLE
 from agro.metrics import METRICS, table
+from agro.recipes import recipes
 
 CONFIGURATION = ROOT / "docs/configuration.md"
 ROOMS = (
@@ -77,6 +78,7 @@ def words() -> set[str]:
         | set(MAPPABLE)
         | {key.rsplit(".", 1)[-1] for key in KNOWN}
         | set(objectives.names())
+        | set(recipes())
         | FOREIGN
     )
     found |= {need for n in objectives.names() for o in ({}, {"beta": 1.0}) for need in needs(n, o)}
