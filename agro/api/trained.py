@@ -94,7 +94,8 @@ class Trained:
         rollout = load_rollout(policy.encoder, engine, self.config.environment)
         with closing(EpisodeReward(load_reward(self.config.reward, self._rewards))) as reward:
             result = heldout(rollout, reward, asked, sampler, seed)
-            measured = result.to_json(reward.maximum)
+            configured = self.config.evaluate.pass_at
+            measured = result.to_json(reward.maximum if configured is None else configured)
         return {"prompts": len(asked), "n": n, "temperature": temperature, **measured}
 
     def _prompts(self, given: Any) -> list[Prompt]:

@@ -101,7 +101,7 @@ def _rewards(report: Found, entry: Objective) -> Iterator[Verdict]:
         yield Verdict(
             "note",
             f"Trajectory quality is {quality:.2f}: most responses are about as good as the best one.",
-            "Imitation may be enough (recipes/methods/sft.toml with data.min_reward).",
+            "Imitation may be enough (recipe sft with data.min_reward).",
         )
 
 
@@ -203,7 +203,7 @@ def _of_model(report: Found) -> Iterator[Verdict]:
             "warning",
             f"The model gives the tokens of the best responses {best:.2f} nats on average (of the worst "
             f"{worst:.2f}): it would hardly write them.",
-            "Imitate some first (sft), or add fresh samples (recipes/mixed.toml).",
+            "Imitate some first (sft), or add fresh samples (recipe mixed).",
         )
     ess, responses = measured.ess
     if ess is not None:

@@ -259,14 +259,14 @@ class Rows:
             self.low = int(self.start[: len(self.live)].min())
 
     def _widen(self, longest: int) -> None:
-        """Add columns at the left for prompts of `longest` tokens, and some more so that this is rare."""
-        by = longest - self.longest + _SLACK
+        """Add columns at the left for prompts of `longest` tokens; twice as many as before, so it is rare."""
+        by = max(longest - self.longest, self.longest)
         self.tokens, self.logp, self.seen = (pad(x, (by, 0)) for x in (self.tokens, self.logp, self.seen))
         for layer in self._layers:
             layer.keys, layer.values = (pad(x, (0, 0, by, 0)) for x in (layer.keys, layer.values))
         for start in (self.start, self.first, self.limit):
             start += by
-        self.longest = longest
+        self.longest += by
         self.columns += by
         self.low += by
         self.end += by

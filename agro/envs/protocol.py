@@ -35,6 +35,7 @@ class Environment(Protocol):
     The same prompt and turns must give the same observations. Otherwise a resumed run differs from an
     uninterrupted one. If `reset` or `step` raises an error, the episode ends and its reward stays unknown.
 
+    `maximum`, where it has one: the largest reward of an episode, from which one passes in `agro eval`.
     `stop`: texts that end a turn, such as the end of a tool call. An end token always ends one.
     """
 

@@ -8,15 +8,16 @@ import json
 import math
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from agro.config import RunConfig, deciding, ending, take_length
 from agro.errors import Refused
 from agro.files import remove, sync, write, writing
+from agro.version import __version__
 
-LIBRARIES = ("agro", "torch", "transformers", "tokenizers", "numpy")
+LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 
 
 class Run:
@@ -102,12 +103,10 @@ class Run:
                 f"train.schedule = {config.train.schedule} now runs over {after} steps, not {before}: "
                 "the learning rate is not that of one run of that length"
             )
-        for section in now:
-            if then[section] != now[section]:
-                raise Refused(
-                    f"{self.folder}: --resume expects the same configuration, but [{section}] differs: "
-                    f"the run has {then[section]}, now it is {now[section]}"
-                )
+        different = list(differences(then, now))
+        if different:
+            values = "; ".join(f"{key} was {old}, now it is {new}" for key, old, new in different)
+            raise Refused(f"{self.folder}: --resume expects the same configuration, but {values}")
         record: dict[str, Any] = json.loads(self.config_file.read_text(encoding="utf-8"))
         changed = [name for name, found in inputs.items() if record.get("inputs", {}).get(name) != found]
         if changed:
@@ -154,10 +153,24 @@ def known(value: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    by_library = {"python": sys.version.split()[0]}
+    by_library = {"python": sys.version.split()[0], "agro": __version__}
     for name in LIBRARIES:
         try:
             by_library[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:  # run from a folder that isn't installed
             by_library[name] = "unknown"
     return by_library
+
+
+def differences(before: Any, after: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
+    """(dotted key, old value, new value) of what differs; phases have their names as keys."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in {**before, **after}:
+            inner = f"{key}.{name}".removeprefix(".")
+            yield from differences(before.get(name), after.get(name), inner)
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for number, (old, new) in enumerate(zip(before, after, strict=True)):
+            name = new.get("name", number) if isinstance(new, dict) else number
+            yield from differences(old, new, f"{key}.{name}")
+    elif before != after:
+        yield key, json.dumps(before, ensure_ascii=False), json.dumps(after, ensure_ascii=False)

@@ -69,7 +69,7 @@ WEIGHTS: dict[str, dict[str, Any]] = {
     },
 }
 
-# What each changes of recipes/replay.toml: 16 groups a step, of which these shares come from the store.
+# What each changes of agro/recipes/replay.toml: 16 groups a step, of which these shares come from the store.
 FRESH = "fresh samples alone"
 _REFERENCE = {"name": "agro", "beta": 0.01, "weight": "reference", "weight_baseline": "lower"}
 REPLAY: dict[str, dict[str, Any]] = {

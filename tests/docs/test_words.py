@@ -18,6 +18,7 @@ from agro.formats.mapping import MAPPABLE
 from agro.integrations.trl_arguments import WITHOUT_EQUAL
 from agro.metrics import METRICS, table
 from agro.objectives import peers
+from agro.recipes import recipes
 
 CONFIGURATION = ROOT / "docs/configuration.md"
 ROOMS = (
@@ -89,6 +90,7 @@ def words() -> set[str]:
         | set(MAPPABLE)
         | {key.rsplit(".", 1)[-1] for key in KNOWN}
         | set(objectives.names())
+        | set(recipes())
         | FOREIGN
     )
     found |= {need for n in objectives.names() for o in ({}, {"beta": 1.0}) for need in needs(n, o)}
@@ -182,7 +184,7 @@ def wrong_name(text: str) -> str:
 
 
 def wrong_file(text: str) -> str:
-    path = re.fullmatch(r"(recipes|reproductions|benchmarks|tests|examples|docs|agro)/[\w./-]+", text)
+    path = re.fullmatch(r"(reproductions|benchmarks|tests|examples|docs|agro)/[\w./-]+", text)
     return f"no file {text}" if path and not (ROOT / text).exists() else ""
 
 
@@ -223,8 +225,8 @@ def test_what_stands_in_backticks_exists(page) -> None:
         ("groups_same", "groups_same is no metric, key, field or name"),
         ("agro.store.Store.draw", ""),
         ("agro.store.Stroe", "agro.store.Stroe: no Stroe"),
-        ("recipes/fresh.toml", ""),
-        ("recipes/frish.toml", "no file recipes/frish.toml"),
+        ("agro/recipes/fresh.toml", ""),
+        ("agro/recipes/frish.toml", "no file agro/recipes/frish.toml"),
         ("phases.NAME.train.steps", ""),
     ],
 )
