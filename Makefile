@@ -42,7 +42,7 @@ mutants: setup ## change the code of objectives, step, sampler and draw in one p
 	$(BIN)/python benchmarks/mutation/run.py
 
 docs: setup ## the guide and the reference as pages in build/docs
-	$(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python site/build.py
 
 clean: ## remove .venv and caches; runs/ stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info
