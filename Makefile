@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types tests mutants docs clean
+.PHONY: help setup demo test lint types tests mutants docs pictures clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -43,6 +43,9 @@ mutants: setup ## change the code of objectives, step, sampler and draw in one p
 
 docs: setup ## the guide and the reference as pages in build/docs
 	$(BIN)/python site/build.py
+
+pictures: setup ## the guide's pictures, from two small runs (needs Chromium)
+	$(BIN)/python site/pictures.py
 
 clean: ## remove .venv and caches; runs/ stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info

@@ -15,8 +15,8 @@ HEAD = """# Command line
 
 `agro COMMAND --help` prints the same in the terminal. `agro --version` prints the version.
 
-Exit codes: 0 done; 2 refused, with a message that says what was expected, what came, and what to do; 1 an error of agro
-itself; 130 interrupted, with everything saved for `--resume`.
+Exit codes: 0 done; 2 refused, with a message that says what was expected, what came, and what to do; 1 an
+error of agro itself; 130 interrupted, with everything saved for `--resume`.
 
 Where a command has `--json`, it prints one JSON document on stdout and nothing else.
 """

@@ -1,7 +1,7 @@
 """Build the site: `python site/build.py`, or `make docs`.
 
-It is written to build/docs/VERSION, beside those of other versions that lie there. build/docs/index.html leads
-to this one, also without a server.
+It is written to build/docs/VERSION, beside those of other versions that lie there. build/docs/index.html
+leads to this one, also without a server.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-REDIRECT = '<!DOCTYPE html><meta http-equiv="refresh" content="0; url={0}/index.html"><a href="{0}/index.html">{0}</a>\n'
+REDIRECT = """<!DOCTYPE html>
+<meta http-equiv="refresh" content="0; url={0}/index.html"><a href="{0}/index.html">{0}</a>
+"""
 
 
 def version() -> str:

@@ -42,6 +42,8 @@ def hover(axes: Any, columns: Sequence[Column]) -> str:
         at = float(axes.transData.transform((column.x, 0.0))[0]) * 72 / figure.dpi
         if not placed or at >= placed[-1][0] + NEAREST:
             placed.append((at, column))
+    if not placed:
+        return ""
     bounds = [width * box.x0 - PADDING]
     bounds += [(a + b) / 2 for (a, _), (b, _) in pairwise(placed)]
     bounds.append(width * box.x1 + PADDING)
