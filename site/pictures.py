@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 WORK, OUT = ROOT / "build/pictures", ROOT / "docs/pictures"
-RUNS = {"agro": [], "rloo": ["objective.name=rloo", "objective.beta=0.0"]}
+RUNS = {"first": [], "rloo": ["objective.name=rloo", "objective.beta=0.0"]}
 LARGEST = 150_000  # bytes of a picture
 TERMINAL = """<!DOCTYPE html><meta charset="utf-8"><style>
 body { margin: 0; background: #16181c; }
@@ -44,14 +44,14 @@ def train(task: Path) -> None:
         if not log.exists():
             log.write_text(agro("train", "recipe.toml", *overrides, "--out", f"runs/{name}", cwd=task))
     agro("compare", *(f"runs/{name}" for name in RUNS), "--out", "compare", cwd=task)
-    agro("report", "runs/agro", cwd=task)
+    agro("report", "runs/first", cwd=task)
 
 
 def terminal(task: Path) -> Path:
     """A page that looks like the terminal after a run: the first and the last lines."""
-    lines = (task / "agro.log").read_text(encoding="utf-8").splitlines()
+    lines = (task / "first.log").read_text(encoding="utf-8").splitlines()
     evaluated = [line for line in lines if "held-out" in line and line.startswith("train ")]
-    shown = ["<b>$</b> agro train recipe.toml --out runs/agro", *map(html.escape, evaluated)]
+    shown = ["<b>$</b> agro train recipe.toml --out runs/first", *map(html.escape, evaluated)]
     shown += [html.escape(line) for line in lines[-2:]]
     path = task / "terminal.html"
     path.write_text(TERMINAL + "\n".join(shown) + "</pre>\n", encoding="utf-8")
@@ -79,9 +79,9 @@ def main() -> None:
     train(task)
     browser = Browser(program)
     for scheme in ("light", "dark"):
-        photograph(browser, task / "runs/agro/report.html", f"page-{scheme}", scheme, (960, 760))
+        photograph(browser, task / "runs/first/report.html", f"page-{scheme}", scheme, (960, 760))
         photograph(browser, task / "compare/compare.html", f"compare-{scheme}", scheme, (960, 760))
-    photograph(browser, terminal(task), "terminal", "dark", (820, 330))
+    photograph(browser, terminal(task), "terminal", "dark", (820, 300))
     browser.close()
 
 
