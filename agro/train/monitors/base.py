@@ -30,8 +30,8 @@ class View:
     options: dict[str, Any]  # the objective's, at this step
     metrics: dict[str, Any]  # the step's line of metrics.jsonl; None: unknown
     samples: list[Sample] = field(default_factory=list)  # that the step trained on
-    held_out: Sequence[Sample] = ()  # responses to held-out prompts, where they were measured
     stop: str = ""  # why the run is to end after this step; a monitor may set it
+    held_out: Sequence[Sample] = ()  # responses to held-out prompts, where they were measured
 
     @property
     def at(self) -> int:
