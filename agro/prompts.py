@@ -54,7 +54,11 @@ def _record(row: Mapping[str, Any], context: Context) -> Mapping[str, Any]:
 def _prompt(record: Mapping[str, Any]) -> Prompt:
     if "prompt" not in record:
         raise Refused(f'expected an object with "prompt", got {dict(record)!r:.80}')
-    columns = {name: value for name, value in record.items() if name not in ("prompt", "prompt_id", "id")}
+    columns = {
+        name: value.isoformat() if hasattr(value, "isoformat") else value  # times of Parquet and Arrow
+        for name, value in record.items()
+        if name not in ("prompt", "prompt_id", "id")
+    }
     name = record.get("prompt_id")
     if name is None:
         name = record.get("id")

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from agro.cli.browse import show
+from agro.cli.checking import check
 from agro.cli.common import guarded
 from agro.cli.evaluation import eval_
 from agro.cli.explain import objectives
@@ -20,7 +21,7 @@ from agro.cli.importing import import_
 from agro.cli.models import sample
 from agro.cli.proving import prove
 from agro.cli.runs import collect, compare, report, train
-from agro.cli.stores import check, recover, score
+from agro.cli.stores import recover, score
 from agro.version import __version__
 
 app = typer.Typer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -45,6 +45,6 @@ def panel(run: RunData, title: str, series: Sequence[Series], text: str, look: L
     return Panel(title, text, picture(run, series, title, look))
 
 
-def present(panels: Sequence[Panel | None]) -> list[Panel]:
+def present(panels: Iterable[Panel | None]) -> list[Panel]:
     """Those that have something to show."""
     return [p for p in panels if p is not None]

@@ -17,6 +17,7 @@ from agro.store.rows import SAMPLE
 from agro.store.schema import APPLICATION_ID, LEDGERS, SCHEMA, TABLES
 
 BUSY_TIMEOUT = 30.0  # seconds that a writer waits for another one
+FETCHED = 256  # rows of a long query that are read at once
 
 
 class Database:
@@ -70,6 +71,17 @@ class Database:
     def _run(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self._plainly():
             return self._connection.execute(sql, args).fetchall()
+
+    def _each(self, sql: str, args: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query one by one, in constant memory."""
+        with self._plainly():
+            cursor = self._connection.execute(sql, args)
+        while True:
+            with self._plainly():
+                rows = cursor.fetchmany(FETCHED)
+            if not rows:
+                return
+            yield from rows
 
     def _run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         with self._plainly():
@@ -180,6 +192,11 @@ _REASONS = {
     sqlite3.SQLITE_CANTOPEN: "the store can't be opened; see whether its folder can be written to",
 }
 _UNWRITABLE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
+
+
+def exists(store: Path) -> bool:
+    """Whether a store was made: a run that ended while it made one leaves an empty file."""
+    return store.exists() and store.stat().st_size > 0
 
 
 def columns_fit(run: Callable[[str, list[str]], Iterable[tuple[str]]]) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from agro.config import RunConfig, check_texts
 from agro.engines import Engine
 from agro.errors import Refused
-from agro.files import digest
+from agro.formats.records import fingerprint
 from agro.policy import Policy
 from agro.rewards import Reward, load_reward
 from agro.rollout import Activity, Rollout, Task, collect
@@ -53,7 +53,7 @@ class Collector:
             )
         if self.config.data.prompts is None:
             raise Refused(f"{run}: data.prompts isn't set, so there is nothing to sample from")
-        if record["inputs"]["data.prompts"] != digest(Path(self.config.data.prompts)):
+        if record["inputs"]["data.prompts"] != fingerprint(self.config.data.prompts):
             raise Refused(
                 f"{run}: data.prompts: {self.config.data.prompts} has changed since the run began, whose "
                 "prompts have numbers in its order. What to do: put it back, or start a new run"
@@ -69,7 +69,7 @@ class Collector:
         made = 0
         reward = EpisodeReward(load_reward(self.config.reward))
         with closing(reward), Store.open(self.store_file, create=False) as store, alive(self.run, self.name):
-            engine = embedded(policy, published.version)
+            engine = embedded(policy, published.version, fused=self.config.engine.fused)
             deadline = self._deadline()
             while not published.ended:
                 config = recording(self.config, self.config.phase(published.phase))

@@ -8,20 +8,16 @@ from pathlib import Path
 from agro.config import Data, RunConfig
 from agro.encoding import Encoder, InvalidSample
 from agro.errors import Refused
-from agro.files import digest
+from agro.formats import records
 from agro.policy import Policy
 from agro.prompts import load_prompts
 from agro.reference import fingerprint
 from agro.store import Store, is_held_out
+from agro.store.database import exists
 from agro.store.queries import chosen
 from agro.train.check import takes_stored_value
 from agro.train.phases import Phase
 from agro.types import Prompt, Text
-
-
-def exists(store: Path) -> bool:
-    """Whether a store was made: a run that ended while it made one leaves an empty file."""
-    return store.exists() and store.stat().st_size > 0
 
 
 def valued_prompts(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Path) -> dict[str, Text]:
@@ -56,7 +52,7 @@ def fingerprints(config: RunConfig, policy: Policy, reference: Policy | None) ->
     for key in ("prompts", "eval_prompts"):
         path = getattr(config.data, key)
         if path is not None:
-            found[f"data.{key}"] = digest(Path(path))
+            found[f"data.{key}"] = records.fingerprint(path)
     return found
 
 

@@ -27,6 +27,7 @@ from agro.runs.progress import Progress
 from agro.runs.track import Trackers, check_trackers, load_trackers
 from agro.runs.watchdog import Watchdog
 from agro.store import Store, is_held_out
+from agro.store.database import exists
 from agro.store.queries import chosen
 from agro.train.check import (
     check_config,
@@ -41,7 +42,6 @@ from agro.train.epochs import describe, resolve
 from agro.train.feed import Feed
 from agro.train.heldout_groups import HeldOutGroups
 from agro.train.inputs import (
-    exists,
     fingerprints,
     prompts_to_sample,
     valid_prompts,
@@ -169,7 +169,8 @@ class Trainer:
         named = {phase.name: phase.config.environment for phase in self.phases}
         self.environments = {name: load_environment(e) for name, e in named.items() if e is not None}
         self.reward: Reward | None = None
-        if self.prompts or self.eval_prompts:
+        completes = any(phase.config.data.complete_groups for phase in self.phases)
+        if self.prompts or self.eval_prompts or completes:
             self.reward = load_reward(self.config.reward, self.rewards)
             if self.environments:
                 self.reward = EpisodeReward(self.reward)
@@ -217,7 +218,7 @@ class Trainer:
         with joined(self.policy.device) as mesh:
             shard = Shard(self.policy, self.reference, self.progress.say, mesh)
             assert shard.copy is not None
-            self.engine = embedded(shard.copy)
+            self.engine = embedded(shard.copy, fused=self.config.engine.fused)
             learner = Ranks(shard)
             try:
                 yield learner

@@ -62,7 +62,7 @@ def test_sample_score_check_export_and_train(model: Path, prompts: Path, tmp_pat
     done(
         "sample", "--model", model, "--prompts", prompts, "--out", store, "-n", 1, "--max-new", 4, "--seed", 1
     )
-    assert "unscored: 48" in agro("check", store).stdout
+    assert "48 unscored" in agro("check", store).stdout
     assert "objective agro needs reward: 0 of 48 rows have it" in refused("check", store)
     scored = json.loads(done("score", store, "--reward", "exact", "--json").stdout)
     assert scored["scored"] == 48
@@ -215,7 +215,7 @@ def test_check_names_what_an_objective_lacks(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text(
         "".join(json.dumps({"prompt": "p", "response": r, "reward": 1}) + "\n" for r in "abc")
     )
-    assert "trainable: True" in done("check", tmp_path / "log.jsonl").stdout
+    assert "note: agro can train on this" in done("check", tmp_path / "log.jsonl").stdout
     result = agro("check", tmp_path / "log.jsonl", "--objective", "grpo", "--json")
     assert result.exit_code == 2
     assert json.loads(result.stdout)["trainable"] is False

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from agro import config
+from agro.check.measured import measure
 from agro.config import NewModel
 from agro.errors import Refused
 from agro.policy import Policy
 from agro.store import Pair, Store
-from agro.train.store_ranking import rank_store
 from agro.types import Sample
 
 
@@ -66,7 +66,7 @@ def test_auc_is_the_mean_over_prompts_with_unequal_rewards(store, samples):
     assert np.ptp(alone) > 0
     assert alone != ratio
     for reference, expected, of in ((None, alone, "log π"), (ref, ratio, "log π/π_ref")):
-        found = rank_store(store, pi, reference)
+        found = measure(store, pi, reference).to_json()
         assert found["auc_of"] == of
         assert found["auc"] == pytest.approx(np.mean(expected))
         assert found["auc_se"] == pytest.approx(np.std(expected, ddof=1) / 3**0.5)
@@ -80,7 +80,7 @@ def test_the_ranking_accuracy_of_judged_pairs(tmp_path):
         ids = store.append(Sample("7>", text) for text in texts)
         judged = [(0, 1), (1, 0), (0, 2), (2, 1), (0, 3)]
         store.add_pairs([Pair(ids[a], ids[b]) for a, b in judged])
-        found = rank_store(store, policy(0), None)
+        found = measure(store, policy(0), None).to_json()
     logp = [own_logp(policy(0), Sample("7>", text)) for text in texts[:3]]
     right = [logp[a] >= logp[b] for a, b in judged[:4]]
     mean = [x / (len(text) + 1) for x, text in zip(logp, texts)]  # the end is a token too
@@ -90,17 +90,17 @@ def test_the_ranking_accuracy_of_judged_pairs(tmp_path):
 
 
 def test_a_model_doesnt_rank_better_than_itself(store):
-    assert rank_store(store, policy(0), policy(0))["auc"] == 0.5
+    assert measure(store, policy(0), policy(0)).to_json()["auc"] == 0.5
 
 
 def test_auc_is_unknown_without_unequal_rewards(tmp_path):
     with Store.open(tmp_path / "equal.db") as store:
         store.append([Sample("7>", "1", reward=1.0), Sample("7>", "2", reward=1.0), Sample("8>", "3")])
-        found = rank_store(store, policy(0), None)
+        found = measure(store, policy(0), None).to_json()
     assert (found["auc"], found["auc_se"], found["auc_groups"]) == (None, None, 0)
     assert (found["ranked_share"], found["ranked_pairs"]) == (None, 0)
 
 
 def test_a_reference_with_another_tokenizer_is_refused(store):
     with pytest.raises(Refused, match="expected a reference with the tokenizer of the model"):
-        rank_store(store, policy(0), policy(0, alphabet="9876543210>"))
+        measure(store, policy(0), policy(0, alphabet="9876543210>"))
