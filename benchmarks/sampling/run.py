@@ -8,8 +8,9 @@ batches, padded on the left, each until its longest response ends. agro records 
 The runs of a pair take turns in one process after one unmeasured pair; the ratio is of medians of CPU
 seconds.
 
-Rows of --results (benchmarks/results/sampling.json) with the same names are replaced. Prints a table and
-draws sampling.svg beside the file.
+With --peer plain the peer is agro with engine.fused = false; give another --results then. Rows of --results
+(benchmarks/results/sampling.json) with the same names are replaced. Prints a table and draws sampling.svg
+beside the file.
 """
 
 from __future__ import annotations
@@ -131,15 +132,21 @@ def seconds(sample: Callable[..., int], source: Any, asked: list[Request], batch
     return used
 
 
-def compare(policy: Policy, batch: int, new: int, lengths: str, pairs: int) -> dict[str, Any]:
+def compare(
+    policy: Policy, batch: int, new: int, lengths: str, pairs: int, peer_name: str = "generate"
+) -> dict[str, Any]:
     """CPU seconds of both, in turns."""
     asked = requests(policy, batch, new, lengths)
     engine = HF(policy)
     assert engine.fused
+    plain = HF(policy, fused=False) if peer_name == "plain" else None
     found: dict[str, list[float]] = {"ours": [], "peer": []}
     for seed in range(pairs + 1):
         own = seconds(ours, engine, asked, batch, seed)
-        other = seconds(peer, policy.model, asked, batch, seed)
+        if plain is not None:
+            other = seconds(ours, plain, asked, batch, seed)
+        else:
+            other = seconds(peer, policy.model, asked, batch, seed)
         if seed > 0:
             found["ours"].append(own)
             found["peer"].append(other)
@@ -182,6 +189,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--new", type=int, default=32, help="tokens of the longest response")
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--peer", default="generate", choices=["generate", "plain"])
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results/sampling.json")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -193,10 +201,12 @@ def main() -> None:
         for batch, lengths in itertools.product(asked.batches, GOALS):
             name = f"{size}, {dtype}, batch {batch}, {lengths}"
             row = {"name": name, "goal": GOALS[lengths], "new": asked.new}
-            row |= compare(policy, batch, asked.new, lengths, asked.pairs)
+            row |= compare(policy, batch, asked.new, lengths, asked.pairs, asked.peer)
             known[name] = row | {"commit": commit(), "machine": machine()}
             own, other = statistics.median(row["ours"]), statistics.median(row["peer"])
-            print(f"{name:34} agro {own:7.2f} s, generate {other:7.2f} s, {row['ratio']:.2f}x", flush=True)
+            print(
+                f"{name:34} agro {own:7.2f} s, {asked.peer} {other:7.2f} s, {row['ratio']:.2f}x", flush=True
+            )
             asked.results.parent.mkdir(parents=True, exist_ok=True)
             asked.results.write_text(json.dumps(list(known.values()), indent=1) + "\n")
     asked.results.with_suffix(".svg").write_text(figure(list(known.values())))
