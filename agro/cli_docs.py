@@ -25,21 +25,22 @@ Where a command has `--json`, it prints one JSON document on stdout and nothing 
 def page() -> str:
     group: Any = typer.main.get_command(app)
     parts = [HEAD, _contents()]
-    parts += [_command(name, group.commands[name], example) for name, _, example in COMMANDS]
+    parts += [_command(name, group.commands[name], example, guide) for name, _, example, guide in COMMANDS]
     return "\n".join(parts)
 
 
 def _contents() -> str:
-    return "\n".join(f"- [`agro {name}`](#agro-{name})" for name, _, _ in COMMANDS) + "\n"
+    return "\n".join(f"- [`agro {name}`](#agro-{name})" for name, *_ in COMMANDS) + "\n"
 
 
-def _command(name: str, command: Any, example: str) -> str:
+def _command(name: str, command: Any, example: str, guide: str) -> str:
     about = re.sub(r"\s*\n\s*", " ", command.help.split("\n\n")[0]).strip()
     rows = [_row(param) for param in command.params]
     table = ""
     if rows:
         table = "\n".join(["| argument or option | meaning |", "|---|---|", *rows]) + "\n"
-    return f"## agro {name}\n\n{about}\n\n```sh\nagro {name} {example}\n```\n\n{table}"
+    more = f"More: [{guide}]({guide})."
+    return f"## agro {name}\n\n{about} {more}\n\n```sh\nagro {name} {example}\n```\n\n{table}"
 
 
 def _row(param: Any) -> str:
