@@ -58,6 +58,7 @@ class Pool:
         self._requests = 0
         self._single = (0, 0.0)  # finished calls for one response, and their seconds
         self.parameters: frozenset[str] = frozenset()
+        self.required: frozenset[str] = frozenset()  # those without a default
         self.any_parameter = False
         try:
             for _ in range(workers):
@@ -221,6 +222,7 @@ class Pool:
             problem = message.get("refused") or f"{_death(worker.process)} while importing"
             raise Refused(f"reward.name: {problem}")
         self.parameters, self.any_parameter = frozenset(message["parameters"]), message["any"]
+        self.required = frozenset(message["required"])
         worker.ready = True
 
     def _fail(self, worker: _Worker, error: str) -> tuple[Rows, list[Outcome]]:

@@ -91,7 +91,9 @@ class Database:
         """Raise what an error of SQLite means for a user; the error itself where it is none of theirs."""
         if isinstance(error, OverflowError):
             raise Refused(f"{self.path}: expected integers of 64 bits: {error}") from None
-        if isinstance(error, UnicodeError):  # in SQLite's own message, or in damaged text that is written again
+        if isinstance(
+            error, UnicodeError
+        ):  # in SQLite's own message, or in damaged text that is written again
             raise Refused(f"{self.path}: {DAMAGED.format(way_out=way_out(self.path))}") from error
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code not in _REASONS:

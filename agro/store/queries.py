@@ -176,8 +176,8 @@ IS_PROMPT = """
 SELECT id, prompt IS ?2 AND messages IS ?3 FROM samples WHERE prompt_id = ?1 AND NOT redone LIMIT 1
 """
 
-# Groups that samples of some files, with higher ids, are in; and how many of these samples repeat the response
-# of an earlier one of their group. SQLite sorts in a temporary file, so memory doesn't grow with them.
+# Groups that samples of some files, with higher ids, are in; and how many of these samples repeat the
+# response of an earlier one of their group. SQLite sorts in a temporary file, so memory doesn't grow.
 REPEATS = """
 WITH new AS (SELECT prompt_id FROM samples WHERE id > ?1 AND file IN (SELECT value FROM json_each(?2)))
 SELECT count(*), ifnull(sum(repeats), 0) FROM (

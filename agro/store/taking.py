@@ -165,4 +165,3 @@ class Taking:
     @staticmethod
     def _count(counts: dict[str, int], name: str, entry: Entry) -> None:
         counts[name] = counts.get(name, 0) + len(entry.samples)
-

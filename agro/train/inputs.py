@@ -8,10 +8,11 @@ from pathlib import Path
 from agro.config import Data, RunConfig
 from agro.encoding import Encoder, InvalidSample
 from agro.errors import Refused
-from agro.files import digest
+from agro.formats.records import fingerprint as fingerprint_of_file
 from agro.policy import Policy
-from agro.prompts import load_prompts
+from agro.prompts import read_prompts
 from agro.reference import fingerprint
+from agro.rewards import Reward
 from agro.store import Store, is_held_out
 from agro.store.queries import chosen
 from agro.train.check import takes_stored_value
@@ -54,15 +55,36 @@ def fingerprints(config: RunConfig, policy: Policy, reference: Policy | None) ->
     if reference is not None and config.policy.reference == "model":
         found["policy.reference_model"] = fingerprint(reference)
     for key in ("prompts", "eval_prompts"):
-        path = getattr(config.data, key)
-        if path is not None:
-            found[f"data.{key}"] = digest(Path(path))
+        paths = config.data.paths(key)
+        if paths:
+            found[f"data.{key}"] = digest_of(paths)
     return found
 
 
-def prompts_to_sample(data: Data) -> list[Prompt]:
-    """The prompts of `data.prompts` without those of `data.hold_out`; raises `Refused` where none is left."""
-    prompts = load_prompts(data.prompts) if data.prompts else []
+def digest_of(paths: Sequence[str]) -> str:
+    """What tells the content of files of prompts from others."""
+    return " ".join(map(fingerprint_of_file, paths))
+
+
+def configured_prompts(data: Data, key: str) -> tuple[list[Prompt], list[str]]:
+    """The prompts of `data.{key}`, none where it isn't set, and notes on those that are dropped.
+
+    Raises `Refused` for prompts that are there twice, unless data.invalid_prompts drops them.
+    """
+    paths = data.paths(key)
+    if not paths:
+        return [], []
+    prompts, repeated = read_prompts(paths, data.columns)
+    if not repeated:
+        return prompts, []
+    text = f"data.{key}: {len(repeated)} prompts are there twice ({'; '.join(repeated[:3])})"
+    if data.invalid_prompts == "refuse":
+        raise Refused(f'{text}. What to do: keep one of each, or set data.invalid_prompts = "drop"')
+    return prompts, [f"{text}; they are dropped"]
+
+
+def without_held_out(prompts: Sequence[Prompt], data: Data) -> list[Prompt]:
+    """The prompts without those of `data.hold_out`; raises `Refused` where none is left."""
     kept = [prompt for prompt in prompts if not is_held_out(prompt.id, data.hold_out)]
     if prompts and not kept:
         raise Refused(
@@ -70,6 +92,25 @@ def prompts_to_sample(data: Data) -> list[Prompt]:
             "it"
         )
     return kept
+
+
+def check_scorable(reward: Reward, prompts: Sequence[Prompt], key: str, max_failed: float) -> list[str]:
+    """Notes on prompts of `data.{key}` whose responses can't be scored, since they lack what `reward` reads.
+
+    Raises `Refused` where more of them than the share `max_failed` do.
+    """
+    problems = [(prompt, reward.problem(prompt.columns)) for prompt in prompts]
+    bad = [f"{problem} (prompt {prompt.id})" for prompt, problem in problems if problem]
+    if not bad:
+        return []
+    text = f"data.{key}: {len(bad)} of {len(prompts)} prompts can't be scored: {'; '.join(bad[:3])}"
+    if len(bad) <= max_failed * len(prompts):
+        return [text]
+    has = ", ".join(prompts[0].columns) or "none but the prompt"
+    raise Refused(
+        f"{text}. The columns of the first are: {has}. What to do: add the column, or name it, such as "
+        'data.columns.answer = "COLUMN"'
+    )
 
 
 def valid_prompts(

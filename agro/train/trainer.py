@@ -13,7 +13,6 @@ from agro.config import RunConfig
 from agro.envs import load_environment
 from agro.errors import Refused
 from agro.policy import Policy
-from agro.prompts import load_prompts
 from agro.reference import load_reference
 from agro.rewards import Reward, load_reward
 from agro.rollout import Rollout
@@ -41,11 +40,13 @@ from agro.train.epochs import describe, resolve
 from agro.train.feed import Feed
 from agro.train.heldout_groups import HeldOutGroups
 from agro.train.inputs import (
+    check_scorable,
+    configured_prompts,
     exists,
     fingerprints,
-    prompts_to_sample,
     valid_prompts,
     valued_prompts,
+    without_held_out,
 )
 from agro.train.kept import recording
 from agro.train.learner import Learner, Local
@@ -65,7 +66,7 @@ from agro.train.ranks import Ranks, Shard, joined, rank, serve, take_device, wor
 from agro.train.saving import keep_best, present, save_model
 from agro.train.source import Inline, PromptOrder, Source
 from agro.train.state import Position
-from agro.train.trainable import check_store, check_stores
+from agro.train.trainable import check_enough, check_store, check_stores
 from agro.train.values import StoredValues
 
 
@@ -158,11 +159,14 @@ class Trainer:
         """Load and check what is cheap; returns the path of the store."""
         data = self.config.data
         check_push(self.config.train)
-        self.prompts = prompts_to_sample(data)
-        self.eval_prompts = load_prompts(data.eval_prompts) if data.eval_prompts else []
+        asked, self.notes = configured_prompts(data, "prompts")
+        self.prompts = without_held_out(asked, data)
+        self.eval_prompts, repeated = configured_prompts(data, "eval_prompts")
+        self.notes += repeated
         check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
         path = Path(data.store) if data.store else self.out / "store.db"
         check_stores([phase.config for phase in self.phases], self.prompts, path)
+        check_enough(self.phases, path)
         self.values: StoredValues | None = None
         if data.value_store:
             self.values = StoredValues.load(data.value_store, valued_prompts(self.phases, self.prompts, path))
@@ -173,14 +177,26 @@ class Trainer:
             self.reward = load_reward(self.config.reward, self.rewards)
             if self.environments:
                 self.reward = EpisodeReward(self.reward)
+            else:
+                self._check_reward(self.reward)
         return path
+
+    def _check_reward(self, reward: Reward) -> None:
+        """Close the reward, and raise `Refused`, where it can't score responses to the prompts."""
+        most = self.config.reward.max_failed
+        try:
+            self.notes += check_scorable(reward, self.prompts, "prompts", most)
+            self.notes += check_scorable(reward, self.eval_prompts, "eval_prompts", most)
+        except Refused:
+            reward.close()
+            raise
 
     def _load(self) -> tuple[Policy, Policy | None]:
         """Policy and reference; the prompts that the policy can be asked remain."""
         policy, data = self._load_policy(), self.config.data
         self.prompts, dropped = valid_prompts(self.prompts, policy.encoder, data, "prompts")
         self.eval_prompts, held_out = valid_prompts(self.eval_prompts, policy.encoder, data, "eval_prompts")
-        self.notes = [*dropped, *held_out, *(describe(name, e) for name, e in self.epochs.items())]
+        self.notes += [*dropped, *held_out, *(describe(name, e) for name, e in self.epochs.items())]
         return policy, self._load_reference(policy)
 
     def _load_policy(self) -> Policy:
