@@ -1,13 +1,14 @@
-"""What an import costs: records and MB a second of CPU, and the memory that it takes, small and large records.
+"""What an import costs: records and MB a second of CPU, and the memory that it takes.
 
-    python benchmarks/imports/run.py [--records 100000] [--megabytes 300] [--before CHECKOUT] [--only NAME …]
+    python benchmarks/imports/run.py [--records 100000] [--megabytes 300] [--before CHECKOUT] [--only …]
 
-Makes logs in build/imports: small records, four responses a prompt (text alone; with tokens and log-probs), and
-trajectories of about 120 KB (plain, gzip, zstd). Imports each in a process of its own, without a tokenizer.
-With --before the same is measured of another checkout of agro, in turns; else its figures of the last time are
-kept. Writes benchmarks/results/imports.json, where `ours` and `peer` are records, or MB, a CPU second, `bytes`
-those of the file, unpacked, and `peak` is the memory in MB above that of the process before it began. Prints a
-line for each. `wall` is in seconds; it depends on the disk and on what else the machine does.
+Makes logs in build/imports: small records, four responses a prompt (text alone; with tokens and
+log-probs), and trajectories of about 120 KB (plain, gzip, zstd). Imports each in a process of its own,
+without a tokenizer. With --before the same is measured of another checkout of agro, in turns; else its
+figures of the last time are kept. Writes benchmarks/results/imports.json, where `ours` and `peer` are
+records, or MB, a CPU second, `bytes` those of the file, unpacked, and `peak` is the memory in MB above that
+of the process before it began. Prints a line for each. `wall` is in seconds; it depends on the disk and on
+what else the machine does.
 """
 
 from __future__ import annotations
