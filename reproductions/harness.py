@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
-from agro.train.trainer import Trainer
+from reproductions.lagging import Lagging
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -56,17 +57,20 @@ def import_log(log: Path, store: Path, columns: Sequence[str], *more: str | Path
     print(done.stdout)
 
 
-def train(config: RunConfig, folder: Path) -> dict[str, Any]:
+def train(config: RunConfig, folder: Path, lag: int = 0) -> dict[str, Any]:
     """Run one configuration, or continue it where it was interrupted.
 
+    `lag`: age of the weights that fresh samples are made with, in updates; an interrupted run begins again.
     Returns its metrics, and the seconds that it took (null if it was interrupted).
 
     `cpu_seconds` counts this process and those that it started.
     """
     took = folder / "took.json"
+    if lag and not took.exists():
+        shutil.rmtree(folder, ignore_errors=True)
     resume = (folder / "config.json").exists()
     clock, cpu = time.perf_counter(), _cpu()
-    Trainer(config, folder, resume=resume).run()
+    Lagging(config, folder, lag, resume).run()
     if not took.exists():
         spent = {"seconds": time.perf_counter() - clock, "cpu_seconds": _cpu() - cpu}
         took.write_text(json.dumps(dict.fromkeys(spent) if resume else spent))

@@ -296,6 +296,7 @@ ENTRIES: dict[str, Objective] = {
         excludes=_agro_conflict,
         anchor=to_reference,
         weighted=True,
+        centered=True,
         imitates=True,
         certainty="paper",
     ),

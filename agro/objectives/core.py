@@ -71,6 +71,7 @@ class Objective:
     couples: Callable[[Options], Coupling]  # how far one row's gradient depends on other rows' streams
     drops_groups: bool = True  # whether it has the option `singletons`
     weighted: bool = False  # whether it has the options of `agro.objectives.weights`
+    centered: bool = False  # and `weight_baseline`: without a weight its gradients in a group sum to 0
     kl_term: bool = False  # whether it has the options `beta`, `kl` and `unbiased_kl`
     imitates: bool = False  # whether it has the options `imitation` and `imitation_reward`
     excludes: Callable[[Options], str] = lambda options: ""
@@ -93,6 +94,8 @@ class Objective:
     def _added(self) -> dict[str, tuple[Any, Any]]:
         """(annotation, default) of the options that aren't the function's own."""
         added = dict(weights.OPTIONS) if self.weighted else {}
+        if self.centered:
+            added |= weights.OF_GROUPS
         if self.kl_term:
             added |= kl_term.OPTIONS
         if self.imitates:

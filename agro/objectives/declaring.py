@@ -38,7 +38,9 @@ def needs_baseline(options: Options) -> set[Need]:
 
 
 def couples_baseline(options: Options) -> Coupling:
-    """By group through the others' R, unless the baseline is stored or β is 0."""
+    """By group through the others' R, unless the baseline is stored or β is 0, or by their weights."""
+    if options.get("weight_baseline") == "lower":
+        return "group"
     return "row" if options["baseline"] == "stored" else by_regularized_reward(options)
 
 

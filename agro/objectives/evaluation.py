@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from agro.errors import Refused
+from agro.objectives import weights
 from agro.objectives.core import Objective, Options, Streams, Terms, blank, masked, wanted_streams
 from agro.objectives.needs import LogProb, Need, grouping, least_responses, ordered
 from agro.objectives.reduce import Groups
@@ -95,6 +96,8 @@ def differentiate(
     if weight_BT is not None:
         gradients["logp"] = weight_BT * gradients["logp"]
         groups = Groups.of(part)
+        if options.get("weight_baseline") == "lower":
+            gradients["logp"] = weights.lower_baseline(gradients["logp"], weight_BT, groups)
         metrics["weight_mean"] = float(groups.average_responses(groups.mean_tokens(weight_BT)))
     kl = objective.added_kl(options, leaves["logp"], part)
     if kl is not None:

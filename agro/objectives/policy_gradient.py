@@ -134,6 +134,7 @@ ENTRIES: dict[str, Objective] = {
         couples_baseline,
         anchor=to_reference,
         weighted=True,
+        centered=True,
         imitates=True,
         certainty="code",
         called='TRL RLOOTrainer; verl adv_estimator = "rloo"; Trinity advantage_fn = "rloo"',

@@ -48,6 +48,13 @@ WeightLevel = Annotated[
 Rule = Annotated[
     Literal["truncate", "mask"], Option("a ratio outside the bounds becomes the bound, or the weight 0")
 ]
+WeightBaseline = Annotated[
+    Literal["mean", "lower"],
+    Option(
+        "what the R of a group are compared with: their mean, or the lower one of it and of their weighted "
+        "mean, with which a group as a whole is never pushed down"
+    ),
+]
 OPTIONS: dict[str, tuple[Any, Any]] = {
     "weight": (Weight, "none"),
     "weight_max": (WeightMax, 1.0),
@@ -55,7 +62,8 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
     "weight_level": (WeightLevel, "sequence"),
     "weight_rule": (Rule, "truncate"),
 }
-DEFAULTS = {key: default for key, (_, default) in OPTIONS.items()}
+OF_GROUPS: dict[str, tuple[Any, Any]] = {"weight_baseline": (WeightBaseline, "mean")}
+DEFAULTS = {key: default for key, (_, default) in (OPTIONS | OF_GROUPS).items()}
 NEEDED: dict[str, set[Need]] = {
     "none": set(),
     "reference": {REF_LOGP},
@@ -76,11 +84,21 @@ def conflict(options: Mapping[str, Any]) -> str:
     most = options["weight_max"]
     if most is not None and options["weight_min"] > most:
         return f"weight_min = {options['weight_min']:g} is above weight_max = {most:g}"
+    if options.get("weight_baseline") == "lower":
+        return _without_groups(options)
+    return ""
+
+
+def _without_groups(options: Mapping[str, Any]) -> str:
+    """What doesn't compare the R of complete responses in a group."""
+    for key, needed in (("weight_level", "sequence"), ("baseline", "others"), ("average", "sum")):
+        if options.get(key, needed) != needed:
+            return f'weight_baseline = "lower" needs {key} = "{needed}", got "{options[key]}"'
     return ""
 
 
 def _without_weight(options: Mapping[str, Any]) -> str:
-    changed = [key for key, default in DEFAULTS.items() if options[key] != default]
+    changed = [key for key, default in DEFAULTS.items() if options.get(key, default) != default]
     if not changed:
         return ""
     key = changed[0]
@@ -102,6 +120,20 @@ def weights(options: Mapping[str, Any], logp_BT: Tensor, batch: Batch) -> Tensor
     if options["weight_rule"] == "truncate":
         return log_BT.clamp(lowest, highest).exp()
     return torch.where((log_BT >= lowest) & (log_BT <= highest), log_BT, -math.inf).exp()
+
+
+def lower_baseline(gradient_BT: Tensor, weight_BT: Tensor, groups: Groups) -> Tensor:
+    """[B,T] the weighted gradient of a loss, with the lower one of the plain and the weighted mean of R.
+
+    Takes the weighted gradient with the plain mean: w_i (R̄ − R_i) at each token of response i, times a
+    constant of the group. Where it pushes the group down, Σ_i w_i (R̄ − R_i) > 0, the weighted mean R̄_w is the
+    lower one, and w_i (R̄ − R̄_w) is subtracted. What is left sums to 0.
+    """
+    push_G = groups.sum(groups.mean_tokens(gradient_BT)).clamp(min=0.0)
+    weight_G = groups.sum(groups.mean_tokens(weight_BT))
+    excess_G = torch.where(push_G > 0, push_G / weight_G, 0.0)
+    excess_BT = weight_BT * groups.at_tokens(excess_G[groups.group])
+    return gradient_BT - torch.where(groups.batch.mask, excess_BT, 0.0)
 
 
 def _log_ratio(weight: str, logp_BT: Tensor, batch: Batch) -> Tensor:

@@ -47,9 +47,11 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 # Other weights than the recipe's, which is min(2, π/π_ref) of the complete response.
+_PLAIN = {"name": "agro", "beta": 0.01, "weight": "reference", "weight_max": 2.0}
 _OWN = str(Path(__file__).with_name("variants.py"))
 WEIGHTS: dict[str, dict[str, Any]] = {
-    "min(2, π/π_ref), the recipe": {},
+    "min(2, π/π_ref) and the lower mean, the recipe": {},
+    "min(2, π/π_ref), the group's plain mean": {"objective": _PLAIN},
     "1": {"objective": {"name": "agro", "beta": 0.01}},
     "min(1, π/π_ref)": {"objective": {"name": "agro", "beta": 0.01, "weight": "reference"}},
     "min(4, π/π_ref)": {
@@ -67,13 +69,24 @@ WEIGHTS: dict[str, dict[str, Any]] = {
 
 # What each changes of recipes/replay.toml: 16 groups a step, of which these shares come from the store.
 FRESH = "fresh samples alone"
+_REFERENCE = {"name": "agro", "beta": 0.01, "weight": "reference", "weight_baseline": "lower"}
 REPLAY: dict[str, dict[str, Any]] = {
-    FRESH: {
-        "data": {"replay": 0.0},
-        "objective": {"name": "agro", "beta": 0.05, "weight": "reference", "weight_max": 2.0},
-        "train": {"schedule": "constant"},
+    FRESH: {"data": {"replay": 0.0}, "train": {"lr": 4e-4}},
+    "half replayed": {"data": {"replay": 0.5}, "train": {"lr": 2e-4}},
+    "three quarters replayed": {"data": {"replay": 0.75}, "train": {"lr": 2e-4}},
+    "half replayed, min(1, π/π_ref)": {
+        "data": {"replay": 0.5},
+        "train": {"lr": 2e-4},
+        "objective": _REFERENCE,
     },
-    "half replayed": {"data": {"replay": 0.5}, "train": {"lr": 1e-4}},
-    "three quarters replayed": {"data": {"replay": 0.75}, "train": {"lr": 1e-4}},
+    "three quarters replayed, min(1, π/π_ref)": {
+        "data": {"replay": 0.75},
+        "train": {"lr": 1e-4},
+        "objective": _REFERENCE,
+    },
 }
 GENERATIONS = (640, 1280, 1920, 2560, 3200)  # responses sampled when accuracy is measured
+
+# Fresh samples of the weights so many updates ago, at first of the start; 800 updates of 8 groups.
+LAGS = {"samples of the present weights": 0, "100 updates old": 100, "400 updates old": 400}
+LAG_UPDATES = 800

@@ -12,7 +12,8 @@ is 150 updates of 16 prompts, measured on held-out sums at temperature 1. The se
 - longer: 450 updates;
 - mixture: the log of an unknown mixture of writers, with graded rewards;
 - no-logps: the recipe on the log without its log-probs;
-- replay: no log but fresh samples of the log's prompts, and the run's own earlier ones.
+- replay: no log but fresh samples of the log's prompts, and the run's own earlier ones;
+- lag: no log but samples of the run's weights 100 and 400 updates ago.
 
 Writes result.json and figure.png into --out, with --record beside this script too. An interrupted run
 continues.
@@ -43,6 +44,8 @@ from reproductions.offline import logs, report  # noqa: E402
 from reproductions.offline.methods import (  # noqa: E402
     GENERATIONS,
     IMITATION,
+    LAG_UPDATES,
+    LAGS,
     METHODS,
     NEAR,
     RATES,
@@ -53,7 +56,7 @@ from reproductions.offline.methods import (  # noqa: E402
 
 UPDATES = 150
 LAST = 20  # steps at the end over which what the batches show is averaged
-SECTIONS = ("methods", "settings", "weights", "longer", "mixture", "no-logps", "replay")
+SECTIONS = ("methods", "settings", "weights", "longer", "mixture", "no-logps", "replay", "lag")
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,8 @@ def trials(seeds: int) -> list[Row]:
         fresh = round(64 * (1 - changes["data"]["replay"]))  # responses a step
         steps = (f"train.steps={GENERATIONS[-1] // fresh}", f"evaluate.every={GENERATIONS[0] // fresh}")
         rows += [Row("replay", method, seed, steps, "") for seed in few]
+    steps = (f"train.steps={LAG_UPDATES}", f"evaluate.every={LAG_UPDATES // 4}")
+    rows += [Row("lag", name, 0, (*steps, "train.groups=8"), "") for name in LAGS]
     return rows
 
 
@@ -114,9 +119,10 @@ def further(measured: Sequence[Mapping[str, Any]], seeds: int) -> list[Row]:
 
 def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) -> RunConfig:
     """The recipe with what this job and the row change of it."""
-    replays = row.section == "replay"
-    method = {"replay": REPLAY, "weights": WEIGHTS}.get(row.section, METHODS)[row.method]
-    stored = f"data.prompts={files['prompts']}" if replays else f"data.store={files[row.log]}"
+    samples = row.section in ("replay", "lag")
+    lags: dict[str, dict[str, Any]] = {name: {"data": {"replay": 0.0}} for name in LAGS}
+    method = {"replay": REPLAY, "weights": WEIGHTS, "lag": lags}.get(row.section, METHODS)[row.method]
+    stored = f"data.prompts={files['prompts']}" if samples else f"data.store={files[row.log]}"
     settings = [
         f"policy.model={logs.MODEL}",
         stored,
@@ -129,7 +135,7 @@ def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) 
         "sampler.max_new=64",
         "sampler.batch=256",
     ]
-    recipe = harness.ROOT / "recipes" / ("replay.toml" if replays else "log.toml")
+    recipe = harness.ROOT / "recipes" / ("replay.toml" if samples else "log.toml")
     values = RunConfig.load(recipe, settings).model_dump()
     if "objective" in method:
         values["objective"] = method["objective"]
@@ -177,7 +183,8 @@ def train(words: Sequence[str]) -> None:
     given = json.loads(words[0])
     row, out = Row(**{**given, "changes": tuple(given["changes"])}), Path(words[1])
     config = configure(row, logs.prepare(out), words[2:])
-    measured = measure(row, harness.train(config, out / row.folder))
+    lag = LAGS[row.method] if row.section == "lag" else 0
+    measured = measure(row, harness.train(config, out / row.folder, lag))
     (out / row.folder / "measured.json").write_text(json.dumps(measured))
 
 

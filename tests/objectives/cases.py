@@ -21,7 +21,9 @@ TOKEN_STREAMS = ("logp", "kl", "prefix_value", "proposal", "proposal_mean")
 PER_TOKEN = (*TOKEN_STREAMS, *FIELDS, "token_reward")
 
 NUMBER = 0.4  # a number that every option takes; of two numbers the first is another
-WEIGHTS = tuple(weights.OPTIONS)  # options of all objectives whose responses may be weighted
+WEIGHTS = tuple(
+    weights.OPTIONS | weights.OF_GROUPS
+)  # options of all objectives whose responses may be weighted
 IMITATION = ("imitation", "imitation_reward")  # options of all objectives that may imitate the better ones
 OWN = 2  # responses of a group that are the policy's, without a hint; others may be an expert's
 KL_TERM = tuple(kl_term.OPTIONS)  # options of all objectives with a KL term of tokens
@@ -103,23 +105,26 @@ def variants_of_ingredients(name: str, entry: objectives.Objective) -> list[dict
     """Options that aren't the function's own: all for some objectives, since they are computed in one place,
     and one of each kind for the others."""
     out: list[dict[str, Any]] = []
-    if name not in THOROUGH:
-        if entry.weighted:
-            out.append({"weight": "reference"})
-        if entry.kl_term:
-            out.append({"beta": NUMBER, "unbiased_kl": True})
-        if entry.imitates:
-            out.append({"imitation": NUMBER})
-        return out
     if entry.weighted:
         out.append({"weight": "reference"})
-        out.append({"weight": "behavior", "weight_max": 1 + NUMBER})
-        out.append({"weight": "mismatch", "weight_level": "token", "weight_max": None})
-    if entry.kl_term:
-        for kl in ({}, {"kl": "k2"}, {"unbiased_kl": True}, {"kl": "k2", "unbiased_kl": True}):
-            out.append({"beta": NUMBER} | kl)
     if entry.imitates:
         out.append({"imitation": NUMBER})
+    if entry.kl_term:
+        out.append({"beta": NUMBER, "unbiased_kl": True})
+    return out + variants_of_all(entry) if name in THOROUGH else out
+
+
+def variants_of_all(entry: objectives.Objective) -> list[dict[str, Any]]:
+    out: list[dict[str, Any]] = []
+    if entry.weighted:
+        out.append({"weight": "behavior", "weight_max": 1 + NUMBER})
+        out.append({"weight": "mismatch", "weight_level": "token", "weight_max": None})
+    if entry.centered:
+        out.append({"weight": "reference", "weight_baseline": "lower"})
+    if entry.kl_term:
+        for kl in ({}, {"kl": "k2"}, {"kl": "k2", "unbiased_kl": True}):
+            out.append({"beta": NUMBER} | kl)
+    if entry.imitates:
         out.append({"imitation": 1 + NUMBER, "imitation_reward": NUMBER})
     if entry.imitates and entry.weighted:
         out.append({"imitation": NUMBER, "weight": "reference"})

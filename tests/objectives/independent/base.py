@@ -15,6 +15,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import exp, fsum
+from typing import Any
 
 import numpy as np
 
@@ -108,42 +109,54 @@ def regularized(case: Case, group: Group, beta: float, average: str = "sum") -> 
     return out
 
 
-def weighted(
+def weighted(case: Case, result: Result, weight: str, weight_baseline: str = "mean", **bounds: Any) -> Result:
+    """[25]: the part of response i in the gradient times w_i, a constant; see `ratio_weights`.
+
+    "lower": R is compared with the lower one of its plain and weighted means.
+    """
+    loss, grads = result
+    w = ratio_weights(case, weight, **bounds)
+    grad = w * grads["logp"]
+    if weight_baseline == "lower":
+        for g in groups_of(case, 1):
+            first = [y.places[0] for y in g.responses]
+            mean = fsum(float(grad[p]) for p in first) / (fsum(float(w[p]) for p in first) or 1.0)
+            for p in (p for y in g.responses for p in y.places):
+                grad[p] -= w[p] * max(mean, 0.0)  # the gradient is the mean less R, up to a factor
+    return loss, {**grads, "logp": grad}
+
+
+def ratio_weights(
     case: Case,
-    result: Result,
     weight: str,
     weight_max: float | None = 1.0,
     weight_min: float = 0.0,
     weight_level: str = "sequence",
     weight_rule: str = "truncate",
-) -> Result:
-    """[25]: the part of response i in the gradient times min(c, exp Σ_t (l_it - f_it)), a constant.
+) -> Any:
+    """[B,T] min(c, exp Σ_t (l_it - f_it)) at the tokens of response i.
 
     f is the reference or the recorded behavior b; for "mismatch" it is o - b, whatever l. Of a token it is
     its own ratio, for "mean" the exp of the mean. "mask" makes a ratio outside the bounds 0.
     """
-    loss, grads = result
     new, anchor = {
         "reference": (case.logp, case.ref_logp),
         "behavior": (case.logp, case.behavior_logp),
         "mismatch": (case.old_logp, case.behavior_logp),
     }[weight]
     most = math.inf if weight_max is None else weight_max
-    grad = grads["logp"].copy()
-    for g in groups_of(case, 1):
-        for y in g.responses:
-            total = fsum(x for p in y.places for x in (float(new[p]), -float(anchor[p])))
-            for place in y.places:
-                own = float(new[place]) - float(anchor[place])
-                log_w = {"token": own, "sequence": total, "mean": total / len(y.places)}[weight_level]
-                w = exp(min(log_w, 700.0))
-                if weight_rule == "truncate":
-                    grad[place] *= min(max(w, weight_min), most)
-                elif not weight_min <= w <= most:
-                    grad[place] = 0.0
-                else:
-                    grad[place] *= w
-    return loss, {**grads, "logp": grad}
+    out = np.zeros_like(case.ref_logp, dtype=float)
+    for y in (y for g in groups_of(case, 1) for y in g.responses):
+        total = fsum(x for p in y.places for x in (float(new[p]), -float(anchor[p])))
+        for place in y.places:
+            own = float(new[place]) - float(anchor[place])
+            log_w = {"token": own, "sequence": total, "mean": total / len(y.places)}[weight_level]
+            w = exp(min(log_w, 700.0))
+            if weight_rule == "truncate":
+                out[place] = min(max(w, weight_min), most)
+            elif weight_min <= w <= most:
+                out[place] = w
+    return out
 
 
 def shares(groups: list[Group], average: str | float) -> dict[tuple[int, int], float]:
