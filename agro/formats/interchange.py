@@ -188,7 +188,7 @@ def from_record(
         _check_prompt_is_empty(fields)
     meta = _meta(fields, record)
     for name, value in (("prompt", fields.prompt), ("sampling", fields.sampling), ("meta", meta)):
-        if isinstance(value, list | dict):  # a table can have values that JSON, and so the store, can't
+        if value and isinstance(value, list | dict):  # a table's may be none of JSON, and so of the store
             dumps(value, name)
     return Sample(
         prompt=fields.prompt,
