@@ -293,7 +293,6 @@ def _list(value: Any) -> Any:
 
 
 def _array(value: Any, dtype: type[np.generic] = np.int32) -> Any:
-    """An array of a list, NaN where it has null."""
     if not isinstance(value, list):
         return value
     array = np.array(value, dtype)

@@ -25,7 +25,7 @@ from agro.rollout.reward import EpisodeReward
 from agro.store import Store
 from agro.store.requests import ledger_of
 from agro.train.elsewhere import LATEST, POLL_SECONDS, Published, ahead
-from agro.train.inputs import configured_prompts, digest_of, valid_prompts, without_held_out
+from agro.train.inputs import configured_prompts, digest_of, valid_prompts
 from agro.train.kept import recording
 from agro.train.phases import derive
 from agro.train.source import PromptOrder
@@ -57,8 +57,7 @@ class Collector:
                 f"{run}: data.prompts: {self.config.data.prompts} has changed since the run began, whose "
                 "prompts have numbers in its order. What to do: put it back, or start a new run"
             )
-        asked, _ = configured_prompts(self.config.data, "prompts")
-        self.prompts = without_held_out(asked, self.config.data)
+        self.prompts, _ = configured_prompts(self.config.data, "prompts")
         self.name = uuid.uuid4().hex
         self.store_file = Path(self.config.data.store) if self.config.data.store else run / "store.db"
 

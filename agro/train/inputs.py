@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agro.config import Data, RunConfig
@@ -69,12 +69,15 @@ def digest_of(paths: Sequence[str]) -> str:
 def configured_prompts(data: Data, key: str) -> tuple[list[Prompt], list[str]]:
     """The prompts of `data.{key}`, none where it isn't set, and notes on those that are dropped.
 
-    Raises `Refused` for prompts that are there twice, unless data.invalid_prompts drops them.
+    Those to train on are without those of `data.hold_out`. Raises `Refused` for prompts that are there
+    twice, unless data.invalid_prompts drops them, and where none is left.
     """
     paths = data.paths(key)
     if not paths:
         return [], []
     prompts, repeated = read_prompts(paths, data.columns)
+    if key == "prompts":
+        prompts = _without_held_out(prompts, data)
     if not repeated:
         return prompts, []
     text = f"data.{key}: {len(repeated)} prompts are there twice ({'; '.join(repeated[:3])})"
@@ -83,7 +86,7 @@ def configured_prompts(data: Data, key: str) -> tuple[list[Prompt], list[str]]:
     return prompts, [f"{text}; they are dropped"]
 
 
-def without_held_out(prompts: Sequence[Prompt], data: Data) -> list[Prompt]:
+def _without_held_out(prompts: Sequence[Prompt], data: Data) -> list[Prompt]:
     """The prompts without those of `data.hold_out`; raises `Refused` where none is left."""
     kept = [prompt for prompt in prompts if not is_held_out(prompt.id, data.hold_out)]
     if prompts and not kept:
@@ -94,23 +97,26 @@ def without_held_out(prompts: Sequence[Prompt], data: Data) -> list[Prompt]:
     return kept
 
 
-def check_scorable(reward: Reward, prompts: Sequence[Prompt], key: str, max_failed: float) -> list[str]:
-    """Notes on prompts of `data.{key}` whose responses can't be scored, since they lack what `reward` reads.
+def check_scorable(reward: Reward, asked: Mapping[str, Sequence[Prompt]], most: float) -> list[str]:
+    """Notes on prompts whose responses can't be scored, since they lack a column that `reward` reads.
 
-    Raises `Refused` where more of them than the share `max_failed` do.
+    Where more than the share `most` of those of one key of `asked` do, closes it and raises `Refused`.
     """
-    problems = [(prompt, reward.problem(prompt.columns)) for prompt in prompts]
-    bad = [f"{problem} (prompt {prompt.id})" for prompt, problem in problems if problem]
-    if not bad:
-        return []
-    text = f"data.{key}: {len(bad)} of {len(prompts)} prompts can't be scored: {'; '.join(bad[:3])}"
-    if len(bad) <= max_failed * len(prompts):
-        return [text]
-    has = ", ".join(prompts[0].columns) or "none but the prompt"
-    raise Refused(
-        f"{text}. The columns of the first are: {has}. What to do: add the column, or name it, such as "
-        'data.columns.answer = "COLUMN"'
-    )
+    notes = []
+    for key, prompts in asked.items():
+        problems = [(prompt, reward.problem(prompt.columns)) for prompt in prompts]
+        bad = [f"{problem} (prompt {prompt.id})" for prompt, problem in problems if problem]
+        text = f"data.{key}: {len(bad)} of {len(prompts)} prompts can't be scored: {'; '.join(bad[:3])}"
+        if len(bad) > most * len(prompts):
+            reward.close()
+            has = ", ".join(prompts[0].columns) or "none but the prompt"
+            raise Refused(
+                f"{text}. The columns of the first are: {has}. What to do: add the column, or name it, such "
+                'as data.columns.answer = "COLUMN"'
+            )
+        if bad:
+            notes.append(text)
+    return notes
 
 
 def valid_prompts(

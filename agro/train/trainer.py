@@ -46,7 +46,6 @@ from agro.train.inputs import (
     fingerprints,
     valid_prompts,
     valued_prompts,
-    without_held_out,
 )
 from agro.train.kept import recording
 from agro.train.learner import Learner, Local
@@ -159,8 +158,7 @@ class Trainer:
         """Load and check what is cheap; returns the path of the store."""
         data = self.config.data
         check_push(self.config.train)
-        asked, self.notes = configured_prompts(data, "prompts")
-        self.prompts = without_held_out(asked, data)
+        self.prompts, self.notes = configured_prompts(data, "prompts")
         self.eval_prompts, repeated = configured_prompts(data, "eval_prompts")
         self.notes += repeated
         check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
@@ -178,18 +176,9 @@ class Trainer:
             if self.environments:
                 self.reward = EpisodeReward(self.reward)
             else:
-                self._check_reward(self.reward)
+                asked_for = {"prompts": self.prompts, "eval_prompts": self.eval_prompts}
+                self.notes += check_scorable(self.reward, asked_for, self.config.reward.max_failed)
         return path
-
-    def _check_reward(self, reward: Reward) -> None:
-        """Close the reward, and raise `Refused`, where it can't score responses to the prompts."""
-        most = self.config.reward.max_failed
-        try:
-            self.notes += check_scorable(reward, self.prompts, "prompts", most)
-            self.notes += check_scorable(reward, self.eval_prompts, "eval_prompts", most)
-        except Refused:
-            reward.close()
-            raise
 
     def _load(self) -> tuple[Policy, Policy | None]:
         """Policy and reference; the prompts that the policy can be asked remain."""
