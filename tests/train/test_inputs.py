@@ -46,12 +46,16 @@ def config(folder: Path) -> RunConfig:
     )
 
 
+def one_prompt(path: Path, prompt: str) -> None:
+    path.write_text(json.dumps({"prompt": prompt, "answer": "0"}) + "\n")
+
+
 CHANGES: dict[str, Callable[[Path], None]] = {
     "policy.model": lambda folder: another_model(folder / "start", 2),
     "policy.model ": lambda folder: another_template(folder / "start"),
     "policy.reference_model": lambda folder: another_model(folder / "reference", 3),
-    "data.prompts": lambda folder: (folder / "prompts.jsonl").write_text('{"prompt": "000>"}\n') and None,
-    "data.eval_prompts": lambda folder: (folder / "held.jsonl").write_text('{"prompt": "999>"}\n') and None,
+    "data.prompts": lambda folder: one_prompt(folder / "prompts.jsonl", "000>"),
+    "data.eval_prompts": lambda folder: one_prompt(folder / "held.jsonl", "999>"),
 }
 
 
