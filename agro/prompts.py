@@ -108,7 +108,11 @@ def _prompt(record: Mapping[str, Any]) -> Prompt:
             f'expected an object with "prompt", got {dict(record)!r:.80}; name the column with '
             'data.columns.prompt = "COLUMN"'
         )
-    columns = {name: value for name, value in record.items() if name not in ("prompt", "prompt_id", "id")}
+    columns = {
+        name: value.isoformat() if hasattr(value, "isoformat") else value  # times of Parquet and Arrow
+        for name, value in record.items()
+        if name not in ("prompt", "prompt_id", "id")
+    }
     name = record.get("prompt_id")
     if name is None:
         name = record.get("id")

@@ -90,10 +90,12 @@ class Trained:
         """
         asked = self._prompts(prompts)
         policy, sampler = self._policy, self.config.sampler.of_policy(temperature, n)
-        rollout = load_rollout(policy.encoder, embedded(policy), self.config.environment)
+        engine = embedded(policy, fused=self.config.engine.fused)
+        rollout = load_rollout(policy.encoder, engine, self.config.environment)
         with closing(EpisodeReward(load_reward(self.config.reward, self._rewards))) as reward:
             result = heldout(rollout, reward, asked, sampler, seed)
-            measured = result.to_json(reward.maximum)
+            configured = self.config.evaluate.pass_at
+            measured = result.to_json(reward.maximum if configured is None else configured)
         return {"prompts": len(asked), "n": n, "temperature": temperature, **measured}
 
     def _prompts(self, given: Any) -> list[Prompt]:

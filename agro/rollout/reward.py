@@ -19,6 +19,7 @@ class EpisodeReward:
     def __init__(self, inner: Reward) -> None:
         self.inner = inner
         self.name = inner.name
+        self.of_environment = False  # whether the environment gave one of the rewards
 
     @property
     def maximum(self) -> float | None:
@@ -33,6 +34,7 @@ class EpisodeReward:
         for rows in episodes.values():
             first = samples[rows[0]]
             if first.reward is not None or first.meta.get("reward_error") is not None:
+                self.of_environment = True
                 scores[rows[0]] = Score(first.reward, first.meta.get("reward_error"))
             else:
                 transcript = "".join(samples[i].response for i in rows)

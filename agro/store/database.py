@@ -18,6 +18,7 @@ from agro.store.schema import APPLICATION_ID, LEDGERS, SCHEMA, TABLES
 
 BUSY_TIMEOUT = 30.0  # seconds that a writer waits for another one
 _ERRORS = (OverflowError, UnicodeError, sqlite3.DatabaseError)
+FETCHED = 256  # rows of a long query that are read at once
 
 
 class Database:
@@ -73,6 +74,17 @@ class Database:
             return self._connection.execute(sql, args).fetchall()
         except _ERRORS as error:
             self._refuse(error)
+
+    def _each(self, sql: str, args: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query one by one, in constant memory."""
+        with self._plainly():
+            cursor = self._connection.execute(sql, args)
+        while True:
+            with self._plainly():
+                rows = cursor.fetchmany(FETCHED)
+            if not rows:
+                return
+            yield from rows
 
     def _run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         try:
@@ -191,6 +203,11 @@ _REASONS = {
     sqlite3.SQLITE_CANTOPEN: "the store can't be opened; see whether its folder can be written to",
 }
 _UNWRITABLE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
+
+
+def exists(store: Path) -> bool:
+    """Whether a store was made: a run that ended while it made one leaves an empty file."""
+    return store.exists() and store.stat().st_size > 0
 
 
 def columns_fit(run: Callable[[str, list[str]], Iterable[tuple[str]]]) -> bool:

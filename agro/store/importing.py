@@ -19,6 +19,7 @@ from agro.formats.records import fingerprint
 from agro.formats.table import Recognizer, joined, lines_of, of_path
 from agro.jsonlines import Line
 from agro.prompts import load_prompts
+from agro.store.normalizing import normalize
 from agro.store.options import Options, reading
 from agro.store.report import SHOWN, ImportReport, Refusal
 from agro.store.rows import Origin
@@ -48,7 +49,8 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     replacing, strict = options.get("replace", False), options.get("strict", False)
     for path, digest in files:
         taking.check(path, digest, replacing=replacing)
-    with store.transaction() if strict or replacing else nullcontext():
+    group_by = options.get("group_by")
+    with store.transaction() if strict or replacing or group_by else nullcontext():
         for path, digest in files:
             if replacing:
                 reader.report.replaced += store.take_back(digest)
@@ -62,6 +64,8 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
             raise Refused(_strictly(report))
         if not (report.samples or report.duplicates or report.repeated or report.forgotten):
             raise Refused(_nothing(paths, report))
+        if group_by and limit is None:
+            report.normalized = str(normalize(store, [digest for _, digest in files], group_by))
     return report
 
 

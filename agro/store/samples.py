@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any, Unpack
 
 from agro.errors import Refused
@@ -101,9 +101,13 @@ class Samples(Ledger):
 
     def groups(self, **chosen: Unpack[Filter]) -> list[Group]:
         """The groups of the chosen samples in the order in which they began."""
+        return list(self.each_group(**chosen))
+
+    def each_group(self, **chosen: Unpack[Filter]) -> Iterator[Group]:
+        """The same one by one, in constant memory."""
         clause, args = queries.where(**chosen)
-        rows = self._run(queries.GROUPS.format(where=clause), args)
-        return [Group(of_text(row[0]), *row[1:]) for row in rows]
+        for prompt_id, *numbers in self._each(queries.GROUPS.format(where=clause), args):
+            yield Group(of_text(prompt_id), *numbers)
 
     def origins(self, file: str, first: int, last: int) -> set[Origin]:
         """The origins of stored samples among records `first` to `last` of a file."""
@@ -134,16 +138,17 @@ class Samples(Ledger):
 
     def known(self, **chosen: Unpack[Filter]) -> list[Known]:
         """What is known of each of the chosen samples, without reading it."""
+        return list(self.each_known(**chosen))
+
+    def each_known(self, **chosen: Unpack[Filter]) -> Iterator[Known]:
+        """The same one by one, in constant memory."""
         clause, args = queries.where(**chosen)
         names = "knows_behavior, sampling, knows_kept, episode, role"
         columns = f"id, prompt_id, state = {queries.SCORED}, {names}"
-        rows = self._run(f"SELECT {columns} FROM samples WHERE {clause} ORDER BY id", args)
-        return [
-            Known(
-                i, of_text(group), bool(scored), bool(knows), _truncation(how, kept), of_text(episode), role
-            )
-            for i, group, scored, knows, how, kept, episode, role in rows
-        ]
+        rows = self._each(f"SELECT {columns} FROM samples WHERE {clause} ORDER BY id", args)
+        for i, group, scored, knows, how, kept, episode, role in rows:
+            excluded = "" if how is None else _truncation(how, kept)
+            yield Known(i, of_text(group), bool(scored), bool(knows), excluded, of_text(episode), role)
 
     def next_number(self, seed: int) -> int:
         """The number after the last response (`meta["index"]`) that was sampled with this seed; from 0.
@@ -212,7 +217,7 @@ class Samples(Ledger):
             raise self._refusal(Damage(samples=[i])) from None
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _truncation(sampling: str | bytes | None, kept: int) -> str:
     """`Sample.truncation`, from the JSON text of `sampling` and whether there are kept sets.
 

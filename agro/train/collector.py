@@ -68,7 +68,7 @@ class Collector:
         made = 0
         reward = EpisodeReward(load_reward(self.config.reward))
         with closing(reward), Store.open(self.store_file, create=False) as store, alive(self.run, self.name):
-            engine = embedded(policy, published.version)
+            engine = embedded(policy, published.version, fused=self.config.engine.fused)
             deadline = self._deadline()
             while not published.ended:
                 config = recording(self.config, self.config.phase(published.phase))

@@ -8,21 +8,17 @@ from pathlib import Path
 from agro.config import Data, RunConfig
 from agro.encoding import Encoder, InvalidSample
 from agro.errors import Refused
-from agro.formats.records import fingerprint as fingerprint_of_file
+from agro.formats import records
 from agro.policy import Policy
 from agro.prompts import read_prompts
 from agro.reference import fingerprint
 from agro.rewards import Reward
 from agro.store import Store, is_held_out
+from agro.store.database import exists
 from agro.store.queries import chosen
 from agro.train.check import takes_stored_value
 from agro.train.phases import Phase
 from agro.types import Prompt, Text
-
-
-def exists(store: Path) -> bool:
-    """Whether a store was made: a run that ended while it made one leaves an empty file."""
-    return store.exists() and store.stat().st_size > 0
 
 
 def valued_prompts(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Path) -> dict[str, Text]:
@@ -63,7 +59,7 @@ def fingerprints(config: RunConfig, policy: Policy, reference: Policy | None) ->
 
 def digest_of(paths: Sequence[str]) -> str:
     """What tells the content of files of prompts from others."""
-    return " ".join(map(fingerprint_of_file, paths))
+    return " ".join(map(records.fingerprint, paths))
 
 
 def configured_prompts(data: Data, key: str) -> tuple[list[Prompt], list[str]]:

@@ -24,6 +24,7 @@ from agro.rollout.load import embedded
 from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs
 from agro.store.queries import chosen
+from agro.tiles import TILE
 from agro.train.check import reads_reference
 from agro.train.check_followed import samples_kl
 from agro.train.micro import MicroBatch
@@ -47,10 +48,12 @@ def phase_counts(phase: Phase, store: Store | None, heldout: int) -> dict[str, A
     train, sampler, every = config.train, config.sampler, config.evaluate.every
     stored = sum(phase.stored_groups(at) for at in range(phase.steps))
     fresh = phase.steps * train.groups - stored
+    joining = config.data.complete_groups or 0
+    sampled = fresh * sampler.n + stored * joining
     per_group = _stored_responses(phase, store)
     trained = None
     if per_group is not None or not stored:
-        trained = round(fresh * sampler.n + stored * (per_group or 0))
+        trained = round(sampled + stored * (per_group or 0))
     evaluations = 0
     if heldout:
         evaluations = 1 + (phase.begins == 0)
@@ -62,8 +65,8 @@ def phase_counts(phase: Phase, store: Store | None, heldout: int) -> dict[str, A
         "updates": phase.steps * train.updates,
         "fresh_groups": fresh,
         "stored_groups": stored,
-        "responses_sampled": fresh * sampler.n,
-        "tokens_sampled_at_most": fresh * sampler.n * _most_new(config),
+        "responses_sampled": sampled,
+        "tokens_sampled_at_most": sampled * _most_new(config),
         "responses_trained": trained,
         "evaluations": evaluations,
         "responses_evaluated": evaluations * heldout * config.evaluate.n,
@@ -123,28 +126,29 @@ def longest(policy: Policy, config: RunConfig, prompts: Sequence[Prompt], store:
 
 def memory(policy: Policy, reference: Policy | None, config: RunConfig, width: int) -> dict[str, int]:
     """Bytes by purpose, for sequences of `width` tokens, without activations, which depend on the kernels."""
-    trained = sum(w.nbytes for w in policy.weights().values())
+    trained = sum(w.nbytes for w in policy.trained().values())
     average = 0
     if config.train.weights_average is not None:
-        average = sum(w.numel() * max(w.itemsize, 4) for w in policy.weights().values())
+        average = sum(w.numel() * max(w.itemsize, 4) for w in policy.trained().values())
     c = policy.model.config.get_text_config()
     heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
     per_head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     per_token = 2 * c.num_hidden_layers * heads * per_head * policy.dtype.itemsize
     return {
         "weights": sum(p.nbytes for p in policy.model.parameters()),
+        "float32_weights": 0 if policy.masters is None else trained,
         "gradients": trained,
         "optimizer": 2 * trained,
         "average": average,
         "reference": 0 if reference is None else sum(w.nbytes for w in reference.weights().values()),
         "keys_and_values": _sampling_batch(config) * width * per_token,
-        "logits": 3 * config.policy.chunk * policy.vocab_size * 4,
+        "logits": 4 * config.policy.chunk * min(TILE, policy.vocab_size) * 4,
     }
 
 
 def _sampling_batch(config: RunConfig) -> int:
     """Responses that are sampled at once; 0 for a phase that only draws from the store."""
-    if not config.data.samples_fresh:
+    if not config.data.samples:
         return 0
     return min(config.sampler.batch, config.train.groups * config.sampler.n)
 
@@ -166,7 +170,7 @@ def _sampling_speed(policy: Policy, config: RunConfig, prompts: Sequence[Prompt]
     batch = _sampling_batch(config)
     requests = [Prompt(prompts[i % len(prompts)].text, id=str(i)) for i in range(batch)]
     changes = {"max_new": min(PROBED, config.sampler.max_new), "batch": batch, "stop": ()}
-    rollout = Rollout(policy.encoder, embedded(policy))
+    rollout = Rollout(policy.encoder, embedded(policy, fused=config.engine.fused))
     start = time.perf_counter()
     samples = list(rollout.sample(requests, 1, config.sampler.model_copy(update=changes)))
     seconds = time.perf_counter() - start

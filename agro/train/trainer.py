@@ -26,6 +26,7 @@ from agro.runs.progress import Progress
 from agro.runs.track import Trackers, check_trackers, load_trackers
 from agro.runs.watchdog import Watchdog
 from agro.store import Store, is_held_out
+from agro.store.database import exists
 from agro.store.queries import chosen
 from agro.train.check import (
     check_config,
@@ -42,7 +43,6 @@ from agro.train.heldout_groups import HeldOutGroups
 from agro.train.inputs import (
     check_scorable,
     configured_prompts,
-    exists,
     fingerprints,
     valid_prompts,
     valued_prompts,
@@ -171,13 +171,13 @@ class Trainer:
         named = {phase.name: phase.config.environment for phase in self.phases}
         self.environments = {name: load_environment(e) for name, e in named.items() if e is not None}
         self.reward: Reward | None = None
-        if self.prompts or self.eval_prompts:
+        completes = any(phase.config.data.complete_groups for phase in self.phases)
+        if self.prompts or self.eval_prompts or completes:
             self.reward = load_reward(self.config.reward, self.rewards)
             if self.environments:
                 self.reward = EpisodeReward(self.reward)
-            else:
-                asked_for = {"prompts": self.prompts, "eval_prompts": self.eval_prompts}
-                self.notes += check_scorable(self.reward, asked_for, self.config.reward.max_failed)
+            asked = {"prompts": self.prompts, "eval_prompts": self.eval_prompts}
+            self.notes += check_scorable(self.reward, asked, self.config.reward.max_failed)
         return path
 
     def _load(self) -> tuple[Policy, Policy | None]:
@@ -222,7 +222,7 @@ class Trainer:
         with joined(self.policy.device) as mesh:
             shard = Shard(self.policy, self.reference, self.progress.say, mesh)
             assert shard.copy is not None
-            self.engine = embedded(shard.copy)
+            self.engine = embedded(shard.copy, fused=self.config.engine.fused)
             learner = Ranks(shard)
             try:
                 yield learner
