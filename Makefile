@@ -6,7 +6,7 @@ INTEGRATIONS := .venv-integrations
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types tests test-integrations mutants release-check docs clean
+.PHONY: help setup demo test lint types tests test-integrations mutants bench-check release-check docs pictures clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -61,8 +61,14 @@ release-check: setup ## build, check the metadata, install in a clean environmen
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[release]'
 	BIN=$(BIN) ./.ci/release-check
 
+bench-check: setup ## measure a training step anew: is it more than 10% slower than recorded, beside the plain way?
+	$(BIN)/python benchmarks/step/run.py --check
+
 docs: setup ## the guide and the reference as pages in build/docs
-	$(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python site/build.py
+
+pictures: setup ## the guide's pictures, from two small runs (needs Chromium)
+	$(BIN)/python site/pictures.py
 
 clean: ## remove .venv and caches; runs/ stays
 	rm -rf $(VENV) $(INTEGRATIONS) .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,11 @@ class Head:
         scale *= float(getattr(config, "lm_head_multiplier", None) or 1.0)  # Falcon-H1
         cap = getattr(config, "final_logit_softcapping", None)  # Gemma
         return cls(linear.weight, linear.bias, scale, cap)
+
+    def part(self, tile: slice) -> Head:
+        """That of some tokens of the vocabulary."""
+        bias = None if self.bias is None else self.bias[tile]
+        return replace(self, weight=self.weight[tile], bias=bias)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,14 +1,9 @@
-"""Token log-probs, entropy and exact KL from hidden states, a few positions at a time: [B,T,V] never exists.
+"""Token log-probs, entropy and exact KL from hidden states, a tile of logits at a time: [B,T,V] never exists.
 
-The hidden state at t-1 predicts tokens[t]. With z [V] the logits at temperature τ, log π = z - logsumexp z,
-H = -Σ π log π and KL = Σ π (log π - log π_ref), the gradients with respect to z are
-
-    d log π(a) = 1_a - π        d H = -π (log π + H)        d KL = π (log π - log π_ref - KL)
-
-and of q = softmax(z/κ), a constant, d Σ q log π = q - π. So the backward pass
-computes a chunk's logits once more, turns them into their gradient in place, and adds that to the gradients
-of the hidden states and of the head. A chunk needs at most three copies of its logits, or five where logits
-are capped, and one more for q. The gradient of the head exists once, not once per chunk.
+The hidden state at t-1 predicts tokens[t]. The forward pass adds up sums over the tiles of `agro.tiles`; the
+backward pass computes each tile once more, turns it into its gradient in place, and adds that to the
+gradients of the hidden states and of the head. So neither pass has more than a few tiles in memory, the
+weights of the head are read once for many positions, and their gradient exists once.
 Where tokens have kept sets (see `agro.types.kept`), log π is over them: z is -inf outside. The other streams
 remain over the vocabulary; logits are computed once more for them.
 """
@@ -16,8 +11,8 @@ remain over the vocabulary; logits are computed once more for them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from agro.errors import Refused
 from agro.head import Head, wide
+from agro.tiles import Plan, Slopes, Sums, add_tile, d_logits, fill
 from agro.types import Kept
 
 STREAMS = ("logp", "entropy", "kl", "proposal", "proposal_mean")
@@ -46,7 +42,7 @@ def token_streams(
     *,
     want: Collection[str] = ("logp",),
     temperature: float = 1.0,
-    chunk: int = 128,
+    chunk: int = 512,
     reference: Outputs | None = None,
 ) -> dict[str, Tensor]:
     """What `want` names, at the positions of `mask`; NaN elsewhere; differentiable in `outputs`.
@@ -58,7 +54,7 @@ def token_streams(
             token, without gradient) and "proposal_mean" (of log π over q, which has no gradient itself). q ∝
             π^(1/κ), κ the `temperature` of such a name where it has one (`agro.objectives.needs.PROPOSAL`).
         temperature: divides the logits of both policies.
-        chunk: positions whose logits exist at once, at most; see `positions`.
+        chunk: positions of a tile, at most; it has `TILE` tokens.
         reference: hidden states and head of π_ref, for "kl". They receive no gradient.
     Returns:
         name -> [B,T], float32 (float64 for float64 weights).
@@ -81,9 +77,8 @@ def token_streams(
                 f"kl: expected a reference with the policy's vocabulary of {vocab} tokens, "
                 f"got {ref_head.weight.shape[0]}; start both from the same model"
             )
-    size = positions(chunk, mask.numel(), vocab)
     kappa = max((getattr(name, "temperature", 0.0) for name in want), default=0.0) or 1.0
-    plan = _Plan(head, ref_head, temperature, size, frozenset(map(str, want)), kappa)
+    plan = Plan(head, ref_head, temperature, chunk, frozenset(map(str, want)), kappa)
     chosen, own = tokens[:, 1:][at].long(), hidden[:, :-1][at]
     out: dict[str, Tensor] = {}
     for part in [plan] if kept is None else _split(plan, kept.at(mask)):
@@ -96,37 +91,7 @@ def token_streams(
     return out
 
 
-def positions(chunk: int, total: int, vocab: int) -> int:
-    """Positions per chunk: `chunk`, or fewer so that logits take 1/80 of [B,T,V], but at least 16 MiB."""
-    return min(chunk, max(total // 80, 2**22 // vocab, 1))
-
-
-@dataclass(frozen=True)
-class _Plan:
-    head: Head
-    reference: Head | None
-    temperature: float
-    size: int  # positions a chunk
-    want: frozenset[str]
-    kappa: float  # of q ∝ π^(1/κ)
-    kept: Kept | None = None  # [N], of log π
-
-    def proposal(self, log_pi: Tensor) -> Tensor:
-        """[n,V] q of log π."""
-        return (log_pi / self.kappa).softmax(1)
-
-    def chunks(self, n: int) -> Iterator[tuple[slice, _Plan]]:
-        """Slices of n positions, each with the plan for it."""
-        for i in range(0, n, self.size):
-            c = slice(i, i + self.size)
-            yield c, self if self.kept is None else replace(self, kept=self.kept.part(c))
-
-    def over_kept(self, z: Tensor) -> Tensor:
-        """Set the logits z [n,V] of a chunk to -inf outside of the kept sets, in place."""
-        return z if self.kept is None else z.masked_fill_(self.kept.excluded(z.shape[1]), -math.inf)
-
-
-def _split(plan: _Plan, kept: Kept) -> list[_Plan]:
+def _split(plan: Plan, kept: Kept) -> list[Plan]:
     """Log-probs over the kept sets, the other streams over the vocabulary."""
     both = replace(plan, want=plan.want & {"logp"}, kept=kept), replace(plan, want=plan.want - {"logp"})
     return [part for part in both if part.want]
@@ -135,7 +100,7 @@ def _split(plan: _Plan, kept: Kept) -> list[_Plan]:
 class _Streams(torch.autograd.Function):
     """N positions -> the `STREAMS`, each [N], or None where it isn't in `want`.
 
-    The function that handles a chunk frees what it allocated: nothing of size [chunk,V] outlives it.
+    The function that handles a tile frees what it allocated: nothing of its size outlives it.
     """
 
     @staticmethod
@@ -146,129 +111,50 @@ class _Streams(torch.autograd.Function):
         bias: Tensor | None,
         tokens: Tensor,
         ref: Tensor | None,
-        plan: _Plan,
+        plan: Plan,
     ) -> tuple[Tensor | None, ...]:
         values = torch.empty((len(STREAMS), len(tokens)), dtype=wide(weight), device=hidden.device)
-        norms = torch.empty((4, len(tokens)), dtype=wide(weight), device=hidden.device)
-        for c, part in plan.chunks(len(tokens)):
-            _measure(part, hidden[c], tokens[c], None if ref is None else ref[c], values[:, c], norms[:, c])
+        blocks = []
+        for c, part in plan.blocks(len(tokens)):
+            sums = Sums.empty(len(tokens[c]), hidden.device)
+            for tile in plan.tiles():
+                add_tile(sums, part, hidden[c], tokens[c], None if ref is None else ref[c], tile)
+            fill(values[:, c], sums, part)
+            blocks.append(sums)
+        ctx.blocks = blocks
         ctx.plan = plan
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, weight, bias, tokens, ref, values, norms)
-        return tuple(v.clone() if n in plan.want else None for n, v in zip(STREAMS, values))
+        ctx.save_for_backward(hidden, weight, bias, tokens, ref)
+        return tuple(v if n in plan.want else None for n, v in zip(STREAMS, values))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, tokens, ref, values, norms = ctx.saved_tensors
-        plan: _Plan = ctx.plan
-        d_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        hidden, weight, bias, tokens, ref = ctx.saved_tensors
+        plan: Plan = ctx.plan
+        d_hidden = torch.zeros_like(hidden, dtype=wide(weight)) if ctx.needs_input_grad[0] else None
         d_weight = torch.zeros_like(weight, dtype=wide(weight)) if ctx.needs_input_grad[1] else None
         d_bias = torch.zeros_like(bias, dtype=wide(weight)) if ctx.needs_input_grad[2] else None
-        for c, part in plan.chunks(len(tokens)):
-            d = _d_logits(
-                part,
-                hidden[c],
-                tokens[c],
-                None if ref is None else ref[c],
-                values[:, c],
-                norms[:, c],
-                [None if g is None else g[c] for g in grads],
-            ).to(weight.dtype)
-            if d_hidden is not None:
-                d_hidden[c] = d @ weight
-            if d_weight is not None and d_weight.dtype == d.dtype:
-                d_weight.addmm_(d.T, hidden[c])
-            elif d_weight is not None:  # of half precision: summed over the chunks in float32
-                d_weight += d.T @ hidden[c]
-            if d_bias is not None:
-                d_bias += d.sum(0)
-            del d
-        return (
-            d_hidden,
-            None if d_weight is None else d_weight.to(weight.dtype),
-            None if d_bias is None else d_bias.to(weight.dtype),
-            None,
-            None,
-            None,
-        )
+        for (c, part), sums in zip(plan.blocks(len(tokens)), ctx.blocks, strict=True):
+            h, h_ref = hidden[c], None if ref is None else ref[c]
+            of_block = [None if g is None else g[c] for g in grads]
+            slopes = Slopes.of(of_block, sums, wide(weight))
+            for tile in plan.tiles():
+                d = d_logits(part, sums, slopes, h, tokens[c], h_ref, tile).to(weight.dtype)
+                if d_hidden is not None:
+                    _add_product(d_hidden[c], d, weight[tile])
+                if d_weight is not None:
+                    _add_product(d_weight[tile], d.T, h)
+                if d_bias is not None:
+                    d_bias[tile] += d.sum(0)
+                del d
+        totals = (d_hidden, d_weight, d_bias)
+        return *(None if d is None else d.to(weight.dtype) for d in totals), None, None, None
 
 
-def _measure(
-    plan: _Plan, h: Tensor, tokens: Tensor, h_ref: Tensor | None, values: Tensor, norms: Tensor
-) -> None:
-    """Fill the streams into `values` [5,n], normalizers of π and π_ref into `norms` [4,n]."""
-    log_ref: Tensor | None = None
-    if h_ref is not None:
-        assert plan.reference is not None
-        log_ref = plan.reference.logits(h_ref).to(values.dtype).div_(plan.temperature)
-        _normalize(log_ref, norms[2:])
-    log_pi = plan.over_kept(plan.head.logits(h).div_(plan.temperature))
-    pi = _normalize(log_pi, norms[:2])
-    values[0] = log_pi.gather(1, tokens[:, None])[:, 0]
-    if "entropy" in plan.want:
-        values[1] = -_dot(pi, log_pi)
-    if {"proposal", "proposal_mean"} & plan.want:
-        q = plan.proposal(log_pi)
-        values[3] = q.gather(1, tokens[:, None])[:, 0]
-        values[4] = _dot(q, log_pi)
-    if log_ref is not None:
-        values[2] = _dot(pi, log_pi.sub_(log_ref))
-
-
-def _d_logits(
-    plan: _Plan,
-    h: Tensor,
-    tokens: Tensor,
-    h_ref: Tensor | None,
-    values: Tensor,
-    norms: Tensor,
-    grads: list[Tensor | None],
-) -> Tensor:
-    """Gradient with respect to h Wᵀ + b [n,V], from the gradients of the streams."""
-    zero = torch.zeros_like(values[0])
-    by_logp, by_entropy, by_kl, _, by_mean = (zero if g is None else g for g in grads)
-    z = plan.head.logits(h)
-    slope = None if plan.head.cap is None else (z / plan.head.cap).square_().neg_().add_(1)
-    log_pi = plan.over_kept(z.div_(plan.temperature)).sub_(norms[0, :, None]).sub_(norms[1, :, None])
-    q = None if grads[4] is None else plan.proposal(log_pi)
-    by_logp_or_mean = by_logp + by_mean
-    if grads[1] is None and grads[2] is None:
-        d = log_pi.exp_().mul_(-by_logp_or_mean[:, None])
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b, in place; of half precision the products are added up in float32."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
     else:
-        pi = log_pi.exp()
-        d = log_pi.mul_((by_kl - by_entropy)[:, None])
-        if grads[2] is not None:
-            assert h_ref is not None
-            assert plan.reference is not None
-            log_ref = plan.reference.logits(h_ref).to(d.dtype).div_(plan.temperature)
-            d.addcmul_(log_ref.sub_(norms[2, :, None]).sub_(norms[3, :, None]), by_kl[:, None], value=-1)
-            d.sub_((by_kl * values[2])[:, None])
-        if grads[1] is not None:
-            d.sub_((by_entropy * values[1])[:, None])
-        d.sub_(by_logp_or_mean[:, None]).mul_(pi)
-    if q is not None:
-        d.addcmul_(q, by_mean[:, None])
-    d.scatter_add_(1, tokens[:, None], by_logp[:, None])
-    d.mul_(plan.head.scale / plan.temperature)
-    if slope is not None:
-        d.mul_(slope)
-    return d
-
-
-def _normalize(z: Tensor, norms: Tensor) -> Tensor:
-    """Turn logits z [n,V] into log-probs in place; returns the probabilities.
-
-    Fills `norms` [2,n] with the largest logit and log Σ exp(z − largest).
-    """
-    torch.amax(z, 1, out=norms[0])
-    e = z.sub_(norms[0, :, None]).exp()
-    total = e.sum(1, keepdim=True)
-    norms[1] = total.log()[:, 0]
-    z.sub_(norms[1, :, None])
-    return e.div_(total)
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Σ_v a·b [n], without an intermediate result of the size of a."""
-    return torch.bmm(a[:, None, :], b[:, :, None])[:, 0, 0]
+        total += a @ b

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,11 @@ from agro.errors import Refused
 from agro.generation import end_tokens
 from agro.head import Head
 from agro.logprobs import Outputs, token_streams
+from agro.masters import Masters
 from agro.newmodel import new_model
 from agro.objectives.core import VALUES
 from agro.pretrained import device_of, pretrained, saved_weights, set_threads, without_bars
+from agro.recompute import recomputing
 from agro.types import Kept, Sample, Text
 from agro.value import ValueHead
 
@@ -44,14 +45,14 @@ class Policy:
         tokenizer: Any,
         *,
         temperature: float = 1.0,
-        chunk: int = 128,
+        chunk: int = 512,
         adapter: Any = None,
         chat: configuration.Chat | None = None,
     ) -> None:
         """Raises `Refused` for a model whose log-probs agro can't compute exactly.
 
         Args:
-            chunk: positions whose logits exist at once.
+            chunk: positions whose logits exist at once, for 1,024 tokens of the vocabulary at a time.
             adapter: the peft model around `model`, where only the adapter is trained.
         """
         self.model = model
@@ -72,6 +73,7 @@ class Policy:
             )
         self.recompute = False  # gradient checkpointing
         self.value: ValueHead | None = None
+        self.masters: Masters | None = None
         self.fingerprint = self.chat.fingerprint
         self.encoder = Encoder(self.chat, self.eos_ids, self.vocab_size, self.context, self.name)
         with architecture.refusing_errors(self.name, "a first forward pass"):
@@ -103,7 +105,10 @@ class Policy:
             with torch.random.fork_rng():
                 torch.manual_seed(seed)
                 adapter = adapted(model, config.model or "", config.lora)
-        return cls(
+        masters = None
+        if config.dtype == "mixed" and adapter is None:
+            masters = Masters(dict(model.named_parameters()))
+        made = cls(
             model,
             tokenizer,
             temperature=config.temperature,
@@ -111,6 +116,8 @@ class Policy:
             adapter=adapter,
             chat=config.chat,
         )
+        made.masters = masters
+        return made
 
     @property
     def device(self) -> torch.device:
@@ -119,6 +126,10 @@ class Policy:
     def weights(self) -> dict[str, Tensor]:
         """The parameters that training changes: the adapter's, or all."""
         return {n: p for n, p in self.model.named_parameters() if self.adapter is None or p.requires_grad}
+
+    def trained(self) -> dict[str, Tensor]:
+        """What the optimizer updates: `weights`, or float32 copies of them where policy.dtype is mixed."""
+        return self.weights() if self.masters is None else self.masters.weights
 
     def add_value(self) -> None:
         """Add a value head, which is trained beside the policy; see `ValueHead`."""
@@ -136,6 +147,8 @@ class Policy:
         for module in (self.model, self.value):
             if module is not None:
                 module.zero_grad(set_to_none=True)
+        if self.masters is not None:
+            self.masters.zero_grad()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -173,7 +186,7 @@ class Policy:
             raise Refused(f"{self.name}: {problem}; set train.max_length")
         places = torch.arange(tokens.shape[1], device=tokens.device)
         ids = torch.where(places < lengths[:, None], tokens, 0).long()
-        with self._recomputing(self.recompute and torch.is_grad_enabled()):
+        with recomputing(self.model, self.recompute and torch.is_grad_enabled()):
             return self.model.base_model(  # type: ignore[no-any-return]
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
@@ -186,20 +199,6 @@ class Policy:
         if active and not self.model.supports_gradient_checkpointing:
             raise Refused(f"train.gradient_checkpointing: {self.name} doesn't support it; set it to false")
         self.recompute = active
-
-    @contextmanager
-    def _recomputing(self, active: bool) -> Iterator[None]:
-        """Gradient checkpointing, switched off again at the end: it excludes the cache of a sampler."""
-        if not active:
-            yield
-            return
-        newer = hasattr(self.model, "activation_checkpointing_enable")
-        kind = "activation" if newer else "gradient"
-        getattr(self.model, f"{kind}_checkpointing_enable")({"use_reentrant": False})
-        try:
-            yield
-        finally:
-            getattr(self.model, f"{kind}_checkpointing_disable")()
 
     def streams(
         self,

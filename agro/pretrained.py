@@ -61,7 +61,7 @@ def pretrained(name: str, config: configuration.Policy, adapters: tuple[Path, ..
         tokenizer = kind.from_pretrained(where, **common)
         model, report = AutoModelForCausalLM.from_pretrained(
             where,
-            dtype=getattr(torch, config.dtype),
+            dtype=_dtype(config),
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # refused below, by name
             output_loading_info=True,
@@ -81,6 +81,13 @@ def pretrained(name: str, config: configuration.Policy, adapters: tuple[Path, ..
                 "save_pretrained writes it"
             )
     return model, tokenizer
+
+
+def _dtype(config: configuration.Policy) -> torch.dtype:
+    """Of the weights as they are loaded. A mixed policy keeps them in float32; an adapter's always are."""
+    if config.dtype == "float32" or (config.dtype == "mixed" and config.lora is None):
+        return torch.float32
+    return torch.bfloat16
 
 
 def saved_weights(folder: Path, model: Any) -> dict[str, Tensor]:

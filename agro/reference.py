@@ -26,6 +26,7 @@ class SharedReference(Policy):
     def __init__(self, policy: Policy) -> None:
         self.__dict__.update(policy.__dict__)
         self.value = None
+        self.masters = None
         self._live = policy.weights()
         self._own: dict[str, Tensor] = {name: p.detach().clone() for name, p in self._live.items()}
 
@@ -54,6 +55,7 @@ def frozen(policy: Policy) -> Policy:
         return SharedReference(policy)
     out = copy.copy(policy)
     out.value = None
+    out.masters = None
     out.model = copy.deepcopy(policy.model).requires_grad_(False)
     return out
 
@@ -65,9 +67,9 @@ def load_reference(config: configuration.Policy, policy: Policy) -> Policy:
     """
     if config.reference != "model":
         return frozen(policy)
-    other = Policy.load(
-        config.model_copy(update={"model": config.reference_model, "new": None, "lora": None})
-    )
+    dtype = "bfloat16" if config.dtype == "mixed" else config.dtype
+    changes = {"model": config.reference_model, "new": None, "lora": None, "dtype": dtype}
+    other = Policy.load(config.model_copy(update=changes))
     for what, ours, theirs in (
         ("tokenizer", policy.fingerprint, other.fingerprint),
         ("vocabulary", policy.vocab_size, other.vocab_size),
@@ -115,6 +117,6 @@ def follow(reference: Policy, policy: Policy, config: configuration.Policy, step
         share = 1.0
     else:
         return
-    live = policy.weights()
+    live = policy.trained()
     for name, own in reference.weights().items():
         own.lerp_(live[name].to(own.dtype), share)

@@ -90,7 +90,8 @@ class Trained:
         """
         asked = self._prompts(prompts)
         policy, sampler = self._policy, self.config.sampler.of_policy(temperature, n)
-        rollout = load_rollout(policy.encoder, embedded(policy), self.config.environment)
+        engine = embedded(policy, fused=self.config.engine.fused)
+        rollout = load_rollout(policy.encoder, engine, self.config.environment)
         with closing(EpisodeReward(load_reward(self.config.reward, self._rewards))) as reward:
             result = heldout(rollout, reward, asked, sampler, seed)
             configured = self.config.evaluate.pass_at

@@ -20,13 +20,13 @@ from agro.store import Drawn, Store
 from agro.train.collate import collate, total_reward
 from agro.train.diagnostics import ranking, summary
 from agro.train.feed import Valid, select_valid
-from agro.train.micro import SEQUENCES, MicroBatch
+from agro.train.micro import TOKENS, MicroBatch
 from agro.train.step import Passes, streams_of
 from agro.train.trainable import pairs_among
 from agro.types import Batch
 
 LIMIT = 1000  # prompts that are measured, unless more are asked for
-PASSES = Passes(MicroBatch(SEQUENCES))
+PASSES = Passes(MicroBatch(tokens=TOKENS))
 Values = NDArray[np.float64]
 
 

@@ -15,6 +15,7 @@ from agro.check.spread import Spread
 from agro.errors import Refused
 from agro.files import write
 from agro.numbers import count, fixed, percent, short, with_error
+from agro.report.panels import present
 from agro.report.render import Fact, Panel, render
 
 ROWS = 12  # sources in the table
@@ -37,10 +38,10 @@ def page(report: Report) -> str:
         "check.html",
         report=report,
         facts=list(_facts(report)),
-        groups=list(_groups(report)),
+        groups=present(_groups(report)),
         sources=[_row(report, name) for name in report.sources[:ROWS]],
         more=max(0, len(report.sources) - ROWS),
-        texts=list(_texts(report)),
+        texts=present(_texts(report)),
         model_facts=list(_model_facts(report)),
         model=list(_model(report)),
         json=json.dumps(report.to_json(), ensure_ascii=False, indent=1),
@@ -87,7 +88,7 @@ def _of_sources(report: Report, name: str) -> dict[str, Spread]:
     return {key: spread for key, spread in spreads.items() if spread.count}
 
 
-def _groups(report: Report) -> Iterator[Panel]:
+def _groups(report: Report) -> Iterator[Panel | None]:
     found = report.survey
     if found.sizes:
         yield Panel(
@@ -111,14 +112,14 @@ def _groups(report: Report) -> Iterator[Panel]:
     )
 
 
-def _of_groups(title: str, text: str, spread: Spread, unit: str) -> Panel:
+def _of_groups(title: str, text: str, spread: Spread, unit: str) -> Panel | None:
     if not spread.count:
-        return Panel(title)
+        return None
     text = f"{text} Mean {fixed(spread.mean)} of {count(spread.count)} groups."
     return Panel(title, text, figures.of_groups(spread, unit))
 
 
-def _texts(report: Report) -> Iterator[Panel]:
+def _texts(report: Report) -> Iterator[Panel | None]:
     lengths = _of_sources(report, "lengths")
     yield _panel("Lengths", "Of responses, in characters.", lengths, "characters", log=True)
     tokens = _of_sources(report, "tokens")
@@ -126,9 +127,9 @@ def _texts(report: Report) -> Iterator[Panel]:
         yield _panel("Tokens", "Of responses whose tokens are stored.", tokens, "tokens", log=True)
 
 
-def _panel(title: str, text: str, series: dict[str, Spread], unit: str, *, log: bool = False) -> Panel:
+def _panel(title: str, text: str, series: dict[str, Spread], unit: str, *, log: bool = False) -> Panel | None:
     if not series:
-        return Panel(title)
+        return None
     more = len(series) - figures.MOST
     if more > 0:
         text += f" The {figures.MOST} largest sources; {more} more aren't shown."

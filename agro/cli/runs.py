@@ -70,8 +70,21 @@ def collect(run: Annotated[Path, typer.Argument(help="The run folder.")]) -> Non
     print(f"done: {made} responses for {run}", file=sys.stderr)
 
 
-def report(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
+def report(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve the page on this machine while the run trains.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="With --watch: the port; 0 takes a free one.")] = 0,
+) -> None:
     """A run's figures as one self-contained page."""
+    if watch:
+        from agro.report.live import watch as serve
+
+        serve(run, port)
+        return
+    if port:
+        raise Refused("--port belongs to --watch")
     from agro.report import report as write_report
 
     print(write_report(run))

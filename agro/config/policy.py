@@ -66,8 +66,10 @@ class Policy(Section):
     """folder or hub name of a causal language model, or of an adapter, which is merged into its model"""
     new: NewModel | None = field(None, shared=True)
     """instead of `model`: start from random weights"""
-    dtype: Literal["float32", "bfloat16"] = field("float32", shared=True)
-    """of weights and updates: in bfloat16 an update smaller than a 256th of a weight rounds away"""
+    dtype: Literal["float32", "bfloat16", "mixed"] = field("float32", shared=True)
+    """of weights and updates: in bfloat16 an update smaller than a 256th of a weight rounds away. mixed:
+    products in bfloat16 from float32 weights, which the optimizer updates and checkpoints keep; RUN/model is
+    bfloat16"""
     device: str = field("auto", shared=True)
     """auto: CUDA where there is one, else the CPU. Apple's GPU (mps) is refused: it has no float64"""
     threads: Literal["auto"] | Threads = field("auto", shared=True)
@@ -90,7 +92,8 @@ class Policy(Section):
     chat: Chat = field(Chat(), shared=True)
     lora: LoRA | None = field(None, shared=True)
     """train an adapter of this kind, not the model's own weights"""
-    chunk: Count = field(128, shared=True)
-    """positions whose logits exist at once when log-probs are computed"""
+    chunk: Count = field(512, shared=True)
+    """positions whose logits exist at once when log-probs are computed, for 1,024 tokens of the vocabulary
+    at a time"""
     trust_remote_code: bool = field(False, shared=True)
     """run the code that a model on the hub brings along"""

@@ -41,11 +41,10 @@ class Train(Section):
     updates: Count = 1
     """optimizer steps a batch"""
     micro_batch: Count | None = None
-    """sequences in one forward pass at most; 16 where neither this nor micro_tokens is given. Doesn't change
-    the result"""
+    """sequences in one forward pass at most. Doesn't change the result"""
     micro_tokens: Count | None = None
-    """tokens in one forward pass at most, padding included; a longer sequence goes alone. Doesn't change the
-    result"""
+    """tokens in one forward pass at most, padding included; a longer sequence goes alone. 2,048 where neither
+    this nor micro_batch is given. Doesn't change the result"""
     gradient_checkpointing: bool = False
     """recompute each layer's activations in the backward pass instead of keeping them"""
     offload: tuple[Literal["activations", "optimizer"], ...] = ()

@@ -8,20 +8,25 @@ import json
 import math
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agro.config import RunConfig, deciding, ending, take_length
 from agro.errors import Refused
 from agro.files import remove, sync, write, writing
+from agro.types import Sample
 from agro.version import __version__
 
+KEPT = 4  # held-out prompts whose responses are kept
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 
 
 class Run:
-    """A folder with `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and perhaps `store.db`."""
+    """A folder with `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and perhaps `store.db`.
+
+    `held_out.jsonl` has a response to each of the first held-out prompts, a line per evaluation.
+    """
 
     def __init__(
         self,
@@ -39,6 +44,7 @@ class Run:
         self.folder = folder
         self.config_file = folder / "config.json"
         self.metrics_file = folder / "metrics.jsonl"
+        self.held_out_file = folder / "held_out.jsonl"
         if self.metrics_file.exists() and not resume:
             raise Refused(
                 f"{folder}: there is a run in this folder; continue it with --resume, or set another --out"
@@ -118,31 +124,50 @@ class Run:
 
     def forget_after(self, step: int) -> list[int]:
         """Drop the metrics of uncommitted steps; return the numbers of other unreadable lines."""
-        if not self.metrics_file.exists():
-            return []
-        kept, unreadable = [], []
-        lines = self.metrics_file.read_bytes().splitlines()
-        for number, line in enumerate(lines, 1):
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line.decode())
-            except (ValueError, TypeError, KeyError):
-                unreadable.append(number)
-        if unreadable[-1:] == [len(lines)]:  # the torn last line of a run that was killed
-            unreadable.pop()
-        write(self.metrics_file, "".join(line + "\n" for line in kept))
-        return unreadable
+        if self.held_out_file.exists():
+            _drop_after(self.held_out_file, step)
+        return _drop_after(self.metrics_file, step) if self.metrics_file.exists() else []
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Append one object; what isn't a finite number is unknown: null."""
         with writing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as f:
             f.write(json.dumps(known(metrics), allow_nan=False) + "\n")
 
+    def log_held_out(self, step: int, samples: Sequence[Sample]) -> None:
+        """Append the first response to each of the first held-out prompts; of an episode its last sample."""
+        last = {int(s.meta["index"]): s for s in samples}
+        first: dict[str, Sample] = {}
+        for index in sorted(last):
+            first.setdefault(last[index].prompt_id, last[index])
+        responses = []
+        for sample in list(first.values())[:KEPT]:
+            answer = sample.meta.get("answer")
+            kept = {"prompt": sample.prompt, "response": sample.response, "reward": sample.reward}
+            responses.append(kept if answer is None else {**kept, "answer": answer})
+        with writing(self.held_out_file), self.held_out_file.open("a", encoding="utf-8") as f:
+            f.write(json.dumps({"step": step, "responses": responses}) + "\n")
+
     def sync(self) -> None:
         """Wait until the metrics are on the disk."""
         with writing(self.metrics_file):
             if self.metrics_file.exists():
                 sync(self.metrics_file)
+
+
+def _drop_after(path: Path, step: int) -> list[int]:
+    """Drop the lines of later steps; return the numbers of unreadable lines, without a torn last one."""
+    kept, unreadable = [], []
+    lines = path.read_bytes().splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line.decode())
+        except (ValueError, TypeError, KeyError):
+            unreadable.append(number)
+    if unreadable[-1:] == [len(lines)]:  # of a run that was killed
+        unreadable.pop()
+    write(path, "".join(line + "\n" for line in kept))
+    return unreadable
 
 
 def known(value: Any) -> Any:

@@ -18,12 +18,13 @@ class Average:
     Of an adapter its matrices are averaged, not their product.
     """
 
-    def __init__(self, live: Mapping[str, Tensor]) -> None:
-        """`live`: the parameters that are averaged, by name."""
+    def __init__(self, live: Mapping[str, Tensor], trained: Mapping[str, Tensor] | None = None) -> None:
+        """`live`: the model's parameters by name. `trained`: what is averaged, where it isn't these."""
         self.live = live
+        self.trained = live if trained is None else trained
         self.updates = 0
         self.weights: dict[str, Tensor] = {}
-        for name, p in live.items():
+        for name, p in self.trained.items():
             self.weights[name] = p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
 
     @torch.no_grad()
@@ -32,7 +33,7 @@ class Average:
         warm = (1 + self.updates) / (10 + self.updates)
         share = 1 - min(decay, warm)
         for name, own in self.weights.items():
-            own.lerp_(self.live[name].to(own.dtype), share)
+            own.lerp_(self.trained[name].to(own.dtype), share)
         self.updates += 1
 
     @contextmanager

@@ -44,6 +44,7 @@ def check_sharded(config: RunConfig) -> None:
         (bool(config.train.offload), "train.offload"),
         (config.train.gradient_checkpointing, "train.gradient_checkpointing"),
         (config.engine.kind != "hf", "engine.kind"),
+        (config.policy.dtype == "mixed", "policy.dtype"),
         (any(config.phase(n).train.weights_average for n in config.phase_names), "train.weights_average"),
     ):
         if given:
@@ -185,11 +186,11 @@ def _check_policy(config: RunConfig) -> None:
             "data.eval_store and data.hold_out are measured against one reference, but policy.reference = "
             f'"{policy.reference}" changes during the run; remove one of the two'
         )
-    if policy.reference == "ema" and policy.dtype == "bfloat16" and policy.lora is None:
+    if policy.reference == "ema" and policy.dtype != "float32" and policy.lora is None:
         raise Refused(
-            'policy.reference = "ema" moves by small shares of a difference, which policy.dtype = "bfloat16" '
-            "rounds away, so that it would not move; use float32, an adapter ([policy.lora], whose weights "
-            'are float32), or "periodic"'
+            'policy.reference = "ema" moves by small shares of a difference, which '
+            f'policy.dtype = "{policy.dtype}" rounds away, so that it would not move; use float32, '
+            'an adapter ([policy.lora], whose weights are float32), or "periodic"'
         )
 
 

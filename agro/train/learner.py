@@ -113,7 +113,7 @@ class Local:
             self._assign(began / "model.safetensors", self.reference.weights())
         if resumed is None:
             averages = config.train.weights_average is not None
-            self.average = Average(self.policy.weights()) if averages else None
+            self.average = Average(self.policy.weights(), self.policy.trained()) if averages else None
             return
         moving = self._moving_reference()
         if moving is not None:
@@ -157,7 +157,7 @@ class Local:
         self.policy.save(folder, merge=merge)
 
     def save(self, folder: Path) -> None:
-        self._write(self.policy.weights(), folder / "model.safetensors")
+        self._write(self.policy.trained(), folder / "model.safetensors")
         self._write(self._optimizer_state(), folder / "optimizer.safetensors")
         if self.policy.value_weights():
             self._write(self.policy.value_weights(), folder / "value.safetensors")
@@ -171,12 +171,14 @@ class Local:
         self._write_text(json.dumps(counts), folder / LEARNER)
 
     def load(self, folder: Path, version: int) -> None:
-        self._assign(folder / "model.safetensors", self.policy.weights())
+        self._assign(folder / "model.safetensors", self.policy.trained())
+        if self.policy.masters is not None:
+            self.policy.masters.round()
         if self.policy.value_weights():
             self._assign(folder / "value.safetensors", self.policy.value_weights())
         self.average = None
         if (folder / AVERAGE).exists():
-            self.average = Average(self.policy.weights())
+            self.average = Average(self.policy.weights(), self.policy.trained())
             self._assign(folder / AVERAGE, self.average.weights)
             self.average.updates = read_counts(folder)["averaged"]
         self.version = version
@@ -191,7 +193,7 @@ class Local:
 
     def _names(self) -> list[str]:
         """The names of all parameters of the optimizer, in its order."""
-        return [*self.policy.weights(), *(f"value:{name}" for name in self.policy.value_weights())]
+        return [*self.policy.trained(), *(f"value:{name}" for name in self.policy.value_weights())]
 
     def _optimizer_state(self) -> dict[str, Tensor]:
         names = self._names()
@@ -203,7 +205,7 @@ class Local:
 
     def _load_optimizer(self, file: Path) -> None:
         numbers = {name: i for i, name in enumerate(self._names())}
-        parameters = [*self.policy.weights().values(), *self.policy.value_weights().values()]
+        parameters = [*self.policy.trained().values(), *self.policy.value_weights().values()]
         weights = dict(zip(self._names(), parameters, strict=True))
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in load_file(file).items():

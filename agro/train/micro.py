@@ -10,7 +10,7 @@ import torch
 from agro.config import Train
 from agro.errors import Refused
 
-SEQUENCES = 16  # where the configuration names no limit
+TOKENS = 2048  # where the configuration names no limit
 R = TypeVar("R")
 
 
@@ -30,7 +30,7 @@ class MicroBatch:
     @classmethod
     def of(cls, config: Train, say: Callable[[str], None] = lambda text: None) -> MicroBatch:
         neither = config.micro_batch is None and config.micro_tokens is None
-        return cls(SEQUENCES if neither else config.micro_batch, config.micro_tokens, say)
+        return cls(config.micro_batch, TOKENS if neither else config.micro_tokens, say)
 
     def holds(self, sequences: int, width: int) -> bool:
         """Whether one pass may have so many sequences, the longest of `width` tokens."""

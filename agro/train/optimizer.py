@@ -21,7 +21,7 @@ class Optimizer:
     def __init__(self, policy: Policy, config: Train) -> None:
         self.policy, self.config = policy, config
         groups = [
-            {"params": list(policy.weights().values()), "of_lr": 1.0},
+            {"params": list(policy.trained().values()), "of_lr": 1.0},
             {
                 "params": list(policy.value_weights().values()),
                 "of_lr": config.value_lr / config.lr,
@@ -34,6 +34,7 @@ class Optimizer:
             betas=config.adam_betas,
             eps=config.adam_eps,
             weight_decay=config.weight_decay,
+            fused=_fuses(policy),
         )
 
     def clip(self) -> float:
@@ -43,7 +44,7 @@ class Optimizer:
         The value's gradient is clipped separately, so that it doesn't reduce the policy's.
         """
         norms = []
-        for weights in (self.policy.weights(), self.policy.value_weights()):
+        for weights in (self.policy.trained(), self.policy.value_weights()):
             norm = torch.nn.utils.clip_grad_norm_(weights.values(), self.config.clip)
             norms.append(float(norm.full_tensor() if isinstance(norm, DTensor) else norm))
             _check(weights, norms[-1])
@@ -55,6 +56,14 @@ class Optimizer:
             group["lr"] = lr * group["of_lr"]
         with state_on_device(self.adam, "optimizer" in self.config.offload):
             self.adam.step()
+        if self.policy.masters is not None:
+            self.policy.masters.round()
+
+
+def _fuses(policy: Policy) -> bool:
+    """Whether one kernel updates a weight: on the CPU and CUDA, but not where weights are sharded."""
+    weights = policy.trained().values()
+    return not any(isinstance(w, DTensor) for w in weights)
 
 
 def _check(weights: Mapping[str, Tensor], norm: float) -> None:

@@ -24,6 +24,7 @@ from agro.rollout.load import embedded
 from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs
 from agro.store.queries import chosen
+from agro.tiles import TILE
 from agro.train.check import reads_reference
 from agro.train.check_followed import samples_kl
 from agro.train.micro import MicroBatch
@@ -125,22 +126,23 @@ def longest(policy: Policy, config: RunConfig, prompts: Sequence[Prompt], store:
 
 def memory(policy: Policy, reference: Policy | None, config: RunConfig, width: int) -> dict[str, int]:
     """Bytes by purpose, for sequences of `width` tokens, without activations, which depend on the kernels."""
-    trained = sum(w.nbytes for w in policy.weights().values())
+    trained = sum(w.nbytes for w in policy.trained().values())
     average = 0
     if config.train.weights_average is not None:
-        average = sum(w.numel() * max(w.itemsize, 4) for w in policy.weights().values())
+        average = sum(w.numel() * max(w.itemsize, 4) for w in policy.trained().values())
     c = policy.model.config.get_text_config()
     heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
     per_head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     per_token = 2 * c.num_hidden_layers * heads * per_head * policy.dtype.itemsize
     return {
         "weights": sum(p.nbytes for p in policy.model.parameters()),
+        "float32_weights": 0 if policy.masters is None else trained,
         "gradients": trained,
         "optimizer": 2 * trained,
         "average": average,
         "reference": 0 if reference is None else sum(w.nbytes for w in reference.weights().values()),
         "keys_and_values": _sampling_batch(config) * width * per_token,
-        "logits": 3 * config.policy.chunk * policy.vocab_size * 4,
+        "logits": 4 * config.policy.chunk * min(TILE, policy.vocab_size) * 4,
     }
 
 

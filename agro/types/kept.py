@@ -87,11 +87,12 @@ class Kept:
         begin, size = int(self.count[: c.start].sum()), int(self.count[c].sum())
         return Kept(self.ids[begin : begin + size], self.count[c])
 
-    def excluded(self, vocab: int) -> Tensor:
-        """[N,V] the tokens outside of the kept sets."""
-        out = (self.count > 0)[:, None].repeat(1, vocab)
+    def excluded(self, tile: slice) -> Tensor:
+        """[N,v] the tokens of a slice of the vocabulary that are outside of the kept sets."""
+        out = (self.count > 0)[:, None].repeat(1, tile.stop - tile.start)
         row = torch.arange(len(out), device=out.device).repeat_interleave(self.count)
-        out[row, self.ids] = False
+        inside = (self.ids >= tile.start) & (self.ids < tile.stop)
+        out[row[inside], self.ids[inside] - tile.start] = False
         return out
 
     def to(self, device: torch.device | str) -> Kept:

@@ -23,6 +23,7 @@ REFERENCES = {
     "start": {},
     "ema": {"policy__reference": "ema", "policy__reference_decay": 0.5},
     "periodic": {"policy__reference": "periodic", "policy__reference_every": 2},
+    "mixed": {"policy__dtype": "mixed"},
 }
 
 
@@ -55,7 +56,12 @@ def step(local: Local, number: int) -> float:
 
 def weights(local: Local) -> list[torch.Tensor]:
     assert local.reference is not None
-    parts = (local.policy.weights(), local.policy.value_weights(), local.reference.weights())
+    parts = (
+        local.policy.weights(),
+        local.policy.trained(),
+        local.policy.value_weights(),
+        local.reference.weights(),
+    )
     return [w.detach().clone() for part in parts for w in part.values()]
 
 
@@ -81,6 +87,36 @@ def test_what_is_saved_continues_bit_by_bit(tmp_path: Path, reference: str, obje
         assert step(first, number) == step(second, number)
     assert all(torch.equal(a, b) for a, b in zip(weights(first), weights(second), strict=True))
     assert first.version == second.version == 6
+
+
+def test_mixed_weights_move_and_add_up_in_float32(tmp_path: Path) -> None:
+    """The gradient is exactly the sum over passes; updates that bfloat16 rounds away are kept."""
+    local = learner(tiny(tmp_path, policy__dtype="mixed", train__micro_batch=1))
+    rounded = learner(tiny(tmp_path, policy__dtype="bfloat16"))
+    own = local.policy.trained()
+    assert {w.dtype for w in local.policy.weights().values()} == {torch.bfloat16}
+    assert {w.dtype for w in own.values()} == {torch.float32}
+    for made in (local, rounded):
+        for weight in made.policy.trained().values():
+            weight.grad = torch.ones_like(weight)
+        before = {name: w.detach().clone() for name, w in made.policy.trained().items()}
+        made.move(1e-5)
+        moved = [float((w.detach() - before[name]).abs().max()) for name, w in made.policy.trained().items()]
+        name = next(n for n in before if "norm" in n)  # weights of 1, whose bfloat16 neighbor is 1 - 2^-8
+        fell = float((before[name] - made.policy.trained()[name].detach()).max())
+        assert fell == pytest.approx(1e-5, rel=1e-2) if made is local else fell == 0.0
+        assert max(moved) > 0
+    for name, weight in local.policy.weights().items():
+        assert torch.equal(weight, own[name].bfloat16())
+    parts = [torch.tensor(x, dtype=torch.bfloat16) for x in (1.0, 2**-9, 2**-9)]
+    weight = next(iter(local.policy.weights().values()))
+    local.policy.zero_grad()
+    for part in parts:
+        (weight * part).sum().backward()
+    grad = next(iter(own.values())).grad
+    assert weight.grad is None
+    assert grad is not None
+    assert (grad == 1 + 2**-8).all()  # in bfloat16 1
 
 
 def test_a_phase_begins_with_new_moments_and_its_own_reference(tmp_path: Path) -> None:

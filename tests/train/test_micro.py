@@ -36,7 +36,8 @@ def test_blocks_stay_together_or_do_not_fit() -> None:
 
 
 def test_defaults() -> None:
-    assert (MicroBatch.of(Train()).sequences, MicroBatch.of(Train()).tokens) == (16, None)
+    assert MicroBatch.of(Train(micro_batch=3)).tokens is None
+    assert (MicroBatch.of(Train()).sequences, MicroBatch.of(Train()).tokens) == (None, 2048)
     only = MicroBatch.of(Train(micro_tokens=100))
     assert (only.sequences, only.tokens) == (None, 100)
 

@@ -1,0 +1,316 @@
+"""The training part of a step: reference log-probs, gradient and update, and the output layer by itself.
+
+    python benchmarks/step/run.py [--repeats 5] [--before CHECKOUT] [--tiny FOLDER]
+    python benchmarks/step/run.py --check
+
+`tiny` is a trained model of 2.4M parameters (see --tiny; skipped where it isn't there), `mid` one of 34M with
+random weights. Measured is a step of RLOO with a reference on random tokens, on one thread: CPU seconds, the
+memory that it adds to the process at most, tokens per second, and the useful operations per second as a share
+of those of a matrix product measured in the same process. Its peer is the plain way, all logits of a pass and
+log_softmax, in turns with it; memory is that of a process of its own. --before measures another checkout of
+agro too.
+
+Writes benchmarks/results/step.json, step.md and step.svg beside this file. --check measures anew with fewer
+repeats, writes nothing, and fails where a ratio to the plain way is more than 10% below the recorded one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+RESULTS = ROOT / "benchmarks/results/step.json"
+TINY = ROOT.parent / "shared/peers/trl/models/tiny"
+TOLERATED = 0.9  # of a recorded ratio
+SHAPES = {"tiny": (16, 4, 16, 64), "mid": (8, 4, 16, 256)}  # groups, responses, prompt and response tokens
+CASES = {  # goal: CPU seconds of the plain way over ours
+    "head float32": 1.0,
+    "tiny float32": 1.0,
+    "mid float32": 1.0,
+    "mid mixed": 1.0,
+}
+HEAD = (152_000, 512, 512)  # vocabulary, positions, width
+
+
+def mid_model(folder: Path) -> None:
+    """A Llama of 34M parameters with random weights, in transformers format."""
+    from agro.config import NewModel
+    from agro.newmodel import new_model
+
+    new_model(folder, NewModel(alphabet="abc", hidden=8, layers=1, heads=1), 0)  # for its tokenizer
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=32_000,
+        hidden_size=512,
+        intermediate_size=1280,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def step_of(model: str, dtype: str, tiny: Path, scratch: Path) -> tuple[Callable[[], None], float, int]:
+    """A function that makes one step, its useful operations, and its tokens."""
+    from agro import objectives
+    from agro.config import RunConfig
+    from agro.policy import Policy
+    from agro.reference import frozen
+    from agro.train.learner import Local
+    from agro.types import Batch
+
+    if model == "mid":
+        mid_model(scratch)
+    folder = tiny if model == "tiny" else scratch
+    policy_config = {"model": str(folder), "dtype": dtype, "device": "cpu"}
+    config = RunConfig.of({"policy": policy_config, "objective": {"name": "rloo", "beta": 0.05}})
+    policy = Policy.load(config.policy)
+    learner = Local(policy, frozen(policy), lambda text: None)
+    learner.enter(config, began=None, resumed=None)
+    groups, size, prompt, new = SHAPES[model]
+    rows, width = groups * size, prompt + new
+    random = torch.Generator().manual_seed(0)
+    batch = Batch.of(
+        mask=(torch.arange(width) >= prompt).expand(rows, width),
+        reward=torch.rand(rows, generator=random).tolist(),
+        group=[i // size for i in range(rows)],
+        tokens=torch.randint(3, policy.vocab_size, (rows, width), generator=random),
+        lengths=[width] * rows,
+    )
+    name = config.objective.name
+    options = objectives.get(name).resolve(name, config.objective.options)
+
+    def step() -> None:
+        known = batch.replace(ref_logp=learner.logp(batch, "reference"))
+        learner.gradient(known, name, options, lambda: None)
+        learner.move(1e-5)
+
+    c = policy.model.config
+    head = policy.vocab_size * c.hidden_size
+    body = sum(p.numel() for n, p in policy.model.named_parameters() if p.dim() == 2 and "layers" in n)
+    attention = 2 * c.num_hidden_layers * width * c.hidden_size // 2  # multiplications per token, causal
+    products = rows * width * (body + attention) + rows * new * head
+    return step, 2.0 * 4 * products, rows * width  # the reference, forward, and twice as much backward
+
+
+def head_of() -> tuple[Callable[[], None], float, int]:
+    """Log-probs of one large vocabulary, forward and backward, without a model."""
+    from agro import policy
+    from agro.head import Head
+    from agro.logprobs import Outputs
+
+    vocabulary, positions, width = HEAD
+    random = torch.Generator().manual_seed(0)
+    hidden = torch.randn((1, positions + 1, width), generator=random).requires_grad_()
+    weight = torch.randn((vocabulary, width), generator=random).mul_(0.05).requires_grad_()
+    tokens = torch.randint(0, vocabulary, (1, positions + 1), generator=random)
+    mask = torch.arange(positions + 1)[None] > 0
+
+    def step() -> None:
+        hidden.grad = weight.grad = None
+        streams = policy.token_streams(Outputs(hidden, Head(weight)), tokens, mask)
+        streams["logp"][mask].sum().backward()
+
+    return step, 2.0 * 3 * positions * vocabulary * width, positions
+
+
+def plain_streams(outputs: Any, tokens: Any, mask: Any, *, temperature: float = 1.0, **_: Any) -> Any:
+    """Log-probs from all logits."""
+    hidden, head = outputs[0], outputs[1]
+    logits = torch.nn.functional.linear(hidden[:, :-1], head.weight, head.bias).float() / temperature
+    logp = torch.log_softmax(logits, -1).gather(2, tokens[:, 1:, None].long())[..., 0]
+    return {"logp": torch.nn.functional.pad(logp, (1, 0)).masked_fill(~mask, math.nan)}
+
+
+def product_rate(dtype: torch.dtype) -> float:
+    """Operations per second of a matrix product of 2,048 rows: the best of ten."""
+    a, b = torch.rand(2048, 512, dtype=dtype), torch.rand(512, 2048, dtype=dtype)
+    seconds = []
+    for _ in range(10):
+        began = time.process_time()
+        for _ in range(4):
+            a @ b
+        seconds.append((time.process_time() - began) / 4)
+    return 2.0 * 2048 * 512 * 2048 / min(seconds)
+
+
+def measure(case: str, repeats: int, tiny: Path, ways: list[str]) -> dict[str, Any]:
+    """CPU seconds of the ways in turns after a first turn, or without repeats the bytes that it adds."""
+    from agro import policy
+
+    torch.set_num_threads(1)
+    model, dtype = case.split()
+    with tempfile.TemporaryDirectory() as scratch:
+        step, operations, tokens = (
+            head_of() if model == "head" else step_of(model, dtype, tiny, Path(scratch))
+        )
+    streams = {"ours": policy.token_streams, "peer": plain_streams}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(repeats + 1):
+        for way in ways:
+            policy.token_streams = streams[way]
+            began = time.process_time()
+            step()
+            if turn:
+                seconds[way].append(time.process_time() - began)
+    added = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    if not repeats:
+        return {"added": added * 1024}
+    rate = product_rate(torch.float32 if dtype == "float32" else torch.bfloat16)
+    used = statistics.median(seconds["ours"])
+    return seconds | {
+        "tokens_per_second": tokens / used,
+        "share_of_product_rate": operations / used / rate,
+        "product_rate": rate,
+    }
+
+
+def measured(case: str, repeats: int, tiny: Path, ways: list[str], checkout: Path = ROOT) -> dict[str, Any]:
+    """`measure` in a process of its own, with the agro of this checkout."""
+    command = [sys.executable, __file__, "--one", case, *ways, "--repeats", str(repeats), "--tiny", str(tiny)]
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def machine() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    return f"{cpu}, {os.cpu_count()} cores, Python {sys.version.split()[0]}, {versions}"
+
+
+def commit() -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def rows_of(asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every case that can be measured here."""
+    rows = []
+    for case, goal in CASES.items():
+        if case.startswith("tiny") and not asked.tiny.is_dir():
+            print(
+                f"{case}: skipped: {asked.tiny} isn't there; name the model's folder with --tiny", flush=True
+            )
+            continue
+        found = measured(case, asked.repeats, asked.tiny, ["ours", "peer"])
+        ratio = statistics.median(found["peer"]) / statistics.median(found["ours"])
+        row = {"name": case, "goal": goal, "ratio": ratio, **found, "commit": commit(), "machine": machine()}
+        if not asked.check:
+            for way in ("ours", "peer"):
+                row[f"{way}_memory"] = measured(case, 0, asked.tiny, [way])["added"]
+        if asked.before:
+            old = case.replace("mixed", "bfloat16")
+            row["before"] = measured(old, asked.repeats, asked.tiny, ["ours"], asked.before.resolve())["ours"]
+        rows.append(row)
+        print(f"{case}: {ratio:.2f} of the plain way's speed", flush=True)
+        if not asked.check:
+            write(rows)
+    return rows
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the table."""
+    before = "–"
+    if "before" in row:
+        before = f"{statistics.median(row['before']):.2f}"
+    return (
+        f"| {row['name']} | {statistics.median(row['ours']):.2f} | {before} | "
+        f"{statistics.median(row['peer']):.2f} | {row['ratio']:.2f} | {row['ours_memory'] / 2**20:.0f} | "
+        f"{row['peer_memory'] / 2**20:.0f} | {row['tokens_per_second']:,.0f} | "
+        f"{row['share_of_product_rate']:.0%} |"
+    )
+
+
+def write(rows: list[dict[str, Any]]) -> None:
+    """Results, table and figure."""
+    RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+    heads = (
+        "case",
+        "CPU s",
+        "before",
+        "plain",
+        "plain / ours",
+        "MiB added",
+        "plain",
+        "tokens/s",
+        "of the product",
+    )
+    table = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *map(line, rows)]
+    note = f"`python benchmarks/step/run.py`, commit {rows[0]['commit']}, {rows[0]['machine']}"
+    (HERE / "step.md").write_text("\n".join([*table, "", note, ""]))
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 2.5), layout="constrained")
+    names = [row["name"] for row in rows]
+    axes.barh(names, [row["ratio"] for row in rows])
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_xlabel("CPU seconds of the plain way / ours")
+    figure.savefig(HERE / "step.svg", metadata={"Date": None})
+
+
+def check(rows: list[dict[str, Any]]) -> int:
+    """1 where a ratio is below the recorded one by more than is tolerated, or nothing was recorded."""
+    recorded = {row["name"]: row["ratio"] for row in json.loads(RESULTS.read_text())}
+    failed = 0
+    for row in rows:
+        name, ratio = row["name"], row["ratio"]
+        if name not in recorded:
+            print(f"{name}: expected a row in {RESULTS}, got none; run this without --check first")
+            failed = 1
+        elif ratio < TOLERATED * recorded[name]:
+            print(f"{name}: expected a ratio of {recorded[name]:.2f}, got {ratio:.2f}")
+            failed = 1
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--before", type=Path)
+    parser.add_argument("--tiny", type=Path, default=TINY)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--one", nargs="+")
+    asked = parser.parse_args()
+    if asked.repeats is None:
+        asked.repeats = 2 if asked.check else 5
+    if asked.one:
+        print(json.dumps(measure(asked.one[0], asked.repeats, asked.tiny, asked.one[1:])))
+        return 0
+    rows = rows_of(asked)
+    if asked.check:
+        return check(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
