@@ -99,7 +99,9 @@ class Trained:
         return {"prompts": len(asked), "n": n, "temperature": temperature, **measured}
 
     def _prompts(self, given: Any) -> list[Prompt]:
-        given = self.config.data.eval_prompts if given is None else given
+        data = self.config.data
+        if given is None and data.eval_prompts:
+            return load_prompts(data.paths("eval_prompts"), data.columns)
         if given is None:
             raise Refused("prompts: expected some, since the run has no held-out prompts; got none")
         if is_path(given):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,7 +71,7 @@ def eval_(
 
     ran = None if run is None else _config(run)
     model = model or _of_run(run, "model", "--model")
-    asked = load_prompts(prompts or _prompts(run, ran))
+    asked = load_prompts(prompts or _prompts(run, ran), ran.data.columns if ran and not prompts else None)
     sampler = _sampler(n, temperature, max_new, ran)
     played = environment_of(environment, max_turns)
     if played is None and ran is not None:
@@ -129,9 +130,9 @@ def _of_run(run: Path | None, name: str, flag: str) -> str:
     return str(run / name)
 
 
-def _prompts(run: Path | None, ran: RunConfig | None) -> str:
-    if ran is not None and ran.data.eval_prompts is not None:
-        return ran.data.eval_prompts
+def _prompts(run: Path | None, ran: RunConfig | None) -> Sequence[str]:
+    if ran is not None and ran.data.eval_prompts:
+        return ran.data.paths("eval_prompts")
     got = "neither" if run is None else f"{run}, which has no data.eval_prompts"
     raise Refused(f"--prompts: expected it, or the folder of a run with held-out prompts, got {got}")
 

@@ -13,6 +13,7 @@ from agro.numbers import percent
 from agro.types import ROLES, Role
 
 Shares = Annotated[float | dict[str, Any], WrapValidator(lambda value, _: checked_shares(value))]
+Paths = str | tuple[str, ...]
 Order = Literal["least_used", "uniform", "newest", "age_weighted", "closest"]
 
 
@@ -28,13 +29,18 @@ class RewardScale(Section):
 class Data(Section):
     """What a step trains on: prompts to sample from, groups of the store, or a share of each."""
 
-    prompts: str | None = field(None, shared=True)
-    """JSONL file of prompts to sample from (`prompt`, and what the reward reads, such as `answer`)"""
-    eval_prompts: str | None = field(None, shared=True)
-    """held-out prompts, the same format"""
+    prompts: Paths | None = field(None, shared=True)
+    """prompts to sample from (`prompt`, and what the reward reads, such as `answer`): a file of JSON Lines, a
+    JSON list, CSV or Parquet, a folder of datasets, or a data set on the hub, hub:OWNER/NAME:SPLIT; or a list
+    of them"""
+    eval_prompts: Paths | None = field(None, shared=True)
+    """held-out prompts, the same formats"""
+    columns: dict[str, str] = field({}, shared=True)
+    """by field of a prompt (prompt, prompt_id, answer, …) its column in these files, a name or a JMESPath
+    expression, such as { prompt = "question" }; the other columns keep their names"""
     invalid_prompts: Literal["refuse", "drop"] = field("refuse", shared=True)
-    """prompts, held-out ones too, that leave no room for a response in the model's context, or that the
-    tokenizer can't encode: refuse the run before it starts, or drop and count them"""
+    """prompts, held-out ones too, that are there twice, that leave no room for a response in the model's
+    context, or that the tokenizer can't encode: refuse the run before it starts, or drop and count them"""
     store: str | None = field(None, shared=True)
     """the store; RUN/store.db where it is not given"""
     eval_store: str | None = None
@@ -107,6 +113,11 @@ class Data(Section):
     """drop replayed responses with |log π − log μ| / T above this, in nats per token, and those without
     recorded log-probs; costs a forward pass over stored responses (a guard of replay: the second condition of
     arXiv 2402.10374)"""
+
+    def paths(self, key: str) -> tuple[str, ...]:
+        """The files of `key`, "prompts" or "eval_prompts"."""
+        value = getattr(self, key) or ()
+        return (value,) if isinstance(value, str) else value
 
     @property
     def has_held_out_groups(self) -> bool:

@@ -36,7 +36,8 @@ def _facts(run: RunData) -> list[Fact]:
         "tokens sampled": run.total("sampled_tokens"),
         "held-out responses": run.last("eval_n"),
     }
-    facts = [Fact("reward", run.config.reward.title), Fact("prompts", run.config.data.prompts or "none")]
+    prompts = ", ".join(run.config.data.paths("prompts"))
+    facts = [Fact("reward", run.config.reward.title), Fact("prompts", prompts or "none")]
     for name, value in totals.items():
         facts.append(Fact(name, None if value is None else count(value)))
     if run.total("truncated_share") == 0:

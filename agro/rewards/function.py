@@ -100,6 +100,17 @@ class FunctionReward:
             return score_known(samples, _ground_truth, self._compute_scores)
         return [Score(value, error) for value, error in self._pool.call(self._columns(samples), len(samples))]
 
+    def problem(self, columns: Mapping[str, Any]) -> str | None:
+        if self._is_verl:
+            try:
+                _ground_truth_in(columns)
+            except LookupError as error:
+                return str(error.args[0])
+            return None
+        given = {*columns, *self._options, *PASSED, *RESERVED}
+        missing = sorted(set(self._pool.required) - given)
+        return f"the sample has no {missing[0]}, which {self.name} takes" if missing else None
+
     def _compute_scores(self, samples: list[Sample], ground_truths: list[Any]) -> list[Score]:
         columns: dict[str, list[Any]] = {
             "data_source": [s.meta.get("data_source") for s in samples],
@@ -139,11 +150,15 @@ def _completion_ids(sample: Sample) -> list[int] | None:
 
 
 def _ground_truth(sample: Sample) -> Any:
-    nested = sample.meta.get("reward_model")
-    places = (sample.meta, "ground_truth"), (nested, "ground_truth"), (sample.meta, "answer")
-    for columns, name in places:
-        if isinstance(columns, Mapping) and columns.get(name) is not None:
-            return columns[name]
+    return _ground_truth_in(sample.meta)
+
+
+def _ground_truth_in(columns: Mapping[str, Any]) -> Any:
+    nested = columns.get("reward_model")
+    places = (columns, "ground_truth"), (nested, "ground_truth"), (columns, "answer")
+    for values, name in places:
+        if isinstance(values, Mapping) and values.get(name) is not None:
+            return values[name]
     raise LookupError("the sample has no ground_truth, reward_model.ground_truth or answer")
 
 

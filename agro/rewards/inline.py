@@ -21,6 +21,7 @@ class Inline:
         self._function, self._options = function, dict(options)
         described = describe(function)
         self.parameters: frozenset[str] = frozenset(described["parameters"])
+        self.required: frozenset[str] = frozenset(described["required"])
         self.any_parameter: bool = described["any"]
         self.maximum: float | None = described["maximum"]
 

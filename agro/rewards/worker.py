@@ -132,10 +132,11 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         found = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature
-        return {"parameters": [], "any": True, "maximum": maximum}
+        return {"parameters": [], "required": [], "any": True, "maximum": maximum}
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {
         "parameters": [p.name for p in found if p.kind in named],
+        "required": [p.name for p in found if p.kind in named and p.default is p.empty],
         "any": any(p.kind is inspect.Parameter.VAR_KEYWORD for p in found),
         "maximum": maximum,
     }

@@ -58,6 +58,7 @@ class Pool:
         self._requests = 0
         self._single = (0, 0.0)  # finished calls for one response, and their seconds
         self.parameters: frozenset[str] = frozenset()
+        self.required: frozenset[str] = frozenset()  # those without a default
         self.any_parameter = False
         self.maximum: float | None = None
         try:
@@ -225,6 +226,7 @@ class Pool:
             problem = message.get("refused") or f"{_death(worker.process)} while importing"
             raise Refused(f"reward.name: {problem}")
         self.parameters, self.any_parameter = frozenset(message["parameters"]), message["any"]
+        self.required = frozenset(message["required"])
         self.maximum = message["maximum"]
         worker.ready = True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agro.rewards import Reward, Score
@@ -46,6 +46,9 @@ class EpisodeReward:
             for i in rows:
                 scores[i] = scores[rows[0]]
         return [scores[i] for i in range(len(samples))]
+
+    def problem(self, columns: Mapping[str, Any]) -> str | None:
+        return None  # an environment may add columns
 
     def close(self) -> None:
         self.inner.close()

@@ -10,22 +10,19 @@ from typing import Any, Unpack
 
 from agro.errors import Refused
 from agro.store import queries
-from agro.store.groups import OtherPrompt
+from agro.store.adding import Adding
 from agro.store.ledger import Ledger
 from agro.store.queries import Filter
 from agro.store.records import Counts, Damage, Group, Known, Pair
 from agro.store.rows import (
-    INSERT,
     REWARD,
     STATES,
     Origin,
     from_row,
     is_valid_sample,
     of_text,
-    prompt_columns,
     reward_checksum,
     state_of,
-    to_row,
     to_text,
 )
 from agro.strictjson import dumps, loads
@@ -48,38 +45,17 @@ class Samples(Ledger):
         `origins`: where imported ones come from, each new.
         """
         samples = list(samples)  # before the lock is taken
-        known: Sequence[Origin | None] = origins or [None] * len(samples)
         with self.transaction():
-            self.check_prompts((sample.prompt_id, sample.prompt) for sample in samples)
-            [(last,)] = self._run("SELECT ifnull(max(id), 0) FROM samples")
-            rows = []
-            for i, (sample, origin) in enumerate(zip(samples, known, strict=True), last + 1):
-                rows.append(to_row(i, sample, run, step, origin))
-            self._run_many(INSERT, rows)
-        return [row[0] for row in rows]
+            adding = Adding(self)
+            adding.add(samples, origins or [None] * len(samples), run, step)
+            return adding.write()
 
     def check_prompts(self, prompts: Iterable[tuple[str, Text]]) -> None:
         """Raise `OtherPrompt` unless a prompt_id names one prompt, in the store and among these.
 
         `prompts`: (prompt_id, prompt). Redone and damaged samples don't count.
         """
-        known: dict[str, tuple[Text, str]] = {}
-        for prompt_id, prompt in prompts:
-            if prompt_id not in known:
-                known[prompt_id] = self._other_prompt(prompt_id, prompt) or (prompt, "added together with it")
-            before, place = known[prompt_id]
-            if before != prompt:
-                raise OtherPrompt(prompt_id, before, place, prompt)
-
-    def _other_prompt(self, prompt_id: str, prompt: Text) -> tuple[Text, str] | None:
-        """The prompt of a group, and where it is, unless it is stored as `prompt` is."""
-        where = f"prompt {prompt_id}"
-        rows = self._run(queries.IS_PROMPT, [to_text(prompt_id), *prompt_columns(prompt, where)])
-        if not rows or rows[0][1]:
-            return None
-        for sample in self.samples(ids=[rows[0][0]], on_damaged=lambda i: None):
-            return sample.prompt, f"sample {sample.id}, of {sample.source}"
-        return None
+        Adding(self).check(prompts)
 
     def samples(
         self,
@@ -109,13 +85,6 @@ class Samples(Ledger):
                 raise self._refusal(Damage(samples=self.damaged("samples")))
             else:
                 on_damaged(row[0])
-
-    def responses(self, prompt_ids: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """(prompt_id, response) of all samples of these groups, damaged ones included."""
-        for prompt_id in prompt_ids:
-            sql = "SELECT response FROM samples WHERE prompt_id = ? AND NOT redone"
-            for (response,) in self._run(sql, [to_text(prompt_id)]):
-                yield prompt_id, of_text(response)
 
     def rewards(
         self, run: str, prompt_ids: Iterable[str], *, without: Collection[int]

@@ -12,10 +12,11 @@ from agro.config import Data, RunConfig
 from agro.errors import Refused
 from agro.objectives import Need, get
 from agro.objectives.needs import PAIRS, REWARD, VOTES, grouping, ordered
-from agro.store import Known, Pair, Store, is_held_out
+from agro.store import At, Known, Pair, Store, is_held_out
 from agro.store.database import exists
 from agro.store.queries import chosen
 from agro.train.collate import total_reward
+from agro.train.phases import Phase
 from agro.train.scales import check_scales
 from agro.train.schedule import options_at
 from agro.types import Prompt, Sample
@@ -49,6 +50,21 @@ def check_stores(configs: Sequence[RunConfig], prompts: Sequence[Prompt], path: 
     for config in configs:
         if config.data.eval_store:
             Store.open(config.data.eval_store, read_only=True, create=False).close()
+
+
+def check_enough(phases: Sequence[Phase], path: Path) -> None:
+    """Raise `Refused` where the store has fewer groups than a step draws, before anything adds to it.
+
+    Of the first phases, up to one that samples. Staleness, by which groups come and go, is left to the step.
+    """
+    for phase in takewhile(lambda phase: not phase.config.data.samples_fresh, phases):
+        data = phase.config.data
+        waits = phase.config.source.kind == "elsewhere"
+        if waits or data.max_age is not None or data.order == "age_weighted":
+            continue
+        with Store.open(path, read_only=True) as store:
+            for rule in phase.rules(0):
+                store.require(rule, At("", 0, 0, 0))
 
 
 def check_names(data: Data, store: Store, *, adds: bool) -> None:

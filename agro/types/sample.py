@@ -89,7 +89,9 @@ class Sample:
             raise self._refusal(f"role: expected one of {', '.join(ROLES)}, got {self.role!r}")
         if self.reward is not None:
             self._put("reward", self._finite(self.reward))
-        arrays = [name for name in _ARRAYS if not isinstance(getattr(self, name), int | None)]
+        arrays = [name for name in _ARRAYS if getattr(self, name) is not None]
+        if isinstance(self.version, int):
+            arrays.remove("version")
         for name in arrays:
             self._put(name, self._typed(name, getattr(self, name), _ARRAYS[name].dtype))
         if isinstance(self.version, int) and self.version < UNKNOWN_VERSION:
@@ -115,6 +117,11 @@ class Sample:
         raise self._refusal(f"reward: expected a finite number, or None where it is unknown, got {reward!r}")
 
     def _typed(self, name: str, value: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:
+        if isinstance(value, np.ndarray) and value.dtype == dtype and value.ndim == 1:
+            if value.flags.writeable:
+                value = value.copy()
+                value.flags.writeable = False
+            return value
         try:
             raw = np.asarray(value)
             out = raw.astype(dtype)
@@ -157,6 +164,8 @@ class Sample:
         if not self.mask.any():
             text = "a response needs at least one token (an end token counts)"
             raise self._refusal(f"the mask of tokens to learn from is empty; {text}")
+        if self.learn is None:
+            return
         outside = self.mask & ~self.action
         if outside.any():
             at = int(outside.argmax())

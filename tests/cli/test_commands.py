@@ -81,7 +81,9 @@ def test_sample_score_check_export_and_train(model: Path, prompts: Path, tmp_pat
     done("train", recipe, "train.steps=2", "train.groups=4", "--out", tmp_path / "run")
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
     done("report", tmp_path / "run")
-    assert "there is a run in this folder" in refused("train", recipe, "--out", tmp_path / "run")
+    assert "there is a run in this folder" in refused(
+        "train", recipe, "train.groups=4", "--out", tmp_path / "run"
+    )
     assert "unknown key train.stepz; did you mean train.steps?" in refused("train", recipe, "train.stepz=2")
     assert "train.steps" in refused("train", recipe, "train.steps=many")
 

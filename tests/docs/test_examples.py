@@ -6,9 +6,11 @@ made small: `RunConfig.load` gets further overrides, the command line further op
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import gzip
 import json
+import os
 import re
 import shlex
 import tomllib
@@ -83,13 +85,17 @@ def run(block: Block, names: dict) -> None:
     elif block.language == "python":
         exec(compile(block.text, block.where, "exec"), names)
     else:
-        for i, command in enumerate(block.commands):
-            run_command(command, block.outputs[i] if block.outputs else "", block.where)
+        with contextlib.chdir(Path.cwd()):
+            for i, command in enumerate(block.commands):
+                run_command(command, block.outputs[i] if block.outputs else "", block.where)
 
 
 def run_command(command: str, expected: str, where: str) -> None:
     """The command's exit code is 0, or 2 where a refusal is expected; numbers may be others."""
-    arguments = shlex.split(command, comments=True)[1:]
+    program, *arguments = shlex.split(command, comments=True)
+    if program == "cd":
+        os.chdir(arguments[0])
+        return
     found = CliRunner().invoke(app, [*arguments, *SMALL_OPTIONS.get(arguments[0], ())])
     refused = any(line.startswith("agro: ") for line in expected.splitlines())
     assert found.exit_code == 2 * refused, f"{where}: {command}: {found.output}"
@@ -114,7 +120,11 @@ def test_what_is_not_run_has_a_reason_and_most_is_run() -> None:
     guide = [b for b in found if not b.where.startswith("README") and (b.file or b.language in RUNNABLE)]
     not_run = [b for b in guide if b.not_run]
     assert len(guide) - len(not_run) >= 36
+<<<<<<< HEAD
     assert len(not_run) <= 13
+=======
+    assert len(not_run) <= 12
+>>>>>>> main
     for block in guide:
         idle = block.language in ("sh", "console") and not block.commands
         assert block.file or block.not_run or not idle, (
