@@ -35,8 +35,9 @@ lint: setup ## ruff
 types: setup ## mypy
 	$(BIN)/mypy
 
+# The workers must collect the same tests, and some names have the order of a set.
 tests: setup ## pytest
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	PYTHONHASHSEED=0 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # With verl the packages that its modules import, since it asks for other versions of transformers and torch.
 $(INTEGRATIONS)/installed: pyproject.toml constraints.txt
