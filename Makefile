@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INTEGRATIONS := .venv-integrations
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types tests mutants bench-check docs clean
+.PHONY: help setup demo test lint types tests test-integrations mutants bench-check release-check docs pictures clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 setup: $(VENV)/installed ## make .venv with agro and its development tools
 
@@ -34,18 +35,41 @@ lint: setup ## ruff
 types: setup ## mypy
 	$(BIN)/mypy
 
+# The workers must collect the same tests, and some names have the order of a set.
 tests: setup ## pytest
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	PYTHONHASHSEED=0 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+
+# With verl the packages that its modules import, since it asks for other versions of transformers and torch.
+$(INTEGRATIONS)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt torch
+	$(INTEGRATIONS)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt \
+	  --editable '.[dev,trl]' pandas nbconvert ipykernel ray hydra-core codetiming torchdata pylatexenc cachetools \
+	  uvicorn fastapi tensordict==0.10.0
+	$(INTEGRATIONS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps verl==0.9.1
+	@touch $@
+
+test-integrations: $(INTEGRATIONS)/installed ## tests beside TRL, verl, datasets and pandas, in .venv-integrations
+	TRL_EXPERIMENTAL_SILENCE=1 $(INTEGRATIONS)/bin/python -m pytest tests/integrations tests/test_api.py
+	mkdir -p build && cp examples/quickstart.ipynb build
+	cd build && ../$(INTEGRATIONS)/bin/python -m nbconvert --to notebook --execute --inplace quickstart.ipynb
 
 mutants: setup ## change the code of objectives, step, sampler and draw in one place at a time: does a test fail?
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[mutation]'
 	$(BIN)/python benchmarks/mutation/run.py
 
+release-check: setup ## build, check the metadata, install in a clean environment, run
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[release]'
+	BIN=$(BIN) ./.ci/release-check
+
 bench-check: setup ## measure a training step anew: is it more than 10% slower than recorded, beside the plain way?
 	$(BIN)/python benchmarks/step/run.py --check
 
 docs: setup ## the guide and the reference as pages in build/docs
-	$(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python site/build.py
+
+pictures: setup ## the guide's pictures, from two small runs (needs Chromium)
+	$(BIN)/python site/pictures.py
 
 clean: ## remove .venv and caches; runs/ stays
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info
+	rm -rf $(VENV) $(INTEGRATIONS) .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info

@@ -120,6 +120,8 @@ def _kinds(value: Schema) -> list[Schema]:
 def _kind(x: Schema) -> str:
     if "enum" in x:
         return ", ".join(f"`{choice}`" for choice in x["enum"])
+    if "const" in x:
+        return f"`{x['const']}`"
     if x.get("type") == "array":
         parts = x.get("prefixItems")
         return f"{len(parts)} numbers" if parts else f"list of {_kind(x['items'])}"

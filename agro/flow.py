@@ -72,7 +72,8 @@ def token_rewards(
     Equal scores say nothing: all rewards are 0. (Scaled to [−1, 1] they would all be −1, a bonus.)
 
     Args:
-        score, mask: [B,T].
+        score: [B,T].
+        mask: [B,T].
         threshold: smaller |s| become 0.
         bilateral: s is in [−1, 1], else in [0, 1].
         top_k: keep only so many of the largest |s| of a row.

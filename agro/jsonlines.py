@@ -7,9 +7,8 @@ import io
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import zstandard
 
@@ -17,8 +16,7 @@ from agro.errors import Refused
 from agro.strictjson import loads
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One record of a file, or why it can't be read."""
 
     where: str  # FILE:LINE; FILE:ROW of Parquet, and of a list; from 1
@@ -26,6 +24,7 @@ class Line:
     value: dict[str, Any]
     error: str | None = None
     is_text: bool = False  # whether numbers and objects are written as text, as in CSV
+    size: int = 0  # bytes in the file, where it is one line
 
 
 @contextmanager
@@ -92,12 +91,12 @@ def lines(path: Path, file: Iterable[bytes]) -> Iterator[Line]:
             line = line.removeprefix(b"\xef\xbb\xbf")
         if line.strip():
             value, error = _parse(line)
-            yield Line(f"{path}:{number}", number, value, error)
+            yield Line(f"{path}:{number}", number, value, error, size=len(line))
 
 
 def _parse(line: bytes) -> tuple[dict[str, Any], str | None]:
     try:
-        value = loads(line.decode("utf-8"))
+        value = loads(line)
     except (ValueError, RecursionError) as error:
         return {}, f"expected one JSON object a line: {error}"
     if not isinstance(value, dict):

@@ -10,9 +10,9 @@ from agro.proof.claims import CLAIMS
 
 HEAD = """# Methods by paper
 
-Made by `python -m agro.methods_docs`. Each is an objective: `objective.name = "NAME"`, with the recipe
-`recipes/methods/NAME.toml`. `agro objectives NAME` gives its equation and options, `agro prove NAME` what is
-proved of it.
+Made by `python -m agro.methods_docs`. Each is an objective: `objective.name = "NAME"`, with a recipe
+of its name: `agro train NAME`, and `agro recipes NAME` prints it. `agro objectives NAME` gives its equation
+and options, `agro prove NAME` what is proved of it.
 
 *Reaches π\\** says on which samples descent on the exact expected gradient ends at the optimal policy
 π_ref exp(r/β)/Z: on *any* samples with full support, whoever wrote them, or on *fresh* ones. "no" is for

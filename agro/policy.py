@@ -24,7 +24,7 @@ from agro.logprobs import Outputs, token_streams
 from agro.masters import Masters
 from agro.newmodel import new_model
 from agro.objectives.core import VALUES
-from agro.pretrained import device_of, pretrained, saved_weights, without_bars
+from agro.pretrained import device_of, pretrained, saved_weights, set_threads, without_bars
 from agro.recompute import recomputing
 from agro.types import Kept, Sample, Text
 from agro.value import ValueHead
@@ -93,13 +93,12 @@ class Policy:
                 "policy: expected either policy.model (a folder or hub name) or [policy.new] (random "
                 f"weights), got {got}"
             )
-        if config.threads:
-            torch.set_num_threads(config.threads)
         where = device_of(config.device)
         with tempfile.TemporaryDirectory() as folder, without_bars():
             if config.new is not None:
                 new_model(folder, config.new, seed)
             model, tokenizer = pretrained(config.model or folder, config)
+        set_threads(config.threads, model)
         model.to(where)
         adapter = None
         if config.lora is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import huggingface_hub
 import safetensors
@@ -19,6 +20,7 @@ from agro import config as configuration
 from agro.adapters import base_of, is_adapter, merged_with
 from agro.errors import Refused
 
+LARGE = 30_000_000  # parameters from which one pass keeps several cores busy
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 _PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")  # fully described by tokenizer.json
 
@@ -142,14 +144,38 @@ def without_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def set_threads(threads: int | Literal["auto"], model: torch.nn.Module) -> None:
+    """Set the CPU threads of the process as `policy.threads` says."""
+    if threads == "auto":
+        threads = cores() if parameters(model) >= LARGE else 1
+    if threads:
+        torch.set_num_threads(threads)
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def device_of(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        known = device.type in ("cpu", "cuda")  # others lack float64, in which tokens are drawn
+        known = device.type in ("cpu", "cuda")
     except RuntimeError:
         known = False
+    if name.partition(":")[0] == "mps":
+        raise Refused(
+            "policy.device: mps: Apple's GPU has no float64, in which tokens are drawn and gradients are "
+            "summed; use device = 'cpu' or 'auto'"
+        )
     if not known:
         raise Refused(f"policy.device: expected auto, cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cuda" and not (

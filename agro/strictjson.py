@@ -6,11 +6,17 @@ import json
 import math
 from typing import Any, NoReturn
 
+import orjson
+
 from agro.errors import Refused
 
 
 def dumps(value: Any, where: str, *, ascii: bool = False) -> str:
     """`value` as one line of JSON. Raises `Refused` at `where` unless `loads` gives the same value back."""
+    if not ascii:
+        fast = _dumped(value)
+        if fast is not None:
+            return fast
     try:
         text = (_ASCII if ascii else _UNICODE).encode(value)
         same = loads(text) == value
@@ -24,9 +30,38 @@ def dumps(value: Any, where: str, *, ascii: bool = False) -> str:
     return text
 
 
-def loads(text: str) -> Any:
-    """Raises `ValueError` for what isn't JSON, for NaN, infinities, and keys that an object has twice."""
-    return _DECODER.decode(text)
+def loads(text: str | bytes) -> Any:
+    """Raises `ValueError` for what isn't JSON or UTF-8, for NaN, infinities, and keys that an object has
+    twice."""
+    raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    try:
+        value = orjson.loads(raw)
+        if _lost_nothing(raw, orjson.dumps(value)):
+            return value
+    except (ValueError, TypeError):  # what orjson doesn't take, Python's own decoder takes or names
+        pass
+    return _DECODER.decode(text.decode("utf-8") if isinstance(text, bytes) else text)
+
+
+def _lost_nothing(raw: bytes, again: bytes) -> bool:
+    """Whether orjson read all of `raw`, which it writes as `again`.
+
+    It drops all but the last of equal keys, and reads integers of more than 64 bits as floats. Each key has a
+    colon, and those in texts are written as they are, so that a key less is a colon less. Such an integer has
+    19 digits or more, and such a float "e+".
+    """
+    if raw.count(b":") != again.count(b":") or b"\\u003" in raw:
+        return False
+    return b"e+" not in again or _LONG not in raw.translate(_DIGITS)
+
+
+def _dumped(value: Any) -> str | None:
+    """`value` as orjson writes it; None where it doesn't take it, or doesn't give the same value back."""
+    try:
+        raw = orjson.dumps(value)
+        return raw.decode() if orjson.loads(raw) == value else None
+    except (ValueError, TypeError):
+        return None
 
 
 def _refuse(name: str) -> NoReturn:
@@ -49,6 +84,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
+_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
+_LONG = b"0" * 19
 # Made once: json.loads and json.dumps make theirs at each call.
 _DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_object)
 _ASCII = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))

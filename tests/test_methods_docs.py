@@ -22,7 +22,7 @@ def test_the_page_is_made_from_the_entries() -> None:
 
 @pytest.mark.parametrize("name", objectives.names())
 def test_a_method_has_a_recipe_of_its_name(name: str) -> None:
-    recipe = (ROOT / f"recipes/methods/{name}.toml").read_text(encoding="utf-8")
+    recipe = (ROOT / f"agro/recipes/methods/{name}.toml").read_text(encoding="utf-8")
     assert f'name = "{name}"' in recipe
 
 

@@ -96,7 +96,7 @@ def test_a_hub_name_without_a_network(monkeypatch):
     ("device", "message"),
     [
         ("gpu0", "expected auto, cpu, cuda or cuda:N"),
-        ("mps", "expected auto, cpu, cuda or cuda:N"),
+        ("mps", "mps: Apple's GPU has no float64"),
         ("meta", "expected auto, cpu, cuda or cuda:N"),
         ("cuda:99", "there is no such CUDA device here"),
     ],

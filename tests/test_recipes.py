@@ -12,14 +12,14 @@ import pytest
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from agro import objectives
+from agro import objectives, recipes
 from agro.cli import app
 from agro.config import NewModel, RunConfig
 from agro.newmodel import new_model
 from agro.train.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]
-RECIPES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "recipes").rglob("*.toml"))
+RECIPES = sorted(recipes.recipes())
 
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}\n{% endfor %}"
@@ -27,7 +27,7 @@ TEMPLATE = (
 )
 SMALL = ["train.steps=2", "train.groups=2", "sampler.n=3", "sampler.max_new=4", "train.warmup=1"]
 OWN = {  # instead of these
-    "recipes/multi_turn.toml": [
+    "multi_turn": [
         "phases.sft.train.steps=1",
         "phases.sft.train.groups=4",
         "phases.episodes.train.steps=2",
@@ -36,8 +36,8 @@ OWN = {  # instead of these
         "policy.new.layers=1",
         "data.eval_prompts=one.jsonl",
     ],
-    "recipes/one_response.toml": ["train.steps=2", "train.groups=3", "sampler.max_new=4", "train.warmup=1"],
-    "recipes/methods/remix.toml": [
+    "one_response": ["train.steps=2", "train.groups=3", "sampler.max_new=4", "train.warmup=1"],
+    "remix": [
         *SMALL[1:],
         "phases.mixed.train.steps=2",
         "phases.reincarnated.train.steps=1",
@@ -62,8 +62,8 @@ def here(tmp_path, models, monkeypatch) -> Path:
     """A folder with what the recipes say must be given, under the names that they give it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("agro.train.saving.report", lambda folder: folder)
-    for name in ("MODEL", "Qwen", "recipes", "examples"):
-        Path(name).symlink_to((ROOT if name in ("recipes", "examples") else models) / name)
+    for name in ("MODEL", "Qwen", "examples"):
+        Path(name).symlink_to((ROOT if name == "examples" else models) / name)
     write("prompts.jsonl", ({"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)))
     write("one.jsonl", [{"prompt": "1*1=", "answer": "1"}])
     write(
@@ -100,7 +100,7 @@ def write(name, rows) -> None:
 
 def head(recipe: str) -> list[str]:
     """The lines of the comment that a recipe begins with, without their #."""
-    lines = (ROOT / recipe).read_text(encoding="utf-8").splitlines()
+    lines = recipes.get(recipe).text.splitlines()
     return [line[1:] for line in lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))]]
 
 
@@ -137,7 +137,7 @@ def phases(run: str) -> list[RunConfig]:
 
 def test_every_objective_has_a_recipe_of_its_name() -> None:
     for name in objectives.names():
-        assert RunConfig.load(ROOT / f"recipes/methods/{name}.toml").objective.name == name
+        assert RunConfig.load(name).objective.name == name
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

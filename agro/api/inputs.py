@@ -70,9 +70,11 @@ def write_rows(given: Any, path: Path, where: str, record: Callable[[Any, str], 
 
 
 def _plain(value: Any) -> Any:
-    """Arrays and scalars of NumPy and torch as lists and numbers, tuples as lists."""
+    """Arrays and scalars of NumPy and torch as lists and numbers, tuples as lists, times as ISO 8601."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list | tuple):

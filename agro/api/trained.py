@@ -90,14 +90,18 @@ class Trained:
         """
         asked = self._prompts(prompts)
         policy, sampler = self._policy, self.config.sampler.of_policy(temperature, n)
-        rollout = load_rollout(policy.encoder, embedded(policy), self.config.environment)
+        engine = embedded(policy, fused=self.config.engine.fused)
+        rollout = load_rollout(policy.encoder, engine, self.config.environment)
         with closing(EpisodeReward(load_reward(self.config.reward, self._rewards))) as reward:
             result = heldout(rollout, reward, asked, sampler, seed)
-            measured = result.to_json(reward.maximum)
+            configured = self.config.evaluate.pass_at
+            measured = result.to_json(reward.maximum if configured is None else configured)
         return {"prompts": len(asked), "n": n, "temperature": temperature, **measured}
 
     def _prompts(self, given: Any) -> list[Prompt]:
-        given = self.config.data.eval_prompts if given is None else given
+        data = self.config.data
+        if given is None and data.eval_prompts:
+            return load_prompts(data.paths("eval_prompts"), data.columns)
         if given is None:
             raise Refused("prompts: expected some, since the run has no held-out prompts; got none")
         if is_path(given):

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from agro.errors import Interrupted, Refused
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from agro import config
     from agro.store import Store
@@ -35,6 +37,27 @@ PolicySetting = Annotated[
     typer.Option("--policy", help="KEY=VALUE of [policy], such as chat.wrap=true; may be repeated."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
+
+
+class Command(TyperCommand):
+    """Shows the types of values only: a flag has none."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _flags_without_type(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """As `Command`, for `agro` itself."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _flags_without_type(super().get_params(ctx))
+
+
+def _flags_without_type(params: list[Any]) -> list[Any]:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
 
 
 _NO_PATH = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}  # what is given for a path can't be one
@@ -74,11 +97,32 @@ def terminal() -> Console:
     return Console(markup=False, highlight=False, emoji=False)
 
 
-def policy_config(model: str, settings: list[str] | None) -> config.Policy:
-    """[policy] with this model and these settings."""
+def table(*titles: str, wrap_names: bool = False) -> Table:
+    """No cell is cut: cells are folded, and so is the first column, of names, where `wrap_names`."""
+    from rich.table import Table
+
+    made = Table(show_edge=False)
+    made.add_column(titles[0], no_wrap=not wrap_names, overflow="fold")
+    for title in titles[1:]:
+        made.add_column(title, overflow="fold")
+    return made
+
+
+def policy_config(
+    model: str, settings: list[str] | None, of_run: config.Policy | None = None
+) -> config.Policy:
+    """[policy] with this model and these settings. What neither says is as in `of_run`.
+
+    Of a checkpoint it is that of its run, which the weights are put into.
+    """
     from agro.config import RunConfig, override
 
-    values: dict[str, Any] = {"policy": {"model": model}}
+    policy: dict[str, Any] = {} if of_run is None else of_run.model_dump(mode="json")
+    policy |= {"model": model, "new": None, "lora": None}
+    folder = Path(model).absolute()
+    if (folder / "position.json").is_file():
+        policy = RunConfig.load(folder.parents[1] / "config.json").policy.model_dump(mode="json")
+    values = {"policy": policy}
     for item in settings or []:
         override(values, f"policy.{item}")
     return RunConfig.of(values, "--policy").policy

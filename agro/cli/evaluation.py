@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, PolicySetting, RewardOption, options, sampler_config
-from agro.cli.models import EnvironmentName, MaxTurns, rollout_of
+from agro.cli.common import Json, PolicySetting, RewardOption, options, policy_config, sampler_config
+from agro.cli.models import LONGEST, EnvironmentName, MaxTurns, environment_of, rollout_of
 from agro.errors import Refused
 
 if TYPE_CHECKING:
     from agro.config import Reward as RewardConfig
-    from agro.config import RunConfig
+    from agro.config import RunConfig, Sampler
     from agro.evaluate import Heldout
+    from agro.rollout.reward import EpisodeReward
 
 SHOWN = 300  # characters of a response on the terminal
 
 
 def eval_(
     run: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="A run: its model, held-out prompts and reward.")
+        Path | None,
+        typer.Argument(
+            metavar="[RUN]", help="A run: its model, held-out prompts, reward, environment and lengths."
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="Folder or hub name of a causal language model.")
+        str | None,
+        typer.Option(
+            "--model", help="Folder or hub name of a causal language model, or RUN/checkpoints/step-N."
+        ),
     ] = None,
     prompts: Annotated[
         Path | None, typer.Option("--prompts", help="Prompts, and what the reward reads.")
@@ -41,12 +49,15 @@ def eval_(
         typer.Option("--pass-at", help="The reward from which a response passes; the reward's own maximum."),
     ] = None,
     n: Annotated[int, typer.Option("-n", "--responses", min=1, help="Responses a prompt.")] = 8,
-    max_new: Annotated[int, typer.Option("--max-new", min=1, help="Tokens a response at most.")] = 256,
+    max_new: Annotated[
+        int | None,
+        typer.Option("--max-new", min=1, help=f"Tokens a response at most; the run's, or {LONGEST}."),
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     policy: PolicySetting = None,
     environment: EnvironmentName = None,
-    max_turns: MaxTurns = 8,
+    max_turns: MaxTurns = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write rewards and responses here, one prompt a line.")
     ] = None,
@@ -60,18 +71,22 @@ def eval_(
 
     ran = None if run is None else _config(run)
     model = model or _of_run(run, "model", "--model")
-    asked = load_prompts(prompts or _prompts(run, ran))
-    sampler = sampler_config(n=n, temperature=temperature, max_new=max_new)
+    asked = load_prompts(prompts or _prompts(run, ran), ran.data.columns if ran and not prompts else None)
+    sampler = _sampler(n, temperature, max_new, ran)
+    played = environment_of(environment, max_turns)
+    if played is None and ran is not None:
+        played = ran.environment
     scorer = EpisodeReward(load_reward(_reward(reward, options(option), ran)))
-    least = scorer.maximum if pass_at is None else pass_at
+    settings = policy_config(model, policy, None if ran is None else ran.policy)
     try:
-        result = heldout(rollout_of(model, policy, environment, max_turns), scorer, asked, sampler, seed)
+        rollout = rollout_of(model, settings, played)
+        result = heldout(rollout, scorer, asked, sampler, seed)
     finally:
         scorer.close()
     if out is not None:
         lines = (json.dumps(record, ensure_ascii=False) for record in result.by_prompt())
         out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    measured = result.to_json(least)
+    measured = result.to_json(_least(pass_at, ran, scorer, rollout.environment))
     report = {"model": model, "prompts": len(asked), "n": n, "temperature": temperature, **measured}
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
@@ -85,7 +100,25 @@ def _config(run: Path) -> RunConfig:
 
     if not (run / "config.json").is_file():
         raise Refused(f"{run}: expected the folder of a run, with config.json; give --model for a model")
-    return RunConfig.load(run / "config.json")
+    config = RunConfig.load(run / "config.json")
+    return config.phase(config.phase_names[-1]) if config.phases else config
+
+
+def _sampler(n: int, temperature: float, max_new: int | None, ran: RunConfig | None) -> Sampler:
+    if max_new is None:
+        max_new = LONGEST if ran is None else ran.sampler.max_new
+    return sampler_config(n=n, temperature=temperature, max_new=max_new)
+
+
+def _least(given: float | None, ran: RunConfig | None, scorer: EpisodeReward, played: Any) -> float | None:
+    """The reward from which a response passes. `played`: the environment."""
+    if given is not None:
+        return given
+    if ran is not None and ran.evaluate.pass_at is not None:
+        return ran.evaluate.pass_at
+    if scorer.of_environment:
+        return getattr(played, "maximum", None)
+    return scorer.maximum
 
 
 def _of_run(run: Path | None, name: str, flag: str) -> str:
@@ -97,9 +130,9 @@ def _of_run(run: Path | None, name: str, flag: str) -> str:
     return str(run / name)
 
 
-def _prompts(run: Path | None, ran: RunConfig | None) -> str:
-    if ran is not None and ran.data.eval_prompts is not None:
-        return ran.data.eval_prompts
+def _prompts(run: Path | None, ran: RunConfig | None) -> Sequence[str]:
+    if ran is not None and ran.data.eval_prompts:
+        return ran.data.paths("eval_prompts")
     got = "neither" if run is None else f"{run}, which has no data.eval_prompts"
     raise Refused(f"--prompts: expected it, or the folder of a run with held-out prompts, got {got}")
 
@@ -126,7 +159,10 @@ def _show(report: dict[str, Any], result: Heldout) -> None:
                 text += f"  [{row['low']:.4f}, {row['high']:.4f}]"
             print(f"{key}: {text}")
     if report["pass_at"] is None:
-        print("accuracy, pass@k: not measured, since the reward says no maximum; say --pass-at REWARD")
+        print(
+            "accuracy, pass@k: not measured, since the reward declares no maximum; say --pass-at REWARD, set "
+            "evaluate.pass_at, or declare it: `reward.maximum = 1.0` below the function"
+        )
     if result.unscored:
         print(f"{result.unscored} responses couldn't be scored and aren't counted")
         for error, count in Counter(result.errors).most_common(3):

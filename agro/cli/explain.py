@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, terminal
+from agro.cli.common import Json, table, terminal
 
 COUPLES = {
     "row": "a row's gradient depends on no other row's log-probs",
@@ -32,23 +32,16 @@ def objectives(
 
 
 def _print_all(entries: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    table = Table(show_edge=False)
-    table.add_column("objective", no_wrap=True)
-    for title in ("preset of", "needs", "couples by", "source"):
-        table.add_column(title)
+    shown = table("objective", "preset of", "needs", "couples by", "source")
     for entry in entries:
         of = entry["preset_of"] or ""
-        table.add_row(entry["name"], of, _needs(entry), entry["couples"], entry["source"])
+        shown.add_row(entry["name"], of, _needs(entry), entry["couples"], entry["source"])
     console = terminal()
-    console.print(table)
+    console.print(shown)
     console.print("Needs are those of the defaults. One in full, with its options: agro objectives NAME")
 
 
 def _print_one(entry: dict[str, Any]) -> None:
-    from rich.table import Table
-
     console, couples = terminal(), entry["couples"]
     console.print(f"{entry['name']}: {entry['source']}\n\n{inspect.cleandoc(entry['summary'])}\n")
     if entry["called"]:
@@ -56,11 +49,11 @@ def _print_one(entry: dict[str, Any]) -> None:
     console.print(f"needs {_needs(entry)}; couples by {couples}: {COUPLES[couples]}\n")
     if not entry["options"]:
         return
-    table = Table("option", "default", "unit", "meaning", "expected", show_edge=False)
+    shown = table("option", "default", "unit", "meaning", "expected")
     for key, option in entry["options"].items():
         default = "to be given" if option["required"] else json.dumps(option["default"])
-        table.add_row(f"objective.{key}", default, option["unit"], option["meaning"], option["expected"])
-    console.print(table)
+        shown.add_row(f"objective.{key}", default, option["unit"], option["meaning"], option["expected"])
+    console.print(shown)
 
 
 def _needs(entry: dict[str, Any]) -> str:

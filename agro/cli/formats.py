@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, terminal
+from agro.cli.common import Json, table, terminal
 
 
 def formats(
@@ -31,8 +31,6 @@ def formats(
     if as_json:
         print(json.dumps(described[0] if name else described, ensure_ascii=False))
         return
-    from rich.table import Table
-
     console = terminal()
     if name:
         for key, value in described[0].items():
@@ -40,13 +38,10 @@ def formats(
             if value is not None:
                 console.print(f"{key.replace('_', ' ')}: {shown}")
         return
-    table = Table(show_edge=False)
-    table.add_column("format", no_wrap=True)
-    for title in ("what it is", "holds", "carries"):
-        table.add_column(title)
+    shown = table("format", "what it is", "holds", "carries")
     for entry in described:
-        table.add_row(entry["name"], entry["title"], entry["kind"], _carried(entry))
-    console.print(table)
+        shown.add_row(entry["name"], entry["title"], entry["kind"], _carried(entry))
+    console.print(shown)
 
 
 def _carried(entry: dict[str, Any]) -> str:

@@ -74,6 +74,10 @@ def import_(
         list[str] | None,
         typer.Option("--redact-pattern", help="Nor what matches this regular expression; may be repeated."),
     ] = None,
+    group_by: Annotated[
+        str | None,
+        typer.Option("--group-by", help="Normalize rewards over the records with the same value of a field."),
+    ] = None,
     license: Annotated[
         str | None, typer.Option("--license", help="Of the files: kept with them, and in model cards.")
     ] = None,
@@ -93,6 +97,7 @@ def import_(
         "redact": redact,
         "redact_patterns": redact_pattern or [],
         "strict": strict,
+        "group_by": group_by,
     }
     if preview:
         _preview(files, how)

@@ -20,27 +20,32 @@ from agro.cli.common import (
 from agro.errors import Refused
 
 if TYPE_CHECKING:
+    from agro import config
     from agro.rollout import Rollout
 
 EnvironmentName = Annotated[
     str | None,
     typer.Option("--environment", help="Episodes: verifiers:ENV_ID, module:Class or file.py:Class."),
 ]
-MaxTurns = Annotated[int, typer.Option("--max-turns", min=1, help="Turns of an episode at most.")]
+TURNS, LONGEST = 8, 256  # of an episode, and tokens of a response, where nothing else is said
+MaxTurns = Annotated[
+    int | None,
+    typer.Option("--max-turns", min=1, metavar="N", help=f"Turns of an episode at most; {TURNS}."),
+]
 
 
 def sample(
     model: Model,
     prompts: PromptFile,
     out: Annotated[Path, typer.Option(help="A store, or a .jsonl, .jsonl.gz or .parquet file.")],
-    n: Annotated[int, typer.Option("-n", min=1, help="Responses a prompt.")] = 4,
+    n: Annotated[int, typer.Option("-n", "--responses", min=1, help="Responses a prompt.")] = 4,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
     max_new: Annotated[int, typer.Option("--max-new", min=1, help="Tokens a response at most.")] = 256,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="1 where it isn't given.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     policy: PolicySetting = None,
     environment: EnvironmentName = None,
-    max_turns: MaxTurns = 8,
+    max_turns: MaxTurns = None,
 ) -> None:
     """Sample responses into a store, without rewards; other ones each time, also with the same seed."""
     from agro.prompts import load_prompts
@@ -58,7 +63,7 @@ def sample(
     if temperature is None:
         temperature = 0.0 if greedy else 1.0
     sampler = sampler_config(n=n, temperature=temperature, max_new=max_new)
-    rollout = rollout_of(model, policy, environment, max_turns)
+    rollout = rollout_of(model, policy_config(model, policy), environment_of(environment, max_turns))
     with TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db" if as_file else out) as store:
         first = ceil(store.next_number(seed) / n)  # so that no stored response is sampled again
         task = Task(seed=seed, numbers=tuple(range(first, first + len(asked))))
@@ -69,11 +74,23 @@ def sample(
     print(f"{len(made.ids)} responses to {len(asked)} prompts in {out}", file=sys.stderr)
 
 
-def rollout_of(model: str, settings: list[str] | None, environment: str | None, max_turns: int) -> Rollout:
+def environment_of(name: str | None, max_turns: int | None) -> config.Environment | None:
     from agro.config import Environment
+
+    if name is None:
+        return None
+    return Environment(name=name, max_turns=TURNS if max_turns is None else max_turns)
+
+
+def rollout_of(model: str, settings: config.Policy, environment: config.Environment | None) -> Rollout:
+    """Of a model or of a checkpoint of a run."""
     from agro.policy import Policy
     from agro.rollout.load import embedded, load_rollout
+    from agro.train.checkpoints import is_checkpoint, load_checkpoint
 
-    policy = Policy.load(policy_config(model, settings))
-    named = None if environment is None else Environment(name=environment, max_turns=max_turns)
-    return load_rollout(policy.encoder, embedded(policy), named, source=model)
+    folder = Path(model)
+    if is_checkpoint(folder):
+        policy = load_checkpoint(folder, settings)
+    else:
+        policy = Policy.load(settings)
+    return load_rollout(policy.encoder, embedded(policy), environment, source=model)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agro.cli.common import Json, terminal
+from agro.cli.common import Json, table, terminal
 from agro.errors import Refused
 
 if TYPE_CHECKING:
@@ -55,15 +55,13 @@ def prove(
 
 
 def _show(rows: list[Row]) -> None:
-    from rich.table import Table
-
-    table = Table("objective", "property", "setting", "value", "bound", "holds", show_edge=False)
+    shown = table("objective", "property", "setting", "value", "bound", "holds")
     for row in rows:
         verdict = {True: "yes", False: "NO", None: ""}[row.holds]
         bound = "" if row.bound is None else f"{row.side} {row.bound:g}"
-        table.add_row(row.objective, row.property, row.setting, f"{row.value:.3g}", bound, verdict)
+        shown.add_row(row.objective, row.property, row.setting, f"{row.value:.3g}", bound, verdict)
     console = terminal()
-    console.print(table)
+    console.print(shown)
     claimed = [row for row in rows if row.holds is not None]
     holding = sum(bool(row.holds) for row in claimed)
     console.print(

@@ -9,12 +9,14 @@ from typing import Annotated
 
 import typer
 
-from agro.cli.common import Json, terminal
+from agro.cli.common import Json, table, terminal
 from agro.errors import Refused
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="A TOML recipe, or a run's config.json.")],
+    config: Annotated[
+        Path, typer.Argument(help="A TOML recipe, a recipe's name (agro recipes), or a run's config.json.")
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE…", help="Such as train.steps=20.")
     ] = None,
@@ -68,8 +70,21 @@ def collect(run: Annotated[Path, typer.Argument(help="The run folder.")]) -> Non
     print(f"done: {made} responses for {run}", file=sys.stderr)
 
 
-def report(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
+def report(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve the page on this machine while the run trains.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="With --watch: the port; 0 takes a free one.")] = 0,
+) -> None:
     """A run's figures as one self-contained page."""
+    if watch:
+        from agro.report.live import watch as serve
+
+        serve(run, port)
+        return
+    if port:
+        raise Refused("--port belongs to --watch")
     from agro.report import report as write_report
 
     print(write_report(run))
@@ -104,18 +119,15 @@ def compare(
     if as_json:
         print(json.dumps(to_json(comparison, paths), ensure_ascii=False, allow_nan=False))
         return
-    from rich.table import Table
-
-    table = Table(
-        "line", "seeds", f"final {NAMES[comparison.measure]}", "step", "to the first line", show_edge=False
-    )
+    final = f"final {NAMES[comparison.measure]}"
+    shown = table("line", "seeds", final, "step", "to the first line", wrap_names=True)
     for line in comparison.lines:
         seeds = ", ".join(map(str, line.seeds))
-        table.add_row(
+        shown.add_row(
             line.label, seeds, final_words(line), str(line.steps[-1]), difference_words(comparison, line)
         )
     console = terminal()
-    console.print(table)
+    console.print(shown)
     console.print("[…]: 95 % t-interval over seeds\n")
     for text in [
         "what differs:",

@@ -1,4 +1,4 @@
-"""Commands that check, recover and score stores."""
+"""Commands that recover and score stores."""
 
 from __future__ import annotations
 
@@ -9,86 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import (
-    Json,
-    PolicySetting,
-    RewardName,
-    RewardOption,
-    end,
-    licenses,
-    options,
-    policy_config,
-)
+from agro.cli.common import Json, RewardName, RewardOption, options
 from agro.errors import Refused
 
 if TYPE_CHECKING:
-    from agro.store import Store
     from agro.types import Sample
-
-
-def check(
-    path: Annotated[Path, typer.Argument(metavar="FILE-or-STORE", help="A store, or a file of records.")],
-    objective: Annotated[str, typer.Option(help="The objective that is to train on it.")] = "agro",
-    model: Annotated[
-        str | None,
-        typer.Option("--model", help="Measure how often its log π is higher for the better response (AUC)."),
-    ] = None,
-    reference: Annotated[
-        str | None,
-        typer.Option("--reference", help="π_ref: measure log π/π_ref, such as the model before training."),
-    ] = None,
-    setting: PolicySetting = None,
-    as_json: Json = False,
-) -> None:
-    """What is in a store or file, before training; exit 2 where the objective can't train on it."""
-    import tempfile
-
-    from agro.config import RunConfig
-    from agro.store import Store, import_files
-    from agro.train.trainable import check_store
-
-    if model is None and (reference is not None or setting):
-        raise Refused("--reference and --policy go with --model, which isn't given; add it, or remove them")
-    with tempfile.TemporaryDirectory() as folder:
-        is_file = path.name.endswith((".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet"))
-        with Store.open(Path(folder) / "store.db") if is_file else Store.open(path, read_only=True) as store:
-            if is_file:
-                import_files(store, [path])
-            groups = store.groups()
-            report = {
-                **store.counts().to_json(),
-                "groups_equal": sum(g.scored > 1 and g.reward_min == g.reward_max for g in groups),
-                "groups_of_one": sum(g.size == 1 for g in groups),
-                "objective": objective,
-                "trainable": True,
-                "problem": None,
-            }
-            try:
-                check_store(RunConfig.of({"objective": {"name": objective}}), store)
-            except Refused as error:
-                report |= {"trainable": False, "problem": str(error).replace(str(store.path), str(path))}
-            report["licenses"] = licenses(store)
-            if model is not None:
-                report |= _ranking(store, model, reference, setting)
-    if as_json:
-        print(json.dumps(report, ensure_ascii=False))
-    else:
-        known = any(report["licenses"].values())
-        for key, value in report.items():
-            if key != "problem" and (key != "licenses" or known):
-                print(f"{key}: {value}")
-    if not report["trainable"]:
-        end(2, f"agro: {report['problem']}")
-
-
-def _ranking(store: Store, model: str, reference: str | None, setting: list[str] | None) -> dict[str, Any]:
-    from agro.policy import Policy
-    from agro.train.store_ranking import rank_store
-
-    policy = Policy.load(policy_config(model, setting))
-    if reference is None:
-        return rank_store(store, policy, None)
-    return rank_store(store, policy, Policy.load(policy_config(reference, setting)))
 
 
 def _complete_episodes(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:

@@ -13,19 +13,34 @@ from agro.numbers import percent
 from agro.types import ROLES, Role
 
 Shares = Annotated[float | dict[str, Any], WrapValidator(lambda value, _: checked_shares(value))]
+Paths = str | tuple[str, ...]
 Order = Literal["least_used", "uniform", "newest", "age_weighted", "closest"]
+
+
+class RewardScale(Section):
+    """A map of rewards: factor · r + offset."""
+
+    factor: float = 1.0
+    """what rewards are multiplied by; those of tokens too"""
+    offset: float = 0.0
+    """what is added to the reward of a response"""
 
 
 class Data(Section):
     """What a step trains on: prompts to sample from, groups of the store, or a share of each."""
 
-    prompts: str | None = field(None, shared=True)
-    """JSONL file of prompts to sample from (`prompt`, and what the reward reads, such as `answer`)"""
-    eval_prompts: str | None = field(None, shared=True)
-    """held-out prompts, the same format"""
+    prompts: Paths | None = field(None, shared=True)
+    """prompts to sample from (`prompt`, and what the reward reads, such as `answer`): a file of JSON Lines, a
+    JSON list, CSV or Parquet, a folder of datasets, or a data set on the hub, hub:OWNER/NAME:SPLIT; or a list
+    of them"""
+    eval_prompts: Paths | None = field(None, shared=True)
+    """held-out prompts, the same formats"""
+    columns: dict[str, str] = field({}, shared=True)
+    """by field of a prompt (prompt, prompt_id, answer, …) its column in these files, a name or a JMESPath
+    expression, such as { prompt = "question" }; the other columns keep their names"""
     invalid_prompts: Literal["refuse", "drop"] = field("refuse", shared=True)
-    """prompts, held-out ones too, that leave no room for a response in the model's context, or that the
-    tokenizer can't encode: refuse the run before it starts, or drop and count them"""
+    """prompts, held-out ones too, that are there twice, that leave no room for a response in the model's
+    context, or that the tokenizer can't encode: refuse the run before it starts, or drop and count them"""
     store: str | None = field(None, shared=True)
     """the store; RUN/store.db where it is not given"""
     eval_store: str | None = None
@@ -49,6 +64,14 @@ class Data(Section):
     group_size: int | None = field(None, ge=1)
     """responses drawn of a stored group, in complete pairs where the objective needs pairs; all where it is
     not given"""
+    complete_groups: Count | None = None
+    """fresh responses that are sampled to the prompt of each group drawn from the store, scored with
+    [reward], and trained on together with the stored ones: groups of mixed origin, for logs with one response
+    a prompt. The reward reads columns such as `answer` from the stored record"""
+    reward_scale: dict[str, RewardScale] = field({})
+    """by source, a map of its rewards to one scale, for groups with several sources: for grades from 1 to 5
+    beside rewards from 0 to 1, { annotators = { factor = 0.25, offset = -0.25 } }. Fresh samples have the
+    source "policy". min_reward, best_of_group and spread compare rewards as they are stored"""
     experts: int = field(0, ge=0)
     """stored responses of role "expert", at most, that join the fresh samples of each prompt"""
     roles: tuple[Role, ...] | None = None
@@ -91,6 +114,11 @@ class Data(Section):
     recorded log-probs; costs a forward pass over stored responses (a guard of replay: the second condition of
     arXiv 2402.10374)"""
 
+    def paths(self, key: str) -> tuple[str, ...]:
+        """The files of `key`, "prompts" or "eval_prompts"."""
+        value = getattr(self, key) or ()
+        return (value,) if isinstance(value, str) else value
+
     @property
     def has_held_out_groups(self) -> bool:
         """Whether stored groups are measured, and not trained on."""
@@ -118,6 +146,11 @@ class Data(Section):
     def samples_fresh(self) -> bool:
         """Whether some step samples."""
         return any(self.replay_at(step) < 1 for step in range(self.replay_steps + 1))
+
+    @property
+    def samples(self) -> bool:
+        """Whether some step samples: to prompts of its own, or to those of stored groups."""
+        return self.samples_fresh or self.complete_groups is not None
 
     @property
     def replay_text(self) -> str:

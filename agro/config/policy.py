@@ -56,6 +56,9 @@ class Chat(Section):
     """file of a Jinja template that takes the place of the tokenizer's own, in RUN/model too"""
 
 
+Threads = Annotated[int, Field(ge=0, le=2**10)]
+
+
 class Policy(Section):
     """The model that is trained, where it runs, and the reference π_ref."""
 
@@ -68,9 +71,10 @@ class Policy(Section):
     products in bfloat16 from float32 weights, which the optimizer updates and checkpoints keep; RUN/model is
     bfloat16"""
     device: str = field("auto", shared=True)
-    """auto: CUDA where there is one, else the CPU"""
-    threads: int = field(1, shared=True, ge=0, le=2**10)
-    """CPU threads of the process; 0 leaves torch's own choice. A second thread slows small models down"""
+    """auto: CUDA where there is one, else the CPU. Apple's GPU (mps) is refused: it has no float64"""
+    threads: Literal["auto"] | Threads = field("auto", shared=True)
+    """CPU threads of the process; auto: 1 for models of less than 30 million parameters, which a second
+    thread slows down, all cores for larger ones. 0 leaves torch's own choice"""
     temperature: float = field(1.0, shared=True, ge=COLDEST)
     """of π, π_ref and every log-prob of the trainer; sampler.temperature belongs to the behavior only"""
     reference: Literal["start", "phase", "model", "ema", "periodic"] = "start"

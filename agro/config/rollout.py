@@ -89,6 +89,9 @@ class Engine(Section):
 
     kind: Literal["hf", "server"] = field("hf", shared=True)
     """hf: transformers, in this process; server: an OpenAI-compatible server"""
+    fused: bool = field(True, shared=True)
+    """hf: decode Llama, Mistral, Qwen2 and Qwen3 models on a CPU with fused products and packed weights, if a
+    trial finds the same log-probs; a copy of the weights is in memory while responses are sampled"""
     url: str | None = field(None, resume=True, shared=True)
     """of the server"""
     model: str | None = field(None, shared=True)

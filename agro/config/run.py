@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from agro import recipes
 from agro.config.data import Data
 from agro.config.messages import check_values, explain
 from agro.config.override import drop_other_length, merge, override
@@ -62,8 +63,11 @@ class RunConfig(Section):
 
     @classmethod
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
-        """The configuration of a TOML recipe or a run's config.json, changed by `KEY=VALUE` texts."""
-        path = Path(path)
+        """The configuration of a TOML recipe or a run's config.json, changed by `KEY=VALUE` texts.
+
+        `path`: the file, or the name of a recipe that agro brings along (`agro.recipes`).
+        """
+        path = recipes.locate(Path(path))
         values = _read(path)
         for made_by_a_run in ("versions", "run", "inputs", "epochs"):
             values.pop(made_by_a_run, None)
@@ -108,11 +112,12 @@ class RunConfig(Section):
 
 
 def _read(path: Path) -> dict[str, Any]:
-    expected = "expected a TOML recipe or a run's config.json"
+    expected = "expected a TOML recipe or a run's config.json, or a recipe's name (agro recipes)"
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise Refused(f"{path}: can't be read: {error.strerror}; {expected}") from None
+        near = recipes.nearest(str(path))
+        raise Refused(f"{path}: can't be read: {error.strerror}; {expected}{near}") from None
     except UnicodeDecodeError:
         raise Refused(f"{path}: can't be read: it isn't UTF-8 text; {expected}") from None
     try:

@@ -141,6 +141,9 @@ class Evaluate(Section):
     """the run ends where eval_kl_ref reaches this, nats per response"""
     n: Count = 1
     """responses a prompt"""
+    pass_at: float | None = field(None, resume=True)
+    """reward from which a response passes, in the accuracy and pass@k of `agro eval`; where it is not given,
+    the reward's own maximum"""
     temperature: Temperature = 1.0
     """of held-out responses; eval_kl_ref is known only where it equals policy.temperature"""
     kl: bool = True

@@ -1,4 +1,7 @@
-"""From logits to tokens: truncation, and inversion of the distribution function at a uniform number."""
+"""From logits to tokens: truncation, and inversion of the distribution function at a uniform number.
+
+The function is inverted in two levels: over the sums of blocks of the vocabulary, then within one block.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,13 @@ import math
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from agro.config import Sampler
 from agro.types.kept import ALL, Ids
+
+BLOCK = 128  # tokens
+_CACHED = 2**19  # logits that are drawn from at once: what a core's cache holds
 
 
 def draw(logits: Tensor, uniform: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
@@ -21,13 +28,39 @@ def draw(logits: Tensor, uniform: Tensor, sampler: Sampler) -> tuple[Tensor, Ten
     if sampler.temperature == 0:
         tokens = logits.argmax(1)
         return tokens, torch.zeros_like(logits[:, 0])
-    z = logits.div_(sampler.temperature)
+    rows = max(1, _CACHED // logits.shape[1])
+    drawn = [_draw(z, u, sampler) for z, u in zip(logits.split(rows), uniform.split(rows))]
+    return torch.cat([tokens for tokens, _ in drawn]), torch.cat([logp for _, logp in drawn])
+
+
+def _draw(logits: Tensor, uniform: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
+    z = logits
+    if sampler.temperature != 1:
+        z.div_(sampler.temperature)
     z = truncate(z, sampler)
     z.sub_(z.amax(1, keepdim=True))
-    mass = z.exp().cumsum(1, dtype=torch.float64)
-    total = mass[:, -1:]
-    tokens = torch.searchsorted(mass, uniform[:, None] * total, right=True)
+    tokens, total = invert(z.exp(), uniform[:, None])
     return tokens[:, 0], (z.gather(1, tokens) - total.log())[:, 0].to(z.dtype)
+
+
+def invert(mass: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """The first tokens [b,1] up to which there is more than `uniform` [b,1] of a row's total mass.
+
+    Returns the totals [b,1] too. `mass` [b,V] is at least 0. Blocks are added in its type, all else in
+    float64: of float32 a token may be another one than with a float64 sum over the vocabulary where a number
+    is within about 1e-7 of the boundary between two tokens.
+    """
+    b, vocabulary = mass.shape
+    blocks = pad(mass, (0, -vocabulary % BLOCK)).view(b, -1, BLOCK)
+    ends = blocks.sum(2).cumsum(1, dtype=torch.float64)
+    total = ends[:, -1:]
+    target = uniform * total
+    block = torch.searchsorted(ends, target, right=True)
+    inside = blocks[torch.arange(b, device=mass.device), block[:, 0]].cumsum(1, dtype=torch.float64)
+    before = pad(ends, (1, 0)).gather(1, block)
+    # Rounding may put the rest beyond the block's mass, but the last token with mass is in any case the last.
+    rest = torch.minimum(target - before, inside[:, -1:] * (1 - 2.0**-52))
+    return block * BLOCK + torch.searchsorted(inside, rest, right=True), total
 
 
 def kept_sets(logits: Tensor) -> list[Ids]:

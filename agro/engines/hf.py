@@ -13,6 +13,7 @@ from agro import config
 from agro.architecture import probed_lengths, refusing_errors
 from agro.config import Sampler
 from agro.engines.drafted import Drafted
+from agro.engines.fused import is_fusable
 from agro.engines.protocol import Decoded, Request
 from agro.engines.rows import Rows
 from agro.engines.skipping import chosen_layers, skipping
@@ -28,8 +29,12 @@ class HF:
     The weights must not change while an iterator of `decode` is read.
     """
 
-    def __init__(self, policy: Policy, version: int = -1) -> None:
-        """Raises `Refused` for an architecture whose decoded log-probs differ from the trained ones."""
+    def __init__(self, policy: Policy, version: int = -1, *, fused: bool = True) -> None:
+        """Raises `Refused` for an architecture whose decoded log-probs differ from the trained ones.
+
+        Args:
+            fused: decode with `agro.engines.fused` where the model has such layers and it computes the same.
+        """
         self.policy = policy
         self.version = version
         self.failures = 0
@@ -44,8 +49,15 @@ class HF:
                 f"{policy.name}: expected a model whose only cache is the keys and values of each layer, got "
                 f"{', '.join(foreign)}; sample from it elsewhere and import the responses"
             )
+        self.fused = False
+        sampler = Sampler(temperature=policy.temperature, max_new=PROBED)
         with refusing_errors(policy.name, "sampling"):
-            self._probe(Sampler(temperature=policy.temperature, max_new=PROBED))
+            plain = self._probe(sampler)
+        if fused and is_fusable(policy):
+            self.fused = True
+            rounding = 32 * torch.finfo(policy.dtype).eps / min(1.0, policy.temperature)
+            with refusing_errors(policy.name, "sampling with engine.fused"):
+                self.fused = self._difference(sampler) <= 4 * plain + rounding
 
     def decode(self, waiting: deque[Request], sampler: Sampler, seed: int) -> Iterator[Decoded]:
         """See `agro.engines.Engine`. A greedy choice has log-prob 0: its distribution is a point mass."""
@@ -56,7 +68,8 @@ class HF:
             self._check_skipping(sampler.skip_layers)
         layers = chosen_layers(self.policy, sampler.skip_layers, seed, waiting[0].number)
         sampling = {"skipped_layers": list(layers)} if layers else {}
-        rows = self._rows(waiting, sampler, seed)
+        fused = self.fused and not layers and is_fusable(self.policy)
+        rows = self._rows(waiting, sampler, seed, fused=fused)
         while waiting or rows.live:
             with skipping(self.policy, layers):  # not while the reader has control
                 if waiting and rows.free >= max(1, rows.size // 4):
@@ -80,9 +93,9 @@ class HF:
                 sampler = Sampler(temperature=self.policy.temperature, max_new=PROBED, skip_layers=share)
                 self._probe(sampler)
 
-    def _rows(self, waiting: deque[Request], sampler: Sampler, seed: int) -> Rows | Drafted:
+    def _rows(self, waiting: deque[Request], sampler: Sampler, seed: int, *, fused: bool) -> Rows | Drafted:
         if sampler.draft is None:
-            return Rows(self.policy, waiting, sampler, seed)
+            return Rows(self.policy, waiting, sampler, seed, fused=fused)
         if sampler.records_kept:
             raise Refused(
                 "sampler.draft: expected none where kept sets are recorded (sampler.keep_sets, or an "
@@ -112,8 +125,8 @@ class HF:
     def close(self) -> None:
         """Nothing to release: the model belongs to the caller."""
 
-    def _probe(self, sampler: Sampler) -> None:
-        """Raise `Refused` unless a few tokens have the log-probs that the trainer computes."""
+    def _difference(self, sampler: Sampler) -> float:
+        """Nats by which the log-probs of a few tokens differ from those that the trainer computes."""
         policy = self.policy
         lengths = (1, *probed_lengths(policy.model, policy.context - PROBED))
         prompts = [[i % policy.vocab_size for i in range(length)] for length in lengths]
@@ -125,7 +138,11 @@ class HF:
             with torch.no_grad(), skipping(policy, done.sampling.get("skipped_layers", ())):
                 own = policy.streams(tokens, torch.tensor([tokens.shape[1]]), mask)["logp"]
             differences.append(own[mask.to(own.device)].cpu() - torch.tensor(done.logp))
-        difference = torch.cat(differences).abs().max().item()
+        return torch.cat(differences).abs().max().item()
+
+    def _probe(self, sampler: Sampler) -> float:
+        """The difference; raises `Refused` where it is more than rounding."""
+        policy, difference = self.policy, self._difference(sampler)
         how = "token by token" if sampler.draft is None else "with sampler.draft"
         if not difference <= policy.tolerance:
             raise Refused(
@@ -133,6 +150,7 @@ class HF:
                 f"those of complete sequences (expected at most {policy.tolerance:g}); sample from it "
                 "elsewhere and import the responses"
             )
+        return difference
 
 
 def check_vocabulary(policy: Policy, draft: Policy, name: str) -> None:

@@ -23,6 +23,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from agro.config import Sampler
 from agro.engines.draw import draw, kept_sets
+from agro.engines.fused import Fused
 from agro.engines.noise import uniforms
 from agro.engines.protocol import Request
 from agro.engines.stops import Stops
@@ -78,7 +79,15 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 class Rows:
     """The `live` requests are rows 0 … b-1 of the buffers; their tokens are in columns low … end-1."""
 
-    def __init__(self, policy: Policy, requests: Collection[Request], sampler: Sampler, seed: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        requests: Collection[Request],
+        sampler: Sampler,
+        seed: int,
+        *,
+        fused: bool = False,
+    ) -> None:
         """`requests`: those known so far, for the sizes. No later one may have more room than these."""
         self.policy = policy
         self.sampler, self.seed = sampler, seed
@@ -105,6 +114,7 @@ class Rows:
         config = policy.model.config.get_text_config()
         self.cache = Cache(layers=[_Layer(self) for _ in range(config.num_hidden_layers)])
         self.head = Head.of(policy.model)
+        self.fused = Fused(policy, self.size) if fused else None
         self.stops = Stops(policy, sampler.stop)
 
     @property
@@ -185,16 +195,8 @@ class Rows:
         if self.end == self.columns:
             self._move_left()
         b, e = len(self.live), self.end
-        mask = self.seen[:b, self.low : e]
-        hidden = self.policy.model.base_model(
-            input_ids=self.tokens[:b, e - 1 : e],
-            attention_mask=mask,
-            position_ids=(e - 1 - self.start[:b])[:, None],
-            past_key_values=self.cache,
-            use_cache=True,
-        ).last_hidden_state
         noise = self.noise[:b].gather(1, (e - self.first[:b])[:, None])[:, 0]
-        logits = self.head.logits(hidden[:, -1])
+        logits = self._logits(self.tokens[:b, e - 1], e - 1 - self.start[:b], self.seen[:b, self.low : e])
         tokens, logp = draw(logits, noise, self.sampler)
         if self.kept is not None:
             for request, ids in zip(self.live, kept_sets(logits), strict=True):
@@ -207,6 +209,19 @@ class Rows:
         if self.sampler.stop:
             done = sorted({*done, *self._stopped()})
         return self._remove(done) if done else []
+
+    def _logits(self, tokens: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+        """[b] tokens at `positions` [b], which attend to the columns `seen` [b,L] -> [b,V]."""
+        if self.fused is not None:
+            return self.fused.logits(tokens, positions, seen, self.cache)
+        hidden = self.policy.model.base_model(
+            input_ids=tokens[:, None],
+            attention_mask=seen,
+            position_ids=positions[:, None],
+            past_key_values=self.cache,
+            use_cache=True,
+        ).last_hidden_state
+        return self.head.logits(hidden[:, -1])
 
     def _stopped(self) -> list[int]:
         """Rows whose text now has a stop text."""
@@ -244,14 +259,14 @@ class Rows:
             self.low = int(self.start[: len(self.live)].min())
 
     def _widen(self, longest: int) -> None:
-        """Add columns at the left for prompts of `longest` tokens, and some more so that this is rare."""
-        by = longest - self.longest + _SLACK
+        """Add columns at the left for prompts of `longest` tokens; twice as many as before, so it is rare."""
+        by = max(longest - self.longest, self.longest)
         self.tokens, self.logp, self.seen = (pad(x, (by, 0)) for x in (self.tokens, self.logp, self.seen))
         for layer in self._layers:
             layer.keys, layer.values = (pad(x, (0, 0, by, 0)) for x in (layer.keys, layer.values))
         for start in (self.start, self.first, self.limit):
             start += by
-        self.longest = longest
+        self.longest += by
         self.columns += by
         self.low += by
         self.end += by

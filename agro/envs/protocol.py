@@ -14,11 +14,13 @@ class Turn:
     """The response of an environment to one turn of the policy.
 
     Args:
-        observation: what the policy reads next; None only where the episode is done. reward: an environment
-        with rewards returns a number at every turn (0.0 for none), and the reward of the
-            episode is their sum. One without rewards returns None at every turn; the configured reward is
-        used. done: whether the episode ends. info: JSON, stored in the sample's meta. "tool": the tool that
-        was called. role: of the observation's message, where the prompt is messages.
+        observation: what the policy reads next; None only where the episode is done.
+        reward: an environment with rewards returns a number at every turn (0.0 for none), and the reward of
+            the episode is their sum. One without rewards returns None at every turn; the configured reward
+            is used.
+        done: whether the episode ends.
+        info: JSON, stored in the sample's meta. "tool": the tool that was called.
+        role: of the observation's message, where the prompt is messages.
     """
 
     observation: str | None = None
@@ -35,6 +37,7 @@ class Environment(Protocol):
     The same prompt and turns must give the same observations. Otherwise a resumed run differs from an
     uninterrupted one. If `reset` or `step` raises an error, the episode ends and its reward stays unknown.
 
+    `maximum`, where it has one: the largest reward of an episode, from which one passes in `agro eval`.
     `stop`: texts that end a turn, such as the end of a tool call. An end token always ends one.
     """
 

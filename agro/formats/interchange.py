@@ -34,7 +34,8 @@ class Strict(BaseModel):
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Self:
         """The fields of a record. Raises `Refused` naming the field, what was expected and what came."""
-        known = {name: record[name] for name in cls.model_fields if record.get(name) is not None}
+        fields = cls.__pydantic_fields__
+        known = {name: value for name, value in record.items() if value is not None and name in fields}
         try:
             return cls.model_validate(known)
         except ValidationError as error:
@@ -47,7 +48,7 @@ class Strict(BaseModel):
             got = f"{known[name]!r:.80}"
         else:
             got = f"{known[name][index]!r:.80} at index {index}"
-        raise Refused(f"{name}: expected {cls.model_fields[name].description}, got {got}")
+        raise Refused(f"{name}: expected {fields[name].description}, got {got}")
 
 
 class Record(Strict):
@@ -187,7 +188,7 @@ def from_record(
         _check_prompt_is_empty(fields)
     meta = _meta(fields, record)
     for name, value in (("prompt", fields.prompt), ("sampling", fields.sampling), ("meta", meta)):
-        if isinstance(value, list | dict):  # a table can have values that JSON, and so the store, can't
+        if value and isinstance(value, list | dict):  # a table's may be none of JSON, and so of the store
             dumps(value, name)
     return Sample(
         prompt=fields.prompt,
@@ -196,15 +197,15 @@ def from_record(
         prompt_id="" if fields.prompt_id is None else str(fields.prompt_id),
         episode=None if fields.episode is None else str(fields.episode),
         tokens=_array(fields.tokens),
-        action=_array(fields.mask if fields.action is None else fields.action),
-        learn=None if fields.action is None else _array(fields.mask),
+        action=_array(fields.mask if fields.action is None else fields.action, np.bool_),
+        learn=None if fields.action is None else _array(fields.mask, np.bool_),
         tokenizer=fields.tokenizer,
-        behavior_logp=_array(fields.behavior_logp),
+        behavior_logp=_array(fields.behavior_logp, np.float32),
         sampling=fields.sampling,
         kept=_array(fields.kept),
         kept_count=_array(fields.kept_count),
         context_tokens=_array(fields.context_tokens),
-        token_reward=_array(fields.token_reward),
+        token_reward=_array(fields.token_reward, np.float32),
         version=UNKNOWN_VERSION if fields.version is None else _array(fields.version),
         role=fields.role or role,
         source=_source(fields, source),
@@ -291,7 +292,9 @@ def _list(value: Any) -> Any:
     return [None if x != x else x for x in value.tolist()]
 
 
-def _array(value: Any) -> Any:
+def _array(value: Any, dtype: type[np.generic] = np.int32) -> Any:
     if not isinstance(value, list):
         return value
-    return [np.nan if x is None else x for x in value]
+    array = np.array(value, dtype)
+    array.flags.writeable = False  # so that a sample needs no copy
+    return array

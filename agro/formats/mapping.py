@@ -117,6 +117,33 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
     return [Part(_with_meta(part.record), part.columns) for part in parts]
 
 
+def renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """The row with the values of `columns`, by field; the other columns keep their names.
+
+    Raises `Refused` for a column that the row doesn't have.
+    """
+    values = {}
+    for name, column in columns.items():
+        exists, value = (True, row[column]) if column in row else _at(row, column)
+        if not exists:
+            raise Refused(f"data.columns.{name}: no column {column}; there are {', '.join(row) or 'none'}")
+        values[name] = value
+    taken = set(columns.values())
+    return {name: value for name, value in row.items() if name not in taken} | values
+
+
+def check_columns(columns: Mapping[str, str]) -> None:
+    """Raise `Refused` for a column that is neither a name nor a JMESPath expression."""
+    for name, column in columns.items():
+        try:
+            _compiled(column)
+        except JMESPathError as error:
+            raise Refused(
+                f"data.columns.{name} = {column!r}: expected the name of a column or a JMESPath expression, "
+                f"such as choices[0].text: {_reason(error)}"
+            ) from None
+
+
 def _in_step(part: Part) -> list[Part]:
     lead = "chosen" if "chosen" in part.record else "response"
     if not isinstance(part.record.get(lead), list):

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +21,7 @@ from agro.strictjson import dumps
 from agro.types import Sample
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
+BLOCK = 1 << 16  # bytes that are read at once of a list
 
 
 def write_samples(path: str | Path, samples: Iterable[Sample]) -> int:
@@ -88,14 +90,17 @@ def read_records(path: str | Path) -> Iterator[Line]:
 
 def _json(path: Path, file: BinaryIO) -> Iterator[Line]:
     """JSON Lines, or a document that is a list of objects or one object over several lines."""
-    first = file.readline()
+    first = file.readline(BLOCK)
     while first and not first.strip(b"\xef\xbb\xbf \t\r\n"):
-        first = file.readline()
+        first = file.readline(BLOCK)
+    if first.removeprefix(b"\xef\xbb\xbf").strip().startswith(b"["):  # maybe all of it in one line
+        yield from _items(path, chain([first], iter(partial(file.read, BLOCK), b"")))
+        return
+    if not first.endswith(b"\n"):
+        first += file.readline()
     begins = first.removeprefix(b"\xef\xbb\xbf").strip()
     continues = begins == b"{" or (".json" in path.suffixes and not begins.endswith(b"}"))
-    if begins.startswith(b"["):
-        yield from _items(path, chain([first], file))
-    elif begins.startswith(b"{") and continues:
+    if begins.startswith(b"{") and continues:
         whole = b"".join(chain([first], file))
         yield from lines(path, [b" ".join(whole.splitlines())])
     else:

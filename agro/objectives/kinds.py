@@ -55,11 +55,17 @@ class Need(str):
     def __new__(cls, name: str, *_: object, **__: object) -> Need:
         return super().__new__(cls, name)
 
-    def refusal(self, name: str, missing: Sequence[str], total: int, unit: str = "rows") -> Refused:
-        """The error for data of which `missing` don't have it: counts, three records, and ways out."""
+    def refusal(
+        self, name: str, missing: Sequence[str], total: int, unit: str = "rows", count: int | None = None
+    ) -> Refused:
+        """The error for data of which `missing` don't have it: counts, three records, and ways out.
+
+        `count`: how many they are, where `missing` has only the first of them.
+        """
+        count = len(missing) if count is None else count
         return Refused(
-            f"objective {name} needs {self.what}: {total - len(missing)} of {total} {unit} have it, "
-            f"{len(missing)} don't (for one: {'; '.join(missing[:3])}). What to do: {self.way_out}."
+            f"objective {name} needs {self.what}: {total - count} of {total} {unit} have it, "
+            f"{count} don't (for one: {'; '.join(missing[:3])}). What to do: {self.way_out}."
         )
 
     def check(self, name: str, batch: Batch) -> None:

@@ -64,7 +64,10 @@ HINTED = Column(
     "record",
     'pass extra={"hinted": …}, 1 where a response was written with a hint in its prompt, else 0',
 )
-ADD_RESPONSES = 'sample more responses to each prompt, or drop such groups (singletons = "drop")'
+ADD_RESPONSES = (
+    "sample more responses to each prompt (data.complete_groups does it in a run), or drop such groups "
+    '(singletons = "drop")'
+)
 GROUPS = Grouped("groups", "record", ADD_RESPONSES, what="groups of at least 2 responses", least=2)
 TRIPLES = Grouped("triples", "record", ADD_RESPONSES, what="groups of at least 3 responses", least=3)
 PAIRS = Judged(

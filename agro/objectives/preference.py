@@ -258,8 +258,8 @@ ENTRIES: dict[str, Objective] = {
         "dpo",
         _DPO,
         "OPA-DPO, arXiv 2501.09695",
-        "DPO against a reference that was first fine-tuned on both sides of each pair (recipes/methods/"
-        "opa_dpo.toml has the two phases), plus −log σ(β ρ) of the winner. The paper's terms on "
+        "DPO against a reference that was first fine-tuned on both sides of each pair (the "
+        "recipe opa_dpo has the two phases), plus −log σ(β ρ) of the winner. The paper's terms on "
         "masked images aren't carried. Its code also pushes down the revised response; here both of "
         "its winners stay above the reference.",
         certainty="code",

@@ -154,7 +154,7 @@ def remix(
     w = π/μ of a token, μ the recorded behavior, κ = π_old/μ, π_old the policy when the batch was drawn: the
     clip holds on to π_old whatever generated the samples, and on fresh ones it is PPO's. At π = π_old it
     never binds. A as in `grpo`; the mean over all tokens of the step. The paper's λ falls from 1 to 0.5 (a
-    schedule), and its reincarnation is a second phase (recipes/methods/remix.toml). The estimate of the KL
+    schedule), and its reincarnation is a second phase (recipe remix). The estimate of the KL
     isn't said; k3 is GRPO's.
     """
     groups = Groups.of(batch)

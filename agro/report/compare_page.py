@@ -16,11 +16,13 @@ from agro.errors import Refused
 from agro.numbers import fixed
 from agro.report import axes as look
 from agro.report.axes import (
+    FONT,
     INK,
     NARROW,
     WIDE,
     Size,
     css,
+    cut,
     margins,
     name_axes,
     name_series,
@@ -29,45 +31,83 @@ from agro.report.axes import (
 )
 from agro.report.compare import Comparison, Interval, Line, words
 from agro.report.curves import smoothing
-from agro.report.figures import png, running_mean, svg
+from agro.report.figures import COLUMNS, png, running_mean, svg
+from agro.report.hover import Column, hover
 from agro.report.render import render
 from agro.report.rundata import Values
 
 COLORS = (*look.COLORS, INK)
 DASHES = ("-", "--", ":", "-.")
 NAMES = {"eval_reward": "held-out reward", "reward_mean": "training reward"}
-LONGEST = 40  # characters of a label in the figure
+LONGEST = 30  # characters of a label in the figure
 
 
 def color_of(number: int) -> str:
     return COLORS[number % len(COLORS)]
 
 
-def figure(comparison: Comparison, size: Size = WIDE, *, labeled: bool = True) -> Figure:
-    """Means over seeds against steps, their 95 % t-intervals as bands, single seeds thin."""
+def short_labels(comparison: Comparison, longest: int) -> list[str]:
+    """The lines' labels, cut, and numbered where two would be the same; none for a single line."""
+    labels = [cut(line.label, longest) for line in comparison.lines]
+    if len(labels) == 1:
+        return []
+    if len(set(labels)) < len(labels):
+        return [f"{i}. {cut(line.label, longest - 3)}" for i, line in enumerate(comparison.lines, 1)]
+    return labels
+
+
+def figure(comparison: Comparison, size: Size = WIDE, longest: int = LONGEST) -> Figure:
+    """Means over seeds against steps, their 95 % t-intervals as bands, single seeds thin.
+
+    Each line's label, of at most `longest` characters, stands at its end.
+    """
     out = Figure(figsize=size)
-    labels = [line.label[:LONGEST] for line in comparison.lines]
-    if len(labels) == 1 or not labeled:
-        labels = []
+    labels = short_labels(comparison, longest)
     axes: Any = out.add_axes(margins(size, labels, 1))
     style_axes(axes)
-    axes.set_xlim(0, max(1, *(int(line.steps[-1]) for line in comparison.lines)))
-    drawn, ends = [], []
+    last = max(1, *(int(line.steps[-1]) for line in comparison.lines))
+    axes.set_xlim(0, last)
+    drawn = []
+    ends: list[tuple[int, float]] = []  # of each line
     for i, line in enumerate(comparison.lines):
         width = smoothing(len(line.steps)) if comparison.measure == "reward_mean" else 1
         values = np.array([running_mean(v, width) for v in line.values])
         _draw_line(axes, line, values, color_of(i), DASHES[i // len(COLORS) % len(DASHES)])
         drawn.append(values.ravel())
-        ends.append((line.label[:LONGEST], color_of(i), float(values.mean(0)[-1])))
+        ends.append((int(line.steps[-1]), float(values.mean(0)[-1])))
     every = np.concatenate(drawn)
     scale_axes(axes, every)
     low, high = every.min(), every.max()
     room = 0.25 * (high - low) or 0.5  # a band of two seeds is so wide that it would flatten the lines
     axes.set_ylim(0.0 if low >= 0 else low - room, high + room)
     name_axes(axes, "step", NAMES[comparison.measure], bold=True)
-    if labels:
-        name_series(axes, size, ends)
+    at_edge = []
+    for i, (text, (step, value)) in enumerate(zip(labels, ends)):
+        if step == last:
+            at_edge.append((text, color_of(i), value))
+        else:
+            style = {"color": color_of(i), "fontsize": FONT, "va": "center", "parse_math": False}
+            axes.annotate(text, (step, value), (5, 0), textcoords="offset points", **style)
+    if at_edge:
+        name_series(axes, size, at_edge)
     return out
+
+
+def values_under_pointer(comparison: Comparison) -> list[Column]:
+    """The mean of each line at each step that is measured, up to `COLUMNS` of them."""
+    steps = sorted({int(step) for line in comparison.lines for step in line.steps})
+    spread = np.unique(np.linspace(0, len(steps) - 1, min(COLUMNS, len(steps))).astype(int))
+    names = short_labels(comparison, LONGEST) or [""]
+    found = []
+    for at in spread:
+        texts = []
+        for i, line in enumerate(comparison.lines):
+            column = np.flatnonzero(line.steps == steps[at])
+            if column.size:
+                value = fixed(float(line.values[:, column[0]].mean()))
+                texts.append((f"{names[i]} {value}".strip(), css(color_of(i))))
+        found.append(Column(steps[at], f"step {steps[at]}", tuple(texts)))
+    return found
 
 
 def _draw_line(axes: Any, line: Line, values: Values, color: str, dash: str) -> None:
@@ -184,7 +224,9 @@ def _or_none(value: float) -> float | None:
 
 def page(comparison: Comparison) -> str:
     """One self-contained file."""
-    wide, narrow = figure(comparison), figure(comparison, NARROW, labeled=False)
+    wide, narrow = figure(comparison), figure(comparison, NARROW, 14)
+    values = values_under_pointer(comparison)
+    curves = [svg(f, name, hover(f.axes[0], values)) for f, name in ((wide, "wide"), (narrow, "narrow"))]
     rows = []
     for i, line in enumerate(comparison.lines):
         row = {"color": css(color_of(i)), "line": line, "final": final_words(line)}
@@ -194,8 +236,8 @@ def page(comparison: Comparison) -> str:
         runs=sum(len(line.runs) for line in comparison.lines),
         measure=NAMES[comparison.measure],
         notes=notes(comparison),
-        curves=(svg(wide, "wide"), svg(narrow, "narrow")),
+        curves=curves,
         rows=rows,
-        differences=differences_words(comparison),
+        differences={key: list(map(words, values)) for key, values in comparison.differences.items()},
         json=json.dumps(to_json(comparison, []), indent=1, ensure_ascii=False),
     )

@@ -6,18 +6,22 @@ import math
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from agro.metrics import METRICS
+from agro.numbers import short
 from agro.report.axes import (
     FONT,
     INK,
+    MUTED,
     NICE,
     SECOND,
     WIDE,
     Size,
+    css,
     cut,
     label,
     margins,
@@ -26,7 +30,8 @@ from agro.report.axes import (
     scale_axes,
     style_axes,
 )
-from agro.report.figures import Axis, Look, Series, draw, inside
+from agro.report.figures import Axis, Look, Series, draw, inside, svg
+from agro.report.hover import Column, hover
 from agro.report.rundata import RunData, Values
 
 DOTS = 200  # of the training rewards against KL
@@ -63,10 +68,28 @@ def kl_pairs(run: RunData) -> list[tuple[Series, Values]]:
     return [(s, kl) for s, kl in pairs if np.isfinite(s.values + kl).any()]
 
 
-def against_kl(run: RunData, size: Size = WIDE) -> Figure:
+def against_kl(run: RunData, size: Size = WIDE) -> Markup:
+    """The figure of `kl_figure`, which shows the values of the held-out measurements under the pointer."""
+    figure, parts = kl_figure(run, size)
+    over = ""
+    for axes, rows in zip(figure.axes, parts, strict=True):
+        found = []
+        for s, kl in kl_pairs(run):
+            if s.points:
+                found = [_column(run, s, kl, int(at)) for at in np.flatnonzero(_known(s, kl, rows))]
+        over += hover(axes, found)
+    return svg(figure, f"Reward against KL {size}", over)
+
+
+def _column(run: RunData, s: Series, kl: Values, row: int) -> Column:
+    lines = ((f"{s.label} {short(s.values[row])}", css(s.color)), (f"KL {short(kl[row])}", css(MUTED)))
+    return Column(float(kl[row]), f"step {run.rows[row]['step']}", lines)
+
+
+def kl_figure(run: RunData, size: Size = WIDE) -> tuple[Figure, list[NDArray[np.bool_]]]:
     """Reward against KL: a dot for every few training steps, a path through the held-out measurements.
 
-    A phase that has a reference of its own has axes of its own.
+    A phase that has a reference of its own has axes of its own. Returns also the rows of each axes.
     """
     pairs = kl_pairs(run)
     split = run.config.policy.reference == "phase" and len(run.spans) > 1
@@ -100,7 +123,7 @@ def against_kl(run: RunData, size: Size = WIDE) -> Figure:
     if labels:
         ends = [(s.label, s.color, float(s.values[np.isfinite(s.values + kl)][-1])) for s, kl in pairs]
         name_series(figure.axes[-1], size, ends)
-    return figure
+    return figure, [rows for _, rows in parts]
 
 
 def _known(s: Series, kl: Values, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:

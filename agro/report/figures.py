@@ -21,6 +21,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
+from agro.numbers import percent, short
 from agro.report.axes import (
     BAND,
     FIRST,
@@ -30,6 +31,7 @@ from agro.report.axes import (
     PANEL,
     VARIABLES,
     Size,
+    css,
     cut,
     is_beside,
     label,
@@ -39,7 +41,11 @@ from agro.report.axes import (
     scale_axes,
     style_axes,
 )
+from agro.report.hover import Column, hover
 from agro.report.rundata import RunData, Span, Values
+
+UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))  # of time, and their seconds
+COLUMNS = 60  # of a figure, at most, that show their values
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,15 @@ class Axis:
     @classmethod
     def steps(cls, run: RunData) -> Axis:
         return cls(run.column("step"), "step")
+
+    @classmethod
+    def time(cls, run: RunData) -> Axis | None:
+        """The time of the steps up to each row, in a unit that suits it; None where it wasn't measured."""
+        total = run.total("seconds")
+        if not total:
+            return None
+        unit, length = next((u for u in UNITS if total >= 3 * u[1]), UNITS[-1])
+        return cls(np.nancumsum(run.column("seconds")) / length, unit)
 
 
 @dataclass(frozen=True)
@@ -112,8 +127,53 @@ def draw(
     return figure
 
 
-def svg(figure: Figure, name: str) -> Markup:
-    """The figure as an element of a page: no header, no size, colors from the page's variables."""
+def picture(
+    run: RunData, series: Sequence[Series], name: str, look: Look = PLAIN, size: Size = PANEL
+) -> Markup:
+    """The series against steps, as an element of a page that shows their values under the pointer."""
+    figure = draw(run, series, size, look)
+    return svg(figure, name, hover(figure.axes[0], columns(run, series, look=look)))
+
+
+def columns(
+    run: RunData, series: Sequence[Series], axis: Axis | None = None, look: Look = PLAIN
+) -> list[Column]:
+    """The values of up to `COLUMNS` rows: those where a series of points was measured, else evenly spread."""
+    axis = axis or Axis.steps(run)
+    shown = [s for s in series if np.isfinite(s.values).any()]
+    known = np.flatnonzero(np.any([np.isfinite(s.values) for s in shown], axis=0))
+    measured = np.flatnonzero(np.any([np.isfinite(s.values) & s.points for s in shown], axis=0))
+    drawn = [_drawn(run, s) for s in shown]
+    found = []
+    for part in np.array_split(known, min(COLUMNS, len(known))):
+        row = int(next((r for r in reversed(part) if r in measured), part[len(part) // 2]))
+        title = f"step {run.rows[row]['step']}"
+        if axis.label != "step":
+            title += f", {short(axis.values[row])} {axis.label}"
+        lines = []
+        for s, values in zip(shown, drawn, strict=True):
+            if np.isfinite(values[row]):
+                value = percent(values[row], 1) if look.percent else short(values[row])
+                lines.append((f"{s.label} {value}" if len(shown) > 1 else value, css(s.color)))
+        found.append(Column(float(axis.values[row]), title, tuple(lines)))
+    return found
+
+
+def _drawn(run: RunData, s: Series) -> Values:
+    """The values of a series as its line has them: a running mean within each phase."""
+    out = s.values.copy()
+    if not s.points:
+        for span in run.spans:
+            rows = inside(run, span)
+            out[rows] = running_mean(out[rows], s.smooth)
+    return out
+
+
+def svg(figure: Figure, name: str, over: str = "") -> Markup:
+    """The figure as an element of a page: no header, no size, colors from the page's variables.
+
+    `over`: elements that are drawn over it.
+    """
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True)
@@ -126,7 +186,7 @@ def svg(figure: Figure, name: str) -> Markup:
     text = re.sub(r' (?:xmlns(?::\w+)?|version|width|height)="[^"]*"', "", head) + ">" + rest
     for color, variable in VARIABLES.items():
         text = text.replace(color, f"var(--{variable})")
-    return Markup(text.strip())
+    return Markup(text.strip().removesuffix("</svg>") + over + "</svg>")
 
 
 def png(figure: Figure, path: Path) -> None:
@@ -146,10 +206,10 @@ def _line(axes: Any, run: RunData, x: Values, s: Series) -> float:
     """Draw one series and return the height of its last point."""
     if s.points:
         return _points(axes, run, x, s)
-    end = math.nan
+    end, means = math.nan, _drawn(run, s)
     for span in run.spans:  # a phase trains on other data, so no line joins two of them
         rows = inside(run, span)
-        mean = running_mean(s.values[rows], s.smooth)
+        mean = means[rows]
         if s.smooth > 1:
             axes.plot(x[rows], s.values[rows], color=s.color, linewidth=0.6, alpha=0.35)
         axes.plot(x[rows], mean, color=s.color, linewidth=1.6 if s.smooth > 1 else 1.4)

@@ -10,7 +10,7 @@ import numpy as np
 from agro.numbers import count, percent
 from agro.report.axes import SECOND
 from agro.report.figures import Look
-from agro.report.panels import caption, panel, training
+from agro.report.panels import caption, panel, present, training
 from agro.report.render import Fact, Panel
 from agro.report.rundata import RunData
 from agro.report.signal import WAYS_OUT, Missing, without_share, without_signal
@@ -40,7 +40,7 @@ def problems(run: RunData) -> list[str]:
 def health(run: RunData) -> dict[str, Any]:
     return {
         "facts": [*_counts(run), _equal_groups(run), *_signal(run)],
-        "panels": [_gradient(run), _difference(run)],
+        "panels": present([_gradient(run), _difference(run)]),
     }
 
 
@@ -85,7 +85,7 @@ def _steps(missing: Missing) -> str:
     return f"{count(missing.count)} of {count(missing.steps)}"
 
 
-def _gradient(run: RunData) -> Panel:
+def _gradient(run: RunData) -> Panel | None:
     before, after = run.column("grad_norm"), run.column("grad_norm_clipped")
     known = np.isfinite(before)
     text = caption("grad_norm", "grad_norm_clipped")
@@ -99,7 +99,7 @@ def _gradient(run: RunData) -> Panel:
     return panel(run, "Gradient norm", series, text, Look(log=True))
 
 
-def _difference(run: RunData) -> Panel:
+def _difference(run: RunData) -> Panel | None:
     series = [
         training(run, "logp_diff_max", "maximum", color=SECOND),
         training(run, "logp_diff_mean", "mean"),

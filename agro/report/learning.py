@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from agro.metrics import METRICS
 from agro.numbers import fixed, with_error
 from agro.report.axes import COLORS, MUTED, NARROW, SECOND, WIDE, Size, cut
-from agro.report.curves import against_kl, kl_pairs, learning_curve, smoothing
+from agro.report.curves import against_kl, kl_pairs, learning_curve, reward_series, smoothing
 from agro.report.experience import Experience
-from agro.report.figures import Axis, Look, Series, svg
-from agro.report.panels import caption, heldout, panel, ring, training
+from agro.report.figures import Axis, Look, Series, columns, svg
+from agro.report.hover import hover
+from agro.report.panels import caption, heldout, panel, present, ring, training
 from agro.report.render import Fact, Panel
 from agro.report.rundata import RunData, Span, to_array
 
@@ -32,18 +31,11 @@ REFERENCES = {
 
 def learning(run: RunData, experience: Experience) -> dict[str, Any]:
     """What the template's first section shows."""
-    axis = Axis(experience.seen(run), "responses drawn")
-    curves: dict[str, tuple[Markup, Markup] | None] = dict.fromkeys(("steps", "responses", "KL"))
     stored_only = run.total("sampled_tokens") == 0 and not run.measures("eval_reward")
+    curves = {}
     if run.measures("reward_mean", "eval_reward") and not stored_only:
-        curves["steps"] = _both("Reward against steps", lambda size: learning_curve(run, size))
-        if experience.draws:
-            by_responses = lambda size: learning_curve(run, size, axis=axis)  # noqa: E731
-            curves["responses"] = _both("Reward against responses drawn", by_responses)
-        if kl_pairs(run):
-            curves["KL"] = _both("Reward against KL", lambda size: against_kl(run, size))
-    loss = _loss(run) if stored_only else None
-    panels = (_ranking(run), _best_and_worst(run), _stored(run), loss, _own(run), _regret(run), _parts(run))
+        curves = _curves(run, experience)
+    panels = (_ranking(run), _best_and_worst(run), _stored(run), _own(run), _regret(run), _parts(run))
     return {
         "curves": curves,
         "stored_only": stored_only,
@@ -51,11 +43,32 @@ def learning(run: RunData, experience: Experience) -> dict[str, Any]:
         "evaluated": run.heldout(0, run.steps) is not None,
         "ring": ring(run, run.mark("eval_reward")),
         "averages": _averages(run),
-        "no_draws": experience.problem or "The store has no draws of this run.",
         "reference": REFERENCES[run.config.policy.reference],
         "phases": [_phase(run, span) for span in run.spans],
-        "panels": [p for p in panels if p is not None],
+        "panels": present(panels),
     }
+
+
+def _curves(run: RunData, experience: Experience) -> dict[str, tuple[Markup, Markup]]:
+    """The learning curve by the name of its axis: those axes that were measured."""
+    axes = {"steps": Axis.steps(run)}
+    time = Axis.time(run)
+    if time is not None:
+        axes["time"] = time
+    if experience.draws:
+        axes["responses"] = Axis(experience.seen(run), "responses drawn")
+    curves = {
+        name: (_curve(run, name, axis, WIDE), _curve(run, name, axis, NARROW)) for name, axis in axes.items()
+    }
+    if kl_pairs(run):
+        curves["KL"] = (against_kl(run, WIDE), against_kl(run, NARROW))
+    return curves
+
+
+def _curve(run: RunData, name: str, axis: Axis, size: Size) -> Markup:
+    figure = learning_curve(run, size, axis=axis)
+    values = columns(run, reward_series(run), axis)
+    return svg(figure, f"Reward against {name} {size}", hover(figure.axes[0], values))
 
 
 def _averages(run: RunData) -> str:
@@ -66,11 +79,6 @@ def _averages(run: RunData) -> str:
     if len(phases) > 1:
         texts = {name: f"{text} in phase {name}" for name, text in texts.items()}
     return ", ".join(texts.values())
-
-
-def _both(name: str, draw: Callable[[Size], Figure]) -> tuple[Markup, Markup]:
-    """A figure for wide windows and one for narrow ones."""
-    return svg(draw(WIDE), f"{name}wide"), svg(draw(NARROW), f"{name}narrow")
 
 
 def _phase(run: RunData, span: Span) -> dict[str, Any]:
@@ -116,13 +124,6 @@ def _stored(run: RunData) -> Panel | None:
         groups = at.get("eval_groups", "an unknown number of")
         text += f" At step {at['step']} it was {better} below the reference's, on {groups} groups."
     return panel(run, "Held-out ½ Var(R)", [reference, heldout(run, "eval_consistency", "policy")], text)
-
-
-def _loss(run: RunData) -> Panel:
-    """The loss of each step: where all responses are stored ones, it is what training lowers."""
-    width = smoothing(len(run.rows))
-    text = "Loss of the objective on the responses of each step."
-    return panel(run, "Training loss", [training(run, "loss", smooth=width)], text)
 
 
 def _ranking(run: RunData) -> Panel | None:
@@ -219,7 +220,7 @@ def nearness(run: RunData) -> dict[str, Any]:
         text += " It is 1 at the optimum (gray); far above it, the rewards hardly count."
         series = [optimum, Series("policy", spread)]
         panels.append(panel(run, "KL spread to reward spread", series, text, Look("ratio", log=True)))
-    return {"panels": panels, "facts": _kl_facts(run)}
+    return {"panels": present(panels), "facts": _kl_facts(run)}
 
 
 def _kl_facts(run: RunData) -> list[Fact]:
@@ -232,7 +233,6 @@ def _kl_facts(run: RunData) -> list[Fact]:
     kl = {name: run.column("eval_kl_ref"), "highest KL in training": run.training_kl}
     for name, values in kl.items():
         if not np.isfinite(values).any():
-            facts.append(Fact(name, None))
             continue
         at = int(np.flatnonzero(np.isfinite(values))[-1])
         if name.startswith("highest"):

@@ -12,7 +12,7 @@ from agro.report.axes import COLORS, FIRST, MUTED, SECOND, css
 from agro.report.curves import smoothing
 from agro.report.experience import Experience, begin_and_end
 from agro.report.figures import Look, svg
-from agro.report.panels import caption, panel, training
+from agro.report.panels import caption, panel, present, training
 from agro.report.render import Fact, Panel
 from agro.report.rundata import RunData, Values
 from agro.report.shares import histogram, sources
@@ -36,9 +36,12 @@ def _facts(run: RunData) -> list[Fact]:
         "tokens sampled": run.total("sampled_tokens"),
         "held-out responses": run.last("eval_n"),
     }
-    facts = [Fact("reward", run.config.reward.title), Fact("prompts", run.config.data.prompts or "none")]
+    prompts = ", ".join(run.config.data.paths("prompts"))
+    facts = [Fact("reward", run.config.reward.title), Fact("prompts", prompts or "none")]
     for name, value in totals.items():
         facts.append(Fact(name, None if value is None else count(value)))
+    if run.total("truncated_share") == 0:
+        facts.append(Fact("truncated responses", "none"))
     if run.measures("draft_accepted"):
         accepted = float(np.nanmean(run.column("draft_accepted")))
         facts.append(Fact("draft tokens accepted", percent(accepted), "mean over steps"))
@@ -80,31 +83,38 @@ def _panels(run: RunData, experience: Experience) -> list[Panel]:
         training(run, "staleness_mean", "mean"),
     ]
     share, tokens, steps = Look(percent=True), Look("tokens"), Look(METRICS["staleness_mean"].unit)
-    return [
-        *_sources_panel(run, experience),
+    panels = [
+        _sources_panel(run, experience),
         _distribution("Rewards", "reward", experience.steps, experience.rewards),
         _distribution("Lengths", "tokens", experience.steps, experience.lengths, integer=True),
         panel(run, "Length over steps", [length], caption("length_mean") + mean, tokens),
-        panel(run, "Truncated responses", [truncated], caption("truncated_share") + mean, share),
-        panel(run, "Staleness", staleness, caption("staleness_mean", "staleness_max"), steps),
     ]
+    if run.total("truncated_share"):
+        panels.append(
+            panel(run, "Truncated responses", [truncated], caption("truncated_share") + mean, share)
+        )
+    if run.total("staleness_max"):
+        panels.append(panel(run, "Staleness", staleness, caption("staleness_mean", "staleness_max"), steps))
+    return present(panels)
 
 
-def _sources_panel(run: RunData, experience: Experience) -> list[Panel]:
+def _sources_panel(run: RunData, experience: Experience) -> Panel | None:
     names = experience.source_names
     if len(names) < 2:  # the table says it all
-        return []
+        return None
     labels = [names.index(n) for n in experience.sources]
     title = "Sources over steps"
     figure = svg(sources(run, experience.steps, labels, len(names)), title)
     key = tuple((css(COLORS[i]), name[:60]) for i, name in enumerate(names))
-    return [Panel(title, "Where the responses of a step came from.", figure, key)]
+    return Panel(title, "Where the responses of a step came from.", figure, key)
 
 
-def _distribution(title: str, unit: str, steps: Values, values: Values, *, integer: bool = False) -> Panel:
+def _distribution(
+    title: str, unit: str, steps: Values, values: Values, *, integer: bool = False
+) -> Panel | None:
     windows = begin_and_end(steps, values)
     if windows is None:
-        return Panel(title)
+        return None
     begin, end = windows
     key = []
     for color, w in ((MUTED, begin), (FIRST, end)):

@@ -9,8 +9,10 @@ from typing import Any
 from agro.files import write
 from agro.followed import FOLLOWED
 from agro.numbers import count, fixed, with_error
+from agro.report.course import course
 from agro.report.experience import Experience
 from agro.report.health import health, problems
+from agro.report.held_out import held_out
 from agro.report.learning import learning, nearness
 from agro.report.material import material
 from agro.report.outcome import Outcome
@@ -33,9 +35,11 @@ def page(run: RunData) -> str:
         outcome=Outcome.of(run),
         learning=learning(run, experience),
         nearness=nearness(run),
+        course=course(run),
         material=material(run, experience),
         health=health(run),
         experience=experience,
+        held_out=held_out(run),
         late=LATE,
         longest=LONGEST,
         facts=_facts(run),

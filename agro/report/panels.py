@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from agro.metrics import METRICS
 from agro.report.axes import SECOND
-from agro.report.figures import PLAIN, Look, Series, draw, svg
+from agro.report.figures import PLAIN, Look, Series, picture
 from agro.report.render import Panel
 from agro.report.rundata import RunData
 
@@ -36,11 +36,15 @@ def caption(*metrics: str) -> str:
     return " ".join(METRICS[name].caption for name in metrics).replace("`", "")
 
 
-def panel(run: RunData, title: str, series: Sequence[Series], text: str, look: Look = PLAIN) -> Panel:
-    """Series against steps; without a figure where none has a value."""
-    figure = None
+def panel(run: RunData, title: str, series: Sequence[Series], text: str, look: Look = PLAIN) -> Panel | None:
+    """Series against steps; None where none has a value."""
+    if not any(np.isfinite(s.values).any() for s in series):
+        return None
     for s in series:
         text = f"{text} {ring(run, s.mark)}".rstrip()
-    if any(np.isfinite(s.values).any() for s in series):
-        figure = svg(draw(run, series, look=look), title)
-    return Panel(title, text, figure)
+    return Panel(title, text, picture(run, series, title, look))
+
+
+def present(panels: Iterable[Panel | None]) -> list[Panel]:
+    """Those that have something to show."""
+    return [p for p in panels if p is not None]

@@ -14,11 +14,11 @@ from agro import numbers
 
 @dataclass(frozen=True)
 class Panel:
-    """A small figure with its title, caption and key: (CSS color, meaning). No figure: not measured."""
+    """A small figure with its title, caption and key: (CSS color, meaning)."""
 
     title: str
-    caption: str = ""
-    figure: Markup | None = None
+    caption: str
+    figure: Markup
     key: tuple[tuple[str, str], ...] = ()
 
 

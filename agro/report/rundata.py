@@ -120,10 +120,15 @@ class RunData:
 
     @property
     def best_row(self) -> int | None:
-        """The row with the best value of that metric, the first of equals; None where it has no value."""
+        """The row with the best value of that metric, the first of equals.
+
+        None where it has no value, and where several measurements are all the same.
+        """
         if self.followed is None or not self.measures(self.followed):
             return None
         values = self.column(self.followed)
+        if np.isfinite(values).sum() > 1 and np.nanmin(values) == np.nanmax(values):
+            return None
         return int(np.nanargmin(values) if FOLLOWED[self.followed].lower else np.nanargmax(values))
 
     def mark(self, metric: str) -> int | None:

@@ -33,7 +33,7 @@ SHARE = "share of responses"
 
 def histogram(begin: Values, end: Values, unit: str, *, integer: bool = False) -> Figure:
     """Shares of `begin` (gray) and `end` (blue), neither empty. `integer`: the values are whole numbers."""
-    figure, axes = _share_axes(below=int(not is_beside(unit)))
+    figure, axes = share_axes(below=int(not is_beside(unit)))
     values = np.unique(np.concatenate([begin, end]))
     parts = ((begin, MUTED), (end, FIRST))
     if len(values) <= SINGLE and not integer:
@@ -74,7 +74,7 @@ def sources(run: RunData, steps: Values, labels: Sequence[int], count: int) -> F
         labels: the source of each draw, from 0.
         count: the number of sources.
     """
-    figure, axes = _share_axes()
+    figure, axes = share_axes()
     last = max(1, run.steps)
     width = math.ceil(last / COLUMNS)
     bounds = [e for s in run.spans for e in range(s.begins, s.ends, width)]  # no bin spans two phases
@@ -95,7 +95,7 @@ def sources(run: RunData, steps: Values, labels: Sequence[int], count: int) -> F
     return figure
 
 
-def _share_axes(below: int = 0) -> tuple[Figure, Any]:
+def share_axes(below: int = 0) -> tuple[Figure, Any]:
     figure = Figure(figsize=PANEL)
     axes: Any = figure.add_axes(margins(PANEL, [], 1, below))
     style_axes(axes)

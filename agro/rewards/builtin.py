@@ -39,8 +39,18 @@ class AnswerReward:
             samples, self._answer, lambda known, found: self._scorer([s.response for s in known], found)
         )
 
+    def problem(self, columns: Mapping[str, Any]) -> str | None:
+        try:
+            self._answer_in(columns)
+        except LookupError as error:
+            return str(error.args[0])
+        return None
+
     def _answer(self, sample: Sample) -> str:
-        answer = sample.meta.get("answer")
+        return self._answer_in(sample.meta)
+
+    def _answer_in(self, columns: Mapping[str, Any]) -> str:
+        answer = columns.get("answer")
         if answer is None:
             raise LookupError("the sample has no answer")
         is_valid = isinstance(answer, str | int | float) and not isinstance(answer, bool)

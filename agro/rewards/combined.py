@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from agro.rewards.protocol import Reward, Score
 from agro.types import Sample
@@ -30,6 +31,10 @@ class CombinedReward:
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         columns = [reward.score(samples) for reward, _ in self._parts.values()]
         return [self._sum(dict(zip(self._parts, scores))) for scores in zip(*columns)]
+
+    def problem(self, columns: Mapping[str, Any]) -> str | None:
+        problems = [reward.problem(columns) for reward, weight in self._parts.values() if weight]
+        return next(filter(None, problems), None)
 
     def _sum(self, scores: Mapping[str, Score]) -> Score:
         values = {name: score.value for name, score in scores.items()}

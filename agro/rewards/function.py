@@ -10,7 +10,8 @@ All arguments are passed by name, each a list with one value per response:
 - `reward.options` of the configuration. A function without `**columns` gets the arguments that it names. It
 may be `async`. TRL's `trainer_state`, `log_extra` and `log_metric` are not passed. It should score each
 response independently: which responses share a call is undefined, and a call that fails is repeated for
-each response.
+each response. `reward.maximum = 1.0` below a function declares the largest value that it gives: a response
+with it passes in `agro eval`.
 
     def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | dict
 
@@ -44,12 +45,12 @@ class FunctionReward:
 
     `function` is module:function, file.py:function, or a function at the top level of a module or file. With
     `inline` it is any callable, and called in this process instead, without a time limit.
-    Raises `Refused` where it can't be imported or has other parameters. A response on which it raises an
+    `maximum` is the function's own attribute of that name, where it declares the largest value that it gives.
+    Raises `Refused` where it can't be imported or has other parameters, and at its first batch where it
+    returns one value for several responses. A response on which it raises an
     error, hangs, crashes or returns no finite number gets `Score(None, error)`; the others of the same call
     keep their scores.
     """
-
-    maximum: float | None = None
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class FunctionReward:
         else:
             self.name = function if isinstance(function, str) else name_of(function)
             self._pool = Pool(_located(self.name), self._options, timeout=timeout, workers=workers)
+        self.maximum: float | None = self._pool.maximum
         self._is_verl = self._pool.parameters >= {"solution_str", "ground_truth"}
         try:
             self._check()
@@ -97,6 +99,17 @@ class FunctionReward:
         if self._is_verl:
             return score_known(samples, _ground_truth, self._compute_scores)
         return [Score(value, error) for value, error in self._pool.call(self._columns(samples), len(samples))]
+
+    def problem(self, columns: Mapping[str, Any]) -> str | None:
+        if self._is_verl:
+            try:
+                _ground_truth_in(columns)
+            except LookupError as error:
+                return str(error.args[0])
+            return None
+        given = {*columns, *self._options, *PASSED, *RESERVED}
+        missing = sorted(set(self._pool.required) - given)
+        return f"the sample has no {missing[0]}, which {self.name} takes" if missing else None
 
     def _compute_scores(self, samples: list[Sample], ground_truths: list[Any]) -> list[Score]:
         columns: dict[str, list[Any]] = {
@@ -137,11 +150,15 @@ def _completion_ids(sample: Sample) -> list[int] | None:
 
 
 def _ground_truth(sample: Sample) -> Any:
-    nested = sample.meta.get("reward_model")
-    places = (sample.meta, "ground_truth"), (nested, "ground_truth"), (sample.meta, "answer")
-    for columns, name in places:
-        if isinstance(columns, Mapping) and columns.get(name) is not None:
-            return columns[name]
+    return _ground_truth_in(sample.meta)
+
+
+def _ground_truth_in(columns: Mapping[str, Any]) -> Any:
+    nested = columns.get("reward_model")
+    places = (columns, "ground_truth"), (nested, "ground_truth"), (columns, "answer")
+    for values, name in places:
+        if isinstance(values, Mapping) and values.get(name) is not None:
+            return values[name]
     raise LookupError("the sample has no ground_truth, reward_model.ground_truth or answer")
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from agro.rewards.worker import call, call_each, describe, explain, file_of
+from agro.errors import Refused
+from agro.rewards.worker import OneValue, call, call_each, describe, explain, file_of
 from agro.rewards.workers import Outcome
 
 PREFIX = "object:"  # of the names that configurations have for such functions
@@ -20,7 +21,9 @@ class Inline:
         self._function, self._options = function, dict(options)
         described = describe(function)
         self.parameters: frozenset[str] = frozenset(described["parameters"])
+        self.required: frozenset[str] = frozenset(described["required"])
         self.any_parameter: bool = described["any"]
+        self.maximum: float | None = described["maximum"]
 
     def accepts(self, parameter: str) -> bool:
         """Whether the function has a parameter of this name."""
@@ -42,6 +45,8 @@ class Inline:
         rows = call_each if each else call
         try:
             found = _outside_a_loop(rows, self._function, arguments, self._options, n)
+        except OneValue as error:
+            raise Refused(f"reward: the function {error}") from None
         except Exception as error:  # noqa: BLE001 any function may raise anything
             return [(None, explain(error, file_of(self._function)))] * n
         return [(value, error) for value, error in found]

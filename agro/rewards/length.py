@@ -36,6 +36,9 @@ class OverlongReward:
         excess = int(np.count_nonzero(sample.action)) - (self.max_tokens - self.buffer)
         return Score(-min(max(excess / self.buffer, 0.0), 1.0) + 0.0)
 
+    def problem(self, columns: Mapping[str, Any]) -> str | None:
+        return None
+
     def close(self) -> None:
         pass
 

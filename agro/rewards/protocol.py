@@ -56,6 +56,11 @@ class Reward(Protocol):
         """One score per sample, in their order."""
         ...
 
+    def problem(self, columns: Mapping[str, Any]) -> str | None:
+        """Why no response to a prompt with these columns can be scored; None where nothing is known
+        against it."""
+        ...
+
     def close(self) -> None:
         """End processes and connections. A closed reward can't be used again."""
         ...

@@ -3,7 +3,8 @@
 Standard library only: it starts in about 50 ms, and its crashes don't affect the trainer, which imports it
 only to call functions in its own process (`agro.rewards.inline`). The first line of its input is {"function",
 "path", "options", "limit"}, the others are {"id", "arguments", "n", "each", "limit"}. It replies to each with
-one line: {"parameters", "any"} or {"refused"}, then {"id", "scores": [[value, error], …]} or {"id", "error"}.
+one line: {"parameters", "any", "maximum"} or {"refused"}, then {"id", "scores": [[value, error], …]},
+{"id", "error"}, or {"id", "refused"} where the function is wrong for every batch.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def main() -> None:
             with time_limit(request["limit"]):
                 call_rows = call_each if request["each"] else call
                 scores = call_rows(function, request["arguments"], first["options"], request["n"])
+        except OneValue as error:
+            reply(id=request["id"], refused=str(error))
         except BaseException as error:  # noqa: BLE001 any function may raise anything, SystemExit too
             reply(id=request["id"], error=explain(error, file_of(function)))
         else:
@@ -124,15 +127,18 @@ def nearest_modules(name: str) -> str:
 
 
 def describe(function: Callable[..., Any]) -> dict[str, Any]:
-    """The parameters of the function, and whether it takes any (`**columns`)."""
+    """The function's parameters, whether it takes any (`**columns`), and the `maximum` that it declares."""
+    maximum = number(getattr(function, "maximum", None))[0]
     try:
         found = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature
-        return {"parameters": [], "any": True}
+        return {"parameters": [], "required": [], "any": True, "maximum": maximum}
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {
         "parameters": [p.name for p in found if p.kind in named],
+        "required": [p.name for p in found if p.kind in named and p.default is p.empty],
         "any": any(p.kind is inspect.Parameter.VAR_KEYWORD for p in found),
+        "maximum": maximum,
     }
 
 
@@ -145,8 +151,12 @@ def call(
 
         result = asyncio.run(result)
     if isinstance(result, (str, bytes, dict)) or not hasattr(result, "__iter__"):
+        if n > 1 and number(result)[0] is not None:
+            raise OneValue(result, n)
         raise WrongResult(f"returned {result!r:.80}, expected a list with a number for each of {n} responses")
     values = list(result)
+    if len(values) == 1 and n > 1:
+        raise OneValue(values[0], n)
     if len(values) != n:
         raise WrongResult(f"returned {len(values)} values for {n} responses")
     return [number(value) for value in values]
@@ -183,6 +193,16 @@ def outcome(result: Any, function: Callable[..., Any]) -> tuple[float | None, st
 
 class WrongResult(Exception):
     pass
+
+
+class OneValue(Exception):
+    """One value for several responses: a mean, or the reward of one of them, that would count for all."""
+
+    def __init__(self, value: Any, n: int) -> None:
+        super().__init__(
+            f"returned one value, {value!r:.40}, for {n} responses; expected a list with a number for each, "
+            "such as [score(text) for text in completions]"
+        )
 
 
 def number(value: Any) -> tuple[float | None, str | None]:

@@ -58,7 +58,9 @@ class Pool:
         self._requests = 0
         self._single = (0, 0.0)  # finished calls for one response, and their seconds
         self.parameters: frozenset[str] = frozenset()
+        self.required: frozenset[str] = frozenset()  # those without a default
         self.any_parameter = False
+        self.maximum: float | None = None
         try:
             for _ in range(workers):
                 self._start()
@@ -83,7 +85,8 @@ class Pool:
         """Call the function on `n` rows and return one outcome per row.
 
         Each worker gets its share of the rows in one call. Rows without a valid number, and all rows of a
-        call that failed, are called again one by one, so that an invalid row affects no other.
+        call that failed, are called again one by one, so that an invalid row affects no other. Raises
+        `Refused` for a function that returns one value for several rows.
 
         Args:
             columns: the arguments, `n` values each.
@@ -209,6 +212,8 @@ class Pool:
         if message.get("id") != worker.request:
             error = "its process wrote to the pipe of the replies" if data else _death(worker.process)
             return [self._fail(worker, error)]
+        if "refused" in message:
+            raise Refused(f"reward.name: {self._first['function']} {message['refused']}")
         rows, worker.rows = worker.rows, []
         if "error" in message:
             return [(rows, [(None, message["error"])] * len(rows))]
@@ -221,6 +226,8 @@ class Pool:
             problem = message.get("refused") or f"{_death(worker.process)} while importing"
             raise Refused(f"reward.name: {problem}")
         self.parameters, self.any_parameter = frozenset(message["parameters"]), message["any"]
+        self.required = frozenset(message["required"])
+        self.maximum = message["maximum"]
         worker.ready = True
 
     def _fail(self, worker: _Worker, error: str) -> tuple[Rows, list[Outcome]]:

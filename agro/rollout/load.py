@@ -12,17 +12,17 @@ from agro.policy import Policy
 from agro.rollout.rollout import Rollout
 
 
-def embedded(policy: Policy, version: int = -1) -> Engine:
-    """An engine on the weights of `policy` in this process."""
+def embedded(policy: Policy, version: int = -1, *, fused: bool = True) -> Engine:
+    """An engine on the weights of `policy` in this process; `fused` as of the configuration's engine."""
     from agro.engines.hf import HF
 
-    return HF(policy, version)
+    return HF(policy, version, fused=fused)
 
 
 def load_engine(settings: config.Engine, policy: Policy, say: Callable[[str], None]) -> Engine:
     """The engine that the configuration names: on the weights of `policy` in this process, or a server."""
     if settings.kind == "hf":
-        return embedded(policy)
+        return embedded(policy, fused=settings.fused)
     from agro.engines.server import Server
 
     return Server(settings, say=say)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agro.rewards import Reward, Score
@@ -19,6 +19,7 @@ class EpisodeReward:
     def __init__(self, inner: Reward) -> None:
         self.inner = inner
         self.name = inner.name
+        self.of_environment = False  # whether the environment gave one of the rewards
 
     @property
     def maximum(self) -> float | None:
@@ -33,6 +34,7 @@ class EpisodeReward:
         for rows in episodes.values():
             first = samples[rows[0]]
             if first.reward is not None or first.meta.get("reward_error") is not None:
+                self.of_environment = True
                 scores[rows[0]] = Score(first.reward, first.meta.get("reward_error"))
             else:
                 transcript = "".join(samples[i].response for i in rows)
@@ -44,6 +46,9 @@ class EpisodeReward:
             for i in rows:
                 scores[i] = scores[rows[0]]
         return [scores[i] for i in range(len(samples))]
+
+    def problem(self, columns: Mapping[str, Any]) -> str | None:
+        return None  # an environment may add columns
 
     def close(self) -> None:
         self.inner.close()

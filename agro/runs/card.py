@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,8 @@ def _training(run: RunData) -> dict[str, str]:
     facts = {
         "objective": _distinct(_objective(run, span) for span in run.spans),
         "reference": _distinct(_reference(c.phase(span.name).policy) for span in run.spans),
-        "prompts": _file(c.data.prompts),
-        "held-out prompts": _file(c.data.eval_prompts),
+        "prompts": _files(c.data.paths("prompts")),
+        "held-out prompts": _files(c.data.paths("eval_prompts")),
         "store": _file(c.data.store) if c.data.store else "the run's own",
         "reward": reward,
         "tokens trained on": _total(run, "tokens"),
@@ -214,8 +215,12 @@ def _best(folder: Path) -> dict[str, Any] | None:
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-def _file(path: str | None) -> str:
-    return "none" if path is None else f"`{Path(path).name}`"
+def _file(path: str) -> str:
+    return f"`{Path(path).name}`"
+
+
+def _files(paths: Sequence[str]) -> str:
+    return ", ".join(map(_file, paths)) or "none"
 
 
 def _total(run: RunData, metric: str) -> str:

@@ -8,19 +8,25 @@ import json
 import math
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agro.config import RunConfig, deciding, ending, take_length
 from agro.errors import Refused
 from agro.files import remove, sync, write, writing
+from agro.types import Sample
+from agro.version import __version__
 
-LIBRARIES = ("agro", "torch", "transformers", "tokenizers", "numpy")
+KEPT = 4  # held-out prompts whose responses are kept
+LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 
 
 class Run:
-    """A folder with `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and perhaps `store.db`."""
+    """A folder with `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and perhaps `store.db`.
+
+    `held_out.jsonl` has a response to each of the first held-out prompts, a line per evaluation.
+    """
 
     def __init__(
         self,
@@ -38,6 +44,7 @@ class Run:
         self.folder = folder
         self.config_file = folder / "config.json"
         self.metrics_file = folder / "metrics.jsonl"
+        self.held_out_file = folder / "held_out.jsonl"
         if self.metrics_file.exists() and not resume:
             raise Refused(
                 f"{folder}: there is a run in this folder; continue it with --resume, or set another --out"
@@ -102,12 +109,10 @@ class Run:
                 f"train.schedule = {config.train.schedule} now runs over {after} steps, not {before}: "
                 "the learning rate is not that of one run of that length"
             )
-        for section in now:
-            if then[section] != now[section]:
-                raise Refused(
-                    f"{self.folder}: --resume expects the same configuration, but [{section}] differs: "
-                    f"the run has {then[section]}, now it is {now[section]}"
-                )
+        different = list(differences(then, now))
+        if different:
+            values = "; ".join(f"{key} was {old}, now it is {new}" for key, old, new in different)
+            raise Refused(f"{self.folder}: --resume expects the same configuration, but {values}")
         record: dict[str, Any] = json.loads(self.config_file.read_text(encoding="utf-8"))
         changed = [name for name, found in inputs.items() if record.get("inputs", {}).get(name) != found]
         if changed:
@@ -119,31 +124,50 @@ class Run:
 
     def forget_after(self, step: int) -> list[int]:
         """Drop the metrics of uncommitted steps; return the numbers of other unreadable lines."""
-        if not self.metrics_file.exists():
-            return []
-        kept, unreadable = [], []
-        lines = self.metrics_file.read_bytes().splitlines()
-        for number, line in enumerate(lines, 1):
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line.decode())
-            except (ValueError, TypeError, KeyError):
-                unreadable.append(number)
-        if unreadable[-1:] == [len(lines)]:  # the torn last line of a run that was killed
-            unreadable.pop()
-        write(self.metrics_file, "".join(line + "\n" for line in kept))
-        return unreadable
+        if self.held_out_file.exists():
+            _drop_after(self.held_out_file, step)
+        return _drop_after(self.metrics_file, step) if self.metrics_file.exists() else []
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Append one object; what isn't a finite number is unknown: null."""
         with writing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as f:
             f.write(json.dumps(known(metrics), allow_nan=False) + "\n")
 
+    def log_held_out(self, step: int, samples: Sequence[Sample]) -> None:
+        """Append the first response to each of the first held-out prompts; of an episode its last sample."""
+        last = {int(s.meta["index"]): s for s in samples}
+        first: dict[str, Sample] = {}
+        for index in sorted(last):
+            first.setdefault(last[index].prompt_id, last[index])
+        responses = []
+        for sample in list(first.values())[:KEPT]:
+            answer = sample.meta.get("answer")
+            kept = {"prompt": sample.prompt, "response": sample.response, "reward": sample.reward}
+            responses.append(kept if answer is None else {**kept, "answer": answer})
+        with writing(self.held_out_file), self.held_out_file.open("a", encoding="utf-8") as f:
+            f.write(json.dumps({"step": step, "responses": responses}) + "\n")
+
     def sync(self) -> None:
         """Wait until the metrics are on the disk."""
         with writing(self.metrics_file):
             if self.metrics_file.exists():
                 sync(self.metrics_file)
+
+
+def _drop_after(path: Path, step: int) -> list[int]:
+    """Drop the lines of later steps; return the numbers of unreadable lines, without a torn last one."""
+    kept, unreadable = [], []
+    lines = path.read_bytes().splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line.decode())
+        except (ValueError, TypeError, KeyError):
+            unreadable.append(number)
+    if unreadable[-1:] == [len(lines)]:  # of a run that was killed
+        unreadable.pop()
+    write(path, "".join(line + "\n" for line in kept))
+    return unreadable
 
 
 def known(value: Any) -> Any:
@@ -154,10 +178,24 @@ def known(value: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    by_library = {"python": sys.version.split()[0]}
+    by_library = {"python": sys.version.split()[0], "agro": __version__}
     for name in LIBRARIES:
         try:
             by_library[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:  # run from a folder that isn't installed
             by_library[name] = "unknown"
     return by_library
+
+
+def differences(before: Any, after: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
+    """(dotted key, old value, new value) of what differs; phases have their names as keys."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in {**before, **after}:
+            inner = f"{key}.{name}".removeprefix(".")
+            yield from differences(before.get(name), after.get(name), inner)
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for number, (old, new) in enumerate(zip(before, after, strict=True)):
+            name = new.get("name", number) if isinstance(new, dict) else number
+            yield from differences(old, new, f"{key}.{name}")
+    elif before != after:
+        yield key, json.dumps(before, ensure_ascii=False), json.dumps(after, ensure_ascii=False)

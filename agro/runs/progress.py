@@ -151,7 +151,9 @@ class Display(Progress):
             ("store ", _store_size(self.store), ""),
         ):
             line.append(name, "dim").append(value).append(f"{unit}  ", "dim")
-        return line.append(_curve(self.rewards), "cyan")
+        room = max(0, self.console.width - line.cell_len)
+        newest = self.rewards[-room:] if room else []
+        return line.append(_curve(newest), "cyan")
 
 
 def _events(m: Mapping[str, Any]) -> list[str]:

@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from agro.errors import Refused, Unwritable
 from agro.store.rows import SAMPLE
 from agro.store.schema import APPLICATION_ID, LEDGERS, SCHEMA, TABLES
 
 BUSY_TIMEOUT = 30.0  # seconds that a writer waits for another one
+_ERRORS = (OverflowError, UnicodeError, sqlite3.DatabaseError)
+FETCHED = 256  # rows of a long query that are read at once
 
 
 class Database:
@@ -68,28 +70,49 @@ class Database:
         self._connection.create_function(name, -1, function, deterministic=True)
 
     def _run(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        with self._plainly():
+        try:
             return self._connection.execute(sql, args).fetchall()
+        except _ERRORS as error:
+            self._refuse(error)
+
+    def _each(self, sql: str, args: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query one by one, in constant memory."""
+        with self._plainly():
+            cursor = self._connection.execute(sql, args)
+        while True:
+            with self._plainly():
+                rows = cursor.fetchmany(FETCHED)
+            if not rows:
+                return
+            yield from rows
 
     def _run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        with self._plainly():
+        try:
             self._connection.executemany(sql, rows)
+        except _ERRORS as error:
+            self._refuse(error)
 
     @contextmanager
     def _plainly(self) -> Iterator[None]:
         try:
             yield
-        except OverflowError as error:
+        except _ERRORS as error:
+            self._refuse(error)
+
+    def _refuse(self, error: Exception) -> NoReturn:
+        """Raise what an error of SQLite means for a user; the error itself where it is none of theirs."""
+        if isinstance(error, OverflowError):
             raise Refused(f"{self.path}: expected integers of 64 bits: {error}") from None
-        except UnicodeError as error:  # in SQLite's own message, or in damaged text that is written again
+        if isinstance(
+            error, UnicodeError
+        ):  # in SQLite's own message, or in damaged text that is written again
             raise Refused(f"{self.path}: {DAMAGED.format(way_out=way_out(self.path))}") from error
-        except sqlite3.DatabaseError as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            if code not in _REASONS:
-                raise
-            reason = _REASONS[code].format(timeout=self.timeout, way_out=way_out(self.path))
-            kind = Unwritable if code in _UNWRITABLE else Refused
-            raise kind(f"{self.path}: {reason} ({error})") from error
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code not in _REASONS:
+            raise error
+        reason = _REASONS[code].format(timeout=self.timeout, way_out=way_out(self.path))
+        kind = Unwritable if code in _UNWRITABLE else Refused
+        raise kind(f"{self.path}: {reason} ({error})") from error
 
     def _connect(self, mode: str, *options: str) -> sqlite3.Connection:
         with self._plainly():
@@ -180,6 +203,11 @@ _REASONS = {
     sqlite3.SQLITE_CANTOPEN: "the store can't be opened; see whether its folder can be written to",
 }
 _UNWRITABLE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
+
+
+def exists(store: Path) -> bool:
+    """Whether a store was made: a run that ended while it made one leaves an empty file."""
+    return store.exists() and store.stat().st_size > 0
 
 
 def columns_fit(run: Callable[[str, list[str]], Iterable[tuple[str]]]) -> bool:

@@ -76,6 +76,12 @@ class Drawing(Samples):
         share = rule.data.hold_out
         return [c for c in found if not is_held_out(c.prompt_id, share)] if share else found
 
+    def require(self, rule: DrawRule, at: At) -> None:
+        """Raise `Refused`, as `pick` does, where there are fewer groups than `rule` draws."""
+        found = len(self.candidates(rule, at.run, at.version))
+        if found < rule.groups:
+            raise Refused(self._too_few(rule, found, at))
+
     def note_uses(self, run: str, groups: Sequence[Any] | None) -> None:
         for kept in self._orders.values():
             if groups is None:

@@ -19,6 +19,7 @@ from agro.formats.records import fingerprint
 from agro.formats.table import Recognizer, joined, lines_of, of_path
 from agro.jsonlines import Line
 from agro.prompts import load_prompts
+from agro.store.normalizing import normalize
 from agro.store.options import Options, reading
 from agro.store.report import SHOWN, ImportReport, Refusal
 from agro.store.rows import Origin
@@ -26,7 +27,8 @@ from agro.store.sqlite import Store
 from agro.store.taking import Entry, Repeat, Repeats, Taking
 from agro.types import Prompt
 
-CHUNK = 500  # records of a file that are taken in one transaction
+CHUNK = 5000  # records of a file that are taken in one transaction, fewer where they are large:
+CHUNK_BYTES = 1 << 24
 
 
 def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Options]) -> ImportReport:
@@ -47,20 +49,38 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     replacing, strict = options.get("replace", False), options.get("strict", False)
     for path, digest in files:
         taking.check(path, digest, replacing=replacing)
-    with store.transaction() if strict or replacing else nullcontext():
+    group_by = options.get("group_by")
+    with store.transaction() if strict or replacing or group_by else nullcontext():
         for path, digest in files:
             if replacing:
                 reader.report.replaced += store.take_back(digest)
             lines = islice(reader.lines(path), limit)
-            while chunk := list(islice(lines, CHUNK)):
+            for chunk in _chunks(lines):
                 entries = reader.entries(chunk, path, digest)
                 taking.take(entries, path, digest, (chunk[0].number, chunk[-1].number))
+        taking.finish([digest for _, digest in files])
         report = reader.finished()
         if strict and report.refused:
             raise Refused(_strictly(report))
         if not (report.samples or report.duplicates or report.repeated or report.forgotten):
             raise Refused(_nothing(paths, report))
+        if group_by and limit is None:
+            report.normalized = str(normalize(store, [digest for _, digest in files], group_by))
     return report
+
+
+def _chunks(lines: Iterator[Line]) -> Iterator[list[Line]]:
+    """The records in lists of `CHUNK`, or of `CHUNK_BYTES`, so that memory doesn't grow with a file."""
+    chunk: list[Line] = []
+    size = 0
+    for line in lines:
+        chunk.append(line)
+        size += line.size
+        if len(chunk) == CHUNK or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 class _Reader:
@@ -82,6 +102,7 @@ class _Reader:
         self._repeats = Repeats()
         self._file: Format | None = None  # of the file that is read, where it holds no plain records
         self._context = self._of_text = Context(Path())
+        self._source = ""
 
     def finished(self) -> ImportReport:
         """The report, with what was recognized."""
@@ -104,6 +125,8 @@ class _Reader:
             tokenizer=self._options.get("tokenizer"),
         )
         self._of_text = replace(self._context, is_text=True)
+        source = self._options.get("source")
+        self._source = _origin(path) if source is None else source
         return lines_of(path, self._file)
 
     def entries(self, lines: Sequence[Line], path: Path, digest: str) -> list[Entry]:
@@ -152,8 +175,7 @@ class _Reader:
         return format, items
 
     def _entry(self, item: Item, part: Part, line: Line, digest: str, same: Repeat | None) -> Entry:
-        source = self._options.get("source")
-        source = _origin(self._context.path) if source is None else source
+        source = self._source
         role, tokenizer = self._options.get("role", "log"), self._options.get("tokenizer")
         records = [self._privacy.apply(_join(record, self._prompts)) for record in item.records]
         samples = [from_record(r, role=role, source=source, tokenizer=tokenizer) for r in records]

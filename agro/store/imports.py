@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from agro.store import queries
 from agro.store.ledger import BLOCK
 from agro.store.rows import SAMPLE, SELECT, Origin, of_text, sample_checksum, to_text
 from agro.store.samples import Samples
@@ -114,6 +115,12 @@ class Imports(Samples):
         rows = self._run("SELECT id, prompt_id = '' FROM samples WHERE file = ?", [file])
         ids = [i for i, erased in rows if not erased]
         return ids, len(rows) - len(ids)
+
+    def repeats(self, files: Sequence[str], after: int) -> tuple[int, int]:
+        """Of the samples of these files with higher ids than `after`, how many groups there are, and how
+        many of them have the response of an earlier sample of their group."""
+        [(groups, repeats)] = self._run(queries.REPEATS, [after, json.dumps(files)])
+        return groups, int(repeats)
 
     def take_back(self, file: str) -> int:
         """Erase a file's samples, so that it can be imported anew; returns how many."""

@@ -33,6 +33,7 @@ class Options(TypedDict, total=False):
     drop: Sequence[str]  # fields of the record that aren't stored, see `agro.formats.privacy`
     redact: bool  # keys and e-mail addresses
     redact_patterns: Sequence[str]  # other regular expressions
+    group_by: str | None  # the field by whose values rewards are normalized, see `agro.store.normalizing`
 
 
 def reading(options: Options) -> Reading:
@@ -53,6 +54,7 @@ def reading(options: Options) -> Reading:
         "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
         "drop": sorted(options.get("drop") or ()),
         "redact": options.get("redact", False),
+        "group-by": options.get("group_by"),
         "redact-pattern": sorted(map(_hash, options.get("redact_patterns") or ())),
     }
     return {name: value for name, value in values.items() if value}

@@ -31,6 +31,7 @@ class ImportReport:
     redacted: dict[str, int] = field(default_factory=dict)  # by kind
     tokens_dropped: int = 0  # samples without their tokens, since their text was changed
     recognized: str = ""
+    normalized: str = ""  # which rewards were, by --group-by
     left_out: dict[str, int] = field(default_factory=dict)  # records by the rule of their format
     columns_left: list[str] = field(default_factory=list)  # that the mapping doesn't name
     refused: list[Refusal] = field(default_factory=list)
@@ -50,6 +51,7 @@ class ImportReport:
             lines.append(
                 f"repeats: {self.repeats} of the new samples equal another one of their group; all are kept"
             )
+        lines += [self.normalized] if self.normalized else []
         lines += self._about_repeats() + self._about_privacy()
         lines += [f"left out: {count} records: {rule}" for rule, count in self.left_out.items()]
         if self.columns_left:

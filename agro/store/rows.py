@@ -13,6 +13,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -50,13 +51,18 @@ def insert_into(table: str, columns: tuple[str, ...]) -> str:
 
 INSERT = insert_into("samples", SAMPLE)
 _AT = {name: i for i, name in enumerate(SAMPLE)}
-_FIXED = [_AT[name] for name in ("id", *COLUMNS) if name not in REWARD]
+_INTEGERS = ("version", "step", "knows_behavior", "knows_tokens", "knows_kept", "record")
+_integers = itemgetter(_AT["id"], *map(_AT.__getitem__, _INTEGERS))
+_others = itemgetter(*(_AT[name] for name in COLUMNS if name not in (*REWARD, *_INTEGERS)))
+_reward = itemgetter(_AT["id"], *(_AT[name] for name in REWARD))
+_REDONE = _AT["redone"]
 
 
 def checksum(values: Iterable[Any]) -> int:
     """62 bits, and a lowest one of 0, of values as SQLite returns them: their types and all of their
     bytes."""
-    digest = blake2b(b"".join(map(_bytes, values)), digest_size=8).digest()
+    parts = [b"n" if value is None else _bytes(value) for value in values]
+    digest = blake2b(b"".join(parts), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 2 << 1
 
 
@@ -70,8 +76,8 @@ def sample_checksum(row: Sequence[Any]) -> int:
 
     So a change of the reward or of `redone` updates the checksum from the old one alone, and hides no damage.
     """
-    reward = reward_checksum(row[0], *(row[_AT[name]] for name in REWARD))
-    return (checksum([row[i] for i in _FIXED]) ^ reward) + int(row[_AT["redone"]])
+    fixed = checksum((repr(_integers(row)), *_others(row)))
+    return (fixed ^ checksum(_reward(row))) + int(row[_REDONE])
 
 
 def is_valid(row: Sequence[Any]) -> bool:
@@ -92,10 +98,17 @@ def state_of(reward: float | None, meta: dict[str, Any]) -> int:
 
 
 def to_row(
-    i: int, sample: Sample, run: str | None, step: int | None, origin: Origin | None
+    i: int,
+    sample: Sample,
+    prompt: tuple[Any, Any],
+    run: str | None,
+    step: int | None,
+    origin: Origin | None,
 ) -> tuple[Any, ...]:
-    """The values of `SAMPLE`, `i` its id. Raises `Refused` where `meta` or the like can't be stored as
-    JSON."""
+    """The values of `SAMPLE`, `i` its id, `prompt` its `prompt_columns`.
+
+    Raises `Refused` where `meta` or the like can't be stored as JSON.
+    """
     where = f"sample of prompt {sample.prompt_id}"
     versions = sample.version if isinstance(sample.version, np.ndarray) else None
     row = (
@@ -113,11 +126,11 @@ def to_row(
         int(sample.kept is not None),
         *((origin.file, origin.record, to_text(origin.part)) if origin else (None,) * 3),
         sample.reward,
-        *prompt_columns(sample.prompt, where),
+        *prompt,
         to_text(sample.response),
         to_text(sample.tokenizer),
         None if sample.sampling is None else to_text(dumps(sample.sampling, f"{where}: sampling")),
-        to_text(dumps(sample.meta, f"{where}: meta")),
+        to_text(dumps(sample.meta, f"{where}: meta")) if sample.meta else "{}",
         _blob(sample.tokens, "<i4"),
         _bits(sample.action),
         _bits(sample.learn),
@@ -170,7 +183,7 @@ def from_row(row: tuple[Any, ...]) -> Sample:
 def to_text(text: Any) -> Any:
     """The value that SQLite stores for a text, None included."""
     try:
-        if text is not None:
+        if text is not None and not text.isascii():
             text.encode()
     except UnicodeEncodeError:
         return text.encode("utf-8", "surrogatepass")
@@ -208,13 +221,11 @@ def _unbits(blob: bytes | None, count: int | None) -> NDArray[np.bool_] | None:
 
 
 def _bytes(value: Any) -> bytes:
-    if value is None:
-        return b"n"
+    if isinstance(value, str):
+        raw = value.encode("utf-8", "surrogateescape")
+        return b"t%d:%b" % (len(raw), raw)
     if isinstance(value, int):
         return b"i%d;" % value
     if isinstance(value, float):
         return b"f" + struct.pack("<d", value)
-    if isinstance(value, bytes):
-        return b"b%d:%b" % (len(value), value)
-    raw = value.encode("utf-8", "surrogateescape")
-    return b"t%d:%b" % (len(raw), raw)
+    return b"b%d:%b" % (len(value), value)

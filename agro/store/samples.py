@@ -5,27 +5,24 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any, Unpack
 
 from agro.errors import Refused
 from agro.store import queries
-from agro.store.groups import OtherPrompt
+from agro.store.adding import Adding
 from agro.store.ledger import Ledger
 from agro.store.queries import Filter
 from agro.store.records import Counts, Damage, Group, Known, Pair
 from agro.store.rows import (
-    INSERT,
     REWARD,
     STATES,
     Origin,
     from_row,
     is_valid_sample,
     of_text,
-    prompt_columns,
     reward_checksum,
     state_of,
-    to_row,
     to_text,
 )
 from agro.strictjson import dumps, loads
@@ -48,38 +45,17 @@ class Samples(Ledger):
         `origins`: where imported ones come from, each new.
         """
         samples = list(samples)  # before the lock is taken
-        known: Sequence[Origin | None] = origins or [None] * len(samples)
         with self.transaction():
-            self.check_prompts((sample.prompt_id, sample.prompt) for sample in samples)
-            [(last,)] = self._run("SELECT ifnull(max(id), 0) FROM samples")
-            rows = []
-            for i, (sample, origin) in enumerate(zip(samples, known, strict=True), last + 1):
-                rows.append(to_row(i, sample, run, step, origin))
-            self._run_many(INSERT, rows)
-        return [row[0] for row in rows]
+            adding = Adding(self)
+            adding.add(samples, origins or [None] * len(samples), run, step)
+            return adding.write()
 
     def check_prompts(self, prompts: Iterable[tuple[str, Text]]) -> None:
         """Raise `OtherPrompt` unless a prompt_id names one prompt, in the store and among these.
 
         `prompts`: (prompt_id, prompt). Redone and damaged samples don't count.
         """
-        known: dict[str, tuple[Text, str]] = {}
-        for prompt_id, prompt in prompts:
-            if prompt_id not in known:
-                known[prompt_id] = self._other_prompt(prompt_id, prompt) or (prompt, "added together with it")
-            before, place = known[prompt_id]
-            if before != prompt:
-                raise OtherPrompt(prompt_id, before, place, prompt)
-
-    def _other_prompt(self, prompt_id: str, prompt: Text) -> tuple[Text, str] | None:
-        """The prompt of a group, and where it is, unless it is stored as `prompt` is."""
-        where = f"prompt {prompt_id}"
-        rows = self._run(queries.IS_PROMPT, [to_text(prompt_id), *prompt_columns(prompt, where)])
-        if not rows or rows[0][1]:
-            return None
-        for sample in self.samples(ids=[rows[0][0]], on_damaged=lambda i: None):
-            return sample.prompt, f"sample {sample.id}, of {sample.source}"
-        return None
+        Adding(self).check(prompts)
 
     def samples(
         self,
@@ -110,13 +86,6 @@ class Samples(Ledger):
             else:
                 on_damaged(row[0])
 
-    def responses(self, prompt_ids: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """(prompt_id, response) of all samples of these groups, damaged ones included."""
-        for prompt_id in prompt_ids:
-            sql = "SELECT response FROM samples WHERE prompt_id = ? AND NOT redone"
-            for (response,) in self._run(sql, [to_text(prompt_id)]):
-                yield prompt_id, of_text(response)
-
     def rewards(
         self, run: str, prompt_ids: Iterable[str], *, without: Collection[int]
     ) -> dict[str, list[tuple[int, float]]]:
@@ -132,9 +101,13 @@ class Samples(Ledger):
 
     def groups(self, **chosen: Unpack[Filter]) -> list[Group]:
         """The groups of the chosen samples in the order in which they began."""
+        return list(self.each_group(**chosen))
+
+    def each_group(self, **chosen: Unpack[Filter]) -> Iterator[Group]:
+        """The same one by one, in constant memory."""
         clause, args = queries.where(**chosen)
-        rows = self._run(queries.GROUPS.format(where=clause), args)
-        return [Group(of_text(row[0]), *row[1:]) for row in rows]
+        for prompt_id, *numbers in self._each(queries.GROUPS.format(where=clause), args):
+            yield Group(of_text(prompt_id), *numbers)
 
     def origins(self, file: str, first: int, last: int) -> set[Origin]:
         """The origins of stored samples among records `first` to `last` of a file."""
@@ -165,16 +138,17 @@ class Samples(Ledger):
 
     def known(self, **chosen: Unpack[Filter]) -> list[Known]:
         """What is known of each of the chosen samples, without reading it."""
+        return list(self.each_known(**chosen))
+
+    def each_known(self, **chosen: Unpack[Filter]) -> Iterator[Known]:
+        """The same one by one, in constant memory."""
         clause, args = queries.where(**chosen)
         names = "knows_behavior, sampling, knows_kept, episode, role"
         columns = f"id, prompt_id, state = {queries.SCORED}, {names}"
-        rows = self._run(f"SELECT {columns} FROM samples WHERE {clause} ORDER BY id", args)
-        return [
-            Known(
-                i, of_text(group), bool(scored), bool(knows), _truncation(how, kept), of_text(episode), role
-            )
-            for i, group, scored, knows, how, kept, episode, role in rows
-        ]
+        rows = self._each(f"SELECT {columns} FROM samples WHERE {clause} ORDER BY id", args)
+        for i, group, scored, knows, how, kept, episode, role in rows:
+            excluded = "" if how is None else _truncation(how, kept)
+            yield Known(i, of_text(group), bool(scored), bool(knows), excluded, of_text(episode), role)
 
     def next_number(self, seed: int) -> int:
         """The number after the last response (`meta["index"]`) that was sampled with this seed; from 0.
@@ -243,7 +217,7 @@ class Samples(Ledger):
             raise self._refusal(Damage(samples=[i])) from None
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _truncation(sampling: str | bytes | None, kept: int) -> str:
     """`Sample.truncation`, from the JSON text of `sampling` and whether there are kept sets.
 

@@ -12,9 +12,10 @@ from agro.store.database import BUSY_TIMEOUT
 from agro.store.drawing import Drawing
 from agro.store.forgetting import Forgetting
 from agro.store.requests import Requests
+from agro.store.surveying import Surveying
 
 
-class Store(Drawing, Requests, Forgetting):
+class Store(Drawing, Requests, Forgetting, Surveying):
     """Samples in the order in which they were added. Open one connection per process and thread.
 
     A method writes in one transaction, which is on the disk when it returns; `transaction()` joins several. A

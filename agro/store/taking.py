@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from agro.errors import Refused
 from agro.formats.protocol import Format, Row
+from agro.store.adding import Adding
 from agro.store.groups import OtherPrompt
 from agro.store.imports import Imported, Place, forgotten
 from agro.store.options import Reading, difference
@@ -74,7 +75,7 @@ class Taking:
 
     def __init__(self, store: Store, report: ImportReport, how: Reading, license: str | None) -> None:
         self._store, self._report, self._how, self._license = store, report, how, license
-        self._equal = _Equal(store)
+        [(self._last,)] = store._run("SELECT ifnull(max(id), 0) FROM samples")
 
     def check(self, path: Path, digest: str, *, replacing: bool) -> None:
         """Raise `Refused` for a file that was read with other options, and for one that can't be replaced."""
@@ -103,44 +104,50 @@ class Taking:
         with self._store.transaction():
             known = self._store.origins(digest, *numbers)
             new = self._new(entries, known)
-            self._equal.look_up({entry.samples[0].prompt_id for entry in new})
+            adding, pairs = Adding(self._store), list[Pair]()
             identities = self._store.identities({entry.same.identity for entry in new if entry.same})
             taken: dict[str, Place] = {}
             for entry in new:
                 same = entry.same
                 if same and (identities | taken).get(same.identity, entry.place) != entry.place:
                     self._count(self._report.repeated, same.rule, entry)
-                elif self._add(entry) and same:
+                elif self._add(entry, adding, pairs) and same:
                     taken[same.identity] = entry.place
+            adding.write()
+            if pairs:
+                self._store.add_pairs(pairs)
             self._store.note_identities(taken)
             self._note(path, digest, is_new=bool(new))
-        self._report.groups = len(self._equal.groups)
+
+    def finish(self, digests: Sequence[str]) -> None:
+        """Count the groups of what was added of these files, and the responses that equal an earlier one of
+        their group."""
+        self._report.groups, self._report.repeats = self._store.repeats(digests, self._last)
 
     def _new(self, entries: Sequence[Entry], known: set[Origin]) -> list[Entry]:
         new = []
         for entry in entries:
             if entry.origins[0] in known:
                 self._report.duplicates += len(entry.samples)
-            elif not known.isdisjoint(map(forgotten, entry.origins)):
+            elif known and not known.isdisjoint(map(forgotten, entry.origins)):
                 self._report.forgotten += len(entry.samples)
             else:
                 new.append(entry)
         return new
 
-    def _add(self, entry: Entry) -> bool:
+    def _add(self, entry: Entry, adding: Adding, pairs: list[Pair]) -> bool:
         """Add an entry; not where its prompt isn't that of its group."""
         try:
-            ids = self._store.append(entry.samples, origins=entry.origins)
+            ids = adding.add(entry.samples, entry.origins)
         except OtherPrompt as error:
             self._report.refused.append(Refusal(entry.where, str(error)))
             return False
         if entry.judged:
-            self._store.add_pairs([Pair(ids[0], ids[1], *entry.votes)])
+            pairs.append(Pair(ids[0], ids[1], *entry.votes))
             self._report.pairs += 1
         for sample in entry.samples:
             self._report.samples += 1
             self._report.scored += sample.reward is not None
-            self._report.repeats += self._equal.add(sample)
         return True
 
     def _note(self, path: Path, digest: str, *, is_new: bool) -> None:
@@ -158,27 +165,3 @@ class Taking:
     @staticmethod
     def _count(counts: dict[str, int], name: str, entry: Entry) -> None:
         counts[name] = counts.get(name, 0) + len(entry.samples)
-
-
-class _Equal:
-    """Whether responses equal another one of their group."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._responses: dict[str, set[int]] = {}  # prompt_id: hashes
-        self.groups: set[str] = set()  # that got a sample
-
-    def look_up(self, prompt_ids: set[str]) -> None:
-        """Read what the store has of these groups, before samples of them are added."""
-        new = prompt_ids - self._responses.keys()
-        self._responses |= {prompt_id: set() for prompt_id in new}
-        for prompt_id, response in self._store.responses(new):
-            self._responses[prompt_id].add(hash(response))
-
-    def add(self, sample: Sample) -> bool:
-        """Note a new sample; whether its response equals another one of its group."""
-        self.groups.add(sample.prompt_id)
-        responses, key = self._responses[sample.prompt_id], hash(sample.response)
-        is_repeat = key in responses
-        responses.add(key)
-        return is_repeat

@@ -130,7 +130,7 @@ def _check_measured(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:
 
 def _measures_kl(config: RunConfig) -> bool:
     """Whether kl_ref is measured in a phase."""
-    return config.data.samples_fresh and (REF_LOGP in _needed(config) or config.evaluate.beta is not None)
+    return config.data.samples and (REF_LOGP in _needed(config) or config.evaluate.beta is not None)
 
 
 def _check_shared(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:

@@ -15,7 +15,7 @@ def check_phase(config: RunConfig, where: str) -> None:
     name, data = config.objective.name, config.data
     options = get(name).resolve(name, options_at(config.objective.options, 0))
     needs = get(name).needs(options)
-    if is_tuned(config.objective.options.get("beta")) and (not data.samples_fresh or REF_LOGP not in needs):
+    if is_tuned(config.objective.options.get("beta")) and (not data.samples or REF_LOGP not in needs):
         raise Refused(
             f"{where}objective.beta with target_kl follows kl_ref, which is measured on fresh samples of an "
             f"objective that needs the reference, but data.replay = {data.replay} and the objective is "
@@ -42,7 +42,8 @@ def check_phase(config: RunConfig, where: str) -> None:
             f"{where}objective {name} needs groups of at least {least} responses, but sampler.n is "
             f"{config.sampler.n}"
         )
-    least = least_responses(needs, "expert")
+    _check_completing(config, needs, where)
+    least = least_responses(needs, "expert") - (data.complete_groups or 0)
     if data.group_size is not None and data.draws_stored and data.group_size < least:
         raise Refused(
             f"{where}objective {name} needs groups of at least {least} responses, but data.group_size is "
@@ -61,7 +62,7 @@ def _check_origin(config: RunConfig, needs: set[Need], where: str) -> None:
             f"{data.replay}. What to do: data.replay = 1, from a data.store with judged pairs (agro import), "
             "or an objective on rewards, such as agro."
         )
-    if BEHAVIOR_LOGP in needs and data.samples_fresh:
+    if BEHAVIOR_LOGP in needs and data.samples:
         _check_truncation(config, where)
     stale = config.source.kind == "elsewhere" and data.max_age != 0
     for need in ordered(needs):
@@ -77,6 +78,40 @@ def _check_origin(config: RunConfig, needs: set[Need], where: str) -> None:
                 f"{where}objective {name} needs {need.what}, but data.replay = {data.replay} draws stored "
                 f"samples. What to do: {need.way_out}."
             )
+
+
+def _check_completing(config: RunConfig, needs: set[Need], where: str) -> None:
+    """What data.complete_groups and data.reward_scale can't be combined with."""
+    data = config.data
+    stored = [
+        name
+        for name, given in (
+            ("min_reward", data.min_reward is not None),
+            ("best_of_group", data.best_of_group),
+            ("spread", data.spread),
+        )
+        if given
+    ]
+    if data.reward_scale and stored:
+        raise Refused(
+            f"{where}data.reward_scale maps rewards after the draw, but data.{stored[0]} compares them as "
+            "they are stored; remove one of the two"
+        )
+    if data.complete_groups is None:
+        return
+    problem = ""
+    if not data.draws_stored or data.store is None:
+        problem = "completes stored groups, but none is drawn: set data.store and data.replay"
+    elif PAIRS in needs:
+        problem = f"samples responses without judgments, but objective {config.objective.name} needs pairs"
+    elif config.source.kind != "inline":
+        problem = f'samples in the step, but source.kind is "{config.source.kind}"'
+    elif data.spread:
+        problem = "and data.spread exclude each other: whether rewards differ isn't known before it samples"
+    if problem:
+        raise Refused(
+            f"{where}data.complete_groups = {data.complete_groups} {problem}; change one of the two"
+        )
 
 
 def _check_truncation(config: RunConfig, where: str) -> None:

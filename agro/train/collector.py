@@ -17,7 +17,6 @@ from pathlib import Path
 from agro.config import RunConfig, check_texts
 from agro.engines import Engine
 from agro.errors import Refused
-from agro.files import digest
 from agro.policy import Policy
 from agro.rewards import Reward, load_reward
 from agro.rollout import Activity, Rollout, Task, collect
@@ -26,7 +25,7 @@ from agro.rollout.reward import EpisodeReward
 from agro.store import Store
 from agro.store.requests import ledger_of
 from agro.train.elsewhere import LATEST, POLL_SECONDS, Published, ahead
-from agro.train.inputs import prompts_to_sample, valid_prompts
+from agro.train.inputs import configured_prompts, digest_of, valid_prompts
 from agro.train.kept import recording
 from agro.train.phases import derive
 from agro.train.source import PromptOrder
@@ -51,14 +50,14 @@ class Collector:
                 f"{run}: expected a run with source.kind = elsewhere, got {self.config.source.kind}, which "
                 "samples in the trainer's process"
             )
-        if self.config.data.prompts is None:
+        if not self.config.data.prompts:
             raise Refused(f"{run}: data.prompts isn't set, so there is nothing to sample from")
-        if record["inputs"]["data.prompts"] != digest(Path(self.config.data.prompts)):
+        if record["inputs"]["data.prompts"] != digest_of(self.config.data.paths("prompts")):
             raise Refused(
                 f"{run}: data.prompts: {self.config.data.prompts} has changed since the run began, whose "
                 "prompts have numbers in its order. What to do: put it back, or start a new run"
             )
-        self.prompts = prompts_to_sample(self.config.data)
+        self.prompts, _ = configured_prompts(self.config.data, "prompts")
         self.name = uuid.uuid4().hex
         self.store_file = Path(self.config.data.store) if self.config.data.store else run / "store.db"
 
@@ -69,7 +68,7 @@ class Collector:
         made = 0
         reward = EpisodeReward(load_reward(self.config.reward))
         with closing(reward), Store.open(self.store_file, create=False) as store, alive(self.run, self.name):
-            engine = embedded(policy, published.version)
+            engine = embedded(policy, published.version, fused=self.config.engine.fused)
             deadline = self._deadline()
             while not published.ended:
                 config = recording(self.config, self.config.phase(published.phase))

@@ -16,7 +16,7 @@ from agro.config.override import LENGTH
 from agro.errors import Refused
 from agro.numbers import count
 from agro.store import Store
-from agro.train.inputs import exists
+from agro.store.database import exists
 from agro.train.phases import Phase
 
 

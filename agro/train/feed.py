@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +21,7 @@ from agro.train.collate import collate, staleness
 from agro.train.kept import has_ratios
 from agro.train.learner import Learner
 from agro.train.phases import Phase
+from agro.train.scales import check_drawn, rescaled
 from agro.train.state import Position
 from agro.train.trainable import named
 from agro.train.values import TrackedValues, Values
@@ -166,7 +167,14 @@ class Feed:
         return cls(phase, learner, values, cache)
 
     def valid(self, drawn: Drawn, made: Iterable[int]) -> Valid:
-        """The samples of a draw that can be trained on. `made`: ids of those generated for this step."""
+        """The samples of a draw that can be trained on, with rewards as data.reward_scale maps them.
+
+        `made`: ids of those generated for this step. Raises `Refused` where rewards of different scales meet.
+        """
+        data = self.phase.config.data
+        drawn = replace(drawn, samples=rescaled(drawn.samples, data))
+        if REWARD in self.needs:
+            check_drawn(drawn.samples, data)
         if BEHAVIOR_LOGP in self.needs:
             [need] = [need for need in self.needs if need == BEHAVIOR_LOGP]
             own = [sample for sample in drawn.samples if need.applies_to(sample.role)]

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from agro.config import Data
+from agro.encoding import Encoder, InvalidSample
+from agro.errors import Refused
+from agro.rewards.function import RESERVED
 from agro.rollout import Collected
-from agro.store import Store
+from agro.store import Picked, Store
 from agro.train.collate import total_reward
 from agro.train.source import Source, Wanted
+from agro.types import Prompt
 
 ROUNDS = 10  # of sampling for a step
 
@@ -42,6 +47,58 @@ def fill(source: Source, store: Store, wanted: Wanted, *, spread: bool) -> Fille
         prompts += missing
     ids = tuple(i for group in kept for i in group)
     return Filled(_joined(parts, ids), prompts, equal=sum(len(part.ids) for part in parts) - len(ids))
+
+
+def complete(
+    source: Source,
+    store: Store,
+    filled: Filled,
+    picks: Sequence[Picked],
+    wanted: Wanted,
+    encoder: Encoder,
+) -> tuple[Filled, list[Picked]]:
+    """Sample `data.complete_groups` responses to the prompt of each picked group.
+
+    Returns them together with what was sampled before, and the groups whose prompt the model can be asked.
+    """
+    asked = []
+    kept = []
+    for picked in picks:
+        valid = []
+        for prompt_id in picked.groups:
+            prompt = stored_prompt(store, prompt_id)
+            if prompt is not None and _has_room(prompt, encoder, picked.rule.data):
+                asked.append(prompt)
+                valid.append(prompt_id)
+        kept.append(Picked(picked.rule, valid))
+    if not asked:
+        return filled, kept
+    made = source.fill(Wanted(wanted.step, 0, wanted.first, joining=asked))
+    both = _joined([filled.made, made], (*filled.made.ids, *made.ids))
+    return replace(filled, made=both), kept
+
+
+def stored_prompt(store: Store, prompt_id: str) -> Prompt | None:
+    """The prompt of a group, with the columns of its first intact record; None where none is intact."""
+    for sample in store.samples(prompt_id=prompt_id, on_damaged=lambda i: None):
+        columns = {name: value for name, value in sample.meta.items() if name not in RESERVED}
+        return Prompt(sample.prompt, sample.prompt_id, columns)
+    return None
+
+
+def _has_room(prompt: Prompt, encoder: Encoder, data: Data) -> bool:
+    """Whether the model can be asked a stored prompt; others are refused, unless data.invalid_prompts drops
+    them."""
+    try:
+        encoder.asked(prompt)
+    except InvalidSample as error:
+        if data.invalid_prompts == "drop":
+            return False
+        raise Refused(
+            f"data.complete_groups: stored prompt {prompt.id} can't be sampled to: {error}. What to do: "
+            'delete it (agro forget --prompt-id), or set data.invalid_prompts = "drop"'
+        ) from None
+    return True
 
 
 def _with_spread(store: Store, ids: Sequence[int]) -> list[list[int]]:

@@ -18,6 +18,7 @@ from agro.train.diagnostics import distances, ranking, summary
 from agro.train.feed import one_each, select_valid
 from agro.train.learner import Learner
 from agro.train.log_ratios import best_and_worst, exponential, kl_of_best, log_mean_ratios, mean
+from agro.train.scales import rescaled
 from agro.types import Batch, Sample
 
 TOGETHER = 64  # groups in one batch
@@ -51,7 +52,7 @@ class HeldOutGroups:
             found = store.samples(**chosen)
             if data.hold_out:
                 found = (s for s in found if is_held_out(s.prompt_id, data.hold_out))
-            samples = sorted(found, key=_first_seen())
+            samples = rescaled(sorted(found, key=_first_seen()), data)
         valid = select_valid(Drawn(samples), learner.encoder, config.train.max_length, {REWARD, GROUPS})
         by_prompt: dict[str, list[Sample]] = {}
         for sample in valid.samples:

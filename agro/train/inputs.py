@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agro.config import Data, RunConfig
 from agro.encoding import Encoder, InvalidSample
 from agro.errors import Refused
-from agro.files import digest
+from agro.formats import records
 from agro.policy import Policy
-from agro.prompts import load_prompts
+from agro.prompts import read_prompts
 from agro.reference import fingerprint
+from agro.rewards import Reward
 from agro.store import Store, is_held_out
+from agro.store.database import exists
 from agro.store.queries import chosen
 from agro.train.check import takes_stored_value
 from agro.train.phases import Phase
 from agro.types import Prompt, Text
-
-
-def exists(store: Path) -> bool:
-    """Whether a store was made: a run that ended while it made one leaves an empty file."""
-    return store.exists() and store.stat().st_size > 0
 
 
 def valued_prompts(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Path) -> dict[str, Text]:
@@ -54,15 +51,39 @@ def fingerprints(config: RunConfig, policy: Policy, reference: Policy | None) ->
     if reference is not None and config.policy.reference == "model":
         found["policy.reference_model"] = fingerprint(reference)
     for key in ("prompts", "eval_prompts"):
-        path = getattr(config.data, key)
-        if path is not None:
-            found[f"data.{key}"] = digest(Path(path))
+        paths = config.data.paths(key)
+        if paths:
+            found[f"data.{key}"] = digest_of(paths)
     return found
 
 
-def prompts_to_sample(data: Data) -> list[Prompt]:
-    """The prompts of `data.prompts` without those of `data.hold_out`; raises `Refused` where none is left."""
-    prompts = load_prompts(data.prompts) if data.prompts else []
+def digest_of(paths: Sequence[str]) -> str:
+    """What tells the content of files of prompts from others."""
+    return " ".join(map(records.fingerprint, paths))
+
+
+def configured_prompts(data: Data, key: str) -> tuple[list[Prompt], list[str]]:
+    """The prompts of `data.{key}`, none where it isn't set, and notes on those that are dropped.
+
+    Those to train on are without those of `data.hold_out`. Raises `Refused` for prompts that are there
+    twice, unless data.invalid_prompts drops them, and where none is left.
+    """
+    paths = data.paths(key)
+    if not paths:
+        return [], []
+    prompts, repeated = read_prompts(paths, data.columns)
+    if key == "prompts":
+        prompts = _without_held_out(prompts, data)
+    if not repeated:
+        return prompts, []
+    text = f"data.{key}: {len(repeated)} prompts are there twice ({'; '.join(repeated[:3])})"
+    if data.invalid_prompts == "refuse":
+        raise Refused(f'{text}. What to do: keep one of each, or set data.invalid_prompts = "drop"')
+    return prompts, [f"{text}; they are dropped"]
+
+
+def _without_held_out(prompts: Sequence[Prompt], data: Data) -> list[Prompt]:
+    """The prompts without those of `data.hold_out`; raises `Refused` where none is left."""
     kept = [prompt for prompt in prompts if not is_held_out(prompt.id, data.hold_out)]
     if prompts and not kept:
         raise Refused(
@@ -70,6 +91,28 @@ def prompts_to_sample(data: Data) -> list[Prompt]:
             "it"
         )
     return kept
+
+
+def check_scorable(reward: Reward, asked: Mapping[str, Sequence[Prompt]], most: float) -> list[str]:
+    """Notes on prompts whose responses can't be scored, since they lack a column that `reward` reads.
+
+    Where more than the share `most` of those of one key of `asked` do, closes it and raises `Refused`.
+    """
+    notes = []
+    for key, prompts in asked.items():
+        problems = [(prompt, reward.problem(prompt.columns)) for prompt in prompts]
+        bad = [f"{problem} (prompt {prompt.id})" for prompt, problem in problems if problem]
+        text = f"data.{key}: {len(bad)} of {len(prompts)} prompts can't be scored: {'; '.join(bad[:3])}"
+        if len(bad) > most * len(prompts):
+            reward.close()
+            has = ", ".join(prompts[0].columns) or "none but the prompt"
+            raise Refused(
+                f"{text}. The columns of the first are: {has}. What to do: add the column, or name it, such "
+                'as data.columns.answer = "COLUMN"'
+            )
+        if bad:
+            notes.append(text)
+    return notes
 
 
 def valid_prompts(

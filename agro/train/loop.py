@@ -22,7 +22,7 @@ from agro.rollout import Activity
 from agro.runs.folder import Run
 from agro.store import At, Drawn, Picked, Store
 from agro.train.feed import Feed, Valid
-from agro.train.filling import Filled, fill
+from agro.train.filling import Filled, complete, fill
 from agro.train.learner import Learner
 from agro.train.measure import describe_batch, describe_step
 from agro.train.monitors import GO, Action, Monitor, View
@@ -169,10 +169,11 @@ class Loop:
             groups = self.store.pick(rule, at, self.activity.check, taken)
             picks.append(self.parts.feed.choose(self.store, Picked(rule, groups), at))
             taken |= set(picks[-1].groups)
-        fresh = phase.config.train.groups - len(taken)
-        filled = fill(
-            self.parts.source, self.store, Wanted(at.step, fresh, position.prompts), spread=data.spread
-        )
+        source = self.parts.source
+        wanted = Wanted(at.step, phase.config.train.groups - len(taken), position.prompts)
+        filled = fill(source, self.store, wanted, spread=data.spread)
+        if data.complete_groups:
+            filled, picks = complete(source, self.store, filled, picks, wanted, self.learner.encoder)
         drawn = self.store.draw_picked(picks, at, filled.made.ids, phase.joining())
         for sample in drawn.damaged:
             self.say(f"damaged: sample {sample.id} of {self.store.path}; dropped from step {at.step}")

@@ -13,6 +13,7 @@ from agro.config import RunConfig
 from agro.generation import ignored_settings
 from agro.objectives import get
 from agro.policy import Policy
+from agro.pretrained import LARGE, cores, parameters
 from agro.train.check import has_groups_to_measure, measures_consistency
 from agro.train.kept import describe
 from agro.train.schedule import options_at
@@ -49,6 +50,12 @@ def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[
         lines.append(
             f"the context is {policy.context} of the model's {positions} tokens: in longer passes, LongRoPE "
             "changes the log-probs of all sequences"
+        )
+    count = parameters(policy.model)
+    if config.policy.threads == "auto" and count >= LARGE and policy.device.type == "cpu":
+        lines.append(
+            f"policy.threads = auto: {cores()} CPU threads for {count / 1e6:.0f} million parameters. With "
+            "another number of threads the last bits of the weights differ"
         )
     for name in config.phase_names:
         objective = config.phase(name).objective

@@ -86,10 +86,11 @@ class Phase:
         """So many groups from the store; `name`: of the role or source, see data.replay."""
         data, objective, source = self.config.data, self.config.objective, self.config.source
         needs = get(objective.name).needed(objective.options)
+        least = least_responses(needs, "expert") - (data.complete_groups or 0)  # these join each group
         return DrawRule(
             groups,
             data.part(name),
-            min_group=least_responses(needs, "expert"),
+            min_group=max(1, least),
             scored_only=any(n == REWARD and n.applies_to(r) for n in needs for r in data.roles or ROLES),
             pairs="pairs" in needs,
             fewer=data.samples_fresh,  # a store that is still filling gives what it has

@@ -48,10 +48,12 @@ def phase_counts(phase: Phase, store: Store | None, heldout: int) -> dict[str, A
     train, sampler, every = config.train, config.sampler, config.evaluate.every
     stored = sum(phase.stored_groups(at) for at in range(phase.steps))
     fresh = phase.steps * train.groups - stored
+    joining = config.data.complete_groups or 0
+    sampled = fresh * sampler.n + stored * joining
     per_group = _stored_responses(phase, store)
     trained = None
     if per_group is not None or not stored:
-        trained = round(fresh * sampler.n + stored * (per_group or 0))
+        trained = round(sampled + stored * (per_group or 0))
     evaluations = 0
     if heldout:
         evaluations = 1 + (phase.begins == 0)
@@ -63,8 +65,8 @@ def phase_counts(phase: Phase, store: Store | None, heldout: int) -> dict[str, A
         "updates": phase.steps * train.updates,
         "fresh_groups": fresh,
         "stored_groups": stored,
-        "responses_sampled": fresh * sampler.n,
-        "tokens_sampled_at_most": fresh * sampler.n * _most_new(config),
+        "responses_sampled": sampled,
+        "tokens_sampled_at_most": sampled * _most_new(config),
         "responses_trained": trained,
         "evaluations": evaluations,
         "responses_evaluated": evaluations * heldout * config.evaluate.n,
@@ -146,7 +148,7 @@ def memory(policy: Policy, reference: Policy | None, config: RunConfig, width: i
 
 def _sampling_batch(config: RunConfig) -> int:
     """Responses that are sampled at once; 0 for a phase that only draws from the store."""
-    if not config.data.samples_fresh:
+    if not config.data.samples:
         return 0
     return min(config.sampler.batch, config.train.groups * config.sampler.n)
 
@@ -168,7 +170,7 @@ def _sampling_speed(policy: Policy, config: RunConfig, prompts: Sequence[Prompt]
     batch = _sampling_batch(config)
     requests = [Prompt(prompts[i % len(prompts)].text, id=str(i)) for i in range(batch)]
     changes = {"max_new": min(PROBED, config.sampler.max_new), "batch": batch, "stop": ()}
-    rollout = Rollout(policy.encoder, embedded(policy))
+    rollout = Rollout(policy.encoder, embedded(policy, fused=config.engine.fused))
     start = time.perf_counter()
     samples = list(rollout.sample(requests, 1, config.sampler.model_copy(update=changes)))
     seconds = time.perf_counter() - start

@@ -24,13 +24,17 @@ class Wanted:
     groups: int
     first: int  # number of the first prompt, in the order of the phase
     before: int = 0  # groups that were sampled for this step already
+    joining: Sequence[Prompt] = ()  # prompts of stored groups, which get data.complete_groups responses
 
 
 class Source(Protocol):
     """Where fresh samples come from."""
 
     def fill(self, wanted: Wanted) -> Collected:
-        """Return once the store has the requested groups, with the ids of their samples."""
+        """Return once the store has the requested groups, with the ids of their samples.
+
+        With `joining` prompts it samples to these, and to no others.
+        """
         ...
 
     def publish(self, learner: Learner) -> None:
@@ -71,6 +75,8 @@ class Inline:
     weights: Path | None = None  # folder of published weights; None where the engine shares the learner's
 
     def fill(self, wanted: Wanted) -> Collected:
+        if wanted.joining:
+            return self._complete(wanted)
         if not wanted.groups:
             return Collected()
         config = self.config
@@ -79,6 +85,14 @@ class Inline:
         task = Task(self.run, wanted.step, seed, numbers, max_failed=config.reward.max_failed)
         prompts = self.prompts.take(wanted.first, wanted.groups)
         return collect(self.rollout, prompts, config.sampler, self.store, task, self.reward, self.activity)
+
+    def _complete(self, wanted: Wanted) -> Collected:
+        """`data.complete_groups` responses to each of the prompts of stored groups."""
+        config = self.config
+        seed = derive(config.train.seed, "complete", wanted.step)
+        task = Task(self.run, wanted.step, seed, max_failed=config.reward.max_failed)
+        sampler = config.sampler.model_copy(update={"n": config.data.complete_groups})
+        return collect(self.rollout, wanted.joining, sampler, self.store, task, self.reward, self.activity)
 
     def publish(self, learner: Learner) -> None:
         if self.weights is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -12,13 +12,16 @@ from agro.config import Data, RunConfig
 from agro.errors import Refused
 from agro.objectives import Need, get
 from agro.objectives.needs import PAIRS, REWARD, VOTES, grouping, ordered
-from agro.store import Known, Pair, Store, is_held_out
+from agro.store import At, Known, Pair, Store, is_held_out
+from agro.store.database import exists
 from agro.store.queries import chosen
 from agro.train.collate import total_reward
-from agro.train.inputs import exists
+from agro.train.phases import Phase
+from agro.train.scales import check_scales
 from agro.train.schedule import options_at
 from agro.types import Prompt, Sample
 
+NAMED = 3  # samples or groups in a message
 OWN = "policy"  # source and role of the samples that a run makes itself
 
 
@@ -38,7 +41,7 @@ def check_stores(configs: Sequence[RunConfig], prompts: Sequence[Prompt], path: 
         with Store.open(path, read_only=True) as store:
             store.check_prompts((p.id, p.text) for p in prompts)
             for config in configs:
-                adds = adds or config.data.samples_fresh
+                adds = adds or config.data.samples
                 if config.data.draws_stored:
                     check_names(config.data, store, adds=adds)
             for config in configs[: len(stored_only) + 1]:
@@ -47,6 +50,21 @@ def check_stores(configs: Sequence[RunConfig], prompts: Sequence[Prompt], path: 
     for config in configs:
         if config.data.eval_store:
             Store.open(config.data.eval_store, read_only=True, create=False).close()
+
+
+def check_enough(phases: Sequence[Phase], path: Path) -> None:
+    """Raise `Refused` where the store has fewer groups than a step draws, before anything adds to it.
+
+    Of the first phases, up to one that samples. Staleness, by which groups come and go, is left to the step.
+    """
+    for phase in takewhile(lambda phase: not phase.config.data.samples_fresh, phases):
+        data = phase.config.data
+        waits = phase.config.source.kind == "elsewhere"
+        if waits or data.max_age is not None or data.order == "age_weighted":
+            continue
+        with Store.open(path, read_only=True) as store:
+            for rule in phase.rules(0):
+                store.require(rule, At("", 0, 0, 0))
 
 
 def check_names(data: Data, store: Store, *, adds: bool) -> None:
@@ -75,53 +93,90 @@ def check_names(data: Data, store: Store, *, adds: bool) -> None:
 def check_store(config: RunConfig, store: Store) -> list[str]:
     """Raise `Refused` where the objective can't train on what would be drawn; returns notes on the rest."""
     data = config.data
-    stored = store.known(**chosen(data))
-    rows = [row for row in stored if not is_held_out(row.prompt_id, data.hold_out)]
-    if not rows and data.samples_fresh:
+    options = options_at(config.objective.options, 0)
+    check = _Check(config, store, get(config.objective.name).needed(options))
+    check.samples()
+    if not check.total and data.samples_fresh:
         return ["the store is empty: all groups are sampled until it isn't"]
-    if not rows:
+    if not check.total:
         raise Refused(
             f"data.store: {store.path} has no samples that data.roles, data.sources, data.min_reward and "
             "data.best_of_group admit; import some (agro import)"
         )
-    options = options_at(config.objective.options, 0)
-    check = _Check(config, store, rows, get(config.objective.name).needed(options))
-    check.samples()
+    check.refuse_missing()
     check.episodes()
     sizes = check.pairs() if PAIRS in check.needs else check.responses()
     check.groups(sizes, drop=options.get("singletons") == "drop")
+    if REWARD in check.needs:
+        check_scales(data, store)
     return check.notes
 
 
 @dataclass
+class _Missing:
+    """The samples without a need: how many, and the first of them by name."""
+
+    count: int = 0
+    named: list[str] = field(default_factory=list)
+
+    def add(self, row: Known) -> None:
+        self.count += 1
+        if len(self.named) < NAMED:
+            self.named += _named([row])
+
+
+@dataclass
 class _Check:
-    """The stored samples of a run, `rows`, against the needs of its objective."""
+    """The stored samples of a run against the needs of its objective, read in constant memory."""
 
     config: RunConfig
     store: Store
-    rows: Sequence[Known]
     needs: Set[Need]
     notes: list[str] = field(default_factory=list)  # what isn't drawn
+    total: int = 0  # samples
+    missing: dict[Need, _Missing] = field(default_factory=dict)
+    in_episodes: list[Known] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return self.config.objective.name
 
+    def rows(self) -> Iterator[Known]:
+        """The samples that may be drawn."""
+        share = self.config.data.hold_out
+        for row in self.store.each_known(**chosen(self.config.data)):
+            if not is_held_out(row.prompt_id, share):
+                yield row
+
     def samples(self) -> None:
+        """Count the samples, and those without each need."""
+        needs = ordered(self.needs)
+        self.missing = {need: _Missing() for need in needs}
+        of_kind: dict[tuple[object, ...], list[Need]] = {}  # what a kind of samples doesn't have
+        for row in self.rows():
+            self.total += 1
+            kind = (row.scored, row.knows_behavior, row.truncation, row.role)
+            if kind not in of_kind:
+                of_kind[kind] = [n for n in needs if n.applies_to(row.role) and n.missing_in(row)]
+            for need in of_kind[kind]:
+                self.missing[need].add(row)
+            if row.episode is not None:
+                self.in_episodes.append(row)
+
+    def refuse_missing(self) -> None:
         """Refuse samples without a need that all must have, or that none has."""
-        for need in ordered(self.needs):
-            missing = [row for row in self.rows if need.applies_to(row.role) and need.missing_in(row)]
-            if missing and (len(missing) == len(self.rows) or not need.optional):
-                raise need.refusal(self.name, _named(missing), len(self.rows))
-            if missing:
-                share = f"{len(missing)} of {len(self.rows)}"
+        for need, found in self.missing.items():
+            if found.count and (found.count == self.total or not need.optional):
+                raise need.refusal(self.name, found.named, self.total, count=found.count)
+            if found.count:
+                share = f"{found.count} of {self.total}"
                 self.notes.append(f"{share} samples have no {need} and aren't drawn")
 
     def episodes(self) -> None:
         """Refuse rows of one episode with different rewards: they are one response."""
         if REWARD not in self.needs:
             return
-        parts = [row for row in self.rows if row.episode is not None]
+        parts = self.in_episodes
         unscored = {(row.prompt_id, row.episode) for row in parts if not row.scored}
         rows = [row.id for row in parts if (row.prompt_id, row.episode) not in unscored]
         first: dict[tuple[str, str | None], Sample] = {}
@@ -136,40 +191,46 @@ class _Check:
                     "import each row with the reward of the complete episode"
                 )
 
-    def groups(self, sizes: dict[str, int], *, drop: bool) -> None:
+    def groups(self, sizes: Iterable[tuple[str, int]], *, drop: bool) -> None:
         """Refuse groups that are too small, unless `drop`. `sizes`: responses, or pairs, by prompt."""
         need = grouping(self.needs)
         if need is None:
             return
+        fresh = self.config.data.complete_groups or 0  # responses that join each of them
         least = 1 if need == PAIRS else need.least
-        small = [prompt for prompt, size in sizes.items() if size < least]
-        if small and not drop:
-            raise need.refusal(self.name, small, len(sizes), f"groups in {self.store.path}")
-        if small:
-            self.notes.append(f"{len(small)} of {len(sizes)} groups don't have {need.what} and aren't drawn")
+        count, total, first = 0, 0, list[str]()
+        for prompt, size in sizes:
+            total += 1
+            if size + fresh < least:
+                count += 1
+                first += [prompt] if len(first) < NAMED else []
+        if count and not drop:
+            raise need.refusal(self.name, first, total, f"groups in {self.store.path}", count)
+        if count:
+            self.notes.append(f"{count} of {total} groups don't have {need.what} and aren't drawn")
 
-    def responses(self) -> dict[str, int]:
+    def responses(self) -> Iterator[tuple[str, int]]:
         """By prompt the number of responses that can be drawn, where there are any."""
         data = self.config.data
         need = grouping(self.needs)
         if need is not None and need.but_experts:
-            own = {(r.prompt_id, r.episode or r.id) for r in self.rows if need.applies_to(r.role)}
-            return dict(Counter(prompt for prompt, _ in own))
-        sizes = {}
-        for group in self.store.groups(**chosen(data)):
+            own = {(r.prompt_id, r.episode or r.id) for r in self.rows() if need.applies_to(r.role)}
+            yield from Counter(prompt for prompt, _ in own).items()
+            return
+        for group in self.store.each_group(**chosen(data)):
             size = group.scored if REWARD in self.needs else group.size
             if size and not is_held_out(group.prompt_id, data.hold_out):
-                sizes[group.prompt_id] = size
-        return sizes
+                yield group.prompt_id, size
 
-    def pairs(self) -> dict[str, int]:
+    def pairs(self) -> Iterable[tuple[str, int]]:
         """By prompt the number of its pairs. Refuses a store without pairs, and missing votes."""
-        judged = pairs_among(self.rows, self.needs, self.store)
+        rows = list(self.rows())
+        judged = pairs_among(rows, self.needs, self.store)
         pairs = [pair for of_group in judged.values() for pair in of_group]
         known = self.store.counts().pairs
         if not pairs:
             unit = f"samples in {self.store.path}"
-            error = PAIRS.refusal(self.name, _named(self.rows), len(self.rows), unit)
+            error = PAIRS.refusal(self.name, _named(rows[:NAMED]), len(rows), unit, len(rows))
             if not known:
                 raise error
             raise Refused(
@@ -182,10 +243,10 @@ class _Check:
             raise VOTES.refusal(self.name, some, len(pairs), "pairs")
         if known > len(pairs):
             self.notes.append(f"{known - len(pairs)} of {known} pairs aren't drawn")
-        return {row.prompt_id: len(judged.get(row.prompt_id, ())) for row in self.rows}
+        return {row.prompt_id: len(judged.get(row.prompt_id, ())) for row in rows}.items()
 
 
-def pairs_among(rows: Sequence[Known], needs: Set[Need], store: Store) -> dict[str, list[Pair]]:
+def pairs_among(rows: Iterable[Known], needs: Set[Need], store: Store) -> dict[str, list[Pair]]:
     """By prompt the judgments that join two of these samples, with rewards where these are needed."""
     prompt = {row.id: row.prompt_id for row in rows if row.scored or REWARD not in needs}
     out: dict[str, list[Pair]] = {}

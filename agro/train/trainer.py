@@ -13,7 +13,6 @@ from agro.config import RunConfig
 from agro.envs import load_environment
 from agro.errors import Refused
 from agro.policy import Policy
-from agro.prompts import load_prompts
 from agro.reference import load_reference
 from agro.rewards import Reward, load_reward
 from agro.rollout import Rollout
@@ -27,6 +26,7 @@ from agro.runs.progress import Progress
 from agro.runs.track import Trackers, check_trackers, load_trackers
 from agro.runs.watchdog import Watchdog
 from agro.store import Store, is_held_out
+from agro.store.database import exists
 from agro.store.queries import chosen
 from agro.train.check import (
     check_config,
@@ -41,9 +41,9 @@ from agro.train.epochs import describe, resolve
 from agro.train.feed import Feed
 from agro.train.heldout_groups import HeldOutGroups
 from agro.train.inputs import (
-    exists,
+    check_scorable,
+    configured_prompts,
     fingerprints,
-    prompts_to_sample,
     valid_prompts,
     valued_prompts,
 )
@@ -65,7 +65,7 @@ from agro.train.ranks import Ranks, Shard, joined, rank, serve, take_device, wor
 from agro.train.saving import keep_best, present, save_model
 from agro.train.source import Inline, PromptOrder, Source
 from agro.train.state import Position
-from agro.train.trainable import check_store, check_stores
+from agro.train.trainable import check_enough, check_store, check_stores
 from agro.train.values import StoredValues
 
 
@@ -158,21 +158,26 @@ class Trainer:
         """Load and check what is cheap; returns the path of the store."""
         data = self.config.data
         check_push(self.config.train)
-        self.prompts = prompts_to_sample(data)
-        self.eval_prompts = load_prompts(data.eval_prompts) if data.eval_prompts else []
+        self.prompts, self.notes = configured_prompts(data, "prompts")
+        self.eval_prompts, repeated = configured_prompts(data, "eval_prompts")
+        self.notes += repeated
         check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
         path = Path(data.store) if data.store else self.out / "store.db"
         check_stores([phase.config for phase in self.phases], self.prompts, path)
+        check_enough(self.phases, path)
         self.values: StoredValues | None = None
         if data.value_store:
             self.values = StoredValues.load(data.value_store, valued_prompts(self.phases, self.prompts, path))
         named = {phase.name: phase.config.environment for phase in self.phases}
         self.environments = {name: load_environment(e) for name, e in named.items() if e is not None}
         self.reward: Reward | None = None
-        if self.prompts or self.eval_prompts:
+        completes = any(phase.config.data.complete_groups for phase in self.phases)
+        if self.prompts or self.eval_prompts or completes:
             self.reward = load_reward(self.config.reward, self.rewards)
             if self.environments:
                 self.reward = EpisodeReward(self.reward)
+            asked = {"prompts": self.prompts, "eval_prompts": self.eval_prompts}
+            self.notes += check_scorable(self.reward, asked, self.config.reward.max_failed)
         return path
 
     def _load(self) -> tuple[Policy, Policy | None]:
@@ -180,7 +185,7 @@ class Trainer:
         policy, data = self._load_policy(), self.config.data
         self.prompts, dropped = valid_prompts(self.prompts, policy.encoder, data, "prompts")
         self.eval_prompts, held_out = valid_prompts(self.eval_prompts, policy.encoder, data, "eval_prompts")
-        self.notes = [*dropped, *held_out, *(describe(name, e) for name, e in self.epochs.items())]
+        self.notes += [*dropped, *held_out, *(describe(name, e) for name, e in self.epochs.items())]
         return policy, self._load_reference(policy)
 
     def _load_policy(self) -> Policy:
@@ -217,7 +222,7 @@ class Trainer:
         with joined(self.policy.device) as mesh:
             shard = Shard(self.policy, self.reference, self.progress.say, mesh)
             assert shard.copy is not None
-            self.engine = embedded(shard.copy)
+            self.engine = embedded(shard.copy, fused=self.config.engine.fused)
             learner = Ranks(shard)
             try:
                 yield learner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -89,15 +89,18 @@ class Sample:
             raise self._refusal(f"role: expected one of {', '.join(ROLES)}, got {self.role!r}")
         if self.reward is not None:
             self._put("reward", self._finite(self.reward))
-        for name, array in _ARRAYS.items():
-            value = getattr(self, name)
-            if value is not None and not (name == "version" and isinstance(value, int)):
-                self._put(name, self._typed(name, value, array.dtype))
+        arrays = [name for name in _ARRAYS if getattr(self, name) is not None]
+        if isinstance(self.version, int):
+            arrays.remove("version")
+        for name in arrays:
+            self._put(name, self._typed(name, getattr(self, name), _ARRAYS[name].dtype))
         if isinstance(self.version, int) and self.version < UNKNOWN_VERSION:
             raise self._refusal(f"version: expected {_VERSION}, got {self.version}")
-        self._check_lengths()
-        for name, array in _ARRAYS.items():
-            self._check_values(name, array)
+        if not arrays:
+            return
+        self._check_lengths(arrays)
+        for name in arrays:
+            self._check_values(name, _ARRAYS[name])
         self._check_masks()
         self._check_kept()
 
@@ -114,6 +117,11 @@ class Sample:
         raise self._refusal(f"reward: expected a finite number, or None where it is unknown, got {reward!r}")
 
     def _typed(self, name: str, value: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:
+        if isinstance(value, np.ndarray) and value.dtype == dtype and value.ndim == 1:
+            if value.flags.writeable:
+                value = value.copy()
+                value.flags.writeable = False
+            return value
         try:
             raw = np.asarray(value)
             out = raw.astype(dtype)
@@ -126,8 +134,8 @@ class Sample:
         out.flags.writeable = False
         return out
 
-    def _check_lengths(self) -> None:
-        per_token = [name for name in _PER_TOKEN if isinstance(getattr(self, name), np.ndarray)]
+    def _check_lengths(self, arrays: Sequence[str]) -> None:
+        per_token = [name for name in arrays if name in _PER_TOKEN]
         if self.tokens is None:
             if per_token:
                 names = ", ".join(per_token)
@@ -143,7 +151,7 @@ class Sample:
 
     def _check_values(self, name: str, array: _Array) -> None:
         values = getattr(self, name)
-        if array.is_bad is None or not isinstance(values, np.ndarray):
+        if array.is_bad is None:
             return
         bad = array.is_bad(values)
         if bad.any():
@@ -156,6 +164,8 @@ class Sample:
         if not self.mask.any():
             text = "a response needs at least one token (an end token counts)"
             raise self._refusal(f"the mask of tokens to learn from is empty; {text}")
+        if self.learn is None:
+            return
         outside = self.mask & ~self.action
         if outside.any():
             at = int(outside.argmax())

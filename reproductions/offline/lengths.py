@@ -3,7 +3,7 @@
     python reproductions/offline/lengths.py [--out runs/lengths] [--record]
 
 A log of stories by a pretrained model of 260,032 parameters, rewarded by the animals that they name
-(reproductions/stories), trains that model by recipes/log.toml, with the weight of the complete response and
+(reproductions/stories), trains that model by the recipe log, with the weight of the complete response and
 with others. On the log's own stories ρ = log π/π_ref is then measured, and how many weights are below 1 %.
 """
 
@@ -73,7 +73,7 @@ def configure(length: int, weight: str, store: Path) -> RunConfig:
         "sampler.batch=128",
     ]
     given = [f"objective.{key}={json.dumps(value)}" for key, value in WEIGHTS[weight].items()]
-    return RunConfig.load(harness.ROOT / "recipes/log.toml", [*changes, *given])
+    return RunConfig.load(harness.ROOT / "agro/recipes/log.toml", [*changes, *given])
 
 
 @torch.no_grad()

@@ -46,7 +46,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "GRPO": {"objective": {"name": "grpo"}},
 }
 
-# Other weights than the recipe's, which is min(2, π/π_ref) of the complete response.
+# Other weights than the recipe's, which is min(2, π/π_ref) of the complete response with the lower baseline;
+# they have the group's plain mean.
 _PLAIN = {"name": "agro", "beta": 0.01, "weight": "reference", "weight_max": 2.0}
 _OWN = str(Path(__file__).with_name("variants.py"))
 WEIGHTS: dict[str, dict[str, Any]] = {
@@ -61,13 +62,14 @@ WEIGHTS: dict[str, dict[str, Any]] = {
     "min(2, π/π_ref) of the token, geometric mean": {"objective": {"name": f"{_OWN}:token_mean"}},
     "min(2, π/π_ref) of the prefix": {"objective": {"name": f"{_OWN}:prefix"}},
     "min(2, π/π_ref), the group's mean weighted too": {"objective": {"name": f"{_OWN}:weighted_mean"}},
-    "the recipe at a constant rate": {"train": {"schedule": "constant"}},
-    "the recipe at a constant rate, weights averaged": {
-        "train": {"schedule": "constant", "weights_average": 0.98}
+    "min(2, π/π_ref), plain mean, constant rate": {"objective": _PLAIN, "train": {"schedule": "constant"}},
+    "min(2, π/π_ref), plain mean, constant rate, weights averaged": {
+        "objective": _PLAIN,
+        "train": {"schedule": "constant", "weights_average": 0.98},
     },
 }
 
-# What each changes of recipes/replay.toml: 16 groups a step, of which these shares come from the store.
+# What each changes of agro/recipes/replay.toml: 16 groups a step, of which these shares come from the store.
 FRESH = "fresh samples alone"
 _REFERENCE = {"name": "agro", "beta": 0.01, "weight": "reference", "weight_baseline": "lower"}
 REPLAY: dict[str, dict[str, Any]] = {

@@ -135,7 +135,7 @@ def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) 
         "sampler.max_new=64",
         "sampler.batch=256",
     ]
-    recipe = harness.ROOT / "recipes" / ("replay.toml" if samples else "log.toml")
+    recipe = harness.ROOT / "agro/recipes" / ("replay.toml" if samples else "log.toml")
     values = RunConfig.load(recipe, settings).model_dump()
     if "objective" in method:
         values["objective"] = method["objective"]

@@ -62,7 +62,7 @@ def test_sample_score_check_export_and_train(model: Path, prompts: Path, tmp_pat
     done(
         "sample", "--model", model, "--prompts", prompts, "--out", store, "-n", 1, "--max-new", 4, "--seed", 1
     )
-    assert "unscored: 48" in agro("check", store).stdout
+    assert "48 unscored" in agro("check", store).stdout
     assert "objective agro needs reward: 0 of 48 rows have it" in refused("check", store)
     scored = json.loads(done("score", store, "--reward", "exact", "--json").stdout)
     assert scored["scored"] == 48
@@ -81,7 +81,9 @@ def test_sample_score_check_export_and_train(model: Path, prompts: Path, tmp_pat
     done("train", recipe, "train.steps=2", "train.groups=4", "--out", tmp_path / "run")
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
     done("report", tmp_path / "run")
-    assert "there is a run in this folder" in refused("train", recipe, "--out", tmp_path / "run")
+    assert "there is a run in this folder" in refused(
+        "train", recipe, "train.groups=4", "--out", tmp_path / "run"
+    )
     assert "unknown key train.stepz; did you mean train.steps?" in refused("train", recipe, "train.stepz=2")
     assert "train.steps" in refused("train", recipe, "train.steps=many")
 
@@ -215,7 +217,7 @@ def test_check_names_what_an_objective_lacks(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text(
         "".join(json.dumps({"prompt": "p", "response": r, "reward": 1}) + "\n" for r in "abc")
     )
-    assert "trainable: True" in done("check", tmp_path / "log.jsonl").stdout
+    assert "note: agro can train on this" in done("check", tmp_path / "log.jsonl").stdout
     result = agro("check", tmp_path / "log.jsonl", "--objective", "grpo", "--json")
     assert result.exit_code == 2
     assert json.loads(result.stdout)["trainable"] is False
@@ -285,7 +287,7 @@ def test_a_users_mistake_has_no_traceback(tmp_path: Path) -> None:
     assert out.stdout == ""
     assert out.stderr == (
         "agro: none.toml: can't be read: No such file or directory; "
-        "expected a TOML recipe or a run's config.json\n"
+        "expected a TOML recipe or a run's config.json, or a recipe's name (agro recipes)\n"
     )
 
 
@@ -474,3 +476,37 @@ def test_help_loads_no_torch() -> None:
     """It takes a second, which every command would wait for."""
     code = "import sys, agro.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_checkpoint_evaluates_like_the_model_that_was_saved_with_it(prompts: Path, tmp_path: Path) -> None:
+    """The last checkpoint has the weights of RUN/model; an earlier one has others."""
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        f"""
+        policy = {{ new = {{ alphabet = "0123456789>", hidden = 16, layers = 1, heads = 2, context = 8 }} }}
+        data = {{ prompts = "{prompts}" }}
+        sampler = {{ n = 4, max_new = 2 }}
+        objective = {{ beta = 0.1 }}
+        train = {{ steps = 4, groups = 4, lr = 0.1, checkpoint_every = 2, keep = 3 }}
+        """
+    )
+    run = tmp_path / "run"
+    done("train", recipe, "--out", run)
+
+    def evaluated(*model: object) -> list:
+        file = tmp_path / "found.jsonl"
+        done("eval", run, *model, "--prompts", prompts, "-n", 4, "--out", file)
+        return [json.loads(line)["responses"] for line in file.read_text().splitlines()]
+
+    last = evaluated("--model", run / "checkpoints/step-00000004")
+    assert last == evaluated()
+    assert last != evaluated("--model", run / "checkpoints/step-00000002")
+    done(
+        "sample",
+        "--model",
+        run / "checkpoints/step-00000002",
+        "--prompts",
+        prompts,
+        "--out",
+        tmp_path / "s.db",
+    )

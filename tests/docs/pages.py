@@ -25,9 +25,11 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """The lines that start with `agro` or `$ agro`, continued lines joined."""
+        """The lines that start with `agro` or `cd`, or these after `$ `; continued lines joined."""
         joined = re.sub(r"\\\n\s*", " ", self.text)
-        return [line.removeprefix("$ ") for line in joined.splitlines() if re.match(r"(\$ )?agro ", line)]
+        return [
+            line.removeprefix("$ ") for line in joined.splitlines() if re.match(r"(\$ )?(agro|cd) ", line)
+        ]
 
     @property
     def outputs(self) -> list[str] | None:

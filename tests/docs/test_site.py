@@ -4,44 +4,89 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from pages import ROOT
 
-pytest.importorskip("mkdocs", reason="the site needs mkdocs: pip install 'agro-rl[docs]'")
+from agro.version import __version__
+
+sys.path.insert(0, str(ROOT / "tests/report"))
+from browser import Browser, find
+
+pytest.importorskip("zensical", reason="the site needs zensical: pip install 'agro-rl[docs]'")
+
+# How often the results of a search mark its word; they are in a shadow tree.
+MARKED = """
+[...document.querySelectorAll('*')].filter(e => e.shadowRoot)
+  .flatMap(e => [...e.shadowRoot.querySelectorAll('u')])
+  .filter(e => /^staleness$/i.test(e.textContent)).length
+"""
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert built.returncode == 0, built.stderr
-    return folder
+    """A version beside an earlier one, built from a copy, because two builds at once share a folder."""
+    root = tmp_path_factory.mktemp("root")
+    for name in ("docs", "site", "agro"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "mkdocs.yml", root)
+    earlier = root / "build/docs/0.0.9"
+    earlier.mkdir(parents=True)
+    (earlier / "index.html").touch()
+    built = subprocess.run([sys.executable, "site/build.py"], cwd=root, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return Path(built.stdout.splitlines()[-1])
 
 
 def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
     loads = re.compile(
-        r"""<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=["'](?:https?:)?//[^"']+|url\(["']?(?:https?:)?//[^)]+|@import[^;]*//[^;]+"""
+        r"""<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^"'>]+|url\(["']?(?:https?:)?//[^)]+|@import[^;]*//[^;]+"""
     )
     pages = [*site.rglob("*.html"), *site.rglob("*.css")]
     assert len(pages) > 20
     assert [(p.name, x) for p in pages for x in loads.findall(p.read_text(encoding="utf-8"))] == []
 
 
+def test_versions_lie_beside_each_other(site: Path) -> None:
+    assert site.name == __version__
+    versions = (site.parent / "versions.js").read_text(encoding="utf-8")
+    assert versions == f'window.VERSIONS = ["{__version__}", "0.0.9"];\n'
+    assert f"url={__version__}/index.html" in (site.parent / "index.html").read_text(encoding="utf-8")
+
+
+def test_search_works_from_a_folder(site: Path) -> None:
+    """In a headless Chromium: the worker of the search answers, and nothing is asked for elsewhere."""
+    if find() is None:
+        pytest.skip("no Chromium in PATH (Debian: apt-get install chromium)")
+    browser = Browser(find() or "")
+    try:
+        browser.open(site / "guide/concepts.html")
+        browser.ask("document.querySelector('.md-search__button').click()")
+        browser.call("Input.insertText", text="staleness")
+        deadline = time.monotonic() + 20
+        while not browser.ask(MARKED) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert browser.ask(MARKED) > 3
+        asked = [url for url in browser.requests.values() if not url.startswith(("file:", "data:"))]
+        assert (asked, browser.complaints) == ([], [])
+    finally:
+        browser.close()
+
+
 def test_the_guide_leads_from_page_to_page(site: Path) -> None:
-    listed = re.findall(r"\]\(guide/([\w-]+)\.md\)", (ROOT / "docs/index.md").read_text(encoding="utf-8"))
+    in_order = (ROOT / "docs/index.md").read_text(encoding="utf-8").split("## Read in this order")[1]
+    listed = re.findall(r"\]\(guide/([\w-]+)\.md\)", in_order)
     assert sorted(f"{name}.md" for name in listed) == sorted(p.name for p in (ROOT / "docs/guide").iterdir())
     for name, following in itertools.pairwise(listed):
         page = (site / f"guide/{name}.html").read_text(encoding="utf-8")
-        assert re.search(rf'rel="next" href="{following}\.html"', page), f"{name} should lead to {following}"
+        assert re.search(rf'rel="next" href="\./{following}\.html"', page), (
+            f"{name} should lead to {following}"
+        )
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,10 @@ from agro.cli import app
 from agro.config import RunConfig
 from agro.followed import FOLLOWED
 from agro.formats.mapping import MAPPABLE
+from agro.integrations.trl_arguments import WITHOUT_EQUAL
 from agro.metrics import METRICS, table
+from agro.objectives import peers
+from agro.recipes import recipes
 
 CONFIGURATION = ROOT / "docs/configuration.md"
 ROOMS = (
@@ -47,7 +50,17 @@ FOREIGN = {
     "ground_truth",
     "extra_info",
     "reward_error",
-}  # verl's; of meta
+    "adv_estimator",
+    "kl_penalty",
+    "ppo_mini_batch_size",
+    "rollout_correction",
+    "train_batch_size",
+    "use_kl_in_reward",
+    "per_device_train_batch_size",
+    "steps_per_generation",
+    *peers.OPTIONS,
+    *WITHOUT_EQUAL,
+}  # of verl and TRL; of meta
 
 
 def keys() -> set[str]:
@@ -77,6 +90,7 @@ def words() -> set[str]:
         | set(MAPPABLE)
         | {key.rsplit(".", 1)[-1] for key in KNOWN}
         | set(objectives.names())
+        | set(recipes())
         | FOREIGN
     )
     found |= {need for n in objectives.names() for o in ({}, {"beta": 1.0}) for need in needs(n, o)}
@@ -170,7 +184,7 @@ def wrong_name(text: str) -> str:
 
 
 def wrong_file(text: str) -> str:
-    path = re.fullmatch(r"(recipes|reproductions|benchmarks|tests|examples|docs|agro)/[\w./-]+", text)
+    path = re.fullmatch(r"(reproductions|benchmarks|tests|examples|docs|agro)/[\w./-]+", text)
     return f"no file {text}" if path and not (ROOT / text).exists() else ""
 
 
@@ -211,8 +225,8 @@ def test_what_stands_in_backticks_exists(page) -> None:
         ("groups_same", "groups_same is no metric, key, field or name"),
         ("agro.store.Store.draw", ""),
         ("agro.store.Stroe", "agro.store.Stroe: no Stroe"),
-        ("recipes/fresh.toml", ""),
-        ("recipes/frish.toml", "no file recipes/frish.toml"),
+        ("agro/recipes/fresh.toml", ""),
+        ("agro/recipes/frish.toml", "no file agro/recipes/frish.toml"),
         ("phases.NAME.train.steps", ""),
     ],
 )
@@ -223,3 +237,8 @@ def test_a_mistake_is_found(text: str, why: str) -> None:
 def test_the_table_of_metrics_is_up_to_date() -> None:
     page = (ROOT / "docs/guide/reading-the-report.md").read_text(encoding="utf-8")
     assert table() in page, "make it anew: python -m agro.metrics, and copy it into the page"
+
+
+def test_the_guide_has_all_options_of_peers() -> None:
+    pages = [(ROOT / f"docs/guide/from-{name}.md").read_text(encoding="utf-8") for name in ("trl", "verl")]
+    assert [name for name in peers.OPTIONS if not any(f"`{name}`" in page for page in pages)] == []

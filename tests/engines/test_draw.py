@@ -14,6 +14,7 @@ from transformers.generation.logits_process import (
 )
 
 from agro.config import RunConfig, Sampler
+from agro.engines import draw as drawing
 from agro.engines.draw import draw, kept_sets, truncate
 from agro.errors import Refused
 
@@ -120,6 +121,43 @@ def test_a_token_without_probability_is_never_drawn():
     uniform = torch.tensor([0.0, 0.5, (2**51 - 1) / 2**51], dtype=torch.float64)
     tokens, _ = draw(z, uniform, Sampler())
     assert tokens.tolist() == [1, 3, 3]
+
+
+@pytest.mark.parametrize("vocabulary", [13, 128, 1000])
+@pytest.mark.parametrize("options", [{}, {"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.01, "temperature": 0.7}])
+def test_a_draw_in_two_levels_is_that_of_a_sum_over_the_vocabulary(vocabulary, options, monkeypatch):
+    """The plain way is a float64 sum over all tokens; 2e-7 is the rounding of a block's float32 sum."""
+    monkeypatch.setattr(drawing, "_CACHED", 70 * vocabulary)  # rows are drawn from in several parts
+    g = torch.Generator().manual_seed(vocabulary)
+    logits = torch.randn((400, vocabulary), generator=g) * 3
+    uniform = torch.rand((400, 1), generator=g, dtype=torch.float64)
+    sampler = Sampler(**options)
+    z = truncate(logits / sampler.temperature, sampler)
+    p = z.double().softmax(1)
+    ends = p.cumsum(1)
+    found, logp = draw(logits, uniform[:, 0], sampler)
+    token = found[:, None]
+    above, below = ends.gather(1, token) - uniform, uniform - (ends - p).gather(1, token)
+    assert above.min() > -2e-7
+    assert below.min() > -2e-7
+    plain = torch.searchsorted(ends, uniform, right=True)
+    assert (plain == token).float().mean() > 0.99
+    torch.testing.assert_close(logp.double(), p.gather(1, token).log()[:, 0], rtol=0, atol=2e-6)
+    for ids, expected in zip(kept_sets(logits), kept_sets(z), strict=True):
+        assert ids.tolist() == expected.tolist()
+
+
+def test_the_largest_and_the_smallest_noise_draw_tokens_with_mass():
+    """In every block the last tokens have none, so that a rest beyond the block's mass would show."""
+    g = torch.Generator().manual_seed(0)
+    logits = torch.randn((500, 700), generator=g) * 3
+    logits.view(500, 7, 100)[:, :, 40:] = -math.inf
+    logits[:, 640:] = -math.inf
+    uniform = torch.full((500,), 1 - 2.0**-51, dtype=torch.float64)
+    for noise in (uniform, uniform * 0):
+        tokens, _ = draw(logits.clone(), noise, Sampler())
+        assert logits.gather(1, tokens[:, None]).isfinite().all()
+    assert (tokens == 0).all()
 
 
 def test_greedy_takes_the_likeliest_token_with_certainty():

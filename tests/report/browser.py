@@ -176,7 +176,8 @@ class Browser:
             raise RuntimeError(f"{script:.80}: {found['exceptionDetails']}")
         return found["result"].get("value")
 
-    def picture(self, path: Path) -> None:
-        """The whole page as a PNG."""
-        found = self.call("Page.captureScreenshot", captureBeyondViewport=True)
+    def picture(self, path: Path, area: dict[str, float] | None = None) -> None:
+        """The whole page, or an area of it, as a PNG."""
+        clip = {} if area is None else {"clip": area}
+        found = self.call("Page.captureScreenshot", captureBeyondViewport=True, **clip)
         path.write_bytes(base64.b64decode(found["data"]))

@@ -138,10 +138,10 @@ def test_the_axis_is_chosen_without_a_script(browser: Browser, page: Path, width
         "[...document.querySelectorAll('.tabs > div svg')]"
         ".filter(e => e.getClientRects().length).map(e => e.textContent).join('|')"
     )
-    assert browser.ask(visible) == [True, False, False]
-    for i, axis in enumerate(["step", "responses drawn", "nats per response"]):
+    assert browser.ask(visible) == [True, False, False, False]
+    for i, axis in enumerate(["step", "minutes", "responses drawn", "nats per response"]):
         browser.ask(f"document.querySelectorAll('.tabs > label')[{i}].click()")
-        assert browser.ask(visible) == [j == i for j in range(3)]
+        assert browser.ask(visible) == [j == i for j in range(4)]
         assert axis in browser.ask(label)
         assert "|" not in browser.ask(label)  # the wide or the narrow one
     for kind in ("keyDown", "keyUp"):
@@ -149,7 +149,28 @@ def test_the_axis_is_chosen_without_a_script(browser: Browser, page: Path, width
         browser.call(
             "Input.dispatchKeyEvent", type=kind, key="ArrowLeft", code="ArrowLeft", windowsVirtualKeyCode=37
         )
-    assert browser.ask(visible) == [False, True, False]
+    assert browser.ask(visible) == [False, False, True, False]
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_a_figure_shows_its_values_under_the_pointer(browser: Browser, page: Path, width: int) -> None:
+    browser.open(page, width=width)
+    cards = "[...document.querySelectorAll('.at')].filter(e => getComputedStyle(e).opacity === '1')"
+    assert browser.ask(f"{cards}.length") == 0
+    place = """(() => {
+        const all = [...document.querySelectorAll('.tabs svg .hit')];
+        const last = all.filter(e => e.getClientRects().length).at(-1);
+        last.scrollIntoView({block: 'center'});
+        const b = last.getBoundingClientRect();
+        return [b.x + b.width / 2, b.y + b.height / 2];
+    })()"""
+    x, y = browser.ask(place)
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    row = json.loads((page.parent / "metrics.jsonl").read_text().splitlines()[-1])
+    shown = browser.ask(f"{cards}.map(e => [...e.querySelectorAll('text')].map(t => t.textContent))")
+    assert len(shown) == 1
+    assert shown[0][0] == "step 220"
+    assert f"held-out {row['eval_reward']:.3g}" in shown[0]
 
 
 def test_these_checks_see_what_they_look_for(browser: Browser, tmp_path: Path) -> None:

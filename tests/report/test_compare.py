@@ -200,6 +200,25 @@ def test_the_figure_draws_means_seeds_and_bands(runs: list[Path]) -> None:
     assert axes.get_ylim() == (0.0, pytest.approx(0.9 + 0.25 * 0.8))  # bands don't flatten the lines
 
 
+def test_a_label_stands_at_the_end_of_its_line(tmp_path: Path) -> None:
+    runs = [
+        write(tmp_path / "a", 0, [0.1, 0.2, 0.3]),
+        write(tmp_path / "b", 0, [0.1, 0.4], objective__name="rloo"),
+    ]
+    comparison = compare(runs)
+    texts = {t.get_text(): t for t in figure(comparison).axes[0].texts}
+    ends = {line.label: (line.steps[-1], line.values[0, -1]) for line in comparison.lines}
+    shorter = next(label for label in ends if label.startswith("rloo"))
+    assert texts[shorter].xy == pytest.approx(ends[shorter])
+    assert texts[shorter].get_color() == COLORS[1]
+
+
+def test_the_page_names_what_differs_in_columns(runs: list[Path]) -> None:
+    text = re.sub(r"<[^>]+>", " ", page(compare(runs)))
+    row = text[text.index("What differs") :].split()
+    assert row[5:13] == ["setting", "agro", "rloo", "objective.name", "●", "agro", "●", "rloo"]
+
+
 def test_the_page_asks_for_nothing_and_escapes_names(tmp_path: Path) -> None:
     runs = [
         write(tmp_path / "<b>a", 0, [0.1, 0.2], sampler__stop=["<script>"]),

@@ -14,7 +14,7 @@ from matplotlib.text import Text
 from agro.errors import Refused
 from agro.report import curve
 from agro.report.axes import FIRST, SECOND, apart
-from agro.report.curves import against_kl, kl_pairs, learning_curve, smoothing
+from agro.report.curves import kl_figure, kl_pairs, learning_curve, smoothing
 from agro.report.experience import Experience
 from agro.report.figures import Axis, Look, Series, draw, png, svg
 from agro.report.learning import learning
@@ -199,7 +199,7 @@ def test_reward_against_kl_is_of_rows_that_know_both(run):
     (training, kl), _ = kl_pairs(run)
     steps = run.column("step")[np.isfinite(training.values + kl)]
     assert steps.tolist() == list(range(61, 181))
-    figure = against_kl(run)
+    figure, _ = kl_figure(run)
     np.testing.assert_array_equal(
         lines(figure, SECOND)[0],
         [(r["eval_kl_ref"], r["eval_reward"]) for r in run.rows if r["eval_reward"] is not None],
@@ -220,7 +220,7 @@ def test_phases_with_references_of_their_own_have_axes_of_their_own(run):
     config = run.config.model_copy(
         update={"policy": run.config.policy.model_copy(update={"reference": "phase"})}
     )
-    figure = against_kl(dataclasses.replace(run, config=config))
+    figure, _ = kl_figure(dataclasses.replace(run, config=config))
     assert len(figure.axes) == 3
     assert {"sft", "onpolicy", "store"} <= set(texts(figure))
     paths = [a.lines for a in figure.axes]

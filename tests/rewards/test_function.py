@@ -162,13 +162,39 @@ def test_only_responses_that_fail_stay_unknown(write):
     ]
 
 
+def test_one_value_for_a_batch_is_refused_at_the_first(write):
+    path = write("""
+        def listed(completions, **kw): return [0.5]
+        def bare(completions, **kw): return 0.5
+        bare.maximum = 2
+    """)
+    for function in ("listed", "bare"):
+        with pytest.raises(
+            Refused, match=f"{function} returned one value, 0.5, for 2 responses; expected a list"
+        ):
+            scores(path, ["a", "b"], function=function)
+    with pytest.raises(Refused, match="returned one value"):
+        FunctionReward(lambda completions: 0.5, inline=True).score([Sample("p", "a"), Sample("p", "b")])
+
+
+def test_a_function_declares_its_maximum(write):
+    path = write("""
+        def f(completions, **kw): return [0.5 for _ in completions]
+        f.maximum = 2
+        def g(completions, **kw): return [0.5 for _ in completions]
+    """)
+    for name, most in (("f", 2.0), ("g", None)):
+        with closing(FunctionReward(f"{path}:{name}")) as reward:
+            assert reward.maximum == most
+
+
 def test_wrong_lengths(write):
     path = write("""
-        def short(completions, **kw): return [1.0]
+        def short(completions, **kw): return [1.0] * 2
         def none(completions, **kw): pass
         def bare(completions, **kw): return 0.5
     """)
-    assert outcome(scores(path, ["a", "b"], function="short")) == [1.0, 1.0]  # alone, each gets the one value
+    assert "returned 2 values for 1 responses" in outcome(scores(path, ["a", "b", "c"], function="short"))[0]
     assert "returned None, expected a list" in outcome(scores(path, ["a"], function="none"))[0]
     assert "returned 0.5, expected a list" in outcome(scores(path, ["a"], function="bare"))[0]
 

@@ -66,6 +66,7 @@ def test_interchange_records(store: Store, folder: Path) -> None:
         "left_out": {},
         "columns_left": [],
         "recognized": "interchange records",
+        "normalized": "",
         "refused": [],
     }
     a, b, c = store.samples()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import itertools
+import json
 import multiprocessing
 import os
 import signal
@@ -11,9 +14,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+import zstandard
 from making import group, sample
 
-from agro.store import At, DrawRule, Store
+from agro.store import At, DrawRule, Store, import_files
 
 # Forked children have everything imported; none uses a connection or threads of the parent's.
 fork = multiprocessing.get_context("fork")
@@ -153,3 +158,42 @@ def test_what_was_said_to_be_stored_outlives_a_kill(tmp_path: Path) -> None:
             50 * count,
             50 * (count + 1),
         )  # at most the one that it couldn't say any more
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+def test_an_import_that_is_killed_goes_on_where_it_was(tmp_path: Path, monkeypatch, packed: str) -> None:
+    """Killed inside of the third transaction of 8 records: two are stored, and a second import adds the rest.
+
+    Every fifth record is a pair: four of the first 16 records, so 20 samples; six of all 30, so 36.
+    """
+    rows = []
+    for i in range(30):
+        answers = {"chosen": f"good {i}", "rejected": "bad"} if i % 5 == 0 else {"response": f"answer {i}"}
+        rows.append(json.dumps({"prompt": f"Q{i % 7}", **answers}) + "\n")
+    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[packed]
+    log = tmp_path / f"log.jsonl{packed}"
+    log.write_bytes(pack("".join(rows).encode()))
+    monkeypatch.setattr("agro.store.importing.CHUNK", 8)
+    child = os.fork()
+    if not child:
+        write, calls = Store.note_identities, itertools.count(1)
+
+        def killed(store: Store, places: dict[str, tuple[str, int]]) -> None:
+            write(store, places)
+            if next(calls) == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        monkeypatch.setattr(Store, "note_identities", killed)
+        with Store.open(tmp_path / "killed.db") as store:
+            import_files(store, [log])
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    with Store.open(tmp_path / "killed.db") as store, Store.open(tmp_path / "whole.db") as whole:
+        assert store.counts().samples == 20
+        again = import_files(store, [log])
+        assert (again.samples, again.duplicates, again.pairs) == (16, 20, 2)
+        report = import_files(whole, [log])
+        assert (report.samples, report.groups, report.pairs, report.repeats) == (36, 7, 6, 0)
+        assert list(store.samples()) == list(whole.samples())
+        assert list(store.pairs()) == list(whole.pairs())
+        assert not store.damage()

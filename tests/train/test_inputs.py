@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_runs import InterruptAfter, metrics, tiny, weights, write_prompts
+from tiny_runs import InterruptAfter, fill_store, metrics, tiny, weights, write_prompts
 
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
@@ -46,12 +46,16 @@ def config(folder: Path) -> RunConfig:
     )
 
 
+def one_prompt(path: Path, prompt: str) -> None:
+    path.write_text(json.dumps({"prompt": prompt, "answer": "0"}) + "\n")
+
+
 CHANGES: dict[str, Callable[[Path], None]] = {
     "policy.model": lambda folder: another_model(folder / "start", 2),
     "policy.model ": lambda folder: another_template(folder / "start"),
     "policy.reference_model": lambda folder: another_model(folder / "reference", 3),
-    "data.prompts": lambda folder: (folder / "prompts.jsonl").write_text('{"prompt": "000>"}\n') and None,
-    "data.eval_prompts": lambda folder: (folder / "held.jsonl").write_text('{"prompt": "999>"}\n') and None,
+    "data.prompts": lambda folder: one_prompt(folder / "prompts.jsonl", "000>"),
+    "data.eval_prompts": lambda folder: one_prompt(folder / "held.jsonl", "999>"),
 }
 
 
@@ -147,3 +151,54 @@ def test_a_prompt_of_unknown_characters_is_invalid_too(tmp_path: Path) -> None:
     with (tmp_path / "some.jsonl").open("a") as file:
         file.write('{"prompt": "\\ud800"}\n')
     assert Trainer(made, tmp_path / "run").plan()["prompts"] == 4
+
+
+def test_prompts_of_several_files_by_other_columns(tmp_path: Path) -> None:
+    """A CSV file and a JSON list; data.columns names where prompt and answer are, `||` in which of two."""
+    (tmp_path / "a.csv").write_text("question,answer,level\n001>,1,easy\n002>,2,hard\n")
+    rows = [{"ask": {"text": "003>"}, "answer": "3"}, {"ask": {"text": "001>"}, "answer": "1"}]
+    (tmp_path / "b.json").write_text(json.dumps(rows))
+    data = {
+        "prompts": [str(tmp_path / "a.csv"), str(tmp_path / "b.json")],
+        "columns": {"prompt": "question || ask.text"},
+    }
+    with pytest.raises(Refused, match=r"data\.prompts: 1 prompts are there twice \(.*b\.json:2: .*a\.csv:2"):
+        Trainer(tiny(tmp_path, data=data), tmp_path / "run").plan()
+    trainer = Trainer(tiny(tmp_path, data={**data, "invalid_prompts": "drop"}), tmp_path / "run")
+    assert "1 prompts are there twice" in describe(trainer.plan())
+    assert [(p.text, p.columns["answer"]) for p in trainer.prompts] == [
+        ("001>", "1"),
+        ("002>", "2"),
+        ("003>", "3"),
+    ]
+    assert trainer.prompts[0].columns["level"] == "easy"
+    data["columns"] = {"prompt": "task"}
+    with pytest.raises(
+        Refused, match=r"4 lines are refused.*\n.*data\.columns\.prompt: no column task; there"
+    ):
+        Trainer(tiny(tmp_path, data=data), tmp_path / "run").plan()
+
+
+def test_a_column_that_the_reward_lacks_is_found_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "some.jsonl").write_text('{"prompt": "001>", "solution": "1"}\n')
+    reward = tmp_path / "own.py"
+    reward.write_text("def own(completions, solution, answer):\n    return [0.0] * len(completions)\n")
+    for name in ("exact", f"{reward}:own"):
+        made = tiny(tmp_path, data__prompts=str(tmp_path / "some.jsonl"), reward__name=name)
+        with pytest.raises(
+            Refused, match=r"1 of 1 prompts can't be scored: the sample has no answer.*solution"
+        ):
+            Trainer(made, tmp_path / "run").plan()
+        named = {"prompts": made.data.prompts, "columns": {"answer": "solution || answer"}}
+        made = tiny(tmp_path, data=named, reward__name="exact", train__groups=1)
+        assert Trainer(made, tmp_path / "run").plan()["prompts"] == 1
+
+
+def test_a_store_of_too_few_groups_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    """Eight groups; a step of the first phase draws nine."""
+    fill_store(tmp_path / "log.db", groups=8)
+    data = {"store": str(tmp_path / "log.db"), "replay": 1.0}
+    made = tiny(tmp_path, data=data, train__groups=9, policy={"model": str(tmp_path / "no such model")})
+    with pytest.raises(Refused, match=r"expected 9 groups .* got 8\. The store has 32 samples in 8 groups"):
+        Trainer(made, tmp_path / "run").plan()
+    assert Trainer(tiny(tmp_path, data=data, train__groups=8), tmp_path / "run").plan()

@@ -289,7 +289,7 @@ def test_a_run_does_not_write_over_another(tmp_path: Path) -> None:
     run(tmp_path)
     with pytest.raises(Refused, match="there is a run in this folder"):
         run(tmp_path)
-    with pytest.raises(Refused, match=r"\[train\] differs"):
+    with pytest.raises(Refused, match=r"train\.lr was 0\.01, now it is 1\.0$"):
         Trainer(tiny(tmp_path, train__lr=1.0), tmp_path / "run", resume=True).run()
 
 

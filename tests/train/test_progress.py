@@ -172,6 +172,20 @@ def test_show_every_shows_and_changes_nothing(tmp_path: Path, capsys) -> None:
     Trainer(tiny(tmp_path), tmp_path / "shown", resume=True).run()  # it may change on the way
 
 
+def test_the_curve_of_a_narrow_terminal_shows_its_newest_end(tmp_path: Path) -> None:
+    """Rewards 0, 0, …, 1: the bar of the last one is there at every width."""
+    for width in (60, 70, 120):
+        console = Console(file=io.StringIO(), width=width, force_terminal=True)
+        display = Display(40, tmp_path / "none.db", console)
+        for step in range(1, 41):
+            row = {"phase": "train", "step": step, "seconds": 1.0, "dropped": 0, "skipped": 0}
+            display.step({**row, "reward_mean": float(step == 40), "loss": 0.1, "kl_ref": 0.1})
+        line = display._numbers()
+        display.close()
+        assert line.cell_len <= width
+        assert line.plain.endswith("▁█"), line.plain
+
+
 def test_a_run_on_a_terminal(tmp_path: Path) -> None:
     """A real pseudo-terminal: the display is redrawn in place, and the terminal is left as it was."""
     config = tiny(tmp_path, data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(100, 110)))

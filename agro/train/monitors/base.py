@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ class View:
     metrics: dict[str, Any]  # the step's line of metrics.jsonl; None: unknown
     samples: list[Sample] = field(default_factory=list)  # that the step trained on
     stop: str = ""  # why the run is to end after this step; a monitor may set it
+    held_out: Sequence[Sample] = ()  # responses to held-out prompts, where they were measured
 
     @property
     def at(self) -> int:

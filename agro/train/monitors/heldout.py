@@ -53,6 +53,7 @@ class HeldOutPrompts(Monitor):
             warning = warn_of_rewards(result.rewards, config.objective.name, view.options)
             if warning:
                 self.say(warning)
+        view.held_out = result.samples
         view.metrics |= self._describe(result, view.options)
         if view.metrics["kl_ref"] is None and view.step:
             view.metrics["kl_ref"] = view.metrics["eval_kl_ref"]

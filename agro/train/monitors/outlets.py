@@ -9,7 +9,7 @@ from agro.train.monitors.base import Monitor, View
 
 
 class Record(Monitor):
-    """metrics.jsonl, and copies of it for other programs."""
+    """metrics.jsonl and copies of it for other programs, and held_out.jsonl."""
 
     def __init__(self, folder: Run, trackers: Trackers) -> None:
         self.folder, self.trackers = folder, trackers
@@ -18,6 +18,8 @@ class Record(Monitor):
         if view.is_empty:
             return
         self.folder.log(view.metrics)
+        if view.held_out:
+            self.folder.log_held_out(view.step, view.held_out)
         self.trackers.log(view.metrics)
 
 

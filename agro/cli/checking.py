@@ -1,0 +1,101 @@
+"""`agro check`: the report before training."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agro.cli.common import Json, PolicySetting, end, licenses, policy_config
+from agro.errors import Refused
+
+if TYPE_CHECKING:
+    from agro.check.measured import Measured
+    from agro.store import Store
+
+
+def check(
+    path: Annotated[
+        Path, typer.Argument(metavar="LOG-or-STORE", help="A store, or a log of `agro formats`.")
+    ],
+    objective: Annotated[str, typer.Option(help="The objective that is to train on it.")] = "agro",
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Measure log π of the responses: ranking (AUC), coverage, weights, β."),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option("--reference", help="π_ref: measure log π/π_ref, such as the model before training."),
+    ] = None,
+    setting: PolicySetting = None,
+    limit: Annotated[int, typer.Option(min=1, help="Measure at most so many prompts with the model.")] = 1000,
+    held_out: Annotated[
+        Path | None,
+        typer.Option("--held-out", help="A file of prompts that it shouldn't overlap with."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="A folder for the page, check.html, and check.json.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What is in a store or log, before training; exit 2 where the objective can't train on it."""
+    from dataclasses import replace
+
+    from agro.check import check_store
+
+    if model is None and (reference is not None or setting):
+        raise Refused("--reference and --policy go with --model, which isn't given; add it, or remove them")
+    with _opened(path) as store:
+        report = check_store(store, objective, path=path, held_out=held_out, licenses=licenses(store))
+        if model is not None:
+            report = replace(report, measured=_measured(store, model, reference, setting, limit))
+    if out is not None:
+        from agro.check.page import write_page
+
+        write_page(report, out)
+    print(json.dumps(report.to_json(), ensure_ascii=False) if as_json else report)
+    if out is not None and not as_json:
+        print(f"\npage: {out / 'check.html'}")
+    problems = [str(verdict) for verdict in report.verdicts if verdict.level == "problem"]
+    if problems:
+        end(2, "\n".join(f"agro: {problem}" for problem in problems))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Store]:
+    """The store at `path`, or one in a temporary folder with what the log at `path` has."""
+    from agro.store import Store, import_files
+
+    if _is_store(path):
+        with Store.open(path, read_only=True) as store:
+            yield store
+        return
+    with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:
+        import_files(store, [path])
+        yield store
+
+
+def _is_store(path: Path) -> bool:
+    """Whether the file at `path` is SQLite's; what doesn't exist is for the store to refuse."""
+    if not path.is_file():
+        return not path.exists()
+    with path.open("rb") as file:
+        return file.read(6) == b"SQLite"
+
+
+def _measured(
+    store: Store, model: str, reference: str | None, setting: list[str] | None, limit: int
+) -> Measured:
+    from agro.check.measured import measure
+    from agro.policy import Policy
+
+    policy = Policy.load(policy_config(model, setting))
+    known = None
+    if reference is not None:
+        known = Policy.load(policy_config(reference, setting))
+    return measure(store, policy, known, limit)

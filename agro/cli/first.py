@@ -1,0 +1,85 @@
+"""Commands of the first steps: a folder to begin with, and the recipes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agro.cli.common import Json, table, terminal
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
+    task: Annotated[
+        str, typer.Option("--task", metavar="NAME", help="digits, own-log, chat or multi-turn.")
+    ] = "digits",
+) -> None:
+    """A folder to begin with: recipe, prompts, reward, and a README with the next commands."""
+    from agro.tasks import create
+
+    for path in create(folder, task):
+        print(f"wrote {path}")
+    print(f"\nnext:\n  cd {folder}")
+    for command in commands(folder / "README.md"):
+        print(f"  {command}")
+
+
+def commands(readme: Path) -> list[str]:
+    """The indented commands of a README."""
+    lines = readme.read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if line.startswith("    agro ")]
+
+
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="One of them, to print.")] = None, as_json: Json = False
+) -> None:
+    """The recipes for `agro train NAME`, and the tasks for `agro init`: what each is for, and its time."""
+    from agro.recipes import get
+
+    if name is not None:
+        recipe = get(name)
+        row = {"name": name, "kind": recipe.kind, "for": recipe.title, "minutes": None, "text": recipe.text}
+        print(json.dumps(row, ensure_ascii=False) if as_json else recipe.text, end="\n" if as_json else "")
+    elif as_json:
+        print(json.dumps(_rows(), ensure_ascii=False))
+    else:
+        _show(_rows())
+
+
+def _rows() -> list[dict[str, Any]]:
+    """Tasks, then recipes. `minutes`: None where they depend on the model."""
+    from agro.recipes import recipes
+    from agro.tasks import TASKS
+
+    rows: list[dict[str, Any]] = []
+    for name, task in TASKS.items():
+        rows.append({"name": name, "kind": "task", "for": task.title, "minutes": task.minutes})
+    for recipe in recipes().values():
+        rows.append({"name": recipe.name, "kind": recipe.kind, "for": recipe.title, "minutes": None})
+    return rows
+
+
+TITLES = {
+    "task": "Tasks: agro init DIR --task NAME, with all data and a small new model",
+    "situation": "Recipes by what is at hand: agro train NAME policy.model=MODEL …, with your model and data",
+    "method": "Recipes by method",
+}
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    console = terminal()
+    for kind, title in TITLES.items():
+        shown = table("name", "for", "minutes")
+        for row in rows:
+            if row["kind"] == kind:
+                minutes = "" if row["minutes"] is None else f"{row['minutes']:g}"
+                shown.add_row(row["name"], row["for"], minutes)
+        console.print(title, shown, sep="\n")
+        console.print()
+    console.print(
+        "agro recipes NAME prints one; its first lines have the complete command. The minutes of a task are "
+        "processor time of training on one thread of an Intel Xeon; those of a recipe depend on the model."
+    )

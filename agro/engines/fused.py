@@ -1,0 +1,136 @@
+"""A decoding step of Llama, Mistral, Qwen2 and Qwen3 models, in fewer operations than transformers' forward.
+
+It computes the same, up to rounding: products of one input are one product, weights are copied into a layout
+for few rows where torch has one, and keys and values that several heads share are not repeated for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+from transformers.activations import SiLUActivation
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+from agro.head import Head, wide
+from agro.policy import Policy
+
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_PLAIN = (nn.Linear, nn.Embedding, nn.ModuleList, SiLUActivation)
+
+
+def is_fusable(policy: Policy) -> bool:
+    """Whether the model is exactly of one of the families: no adapters, hooks, other layers or windows."""
+    base, head = policy.model.base_model, Head.of(policy.model)
+    home = type(base).__module__
+    if home not in {f"transformers.models.{name}.modeling_{name}" for name in _FAMILIES}:
+        return False
+    if policy.device.type != "cpu" or head.scale != 1 or head.cap is not None:
+        return False
+    if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=base.config).layers):
+        return False
+    if any(parameter.dtype != policy.dtype for parameter in base.parameters()):
+        return False
+    return base.config.hidden_act == "silu" and all(_is_plain(module, home) for module in base.modules())
+
+
+def _is_plain(module: nn.Module, home: str) -> bool:
+    """Whether a module is a layer of the file `home` or of torch, without hooks or a forward of its own."""
+    known = type(module) in _PLAIN or type(module).__module__ == home
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return known and not hooks and "forward" not in vars(module)
+
+
+class Fused:
+    """The step with the weights as they are now: they are copied, so it is made anew when they changed."""
+
+    @torch.no_grad()
+    def __init__(self, policy: Policy, rows: int) -> None:
+        """`rows`: the most that a step has; any fewer are possible."""
+        base = policy.model.base_model
+        self.embedding: Tensor = base.embed_tokens.weight
+        self.rotary = base.rotary_emb
+        self.layers = [_Layer(layer, rows) for layer in base.layers]
+        self.norm = base.norm
+        head = policy.model.get_output_embeddings()
+        self.head = _product([head], rows)
+        self.dtype = wide(head.weight)
+
+    def logits(self, tokens: Tensor, positions: Tensor, seen: Tensor, cache: Cache) -> Tensor:
+        """[b] tokens at `positions` [b], of which `cache` is given keys and values -> [b,V] float32 logits.
+
+        `seen` [b,L] are the columns that each row attends to. Logits of float64 weights are float64.
+        """
+        x = self.embedding[tokens]
+        cos, sin = self.rotary(x, positions[:, None])
+        half = sin.shape[2] // 2
+        sin[:, :, :half].neg_()  # of the halves of a head, the second with a minus takes the first's place
+        mask = torch.zeros(seen.shape, dtype=x.dtype).masked_fill_(~seen, -torch.inf)[:, None, None]
+        for layer, kept in zip(self.layers, cache.layers, strict=True):
+            layer.attend(x, (cos, sin), mask, kept)
+            layer.feed(x)
+        return self.head(_normal(self.norm, x)).to(self.dtype)
+
+
+class _Layer:
+    def __init__(self, layer: Any, rows: int) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.norms = layer.input_layernorm, layer.post_attention_layernorm
+        self.head_norms = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        self.width, self.scale = attention.head_dim, attention.scaling
+        self.shared = attention.num_key_value_groups  # heads with the same keys and values
+        self.read = _product([attention.q_proj, attention.k_proj, attention.v_proj], rows)
+        self.write = _product([attention.o_proj], rows)
+        self.gate_up = _product([mlp.gate_proj, mlp.up_proj], rows)
+        self.down = _product([mlp.down_proj], rows)
+
+    def attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, cache: Any) -> None:
+        """Add to `x` [b,H] what a row's attention finds."""
+        b, half = len(x), self.width // 2
+        heads = self.read(_normal(self.norms[0], x)).view(b, -1, self.width)
+        count = heads.shape[1] // (self.shared + 2)  # of keys, and of values
+        values = heads[:, -count:]
+        rotated = heads[:, :-count]  # queries and keys
+        if self.head_norms[0] is not None:
+            queries, keys = rotated[:, :-count], rotated[:, -count:]
+            rotated = torch.cat(
+                [_normal(norm, part) for norm, part in zip(self.head_norms, (queries, keys))], 1
+            )
+        cos, sin = rotation
+        swapped = torch.cat([rotated[..., half:], rotated[..., :half]], 2)
+        rotated = torch.addcmul(rotated * cos, swapped, sin)
+        keys, values = cache.update(rotated[:, -count:, None], values[:, :, None])
+        queries = rotated[:, :-count].reshape(b, count, self.shared, self.width)
+        found = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=self.scale)
+        x.add_(self.write(found.reshape(b, -1)))
+
+    def feed(self, x: Tensor) -> None:
+        """Add to `x` [b,H] the output of the gated layer."""
+        gate, up = self.gate_up(_normal(self.norms[1], x)).chunk(2, 1)
+        x.add_(self.down(silu(gate).mul_(up)))
+
+
+def _normal(norm: Any, x: Tensor) -> Tensor:
+    return rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
+
+
+def _product(layers: Sequence[nn.Linear], rows: int) -> Callable[[Tensor], Tensor]:
+    """x [b,H] -> the outputs of linear layers [b,…], one after the other.
+
+    With MKL for float32 and oneDNN for bfloat16, these weights are packed, as `torch.compile` does.
+    """
+    weight: Tensor = layers[0].weight
+    bias: Tensor | None = layers[0].bias
+    if len(layers) > 1:
+        weight = torch.cat([layer.weight for layer in layers])
+        bias = None if bias is None else torch.cat([layer.bias for layer in layers])
+    if weight.dtype == torch.float32 and torch.backends.mkl.is_available():
+        packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
+        return lambda x: torch.ops.mkl._mkl_linear(x, packed, weight, bias, rows)
+    if weight.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available():
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+        return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return lambda x: linear(x, weight, bias)

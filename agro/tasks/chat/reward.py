@@ -1,0 +1,15 @@
+"""The reward. To messages a completion is a list of messages too: its text is the content of the last one."""
+
+
+def larger(completions: list[list[dict[str, str]]], answer: list[str], **columns: object) -> list[float]:
+    """1 for the answer alone, ½ where more follows it, else 0."""
+    return [score(messages[-1]["content"], wanted) for messages, wanted in zip(completions, answer)]
+
+
+def score(text: str, wanted: str) -> float:
+    if text == wanted:
+        return 1.0
+    return 0.5 if text.startswith(wanted) else 0.0
+
+
+larger.maximum = 1.0  # type: ignore[attr-defined]  # from here on a response passes in `agro eval`

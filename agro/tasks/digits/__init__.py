@@ -1,0 +1,16 @@
+"""Sort three digits."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+DIGITS = "0123456789"
+TRAIN, HELD_OUT = 700, 256  # of the 1,000 prompts
+
+
+def rows(rng: random.Random) -> dict[str, list[dict[str, Any]]]:
+    numbers = [f"{number:03}" for number in range(1000)]
+    rng.shuffle(numbers)
+    drawn = [{"prompt": f"{number}>", "answer": "".join(sorted(number))} for number in numbers]
+    return {"prompts.jsonl": drawn[:TRAIN], "held_out.jsonl": drawn[TRAIN : TRAIN + HELD_OUT]}

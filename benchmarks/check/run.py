@@ -1,0 +1,138 @@
+"""What `agro check` costs without a model: seconds and memory, from 10^4 to 10^6 records.
+
+    python benchmarks/check/run.py [--records 10000 100000 1000000]
+
+Makes stores in build/check: eight responses a prompt by two sources, 40 to 120 words each, every tenth
+prompt with one response alone. Writes benchmarks/results/check.json, where `ours` are CPU seconds of the
+command, and prints a table with its wall time and its peak memory, of which 235 MB are the imports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks/results/check.json"
+GOAL = 60.0  # seconds
+SIZE, ALONE, PART = 8, 10, 2000
+MADE = 100_000
+OBJECTIVE = ("--objective", "agro")
+
+
+def make(path: Path, records: int) -> None:
+    """A store of so many records; beyond `MADE` those before are repeated under other prompts."""
+    written(path, min(records, MADE))
+    if records > MADE:
+        repeat(path, records)
+
+
+def repeat(path: Path, records: int) -> None:
+    """Copy the records of a store until there are so many. Their checksums are wrong."""
+    with sqlite3.connect(path) as connection:
+        names = [name for (_, name, *_) in connection.execute("PRAGMA table_info(samples)")]
+        changed = {"id": "id + :first", "prompt_id": "prompt_id || :first", "prompt": "prompt || :first"}
+        columns = ", ".join(changed.get(name, name) for name in names)
+        sql = f"INSERT INTO samples SELECT {columns} FROM samples WHERE id <= :count"
+        for first in range(MADE, records, MADE):
+            connection.execute(sql, {"first": first, "count": min(MADE, records - first)})
+
+
+def written(path: Path, records: int) -> None:
+    """A store of so many records, written by agro."""
+    from agro.store import Store
+    from agro.types import Sample
+
+    rng = np.random.default_rng(0)
+    words = ["".join(map(chr, rng.integers(97, 123, rng.integers(2, 9)))) for _ in range(20_000)]
+    made = group = 0
+    with Store.open(path) as store:
+        while made < records:
+            samples: list[Sample] = []
+            while len(samples) < PART and made < records:
+                size = min(1 if group % ALONE == 0 else SIZE, records - made)
+                for i in range(size):
+                    chosen = rng.integers(0, len(words), rng.integers(40, 121))
+                    samples.append(
+                        Sample(
+                            f"question {group}",
+                            " ".join(words[w] for w in chosen),
+                            reward=float(rng.random() < 0.3),
+                            role="log",
+                            source="ab"[i % 2],
+                            meta={"finish": "length" if rng.random() < 0.05 else "stop"},
+                        )
+                    )
+                made += size
+                group += 1
+            store.append(samples)
+
+
+def measure(path: Path) -> dict[str, Any]:
+    """Seconds and peak memory of one run of the command."""
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "agro", "check", str(path), *OBJECTIVE, "--json"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = json.loads(process.stdout.read())
+        _, _, used = os.wait4(process.pid, 0)
+        process.returncode = 0
+    return {
+        "samples": found["samples"],
+        "seconds": time.perf_counter() - began,
+        "cpu": used.ru_utime + used.ru_stime,
+        "megabytes": used.ru_maxrss / 1024,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--records", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--only-make", action="store_true")
+    args = parser.parse_args()
+    folder = ROOT / "build/check"
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    print(f"{'records':>9} {'CPU s':>7} {'wall s':>7} {'MB':>6} {'GB on disk':>11}")
+    for records in args.records:
+        path = folder / f"{records}.db"
+        if not path.exists():
+            make(path, records)
+        if args.only_make:
+            continue
+        runs = [measure(path) for _ in range(1 if records > 100_000 else 3)]
+        cpu = sorted(run["cpu"] for run in runs)
+        middle = next(run for run in runs if run["cpu"] == cpu[len(cpu) // 2])
+        print(
+            f"{records:>9} {middle['cpu']:>7.1f} {middle['seconds']:>7.1f} {middle['megabytes']:>6.0f} "
+            f"{path.stat().st_size / 1e9:>11.2f}"
+        )
+        rows.append(
+            {
+                "name": f"{records} records",
+                "goal": GOAL,
+                "ratio": None,
+                "ours": cpu,
+                "peer": [],
+                "megabytes": middle["megabytes"],
+                "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+                "commit": subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip(),
+            }
+        )
+    known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+    of_name = {row["name"]: row for row in [*known, *rows]}
+    RESULTS.write_text(json.dumps(list(of_name.values()), indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

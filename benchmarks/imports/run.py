@@ -1,0 +1,192 @@
+"""What an import costs: records and MB a second of CPU, and the memory that it takes.
+
+    python benchmarks/imports/run.py [--records 100000] [--megabytes 300] [--before CHECKOUT] [--only …]
+
+Makes logs in build/imports: small records, four responses a prompt (text alone; with tokens and
+log-probs), and trajectories of about 120 KB (plain, gzip, zstd). Imports each in a process of its own,
+without a tokenizer. With --before the same is measured of another checkout of agro, in turns; else its
+figures of the last time are kept. Writes benchmarks/results/imports.json, where `ours` and `peer` are
+records, or MB, a CPU second, `bytes` those of the file, unpacked, and `peak` is the memory in MB above that
+of the process before it began. Prints a line for each. `wall` is in seconds; it depends on the disk and on
+what else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks/results/imports.json"
+LOGS = ROOT / "build/imports"
+REPEATS = 3
+GOALS = {"text": 20_000, "tokens": 20_000, "large": 100, "large.gz": 100, "large.zst": 100}
+WORDS = [f"word{i}" for i in range(2000)]
+
+
+def text(some: random.Random, count: int) -> str:
+    return " ".join(some.choices(WORDS, k=count))
+
+
+def small(count: int, *, tokens: bool) -> Iterator[dict[str, Any]]:
+    some = random.Random(0)
+    for i in range(count):
+        if i % 4 == 0:
+            prompt = f"Question {i // 4}: {text(some, 12)}?"
+        record = {"prompt": prompt, "response": text(some, 16), "reward": float(i % 3 == 0), "model": "m"}
+        if tokens:
+            record["tokens"] = [some.randrange(32000) for _ in range(48)]
+            record["mask"] = [0] * 16 + [1] * 32
+            record["behavior_logp"] = [None] * 16 + [-some.random() for _ in range(32)]
+        yield record
+
+
+def trajectories(megabytes: float) -> Iterator[dict[str, Any]]:
+    """Forty turns each, of an assistant that calls a tool."""
+    some = random.Random(0)
+    written, number = 0, 0
+    while written < 1e6 * megabytes:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": f"Task {number}: {text(some, 100)}"}]
+        for call in range(20):
+            arguments = json.dumps({"cmd": text(some, 20)})
+            function = {"name": "run", "arguments": arguments}
+            calls = [{"id": f"c{call}", "type": "function", "function": function}]
+            messages.append({"role": "assistant", "content": text(some, 150), "tool_calls": calls})
+            output = "\n".join(text(some, 10) for _ in range(50))
+            messages.append({"role": "tool", "tool_call_id": f"c{call}", "content": output})
+        messages.append({"role": "assistant", "content": f"Done: {text(some, 5)}"})
+        record = {"messages": messages, "reward": some.random()}
+        written += len(json.dumps(record)) + 1
+        number += 1
+        yield record
+
+
+def make(name: str, records: int, megabytes: float) -> Path:
+    """The log of a case, written once."""
+    size = f"{megabytes:g}MB" if name.startswith("large") else str(records)
+    kind, _, packed = name.partition(".")
+    path = LOGS / (f"{kind}_{size}.jsonl" + (f".{packed}" if packed else ""))
+    if path.exists():
+        return path
+    LOGS.mkdir(parents=True, exist_ok=True)
+    if packed:
+        pack: Callable[..., Any] = gzip.open if packed == "gz" else zstandard.open
+        with make(kind, records, megabytes).open("rb") as plain, pack(path, "wb") as file:
+            while block := plain.read(1 << 20):
+                file.write(block)
+        return path
+    rows = trajectories(megabytes) if kind == "large" else small(records, tokens=kind == "tokens")
+    with path.open("w") as file:
+        for row in rows:
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+def measure(path: Path) -> dict[str, float]:
+    """Import a log into a new store."""
+    from agro.store import Store, import_files
+
+    store = path.with_suffix(f".{os.getpid()}.db")
+    began, used = time.perf_counter(), time.process_time()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        with Store.open(store) as opened:
+            report = import_files(opened, [path])
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        cpu, wall = time.process_time() - used, time.perf_counter() - began
+    finally:
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{store}{suffix}").unlink(missing_ok=True)
+    return {"cpu": cpu, "wall": wall, "peak": peak / 1e3, "samples": report.samples}
+
+
+def measured(checkout: Path, path: Path) -> dict[str, float]:
+    """`measure` in a process of its own, with the agro of this checkout."""
+    command = [sys.executable, __file__, "--one", str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def machine() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
+    return f"{cpu}, {os.cpu_count()} cores, Python {sys.version.split()[0]}, load {os.getloadavg()[0]:.0f}"
+
+
+def commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def case(name: str, asked: argparse.Namespace, known: dict[str, Any]) -> dict[str, Any]:
+    path = make(name, asked.records, asked.megabytes)
+    size = make(name.partition(".")[0], asked.records, asked.megabytes).stat().st_size
+    ours, peers = [], []
+    for _ in range(REPEATS):
+        ours.append(measured(ROOT, path))
+        if asked.before:
+            peers.append(measured(asked.before.resolve(), path))
+    title = f"import of {path.name}, {'MB' if name.startswith('large') else 'records'} a CPU second"
+
+    def rate(found: dict[str, float]) -> float:
+        return (size / 1e6 if name.startswith("large") else found["samples"]) / found["cpu"]
+
+    peer = [rate(found) for found in peers] or known.get(title, {}).get("peer", [])
+    rates = [rate(found) for found in ours]
+    row = {
+        "name": title,
+        "goal": GOALS[name],
+        "ratio": statistics.median(rates) / statistics.median(peer) if peer else None,
+        "ours": rates,
+        "peer": peer,
+        "bytes": size,
+        "peak": [found["peak"] for found in ours],
+        "wall": [found["wall"] for found in ours],
+        "commit": commit(),
+        "machine": machine(),
+    }
+    ratio = f", {row['ratio']:.2f} times as fast as before" if peer else ""
+    print(
+        f"{title}: {statistics.median(rates):.0f}, {max(row['peak']):.0f} MB above the start{ratio}",
+        flush=True,
+    )
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--records", type=int, default=100_000)
+    parser.add_argument("--megabytes", type=float, default=300)
+    parser.add_argument("--before", type=Path)
+    parser.add_argument("--only", nargs="+", default=list(GOALS), choices=list(GOALS))
+    parser.add_argument("--one", type=Path)
+    asked = parser.parse_args()
+    if asked.one:
+        print(json.dumps(measure(asked.one)))
+        return
+    known = {}
+    if RESULTS.exists():
+        known = {row["name"]: row for row in json.loads(RESULTS.read_text())}
+    for name in asked.only:
+        row = case(name, asked, known)
+        known[row["name"]] = row
+        RESULTS.write_text(json.dumps(list(known.values()), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Sampling beside transformers' `generate`: models of 1M, 5M and 34M random weights, several batches.
+
+    python benchmarks/sampling/run.py [--sizes 1M 5M 34M] [--batches 16 64 256] [--new 32] [--pairs 3]
+
+Prompts of 32 tokens, four responses each, temperature 1, one thread. "equal": a batch of responses of --new
+tokens. "mixed": twice as many, of 1 to --new tokens, after prompts of 8 to 56; `generate` decodes two
+batches, padded on the left, each until its longest response ends. agro records log-probs, `generate` doesn't.
+The runs of a pair take turns in one process after one unmeasured pair; the ratio is of medians of CPU
+seconds.
+
+With --peer plain the peer is agro with engine.fused = false; give another --results then. Rows of --results
+(benchmarks/results/sampling.json) with the same names are replaced. Prints a table and draws sampling.svg
+beside the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.generation import StoppingCriteria, StoppingCriteriaList
+
+from agro.config import Sampler
+from agro.engines import Request
+from agro.engines.hf import HF
+from agro.policy import Policy
+
+ROOT = Path(__file__).resolve().parents[2]
+GROUP, PROMPT = 4, 32
+GOALS = {"equal": 2.0, "mixed": 3.0}
+SIZES = {
+    "1M": {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "vocab_size": 1024},
+    "5M": {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 5, "vocab_size": 4096},
+    "34M": {"hidden_size": 512, "intermediate_size": 1280, "num_hidden_layers": 6, "vocab_size": 32000},
+}
+
+
+class Until(StoppingCriteria):  # type: ignore[misc]
+    """Ends each row at its own length."""
+
+    def __init__(self, ends: list[int]) -> None:
+        self.ends = torch.tensor(ends)
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return input_ids.shape[1] >= self.ends
+
+
+def make(size: str, dtype: torch.dtype) -> Policy:
+    torch.manual_seed(0)
+    heads = SIZES[size]["hidden_size"] // (64 if size == "34M" else 32)
+    config = LlamaConfig(
+        **SIZES[size],
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
+    policy = Policy(LlamaForCausalLM(config).to(dtype), tokenizer)
+    policy.eos_ids = ()  # only lengths end a response
+    return policy
+
+
+def requests(policy: Policy, batch: int, new: int, lengths: str) -> list[Request]:
+    random = np.random.default_rng(0)
+    count = batch if lengths == "equal" else 2 * batch
+    asked = []
+    for number in range(count):
+        if number % GROUP == 0:
+            width = PROMPT if lengths == "equal" else int(random.integers(8, 57))
+            ids = random.integers(2, policy.vocab_size, width).tolist()
+        room = new if lengths == "equal" else int(random.integers(1, new + 1))
+        asked.append(Request(number, ids, room))
+    return asked
+
+
+def ours(engine: HF, asked: list[Request], batch: int, seed: int) -> int:
+    """Sample with agro; returns the number of tokens."""
+    sampler = Sampler(batch=batch, max_new=max(r.room for r in asked))
+    return sum(len(done.tokens) for done in engine.decode(deque(asked), sampler, seed))
+
+
+def peer(model: LlamaForCausalLM, asked: list[Request], batch: int, seed: int) -> int:
+    """The same with `generate`."""
+    torch.manual_seed(seed)
+    count = 0
+    for first in range(0, len(asked), batch):
+        part = asked[first : first + batch]
+        width = max(len(r.ids) for r in part)
+        ids = torch.tensor([[0] * (width - len(r.ids)) + r.ids for r in part])
+        mask = torch.tensor([[0] * (width - len(r.ids)) + [1] * len(r.ids) for r in part])
+        out = model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=max(r.room for r in part),
+            pad_token_id=0,
+            stopping_criteria=StoppingCriteriaList([Until([width + r.room for r in part])]),
+        )
+        assert out.shape[1] == width + max(r.room for r in part)
+        count += sum(r.room for r in part)
+    return count
+
+
+def seconds(sample: Callable[..., int], source: Any, asked: list[Request], batch: int, seed: int) -> float:
+    start = time.process_time()
+    count = sample(source, asked, batch, seed)
+    used = time.process_time() - start
+    assert count == sum(r.room for r in asked)
+    return used
+
+
+def compare(
+    policy: Policy, batch: int, new: int, lengths: str, pairs: int, peer_name: str = "generate"
+) -> dict[str, Any]:
+    """CPU seconds of both, in turns."""
+    asked = requests(policy, batch, new, lengths)
+    engine = HF(policy)
+    assert engine.fused
+    plain = HF(policy, fused=False) if peer_name == "plain" else None
+    found: dict[str, list[float]] = {"ours": [], "peer": []}
+    for seed in range(pairs + 1):
+        own = seconds(ours, engine, asked, batch, seed)
+        if plain is not None:
+            other = seconds(ours, plain, asked, batch, seed)
+        else:
+            other = seconds(peer, policy.model, asked, batch, seed)
+        if seed > 0:
+            found["ours"].append(own)
+            found["peer"].append(other)
+    ratio = statistics.median(found["peer"]) / statistics.median(found["ours"])
+    return {"ratio": ratio, **found, "tokens": sum(r.room for r in asked)}
+
+
+def machine() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    return f"{cpu}, {os.cpu_count()} cores, 1 thread, Python {sys.version.split()[0]}, {versions}"
+
+
+def commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def figure(rows: list[dict[str, Any]]) -> str:
+    """Bars of the ratios as SVG, with a mark at each goal."""
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{20 * len(rows) + 30}" ']
+    out.append('font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>')
+    out.append('<text x="8" y="16">generate / agro, CPU seconds; the mark is the goal</text>')
+    for i, row in enumerate(rows):
+        y = 20 * i + 26
+        width, goal = 80 * row["ratio"], 270 + 80 * row["goal"]
+        out.append(f'<text x="8" y="{y + 12}">{row["name"]}</text>')
+        out.append(f'<rect x="270" y="{y}" width="{width:.0f}" height="14" fill="#4878a8"/>')
+        out.append(f'<path d="M{goal:.0f} {y - 2}v18" stroke="black"/>')
+        out.append(f'<text x="{275 + width:.0f}" y="{y + 12}">{row["ratio"]:.2f}</text>')
+    return "\n".join([*out, "</svg>", ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--batches", nargs="+", type=int, default=[16, 64, 256])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--new", type=int, default=32, help="tokens of the longest response")
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--peer", default="generate", choices=["generate", "plain"])
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results/sampling.json")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    known = {}
+    if asked.results.exists():
+        known = {row["name"]: row for row in json.loads(asked.results.read_text())}
+    for size, dtype in itertools.product(asked.sizes, asked.dtypes):
+        policy = make(size, getattr(torch, dtype))
+        for batch, lengths in itertools.product(asked.batches, GOALS):
+            name = f"{size}, {dtype}, batch {batch}, {lengths}"
+            row = {"name": name, "goal": GOALS[lengths], "new": asked.new}
+            row |= compare(policy, batch, asked.new, lengths, asked.pairs, asked.peer)
+            known[name] = row | {"commit": commit(), "machine": machine()}
+            own, other = statistics.median(row["ours"]), statistics.median(row["peer"])
+            print(
+                f"{name:34} agro {own:7.2f} s, {asked.peer} {other:7.2f} s, {row['ratio']:.2f}x", flush=True
+            )
+            asked.results.parent.mkdir(parents=True, exist_ok=True)
+            asked.results.write_text(json.dumps(list(known.values()), indent=1) + "\n")
+    asked.results.with_suffix(".svg").write_text(figure(list(known.values())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Two recordings as text: commands and their real output, with the wheel of this checkout.
+
+    python docs/recordings/make.py [first log] [--out docs/recordings] [--environment DIR]
+
+`first`: a stranger's first ten minutes, from `pip install` in an empty environment to a rising curve
+(first.txt). `log`: from a JSONL log of another model to a better model, compared (log.txt), in an
+environment that has agro: --environment, or else one that is made for it. Lines that a command repeats for
+each step are left out except those with a held-out value; … stands for them. pip is quiet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALL = "pip install --constraint constraints.txt {wheel}"
+FIRST = (
+    "agro --version",
+    "agro init first",
+    "cd first",
+    "head -n 3 prompts.jsonl",
+    "agro train recipe.toml --out runs/first",
+    "agro eval runs/first",
+    "agro show runs/first/store.db --groups --newest --limit 1",
+    "ls runs/first",
+)
+LOG = (
+    "agro init log --task own-log",
+    "cd log",
+    "head -n 4 log.jsonl",
+    "agro import log.jsonl --store log.db --map prompt=question --map response=output --map reward=score",
+    "agro check log.db",
+    "agro train recipe.toml --out runs/agro",
+    "agro train recipe.toml 'phases.learn.objective={name=\"sft\"}' phases.learn.data.min_reward=1.0 "
+    "--out runs/sft",
+    "agro eval runs/agro",
+    "agro eval runs/sft",
+    "agro compare runs/agro runs/sft",
+)
+RECORDINGS = {"first": FIRST, "log": LOG}
+
+
+class Shell:
+    """Runs commands one after the other in a folder, with the programs of an environment first."""
+
+    def __init__(self, folder: Path, environment: Path, say: Callable[[str], None]) -> None:
+        self.folder, self.say = folder, say
+        kept = {name: os.environ[name] for name in ("HOME", "LANG", "PIP_CONFIG_FILE") if name in os.environ}
+        path = f"{environment.absolute() / 'bin'}:{os.environ['PATH']}"
+        self.environment = {**kept, "PATH": path, "COLUMNS": "100", "PIP_QUIET": "2"}
+
+    def run(self, command: str) -> None:
+        self.say(f"$ {command}")
+        if command.startswith("cd "):
+            self.folder /= command[3:]
+            self.say("")
+            return
+        began, before = time.monotonic(), _cpu_seconds()
+        process = subprocess.Popen(
+            command,
+            shell=True,
+            cwd=self.folder,
+            env=self.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert process.stdout is not None
+        for line in shortened(process.stdout):
+            self.say(line)
+        if process.wait():
+            sys.exit(f"{command}: ended with {process.returncode}")
+        seconds, cpu = time.monotonic() - began, _cpu_seconds() - before
+        self.say(f"[{seconds:.0f} s by the clock, {cpu:.0f} s of processor time]\n")
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def shortened(lines: Iterator[str]) -> Iterator[str]:
+    """`lines` without those of steps that measured nothing; … stands for them."""
+    left_out = False
+    for line in lines:
+        line = line.rstrip()
+        if "tok/s" in line and "held-out" not in line:
+            left_out = True
+            continue
+        if left_out:
+            yield "…"
+            left_out = False
+        yield line
+
+
+def machine() -> str:
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        model = names[0].partition(":")[2].strip() if names else model
+    load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
+    return (
+        f"{model}, {os.cpu_count()} cores, load {load} by other programs; Python {platform.python_version()}"
+    )
+
+
+def record(name: str, out: Path, environment: Path | None) -> None:
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        (out / f"{name}.txt").open("w", encoding="utf-8") as file,
+    ):
+
+        def say(line: str) -> None:
+            print(line, flush=True)
+            file.write(f"{line}\n")
+            file.flush()
+
+        folder = Path(temporary)
+        say(f"# Made by: python docs/recordings/make.py {name}")
+        say(f"# {time.strftime('%Y-%m-%d')}, {machine()}\n")
+        shell = Shell(folder, environment or folder / "env", say)
+        commands = RECORDINGS[name]
+        if name == "first":
+            commands = (*installation(folder), *commands)
+        elif environment is None:
+            for command in installation(folder):
+                Shell(folder, folder / "env", lambda line: None).run(command)
+        for command in commands:
+            shell.run(command)
+
+
+def installation(folder: Path) -> tuple[str, str]:
+    """Build the wheel into `folder`; returns the commands that install it in an environment there."""
+    shutil.copy(ROOT / "constraints.txt", folder)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT]
+    subprocess.run(pip, check=True)
+    [wheel] = folder.glob("agro_rl-*.whl")
+    return "python3 -m venv env", INSTALL.format(wheel=wheel.name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="first|log", default=[])
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/recordings")
+    parser.add_argument("--environment", type=Path, help="of `log`: one that has agro")
+    args = parser.parse_args()
+    for name in args.names or RECORDINGS:
+        record(name, args.out, args.environment if name == "log" else None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Build the site: `python site/build.py`, or `make docs`.
+
+It is written to build/docs/VERSION, beside those of other versions that lie there. build/docs/index.html
+leads to this one, also without a server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+REDIRECT = """<!DOCTYPE html>
+<meta http-equiv="refresh" content="0; url={0}/index.html"><a href="{0}/index.html">{0}</a>
+"""
+
+
+def version() -> str:
+    """`__version__`, without importing the library."""
+    names: dict[str, str] = {}
+    exec((ROOT / "agro/version.py").read_text(encoding="utf-8"), names)
+    return names["__version__"]
+
+
+def build(root: Path, out: Path) -> Path:
+    """The site of the project in `root`, as a folder of its version in `out`. A warning ends it."""
+    program = Path(sys.executable).with_name("zensical")
+    subprocess.run([program, "build", "--strict", "--clean"], cwd=root, check=True, stderr=subprocess.STDOUT)
+    target = out / version()
+    shutil.rmtree(target, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+    shutil.move(root / "build/site", target)
+    versions = sorted((p.name for p in out.iterdir() if (p / "index.html").exists()), reverse=True)
+    (out / "versions.js").write_text(f"window.VERSIONS = {json.dumps(versions)};\n", encoding="utf-8")
+    (out / "index.html").write_text(REDIRECT.format(version()), encoding="utf-8")
+    return target
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python site/build.py", description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "build/docs")
+    args = parser.parse_args()
+    print(build(ROOT, args.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Make the pictures of the guide anew: `python site/pictures.py`, or `make pictures`. It needs Chromium.
+
+It trains the task of `agro init --task digits` with two methods in build/pictures, where these runs don't
+exist yet (some minutes), and photographs their pages and the terminal.
+"""
+
+from __future__ import annotations
+
+import html
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+WORK, OUT = ROOT / "build/pictures", ROOT / "docs/pictures"
+RUNS = {"first": [], "rloo": ["objective.name=rloo", "objective.beta=0.0"]}
+LARGEST = 150_000  # bytes of a picture
+TERMINAL = """<!DOCTYPE html><meta charset="utf-8"><style>
+body { margin: 0; background: #16181c; }
+pre { margin: 0; padding: 14px 18px; color: #d7dade;
+      font: 13px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; }
+b { color: #56b4e9; font-weight: 400; }
+</style><pre>"""
+
+sys.path.insert(0, str(ROOT / "tests/report"))
+from browser import Browser, find  # noqa: E402
+
+
+def agro(*arguments: object, cwd: Path) -> str:
+    """What a command prints, on both streams."""
+    command = [sys.executable, "-m", "agro", *map(str, arguments)]
+    done = subprocess.run(
+        command, cwd=cwd, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    return done.stdout
+
+
+def train(task: Path) -> None:
+    """The runs of the pictures, and their logs."""
+    if not task.exists():
+        agro("init", task, "--task", "digits", cwd=ROOT)
+    for name, overrides in RUNS.items():
+        log = task / f"{name}.log"
+        if not log.exists():
+            log.write_text(agro("train", "recipe.toml", *overrides, "--out", f"runs/{name}", cwd=task))
+    agro("compare", *(f"runs/{name}" for name in RUNS), "--out", "compare", cwd=task)
+    agro("report", "runs/first", cwd=task)
+
+
+def terminal(task: Path) -> Path:
+    """A page that looks like the terminal after a run: the first and the last lines."""
+    lines = (task / "first.log").read_text(encoding="utf-8").splitlines()
+    evaluated = [line for line in lines if "held-out" in line and line.startswith("train ")]
+    shown = ["<b>$</b> agro train recipe.toml --out runs/first", *map(html.escape, evaluated)]
+    shown += [html.escape(line) for line in lines[-2:]]
+    path = task / "terminal.html"
+    path.write_text(TERMINAL + "\n".join(shown) + "</pre>\n", encoding="utf-8")
+    return path
+
+
+def photograph(browser: Browser, page: Path, name: str, scheme: str, size: tuple[int, int]) -> None:
+    """The top of a page."""
+    browser.open(page, scheme=scheme, width=size[0])
+    area = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}
+    path = OUT / f"{name}.png"
+    browser.picture(path, area)
+    if path.stat().st_size > LARGEST:
+        sys.exit(f"{path}: {path.stat().st_size} bytes, expected at most {LARGEST}")
+    print(path.relative_to(ROOT), path.stat().st_size)
+
+
+def main() -> None:
+    program = find()
+    if program is None:
+        sys.exit("expected a Chromium in PATH (Debian: apt-get install chromium)")
+    task = WORK / "digits"
+    WORK.mkdir(parents=True, exist_ok=True)
+    OUT.mkdir(exist_ok=True)
+    train(task)
+    browser = Browser(program)
+    for scheme in ("light", "dark"):
+        photograph(browser, task / "runs/first/report.html", f"page-{scheme}", scheme, (960, 760))
+        photograph(browser, task / "compare/compare.html", f"compare-{scheme}", scheme, (960, 760))
+    photograph(browser, terminal(task), "terminal", "dark", (820, 300))
+    browser.close()
+
+
+if __name__ == "__main__":
+    main()

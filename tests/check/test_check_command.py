@@ -1,0 +1,56 @@
+"""`agro check`: the summary, JSON, the page and exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from agro.cli import app
+
+ROWS = [
+    *(
+        {"prompt": f"{g}>", "response": "x" * i, "reward": i % 2, "source": "a"}
+        for g in range(3)
+        for i in range(4)
+    ),
+    {"prompt": "0>", "response": "</script><b>", "reward": 1, "source": "<b>"},
+]
+
+
+def run(folder: Path, rows: list[dict], *options: str):
+    log = folder / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return CliRunner().invoke(app, ["check", str(log), *options])
+
+
+def test_summary_json_and_page_say_the_same(tmp_path):
+    plain = run(tmp_path, ROWS, "--out", str(tmp_path / "page"))
+    assert plain.exit_code == 0, plain.output
+    assert "13 of 3 prompts" in plain.stdout
+    assert "note: agro can train on this." in plain.stdout
+    values = json.loads(run(tmp_path, ROWS, "--json").stdout)
+    assert json.loads((tmp_path / "page" / "check.json").read_text()) == values
+    page = (tmp_path / "page" / "check.html").read_text()
+    assert "13 responses to 3 prompts" in page
+    assert "&lt;b&gt;" in page
+    assert "<script" not in page
+    assert page.count("<svg") == 5  # sizes, rewards, trajectory quality, coverage, lengths
+    assert values["by_source"]["<b>"]["rewards"]["mean"] == 1.0
+
+
+def test_rewards_of_different_scales_in_a_group_end_with_2_and_a_page(tmp_path):
+    graded = {"prompt": "0>", "response": "good", "reward": 5, "source": "annotators"}
+    found = run(tmp_path, [*ROWS, graded], "--out", str(tmp_path / "page"))
+    assert found.exit_code == 2
+    assert "those of annotators from 5 to 5" in found.stderr
+    assert "data.reward_scale" in found.stderr
+    assert found.stderr.count("annotators from") == 2  # once for each source that they meet
+    assert "It can't train on this as it is." in (tmp_path / "page" / "check.html").read_text()
+
+
+def test_held_out_prompts_that_the_log_has_are_named(tmp_path):
+    (tmp_path / "held.jsonl").write_text('{"prompt": "0>"}\n{"prompt": "9>"}\n')
+    found = run(tmp_path, ROWS, "--held-out", str(tmp_path / "held.jsonl"))
+    assert "1 of 2 held-out prompts" in found.stdout

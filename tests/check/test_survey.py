@@ -1,0 +1,118 @@
+"""`agro check`: what it counts, on stores small enough to count by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from agro.check import check_store, survey
+from agro.check.spread import Spread
+from agro.check.texts import RUN, HeldOut, near_repeats
+from agro.check.verdicts import equal_means
+from agro.objectives import get
+from agro.store import Pair, Store
+from agro.types import Sample
+
+WORDS = [f"w{i}" for i in range(40)]
+
+
+def log(prompt: str, response: str, reward: float | None, source: str = "a", **meta: object) -> Sample:
+    return Sample(prompt, response, reward=reward, role="log", source=source, meta=meta)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Three groups: unequal rewards of two sources, one response alone, and an episode beside a response."""
+    with Store.open(tmp_path / "log.db") as store:
+        store.append(
+            [
+                log("p", "one", 0.0, finish="length"),
+                log("p", "two", 1.0, finish="stop"),
+                log("p", "two", 0.5, "b"),
+                log("q", "alone", 1.0),
+                log("r", "first turn", 1.0).replace(episode="e"),
+                log("r", "second turn", 1.0).replace(episode="e"),
+                log("r", "other", 1.0, "b"),
+            ]
+        )
+        yield store
+
+
+def test_groups_rewards_and_endings(store):
+    found = survey(store, 3)
+    assert (found.groups, found.responses, dict(found.sizes)) == (3, 6, {3: 1, 1: 1, 2: 1})
+    assert (found.mixed, found.repeats) == (2, 1)
+    assert (found.scored_groups, found.equal, dict(found.equal_at)) == (2, 1, {"highest": 1})
+    assert found.quality.mean == 0.5  # (mean 0.5 − 0) / (1 − 0) in the one group that has a spread
+    assert found.coverage.mean == pytest.approx((2 / 3 + 1) / 2)
+    assert (found.total("ended"), found.total("truncated"), found.of_truncated.mean) == (2, 1, 0.0)
+    assert found.sources["a"].rewards.to_json() == {
+        "count": 5,
+        "mean": 0.8,
+        "std": pytest.approx(math.sqrt(0.2)),  # 4 · 0.2² + 0.8² = 0.8, by n − 1 = 4
+        "min": 0.0,
+        "max": 1.0,
+    }
+
+
+def test_a_spread_of_large_numbers_loses_no_digits_and_stops_counting_values():
+    spread = Spread([0, 4, 8, 12])
+    for i in range(10):
+        spread.add(1e9 + i)
+    assert spread.std == pytest.approx(math.sqrt(55 / 6))  # of 0 … 9
+    assert not spread.values
+    assert spread.bins == [0, 0, 10]  # what lies beyond the last edge counts in the last bin
+
+
+def test_near_repeats_are_texts_with_nearly_equal_runs_of_three_words():
+    text = WORDS[:12]  # 10 runs of three words
+    end_differs = [*text[:11], "x"]  # 9 of them, so 9 / 11 = 0.82 of all
+    middle_differs = [*text[:5], "x", *text[6:]]  # 7 of them, so 7 / 13
+    texts = [" ".join(t) for t in (text, end_differs, middle_differs)]
+    assert near_repeats(texts) == 1
+    assert near_repeats(["Yes", "yes", "no"]) == 1
+
+
+@pytest.mark.parametrize("begins", range(10))
+def test_a_run_of_thirteen_words_overlaps_wherever_it_begins_and_one_of_twelve_does_not(begins):
+    held = HeldOut("held.jsonl")
+    held.learn(" ".join(WORDS))
+    before = [f"x{i}" for i in range(begins)]
+    assert held.overlaps(" ".join([*before, *WORDS[7 : 7 + RUN], "y"]))
+    assert not held.overlaps(" ".join([*before, *WORDS[7 : 6 + RUN], "y"]))
+    assert len(held.prompts_seen) == 1
+
+
+def test_a_short_held_out_prompt_overlaps_with_an_equal_text_only(tmp_path, store):
+    (tmp_path / "held.jsonl").write_text('{"prompt": "P"}\n{"prompt": "p q"}\n')
+    held = survey(store, 3, tmp_path / "held.jsonl").held_out
+    assert held is not None
+    assert (held.prompts, len(held.prompts_seen), held.stored_prompts, held.responses) == (2, 1, 1, 0)
+
+
+def test_equal_rewards_mean_something_else_to_each_kind_of_objective():
+    assert "pull of β" in equal_means(get("agro"))
+    assert "gradient is 0" in equal_means(get("grpo"))
+    assert "teach too" in equal_means(get("topr"))
+
+
+def test_the_report_names_what_to_do(store):
+    report = check_store(store, "agro")
+    assert report.problem.startswith("objective agro needs groups of at least 2 responses: 2 of 3 groups")
+    texts = [str(verdict) for verdict in report.verdicts]
+    assert any("1 of 3 prompts have one response" in t and "data.complete_groups" in t for t in texts)
+    assert report.verdicts[0].level == "problem"
+    assert check_store(store, "sft").trainable
+    values = json.loads(json.dumps(report.to_json()))
+    assert (values["samples"], values["groups"], values["groups_of_one"]) == (7, 3, 1)
+
+
+def test_a_check_of_pairs_counts_them(tmp_path):
+    with Store.open(tmp_path / "pairs.db") as store:
+        ids = store.append([log("p", "a", None), log("p", "b", None)])
+        store.add_pairs([Pair(*ids)])
+        report = check_store(store, "dpo")
+    assert report.trainable
+    assert "pairs" in str(report)

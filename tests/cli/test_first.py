@@ -1,0 +1,142 @@
+"""First steps: `agro init`, `agro recipes`, `agro doctor`, help, completion, tables in a narrow terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from running import done, refused
+
+from agro import objectives
+from agro.cli import COMMANDS
+from agro.cli.first import commands
+from agro.config import RunConfig
+from agro.pretrained import set_threads
+from agro.recipes import recipes
+from agro.tasks import TASKS
+
+ROOT = Path(__file__).parents[2]
+FRESH = ("train.steps=1", "train.groups=2", "sampler.n=2")
+SHORT = {
+    "digits": FRESH,
+    "own-log": [f"phases.{p}.train.{key}" for p in ("imitate", "learn") for key in ("steps=1", "groups=2")],
+    "chat": FRESH,
+    "multi-turn": FRESH,
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_trains_as_its_readme_says(task: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("agro.train.saving.report", lambda folder: folder)
+    said = done("init", "first", "--task", task).stdout
+    monkeypatch.chdir("first")
+    held_out = Path("held_out.jsonl")
+    held_out.write_text("".join(held_out.read_text().splitlines(keepends=True)[:8]))
+    listed = commands(Path("README.md"))
+    assert all(command in said for command in ("cd first", *listed))
+    for command in listed[:3]:
+        name, *arguments = command.split()[1:]
+        if name == "train":
+            arguments += SHORT[task]
+        done(name, *arguments)
+    measured = json.loads(done("eval", "runs/first", "-n", "2", "--json").stdout)
+    assert measured["prompts"] == 8
+    assert measured["unscored"] == 0
+    assert measured["pass_at"] == 1.0  # the reward's own maximum; of "multi-turn" the environment's
+
+
+def test_a_folder_with_files_and_an_unknown_task_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert "expected an empty folder or a new one" in refused("init", tmp_path)
+    assert "expected one of digits, own-log, chat, multi-turn, got 'chess'" in refused(
+        "init", tmp_path / "new", "--task", "chess"
+    )
+
+
+def test_recipes_are_listed_printed_and_trained_by_name(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    listed = {row["name"]: row for row in json.loads(done("recipes", "--json").stdout)}
+    assert {"digits", "own-log", "chat", "multi-turn", "fresh", "log"} <= listed.keys()
+    assert set(objectives.names()) <= listed.keys()
+    assert listed["digits"]["minutes"] > 0
+    assert listed["fresh"]["minutes"] is None
+    assert done("recipes", "fresh").stdout == recipes()["fresh"].text
+    assert RunConfig.load("dpo").objective.name == "dpo"
+    Path("dpo").write_text('objective = { name = "rloo" }')
+    assert RunConfig.load("dpo").objective.name == "rloo"  # a file of one's own comes first
+    assert "did you mean fresh?" in refused("train", "frsh")
+    assert "did you mean fresh?" in refused("recipes", "frsh")
+
+
+def test_doctor_reports_versions_machine_and_state(tmp_path: Path) -> None:
+    report = json.loads(done("doctor", "--json").stdout)
+    assert report["libraries"]["torch"] == torch.__version__
+    assert report["cores"] >= 1
+    damaged = tmp_path / "store.db"
+    damaged.write_bytes(b"SQLite format 3\0" + b"x" * 5000)
+    report = json.loads(done("doctor", damaged, "--json").stdout)
+    assert report["off"]
+    assert "off:" in done("doctor").stdout
+    assert "there is no such file" in refused("doctor", tmp_path / "none.db")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_help_names_a_page_of_the_guide_and_types_of_values_only(command) -> None:
+    name, _, _, page = command
+    said = done(name, "--help").stdout
+    assert (ROOT / "docs" / page).is_file()
+    assert f"docs/{page}" in said
+    assert "<bool>" not in said
+
+
+def test_names_are_not_cut_in_a_narrow_terminal(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    shown = done("objectives").stdout
+    assert all(f" {name} " in shown for name in objectives.names())
+    listed = done("recipes").stdout
+    assert all(f" {name} " in listed for name in recipes())
+
+
+def test_help_and_completion_import_no_torch() -> None:
+    code = "import sys, agro.cli; agro.cli.main()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def run(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+        watched = f"{code.replace('agro.cli.main()', '')}\ntry:\n  agro.cli.main()\nfinally:\n"
+        watched += "  print('torch' in sys.modules, file=sys.stderr)"
+        return subprocess.run(
+            [sys.executable, "-c", watched, *arguments],
+            env={**environment, **extra},
+            capture_output=True,
+            text=True,
+        )
+
+    assert run("--help").stderr.strip() == "False"
+    assert (
+        "_AGRO_COMPLETE" in run("--show-completion", "bash").stdout + run(_AGRO_COMPLETE="source_bash").stdout
+    )
+    asked = run(_AGRO_COMPLETE="complete_bash", COMP_WORDS="agro rec", COMP_CWORD="1")
+    assert asked.stdout.split() == ["recipes", "recover"]
+    assert asked.stderr.strip() == "False"
+
+
+def test_threads_follow_the_size_of_the_model(monkeypatch) -> None:
+    before = torch.get_num_threads()
+    try:
+        monkeypatch.setattr("agro.pretrained.cores", lambda: 3)
+        small = torch.nn.Linear(4, 4)
+        set_threads("auto", small)
+        assert torch.get_num_threads() == 1
+        monkeypatch.setattr("agro.pretrained.LARGE", 20)  # 4·4 weights and 4 biases
+        set_threads("auto", small)
+        assert torch.get_num_threads() == 3
+        set_threads(2, small)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
