@@ -346,6 +346,7 @@ def test_where_samples_come_from_and_what_decodes_them() -> None:
         "model": None,
         "timeout": 120.0,
         "retries": 3,
+        "fused": True,
     }
     assert "source.wait_seconds" in refused({"source": {"wait_seconds": 0}})
     assert "engine.kind" in refused({"engine": {"kind": "vllm"}})

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
 from agro.errors import Refused
+
+_ALTERNATIVE = re.compile(r"literal\[|constrained-")  # in pydantic's path, which of several types was tried
 
 
 def check_values(value: Any, where: str, *keys: Any) -> None:
@@ -32,7 +35,7 @@ def check_values(value: Any, where: str, *keys: Any) -> None:
 
 def explain(error: Any, config: type[BaseModel], where: str) -> str:
     """One error of pydantic's, with the dotted key; for an unknown key with the nearest known one."""
-    keys = [str(key) for key in error["loc"]]
+    keys = [str(key) for key in error["loc"] if not _ALTERNATIVE.match(str(key))]
     path = ".".join(keys)
     if error["type"] != "extra_forbidden":
         problem = error["msg"][0].lower() + error["msg"][1:]

@@ -11,6 +11,7 @@ from torch import Tensor
 from agro.proof import formulas
 from agro.proof.claim import Claims
 from agro.proof.formulas import Corrected, Situation, half_variance
+from agro.proof.group_formulas import lower_baseline
 
 REGULARIZED = ("reward", "ref_logp")
 GROUPED = ("reward", "ref_logp", "groups")
@@ -64,6 +65,19 @@ def weighted(of: Claims, weight: str, most: float = 1.0, updates: int = 2000) ->
     small."""
     of_responses = corrected(of, Corrected(weight, most), ends=of.ends)  # type: ignore[arg-type]
     return replace(of_responses, updates=updates)
+
+
+def of_lower_baseline(most: float, updates: int = 2000) -> Claims:
+    """Weighted, with the lower one of the plain and the weighted mean: noise moves it."""
+    return Claims(
+        lambda s: lower_baseline(s, most),
+        "optimum",
+        GROUPED,
+        {"weight": "reference", "weight_max": most, "weight_baseline": "lower"},
+        reference_shift=False,
+        noise=False,
+        updates=updates,
+    )
 
 
 RATIOS = {

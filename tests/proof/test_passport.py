@@ -63,7 +63,7 @@ def test_agro_holds_all_that_is_claimed() -> None:
             for r in ends
             if f"data from {where}, start at reference" in r["setting"] and "weight=" in r["setting"]
         ]
-        assert [0 <= r["value"] <= 1e-12 and r["holds"] for r in weighted] == [True, True]
+        assert [0 <= r["value"] <= 1e-12 and r["holds"] for r in weighted] == [True] * 4  # two baselines
     biases = [r for r in rows if r["property"] == "expected gradient"]
     # Each claim for five behaviors, or the policy alone; three policies; each size of groups. Of two of the
     # five behaviors: all sizes together, groups of one dropped, and episodes where they aren't refused.

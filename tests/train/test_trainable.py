@@ -57,7 +57,8 @@ def test_recorded_log_probs_of_truncated_sampling_are_not_for_ratios(
     log = tmp_path / "log.db"
     with Store.open(log) as store:
         store.append(samples)
-    grpo = tiny(tmp_path, data__store=str(log), data__replay=1.0, objective={"name": "grpo"})
+    settings_of_run = {"data__store": str(log), "data__replay": 1.0, "train__groups": 1}
+    grpo = tiny(tmp_path, objective={"name": "grpo"}, **settings_of_run)
     made = feed(grpo)
     drawn = Drawn([s.replace(id=i) for i, s in enumerate(samples, 1)])
     if cut is None:
@@ -148,7 +149,7 @@ def test_the_best_of_a_group_are_for_objectives_of_single_responses(tmp_path: Pa
     log = tmp_path / "log.db"
     with Store.open(log) as store:
         store.append([recorded("100>", "0"), recorded("100>", "1"), recorded("101>", "0")])
-    data = {"data__store": str(log), "data__replay": 1.0, "data__best_of_group": True}
+    data = {"data__store": str(log), "data__replay": 1.0, "data__best_of_group": True, "train__groups": 1}
     Trainer(tiny(tmp_path, objective={"name": "sft"}, **data), tmp_path / "run").plan()
     with pytest.raises(Refused, match=r"rloo compares the responses of a group .*data\.best_of_group"):
         Trainer(tiny(tmp_path, objective={"name": "rloo"}, **data), tmp_path / "run").plan()

@@ -17,6 +17,7 @@ from agro.proof.families import (
     itself,
     of_agro,
     of_dro,
+    of_lower_baseline,
     of_onpolicy,
     of_prefixes,
     of_soft,
@@ -26,7 +27,7 @@ from agro.proof.families import (
     weighted,
 )
 from agro.proof.formulas import Corrected, half_variance
-from agro.proof.group_formulas import lower_baseline, square_to_reward
+from agro.proof.group_formulas import square_to_reward
 from agro.proof.measuring import BETA
 
 VARGRAD = of_squares(lambda s: 2 * (s.n - 1) / s.n / s.beta**2, "trajectory", 4 / 3, -1)
@@ -49,19 +50,8 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         weighted(of_agro(GROUPED), "reference"),
         weighted(of_agro(GROUPED), "reference", 4.0),
         weighted(of_agro(GROUPED), "behavior", 4.0, updates=0),
-        # Noise moves the lower one of two means.
-        *(
-            Claims(
-                lambda s, most=most: lower_baseline(s, most),  # type: ignore[misc]
-                "optimum",
-                GROUPED,
-                {"weight": "reference", "weight_max": most, "weight_baseline": "lower"},
-                reference_shift=False,
-                noise=False,
-                updates=2000,
-            )
-            for most in (1.0, 2.0)
-        ),
+        of_lower_baseline(1.0),
+        of_lower_baseline(2.0),
         *(
             corrected(of_agro(GROUPED), Corrected("mismatch", 1.5, 0.6, level, rule))
             for level in ("token", "sequence", "mean")

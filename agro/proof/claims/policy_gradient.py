@@ -8,6 +8,7 @@ from agro.proof import formulas, truncated_formulas
 from agro.proof.claim import Claims
 from agro.proof.families import (
     GROUPED,
+    of_lower_baseline,
     of_reinforce,
     of_stored,
     of_topr,
@@ -38,6 +39,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         Claims(lambda s: formulas.advantage(s, 0.0), "elsewhere", ("reward", "groups"), {"beta": 0.0}),
         Claims(lambda s: formulas.advantage(s, s.beta), "optimum", GROUPED, policy_gradient=one),
         weighted(Claims(lambda s: formulas.advantage(s, s.beta), "optimum", GROUPED), "reference", 4.0, 0),
+        of_lower_baseline(2.0, updates=0),
         of_stored(),
     ),
     "reinforce": (
