@@ -1,6 +1,7 @@
 """What an import costs: records and MB a second of CPU, and the memory that it takes.
 
-    python benchmarks/imports/run.py [--records 100000] [--megabytes 300] [--before CHECKOUT] [--only …]
+    python benchmarks/imports/run.py [--records 100000] [--megabytes 300] [--repeats 3]
+        [--before CHECKOUT] [--only …]
 
 Makes logs in build/imports: small records, four responses a prompt (text alone; with tokens and
 log-probs), and trajectories of about 120 KB (plain, gzip, zstd). Imports each in a process of its own,
@@ -18,7 +19,6 @@ import gzip
 import json
 import os
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -32,7 +32,6 @@ import zstandard
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results/imports.json"
 LOGS = ROOT / "build/imports"
-REPEATS = 3
 GOALS = {"text": 20_000, "tokens": 20_000, "large": 100, "large.gz": 100, "large.zst": 100}
 WORDS = [f"word{i}" for i in range(2000)]
 
@@ -95,17 +94,23 @@ def make(name: str, records: int, megabytes: float) -> Path:
     return path
 
 
+def most_memory() -> int:
+    """KB that this process had at most. (ru_maxrss begins with what its parent had.)"""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+
+
 def measure(path: Path) -> dict[str, float]:
     """Import a log into a new store."""
     from agro.store import Store, import_files
 
     store = path.with_suffix(f".{os.getpid()}.db")
     began, used = time.perf_counter(), time.process_time()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = most_memory()
     try:
         with Store.open(store) as opened:
             report = import_files(opened, [path])
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        peak = most_memory() - before
         cpu, wall = time.process_time() - used, time.perf_counter() - began
     finally:
         for suffix in ("", "-wal", "-shm"):
@@ -137,7 +142,7 @@ def case(name: str, asked: argparse.Namespace, known: dict[str, Any]) -> dict[st
     path = make(name, asked.records, asked.megabytes)
     size = make(name.partition(".")[0], asked.records, asked.megabytes).stat().st_size
     ours, peers = [], []
-    for _ in range(REPEATS):
+    for _ in range(asked.repeats):
         ours.append(measured(ROOT, path))
         if asked.before:
             peers.append(measured(asked.before.resolve(), path))
@@ -172,6 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--records", type=int, default=100_000)
     parser.add_argument("--megabytes", type=float, default=300)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--before", type=Path)
     parser.add_argument("--only", nargs="+", default=list(GOALS), choices=list(GOALS))
     parser.add_argument("--one", type=Path)
