@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import shutil
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,6 +57,8 @@ def _show(key: str, value: Any) -> None:
 
 def _versions() -> dict[str, Any]:
     """`libraries`: None where one isn't installed."""
+    from importlib import metadata  # here, since each command would begin later
+
     found: dict[str, str | None] = {}
     for name in LIBRARIES:
         try:
