@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import runpy
 import shutil
 import subprocess
 import sys
@@ -21,9 +22,8 @@ REDIRECT = """<!DOCTYPE html>
 
 def version() -> str:
     """`__version__`, without importing the library."""
-    names: dict[str, str] = {}
-    exec((ROOT / "agro/version.py").read_text(encoding="utf-8"), names)
-    return names["__version__"]
+    found: str = runpy.run_path(str(ROOT / "agro/version.py"))["__version__"]
+    return found
 
 
 def build(root: Path, out: Path) -> Path:
