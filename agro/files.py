@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,3 +106,13 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def new_run_folder() -> Path:
+    """runs/ and the time, with -2, -3, … where a run of the same second has that name already."""
+    first = Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    folder, number = first, 1
+    while folder.exists():
+        number += 1
+        folder = first.with_name(f"{first.name}-{number}")
+    return folder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from agro.api.settings import configured, lora_of, put
 from agro.api.trained import Trained
 from agro.config import RunConfig
 from agro.errors import Refused
-from agro.files import remove
+from agro.files import new_run_folder, remove
 from agro.store import Store, import_files
 from agro.train.ranks import world_size
 from agro.train.trainer import Trainer
@@ -63,7 +62,7 @@ def train(
     """
     if world_size() > 1:
         raise Refused("agro.train is of one process: for torchrun, write a recipe and use agro train")
-    folder = Path(out) if out is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    folder = Path(out) if out is not None else new_run_folder()
     functions: dict[str, Function] = {}
     values = configured(objective, settings)
     put(values, ["reward"], reward_values(reward, functions))

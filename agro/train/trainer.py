@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import cached_property, partial
@@ -12,6 +11,7 @@ from typing import Any
 from agro.config import RunConfig
 from agro.envs import load_environment
 from agro.errors import Refused
+from agro.files import new_run_folder
 from agro.policy import Policy
 from agro.reference import load_reference
 from agro.rewards import Reward, load_reward
@@ -98,7 +98,7 @@ class Trainer:
         check_trackers(config.track)
         if resume and out is None:
             raise Refused("--resume: expected --out RUN, the folder of the run to continue; got none")
-        self.out = Path(out) if out is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+        self.out = Path(out) if out is not None else new_run_folder()
         self.config, self.epochs = resolve(config, self.out, resume=resume)
         if self.epochs:
             check_config(self.config)
