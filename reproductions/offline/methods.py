@@ -11,7 +11,7 @@ from typing import Any
 
 RECIPE = "agro, the recipe"
 IMITATION = "sft on the right responses"
-RATES = (1e-4, 3e-4)
+RATES = (3e-5, 1e-4, 3e-4, 1e-3)
 NEAR = 0.15  # methods that end further below the recipe have no further seeds
 RIGHT = {"min_reward": 1.0}  # draws the right responses alone
 
