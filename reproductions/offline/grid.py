@@ -30,6 +30,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
+from agro import objectives  # noqa: E402
 from agro.config import RunConfig  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.arena.play import measure, start  # noqa: E402
@@ -103,12 +104,9 @@ def configure(trial: Trial, files: Files, store: Path) -> RunConfig:
         {**phase, "train": {**phase["train"], "steps": trial.updates // 2}}
         for phase in method.get("phases", [])
     ]
-    values["policy"]["cache_reference"] = values["objective"]["name"] not in (
-        "sft",
-        "topr",
-        "reinforce",
-        "grpo",
-    )
+    options = {key: value for key, value in values["objective"].items() if key != "name"}
+    needs = objectives.get(values["objective"]["name"]).needed(options)
+    values["policy"]["cache_reference"] = "ref_logp" in needs
     return RunConfig.of(values, trial.file)
 
 
