@@ -99,12 +99,19 @@ def trials(seeds: int) -> list[Row]:
         rows += [Row("mixture", method, seed, (), "mixture") for seed in few]
     rows.append(Row("no-logps", RECIPE, 0, (), "plain"))
     for method, changes in REPLAY.items():
-        fresh = round(64 * (1 - changes["data"]["replay"]))  # responses a step
-        steps = (f"train.steps={GENERATIONS[-1] // fresh}", f"evaluate.every={GENERATIONS[0] // fresh}")
-        rows += [Row("replay", method, seed, steps, "") for seed in few]
+        rows += [Row("replay", method, seed, replay_steps(changes), "") for seed in few]
     steps = (f"train.steps={LAG_UPDATES}", f"evaluate.every={LAG_UPDATES // 4}")
     rows += [Row("lag", name, 0, (*steps, "train.groups=8"), "") for name in LAGS]
     return rows
+
+
+def replay_steps(changes: Mapping[str, Any]) -> tuple[str, ...]:
+    """Settings with which a constant share has sampled `GENERATIONS` responses when accuracy is measured."""
+    share = changes["data"]["replay"]
+    if not isinstance(share, float):  # grows, and names its steps
+        return ("evaluate.every=50",)
+    fresh = round(64 * (1 - share))  # responses a step
+    return (f"train.steps={GENERATIONS[-1] // fresh}", f"evaluate.every={GENERATIONS[0] // fresh}")
 
 
 def further(measured: Sequence[Mapping[str, Any]], seeds: int) -> list[Row]:
