@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from agro.errors import Interrupted, Refused
 
@@ -43,21 +43,11 @@ class Command(TyperCommand):
     """Shows the types of values only: a flag has none."""
 
     def get_params(self, ctx: Any) -> Any:
-        return _flags_without_type(super().get_params(ctx))
-
-
-class Group(TyperGroup):
-    """As `Command`, for `agro` itself."""
-
-    def get_params(self, ctx: Any) -> Any:
-        return _flags_without_type(super().get_params(ctx))
-
-
-def _flags_without_type(params: list[Any]) -> list[Any]:
-    for param in params:
-        if getattr(param, "is_flag", False):
-            param.metavar = ""
-    return params
+        params = super().get_params(ctx)
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
 
 
 _NO_PATH = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}  # what is given for a path can't be one

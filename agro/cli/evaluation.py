@@ -63,7 +63,6 @@ def eval_(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Mean reward, accuracy and pass@k with 95 % intervals; the best and the worst response."""
     from agro.evaluate import heldout
     from agro.prompts import load_prompts
     from agro.rewards import load_reward

@@ -47,7 +47,6 @@ def sample(
     environment: EnvironmentName = None,
     max_turns: MaxTurns = None,
 ) -> None:
-    """Sample responses into a store, without rewards; other ones each time, also with the same seed."""
     from agro.prompts import load_prompts
     from agro.rollout import Task, collect
     from agro.store import Store, write_samples

@@ -37,7 +37,6 @@ def recover(
     out: Annotated[Path, typer.Option("--out", help="The new store.")],
     as_json: Json = False,
 ) -> None:
-    """Copy all that is undamaged in a store into a new one, and report what is lost."""
     from agro.store import recover as recover_
 
     recovered = recover_(store, out)
@@ -52,7 +51,6 @@ def score(
     timeout: Annotated[float, typer.Option(help="Seconds for one response.")] = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Fill in or renew the rewards of a store."""
     from agro.config import Reward as RewardConfig
     from agro.rewards import load_reward
     from agro.rollout.reward import EpisodeReward
