@@ -26,7 +26,7 @@ GROUPS = {
         Entry(
             "recipes",
             "first:recipes",
-            "The recipes for `agro train NAME` and the tasks for `agro init`: what each is for, and its time.",
+            "The recipes for `agro train NAME` and the tasks for `agro init`: what each is for, its time.",
             "fresh",
             "guide/getting-started.md",
         ),
