@@ -28,12 +28,15 @@ from agro.types import Batch
 if TYPE_CHECKING:
     from torch import Tensor
 
+    Streams = Mapping[str, Tensor]
+else:
+    Streams = Mapping[str, Any]  # evaluated with the types of options, which need no torch
+
 Coupling = Literal["row", "group", "step"]
 # How the equation is known: read in the authors' code or in that of the library in `called`; in the paper; in
 # notes that quote it; or inferred from the abstract.
 Certainty = Literal["code", "paper", "notes", "reconstructed"]
 Options = Mapping[str, Any]
-Streams = Mapping[str, "Tensor"]
 STREAMS = ("logp", *(need for need in NEEDS if isinstance(need, Stream)))
 VALUES = frozenset(map(str, provided_by("value_head", NEEDS)))  # the streams of a value head
 

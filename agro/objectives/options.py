@@ -14,7 +14,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType, SimpleNamespace, UnionType
+from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -120,12 +120,12 @@ def model_of(
 ) -> type[BaseModel]:
     """A frozen model of the keyword-only parameters of `function`, and of `more`: (annotation, default) by
     name. `preset` has other defaults."""
-    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    # The types of options alone: to evaluate those of log-probs would import torch.
-    stated = {p.name: p.annotation for p in parameters if p.annotation is not p.empty}
-    within = inspect.unwrap(function).__globals__
-    hints = get_type_hints(SimpleNamespace(__annotations__=stated), within, include_extras=True)
-    declared = {p.name: (hints.get(p.name, float), p.default) for p in parameters}
+    hints = get_type_hints(function, include_extras=True)
+    declared = {
+        key: (hints.get(key, float), parameter.default)
+        for key, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
     every = declared | more
     fields = {key: _field(kind, preset.get(key, default)) for key, (kind, default) in every.items()}
     config = ConfigDict(frozen=True, extra="forbid")
