@@ -25,9 +25,9 @@ P = ParamSpec("P")
 
 Model = Annotated[str, typer.Option("--model", help="Folder or hub name of a causal language model.")]
 PromptFile = Annotated[Path, typer.Option("--prompts", help='JSONL, one {"prompt": …, "answer": …} a line.')]
-RewardName = Annotated[
-    str, typer.Option("--reward", help="exact, regex, math, module:function or file.py:function.")
-]
+Responses = Annotated[int, typer.Option("-n", "--responses", min=1, help="Responses a prompt.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the random numbers.")]
+REWARD = typer.Option("--reward", help="exact, regex, math, module:function or file.py:function.")
 RewardOption = Annotated[
     list[str] | None,
     typer.Option("--option", help="KEY=VALUE of the reward, such as marker='####'; may be repeated."),

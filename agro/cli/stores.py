@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, RewardName, RewardOption, options
+from agro.cli.common import REWARD, Json, RewardOption, options
 from agro.errors import Refused
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def recover(
 
 def score(
     store: Annotated[Path, typer.Argument(help="The store.")],
-    reward: RewardName,
+    reward: Annotated[str, REWARD],
     option: RewardOption = None,
     missing: Annotated[bool, typer.Option("--missing", help="Only samples without a reward.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds for one response.")] = 10.0,
