@@ -78,7 +78,7 @@ def overflow(alone: Local, several: Ranks, row: int) -> str:
 
 
 def chosen() -> list[tuple[str, dict[str, Any]]]:
-    """Of each objective one case of each set of needs and coupling: what ranks exchange depends on no more."""
+    """Of each objective one case of each set of needs and coupling, which decide what ranks exchange."""
     found = {}
     for name, options in CASES:
         entry = objectives.get(name)
