@@ -23,7 +23,7 @@ from agro.cli.importing import import_
 from agro.cli.models import sample
 from agro.cli.proving import prove
 from agro.cli.runs import collect, compare, report, train
-from agro.cli.stores import recover, score
+from agro.cli.stores import export, recover, score
 from agro.version import __version__
 
 app = typer.Typer(
@@ -60,6 +60,7 @@ COMMANDS = (  # name, function, example of its arguments, page of the guide
     ("check", check, "logs.db --objective grpo", "guide/your-data.md"),
     ("show", show, "runs/first/store.db --groups --reward 0.5: --limit 3", "guide/the-run.md"),
     ("score", score, "logs.db --reward rewards.py:length", "guide/your-reward.md"),
+    ("export", export, "runs/first/store.db samples.jsonl.gz", "guide/your-data.md"),
     ("forget", forget, "logs.db --meta user=alice --yes", "guide/your-data.md"),
     ("recover", recover, "damaged.db --out recovered.db", "guide/the-run.md"),
     (
