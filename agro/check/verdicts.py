@@ -118,7 +118,7 @@ def equal_means(entry: Objective, options: Mapping[str, Any]) -> str:
     """What a group of equal rewards gives to an objective on rewards."""
     if grouping(entry.needed(options)) is None:
         return "each response counts by its own reward, so they teach too, but not which one is better"
-    if entry.anchor(entry.defaults() | options | {"beta": 1.0}) is not None:
+    if entry.anchor({**entry.defaults(), **options, "beta": 1.0}) is not None:
         return (
             "they have no signal of the reward, only the pull of β toward the reference, which makes the "
             "log-ratios of a group equal"
