@@ -1,16 +1,17 @@
 """Training, log-probs and sampling on one GPU: tokens per second, MFU and peak memory.
 
-    python benchmarks/gpu.py [--parts training logps sampling] [--sequences 16] [--repeats 5]
+    python benchmarks/gpu.py [--parts training logps sampling] [--sequences 16] [--no-checkpointing]
     python benchmarks/gpu.py --device cpu --small
 
 The models have the shapes of Qwen3-0.6B (all weights, bfloat16 with float32 copies) and Qwen3-4B (an adapter
 of rank 16 on bfloat16 weights), and random weights: nothing is downloaded. A training step is the gradient of
 RLOO without a reference over 16,384 tokens in one pass, --sequences of equal length without padding, and the
-update. MFU counts six operations per weight and token (four with an adapter, whose frozen weights need no
-gradient) and those of attention, over the dense bfloat16 rate in RATES; it is unknown for other devices. To
-beat are the baselines that prime-rl commits for one H100, in PEERS. Log-probs at a vocabulary of 151,936 are
-timed beside those of Liger, skipped with the reason where liger_kernel or CUDA is absent. Sampling decodes
-256 responses at once. Memory is the largest that torch allocated on the GPU; on a CPU the process's largest.
+update. Activations are recomputed, unless --no-checkpointing is given. MFU counts six operations per weight
+and token (four with an adapter, whose frozen weights need no gradient) and those of attention, not those of
+recomputation, over the dense bfloat16 rate in RATES; it is unknown for other devices. To beat are the
+baselines that prime-rl commits for one H100, in PEERS. Log-probs at a vocabulary of 151,936 are timed beside
+those of Liger, skipped with the reason where liger_kernel or CUDA is absent. Sampling decodes 256 responses
+at once. Memory is the largest that torch allocated on the GPU; on a CPU the process's largest.
 
 --small is the same code with tiny shapes; its numbers say nothing. Results are written on a GPU only, to
 benchmarks/results/gpu.json. It has not run on a GPU yet. `make gpu` runs it after the tests that need CUDA.
@@ -19,6 +20,7 @@ benchmarks/results/gpu.json. It has not run on a GPU yet. `make gpu` runs it aft
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import resource
@@ -143,7 +145,10 @@ def training(name: str, asked: argparse.Namespace) -> dict[str, Any]:
     tokens = 128 if asked.small else TOKENS
     sequences, width = asked.sequences, tokens // asked.sequences
     config = RunConfig.of(
-        {"objective": {"name": "rloo", "beta": 0.0}, "train": {"micro_tokens": tokens, "lr": 1e-6}}
+        {
+            "objective": {"name": "rloo", "beta": 0.0},
+            "train": {"micro_tokens": tokens, "gradient_checkpointing": asked.checkpointing, "lr": 1e-6},
+        }
     )
     learner = Local(policy, None, print)
     learner.enter(config, began=None, resumed=None)
@@ -275,6 +280,7 @@ def measure(asked: argparse.Namespace) -> list[dict[str, Any]]:
         row = {"name": name, "goal": 1.0, **case(), "commit": commit(), "machine": machine(device)}
         rows.append(row)
         print(json.dumps(row), flush=True)
+        gc.collect()  # hooks of the weights refer to each other
         if device.type == "cuda":
             torch.cuda.empty_cache()
     return rows
@@ -286,6 +292,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--parts", nargs="+", default=["training", "logps", "sampling"])
     parser.add_argument("--sequences", type=int, default=16)
+    parser.add_argument("--checkpointing", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--repeats", type=int, default=5)
     asked = parser.parse_args(arguments)
     if asked.device.startswith("cuda") and not torch.cuda.is_available():

@@ -118,9 +118,8 @@ def seconds(
     count = operations(policy, step.rows)
     parts["reference"] = _scored_rows(config, needs, policy, step) * rate.reference
     scoring = rate.scoring * count
-    parts["training"] = config.train.updates * (rate.training * count + (scoring if step.twice else 0.0))
-    if "old_logp" in needs:
-        parts["training"] += scoring
+    passes = rate.training * count + (scoring if step.twice else 0.0)
+    parts["training"] = config.train.updates * passes + (scoring if "old_logp" in needs else 0.0)
     parts["update"] = config.train.updates * update(policy, config.train)
     return parts, rate
 

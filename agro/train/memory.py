@@ -43,7 +43,7 @@ def by_purpose(
         "weights": sum(p.nbytes for p in policy.model.parameters()),
         "float32_weights": 0 if policy.masters is None else trained,
         "gradients": trained,
-        "optimizer": 2 * trained,
+        "optimizer": _moments(policy, config),
         "average": average,
         "reference": 0 if reference is None else sum(w.nbytes for w in reference.weights().values()),
         "keys_and_values": _keys_and_values(policy, config, step),
@@ -53,21 +53,33 @@ def by_purpose(
     }
 
 
-def peak(found: dict[str, int | None], before: int | None, passes: int) -> int | None:
+def peak(found: dict[str, int | None], before: int | None, passes: int, *, heap: bool) -> int | None:
     """The largest sum at once: while responses are sampled, or in a pass. None where a part is unknown.
 
-    `before`: bytes that are allocated when everything is loaded. In the only pass of a step, gradients come
-    as activations go.
+    In the only pass of a step, gradients come as activations go. On a CPU (`heap`) the C library keeps what
+    sampling and a pass of activations used, in pieces that seldom fit again, so both count besides a pass.
+
+    Args:
+        before: bytes that are allocated when everything is loaded.
     """
     if before is None or found["activations"] is None:
         return None
     size = {name: count or 0 for name, count in found.items()}
     kept = before + size["optimizer"] + size["average"]
-    sampling = kept + size["gradients"] + size["keys_and_values"] + size["sampler"]
+    sampling = size["keys_and_values"] + size["sampler"]
     in_pass = size["activations"] + size["logits"]
+    if heap:
+        return kept + size["gradients"] + sampling + in_pass + size["activations"]
     if passes > 1:
         in_pass += size["gradients"]
-    return max(sampling, kept + max(in_pass, size["gradients"]))
+    return kept + max(size["gradients"] + sampling, in_pass)
+
+
+def _moments(policy: Policy, config: RunConfig) -> int:
+    """Two of each weight, in its type or in 8 bits."""
+    if config.train.optimizer == "adamw_8bit":
+        return sum(2 * w.numel() for w in policy.trained().values())
+    return sum(2 * w.nbytes for w in policy.trained().values())
 
 
 def _batch(config: RunConfig, step: Work) -> int:
@@ -81,7 +93,7 @@ def _keys_and_values(policy: Policy, config: RunConfig, step: Work) -> int:
     c = policy.model.config.get_text_config()
     heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
     per_head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    per_token = 2 * c.num_hidden_layers * heads * per_head * policy.dtype.itemsize
+    per_token: int = 2 * c.num_hidden_layers * heads * per_head * policy.dtype.itemsize
     batch, columns = _batch(config, step), max((len(row.tokens) for row in step.fresh), default=0)
     if len(step.fresh) > batch:
         columns += _SLACK
@@ -106,13 +118,13 @@ def _activations(policy: Policy, config: RunConfig, step: Work, rate: Rates | No
     if rate is None:
         return None
     most = max(operations(policy, rows) for rows in step.passes)
-    layers = policy.model.config.get_text_config().num_hidden_layers
+    layers: int = policy.model.config.get_text_config().num_hidden_layers
     kept = rate.kept * most
     of_layer = kept / layers
     if "activations" in config.train.offload and policy.device.type == "cuda":
         return round(2 * of_layer)
     if policy.recompute:
-        width = policy.model.config.get_text_config().hidden_size * policy.dtype.itemsize
+        width: int = policy.model.config.get_text_config().hidden_size * policy.dtype.itemsize
         tokens = max(sum(len(row.tokens) for row in rows) for rows in step.passes)
         return round(2 * of_layer + layers * tokens * width)
     return round(kept + of_layer)

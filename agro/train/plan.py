@@ -148,7 +148,7 @@ def _of_phase(
         "step_unknown": unknown_sampling(config),
         **_totals(phase, counts, parts, step),
         "memory": found,
-        "peak": peak(found, before, len(step.passes)),
+        "peak": peak(found, before, len(step.passes), heap=policy.device.type == "cpu"),
     }
 
 

@@ -4,8 +4,8 @@
 
 Slopes: CPU seconds, and the memory that is added to the process at most, at four sizes that double, of a
 Llama of 1M parameters with random weights (width 128, 4 layers, a vocabulary of 2,048), on one thread. The
-slope is that of the logarithms by least squares; beside it is the expected exponent. Of two repeats the smaller
-time counts. Predictions: see predicted.py. Rows of the same name are replaced.
+slope is that of the logarithms by least squares; beside it is the expected exponent. The faster of two
+repeats counts. Predictions: see predicted.py. Rows of the same name are replaced.
 
 Writes benchmarks/results/scaling.json, and scaling.md and scaling.svg beside this file. In the rows of slopes
 `ours` are the CPU seconds, `goal` is the expected exponent and `ratio` the measured one; in those of
@@ -210,7 +210,7 @@ def prediction_rows(name: str) -> list[dict[str, Any]]:
             "ours": [guess],
             "peer": [found],
         }
-        rows.append(row | {"dry_run": plan["cpu_of_dry_run"]})
+        rows.append(row | {"parts": phase["step_seconds"], "run": run, "dry_run": plan["cpu_of_dry_run"]})
         print(f"{what}: {name}: {guess:.4g} predicted, {found:.4g} measured, {guess / found:.2f}", flush=True)
     return rows
 
