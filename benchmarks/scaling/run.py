@@ -50,14 +50,15 @@ def policy_of(folder: Path) -> Any:
     return policy
 
 
-def gradient(policy: Any, groups: int, size: int, width: int) -> Work:
+def gradient(policy: Any, groups: int, size: int, width: int, micro_tokens: int = 512) -> Work:
     """The gradient of RLOO over groups of `size` sequences, without a reference, and the update."""
     from agro import objectives
     from agro.config import RunConfig
     from agro.train.learner import Local
     from agro.types import Batch
 
-    config = RunConfig.of({"objective": {"name": "rloo", "beta": 0.0}, "train": {"lr": 1e-6}})
+    train = {"lr": 1e-6, "micro_tokens": micro_tokens}
+    config = RunConfig.of({"objective": {"name": "rloo", "beta": 0.0}, "train": train})
     learner = Local(policy, None, print)
     learner.enter(config, began=None, resumed=None)
     rows, random = groups * size, torch.Generator().manual_seed(0)
@@ -130,8 +131,8 @@ def slopes(folder: Path) -> dict[str, dict[str, Any]]:
     sequences, lengths, sizes = (8, 16, 32, 64), (64, 128, 256, 512), (2, 4, 8, 16)
     vocabularies, stores = (8192, 16_384, 32_768, 65_536), (2_000, 4_000, 8_000, 16_000)
     return {
-        "sequences, 64 tokens": _of(sequences, lambda n: gradient(policy, n // 4, 4, 64), (1, 0)),
-        "length, 4 sequences": _of(lengths, lambda n: gradient(policy, 1, 4, n), (1, 1)),
+        "sequences of 64 tokens": _of(sequences, lambda n: gradient(policy, n // 4, 4, 64), (1, 0)),
+        "length, 4 sequences in a pass": _of(lengths, lambda n: gradient(policy, 1, 4, n, 2048), (1, 1)),
         "group size, 4 groups of 64 tokens": _of(sizes, lambda n: gradient(policy, 4, n, 64), (1, 0)),
         "vocabulary, log-probs of 512 positions": _of(vocabularies, head, (1, 1)),
         "sampling, batch": _of(sequences, lambda n: decoding(policy, n, 16), (1, None)),
