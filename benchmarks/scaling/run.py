@@ -90,8 +90,8 @@ def head(vocabulary: int) -> Work:
     mask = torch.arange(513)[None] > 0
 
     def step() -> None:
-        hidden.grad = weight.grad = None
         token_streams(Outputs(hidden, Head(weight)), tokens, mask)["logp"][mask].sum().backward()
+        hidden.grad = weight.grad = None
 
     return step
 
