@@ -73,9 +73,9 @@ class Policy(Section):
     quantize: Literal["4bit"] | None = field(None, shared=True)
     """4bit: the model's own weights in 4 bits (NF4 of bitsandbytes) while an adapter is trained (QLoRA).
     Needs `agro-rl[quantized]`, a CUDA GPU, dtype = bfloat16 and lora with merge = false"""
-    attention: Literal[
-        "auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"
-    ] = field("auto", shared=True)
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"] = field(
+        "auto", shared=True
+    )
     """the attention of transformers; auto: its own choice, torch's scaled_dot_product_attention for most
     models, which has a flash kernel. The others of that name need their package and a CUDA GPU"""
     device: str = field("auto", shared=True)

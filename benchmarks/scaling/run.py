@@ -249,7 +249,7 @@ def tables(rows: list[dict[str, Any]]) -> str:
             lines.append(f"| {name} | {row['ratio']:.2f} | {row['goal']} | {most.replace('–', '– | –')} |")
     lines += ["", "| case | predicted | measured | ratio |", "|---|---|---|---|"]
     for row in rows:
-        unit, scale = ("MB", 1e-6) if row["name"].startswith("memory") else ("s", 1.0)
+        unit, scale = ("GB", 1e-9) if row["name"].startswith("memory") else ("s", 1.0)
         if not row["name"].startswith("slope"):
             both = " | ".join(f"{scale * row[key][0]:.3g} {unit}" for key in ("ours", "peer"))
             lines.append(f"| {row['name']} | {both} | {row['ratio']:.2f} |")
