@@ -6,7 +6,7 @@ INTEGRATIONS := .venv-integrations
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types tests test-integrations mutants bench-check release-check docs pictures clean
+.PHONY: help setup demo test lint types tests test-integrations mutants bench-check gpu release-check docs pictures clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -66,6 +66,10 @@ release-check: setup ## build, check the metadata, install in a clean environmen
 
 bench-check: setup ## measure a training step anew: is it more than 10% slower than recorded, beside the plain way?
 	$(BIN)/python benchmarks/step/run.py --check
+
+gpu: setup ## on a machine with a CUDA GPU: the tests that need one, then benchmarks/gpu.py
+	$(BIN)/python -m pytest -m cuda -rs
+	$(BIN)/python benchmarks/gpu.py
 
 docs: setup ## the guide and the reference as pages in build/docs
 	$(BIN)/python site/build.py

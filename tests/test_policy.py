@@ -440,6 +440,7 @@ def test_a_folder_without_weights_is_refused_by_name(tiny, tmp_path):
         policy.load_weights(tmp_path)
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_cuda_agrees_with_the_cpu(tiny, tmp_path, dtype):

@@ -198,7 +198,8 @@ class Local:
     def _optimizer_state(self) -> dict[str, Tensor]:
         names = self._names()
         out = {}
-        for i, entry in self.optimizer.adam.state_dict()["state"].items():
+        # Not the state_dict of bitsandbytes, which nests its tensors.
+        for i, entry in torch.optim.Optimizer.state_dict(self.optimizer.adam)["state"].items():
             for kind, value in entry.items():
                 out[f"{names[i]}/{kind}"] = torch.as_tensor(value)
         return out
@@ -211,6 +212,9 @@ class Local:
         for key, value in load_file(file).items():
             name, _, kind = key.rpartition("/")
             state.setdefault(numbers[name], {})[kind] = self._as_state(value, weights[name])
+        if self.config.train.optimizer == "adamw_8bit":  # whose kernels take a number
+            for entry in state.values():
+                entry["step"] = int(entry["step"])  # type: ignore[assignment]
         groups = self.optimizer.adam.state_dict()["param_groups"]
         self.optimizer.adam.load_state_dict({"state": state, "param_groups": groups})
 
