@@ -24,6 +24,7 @@ from agro.logprobs import Outputs, token_streams
 from agro.masters import Masters
 from agro.newmodel import new_model
 from agro.objectives.core import VALUES
+from agro.packing import Packed, may_pack, packed_hidden
 from agro.pretrained import device_of, pretrained, saved_weights, set_threads, without_bars
 from agro.recompute import recomputing
 from agro.types import Kept, Sample, Text
@@ -72,6 +73,7 @@ class Policy:
                 "embeddings and train them first"
             )
         self.recompute = False  # gradient checkpointing
+        self.packs = may_pack(model)  # whether passes compute common beginnings once
         self.value: ValueHead | None = None
         self.masters: Masters | None = None
         self.fingerprint = self.chat.fingerprint
@@ -186,6 +188,10 @@ class Policy:
             raise Refused(f"{self.name}: {problem}; set train.max_length")
         places = torch.arange(tokens.shape[1], device=tokens.device)
         ids = torch.where(places < lengths[:, None], tokens, 0).long()
+        if self.packs and not self.recompute:
+            packed = Packed.of(ids, lengths)
+            if packed.pays:
+                return packed_hidden(self.model, ids, packed)
         with recomputing(self.model, self.recompute and torch.is_grad_enabled()):
             return self.model.base_model(  # type: ignore[no-any-return]
                 input_ids=ids,
