@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import resource
 import statistics
 import subprocess
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +38,14 @@ SIZE = 4  # responses a prompt
 
 
 def write_prompts(path: Path, case: str) -> None:
-    """The prompts that the peer trains on."""
+    """The prompts that the peer trains on: of its task, or as its `word_prompts`."""
     sys.path.insert(0, str(PEER))
     import task  # type: ignore[import-not-found]
 
     texts = task.make_prompts(4096, task.TRAIN_SEED)
     if case == "mid":
-        texts = [" ".join(f"w{2 + (32 * i + j) % 31000}" for j in range(32)) for i in range(4096)]
+        words = random.Random(task.TRAIN_SEED)
+        texts = [" ".join(f"w{words.randrange(2, 32000)}" for _ in range(32)) for _ in range(4096)]
     lines = (json.dumps({"prompt": text}) + "\n" for text in texts)
     path.write_text("".join(lines))
 
@@ -58,7 +61,7 @@ def mid_reward(prompts: list[str], completions: list[str], **_: Any) -> list[flo
     return [float(zlib.crc32(c.encode()) & 1) for c in completions]
 
 
-def own(case: str, model: Path, folder: Path) -> dict[str, Any]:
+def own(case: str, model: Path, folder: Path, monitors: Sequence[Any] = ()) -> dict[str, Any]:
     """Train in this process; CPU seconds and new tokens of each step, and the peak of the memory in MB."""
     from agro import RunConfig, Trainer
     from agro.train.monitors import Monitor, View
@@ -92,7 +95,7 @@ def own(case: str, model: Path, folder: Path) -> dict[str, Any]:
         },
     }
     reward = tiny_reward if case == "tiny" else mid_reward
-    Trainer(RunConfig.of(values), folder / "run", monitors=[Clock()], rewards={"score": reward}).run()
+    Trainer(RunConfig.of(values), folder / "run", monitors=[Clock(), *monitors], rewards={"score": reward}).run()
     counted = steps[size["warmup"] :]
     return {
         "cpu": statistics.median(s["cpu"] for s in counted),
