@@ -17,6 +17,8 @@ from transformers import AttentionInterface
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from agro.head import Head
+
 NAME = "agro_packed"  # of the attention; transformers makes no mask for one that it doesn't know
 WORTH = 0.9  # share of the padded positions from which copying costs more than it saves
 
@@ -52,7 +54,8 @@ class Packed(NamedTuple):
 
     def spread(self, x: Tensor) -> Tensor:
         """[N,…] -> [B,T,…]."""
-        return x.index_select(0, self.at.flatten()).unflatten(0, self.at.shape)
+        copied: Tensor = x.index_select(0, self.at.flatten()).unflatten(0, self.at.shape)
+        return copied
 
     def gather(self, x: Tensor) -> Tensor:
         """[B,T,…] -> [N,…]."""
@@ -66,30 +69,61 @@ def _shared(a: Any, b: Any) -> int:
     return int(differing[0]) if len(differing) else count
 
 
-def may_pack(model: Any) -> bool:
-    """Whether attention is one function that transformers lets us replace, over all tokens before."""
-    config = model.config.get_text_config()
-    layers = {type(layer) for layer in DynamicCache(config=config).layers}
-    return config._attn_implementation == "sdpa" and layers <= {DynamicLayer}
+def last_hidden(model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool) -> Tensor:
+    """[B,T], [B] -> [B,T,H] last hidden states of right-padded sequences, packed where it pays.
 
+    Causal attention doesn't use later tokens, so padding needs no mask, and attention without a mask has the
+    fastest kernel. (A mask of ones, not None: None makes transformers look for packed sequences.)
 
-def packed_hidden(model: Any, tokens: Tensor, packed: Packed) -> Tensor:
-    """[B,T] -> [B,T,H] last hidden states. Raises some error for models that do more than `may_pack` sees."""
-    config = model.config.get_text_config()
+    Of float64 weights they are always padded: transformers' norms round to float32, so the gradients of a
+    shared position would differ by more than the rounding of float64.
+    """
     places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+    packed = None
+    if packs and model.dtype != torch.float64:
+        packed = Packed.of(tokens, lengths)
+    if packed is None or not packed.pays:
+        return _states(model, tokens, places)
+    config = model.config.get_text_config()
     own = config._attn_implementation
     config._attn_implementation = NAME
     try:
-        states = model.base_model(
-            input_ids=packed.gather(tokens)[None],
-            attention_mask=torch.ones_like(packed.first)[None],
-            position_ids=packed.gather(places)[None],
-            use_cache=False,
-            packed=packed,
-        ).last_hidden_state
+        states = _states(model, packed.gather(tokens)[None], packed.gather(places)[None], packed=packed)
     finally:
         config._attn_implementation = own
     return packed.spread(states[0])
+
+
+def _states(model: Any, tokens: Tensor, places: Tensor, **of_attention: Any) -> Tensor:
+    mask = torch.ones_like(tokens)
+    out = model.base_model(
+        input_ids=tokens, attention_mask=mask, position_ids=places, use_cache=False, **of_attention
+    )
+    states: Tensor = out.last_hidden_state
+    return states
+
+
+def can_pack(model: Any, row: Tensor, allowed: float) -> bool:
+    """Whether log-probs of two sequences that begin alike differ by no more than `allowed` when packed.
+
+    `row` is one of them. Attention must be over all tokens before, and a function that can be replaced.
+    """
+    config = model.config.get_text_config()
+    layers = {type(layer) for layer in DynamicCache(config=config).layers}
+    if config._attn_implementation != "sdpa" or not layers <= {DynamicLayer}:
+        return False
+    half = len(row) // 2
+    tokens = torch.stack([row, torch.cat([row[:half], row.flip(0)[half:]])])
+    lengths = torch.full((2,), len(row), device=row.device)
+    head = Head.of(model)
+    try:
+        padded, packed = (
+            head.logits(last_hidden(model, tokens, lengths, packs=packs)).log_softmax(-1)
+            for packs in (False, True)
+        )
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        return False  # its layers don't hand on arguments to attention, for example
+    return bool((packed - padded).abs().max() <= allowed)
 
 
 def _attend(

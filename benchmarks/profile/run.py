@@ -1,4 +1,4 @@
-"""Where the CPU time of a whole step of RLOO goes, part by part, on the model and prompts of `benchmarks/trl`.
+"""Where the CPU time of a step of RLOO goes, on the model and prompts of `benchmarks/trl`.
 
     python benchmarks/profile/run.py [--case tiny] [--before CHECKOUT] [--model FOLDER]
 
@@ -78,7 +78,7 @@ class Clocks:
 
     def wrap_products(self) -> None:
         """Those of a decoding step are made by a function."""
-        fused = importlib.import_module("agro.engines.fused")
+        fused: Any = importlib.import_module("agro.engines.fused")
         make = fused._product
         fused._product = lambda *args: self.timed("sampling: products", make(*args))
 
@@ -104,7 +104,7 @@ def profile(case: str, model: Path, own: Callable[..., Any]) -> dict[str, float]
             self.began = time.process_time()
 
     with tempfile.TemporaryDirectory() as folder:
-        own(case, model, Path(folder), [Steps()])
+        own(case, model, Path(folder), monitors=[Steps()])
     counted = steps[3:]  # the first is the measurement before the first step
     parts = sorted({part for step in counted for part in step}, key=_order)
     return {part: 1000 * statistics.median(step.get(part, 0.0) for step in counted) for part in parts}
