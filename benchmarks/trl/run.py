@@ -7,8 +7,9 @@ random weights: 8 × 4 of 256 tokens (agro's may end earlier, with the end token
 One thread, β = 0.05, one optimizer step a batch, agro's default passes; `mid` also with agro's mixed bf16,
 beside the same runs of TRL in float32. A pair is a process of each, in turns; a process gives the medians of
 the CPU seconds of its steps, and of these per 1,000 new tokens, without the first two; of `mid`, whose steps
-take a minute or two, there is only one. Ratios are of the medians of all pairs. TRL needs an environment of its own with the packages of the peer's requirements.txt.
-Rows of benchmarks/results/trl.json with the same names are replaced.
+take a minute or two, there is only one. Ratios are of the medians of all pairs. TRL needs an environment of
+its own with the packages of the peer's requirements.txt. Rows of benchmarks/results/trl.json with the same
+names are replaced.
 """
 
 from __future__ import annotations
