@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from agro.head import Head
 
-NAME = "agro_packed"  # of the attention; transformers makes no mask for one that it doesn't know
+NAME = "agro_packed"  # of the attention function
 WORTH = 0.9  # share of the padded positions from which copying costs more than it saves
 
 
@@ -84,13 +85,7 @@ def last_hidden(model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool) -> 
         packed = Packed.of(tokens, lengths)
     if packed is None or not packed.pays:
         return _states(model, tokens, places)
-    config = model.config.get_text_config()
-    own = config._attn_implementation
-    config._attn_implementation = NAME
-    try:
-        states = _states(model, packed.gather(tokens)[None], packed.gather(places)[None], packed=packed)
-    finally:
-        config._attn_implementation = own
+    states = _states(model, packed.gather(tokens)[None], packed.gather(places)[None], packed=packed)
     return packed.spread(states[0])
 
 
@@ -106,33 +101,49 @@ def _states(model: Any, tokens: Tensor, places: Tensor, **of_attention: Any) -> 
 def can_pack(model: Any, row: Tensor, allowed: float) -> bool:
     """Whether log-probs of two sequences that begin alike differ by no more than `allowed` when packed.
 
-    `row` is one of them. Attention must be over all tokens before, and a function that can be replaced.
+    `row` is one of them. Attention must be over all tokens before, and a function that can be replaced; where
+    the answer is yes, it was.
     """
     config = model.config.get_text_config()
     layers = {type(layer) for layer in DynamicCache(config=config).layers}
-    if config._attn_implementation != "sdpa" or not layers <= {DynamicLayer}:
+    if config._attn_implementation not in ("sdpa", NAME) or not layers <= {DynamicLayer}:
         return False
     half = len(row) // 2
     tokens = torch.stack([row, torch.cat([row[:half], row.flip(0)[half:]])])
     lengths = torch.full((2,), len(row), device=row.device)
     head = Head.of(model)
+    config._attn_implementation = NAME
     try:
         padded, packed = (
             head.logits(last_hidden(model, tokens, lengths, packs=packs)).log_softmax(-1)
             for packs in (False, True)
         )
+        alike = bool((packed - padded).abs().max() <= allowed)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-        return False  # its layers don't hand on arguments to attention, for example
-    return bool((packed - padded).abs().max() <= allowed)
+        alike = False  # its layers don't hand on arguments to attention, for example
+    if not alike:
+        config._attn_implementation = "sdpa"
+    return alike
 
 
 def _attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, packed: Packed, **kwargs: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    packed: Packed | None = None,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of [1,heads,N,width] over the sequences -> [1,N,heads,width]."""
+    """Attention of [1,heads,N,width] over the sequences -> [1,N,heads,width]; transformers' own if padded."""
+    if packed is None:
+        own: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+        return own
     padded = (packed.spread(x[0].transpose(0, 1)).transpose(1, 2) for x in (query, key, value))
     found, _ = sdpa_attention_forward(module, *padded, None, **kwargs)
     return packed.gather(found)[None], None
 
 
 AttentionInterface.register(NAME, _attend)
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -187,7 +187,7 @@ class Policy:
         places = torch.arange(tokens.shape[1], device=tokens.device)
         ids = torch.where(places < lengths[:, None], tokens, 0).long()
         with recomputing(self.model, self.recompute and torch.is_grad_enabled()):
-            return last_hidden(self.model, ids, lengths, packs=self.packs and not self.recompute)
+            return last_hidden(self.model, ids, lengths, packs=self.packs)
 
     def checkpoint_gradients(self, active: bool) -> None:
         """Set `recompute`. Raises `Refused` where the model can't recompute its activations."""
