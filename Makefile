@@ -6,7 +6,7 @@ INTEGRATIONS := .venv-integrations
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types tests test-integrations mutants bench-check gpu release-check docs pictures clean
+.PHONY: help setup demo test lint types tests test-integrations mutants bench bench-check gpu release-check docs pictures clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -63,6 +63,9 @@ mutants: setup ## change the code of objectives, step, sampler and draw in one p
 release-check: setup ## build, check the metadata, install in a clean environment, run
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[release]'
 	BIN=$(BIN) ./.ci/release-check
+
+bench: setup ## all benchmarks of speed and memory (hours), and a table of goals: TRL=… names a Python with TRL
+	$(BIN)/python benchmarks/run.py $(if $(TRL),--trl-python $(TRL))
 
 bench-check: setup ## measure a training step anew: is it more than 10% slower than recorded, beside the plain way?
 	$(BIN)/python benchmarks/step/run.py --check

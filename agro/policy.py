@@ -24,6 +24,7 @@ from agro.logprobs import Outputs, token_streams
 from agro.masters import Masters
 from agro.newmodel import new_model
 from agro.objectives.core import VALUES
+from agro.packing import can_pack, last_hidden
 from agro.pretrained import device_of, pretrained, saved_weights, set_threads, without_bars
 from agro.recompute import recomputing
 from agro.types import Kept, Sample, Text
@@ -72,6 +73,7 @@ class Policy:
                 "embeddings and train them first"
             )
         self.recompute = False  # gradient checkpointing
+        self.packs = False  # whether passes compute common beginnings once, without padding
         self.value: ValueHead | None = None
         self.masters: Masters | None = None
         self.fingerprint = self.chat.fingerprint
@@ -178,8 +180,6 @@ class Policy:
     def hidden(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """[B,T], [B] -> [B,T,H] last hidden states of right-padded sequences; padding is ignored.
 
-        Causal attention doesn't use later tokens, so padding needs no mask, and attention without a mask has
-        the fastest kernel. (A mask of ones, not None: None makes transformers look for packed sequences.)
         Raises `Refused` for more tokens than the context.
         """
         if tokens.shape[1] > self.context:
@@ -188,12 +188,7 @@ class Policy:
         places = torch.arange(tokens.shape[1], device=tokens.device)
         ids = torch.where(places < lengths[:, None], tokens, 0).long()
         with recomputing(self.model, self.recompute and torch.is_grad_enabled()):
-            return self.model.base_model(  # type: ignore[no-any-return]
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                position_ids=places[None].expand(ids.shape),
-                use_cache=False,
-            ).last_hidden_state
+            return last_hidden(self.model, ids, lengths, packs=self.packs)
 
     def checkpoint_gradients(self, active: bool) -> None:
         """Set `recompute`. Raises `Refused` where the model can't recompute its activations."""
@@ -289,6 +284,7 @@ class Policy:
         alone = torch.cat([self._chunked([row]) for row in rows])
         architecture.refuse_difference(self.name, alone - own, 1e-5 + rounding)
         architecture.refuse_difference(self.name, self._chunked(rows) - own, self.tolerance)
+        self.packs = can_pack(self.model, rows[-1], 1e-5 + rounding)
 
     def _chunked(self, rows: list[Tensor]) -> Tensor:
         """Log-probs of rows of tokens in one pass, without the rows' first tokens."""

@@ -69,7 +69,10 @@ def streams_of(
     @torch.no_grad()
     def forward() -> dict[str, Tensor]:
         out = {s: blank(batch, s) for s in want}
-        for rows in passes.share(by_length(batch, passes.micro)):
+        parts = None
+        if policy.packs:  # then a beginning that rows of a group share is computed once
+            parts = complete(batch, "group", passes.micro)
+        for rows in passes.share(parts or by_length(batch, passes.micro)):
             live = _forward(policy, batch, rows, want, reference)
             _put(out, live, rows)
         passes.gather(out)

@@ -1,6 +1,6 @@
 """The training part of a step: reference log-probs, gradient and update, and the output layer by itself.
 
-    python benchmarks/step/run.py [--repeats 5] [--before CHECKOUT] [--tiny FOLDER]
+    python benchmarks/step/run.py [--cases "mid mixed" …] [--repeats 5] [--before CHECKOUT] [--tiny FOLDER]
     python benchmarks/step/run.py --check
 
 `tiny` is a trained model of 2.4M parameters (see --tiny; skipped where it isn't there), `mid` one of 34M with
@@ -10,7 +10,8 @@ of those of a matrix product measured in the same process. Its peer is the plain
 log_softmax, in turns with it; memory is that of a process of its own. --before measures another checkout of
 agro too.
 
-Writes benchmarks/results/step.json, step.md and step.svg beside this file. --check measures anew with fewer
+Replaces the rows of these cases in benchmarks/results/step.json, and writes step.md and step.svg beside this
+file. --check measures anew with fewer
 repeats, writes nothing, and fails where a ratio to the plain way is more than 10% below the recorded one.
 """
 
@@ -38,7 +39,7 @@ ROOT = HERE.parents[1]
 RESULTS = ROOT / "benchmarks/results/step.json"
 TINY = ROOT.parent / "shared/peers/trl/models/tiny"
 TOLERATED = 0.9  # of a recorded ratio
-SHAPES = {"tiny": (16, 4, 16, 64), "mid": (8, 4, 16, 256)}  # groups, responses, prompt and response tokens
+SHAPES = {"tiny": (16, 4, 16, 64), "mid": (2, 4, 16, 256)}  # groups, responses, prompt and response tokens
 CASES = {  # goal: CPU seconds of the plain way over ours
     "head float32": 1.0,
     "tiny float32": 1.0,
@@ -213,7 +214,7 @@ def commit() -> str:
 def rows_of(asked: argparse.Namespace) -> list[dict[str, Any]]:
     """Every case that can be measured here."""
     rows = []
-    for case, goal in CASES.items():
+    for case in asked.cases:
         if case.startswith("tiny") and not asked.tiny.is_dir():
             print(
                 f"{case}: skipped: {asked.tiny} isn't there; name the model's folder with --tiny", flush=True
@@ -221,7 +222,14 @@ def rows_of(asked: argparse.Namespace) -> list[dict[str, Any]]:
             continue
         found = measured(case, asked.repeats, asked.tiny, ["ours", "peer"])
         ratio = statistics.median(found["peer"]) / statistics.median(found["ours"])
-        row = {"name": case, "goal": goal, "ratio": ratio, **found, "commit": commit(), "machine": machine()}
+        row = {
+            "name": case,
+            "goal": CASES[case],
+            "ratio": ratio,
+            **found,
+            "commit": commit(),
+            "machine": machine(),
+        }
         if not asked.check:
             for way in ("ours", "peer"):
                 row[f"{way}_memory"] = measured(case, 0, asked.tiny, [way])["added"]
@@ -248,8 +256,10 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
-def write(rows: list[dict[str, Any]]) -> None:
-    """Results, table and figure."""
+def write(new: list[dict[str, Any]]) -> None:
+    """Results, table and figure, with rows of other cases as they were."""
+    known = {row["name"]: row for row in [*json.loads(RESULTS.read_text()), *new]}
+    rows = [known[case] for case in CASES if case in known]
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
     heads = (
         "case",
@@ -263,7 +273,8 @@ def write(rows: list[dict[str, Any]]) -> None:
         "of the product",
     )
     table = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *map(line, rows)]
-    note = f"`python benchmarks/step/run.py`, commit {rows[0]['commit']}, {rows[0]['machine']}"
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
+    note = f"`python benchmarks/step/run.py`, commits {commits}, {rows[0]['machine']}"
     (HERE / "step.md").write_text("\n".join([*table, "", note, ""]))
     import matplotlib
 
@@ -295,6 +306,7 @@ def check(rows: list[dict[str, Any]]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--before", type=Path)
     parser.add_argument("--tiny", type=Path, default=TINY)

@@ -4,10 +4,12 @@
 
 `tiny` is the peer's 2.4M model: 16 prompts × 4 responses of at most 64 tokens. `mid` is its 34M model with
 random weights: 8 × 4 of 256 tokens (agro's may end earlier, with the end token, 1 of 32,000; TRL's don't).
-Both float32, one thread, β = 0.05, one optimizer step a batch. A pair is a process of each, in turns; a
-process gives the median of the CPU seconds of its steps without the first ones, and the ratio is of the
-medians of these. TRL needs an environment of its own with the packages of the peer's requirements.txt. Rows
-of benchmarks/results/trl.json with the same names are replaced.
+One thread, β = 0.05, one optimizer step a batch, agro's default passes; `mid` also with agro's mixed bf16,
+beside the same runs of TRL in float32. A pair is a process of each, in turns; a process gives the medians of
+the CPU seconds of its steps, and of these per 1,000 new tokens, without the first two; of `mid`, whose steps
+take a minute or two, there is only one. Ratios are of the medians of all pairs. TRL needs an environment of
+its own with the packages of the peer's requirements.txt. Rows of benchmarks/results/trl.json with the same
+names are replaced.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import resource
 import statistics
 import subprocess
@@ -22,6 +25,7 @@ import sys
 import tempfile
 import time
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +33,21 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results/trl.json"
 PEER = ROOT / "../shared/peers/trl"
 CASES: dict[str, dict[str, Any]] = {
-    "tiny": {"goal": 2.0, "prompts": 16, "new": 64, "steps": 8, "warmup": 2, "micro": 64},
-    "mid": {"goal": 2.5, "prompts": 8, "new": 256, "steps": 3, "warmup": 1, "micro": 16},
+    "tiny": {"goals": {"float32": 2.0}, "prompts": 16, "new": 64, "steps": 8, "warmup": 2},
+    "mid": {"goals": {"float32": 2.5, "mixed": 6.0}, "prompts": 8, "new": 256, "steps": 1, "warmup": 0},
 }
 SIZE = 4  # responses a prompt
 
 
 def write_prompts(path: Path, case: str) -> None:
-    """The prompts that the peer trains on."""
+    """The prompts that the peer trains on: of its task, or as its `word_prompts`."""
     sys.path.insert(0, str(PEER))
     import task  # type: ignore[import-not-found]
 
     texts = task.make_prompts(4096, task.TRAIN_SEED)
     if case == "mid":
-        texts = [" ".join(f"w{2 + (32 * i + j) % 31000}" for j in range(32)) for i in range(4096)]
+        words = random.Random(task.TRAIN_SEED)
+        texts = [" ".join(f"w{words.randrange(2, 32000)}" for _ in range(32)) for _ in range(4096)]
     lines = (json.dumps({"prompt": text}) + "\n" for text in texts)
     path.write_text("".join(lines))
 
@@ -58,7 +63,9 @@ def mid_reward(prompts: list[str], completions: list[str], **_: Any) -> list[flo
     return [float(zlib.crc32(c.encode()) & 1) for c in completions]
 
 
-def own(case: str, model: Path, folder: Path) -> dict[str, Any]:
+def own(
+    case: str, model: Path, folder: Path, dtype: str = "float32", monitors: Sequence[Any] = ()
+) -> dict[str, Any]:
     """Train in this process; CPU seconds and new tokens of each step, and the peak of the memory in MB."""
     from agro import RunConfig, Trainer
     from agro.train.monitors import Monitor, View
@@ -77,7 +84,7 @@ def own(case: str, model: Path, folder: Path) -> dict[str, Any]:
             self.last = now
 
     values = {
-        "policy": {"model": str(model), "device": "cpu"},
+        "policy": {"model": str(model), "device": "cpu", "dtype": dtype, "threads": 1},
         "data": {"prompts": str(folder / "prompts.jsonl")},
         "sampler": {"n": SIZE, "max_new": size["new"], "batch": size["prompts"] * SIZE},
         "reward": {"name": "score"},
@@ -85,25 +92,26 @@ def own(case: str, model: Path, folder: Path) -> dict[str, Any]:
         "train": {
             "steps": size["steps"],
             "groups": size["prompts"],
-            "micro_batch": size["micro"],
             "lr": 1e-4,
             "warmup": 10,
             "checkpoint_every": 1000,
         },
     }
     reward = tiny_reward if case == "tiny" else mid_reward
-    Trainer(RunConfig.of(values), folder / "run", monitors=[Clock()], rewards={"score": reward}).run()
+    config = RunConfig.of(values)
+    Trainer(config, folder / "run", monitors=[Clock(), *monitors], rewards={"score": reward}).run()
     counted = steps[size["warmup"] :]
     return {
         "cpu": statistics.median(s["cpu"] for s in counted),
         "tokens": statistics.median(s["tokens"] for s in counted),
+        "per_1000": 1000 * statistics.median(s["cpu"] / s["tokens"] for s in counted),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
     }
 
 
-def measured_own(case: str, model: Path) -> dict[str, Any]:
+def measured_own(case: str, model: Path, dtype: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--own", case, str(model), folder]
+        command = [sys.executable, __file__, "--own", case, str(model), folder, dtype]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -126,32 +134,43 @@ def measured_peer(python: Path, case: str, model: Path) -> dict[str, Any]:
     return {
         "cpu": summary["cpu_s"]["median"],
         "tokens": summary["new_tokens"]["median"],
+        "per_1000": found["cpu_s_per_1000_new_tokens"],
         "peak_mb": found["peak_rss_mb"],
         "machine": found["machine"],
     }
 
 
-def compare(python: Path, case: str, model: Path, pairs: int) -> dict[str, Any]:
-    ours, peers = [], []
+def compare(python: Path, case: str, model: Path, pairs: int) -> list[dict[str, Any]]:
+    """A row for each type of agro's weights."""
+    runs: dict[str, list[dict[str, Any]]] = {dtype: [] for dtype in (*CASES[case]["goals"], "TRL")}
     for _ in range(pairs):
-        ours.append(measured_own(case, model))
-        peers.append(measured_peer(python, case, model))
-        print(f"{case}: agro {ours[-1]['cpu']:.2f} s a step, TRL {peers[-1]['cpu']:.2f} s", flush=True)
-    own_cpu, peer_cpu = [r["cpu"] for r in ours], [r["cpu"] for r in peers]
-    own_peak, peer_peak = (statistics.median(r["peak_mb"] for r in runs) for runs in (ours, peers))
+        for who, done in runs.items():
+            found = measured_peer(python, case, model) if who == "TRL" else measured_own(case, model, who)
+            done.append(found)
+            print(f"{case}, {who}: {found['cpu']:.2f} s a step, {found['peak_mb']:.0f} MB", flush=True)
+    return [row(case, dtype, runs[dtype], runs["TRL"]) for dtype in CASES[case]["goals"]]
+
+
+def row(case: str, dtype: str, ours: list[dict[str, Any]], peers: list[dict[str, Any]]) -> dict[str, Any]:
+    medians = [
+        {key: statistics.median(run[key] for run in runs) for key in ("cpu", "tokens", "per_1000", "peak_mb")}
+        for runs in (ours, peers)
+    ]
+    ratio = {key: medians[1][key] / medians[0][key] for key in medians[0]}
     command = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    facts = peers[0]["machine"]
     return {
-        "name": f"step of RLOO, {case}, float32",
-        "goal": CASES[case]["goal"],
-        "ratio": statistics.median(peer_cpu) / statistics.median(own_cpu),
-        "ours": own_cpu,
-        "peer": peer_cpu,
-        "tokens": [statistics.median(r["tokens"] for r in runs) for runs in (ours, peers)],
-        "memory": own_peak / peer_peak,
+        "name": f"step of RLOO, {case}, {dtype}",
+        "goal": CASES[case]["goals"][dtype],
+        "ratio": ratio["cpu"],
+        "ratio_per_token": ratio["per_1000"],
+        "ours": [run["cpu"] for run in ours],
+        "peer": [run["cpu"] for run in peers],
+        "tokens": [each["tokens"] for each in medians],
+        "peak_mb": [each["peak_mb"] for each in medians],
+        "memory": 1 / ratio["peak_mb"],
         "commit": commit,
-        "machine": ", ".join(f"{name} {value}" for name, value in facts.items()),
+        "machine": ", ".join(f"{name} {value}" for name, value in peers[0]["machine"].items()),
     }
 
 
@@ -160,11 +179,11 @@ def main() -> None:
     parser.add_argument("--trl-python", type=Path, help="interpreter of an environment with TRL")
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--own", nargs=3)
+    parser.add_argument("--own", nargs=4)
     asked = parser.parse_args()
     if asked.own:
-        case, model, folder = asked.own
-        print(json.dumps(own(case, Path(model), Path(folder))))
+        case, model, folder, dtype = asked.own
+        print(json.dumps(own(case, Path(model), Path(folder), dtype)))
         return
     if not PEER.is_dir():
         sys.exit(f"skipped: expected the peer's scripts in {PEER.resolve()}; they aren't there")
@@ -180,9 +199,9 @@ def main() -> None:
             command = [str(asked.trl_python), "make_model.py", "--mid", str(model.parent)]
             if not model.exists():
                 subprocess.run(command, cwd=PEER, check=True)
-        row = compare(asked.trl_python, case, model, asked.pairs)
-        known[row["name"]] = row
-        print(f"{row['name']}: {row['ratio']:.2f}x, memory {row['memory']:.2f}", flush=True)
+        for found in compare(asked.trl_python, case, model, asked.pairs):
+            known[found["name"]] = found
+            print(f"{found['name']}: {found['ratio']:.2f}x, memory {found['memory']:.2f}", flush=True)
         RESULTS.write_text(json.dumps(list(known.values()), indent=1) + "\n")
 
 

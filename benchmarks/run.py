@@ -1,0 +1,90 @@
+"""The benchmarks of speed and memory one after the other, and a table of their goals and what they reach.
+
+    python benchmarks/run.py [--only sampling step …] [--trl-python PYTHON] [--table]
+
+Each is a program of its own, which says what it measures and writes benchmarks/results/NAME.json. All of them
+take hours on two cores; --table measures nothing and makes the table of the results that are there. Writes
+benchmarks/results/table.md. A benchmark that fails or is skipped is named at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+RATIO = "times as fast as the peer"
+PARTS = {  # folder -> unit of its goals; where it isn't RATIO, the median of `ours` is compared
+    "trl": RATIO,
+    "sampling": RATIO,
+    "step": RATIO,
+    "draws": "CPU s at most",
+    "imports": "a CPU s",
+    "check": "CPU s at most",
+}
+
+
+def measure(names: list[str], trl_python: str | None) -> list[str]:
+    """Run the benchmarks; returns the names of those that failed or were skipped."""
+    failed = []
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
+    for name in names:
+        command = [sys.executable, str(HERE / name / "run.py")]
+        if name == "trl" and trl_python is not None:
+            command += ["--trl-python", trl_python]
+        print(f"== {name}", flush=True)
+        if subprocess.run(command, env=environment, check=False).returncode:
+            failed.append(name)
+    return failed
+
+
+def reached(row: dict[str, Any], unit: str) -> tuple[float | None, bool]:
+    """What a row reached, and whether that is its goal."""
+    if unit == RATIO:
+        value = row["ratio"]
+    else:
+        value = statistics.median(row["ours"])
+    if value is None:
+        return None, False
+    if unit.endswith("at most"):
+        return value, value <= row["goal"]
+    return value, value >= row["goal"]
+
+
+def table() -> str:
+    lines = ["| benchmark | case | goal | reached | |", "|---|---|---|---|---|"]
+    for name, unit in PARTS.items():
+        file = RESULTS / f"{name}.json"
+        rows = json.loads(file.read_text()) if file.exists() else []
+        for row in rows:
+            value, is_met = reached(row, unit)
+            shown = "–" if value is None else f"{value:,.4g}"
+            met = "yes" if is_met else "no"
+            lines.append(f"| {name} | {row['name']} | {row['goal']:g} {unit} | {shown} | {met} |")
+    return "\n".join(
+        [*lines, "", "`python benchmarks/run.py`; machines and commits are in the JSON files.", ""]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--trl-python", help="interpreter of an environment with TRL")
+    parser.add_argument("--table", action="store_true")
+    asked = parser.parse_args()
+    failed = [] if asked.table else measure(asked.only, asked.trl_python)
+    (RESULTS / "table.md").write_text(table())
+    print(table())
+    if failed:
+        sys.exit(f"failed or skipped: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
