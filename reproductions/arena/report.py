@@ -13,8 +13,8 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from agro import objectives
 from reproductions import harness
+from reproductions.arena import kinds
 from reproductions.arena.kinds import KINDS, RATE, betas, obstacle
 
 Run = Mapping[str, Any]
@@ -34,14 +34,15 @@ def line(run: Run) -> str:
 
 def family(name: str) -> str:
     """The subject of an objective: the module that it is in."""
-    return objectives.get(name).function.__module__.rsplit(".", 1)[-1].replace("_", " ")
+    return kinds.entry(name).function.__module__.rsplit(".", 1)[-1].replace("_", " ")
 
 
 def by_family(names: Sequence[str]) -> list[str]:
-    """Families in the order of `objectives.names()`, each objective beside its presets."""
-    families = list(dict.fromkeys(map(family, objectives.names())))
-    base = {name: objectives.get(name).of or name for name in names}
-    place = {name: i for i, name in enumerate(objectives.names())}
+    """Families in the order of `kinds.names()`, each objective beside its presets."""
+    every = kinds.names()
+    families = list(dict.fromkeys(map(family, every)))
+    base = {name: kinds.entry(name).of or kinds.base(name) for name in names}
+    place = {name: i for i, name in enumerate(every)}
     return sorted(names, key=lambda n: (families.index(family(n)), place.get(base[n], 0), place[n]))
 
 

@@ -7,12 +7,11 @@ objectives and the step that train (`agro.proof`). The distance is KL(π ‖ π*
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from agro import objectives
 from agro.errors import Refused
 from agro.objectives import NotFinite, least_responses
 from agro.objectives.needs import PAIRS, Need
@@ -21,7 +20,16 @@ from agro.proof.descent import follow
 from agro.proof.enumerable import Enumerable, Space, optimum
 from agro.proof.expectation import AllGroups, gradient
 from agro.proof.measuring import BETA, Subject, problem
-from reproductions.arena.kinds import KINDS, Kind, chooses_by_reward, needs, obstacle
+from reproductions.arena.kinds import (
+    KINDS,
+    Kind,
+    base,
+    betas,
+    chooses_by_reward,
+    needs,
+    obstacle,
+    settings,
+)
 from reproductions.arena.task import OTHER
 
 SPACE = Space(3, 2, 4)  # four random problems at once: prompts of a table are independent
@@ -57,12 +65,12 @@ def _end(name: str, kind: Kind, updates: int) -> End:
         return End(name, kind.name, None, str(error))
 
 
-def _subject(name: str, needed: set[Need]) -> Subject:
+def _subject(name: str, needed: Collection[Need]) -> Subject:
     """The objective with its defaults, and β of the random problems where it has a β without a default."""
-    option = objectives.get(name).options.model_fields.get("beta")
-    chosen = {"beta": BETA} if option is not None and option.is_required() else {}
+    of_beta = {"beta": BETA} if betas(name)[0] is not None else {}
+    chosen = {**settings(name), **of_beta}
     read = tuple(sorted(map(str, needed)))
-    return Subject(name, Claims(lambda s: torch.zeros(()), "unknown", read, chosen))
+    return Subject(base(name), Claims(lambda s: torch.zeros(()), "unknown", read, chosen))
 
 
 def _descend(subject: Subject, kind: Kind, updates: int) -> float:
@@ -72,7 +80,7 @@ def _descend(subject: Subject, kind: Kind, updates: int) -> float:
     behavior = Enumerable.table(SPACE, REFERENCE)
     logged = behaviors["stale"] if kind.log == OTHER else reference
     size = max(2, least_responses({need for need in needs(subject.name) if need != PAIRS}))
-    groups = []
+    groups: list[AllGroups] = []
     if kind.replay < 1:
         groups.append(AllGroups(subject.data(behavior, reward, reference), reference, (size,)))
     if kind.log:
