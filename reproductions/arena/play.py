@@ -23,7 +23,7 @@ def complete(rows: Sequence[Row], files: Files, out: Path) -> list[Run]:
     One that was refused before its first update has no measurement, and `stopped` says why.
     """
     folder = out / "runs"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     new = [row for row in rows if not (folder / row.file).exists()]
     for row, run in zip(new, _play(new, files) if new else [], strict=True):
         making = folder / f"{row.file}.making"
