@@ -19,6 +19,8 @@ from reproductions.arena.kinds import KINDS, RATE, betas, obstacle
 
 Run = Mapping[str, Any]
 Cell = tuple[str, str]
+SETTINGS = ("kind", "rate", "beta", "seed", "validation", "accuracy")  # that runs differ by
+SIMPLE = ("sft", "reinforce", "raft_pp", "rloo", "grpo", "agro", kinds.RECIPE)  # beside the best
 BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
 
 
@@ -89,7 +91,10 @@ def tables(result: Run) -> str:
     if best:
         start = result["start"]["accuracy"]
         parts += [
-            f"Accuracy with the best settings of the grid, mean of the seeds. Before training: {start:.3f}.",
+            _extent(result),
+            f"The simple ones beside the best, by accuracy. Before training: {start:.3f}.",
+            _leaders(best, start),
+            "Accuracy with the best settings of the grid, mean of the seeds.",
             _table(result, result["runs"], {cell: _accuracy(runs) for cell, runs in best.items()}),
             "Accuracy with the default settings, seed 0.",
             _table(result, result["runs"], _defaults(result["runs"], best)),
@@ -112,6 +117,34 @@ def tables(result: Run) -> str:
         ]
     parts += ["Why an objective doesn't take part:", _reasons(result)]
     return "\n\n".join(parts)
+
+
+def _extent(result: Run) -> str:
+    """How much was run, and what it cost."""
+    distinct = {(*(run[key] for key in SETTINGS), run["cpu_seconds"]) for run in result["runs"]}
+    minutes = sum(row[-1] for row in distinct) / 60
+    seeds = {kind: {r["seed"] for r in result["runs"] if r["kind"] == kind} for kind in KINDS}
+    of = ", ".join(f"{kind} {len(found)}" for kind, found in seeds.items() if found)
+    theory = sum(end.get("cpu_seconds", 0.0) for end in result["theory"]) / 60
+    text = f"{len(distinct)} runs in {minutes:.0f} CPU minutes; seeds by kind: {of}."
+    return text + (f" The theory took {theory:.0f} more." if theory else "")
+
+
+def _leaders(best: Mapping[Cell, Sequence[Run]], start: float) -> str:
+    """A row for each kind of data: the three best, named ones, the median, how many end below the start."""
+    head = (
+        f"| kind | the best three | {' | '.join(f'`{name}`' for name in SIMPLE)} | median | below the start |"
+    )
+    lines = [head, "|---" * (len(SIMPLE) + 4) + "|"]
+    for kind in kinds_of([runs[0] for runs in best.values()]):
+        ends = {name: _mean(runs, "accuracy") for (name, of), runs in best.items() if of == kind}
+        first = sorted(ends, key=lambda name: -ends[name])[:3]
+        named = [f"{ends[name]:.3f}" if name in ends else "–" for name in SIMPLE]
+        words = [", ".join(f"`{name}` {ends[name]:.3f}" for name in first), *named]
+        below = sum(end < start for end in ends.values())
+        middle = statistics.median(ends.values())
+        lines.append(f"| {kind} | {' | '.join(words)} | {middle:.3f} | {below} of {len(ends)} |")
+    return "\n".join(lines)
 
 
 def _table(result: Run, rows: Sequence[Run], cells: Mapping[Cell, str]) -> str:

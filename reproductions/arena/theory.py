@@ -6,6 +6,7 @@ objectives and the step that train (`agro.proof`). The distance is KL(π ‖ π*
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class End:
     kind: str
     kl: float | None
     why: str = ""
+    cpu_seconds: float = 0.0
 
 
 def ends(name: str, updates: int = UPDATES, of: Sequence[str] = tuple(KINDS)) -> list[End]:
@@ -61,10 +63,12 @@ def _end(name: str, kind: Kind, updates: int) -> End:
     if why:
         return End(name, kind.name, None, why)
     torch.set_num_threads(1)
+    began = time.process_time()
     try:
-        return End(name, kind.name, _descend(_subject(name, needed), kind, updates))
+        reached = _descend(_subject(name, needed), kind, updates)
     except (Refused, NotFinite) as error:
         return End(name, kind.name, None, str(error))
+    return End(name, kind.name, reached, cpu_seconds=time.process_time() - began)
 
 
 def _subject(name: str, needed: Collection[Need]) -> Subject:
