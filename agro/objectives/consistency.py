@@ -199,7 +199,7 @@ def agro_onpolicy(
         # Of the groups whose rewards differ, those whose best response is pushed down; NaN where there are
         # none.
         "reversed_share": (differs_G * (c_G * best_G > 2 * beta)).sum() / differs_G.sum(),
-        "trap_ratio": _trap_ratio(groups, R_N, beta),
+        "trap_ratio": trap.ratio(groups, R_N, beta),
     }
     return Terms(loss, surrogate, metrics)
 
@@ -220,21 +220,6 @@ def _less_of_square(streams: Streams, batch: Batch, squared: str) -> Tensor:
         kl_BT = streams["kl"].detach()
         less_BT = less_BT + 2 * before_BT * ((_from_here_on(kl_BT) - kl_BT) - (later_BT - ratio_BT))
     return less_BT * streams["logp"]
-
-
-def _trap_ratio(groups: Groups, R_N: Tensor, beta: float) -> Tensor:
-    """[] Σ k₃ / (2β Σ k₂) over the groups of three or more; NaN where there are none that differ, and at β =
-    0.
-
-    k₂ and k₃ are a group's unbiased estimates of Var R and μ₃. Of few responses their ratio says little, and
-    a pair is always symmetric; the sums over groups estimate E_x μ₃ and E_x Var. Groups of equal R belong to
-    both and add nothing.
-    """
-    n_G, off_N = groups.n, R_N - groups.mean(R_N)
-    third_G = n_G * groups.sum(off_N**3) / ((n_G - 1) * (n_G - 2)).clamp(min=1)
-    weight_G = groups.weight * (n_G > 2)
-    below = 2 * beta * (weight_G * groups.variance(R_N)).sum()
-    return torch.where(below > 0, (weight_G * third_G).sum() / below, torch.nan)
 
 
 def _token_level(options: Options, key: str) -> set[Need]:

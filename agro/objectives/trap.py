@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from agro.objectives.core import Options
+from agro.objectives.reduce import Groups
 
 WAY_OUT = 'likelihood_ratio = "adaptive" avoids it'
 
@@ -51,3 +54,18 @@ def of_metrics(metrics: Mapping[str, float], options: Options) -> str | None:
         f"in {share:.0%} of the groups whose rewards differ the best response is pushed down. What to do: "
         'objective.likelihood_ratio = "adaptive", or the objective agro'
     )
+
+
+def ratio(groups: Groups, R_N: Tensor, beta: float) -> Tensor:
+    """[] Σ k₃ / (2β Σ k₂) over the groups of three or more; NaN where there are none that differ, and at β =
+    0.
+
+    k₂ and k₃ are a group's unbiased estimates of Var R and μ₃. Of few responses their ratio says little, and
+    a pair is always symmetric; the sums over groups estimate E_x μ₃ and E_x Var. Groups of equal R belong to
+    both and add nothing.
+    """
+    n_G, off_N = groups.n, R_N - groups.mean(R_N)
+    third_G = n_G * groups.sum(off_N**3) / ((n_G - 1) * (n_G - 2)).clamp(min=1)
+    weight_G = groups.weight * (n_G > 2)
+    below = 2 * beta * (weight_G * groups.variance(R_N)).sum()
+    return torch.where(below > 0, (weight_G * third_G).sum() / below, torch.nan)

@@ -11,7 +11,7 @@ from typing import Any
 
 RECIPE = "agro, the recipe"
 IMITATION = "sft on the right responses"
-RATES = (1e-4, 3e-4)
+RATES = (3e-5, 1e-4, 3e-4, 1e-3)
 NEAR = 0.15  # methods that end further below the recipe have no further seeds
 RIGHT = {"min_reward": 1.0}  # draws the right responses alone
 
@@ -76,6 +76,10 @@ REPLAY: dict[str, dict[str, Any]] = {
     FRESH: {"data": {"replay": 0.0}, "train": {"lr": 4e-4}},
     "half replayed": {"data": {"replay": 0.5}, "train": {"lr": 2e-4}},
     "three quarters replayed": {"data": {"replay": 0.75}, "train": {"lr": 2e-4}},
+    "fresh at first, then ever more replayed": {
+        "data": {"replay": {"start": 0.0, "end": 1.0, "steps": 30}},
+        "train": {"lr": 3e-4, "steps": 150},
+    },
     "half replayed, min(1, π/π_ref)": {
         "data": {"replay": 0.5},
         "train": {"lr": 2e-4},

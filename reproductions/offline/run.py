@@ -55,6 +55,12 @@ from reproductions.offline.methods import (  # noqa: E402
 )
 
 UPDATES = 150
+SETTINGS = {  # β of the recipe by learning rate; 0.01 at 3e-4 is the recipe itself
+    "3e-5": ("0.01",),
+    "1e-4": ("0.001", "0.01", "0.1", "1.0"),
+    "3e-4": ("0.001", "0.1", "1.0"),
+    "1e-3": ("0.01",),
+}
 LAST = 20  # steps at the end over which what the batches show is averaged
 SECTIONS = ("methods", "settings", "weights", "longer", "mixture", "no-logps", "replay", "lag")
 
@@ -80,11 +86,11 @@ def trials(seeds: int) -> list[Row]:
     rates = [f"train.lr={rate:g}" for rate in RATES]
     rows = [Row("methods", RECIPE, seed) for seed in range(seeds)]
     rows += [Row("methods", method, 0, (rate,)) for method in METHODS if method != RECIPE for rate in rates]
-    for rate in ("1e-4", "3e-4"):
+    for rate, betas in SETTINGS.items():
         rows += [
-            Row("settings", RECIPE, 0, (f"objective.beta={beta}", f"train.lr={rate}"))
-            for beta in ("0.001", "0.01", "0.1", "1.0")
-            if (beta, rate) != ("0.01", "3e-4")  # the recipe's
+            Row("settings", RECIPE, seed, (f"objective.beta={beta}", f"train.lr={rate}"))
+            for beta in betas
+            for seed in range(min(seeds, 2))
         ]
     rows += [Row("weights", weight) for weight in WEIGHTS]
     few = range(min(seeds, 2))
@@ -93,12 +99,19 @@ def trials(seeds: int) -> list[Row]:
         rows += [Row("mixture", method, seed, (), "mixture") for seed in few]
     rows.append(Row("no-logps", RECIPE, 0, (), "plain"))
     for method, changes in REPLAY.items():
-        fresh = round(64 * (1 - changes["data"]["replay"]))  # responses a step
-        steps = (f"train.steps={GENERATIONS[-1] // fresh}", f"evaluate.every={GENERATIONS[0] // fresh}")
-        rows += [Row("replay", method, seed, steps, "") for seed in few]
+        rows += [Row("replay", method, seed, replay_steps(changes), "") for seed in few]
     steps = (f"train.steps={LAG_UPDATES}", f"evaluate.every={LAG_UPDATES // 4}")
     rows += [Row("lag", name, 0, (*steps, "train.groups=8"), "") for name in LAGS]
     return rows
+
+
+def replay_steps(changes: Mapping[str, Any]) -> tuple[str, ...]:
+    """Settings with which a constant share has sampled `GENERATIONS` responses when accuracy is measured."""
+    share = changes["data"]["replay"]
+    if not isinstance(share, float):  # grows, and names its steps
+        return ("evaluate.every=50",)
+    fresh = round(64 * (1 - share))  # responses a step
+    return (f"train.steps={GENERATIONS[-1] // fresh}", f"evaluate.every={GENERATIONS[0] // fresh}")
 
 
 def further(measured: Sequence[Mapping[str, Any]], seeds: int) -> list[Row]:
