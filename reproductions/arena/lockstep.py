@@ -48,6 +48,20 @@ class Rows(NamedTuple):
     age: Tensor  # [B] NaN: unknown
     pairs: list[tuple[int, int]]
 
+    def followed_by(self, other: Rows) -> Rows:
+        """Both, where neither has pairs."""
+        return Rows(
+            self.names + other.names,
+            self.roles + other.roles,
+            torch.cat([self.tokens, other.tokens]),
+            torch.cat([self.mask, other.mask]),
+            torch.cat([self.behavior, other.behavior]),
+            torch.cat([self.ref, other.ref]),
+            torch.cat([self.reward, other.reward]),
+            torch.cat([self.age, other.age]),
+            [],
+        )
+
 
 @dataclass
 class Fresh:
@@ -89,15 +103,10 @@ class Racer:
 
     def rows(self, fresh: Fresh | None, r: int) -> Rows:
         """The fresh ones, of which this run has number `r`, and those of the log."""
-        parts = [] if fresh is None else [self._fresh(fresh, r)]
-        if self.kind.log:
-            parts.append(self._logged())
-        if len(parts) == 1:
-            return parts[0]
-        first, second = parts
-        lists = (first.names + second.names, first.roles + second.roles)
-        tensors = [torch.cat(both) for both in zip(first[2:8], second[2:8], strict=True)]
-        return Rows(*lists, *tensors, [])
+        if fresh is None:
+            return self._logged()
+        first = self._fresh(fresh, r)
+        return first.followed_by(self._logged()) if self.kind.log else first
 
     def _fresh(self, fresh: Fresh, r: int) -> Rows:
         at, tokens, mask = fresh.numbers[r], fresh.tokens[r], fresh.mask[r]

@@ -126,16 +126,20 @@ class Stack:
         return logits.view(*shape[:3], -1), hidden.view(shape)
 
     def _normal(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, x.shape[-1:], None, self.eps) * weight[:, None]
+        normal: Tensor = rms_norm(x, x.shape[-1:], None, self.eps)
+        return normal * weight[:, None]
 
     def _split(self, x: Tensor) -> Tensor:
         """[R,B,T,H] -> [R,B,heads,T,H/heads]"""
-        return x.unflatten(3, (self.heads, -1)).transpose(2, 3)
+        heads: Tensor = x.unflatten(3, (self.heads, -1))
+        return heads.transpose(2, 3)
 
     def _turned(self, x: Tensor, places: slice) -> Tensor:
         """Queries or keys with the rotation of their places."""
         first, second = x.chunk(2, -1)
-        return x * self.cos[places] + torch.cat([-second, first], -1) * self.sin[places]
+        swapped = torch.cat([-second, first], -1)
+        turned: Tensor = x * self.cos[places] + swapped * self.sin[places]
+        return turned
 
 
 def _look_up(table: Tensor, tokens: Tensor) -> Tensor:
