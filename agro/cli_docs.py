@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-import typer
-
-from agro.cli import COMMANDS, app
+from agro.cli.commands import COMMANDS, Entry
+from agro.cli.program import command
 
 HEAD = """# Command line
 
@@ -23,24 +21,21 @@ Where a command has `--json`, it prints one JSON document on stdout and nothing 
 
 
 def page() -> str:
-    group: Any = typer.main.get_command(app)
-    parts = [HEAD, _contents()]
-    parts += [_command(name, group.commands[name], example, guide) for name, _, example, guide in COMMANDS]
-    return "\n".join(parts)
+    return "\n".join([HEAD, _contents(), *map(_command, COMMANDS)])
 
 
 def _contents() -> str:
-    return "\n".join(f"- [`agro {name}`](#agro-{name})" for name, *_ in COMMANDS) + "\n"
+    return "\n".join(f"- [`agro {entry.name}`](#agro-{entry.name})" for entry in COMMANDS) + "\n"
 
 
-def _command(name: str, command: Any, example: str, guide: str) -> str:
-    about = re.sub(r"\s*\n\s*", " ", command.help.split("\n\n")[0]).strip()
-    rows = [_row(param) for param in command.params]
+def _command(entry: Entry) -> str:
+    rows = [_row(param) for param in command(entry.name).params]
     table = ""
     if rows:
         table = "\n".join(["| argument or option | meaning |", "|---|---|", *rows]) + "\n"
-    more = f"More: [{guide}]({guide})."
-    return f"## agro {name}\n\n{about} {more}\n\n```sh\nagro {name} {example}\n```\n\n{table}"
+    more = f"More: [{entry.page}]({entry.page})."
+    example = f"```sh\nagro {entry.name} {entry.example}\n```"
+    return f"## agro {entry.name}\n\n{entry.about} {more}\n\n{example}\n\n{table}"
 
 
 def _row(param: Any) -> str:

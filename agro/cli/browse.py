@@ -102,7 +102,6 @@ def show(
     cut: Annotated[int, typer.Option(min=0, help="Characters of each text; 0 shows all.")] = 800,
     as_json: Json = False,
 ) -> None:
-    """Browse a store: samples, or groups side by side."""
     from agro.store import Store
 
     wanted = Filter(

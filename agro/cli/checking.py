@@ -43,7 +43,6 @@ def check(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What is in a store or log, before training; exit 2 where the objective can't train on it."""
     from dataclasses import replace
 
     from agro.check import check_store

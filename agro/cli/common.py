@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from agro.errors import Interrupted, Refused
 
@@ -25,9 +25,9 @@ P = ParamSpec("P")
 
 Model = Annotated[str, typer.Option("--model", help="Folder or hub name of a causal language model.")]
 PromptFile = Annotated[Path, typer.Option("--prompts", help='JSONL, one {"prompt": …, "answer": …} a line.')]
-RewardName = Annotated[
-    str, typer.Option("--reward", help="exact, regex, math, module:function or file.py:function.")
-]
+Responses = Annotated[int, typer.Option("-n", "--responses", min=1, help="Responses a prompt.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the random numbers.")]
+REWARD = typer.Option("--reward", help="exact, regex, math, module:function or file.py:function.")
 RewardOption = Annotated[
     list[str] | None,
     typer.Option("--option", help="KEY=VALUE of the reward, such as marker='####'; may be repeated."),
@@ -43,21 +43,11 @@ class Command(TyperCommand):
     """Shows the types of values only: a flag has none."""
 
     def get_params(self, ctx: Any) -> Any:
-        return _flags_without_type(super().get_params(ctx))
-
-
-class Group(TyperGroup):
-    """As `Command`, for `agro` itself."""
-
-    def get_params(self, ctx: Any) -> Any:
-        return _flags_without_type(super().get_params(ctx))
-
-
-def _flags_without_type(params: list[Any]) -> list[Any]:
-    for param in params:
-        if getattr(param, "is_flag", False):
-            param.metavar = ""
-    return params
+        params = super().get_params(ctx)
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
 
 
 _NO_PATH = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}  # what is given for a path can't be one

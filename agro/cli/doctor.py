@@ -29,7 +29,6 @@ def doctor(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Versions, device, threads, the state of a run or store, and what is off; to paste into an issue."""
     report = {**_versions(), **_machine()}
     off = _off(report)
     if path is not None:

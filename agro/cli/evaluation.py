@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, PolicySetting, RewardOption, options, policy_config, sampler_config
+from agro.cli.common import (
+    REWARD,
+    Json,
+    PolicySetting,
+    Responses,
+    RewardOption,
+    Seed,
+    options,
+    policy_config,
+    sampler_config,
+)
 from agro.cli.models import LONGEST, EnvironmentName, MaxTurns, environment_of, rollout_of
 from agro.errors import Refused
 
@@ -39,22 +49,19 @@ def eval_(
     prompts: Annotated[
         Path | None, typer.Option("--prompts", help="Prompts, and what the reward reads.")
     ] = None,
-    reward: Annotated[
-        str | None,
-        typer.Option("--reward", help="exact, regex, math, module:function or file.py:function."),
-    ] = None,
+    reward: Annotated[str | None, REWARD] = None,
     option: RewardOption = None,
     pass_at: Annotated[
         float | None,
         typer.Option("--pass-at", help="The reward from which a response passes; the reward's own maximum."),
     ] = None,
-    n: Annotated[int, typer.Option("-n", "--responses", min=1, help="Responses a prompt.")] = 8,
+    n: Responses = 8,
     max_new: Annotated[
         int | None,
         typer.Option("--max-new", min=1, help=f"Tokens a response at most; the run's, or {LONGEST}."),
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Of the model's distribution.")] = 1.0,
+    seed: Seed = 0,
     policy: PolicySetting = None,
     environment: EnvironmentName = None,
     max_turns: MaxTurns = None,
@@ -63,7 +70,6 @@ def eval_(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Mean reward, accuracy and pass@k with 95 % intervals; the best and the worst response."""
     from agro.evaluate import heldout
     from agro.prompts import load_prompts
     from agro.rewards import load_reward

@@ -20,7 +20,6 @@ COUPLES = {
 def objectives(
     name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None, as_json: Json = False
 ) -> None:
-    """The objectives: what they need, how far they couple, their options and source."""
     from agro.objectives import describe, names
 
     if as_json:

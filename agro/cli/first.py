@@ -17,7 +17,6 @@ def init(
         str, typer.Option("--task", metavar="NAME", help="digits, own-log, chat or multi-turn.")
     ] = "digits",
 ) -> None:
-    """A folder to begin with: recipe, prompts, reward, and a README with the next commands."""
     from agro.tasks import create
 
     for path in create(folder, task):
@@ -36,7 +35,6 @@ def commands(readme: Path) -> list[str]:
 def recipes(
     name: Annotated[str | None, typer.Argument(help="One of them, to print.")] = None, as_json: Json = False
 ) -> None:
-    """The recipes for `agro train NAME`, and the tasks for `agro init`: what each is for, and its time."""
     from agro.recipes import get
 
     if name is not None:

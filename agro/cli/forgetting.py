@@ -25,7 +25,6 @@ def forget(
     yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only what would be said.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete samples for good, with their judgments, and name the runs that trained on them."""
     from agro.store import Store
 
     asked = {"--source": source, "--prompt-id": prompt_id, "--meta": meta}

@@ -13,7 +13,6 @@ from agro.cli.common import Json, table, terminal
 def formats(
     name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None, as_json: Json = False
 ) -> None:
-    """The formats of logs: what each holds and carries, and who writes it."""
     from agro.formats.table import FORMATS, get
 
     chosen = [get(name)] if name else list(FORMATS.values())

@@ -83,7 +83,6 @@ def import_(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Import logged responses into a store; reports what was recognized, imported and refused."""
     from agro.store import Store, import_files, parse_map
 
     how: dict[str, Any] = {

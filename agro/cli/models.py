@@ -14,6 +14,8 @@ from agro.cli.common import (
     Model,
     PolicySetting,
     PromptFile,
+    Responses,
+    Seed,
     policy_config,
     sampler_config,
 )
@@ -38,16 +40,15 @@ def sample(
     model: Model,
     prompts: PromptFile,
     out: Annotated[Path, typer.Option(help="A store, or a .jsonl, .jsonl.gz or .parquet file.")],
-    n: Annotated[int, typer.Option("-n", "--responses", min=1, help="Responses a prompt.")] = 4,
+    n: Responses = 4,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
     max_new: Annotated[int, typer.Option("--max-new", min=1, help="Tokens a response at most.")] = 256,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="1 where it isn't given.")] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Seed = 0,
     policy: PolicySetting = None,
     environment: EnvironmentName = None,
     max_turns: MaxTurns = None,
 ) -> None:
-    """Sample responses into a store, without rewards; other ones each time, also with the same seed."""
     from agro.prompts import load_prompts
     from agro.rollout import Task, collect
     from agro.store import Store, write_samples

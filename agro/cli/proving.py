@@ -24,7 +24,6 @@ def prove(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What is proved of objectives by enumeration: value, bound, verdict; exit 1 where a claim is false."""
     from agro import objectives
     from agro.proof import proving
 

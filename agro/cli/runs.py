@@ -34,7 +34,6 @@ def train(
         bool, typer.Option("--json", help="With --dry-run: one JSON document on stdout.")
     ] = False,
 ) -> None:
-    """One run: from a configuration to a model, metrics and a report."""
     from agro.config import RunConfig
 
     if as_json and not dry_run:
@@ -54,7 +53,6 @@ def train(
 
 
 def collect(run: Annotated[Path, typer.Argument(help="The run folder.")]) -> None:
-    """Sample and score for a run that another process trains (source.kind = elsewhere), until it ends."""
     from agro.runs.activity import RunActivity
     from agro.runs.interruption import Interruption
     from agro.runs.progress import Progress
@@ -77,7 +75,6 @@ def report(
     ] = False,
     port: Annotated[int, typer.Option(help="With --watch: the port; 0 takes a free one.")] = 0,
 ) -> None:
-    """A run's figures as one self-contained page."""
     if watch:
         from agro.report.live import watch as serve
 
@@ -102,7 +99,6 @@ def compare(
     ] = Path("compare"),
     as_json: Json = False,
 ) -> None:
-    """Curves of several runs, with intervals over seeds, and what differs in their configurations."""
     from agro.report.compare import compare as read
     from agro.report.compare_page import (
         NAMES,

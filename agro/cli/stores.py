@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, RewardName, RewardOption, options
+from agro.cli.common import REWARD, Json, RewardOption, options
 from agro.errors import Refused
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ def recover(
     out: Annotated[Path, typer.Option("--out", help="The new store.")],
     as_json: Json = False,
 ) -> None:
-    """Copy all that is undamaged in a store into a new one, and report what is lost."""
     from agro.store import recover as recover_
 
     recovered = recover_(store, out)
@@ -46,13 +45,12 @@ def recover(
 
 def score(
     store: Annotated[Path, typer.Argument(help="The store.")],
-    reward: RewardName,
+    reward: Annotated[str, REWARD],
     option: RewardOption = None,
     missing: Annotated[bool, typer.Option("--missing", help="Only samples without a reward.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds for one response.")] = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Fill in or renew the rewards of a store."""
     from agro.config import Reward as RewardConfig
     from agro.rewards import load_reward
     from agro.rollout.reward import EpisodeReward

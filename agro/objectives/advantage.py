@@ -6,15 +6,17 @@ They depend on rewards and lengths alone, so no row's gradient depends on anothe
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
-from torch import Tensor
 
 from agro.objectives.core import Options
 from agro.objectives.needs import GROUPS, REWARD, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, token_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EPS = 1e-6  # in the denominator of a standardized advantage
 VARIANCE = 1e-8  # the least variance of a step that rewards are divided by the root of

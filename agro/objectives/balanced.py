@@ -13,10 +13,9 @@ tokens that have a gradient, w ≤ c_high or w ≥ c_low, and raising c_low lowe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
-from torch import Tensor
 
 from agro.objectives.advantage import standardized
 from agro.objectives.clipped import clipped_gain, floored_gain, ratio_needs
@@ -27,6 +26,9 @@ from agro.objectives.options import Option
 from agro.objectives.ratios import Ratio, log_ratio
 from agro.objectives.reduce import Groups, token_mean
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DUAL_CLIP = 3.0  # of the authors' code
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
-from torch import Tensor
 
 from agro.objectives.advantage import Std, relative
 from agro.objectives.core import Objective, Options, Streams, Terms
@@ -15,6 +14,9 @@ from agro.objectives.options import REQUIRED, Average, Option
 from agro.objectives.ratios import Ratio, log_ratio, needed
 from agro.objectives.reduce import Groups, average_tokens
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Clip = Annotated[tuple[float, float], Option("how far below and above 1 the ratio may go", "ratio", ge=0)]
 LogClip = Annotated[

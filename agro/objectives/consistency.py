@@ -6,10 +6,9 @@ With R_i = r_i − β ρ_i, ρ_i = Σ_t log π(y_t) − log π_ref(y_t): the reg
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
-from torch import Tensor
 
 from agro.errors import Refused
 from agro.objectives import trap
@@ -25,6 +24,9 @@ from agro.objectives.needs import FRESH, GROUPS, KL, REWARD, TRIPLES, Need
 from agro.objectives.options import Baseline, Beta, Option, Scale
 from agro.objectives.reduce import Groups, in_several_rows
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Estimate = Literal["sequence", "triangular", "local"]
 

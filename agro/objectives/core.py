@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel
-from torch import Tensor
 
 from agro.errors import Refused
 from agro.objectives import imitation, kl_term, weights
@@ -26,12 +25,18 @@ from agro.objectives.needs import NEEDS, PAIRS, Column, Need, Stream, ordered, p
 from agro.objectives.options import REQUIRED, Singletons, checked, model_of
 from agro.types import Batch
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Streams = Mapping[str, Tensor]
+else:
+    Streams = Mapping[str, Any]  # evaluated with the types of options, which need no torch
+
 Coupling = Literal["row", "group", "step"]
 # How the equation is known: read in the authors' code or in that of the library in `called`; in the paper; in
 # notes that quote it; or inferred from the abstract.
 Certainty = Literal["code", "paper", "notes", "reconstructed"]
 Options = Mapping[str, Any]
-Streams = Mapping[str, Tensor]
 STREAMS = ("logp", *(need for need in NEEDS if isinstance(need, Stream)))
 VALUES = frozenset(map(str, provided_by("value_head", NEEDS)))  # the streams of a value head
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from agro.errors import Refused
 from agro.objectives import weights
@@ -17,6 +16,9 @@ from agro.objectives.needs import LogProb, Need, grouping, least_responses, orde
 from agro.objectives.reduce import Groups
 from agro.objectives.table import get
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class NotFinite(Refused):
@@ -203,7 +205,7 @@ def _largest_ratios(needs: set[Need], streams: Streams, batch: Batch, row: int) 
 def as_stream(value: Any, name: str) -> Tensor:
     """A tensor of a stream given as tensor, array or lists."""
     try:
-        return value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+        return value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
     except (TypeError, ValueError) as error:
         shape = "[B]" if name == "value" else "[B,T]"
         raise Refused(f"stream {name}: expected numbers of shape {shape}, got {value!r:.80}") from error
@@ -211,7 +213,7 @@ def as_stream(value: Any, name: str) -> Tensor:
 
 def like(value: Tensor, given: Any) -> Any:
     """`value` in the kind and dtype of `given`: a tensor for a tensor, else an array."""
-    if isinstance(given, Tensor):
+    if isinstance(given, torch.Tensor):
         return value.to(given.dtype if given.is_floating_point() else torch.float64)
     dtype = np.asarray(given).dtype
     return value.cpu().numpy().astype(dtype if np.issubdtype(dtype, np.floating) else np.float64)

@@ -6,10 +6,9 @@ Of an expert's rows no log-prob of another policy is read: nobody knows with wha
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
-from torch import Tensor
 
 from agro.objectives.advantage import Std, relative, standardized
 from agro.objectives.clipped import Clip, DualClip
@@ -21,6 +20,9 @@ from agro.objectives.options import Beta, Option
 from agro.objectives.ratios import Ratio, needed
 from agro.objectives.reduce import Groups, mean_over, quantile
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 QUANTILE = 0.9  # of the ratios of hinted tokens (Guide)
 SHAPE = (0.01, 1.0)  # a₁ and a₂ of TempSamp-R1

@@ -10,16 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
-from torch import Tensor
 
 from agro.objectives.needs import REWARD, Need
 from agro.objectives.options import Option
 from agro.objectives.pairs import Pairs
 from agro.objectives.reduce import Groups
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Share = Annotated[
     float,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from agro.objectives.core import Options, Streams
 from agro.objectives.needs import BEHAVIOR_LOGP, PAIRS, REF_LOGP, VOTES, Column, Need
@@ -14,6 +12,9 @@ from agro.objectives.options import Option
 from agro.objectives.pairs import Pairs
 from agro.objectives.reduce import Groups
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ANCHORS: dict[str, Column] = {"reference": REF_LOGP, "behavior": BEHAVIOR_LOGP}
 BetaOfJudgments = Annotated[
@@ -38,7 +39,7 @@ Smoothing = Annotated[
 
 def bradley_terry(margin_P: Tensor, p: Tensor | float) -> Tensor:
     """[P] −p log σ(m) − (1 − p) log σ(−m)."""
-    return -p * F.logsigmoid(margin_P) - (1 - p) * F.logsigmoid(-margin_P)
+    return -p * torch.nn.functional.logsigmoid(margin_P) - (1 - p) * torch.nn.functional.logsigmoid(-margin_P)
 
 
 def log_ratio(

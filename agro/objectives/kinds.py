@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import copy
-from typing import Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
 from agro.errors import Refused
 from agro.objectives.pairs import Pairs
 from agro.objectives.reduce import Groups, by_experts
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Who provides it: the stored samples; a forward pass of the reference; the trainer's forward pass when the
 # batch is drawn; its forward pass in the step; the value head beside the policy; the store in

@@ -11,16 +11,18 @@ weights don't apply to it, as in TRL and verl. It is averaged over tokens as the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
-from torch import Tensor
 
 from agro.objectives import ratios
 from agro.objectives.needs import REF_LOGP, Need
 from agro.objectives.options import Beta, Option
 from agro.objectives.reduce import Groups, average_tokens
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Estimate = Annotated[Literal["k3", "k2"], Option("the estimate of a token's KL to the reference")]
 Unbiased = Annotated[

@@ -6,10 +6,9 @@ group (`online_dpo`). ρ is a response's log-ratio to the reference, the sum ove
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
-from torch import Tensor
 
 from agro.objectives.core import Coupling, Objective, Options, Streams, Terms
 from agro.objectives.declaring import always, by
@@ -19,6 +18,9 @@ from agro.objectives.options import Option
 from agro.objectives.pairs import Pairs
 from agro.objectives.reduce import Groups
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Threshold = Annotated[float, Option("a response whose reward isn't above it isn't a good one", "reward")]
 Weight = Annotated[float, Option("λ, weight of these responses in the loss", "ratio", ge=0)]

@@ -7,8 +7,9 @@ arXiv 2503.19612, statement of consistency; DRO, arXiv 2405.19107).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from agro.errors import Refused
 from agro.objectives.core import Objective, Streams, Terms, masked
@@ -17,6 +18,9 @@ from agro.objectives.needs import PREFIX_VALUE, REWARD, VALUE
 from agro.objectives.options import Beta, Scale
 from agro.objectives.reduce import Groups, in_several_rows
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def dro(streams: Streams, batch: Batch, *, beta: Beta, scale: Scale = "reward") -> Terms:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
 
 from agro.objectives.advantage import EPS
 from agro.objectives.clipped import clipped_gain, floored_gain
@@ -11,6 +12,9 @@ from agro.objectives.core import Streams
 from agro.objectives.needs import BEHAVIOR_LOGP, OLD_LOGP
 from agro.objectives.reduce import Groups
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def own_advantage(groups: Groups, std: bool) -> Tensor:

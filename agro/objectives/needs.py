@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from agro.objectives.kinds import (
     BehaviorLogProb,
@@ -23,6 +22,9 @@ from agro.objectives.kinds import (
     except_experts,
 )
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Column", "Grouped", "LogProb", "Need", "Provider", "Stream", "except_experts"]
 

@@ -9,11 +9,9 @@ response in no pair gets a gradient of 0.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from agro.objectives.core import Objective, Options, Streams, Terms
 from agro.objectives.declaring import always, by, preset
@@ -33,6 +31,9 @@ from agro.objectives.needs import PAIRS, REF_LOGP, REWARD, Need
 from agro.objectives.options import BetaAbove0, Option, Votes
 from agro.objectives.pairs import Pairs
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def pair_consistency(
@@ -116,7 +117,7 @@ def dpo(
     p = label_smoothing + (1 - 2 * label_smoothing) * pairs.chance(votes)
     loss_P = bradley_terry(margin_P, p)
     if winner != 0:
-        loss_P = loss_P - winner * F.logsigmoid(margin_N[pairs.winner])
+        loss_P = loss_P - winner * torch.nn.functional.logsigmoid(margin_N[pairs.winner])
     metrics = ordered(pairs, margin_P) | ranked(streams, batch, pairs, anchor)
     metrics["ranked_share_ideal"] = ranked_ideally(batch, pairs, anchor, beta, p)
     return Terms(pairs.average(loss_P), metrics=metrics)
@@ -169,7 +170,7 @@ def seppo(
     fits_P = rho_N[pairs.winner].detach() >= 0
     sign_P = torch.where(fits_P, 1.0, -1.0 if doubt == "flip" else 0.0)
     margin_P = beta * (pairs.gap(rho_N) + (1 - sign_P) * rho_N[pairs.loser])
-    return Terms(pairs.average(-F.logsigmoid(margin_P)), metrics=ordered(pairs, margin_P))
+    return Terms(pairs.average(-torch.nn.functional.logsigmoid(margin_P)), metrics=ordered(pairs, margin_P))
 
 
 def pair_consistency_needs(options: Options) -> set[Need]:

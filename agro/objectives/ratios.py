@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
-from torch import Tensor
 
 from agro.objectives.needs import BEHAVIOR_LOGP, OLD_LOGP, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Ratio = Annotated[
     Literal["behavior", "old"],

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
-from torch import Tensor
 
 from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Advantage
@@ -16,6 +15,9 @@ from agro.objectives.options import Option
 from agro.objectives.ratios import log_ratio
 from agro.objectives.reduce import Groups, token_mean
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Mask = Annotated[
     Literal["none", "one_side", "two_side", "ring"], Option("which tokens are masked, by their ratio")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
-from torch import Tensor
 
 from agro.objectives.core import Coupling, Objective, Options, Streams, Terms
 from agro.objectives.declaring import preset
@@ -22,6 +21,9 @@ from agro.objectives.needs import (
 from agro.objectives.options import NATS, Option
 from agro.objectives.reduce import Groups
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ANCHORS: dict[str, Column] = {"reference": REF_LOGP, "behavior": BEHAVIOR_LOGP, "old": OLD_LOGP}
 

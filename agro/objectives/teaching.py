@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
-from torch import Tensor
 
 from agro.objectives.core import Objective, Options, Streams, Terms
 from agro.objectives.declaring import by, preset
@@ -24,6 +23,9 @@ from agro.objectives.ratios import log_ratio
 from agro.objectives.reduce import Groups, mean_over, quantile, token_mean
 from agro.objectives.supervised import ENTRIES as SUPERVISED
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Quantile = Annotated[
     float, Option("quantile of −log π per token over the step's responses", "share", ge=0, le=1)

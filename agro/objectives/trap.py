@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from agro.objectives.core import Options
 from agro.objectives.reduce import Groups
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WAY_OUT = 'likelihood_ratio = "adaptive" avoids it'
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
-from torch import Tensor
 
 from agro.errors import Refused
 from agro.objectives import advantage as advantages
@@ -18,6 +17,9 @@ from agro.objectives.options import Option
 from agro.objectives.ratios import Ratio, log_ratio, needed
 from agro.objectives.reduce import Groups, in_several_rows, token_mean
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Clip = Annotated[tuple[float, float], Option("how far below and above 1 the weight may go", "ratio", ge=0)]
 Gamma = Annotated[tuple[float, float], Option("k and λ of the weight of these responses", "number", gt=0)]

@@ -3,11 +3,9 @@ than PPO's clip."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
-from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from agro.objectives.advantage import Std, relative
 from agro.objectives.clipped import Clip, clipped_gain, ratio_needs
@@ -18,6 +16,9 @@ from agro.objectives.options import Average, Beta, Option
 from agro.objectives.ratios import Ratio, log_ratio
 from agro.objectives.reduce import Groups, average_tokens
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def deepseek_v32(
@@ -100,7 +101,7 @@ def sapo(
     w_BT = log_ratio(streams, batch, ratio).exp()
     tau_BT = torch.full_like(w_BT, temperature[1]).masked_fill(advantage_BT > 0, temperature[0])
     # Of a logarithm, because the gradient of the sigmoid itself loses its digits where it is near 1.
-    gate_BT = 4 / tau_BT * logsigmoid(tau_BT * (w_BT - 1)).exp()
+    gate_BT = 4 / tau_BT * torch.nn.functional.logsigmoid(tau_BT * (w_BT - 1)).exp()
     return Terms(average_tokens(groups, -gate_BT * advantage_BT, average), metrics={"ratio_max": w_BT.max()})
 
 

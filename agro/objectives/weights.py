@@ -21,16 +21,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
-from torch import Tensor
 
 from agro.objectives import ratios
 from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, REF_LOGP, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Weight = Annotated[
     Literal["none", "reference", "behavior", "mismatch"],

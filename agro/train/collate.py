@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from agro.store import Pair
 from agro.types import Batch, Kept, Sample
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def collate(

@@ -6,15 +6,17 @@ import dataclasses
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from agro.errors import Refused
 from agro.types.kept import Kept
 from agro.types.sample import ROLES, ROUNDING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Check(NamedTuple):
@@ -174,7 +176,7 @@ class Batch:
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, Tensor):
+            if isinstance(value, torch.Tensor):
                 yield f.name, value
 
 
@@ -247,7 +249,7 @@ def _pairs(pairs: Any) -> Tensor:
 
 def _tensor(value: Any, name: str, shape: tuple[int, ...] | None = None, dtype: Any = None) -> Tensor:
     try:
-        out = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value, dtype))
+        out = value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value, dtype))
     except (TypeError, ValueError) as error:
         of_shape = "" if shape is None else f" of shape {list(shape)}"
         raise Refused(f"{name}: expected numbers{of_shape}, got {value!r:.80}") from error
@@ -258,7 +260,7 @@ def _tensor(value: Any, name: str, shape: tuple[int, ...] | None = None, dtype: 
 
 def _hashables(value: Any, B: int, name: str) -> list[Hashable]:
     try:
-        items = value.tolist() if isinstance(value, (Tensor, np.ndarray)) else list(value)
+        items = value.tolist() if isinstance(value, (torch.Tensor, np.ndarray)) else list(value)
         set(items)
     except TypeError as error:
         raise Refused(f"{name}: expected hashable values, one a row, got {value!r:.80}") from error

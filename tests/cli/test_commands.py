@@ -472,12 +472,6 @@ def test_settings_of_the_policy_reach_a_sampler(model: Path, prompts: Path, tmp_
     )
 
 
-def test_help_loads_no_torch() -> None:
-    """It takes a second, which every command would wait for."""
-    code = "import sys, agro.cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_a_checkpoint_evaluates_like_the_model_that_was_saved_with_it(prompts: Path, tmp_path: Path) -> None:
     """The last checkpoint has the weights of RUN/model; an earlier one has others."""
     recipe = tmp_path / "recipe.toml"

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 
 import pytest
-import typer
 from pages import PAGES, ROOT, blocks, quoted
 
 from agro import config_docs, objectives
-from agro.cli import app
+from agro.cli import commands
+from agro.cli.program import command
 from agro.config import RunConfig
 from agro.followed import FOLLOWED
 from agro.formats.mapping import MAPPABLE
@@ -41,8 +41,7 @@ ROOMS = (
     "agro.train.monitors.guard",
     "agro.train.plan",
 )
-GROUP = typer.main.get_command(app)
-COMMANDS = {name: command.params for name, command in GROUP.commands.items()}  # type: ignore[attr-defined]
+COMMANDS = {entry.name: command(entry.name).params for entry in commands.COMMANDS}
 FOREIGN = {
     "compute_score",
     "data_source",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import independent
 import numpy as np
+import pytest
 from independent import Case
 
 from agro import Batch, objectives
@@ -27,7 +30,7 @@ WEIGHTS = tuple(
 IMITATION = ("imitation", "imitation_reward")  # options of all objectives that may imitate the better ones
 OWN = 2  # responses of a group that are the policy's, without a hint; others may be an expert's
 KL_TERM = tuple(kl_term.OPTIONS)  # options of all objectives with a KL term of tokens
-PAIRS = 6  # variants of an objective that differ from its defaults in two places, at most
+PAIRS = 4  # variants of an objective that differ from its defaults in two places, at most
 THOROUGH = ("agro", "grpo", "deepseek_v32", "rloo", "dpo", "sft")
 
 
@@ -338,3 +341,28 @@ for objective in objectives.names():
         found: set[Any] = set(objectives.get(objective).needed(variant))
         VARIANTS.append((objective, variant, found | ({"rows"} if in_one_row(objective, variant) else set())))
         NAMED.append(name_of(objective, variant))
+
+
+def by_objective(cases: list[tuple[Any, ...]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test with each of `cases`, which begin with an objective's name; all of one objective are one
+    test to pytest, whose own work for thousands of them takes longer than theirs."""
+    by_name: dict[str, list[tuple[Any, ...]]] = {}
+    for case in cases:
+        by_name.setdefault(case[0], []).append(case)
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(objective: str, **others: Any) -> None:
+            for case in by_name[objective]:
+                try:
+                    test(*case, **others)
+                except BaseException as error:
+                    error.add_note(f"of {case}")
+                    raise
+
+        own = inspect.signature(run, follow_wrapped=False).parameters["objective"]
+        others = list(inspect.signature(test).parameters.values())[len(cases[0]) :]
+        run.__signature__ = inspect.Signature([own, *others])  # type: ignore[attr-defined]
+        return pytest.mark.parametrize("objective", by_name)(run)
+
+    return decorate

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import NAMED, PER_TOKEN, VARIANTS, Case, change, draw, draw_for, evaluate, take
+from cases import NAMED, PER_TOKEN, VARIANTS, Case, by_objective, change, draw, draw_for, evaluate, take
 
 from agro import Batch, objectives
 
-EVERY = pytest.mark.parametrize(("name", "options", "needs"), VARIANTS, ids=NAMED)
+EVERY = by_objective(VARIANTS)
 
 
 def only(*chosen: str, along: bool = True, but: tuple[str, ...] = (), stored: bool = True) -> Any:
@@ -25,9 +25,7 @@ def only(*chosen: str, along: bool = True, but: tuple[str, ...] = (), stored: bo
         if v.startswith(chosen) and not any(b in v for b in but) and (along or "rows" not in VARIANTS[i][2])
         if stored or VARIANTS[i][1].get("baseline") != "stored"
     ]
-    return pytest.mark.parametrize(
-        ("name", "options", "needs"), [VARIANTS[i] for i in at], ids=[NAMED[i] for i in at]
-    )
+    return by_objective([VARIANTS[i] for i in at])
 
 
 CENTERED = only(

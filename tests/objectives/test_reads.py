@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from cases import (
     FIELDS,
-    NAMED,
     TOKEN_STREAMS,
     VARIANTS,
     Case,
     batch_of,
+    by_objective,
     change,
     draw,
     draw_for,
@@ -37,7 +36,7 @@ from agro.objectives.needs import (
     STORED_VALUE,
 )
 
-EVERY = pytest.mark.parametrize(("name", "options", "needs"), VARIANTS, ids=NAMED)
+EVERY = by_objective(VARIANTS)
 
 
 class Poison:

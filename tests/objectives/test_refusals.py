@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import VARIANTS, batch_of, change, draw
+from cases import VARIANTS, batch_of, by_objective, change, draw
 
 from agro import Batch, objectives
 from agro.errors import Refused
@@ -55,7 +55,7 @@ def without(need: str, rows: range) -> dict[str, Any]:
     return {field: values}
 
 
-@pytest.mark.parametrize(("name", "options", "need"), WITHHELD, ids=str)
+@by_objective(WITHHELD)
 def test_a_need_unknown_in_some_rows(name: str, options: dict[str, Any], need: str) -> None:
     said = refusal(name, options, **without(need, range(1, 5)))
     assert f"objective {name} " in said
@@ -65,7 +65,7 @@ def test_a_need_unknown_in_some_rows(name: str, options: dict[str, Any], need: s
     assert re.search(r"What to do: \w+", said)
 
 
-@pytest.mark.parametrize(("name", "options", "need"), WITHHELD, ids=str)
+@by_objective(WITHHELD)
 def test_a_need_unknown_everywhere(name: str, options: dict[str, Any], need: str) -> None:
     field = "age" if need == "fresh" else need
     changes = without(need, range(6)) if need == "reward" else {field: None}
@@ -96,7 +96,7 @@ def test_grpo_without_behavior_names_a_way_out() -> None:
     assert "agro" in way_out
 
 
-@pytest.mark.parametrize(("name", "options", "needs"), [v for v in VARIANTS if "pairs" not in v[2]], ids=str)
+@by_objective([v for v in VARIANTS if "pairs" not in v[2]])
 def test_groups_too_small(name: str, options: dict[str, Any], needs: set[str]) -> None:
     if objectives.least_responses(needs - {"rows"}) == 1:
         alone = Batch.of(**{**SIX, "group": list("abcdef"), "extra": EXTRA})

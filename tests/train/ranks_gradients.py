@@ -77,6 +77,16 @@ def overflow(alone: Local, several: Ranks, row: int) -> str:
     return "nothing"
 
 
+def chosen() -> list[tuple[str, dict[str, Any]]]:
+    """Of each objective one case of each set of needs and coupling, which decide what ranks exchange."""
+    found = {}
+    for name, options in CASES:
+        entry = objectives.get(name)
+        resolved = entry.resolve(name, options)
+        found.setdefault((name, frozenset(entry.needs(resolved)), entry.couples(resolved)), (name, options))
+    return list(found.values())
+
+
 def main() -> None:
     policy, reference = make_policies()
     alone = Local(duplicate(policy), duplicate(reference), quiet)
@@ -88,7 +98,7 @@ def main() -> None:
             return
         several = Ranks(shard)
         several.enter(CONFIG, began=None, resumed=None)
-        gradients = [compare(alone, several, name, options) for name, options in CASES]
+        gradients = [compare(alone, several, name, options) for name, options in chosen()]
         overflowing = [overflow(alone, several, row) for row in (0, -1)]
         print(json.dumps({"gradients": gradients, "not_finite": overflowing}), flush=True)
         several.close()

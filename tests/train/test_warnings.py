@@ -77,6 +77,7 @@ def test_a_kl_beyond_that_of_the_best_responses_is_warned_of(tmp_path: Path) -> 
     alone = {"kl_of_best": 1.0, "eval_kl_ref": 1.1, "eval_kl_ref_se": None}
     assert len(said(tmp_path, [alone])) == 1
     assert said(tmp_path, [alone | {"staleness_mean": 3.0}, {"eval_kl_ref": 9.0}]) == []
+    assert said(tmp_path, [alone], {"name": "sft"}) == []
 
 
 DWARFED = {"kl_to_reward_spread": 50.0, "length_mean": 9.0, "groups": 4, "groups_equal": 2}

@@ -81,9 +81,10 @@ class Warnings(Monitor):
             self._warn("best", view, text)
 
     def _of_kl(self, view: View) -> None:
-        """Only in a step on others' samples: those of the run are better than the reference's."""
-        metrics = view.metrics
-        if metrics["staleness_mean"] is not None:
+        """Only in a step on others' samples: those of the run are better than the reference's. Not where the
+        rewards aren't used: to imitate the store is to leave a reference that writes otherwise."""
+        metrics, entry = view.metrics, get(view.phase.config.objective.name)
+        if metrics["staleness_mean"] is not None or "reward" not in entry.needed(view.options):
             return
         if metrics["kl_of_best"] is not None:
             self.limits.append(metrics["kl_of_best"])

@@ -1,0 +1,192 @@
+"""The commands by name: where each is, what it does, an example, and its page of the guide.
+
+It imports nothing of agro, so that `agro --help` needs no command's module.
+"""
+
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    name: str
+    home: str  # module:function in agro.cli
+    about: str
+    example: str  # of its arguments
+    page: str  # in docs/
+
+
+GROUPS = {
+    "First steps": [
+        Entry(
+            "init",
+            "first:init",
+            "A folder to begin with: recipe, prompts, reward, and a README with the next commands.",
+            "first --task digits",
+            "guide/getting-started.md",
+        ),
+        Entry(
+            "recipes",
+            "first:recipes",
+            "The recipes for `agro train NAME` and the tasks for `agro init`: what each is for, its time.",
+            "fresh",
+            "guide/getting-started.md",
+        ),
+        Entry(
+            "doctor",
+            "doctor:doctor",
+            "Versions, device, threads, state of a run or store, and what is off, to paste into an issue.",
+            "runs/first",
+            "guide/the-run.md",
+        ),
+    ],
+    "Train and sample": [
+        Entry(
+            "train",
+            "runs:train",
+            "One run: from a configuration to a model, metrics and a report.",
+            "fresh policy.model=MODEL data.prompts=prompts.jsonl --out runs/first",
+            "guide/the-run.md",
+        ),
+        Entry(
+            "collect",
+            "runs:collect",
+            "Sample and score for a run that another process trains (source.kind = elsewhere).",
+            "runs/first",
+            "guide/the-run.md",
+        ),
+        Entry(
+            "sample",
+            "models:sample",
+            "Sample responses into a store, without rewards; other ones each time, also with the same seed.",
+            "--model runs/first/model --prompts prompts.jsonl --out more.db -n 4",
+            "guide/getting-started.md",
+        ),
+    ],
+    "Results": [
+        Entry(
+            "eval",
+            "evaluation:eval_",
+            "Mean reward, accuracy and pass@k with 95 % intervals; the best and the worst response.",
+            "--model runs/first/model --prompts held_out.jsonl --reward exact -n 8",
+            "guide/getting-started.md",
+        ),
+        Entry(
+            "report",
+            "runs:report",
+            "A run's figures as one self-contained page.",
+            "runs/first",
+            "guide/reading-the-report.md",
+        ),
+        Entry(
+            "compare",
+            "runs:compare",
+            "Curves of several runs, with intervals over seeds, and what differs in their configurations.",
+            "runs/agro-0 runs/agro-1 runs/rloo-0 runs/rloo-1",
+            "guide/reading-the-report.md",
+        ),
+    ],
+    "Data": [
+        Entry(
+            "import",
+            "importing:import_",
+            "Import logged responses into a store; reports what was recognized, imported and refused.",
+            "log.jsonl.gz --store logs.db --map prompt=question --map response=output",
+            "guide/your-data.md",
+        ),
+        Entry(
+            "formats",
+            "formats:formats",
+            "The formats of logs: what each holds and carries, and who writes it.",
+            "trl-completions",
+            "formats.md",
+        ),
+        Entry(
+            "check",
+            "checking:check",
+            "What is in a store or log, before training; exit 2 where the objective can't train on it.",
+            "logs.db --objective grpo",
+            "guide/your-data.md",
+        ),
+        Entry(
+            "show",
+            "browse:show",
+            "Browse a store: samples, or groups side by side.",
+            "runs/first/store.db --groups --reward 0.5: --limit 3",
+            "guide/the-run.md",
+        ),
+        Entry(
+            "score",
+            "stores:score",
+            "Fill in or renew the rewards of a store.",
+            "logs.db --reward rewards.py:length",
+            "guide/your-reward.md",
+        ),
+        Entry(
+            "forget",
+            "forgetting:forget",
+            "Delete samples for good, with their judgments, and name the runs that trained on them.",
+            "logs.db --meta user=alice --yes",
+            "guide/your-data.md",
+        ),
+        Entry(
+            "recover",
+            "stores:recover",
+            "Copy all that is undamaged in a store into a new one, and report what is lost.",
+            "damaged.db --out recovered.db",
+            "guide/the-run.md",
+        ),
+    ],
+    "Methods": [
+        Entry(
+            "objectives",
+            "explain:objectives",
+            "The objectives: what they need, how far they couple, their options and source.",
+            "agro",
+            "guide/choosing.md",
+        ),
+        Entry(
+            "prove",
+            "proving:prove",
+            "What is proved of objectives by enumeration; exit 1 where a claim is false.",
+            "agro kl_pg --figure proof.png",
+            "guide/choosing.md",
+        ),
+    ],
+}
+COMMANDS = [entry for group in GROUPS.values() for entry in group]
+
+USAGE = """Usage: agro COMMAND [OPTIONS] [ARGUMENTS]
+
+  Reinforcement learning for language models from any generation: fresh,
+  replayed, logged or taught.
+"""
+OPTIONS = """Options:
+  --version             The version of agro-rl.
+  --install-completion  Install completion for the current shell.
+  --show-completion     Print the completion, to copy it or change it.
+  --help                This text; agro COMMAND --help has the options of a
+                        command, an example and its page of the guide.
+"""
+WIDTH = 80
+INDENT = 14  # the longest name, two spaces on either side
+
+
+def overview() -> str:
+    """What `agro --help` prints."""
+    parts = [USAGE]
+    for title, entries in GROUPS.items():
+        lines = [f"{title}:"]
+        for entry in entries:
+            lines += _wrapped(f"  {entry.name}".ljust(INDENT), entry.about.replace("`", ""))
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join([*parts, OPTIONS])
+
+
+def _wrapped(line: str, text: str) -> list[str]:
+    """The words of `text` after `line`, in lines shorter than WIDTH. (textwrap is slow to import.)"""
+    lines = [line]
+    for word in text.split():
+        if len(lines[-1]) + len(word) >= WIDTH:
+            lines.append(" " * INDENT)
+        gap = "" if lines[-1].endswith("  ") else " "
+        lines[-1] += gap + word
+    return lines
