@@ -226,15 +226,18 @@ def figure(result: Run) -> Figure:
         ("KL to the reference, nats", moved, "YlOrRd", LogNorm(0.1, 30), "{:.2g}"),
         ("in theory: KL to the optimum, nats", ends, "YlOrRd", LogNorm(1e-6, 10), "{:.0e}"),
     )
-    found = Figure(figsize=(15.0, 2.0 + 0.24 * len(names)), layout="constrained")
+    panels = tuple(panel for panel in panels if panel[1]) or panels[:1]
+    of = kinds_of([*result["runs"], *result["theory"]])
+    width = 2.5 + len(panels) * max(3.2, 0.6 + 0.5 * len(of))
+    found = Figure(figsize=(width, 2.0 + 0.24 * len(names)), layout="constrained")
     for i, (title, cells, colors, norm, form) in enumerate(panels):
-        axes = found.add_subplot(1, 3, i + 1)
+        axes = found.add_subplot(1, len(panels), i + 1)
         axes.set_title(title, loc="left", fontsize=10, color=harness.INK, fontweight="bold")
-        shown = np.array([[cells.get((name, kind), np.nan) for kind in KINDS] for name in names])
+        shown = np.array([[cells.get((name, kind), np.nan) for kind in of] for name in names])
         drawn = np.clip(shown, norm.vmin, norm.vmax)
         axes.imshow(drawn, cmap=colors, norm=norm, aspect="auto", interpolation="none")
         _write_numbers(axes, shown, norm(drawn), form)
-        axes.set_xticks(range(len(KINDS)), list(KINDS), fontsize=8, rotation=30, ha="left")
+        axes.set_xticks(range(len(of)), of, fontsize=8, rotation=30, ha="left")
         axes.xaxis.tick_top()
         axes.set_yticks(range(len(names)), names if i == 0 else [""] * len(names), fontsize=8)
         axes.tick_params(length=0)
