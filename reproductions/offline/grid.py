@@ -27,13 +27,26 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from agro import objectives  # noqa: E402
-from agro.config import RunConfig  # noqa: E402
+from agro.config import Policy as PolicyConfig  # noqa: E402
+from agro.config import Reward, RunConfig, Sampler  # noqa: E402
+from agro.evaluate import heldout  # noqa: E402
+from agro.objectives import Groups  # noqa: E402
+from agro.policy import Policy  # noqa: E402
+from agro.prompts import load_prompts  # noqa: E402
+from agro.rewards import load_reward  # noqa: E402
+from agro.samplers import Rollout, embedded  # noqa: E402
+from agro.train.collate import collate  # noqa: E402
+from agro.train.micro import MicroBatch  # noqa: E402
+from agro.train.step import Passes, streams_of  # noqa: E402
+from agro.types import Batch  # noqa: E402
 from reproductions import harness  # noqa: E402
-from reproductions.arena.play import measure, start  # noqa: E402
 from reproductions.arena.task import FULL, GROUPS, LENGTH, OTHER, SMALL, START, Files, prepare  # noqa: E402
 from reproductions.arena.training import Quiet  # noqa: E402
 from reproductions.offline.methods import METHODS, RATES, RECIPE  # noqa: E402
@@ -127,6 +140,35 @@ def complete(trial: Trial, files: Files, out: Path) -> dict[str, Any]:
     return measured
 
 
+def measure(policy: Policy, files: Files) -> dict[str, float]:
+    """Accuracy on the prompts for validation and on those of the test, and KL(π ‖ π_ref) on the latter.
+
+    One response each, at temperature 1, with the same random numbers for every policy.
+    """
+    prompts = load_prompts(files.held_out)
+    rollout = Rollout(policy.encoder, embedded(policy))
+    sampler = Sampler(n=1, max_new=LENGTH + 1, batch=1024)
+    result = heldout(rollout, load_reward(Reward(name="exact")), prompts, sampler, seed=0)
+    batch = collate(result.samples, 0)
+    ratio_BT = _logp(policy, batch) - _logp(_start(files), batch)
+    test = slice(files.size.validation, None)
+    right_M = result.rewards[:, 0]
+    return {
+        "validation": float(right_M[: files.size.validation].mean()),
+        "accuracy": float(right_M[test].mean()),
+        "kl": float(Groups.of(batch).sum_tokens(ratio_BT)[test].mean()),
+    }
+
+
+def _start(files: Files) -> Policy:
+    return Policy.load(PolicyConfig(model=str(files.start)))
+
+
+def _logp(policy: Policy, batch: Batch) -> Tensor:
+    with torch.no_grad():
+        return streams_of(policy, batch, ["logp"], Passes(MicroBatch(len(batch.mask))))["logp"]
+
+
 def compare(log: str, method: str, seeds: int, files: Files, out: Path) -> dict[str, Any]:
     """The trials of a method on a log, its best settings with all seeds, and the longer runs."""
 
@@ -194,7 +236,7 @@ def main() -> None:
         for method in METHODS:
             results.append(compare(log, method, args.seeds, files, args.out))
             print(table(results[-1:]).splitlines()[-1], flush=True)
-    record = {"machine": harness.machine(), "start": start(files), "results": results}
+    record = {"machine": harness.machine(), "start": measure(_start(files), files), "results": results}
     for folder in (args.out, *((HERE,) if args.record else ())):
         (folder / "grid.json").write_text(json.dumps(record) + "\n")
     print(table(results))
