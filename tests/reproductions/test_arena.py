@@ -134,6 +134,19 @@ def test_samples_are_as_old_as_said(files, monkeypatch) -> None:
     assert play._play([Row("rloo", "stale 1")], files)[0]["staleness"] == 0.5
 
 
+def test_half_of_the_groups_are_fresh(files) -> None:
+    """4 prompts of the run, of staleness 0, then 4 of the log, of unknown staleness."""
+    loaded = world(files)
+    [racer], _ = lockstep.train([Row("rloo", "half", 1e-3)], loaded)
+    assert racer.updates == task.SMALL.updates
+    rows = racer.rows(lockstep._sample([racer], loaded, loaded.start, 2, 0), 0)
+    assert rows.roles == ["policy"] * 16 + ["log"] * 16
+    assert rows.age[:16].tolist() == [0.0] * 16
+    assert rows.age[16:].isnan().all()
+    assert set(rows.names[:16]) <= set(loaded.fresh.names)
+    assert len(set(rows.names)) == 8
+
+
 def test_an_update_is_that_of_the_library(files) -> None:
     """Weights after two updates, of `Local` on the same samples: all streams, pairs, a weight, a value."""
     loaded = world(files)
