@@ -148,16 +148,11 @@ def without_bars() -> Iterator[None]:
 
 
 def set_threads(threads: int | Literal["auto"], model: torch.nn.Module) -> None:
-    """Set the CPU threads of the process as `policy.threads` says, and let denormal numbers be 0.
-
-    Weights π/π_ref of improbable responses leave gradients below 1e-38, with which a processor works several
-    times slower. `torch.set_flush_denormal` is of the calling thread.
-    """
+    """Set the CPU threads of the process as `policy.threads` says."""
     if threads == "auto":
         threads = cores() if parameters(model) >= LARGE else 1
     if threads:
         torch.set_num_threads(threads)
-    torch.set_flush_denormal(True)
 
 
 def parameters(model: torch.nn.Module) -> int:

@@ -20,6 +20,7 @@ from agro.files import complete_folder
 from agro.policy import Policy
 from agro.reference import fingerprint, follow
 from agro.train.average import Average
+from agro.train.denormals import denormals_as_zero
 from agro.train.micro import MicroBatch
 from agro.train.optimizer import Optimizer
 from agro.train.step import Passes, Step, backward, streams_of
@@ -127,6 +128,7 @@ class Local:
         assert policy is not None
         return streams_of(policy, batch.to(policy.device), ["logp"], self._passes())["logp"]
 
+    @denormals_as_zero()
     def gradient(
         self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]
     ) -> Step:
@@ -135,6 +137,7 @@ class Local:
         self._after_backward()
         return replace(step, norm=self.optimizer.clip())
 
+    @denormals_as_zero()
     def move(self, lr: float) -> None:
         self.optimizer.move(lr)
         self.version += 1
