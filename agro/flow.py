@@ -102,7 +102,8 @@ def hidden_states(policy: Policy, samples: Sequence[Sample], layer: int) -> list
         for start in range(0, len(samples), ROWS):
             tokens = [torch.tensor(s.tokens, dtype=torch.long) for s in samples[start : start + ROWS]]
             lengths = torch.tensor([len(row) for row in tokens], device=policy.device)
-            policy.hidden(pad_sequence(tokens, batch_first=True).to(policy.device), lengths)
+            padded = pad_sequence(tokens, batch_first=True).to(policy.device)
+            policy.hidden(padded, lengths, packs=False)
             out += [row[:n].float() for row, n in zip(seen.pop(), lengths.tolist())]
     finally:
         handle.remove()
