@@ -177,9 +177,10 @@ class Policy:
         """Text without special tokens; see `Encoder.decode`."""
         return self.encoder.decode(ids, after)
 
-    def hidden(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor, lengths: Tensor, *, packs: bool = True) -> Tensor:
         """[B,T], [B] -> [B,T,H] last hidden states of right-padded sequences; padding is ignored.
 
+        `packs`: whether the layers may compute common beginnings once; their outputs are [B,T,H] if not.
         Raises `Refused` for more tokens than the context.
         """
         if tokens.shape[1] > self.context:
@@ -188,7 +189,7 @@ class Policy:
         places = torch.arange(tokens.shape[1], device=tokens.device)
         ids = torch.where(places < lengths[:, None], tokens, 0).long()
         with recomputing(self.model, self.recompute and torch.is_grad_enabled()):
-            return last_hidden(self.model, ids, lengths, packs=self.packs)
+            return last_hidden(self.model, ids, lengths, packs=packs and self.packs)
 
     def checkpoint_gradients(self, active: bool) -> None:
         """Set `recompute`. Raises `Refused` where the model can't recompute its activations."""

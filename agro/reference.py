@@ -33,9 +33,9 @@ class SharedReference(Policy):
     def weights(self) -> dict[str, Tensor]:
         return self._own
 
-    def hidden(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor, lengths: Tensor, *, packs: bool = True) -> Tensor:
         with torch.no_grad(), self._in_place():
-            return super().hidden(tokens, lengths)
+            return super().hidden(tokens, lengths, packs=packs)
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
