@@ -26,7 +26,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from agro.architecture import decoder_layers
 from agro.errors import Refused
-from agro.packing import last_hidden
 from agro.policy import Policy
 from agro.types import Sample
 
@@ -103,8 +102,8 @@ def hidden_states(policy: Policy, samples: Sequence[Sample], layer: int) -> list
         for start in range(0, len(samples), ROWS):
             tokens = [torch.tensor(s.tokens, dtype=torch.long) for s in samples[start : start + ROWS]]
             lengths = torch.tensor([len(row) for row in tokens], device=policy.device)
-            rows = pad_sequence(tokens, batch_first=True).to(policy.device)
-            last_hidden(policy.model, rows, lengths, packs=False)  # so that a layer's output is [B,T,H]
+            padded = pad_sequence(tokens, batch_first=True).to(policy.device)
+            policy.hidden(padded, lengths, packs=False)
             out += [row[:n].float() for row, n in zip(seen.pop(), lengths.tolist(), strict=True)]
     finally:
         handle.remove()
