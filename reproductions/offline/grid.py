@@ -7,8 +7,8 @@ model of 0.2 million parameters has learned that from a careless teacher. One lo
 other is by a model that learned from another teacher. Both have 256 prompts with four responses each. Every
 method has its learning rate and one more option to choose, and the same trials: all of `RATES` × the option's
 values, seed 0, 150 updates of 8 prompts. The best by accuracy on prompts for validation is run with further
-seeds, and for 600 updates at its learning rate and a third of it. What is reported is the accuracy on other
-prompts.
+seeds, and for 600 updates at its learning rate and a third of it, the recipe and imitation with all seeds.
+What is reported is the accuracy on other prompts.
 
 Writes grid.json into --out, with --record beside this script too. An interrupted run continues.
 """
@@ -49,7 +49,7 @@ from agro.types import Batch  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.arena.task import FULL, GROUPS, LENGTH, OTHER, SMALL, START, Files, prepare  # noqa: E402
 from reproductions.arena.training import Quiet  # noqa: E402
-from reproductions.offline.methods import METHODS, RATES, RECIPE  # noqa: E402
+from reproductions.offline.methods import IMITATION, METHODS, RATES, RECIPE  # noqa: E402
 
 LOGS = {"own": START, "other": OTHER}
 UPDATES, LONGER = 150, 600
@@ -188,7 +188,8 @@ def compare(log: str, method: str, seeds: int, files: Files, out: Path) -> dict[
             "accuracy": [m["accuracy"] for m in same],
             "kl": [m["kl"] for m in same],
         }
-        seeds = 1  # of the longer runs
+        if method not in (RECIPE, IMITATION):
+            seeds = 1  # of the longer runs
     return {"log": log, "method": method, "trials": made, "ends": ends}
 
 
@@ -202,10 +203,10 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         chosen = f"{short['lr']:g}"
         if short["value"] is not None:
             chosen += f", {OPTIONS[found['method']][0]} {short['value']:g}"
-        cells = [found["log"], found["method"].split(",")[0], chosen]
+        cells = [found["log"], found["method"].partition(", β")[0].partition(", b")[0], chosen]
         cells += [" ".join(f"{end:.3f}" for end in short["accuracy"]), mean(short["accuracy"])]
         worst = min(m["accuracy"] for m in found["trials"] if m["updates"] == UPDATES)
-        cells += [f"{statistics.mean(short['kl']):.2f}", f"{worst:.3f}", f"{longer['accuracy'][0]:.3f}"]
+        cells += [f"{statistics.mean(short['kl']):.2f}", f"{worst:.3f}", mean(longer["accuracy"])]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
