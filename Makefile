@@ -6,7 +6,7 @@ INTEGRATIONS := .venv-integrations
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types tests test-integrations mutants bench-check release-check bench docs pictures clean
+.PHONY: help setup demo test lint types tests test-integrations mutants bench bench-check gpu release-check docs pictures clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -69,6 +69,10 @@ bench: setup ## all benchmarks of speed and memory (hours), and a table of goals
 
 bench-check: setup ## measure a training step anew: is it more than 10% slower than recorded, beside the plain way?
 	$(BIN)/python benchmarks/step/run.py --check
+
+gpu: setup ## on a machine with a CUDA GPU: the tests that need one, then benchmarks/gpu.py
+	$(BIN)/python -m pytest -m cuda -rs
+	$(BIN)/python benchmarks/gpu.py
 
 docs: setup ## the guide and the reference as pages in build/docs
 	$(BIN)/python site/build.py

@@ -68,6 +68,11 @@ def merged_with(model: Any, folder: str) -> Any:
 
 def merged(adapter: Any) -> Any:
     """A model with the merged weights of a peft model and its adapter. The peft model does not change."""
+    if getattr(adapter.get_base_model(), "is_quantized", False):
+        raise Refused(
+            "expected a model that the adapter can be merged into, got quantized weights (policy.quantize). "
+            "What to do: policy.lora.merge = false, and sampling in the trainer's process"
+        )
     return copy.deepcopy(adapter).merge_and_unload()
 
 

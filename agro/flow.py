@@ -104,7 +104,7 @@ def hidden_states(policy: Policy, samples: Sequence[Sample], layer: int) -> list
             lengths = torch.tensor([len(row) for row in tokens], device=policy.device)
             padded = pad_sequence(tokens, batch_first=True).to(policy.device)
             policy.hidden(padded, lengths, packs=False)
-            out += [row[:n].float() for row, n in zip(seen.pop(), lengths.tolist())]
+            out += [row[:n].float() for row, n in zip(seen.pop(), lengths.tolist(), strict=True)]
     finally:
         handle.remove()
     return out

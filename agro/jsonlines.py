@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -14,6 +14,8 @@ import zstandard
 
 from agro.errors import Refused
 from agro.strictjson import loads
+
+BUFFER = 1 << 18  # bytes that are read of a file at once
 
 
 class Line(NamedTuple):
@@ -25,6 +27,7 @@ class Line(NamedTuple):
     error: str | None = None
     is_text: bool = False  # whether numbers and objects are written as text, as in CSV
     size: int = 0  # bytes in the file, where it is one line
+    is_json: bool = False  # whether the value was read of JSON
 
 
 @contextmanager
@@ -34,30 +37,36 @@ def content(path: Path) -> Iterator[tuple[BinaryIO, bool]]:
     Raises `Refused` where it can't be read, also while it is read.
     """
     try:
-        with path.open("rb") as raw:
+        with path.open("rb", buffering=BUFFER) as raw:
             head = raw.read(4)
             raw.seek(0)
             if head[:2] == b"\x1f\x8b":
-                with gzip.GzipFile(fileobj=raw) as file:
-                    yield file, False  # type: ignore[misc]  # typeshed: a GzipFile is no BinaryIO
+                yield _reader(_unpacked(raw, partial(zlib.decompressobj, 16 + zlib.MAX_WBITS))), False
             elif head == b"\x28\xb5\x2f\xfd":
-                yield io.BufferedReader(_Parts(_unpacked(raw)), 1 << 16), False
+                yield _reader(_unpacked(raw, lambda: zstandard.ZstdDecompressor().decompressobj())), False
             else:
                 yield raw, head == b"PAR1"
-    except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
+    except (EOFError, zlib.error, zstandard.ZstdError) as error:
         raise Refused(f"{path}: the compressed file is cut off or damaged: {error}") from None
     except OSError as error:
         raise Refused(f"{path}: can't be read: {error.strerror or error}") from None
 
 
-def _unpacked(raw: BinaryIO) -> Iterator[bytes]:
-    """The content of zstd frames. (The library's own reader takes a file that is cut off as complete.)"""
+def _reader(parts: Iterator[bytes]) -> BinaryIO:
+    return io.BufferedReader(_Parts(parts), BUFFER)
+
+
+def _unpacked(raw: BinaryIO, begin: Callable[[], Any]) -> Iterator[bytes]:
+    """The content of the frames of a file; `begin` makes what unpacks one.
+
+    (The library's own reader of zstd takes a file that is cut off as complete; that of gzip is slow.)
+    """
     frame = None
-    while packed := raw.read(1 << 18):
+    while packed := raw.read(1 << 16):
         while packed:
-            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            frame = frame or begin()
             yield frame.decompress(packed)
-            packed = frame.unused_data if frame.eof else b""
+            packed = frame.unused_data.lstrip(b"\0") if frame.eof else b""
             frame = None if frame.eof else frame
     if frame is not None:
         raise EOFError("its last frame isn't complete")
@@ -91,7 +100,7 @@ def lines(path: Path, file: Iterable[bytes]) -> Iterator[Line]:
             line = line.removeprefix(b"\xef\xbb\xbf")
         if line.strip():
             value, error = _parse(line)
-            yield Line(f"{path}:{number}", number, value, error, size=len(line))
+            yield Line(f"{path}:{number}", number, value, error, False, len(line), True)
 
 
 def _parse(line: bytes) -> tuple[dict[str, Any], str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from agro.objectives import OBJECTIVES, Objective
@@ -23,6 +24,32 @@ reconstructed from the abstract.
 | arXiv | method | name here | needs | reaches π* | equation | called elsewhere |
 |---|---|---|---|---|---|---|
 """
+RULES = {
+    "adaptive replay buffer, ARB (2512.10510)": '`data.order = "closest"`',
+    "age weights of replay, AILBoost (2404.08513)": '`data.order = "age_weighted"`, `data.age_decay`',
+    "β tuned to a target KL by dual ascent, as in SAC (1812.05905)": (
+        "`objective.beta = {start, target_kl, rate}`"
+    ),
+    "best of n, Async RLHF (2410.18252)": "`sft` with `data.best_of_group = true`",
+    "dynamic sampling, DAPO (2503.14476)": "`data.spread = true`",
+    "experience-replayable conditions (2402.10374)": (
+        "`data.max_drift` for the second; `topr`, `asymre` or `weight` bound what is pushed down, the first"
+    ),
+    "layer-skipped behavior, Nested-ReFT (2508.10123)": "`sampler.skip_layers`, `nested_reft`",
+    "middle band, BFS-Prover-V2 (2509.06493)": "`middle_band`",
+    "overlong penalty, DAPO (2503.14476)": '`reward.functions` with `name = "overlong"`',
+    "propagated rewards of a search, SOPHIA (2507.16814)": (
+        "`agro.rewards.groups.propagate`, recipe `sophia`"
+    ),
+    "replay and reincarnation, ReMix (2507.06892)": "two phases, recipe `remix`",
+    "residual RL, an adapter on a frozen base in 50/50 batches (2509.19301)": "recipe `residual`",
+    "reward-conditioned imitation, MBRCSL (2310.19308)": "`reward_conditioned`, recipe of this name",
+    "speculative decoding with the target's log-probs (2211.17192)": "`sampler.draft`",
+    "token rewards of a flow network, RLFR (2510.10201)": "`agro.flow`, for stored samples",
+    "tracked baseline V̂(x) for groups of one, SPO (2509.13232)": (
+        "`data.value_half_life`, recipe `one_response`"
+    ),
+}
 NOT_CARRIED = {
     "HNPG (arXiv 2311.08384)": (
         "not an objective: its offline states join the prompts that are sampled from, and offline "
@@ -55,6 +82,15 @@ NOT_CARRIED = {
         "no world model, nothing to carry over, or no method of training"
     ),
 }
+SYSTEMS = """
+## Rules and systems
+
+What isn't an objective: how samples are made, chosen and scored. Settings are explained in
+[Configuration](configuration.md).
+
+| method, arXiv | here |
+|---|---|
+"""
 TAIL = """
 ## Not carried over
 
@@ -68,7 +104,11 @@ def methods() -> str:
     """The page, as Markdown."""
     rows = [row for name, entry in OBJECTIVES.items() for row in _rows(name, entry)]
     table = "\n".join(row for _, row in sorted(rows)) + "\n"
-    return HEAD + table + TAIL + "".join(f"| {name} | {why} |\n" for name, why in NOT_CARRIED.items())
+    return HEAD + table + SYSTEMS + _pairs(RULES) + TAIL + _pairs(NOT_CARRIED)
+
+
+def _pairs(rows: Mapping[str, str]) -> str:
+    return "".join(f"| {name} | {what} |\n" for name, what in rows.items())
 
 
 def _rows(name: str, entry: Objective) -> list[tuple[str, str]]:

@@ -101,7 +101,8 @@ class Policy:
                 new_model(folder, config.new, seed)
             model, tokenizer = pretrained(config.model or folder, config)
         set_threads(config.threads, model)
-        model.to(where)
+        if config.quantize is None:  # else it is there already
+            model.to(where)
         adapter = None
         if config.lora is not None:
             with torch.random.fork_rng():

@@ -17,6 +17,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import logging
 
 from agro import config as configuration
+from agro.accelerated import loading_options
 from agro.adapters import base_of, is_adapter, merged_with
 from agro.errors import Refused
 
@@ -54,6 +55,7 @@ def pretrained(name: str, config: configuration.Policy, adapters: tuple[Path, ..
         raise Refused(f"{name}: expected the folder of a model, but there is no such folder")
     where = str(folder) if local else name
     common = {"trust_remote_code": config.trust_remote_code}
+    options = loading_options(config, device_of(config.device))
     try:
         # AutoTokenizer ignores the splitting of tokenizer.json for some architectures, such as Qwen2
         plain = get_tokenizer_config(where).get("tokenizer_class") in _PLAIN_TOKENIZERS
@@ -65,6 +67,7 @@ def pretrained(name: str, config: configuration.Policy, adapters: tuple[Path, ..
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # refused below, by name
             output_loading_info=True,
+            **options,
             **common,
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, safetensors.SafetensorError) as error:
@@ -145,16 +148,11 @@ def without_bars() -> Iterator[None]:
 
 
 def set_threads(threads: int | Literal["auto"], model: torch.nn.Module) -> None:
-    """Set the CPU threads of the process as `policy.threads` says, and let denormal numbers be 0.
-
-    Weights π/π_ref of improbable responses leave gradients below 1e-38, with which a processor works several
-    times slower. `torch.set_flush_denormal` is of the calling thread.
-    """
+    """Set the CPU threads of the process as `policy.threads` says."""
     if threads == "auto":
         threads = cores() if parameters(model) >= LARGE else 1
     if threads:
         torch.set_num_threads(threads)
-    torch.set_flush_denormal(True)
 
 
 def parameters(model: torch.nn.Module) -> int:

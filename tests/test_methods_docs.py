@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from agro import objectives
 from agro.errors import Refused
-from agro.methods_docs import methods
+from agro.methods_docs import RULES, methods
 from agro.objectives import peers
 
 ROOT = Path(__file__).parents[1]
@@ -18,6 +19,17 @@ def test_the_page_is_made_from_the_entries() -> None:
     page = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
     assert page == methods(), "run: python -m agro.methods_docs"
     assert all(f"`{name}`" in page for name in objectives.names())
+
+
+def test_the_settings_of_rules_exist() -> None:
+    """Each as docs/configuration.md, an objective or a recipe has it."""
+    configuration = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+    recipes = {recipe.stem for recipe in (ROOT / "agro/recipes").rglob("*.toml")}
+    for what in RULES.values():
+        for words in re.findall(r"`([^`]+)`", what):
+            name = words.split(" ")[0]
+            known = name in recipes or name in objectives.names() or f"`{name}`" in configuration
+            assert known or name in ("agro.flow", "agro.rewards.groups.propagate", "weight"), name
 
 
 @pytest.mark.parametrize("name", objectives.names())
@@ -34,6 +46,7 @@ def test_a_method_has_a_recipe_of_its_name(name: str) -> None:
         ("reinforce-plus-plus", "here it is reinforce_pp"),
         ("sigmoid", "here it is dpo"),
         ("BNPO", 'here it is grpo with average = "token"'),
+        ("cpo", "it has no counterpart here"),
         ("xyzzy", "there are agro, agro_onpolicy, "),
     ],
 )

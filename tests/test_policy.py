@@ -356,17 +356,6 @@ def test_threads_are_set_where_they_are_named():
         torch.set_num_threads(before)
 
 
-def test_denormal_numbers_become_zero():
-    """They made updates at a high learning rate six times slower."""
-    torch.set_flush_denormal(False)
-    small = torch.tensor([1e-39])
-    assert float(small * 0.5) > 0
-    Policy.load(
-        PolicyConfig(new=NewModel(alphabet="ab", hidden=8, layers=1, heads=1, context=16), device="cpu")
-    )
-    assert float(small * 0.5) == 0
-
-
 EXPERTS = {"num_local_experts": 4}  # fused in the module, one by one in the file
 TIED = {"tie_word_embeddings": True}  # the head isn't in the file
 
@@ -440,6 +429,7 @@ def test_a_folder_without_weights_is_refused_by_name(tiny, tmp_path):
         policy.load_weights(tmp_path)
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_cuda_agrees_with_the_cpu(tiny, tmp_path, dtype):

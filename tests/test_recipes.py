@@ -27,6 +27,7 @@ TEMPLATE = (
 )
 SMALL = ["train.steps=2", "train.groups=2", "sampler.n=3", "sampler.max_new=4", "train.warmup=1"]
 OWN = {  # instead of these
+    "dapo": [*SMALL, "data.spread=false"],  # the rewards of a random model don't differ
     "multi_turn": [
         "phases.sft.train.steps=1",
         "phases.sft.train.groups=4",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agro.check.survey import Survey
 from agro.store import Counts
@@ -26,6 +26,7 @@ class Found:
     apart: list[Apart] = field(default_factory=list)  # sources of different scales
     licenses: dict[str, str | None] = field(default_factory=dict)
     measured: Measured | None = None
+    options: dict[str, Any] = field(default_factory=dict)  # of the objective, where they aren't its defaults
 
     @property
     def trainable(self) -> bool:

@@ -17,6 +17,7 @@ from agro.objectives.pairs import Pairs
 from agro.objectives.reduce import Groups
 from agro.policy import Policy
 from agro.store import Drawn, Store
+from agro.store.groups import are_repeats
 from agro.train.collate import collate, total_reward
 from agro.train.diagnostics import ranking, summary
 from agro.train.feed import Valid, select_valid
@@ -195,7 +196,7 @@ def _group(valid: Valid, batch: Batch, logp_BT: Tensor, ref_logp_BT: Tensor | No
         logp=_numpy(groups.sum_tokens(logp_BT)),
         ref_logp=_numpy(groups.sum_tokens(unknown_BT if ref_logp_BT is None else ref_logp_BT)),
         behavior_logp=_numpy(groups.sum_tokens(behavior_BT)),
-        repeats=np.array([text in in_order[:i] for i, text in enumerate(in_order)]),
+        repeats=np.array(are_repeats(in_order)),
     )
 
 

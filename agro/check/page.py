@@ -110,6 +110,13 @@ def _groups(report: Report) -> Iterator[Panel | None]:
         found.coverage,
         "SACo",
     )
+    yield _of_groups(
+        "Coverage by final answers",
+        "Distinct final answers per response (SACo). Far below the coverage above: different texts conclude "
+        "the same.",
+        found.answers,
+        "SACo",
+    )
 
 
 def _of_groups(title: str, text: str, spread: Spread, unit: str) -> Panel | None:

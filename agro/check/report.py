@@ -10,7 +10,7 @@ from typing import Any
 from agro.check.found import Found
 from agro.check.survey import Survey, survey
 from agro.check.verdicts import Verdict, verdicts
-from agro.config import Data, RunConfig
+from agro.config import RunConfig
 from agro.errors import Refused
 from agro.numbers import count, fixed, percent, short, with_error
 from agro.objectives import get
@@ -18,6 +18,7 @@ from agro.objectives.needs import REWARD
 from agro.store import Counts, Store
 from agro.train import trainable
 from agro.train.scales import scales_apart
+from agro.train.schedule import options_at
 
 SHOWN = 8  # sources
 
@@ -55,33 +56,38 @@ class Report(Found):
 
 def check_store(
     store: Store,
-    objective: str,
+    config: RunConfig,
     *,
     path: Path | None = None,
     held_out: Path | None = None,
     licenses: dict[str, str | None] | None = None,
 ) -> Report:
-    """Report on a store, for an objective with its default options; `measure` adds what a model says.
+    """Report on a store, for a configuration's objective; `measure` adds what a model says.
 
     Args:
+        config: its first phase that draws from a store is what counts.
         path: as it is called in messages; the store's own where it isn't given.
         held_out: a file of prompts that the store shouldn't have.
     """
     counts = store.counts()
+    phases = map(config.phase, config.phase_names)
+    config = next((phase for phase in phases if phase.data.draws_stored), config)
+    objective, options = config.objective.name, options_at(config.objective.options, 0)
     problem = ""
     try:
-        trainable.check_store(RunConfig.of({"objective": {"name": objective}}), store)
+        trainable.check_store(config, store)
     except Refused as error:
         problem = str(error).replace(str(store.path), str(path or store.path))
-    uses_rewards = REWARD in get(objective).needed({})
+    uses_rewards = REWARD in get(objective).needed(options)
     return Report(
         path or store.path,
         objective,
         counts,
         survey(store, counts.groups, held_out),
         problem,
-        scales_apart(Data(), store) if uses_rewards else [],
+        scales_apart(config.data, store) if uses_rewards else [],
         licenses or {},
+        options=options,
     )
 
 
@@ -101,7 +107,10 @@ def _of_survey(report: Report) -> Iterator[tuple[str, str]]:
     if found.coverage.count:
         near = f"{count(found.near_repeats)} of {count(found.inspected)} nearly equal one"
         yield "repeats", f"{count(found.repeats)} equal an earlier response of their group; {near}"
-        yield "coverage", f"{fixed(found.coverage.mean)} distinct responses per response (SACo)"
+        answers = ""
+        if found.answers.count:
+            answers = f", {fixed(found.answers.mean)} distinct final answers"
+        yield "coverage", f"{fixed(found.coverage.mean)} distinct responses per response{answers} (SACo)"
     if found.quality.count:
         yield "quality", f"{fixed(found.quality.mean)} from worst (0) to best (1) of a group (TQ)"
     known = {

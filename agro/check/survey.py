@@ -11,7 +11,10 @@ from typing import Any
 from agro.check.spread import LENGTHS, Spread, equal_bins
 from agro.check.texts import HeldOut, near_repeats
 from agro.prompts import load_prompts
+from agro.rewards.answers import normalize
+from agro.rewards.final import final
 from agro.store import Store
+from agro.store.groups import are_repeats
 from agro.store.surveying import Seen
 from agro.types import Text
 
@@ -66,10 +69,11 @@ class Survey:
     equal_at: Counter[str] = field(default_factory=Counter)  # of those: all lowest, all highest, between
     mixed: int = 0  # groups with several sources
     repeats: int = 0  # responses equal to an earlier one of their group
-    inspected: int = 0  # responses that were compared for near-repeats
+    inspected: int = 0  # responses that were compared for near-repeats and final answers
     near_repeats: int = 0
     quality: Spread = field(default_factory=lambda: Spread(equal_bins(0, 1, 10)))
     coverage: Spread = field(default_factory=lambda: Spread(equal_bins(0, 1, 10)))
+    answers: Spread = field(default_factory=lambda: Spread(equal_bins(0, 1, 10)))
     of_truncated: Spread = field(default_factory=Spread)  # rewards
     of_ended: Spread = field(default_factory=Spread)
     sources: dict[str, OfSource] = field(default_factory=dict)
@@ -133,13 +137,14 @@ class Survey:
         self.equal_at[place] += 1
 
     def _repeats(self, responses: Sequence[str]) -> None:
-        distinct = len(set(responses))
-        self.repeats += len(responses) - distinct
-        self.coverage.add(distinct / len(responses))
+        equal = sum(are_repeats(responses))
+        self.repeats += equal
+        self.coverage.add(1 - equal / len(responses))
         if self.groups % self.stride == 0:
             part = responses[:LARGEST]
             self.inspected += len(part)
             self.near_repeats += near_repeats(part)
+            self.answers.add(1 - sum(are_repeats(map(final_answer, part))) / len(part))
 
     def total(self, name: str) -> int:
         """Over all sources."""
@@ -158,6 +163,7 @@ class Survey:
             "near_repeats": {"compared": self.inspected, "found": self.near_repeats},
             "trajectory_quality": self.quality.to_json(),
             "coverage": self.coverage.to_json(),
+            "answer_coverage": self.answers.to_json(),
             "reward_of_truncated": self.of_truncated.to_json(),
             "reward_of_ended": self.of_ended.to_json(),
             "by_source": {name: source.to_json() for name, source in self.sources.items()},
@@ -187,6 +193,11 @@ def plain(prompt: Text) -> str:
     if isinstance(prompt, str):
         return prompt
     return " ".join(m["content"] for m in prompt if isinstance(m.get("content"), str))
+
+
+def final_answer(response: str) -> str:
+    """What a response concludes, in a canonical form; all of it where it names no answer."""
+    return normalize(final(response).text)
 
 
 def _rewards(rows: Sequence[Seen]) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -61,9 +61,17 @@ def _of_data(report: Found) -> Iterator[Verdict]:
 
 
 def _groups(report: Found, entry: Objective) -> Iterator[Verdict]:
-    survey, needs = report.survey, entry.needed({})
+    survey, needs = report.survey, entry.needed(report.options)
     alone = survey.sizes[1]
-    if alone and grouping(needs) is not None and PAIRS not in needs:
+    compares = grouping(needs) is not None and PAIRS not in needs
+    if alone and compares and report.options.get("singletons") == "drop":
+        yield Verdict(
+            "note",
+            f"{count(alone)} of {count(survey.groups)} prompts have one response, and are left out "
+            '(objective.singletons = "drop").',
+            "data.complete_groups = 3 samples fresh ones to these prompts.",
+        )
+    elif alone and compares:
         yield Verdict(
             "warning",
             f"{count(alone)} of {count(survey.groups)} prompts have one response, and {report.objective} "
@@ -80,14 +88,15 @@ def _groups(report: Found, entry: Objective) -> Iterator[Verdict]:
 
 
 def _rewards(report: Found, entry: Objective) -> Iterator[Verdict]:
-    survey, needs = report.survey, entry.needed({})
+    survey, needs = report.survey, entry.needed(report.options)
     if REWARD not in needs or not survey.scored_groups:
         return
     share = survey.equal / survey.scored_groups
     if survey.equal:
         text = (
             f"In {percent(share)} of the groups with two or more rewards ({count(survey.equal)} of "
-            f"{count(survey.scored_groups)}) all rewards are equal{_where(report)}: {equal_means(entry)}."
+            f"{count(survey.scored_groups)}) all rewards are equal{_where(report)}: "
+            f"{equal_means(entry, report.options)}."
         )
         todo = ""
         if share > MANY_EQUAL:
@@ -105,11 +114,11 @@ def _rewards(report: Found, entry: Objective) -> Iterator[Verdict]:
         )
 
 
-def equal_means(entry: Objective) -> str:
+def equal_means(entry: Objective, options: Mapping[str, Any]) -> str:
     """What a group of equal rewards gives to an objective on rewards."""
-    if grouping(entry.needed({})) is None:
+    if grouping(entry.needed(options)) is None:
         return "each response counts by its own reward, so they teach too, but not which one is better"
-    if entry.anchor(entry.defaults() | {"beta": 1.0}) is not None:
+    if entry.anchor({**entry.defaults(), **options, "beta": 1.0}) is not None:
         return (
             "they have no signal of the reward, only the pull of β toward the reference, which makes the "
             "log-ratios of a group equal"
@@ -177,7 +186,7 @@ def _held_out(report: Found) -> Iterator[Verdict]:
 
 def _unknown(report: Found, entry: Objective) -> Iterator[Verdict]:
     missing = report.counts.samples - report.counts.with_behavior
-    if missing and BEHAVIOR_LOGP not in entry.needed({}):
+    if missing and BEHAVIOR_LOGP not in entry.needed(report.options):
         yield Verdict(
             "note",
             f"{count(missing)} of {count(report.counts.samples)} responses have no log-probs of who wrote "
@@ -185,7 +194,7 @@ def _unknown(report: Found, entry: Objective) -> Iterator[Verdict]:
         )
     if report.counts.unscored or report.counts.failed:
         yield Verdict(
-            "warning" if REWARD in entry.needed({}) else "note",
+            "warning" if REWARD in entry.needed(report.options) else "note",
             f"{count(report.counts.unscored)} responses have no reward, and the reward of "
             f"{count(report.counts.failed)} failed.",
             "agro score fills them in.",

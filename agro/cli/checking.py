@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from agro.errors import Refused
 
 if TYPE_CHECKING:
     from agro.check.measured import Measured
+    from agro.config import RunConfig
     from agro.store import Store
 
 
@@ -23,7 +24,17 @@ def check(
     path: Annotated[
         Path, typer.Argument(metavar="LOG-or-STORE", help="A store, or a log of `agro formats`.")
     ],
-    objective: Annotated[str, typer.Option(help="The objective that is to train on it.")] = "agro",
+    objective: Annotated[
+        str | None,
+        typer.Option("--objective", help="The objective that is to train on it; the recipe's, or agro."),
+    ] = None,
+    recipe: Annotated[
+        Path | None, typer.Option("--recipe", help="A recipe, by file or name: its settings are checked.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE, such as objective.singletons=drop; may be repeated."),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option("--model", help="Measure log π of the responses: ranking (AUC), coverage, weights, β."),
@@ -49,8 +60,9 @@ def check(
 
     if model is None and (reference is not None or setting):
         raise Refused("--reference and --policy go with --model, which isn't given; add it, or remove them")
+    config = _config(objective, recipe, changes or [])
     with _opened(path) as store:
-        report = check_store(store, objective, path=path, held_out=held_out, licenses=licenses(store))
+        report = check_store(store, config, path=path, held_out=held_out, licenses=licenses(store))
         if model is not None:
             report = replace(report, measured=_measured(store, model, reference, setting, limit))
     if out is not None:
@@ -63,6 +75,20 @@ def check(
     problems = [str(verdict) for verdict in report.verdicts if verdict.level == "problem"]
     if problems:
         end(2, "\n".join(f"agro: {problem}" for problem in problems))
+
+
+def _config(objective: str | None, recipe: Path | None, changes: list[str]) -> RunConfig:
+    """What the store is checked for: a recipe, or an objective with its defaults, and changed settings."""
+    from agro.config import RunConfig, override
+
+    if recipe is not None and objective is not None:
+        raise Refused("--objective: the recipe has one; give --recipe or --objective, not both")
+    if recipe is not None:
+        return RunConfig.load(recipe, changes)
+    values: dict[str, Any] = {"objective": {"name": objective or "agro"}}
+    for change in changes:
+        override(values, change)
+    return RunConfig.of(values, "--set")
 
 
 @contextmanager

@@ -121,6 +121,13 @@ GROUPS = {
             "guide/your-reward.md",
         ),
         Entry(
+            "export",
+            "stores:export",
+            "Write the samples of a store as interchange records, which agro import takes.",
+            "runs/first/store.db samples.jsonl.gz",
+            "guide/your-data.md",
+        ),
+        Entry(
             "forget",
             "forgetting:forget",
             "Delete samples for good, with their judgments, and name the runs that trained on them.",

@@ -1,4 +1,4 @@
-"""Commands that recover and score stores."""
+"""Commands that export, recover and score stores."""
 
 from __future__ import annotations
 
@@ -30,6 +30,19 @@ def _complete_episodes(samples: Iterable[Sample], size: int) -> Iterator[list[Sa
 
 def _unscored(sample: Sample) -> Sample:
     return sample.replace(reward=None, meta={k: v for k, v in sample.meta.items() if k != "reward_error"})
+
+
+def export(
+    store: Annotated[Path, typer.Argument(help="The store.")],
+    file: Annotated[Path, typer.Argument(help="A file that ends with .jsonl, .jsonl.gz or .parquet.")],
+    as_json: Json = False,
+) -> None:
+    """Write the samples of a store, without judgments, as interchange records, which agro import takes."""
+    from agro.store import Store
+
+    with Store.open(store, read_only=True) as opened:
+        count = opened.export(file)
+    print(json.dumps({"samples": count, "file": str(file)}) if as_json else f"{file}: {count} samples")
 
 
 def recover(

@@ -70,6 +70,14 @@ class Policy(Section):
     """of weights and updates: in bfloat16 an update smaller than a 256th of a weight rounds away. mixed:
     products in bfloat16 from float32 weights, which the optimizer updates and checkpoints keep; RUN/model is
     bfloat16"""
+    quantize: Literal["4bit"] | None = field(None, shared=True)
+    """4bit: the model's own weights in 4 bits (NF4 of bitsandbytes) while an adapter is trained (QLoRA).
+    Needs `agro-rl[quantized]`, a CUDA GPU, dtype = bfloat16 and lora with merge = false"""
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"] = field(
+        "auto", shared=True
+    )
+    """the attention of transformers; auto: its own choice, torch's scaled_dot_product_attention for most
+    models, which has a flash kernel. The others of that name need their package and a CUDA GPU"""
     device: str = field("auto", shared=True)
     """auto: CUDA where there is one, else the CPU. Apple's GPU (mps) is refused: it has no float64"""
     threads: Literal["auto"] | Threads = field("auto", shared=True)

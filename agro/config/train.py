@@ -26,7 +26,7 @@ class Objective(BaseModel):
 
 
 class Train(Section):
-    """Steps, their size, memory, and the optimizer (AdamW)."""
+    """Steps, their size, memory, and the optimizer."""
 
     steps: Count | None = None
     """batches drawn and trained on; 100 where neither this nor epochs is given"""
@@ -49,6 +49,9 @@ class Train(Section):
     """recompute each layer's activations in the backward pass instead of keeping them"""
     offload: tuple[Literal["activations", "optimizer"], ...] = ()
     """what is kept in the CPU's memory while the GPU doesn't use it"""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit: both moments in 8 bits (bitsandbytes), 2 bytes a weight instead of 8. Needs
+    `agro-rl[quantized]` and a CUDA GPU"""
     lr: Positive = 1e-5
     """largest learning rate, which the warm-up ends at"""
     value_lr: Positive = 1e-2

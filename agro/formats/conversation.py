@@ -5,8 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from agro.errors import Refused
-from agro.formats.interchange import Conversation
+from agro.formats import values
+from agro.formats.values import Field, known
 from agro.types import check_turns
+
+# Messages, the last ones a response.
+CONVERSATION = {
+    "messages": Field(
+        "a list of messages with 'role' and 'content' (or 'tool_calls')", values.messages, is_needed=True
+    ),
+    "prompt": Field("the messages that the conversation begins with", values.messages),
+    "meta": Field("an object", values.an_object),
+}
 
 
 def split(record: dict[str, Any]) -> dict[str, Any]:
@@ -18,25 +28,25 @@ def split(record: dict[str, Any]) -> dict[str, Any]:
 
     Raises `Refused` for conversations that don't end with the assistant.
     """
-    fields = Conversation.of(record)
-    messages = fields.messages
+    fields = known(record, CONVERSATION)
+    messages = fields["messages"]
     check_turns(messages, "messages")
-    begins = _response_begins(fields)
+    begins = _response_begins(messages, fields.get("prompt"))
     turns = messages[begins:]
-    check_turns(turns, f"messages after the prompt's {begins}")
+    if not turns:
+        raise Refused(f"messages after the prompt's {begins}: expected those of an assistant, got none")
     text = turns[-1].get("content")
     if not isinstance(text, str) and not (text is None and "tool_calls" in turns[-1]):
         raise Refused(f"messages: the last one's content: expected text, got {text!r:.80}")
-    meta = fields.meta or {}
+    meta = fields.get("meta", {})
     if len(turns) > 1 or turns[0].keys() != {"role", "content"}:
         meta = {**meta, "continuation": turns}
     rest = {name: value for name, value in record.items() if name != "messages"}
     return {**rest, "prompt": messages[:begins], "response": text or "", "meta": meta}
 
 
-def _response_begins(fields: Conversation) -> int:
+def _response_begins(messages: list[dict[str, Any]], prompt: list[dict[str, Any]] | None) -> int:
     """The number of messages before the response."""
-    messages, prompt = fields.messages, fields.prompt
     if prompt is not None:
         if messages[: len(prompt)] != prompt:
             raise Refused(

@@ -8,121 +8,58 @@ is given as well where the two differ. `kept` has the kept sets of all tokens on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agro.errors import Refused
+from agro.formats import values
+from agro.formats.values import Field, known
 from agro.strictjson import dumps
 from agro.types import UNKNOWN_VERSION, Role, Sample, Text
 
-Token = Annotated[int, Field(ge=0, lt=2**31)]
-Flag = bool | Literal[0, 1]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Votes = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Version = Annotated[int, Field(ge=UNKNOWN_VERSION, lt=2**63)]
-TokenVersion = Annotated[int, Field(ge=UNKNOWN_VERSION, lt=2**31)]
+_IDS = Field("a list of token ids: integers from 0 to 2³¹ - 1", values.ids)
+_FLAGS = Field("a list of true and false, or of 1 and 0", values.flags)
+_NUMBERS = Field("a list of numbers, null where one is unknown", values.numbers)
+_TEXT = Field("text", values.text)
+_NAME = Field("text or an integer", values.name)
+_OBJECT = Field("an object", values.an_object)
+_VOTES = Field("a number of 0 or more", values.votes)
 
+# One response.
+RECORD = {
+    "prompt": Field("text, or a list of messages with 'role' and 'content'", values.prompt, is_needed=True),
+    "response": Field("text", values.text, is_needed=True),
+    "reward": Field("a finite number, true or false, or null where it is unknown", values.reward),
+    "prompt_id": _NAME,
+    "episode": _NAME,
+    "answer": Field("any value", values.anything),
+    "tokens": _IDS,
+    "mask": _FLAGS,
+    "action": _FLAGS,
+    "tokenizer": _TEXT,
+    "behavior_logp": _NUMBERS,
+    "sampling": _OBJECT,
+    "kept": _IDS,
+    "kept_count": Field("a list of integers of 0 or more", values.ids),
+    "context_tokens": _IDS,
+    "token_reward": _NUMBERS,
+    "model": Field("text", values.anything),
+    "version": Field("an integer (optimizer steps; -1: unknown), or a list of one per token", values.version),
+    "role": Field("one of policy, log, expert", values.role),
+    "source": _TEXT,
+    "meta": _OBJECT,
+}
+FIELDS = tuple(RECORD)
 
-class Strict(BaseModel):
-    """A field's docstring is what is expected of it; null, or a missing field, is unknown."""
-
-    model_config = ConfigDict(strict=True, frozen=True, use_attribute_docstrings=True)
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Self:
-        """The fields of a record. Raises `Refused` naming the field, what was expected and what came."""
-        fields = cls.__pydantic_fields__
-        known = {name: value for name, value in record.items() if value is not None and name in fields}
-        try:
-            return cls.model_validate(known)
-        except ValidationError as error:
-            places = [e["loc"] for e in error.errors(include_url=False, include_context=False)]
-        name = str(places[0][0])
-        index = next((i for place in places if place[0] == name for i in place if isinstance(i, int)), None)
-        if name not in known:
-            got = "null" if name in record else "no such field"
-        elif index is None:
-            got = f"{known[name]!r:.80}"
-        else:
-            got = f"{known[name][index]!r:.80} at index {index}"
-        raise Refused(f"{name}: expected {fields[name].description}, got {got}")
-
-
-class Record(Strict):
-    """One response."""
-
-    prompt: str | list[dict[str, Any]]
-    """text, or a list of messages with 'role' and 'content'"""
-    response: str
-    """text"""
-    reward: bool | Finite | None = None
-    """a finite number, true or false, or null where it is unknown"""
-    prompt_id: str | int | None = None
-    """text or an integer"""
-    episode: str | int | None = None
-    """text or an integer"""
-    answer: Any = None
-    """any value"""
-    tokens: list[Token] | None = None
-    """a list of token ids: integers from 0 to 2³¹ - 1"""
-    mask: list[Flag] | None = None
-    """a list of true and false, or of 1 and 0"""
-    action: list[Flag] | None = None
-    """a list of true and false, or of 1 and 0"""
-    tokenizer: str | None = None
-    """text"""
-    behavior_logp: list[float | None] | None = None
-    """a list of numbers, null where one is unknown"""
-    sampling: dict[str, Any] | None = None
-    """an object"""
-    kept: list[Token] | None = None
-    """a list of token ids: integers from 0 to 2³¹ - 1"""
-    kept_count: list[Token] | None = None
-    """a list of integers of 0 or more"""
-    context_tokens: list[Token] | None = None
-    """a list of token ids: integers from 0 to 2³¹ - 1"""
-    token_reward: list[float | None] | None = None
-    """a list of numbers, null where one is unknown"""
-    model: Any = None
-    """text"""
-    version: Version | list[TokenVersion] | None = None
-    """an integer (optimizer steps; -1: unknown), or a list of one per token"""
-    role: Role | None = None
-    """one of policy, log, expert"""
-    source: str | None = None
-    """text"""
-    meta: dict[str, Any] | None = None
-    """an object"""
-
-
-class Preference(Strict):
-    """Two responses to a prompt, the chosen one better; the other fields are as of a record."""
-
-    chosen: str
-    """text"""
-    rejected: str
-    """text"""
-    votes_chosen: Votes | None = None
-    """a number of 0 or more"""
-    votes_rejected: Votes | None = None
-    """a number of 0 or more"""
-
-
-class Conversation(Strict):
-    """Messages, the last ones a response; see `agro.formats.conversation`."""
-
-    messages: list[dict[str, Any]]
-    """a list of messages with 'role' and 'content' (or 'tool_calls')"""
-    prompt: list[dict[str, Any]] | None = None
-    """the messages that the conversation begins with"""
-    meta: dict[str, Any] | None = None
-    """an object"""
-
-
-FIELDS = tuple(Record.model_fields)
+# Two responses to a prompt, the chosen one better; the other fields are as of a record.
+PREFERENCE = {
+    "chosen": Field("text", values.text, is_needed=True),
+    "rejected": Field("text", values.text, is_needed=True),
+    "votes_chosen": _VOTES,
+    "votes_rejected": _VOTES,
+}
 
 
 class Tokenizer(Protocol):
@@ -175,78 +112,71 @@ def from_record(
     role: Role = "log",
     source: str = "",
     tokenizer: Tokenizer | None = None,
+    is_json: bool = False,
 ) -> Sample:
     """The sample of a record; null is unknown. `role` and `source` are those of records without.
+
+    `is_json`: whether the record was read of JSON, so that the store can hold all that is in it.
 
     Tokens without a mask are those of the response alone: `tokenizer`, which made them, puts those of the
     prompt before them. Raises `Refused` naming the field.
     """
-    fields = Record.of(record)
-    if fields.tokens is not None and fields.mask is None and fields.action is None:
-        fields = _after_prompt(fields, fields.tokens, tokenizer)
-    elif fields.prompt == "" and fields.prompt_id is None:
+    fields = known(record, RECORD)
+    if "tokens" in fields and "mask" not in fields and "action" not in fields:
+        fields |= _after_prompt(fields, tokenizer)
+    elif fields["prompt"] == "" and "prompt_id" not in fields:
         _check_prompt_is_empty(fields)
-    meta = _meta(fields, record)
-    for name, value in (("prompt", fields.prompt), ("sampling", fields.sampling), ("meta", meta)):
-        if value and isinstance(value, list | dict):  # a table's may be none of JSON, and so of the store
-            dumps(value, name)
-    return Sample(
-        prompt=fields.prompt,
-        response=fields.response,
-        reward=None if fields.reward is None else float(fields.reward),
-        prompt_id="" if fields.prompt_id is None else str(fields.prompt_id),
-        episode=None if fields.episode is None else str(fields.episode),
-        tokens=_array(fields.tokens),
-        action=_array(fields.mask if fields.action is None else fields.action, np.bool_),
-        learn=None if fields.action is None else _array(fields.mask, np.bool_),
-        tokenizer=fields.tokenizer,
-        behavior_logp=_array(fields.behavior_logp, np.float32),
-        sampling=fields.sampling,
-        kept=_array(fields.kept),
-        kept_count=_array(fields.kept_count),
-        context_tokens=_array(fields.context_tokens),
-        token_reward=_array(fields.token_reward, np.float32),
-        version=UNKNOWN_VERSION if fields.version is None else _array(fields.version),
-        role=fields.role or role,
-        source=_source(fields, source),
-        meta=meta,
-    )
+    fields["meta"] = _meta(fields, record)
+    if not is_json:
+        for name in ("prompt", "sampling", "meta"):
+            if fields.get(name) and not isinstance(fields[name], str):
+                dumps(fields[name], name)
+    fields["source"] = _source(fields, source)
+    for name in ("model", "answer"):
+        fields.pop(name, None)
+    mask = fields.pop("mask", None)
+    if "action" in fields:
+        fields["learn"] = mask
+    else:
+        fields["action"] = mask
+    return Sample(**{"role": role, **fields})
 
 
-def _after_prompt(fields: Record, tokens: list[int], tokenizer: Tokenizer | None) -> Record:
-    """The record with its tokens, and the values of each, after those of the prompt."""
+def _after_prompt(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """The tokens of a record, and the values of each, after those of the prompt."""
     if tokenizer is None:
         raise Refused(
             "tokens: without a mask they are the response's alone; name the model whose tokenizer made them "
             "(--tokenizer MODEL), to put the prompt's before them, or give the prompt's as well, and a mask"
         )
+    tokens = fields["tokens"].tolist()
     text = tokenizer.decode(tokens)
-    if "".join(text.split()) != "".join(fields.response.split()):  # tokenizers add and remove spaces
+    if "".join(text.split()) != "".join(fields["response"].split()):  # tokenizers add and remove spaces
         raise Refused(
-            f"tokens: expected those of the response {fields.response!r:.80}, got those of {text!r:.80}; "
+            f"tokens: expected those of the response {fields['response']!r:.80}, got those of {text!r:.80}; "
             "give the tokenizer that made them, or drop the column"
         )
-    before = tokenizer.prompt(fields.prompt)
-    values: dict[str, Any] = {}
-    unknowns = {"behavior_logp": None, "token_reward": None, "version": UNKNOWN_VERSION, "kept_count": 0}
+    before = tokenizer.prompt(fields["prompt"])
+    changes: dict[str, Any] = {}
+    unknowns = {"behavior_logp": np.nan, "token_reward": np.nan, "version": UNKNOWN_VERSION, "kept_count": 0}
     for name, unknown in unknowns.items():
-        given = getattr(fields, name)
-        if isinstance(given, list):
+        given = fields.get(name)
+        if isinstance(given, np.ndarray):
             if len(given) != len(tokens):
                 raise Refused(
                     f"{name}: expected one value for each of the response's {len(tokens)} tokens, "
                     f"got {len(given)}"
                 )
-            values[name] = [unknown] * len(before) + given
-    mask = [False] * len(before) + [True] * len(tokens)
-    changes = {"tokens": before + tokens, "mask": mask, "tokenizer": tokenizer.fingerprint}
-    return fields.model_copy(update=changes | values)
+            changes[name] = np.concatenate([np.full(len(before), unknown, given.dtype), given])
+    mask = np.arange(len(before) + len(tokens)) >= len(before)
+    made = {"tokens": np.array(before + tokens, np.int32), "mask": mask, "tokenizer": tokenizer.fingerprint}
+    return changes | made
 
 
-def _check_prompt_is_empty(fields: Record) -> None:
+def _check_prompt_is_empty(fields: Mapping[str, Any]) -> None:
     """Raise `Refused` for prompts that only the tokens have: without ids all of them would be one group."""
-    actions = fields.action or fields.mask or []
-    before = actions.index(True) if True in actions else 0
+    actions = fields.get("action", fields.get("mask"))
+    before = 0 if actions is None or not actions.any() else int(actions.argmax())
     if before > 1:
         raise Refused(
             f"prompt: expected the text of the {before} tokens before the response, got an empty text; "
@@ -254,14 +184,14 @@ def _check_prompt_is_empty(fields: Record) -> None:
         )
 
 
-def _meta(fields: Record, record: Mapping[str, Any]) -> dict[str, Any]:
+def _meta(fields: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
     """The record's `meta`, and all values without a field of a sample."""
-    meta = dict(fields.meta or {})
-    others = {name: value for name, value in record.items() if name not in FIELDS}
-    if fields.answer is not None:
-        others["answer"] = fields.answer
-    if fields.model is not None and fields.source is not None:
-        others["model"] = fields.model
+    meta: dict[str, Any] = fields.get("meta", {})
+    others = {name: value for name, value in record.items() if name not in RECORD}
+    if "answer" in fields:
+        others["answer"] = fields["answer"]
+    if "model" in fields and "source" in fields:
+        others["model"] = fields["model"]
     for name, value in others.items():
         if name in meta and meta[name] != value:
             raise Refused(
@@ -270,14 +200,15 @@ def _meta(fields: Record, record: Mapping[str, Any]) -> dict[str, Any]:
     return meta | others
 
 
-def _source(fields: Record, default: str) -> str:
-    if fields.source is not None:
-        return fields.source
-    if fields.model is None:
+def _source(fields: Mapping[str, Any], default: str) -> str:
+    if "source" in fields:
+        return str(fields["source"])
+    model = fields.get("model")
+    if model is None:
         return default
-    if not isinstance(fields.model, str):
-        raise Refused(f"model: expected text, got {fields.model!r:.80}")
-    return fields.model
+    if not isinstance(model, str):
+        raise Refused(f"model: expected text, got {model!r:.80}")
+    return model
 
 
 def _is_unknown(version: int | NDArray[np.int32]) -> bool:
@@ -290,11 +221,3 @@ def _list(value: Any) -> Any:
     if value.dtype != np.float32:
         return value.tolist()
     return [None if x != x else x for x in value.tolist()]
-
-
-def _array(value: Any, dtype: type[np.generic] = np.int32) -> Any:
-    if not isinstance(value, list):
-        return value
-    array = np.array(value, dtype)
-    array.flags.writeable = False  # so that a sample needs no copy
-    return array

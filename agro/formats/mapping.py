@@ -19,9 +19,8 @@ import jmespath
 from jmespath.exceptions import JMESPathError
 
 from agro.errors import Refused
-from agro.formats.interchange import FIELDS, Preference
+from agro.formats.interchange import FIELDS, PREFERENCE
 
-PREFERENCE = tuple(Preference.model_fields)
 MAPPABLE = (*FIELDS, *PREFERENCE, "messages")
 _COMMON = ("answer", "meta", "sampling")  # a list in these belongs to every response
 

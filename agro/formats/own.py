@@ -7,10 +7,10 @@ from typing import Any
 from agro.errors import Refused
 from agro.formats.conversation import split
 from agro.formats.fields import parsed
-from agro.formats.interchange import Preference
+from agro.formats.interchange import PREFERENCE
 from agro.formats.protocol import Context, Format, Item, Row
+from agro.formats.values import known
 
-PREFERENCE = tuple(Preference.model_fields)
 _NO_TEXT = {  # fields that aren't text
     *("reward", "tokens", "mask", "action", "behavior_logp", "sampling", "context_tokens", "token_reward"),
     *("kept", "kept_count", "version", "meta", "messages", "votes_chosen", "votes_rejected"),
@@ -34,10 +34,10 @@ def _typed(row: Row, context: Context) -> dict[str, Any]:
 
 def _preference(row: Row, context: Context) -> list[Item]:
     row = _typed(row, context)
-    pair = Preference.of(row)
+    pair = known(row, PREFERENCE)
     rest = {name: value for name, value in row.items() if name not in PREFERENCE}
-    chosen, rejected = {**rest, "response": pair.chosen}, {**rest, "response": pair.rejected}
-    return [Item.pair(chosen, rejected, (pair.votes_chosen, pair.votes_rejected))]
+    chosen, rejected = {**rest, "response": pair["chosen"]}, {**rest, "response": pair["rejected"]}
+    return [Item.pair(chosen, rejected, (pair.get("votes_chosen"), pair.get("votes_rejected")))]
 
 
 def _conversation(row: Row, context: Context) -> list[Item]:

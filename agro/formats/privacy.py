@@ -63,6 +63,8 @@ class Privacy:
 
     def apply(self, record: dict[str, Any]) -> dict[str, Any]:
         """The record without what isn't to be stored; the given one isn't changed."""
+        if not self._paths and not self._rules:
+            return record
         after = record
         for name, path in self._paths.items():
             after, found = _without(after, path)

@@ -43,6 +43,9 @@ ELSEWHERE = {
     "gae": "prefix_consistency, which learns the value of each prefix",
     "vanilla": "grpo",
     "reinforce_plus_plus": "reinforce_pp",
+    "reinforce_plus_plus_baseline": "reinforce_pp",
+    "rloo_vectorized": "rloo",
+    "grpo_vectorized": "grpo",
     "remax": "reinforce with a number or the group's mean as its baseline",
     "gpg": "reinforce",
     "sigmoid": "dpo",
@@ -57,6 +60,12 @@ ELSEWHERE = {
     "trajectory_balance": "vargrad",
     "tba": "vargrad",
 }
+# Without a counterpart here: an objective whose name is alike would be another method.
+ABSENT = (
+    *("clip_cov", "kl_cov", "grpo_passk", "gdpo", "optimal_token_baseline", "tir_optimal_token_baseline"),
+    *("orpo", "cpo", "simpo", "xpo", "nash_md", "bco", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
+    *("exo_pair", "nca_pair", "apo_down", "discopop"),
+)
 
 
 def plain(name: str) -> str:
@@ -75,6 +84,8 @@ def objective(name: str, known: Mapping[str, str]) -> str:
     theirs = {plain(peer): ours for peer, ours in ELSEWHERE.items()}
     if plain(name) in theirs:
         return f"here it is {theirs[plain(name)]}"
+    if plain(name) in {plain(peer) for peer in ABSENT}:
+        return "it has no counterpart here; see docs/methods.md"
     for own, called in known.items():
         if plain(name) in {plain(word) for word in re.findall(r'"([^"]+)"', called)}:
             return f"here it is {own}"

@@ -139,7 +139,7 @@ class Enumerable:
 
     device = torch.device("cpu")
     adapter = None
-    packs = False
+    packs = False  # a prompt has no common beginning to compute once
 
     def __init__(self, space: Space, model: nn.Module, value: Values) -> None:
         self.space, self.model, self.value = space, model, value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from agro.store import queries
@@ -23,10 +24,16 @@ class _Known(NamedTuple):
 
 
 class Adding:
-    """What is added to a store in one transaction, from the first `add` to `write`."""
+    """What is added to a store in one transaction, from the first `add` to `write`.
 
-    def __init__(self, store: Database) -> None:
+    `prompt_ids`: those that will be added; which of them the store has is asked once for all.
+    """
+
+    def __init__(self, store: Database, prompt_ids: Collection[str]) -> None:
         self._store = store
+        self._new = set(filter(_is_plain, prompt_ids))
+        rows = store._run(queries.STORED_PROMPTS, [json.dumps(list(self._new))])
+        self._new -= {prompt_id for (prompt_id,) in rows}
         [(self._last,)] = store._run("SELECT ifnull(max(id), 0) FROM samples")
         self._known: dict[str, _Known] = {}
         self._rows: list[tuple[Any, ...]] = []
@@ -75,6 +82,8 @@ class Adding:
         """The prompt of a group in the store, where it isn't stored as this one is. Damaged ones don't
         count."""
         columns = prompt_columns(prompt, f"prompt {prompt_id}")
+        if prompt_id in self._new:
+            return _Known(prompt, TOGETHER, columns)
         rows = self._store._run(queries.IS_PROMPT, [to_text(prompt_id), *columns])
         if rows and not rows[0][1]:
             [row] = self._store._run(queries.BY_ID, [rows[0][0]])
@@ -82,3 +91,8 @@ class Adding:
                 other = from_row(row)
                 return _Known(other.prompt, f"sample {other.id}, of {other.source}", columns)
         return _Known(prompt, TOGETHER, columns)
+
+
+def _is_plain(prompt_id: str) -> bool:
+    """Whether SQLite reads the text from JSON as it is."""
+    return prompt_id.isascii() and prompt_id.isprintable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from agro.errors import Refused
 from agro.types import Text
@@ -20,6 +21,16 @@ class OtherPrompt(Refused):
             f"prompt_id: expected {prompt_id} to name one prompt, {before!r} ({place}), got {now!r}; "
             "give ids that are unique, or leave prompt_id out so that the prompt's hash is used"
         )
+
+
+def are_repeats(responses: Iterable[str]) -> list[bool]:
+    """Whether each of the responses of a group, in the order of their ids, equals an earlier one."""
+    seen = set[str]()
+    repeats = []
+    for response in responses:
+        repeats.append(response in seen)
+        seen.add(response)
+    return repeats
 
 
 def _text(prompt: Text) -> str:

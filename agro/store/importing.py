@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -21,11 +22,11 @@ from agro.jsonlines import Line
 from agro.prompts import load_prompts
 from agro.store.normalizing import normalize
 from agro.store.options import Options, reading
-from agro.store.report import SHOWN, ImportReport, Refusal
+from agro.store.report import SHOWN, ImportReport
 from agro.store.rows import Origin
 from agro.store.sqlite import Store
 from agro.store.taking import Entry, Repeat, Repeats, Taking
-from agro.types import Prompt
+from agro.types import Prompt, Sample
 
 CHUNK = 5000  # records of a file that are taken in one transaction, fewer where they are large:
 CHUNK_BYTES = 1 << 24
@@ -42,7 +43,7 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     limit = options.get("limit")
     if limit is not None and limit < 1:
         raise Refused(f"limit: expected 1 or more rows, got {limit}")
-    reader = _Reader(options)
+    reader = _Reader(store, options)
     files = [(Path(path), fingerprint(path)) for path in paths]
     how = reading(options)
     taking = Taking(store, reader.report, how, options.get("license"))
@@ -50,7 +51,7 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     for path, digest in files:
         taking.check(path, digest, replacing=replacing)
     group_by = options.get("group_by")
-    with store.transaction() if strict or replacing or group_by else nullcontext():
+    with _uncollected(), store.transaction() if strict or replacing or group_by else nullcontext():
         for path, digest in files:
             if replacing:
                 reader.report.replaced += store.take_back(digest)
@@ -58,6 +59,8 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
             for chunk in _chunks(lines):
                 entries = reader.entries(chunk, path, digest)
                 taking.take(entries, path, digest, (chunk[0].number, chunk[-1].number))
+                del entries
+                gc.collect(0)
         taking.finish([digest for _, digest in files])
         report = reader.finished()
         if strict and report.refused:
@@ -67,6 +70,19 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
         if group_by and limit is None:
             report.normalized = str(normalize(store, [digest for _, digest in files], group_by))
     return report
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without Python's own garbage collections: looking for cycles among thousands of records, which have
+    none, takes a third of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _chunks(lines: Iterator[Line]) -> Iterator[list[Line]]:
@@ -86,9 +102,9 @@ def _chunks(lines: Iterator[Line]) -> Iterator[list[Line]]:
 class _Reader:
     """Records as samples, with a report of what was recognized and refused."""
 
-    def __init__(self, options: Options) -> None:
-        self.report = ImportReport()
-        self._options = options
+    def __init__(self, store: Store, options: Options) -> None:
+        self.report = ImportReport(refused_file=f"{store.path}.refused.jsonl")
+        self._store, self._options = store, options
         self._mapping = dict(options.get("mapping") or {})
         self._kinds: set[str] = set()
         check_map(self._mapping)
@@ -99,7 +115,7 @@ class _Reader:
         self._privacy = Privacy(
             options.get("drop") or (), options.get("redact", False), options.get("redact_patterns") or ()
         )
-        self._repeats = Repeats()
+        self._repeats = Repeats(store)
         self._file: Format | None = None  # of the file that is read, where it holds no plain records
         self._context = self._of_text = Context(Path())
         self._source = ""
@@ -116,7 +132,7 @@ class _Reader:
     def lines(self, path: Path) -> Iterator[Line]:
         """The records of a file."""
         self._file = of_path(path)
-        self._repeats = Repeats()
+        self._repeats = Repeats(self._store)
         self._context = Context(
             path,
             self._options.get("rewards") or {},
@@ -131,31 +147,38 @@ class _Reader:
 
     def entries(self, lines: Sequence[Line], path: Path, digest: str) -> list[Entry]:
         """The entries of some records of a file; what is refused goes into the report."""
-        entries = []
+        entries, repeats = list[Entry](), list[Repeat]()
         for line in lines:
-            for name in unmapped(line.value, self._mapping):
-                if name not in self.report.columns_left:
-                    self.report.columns_left.append(name)
             for part in self._parts(line):
                 try:
                     format, items = self._items(part, line)
                     same = self._repeats.of(format, part.record)
                     entries += [self._entry(item, part, line, digest, same) for item in items]
+                    if same is not None:
+                        repeats.append(same)
                 except LeftOut as rule:
                     self.report.left_out[str(rule)] = self.report.left_out.get(str(rule), 0) + 1
                 except Refused as error:
                     column = part.columns.get("response") or part.columns.get("chosen")
-                    reason = f"{column}: {error}" if column else str(error)
-                    self.report.refused.append(Refusal(line.where, reason))
+                    self.report.refuse(line.where, f"{column}: {error}" if column else str(error))
+        if repeats:
+            self._repeats.number(repeats)
         return entries
 
-    def _parts(self, line: Line) -> Iterator[Part]:
+    def _parts(self, line: Line) -> Sequence[Part]:
+        if line.error:
+            self.report.refuse(line.where, line.error)
+            return ()
+        if not self._mapping:
+            return (Part(line.value),)
+        for name in unmapped(line.value, self._mapping):
+            if name not in self.report.columns_left:
+                self.report.columns_left.append(name)
         try:
-            if line.error:
-                raise Refused(line.error)
-            yield from expand(line.value, self._mapping)
+            return expand(line.value, self._mapping)
         except Refused as error:
-            self.report.refused.append(Refusal(line.where, str(error)))
+            self.report.refuse(line.where, str(error))
+            return ()
 
     def _items(self, part: Part, line: Line) -> tuple[Format, list[Item]]:
         format = self._file or self._recognizer.of(part.record)
@@ -175,12 +198,20 @@ class _Reader:
         return format, items
 
     def _entry(self, item: Item, part: Part, line: Line, digest: str, same: Repeat | None) -> Entry:
-        source = self._source
-        role, tokenizer = self._options.get("role", "log"), self._options.get("tokenizer")
-        records = [self._privacy.apply(_join(record, self._prompts)) for record in item.records]
-        samples = [from_record(r, role=role, source=source, tokenizer=tokenizer) for r in records]
+        samples = [self._sample(record, line) for record in item.records]
         origins = [Origin(digest, line.number, part.column(name)) for name in item.names]
         return Entry(line.where, tuple(samples), tuple(origins), item.votes, item.judged, same)
+
+    def _sample(self, record: dict[str, Any], line: Line) -> Sample:
+        if record.get("prompt") is None:
+            record = _join(record, self._prompts)
+        return from_record(
+            self._privacy.apply(record),
+            role=self._options.get("role", "log"),
+            source=self._source,
+            tokenizer=self._options.get("tokenizer"),
+            is_json=line.is_json,
+        )
 
 
 def _origin(path: Path) -> str:
@@ -188,9 +219,7 @@ def _origin(path: Path) -> str:
 
 
 def _join(record: dict[str, Any], prompts: Mapping[str, Prompt]) -> dict[str, Any]:
-    """A record with its prompt and the prompt's columns, where it has none of its own."""
-    if record.get("prompt") is not None:
-        return record
+    """A record without a prompt, with its own and that one's columns."""
     key = record.get("prompt_id", record.get("id"))
     if key is None or not prompts:
         raise Refused(
@@ -216,7 +245,7 @@ def _by_id(prompts: Sequence[Prompt]) -> dict[str, Prompt]:
 def _strictly(report: ImportReport) -> str:
     first = "\n".join(f"  {r.where}: {r.reason}" for r in report.refused[:SHOWN])
     return (
-        f"--strict: expected all records to be taken, got {len(report.refused)} refused, such as\n{first}\n"
+        f"--strict: expected all records to be taken, got {report.refused_count} refused, such as\n{first}\n"
         "Nothing is stored. What to do: mend them, or import without --strict, which leaves them out"
     )
 
@@ -229,4 +258,4 @@ def _nothing(paths: Sequence[str | Path], report: ImportReport) -> str:
     if not report.refused:
         return f"{names}: expected records, got none"
     first = "\n".join(f"  {r.where}: {r.reason}" for r in report.refused[:3])
-    return f"{names}: all records are refused ({len(report.refused)}), such as\n{first}"
+    return f"{names}: all records are refused ({report.refused_count}), such as\n{first}"

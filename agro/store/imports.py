@@ -10,9 +10,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from agro.store import queries
+from agro.store.groups import are_repeats
 from agro.store.ledger import BLOCK
 from agro.store.rows import SAMPLE, SELECT, Origin, of_text, sample_checksum, to_text
 from agro.store.samples import Samples
@@ -119,8 +122,14 @@ class Imports(Samples):
     def repeats(self, files: Sequence[str], after: int) -> tuple[int, int]:
         """Of the samples of these files with higher ids than `after`, how many groups there are, and how
         many of them have the response of an earlier sample of their group."""
-        [(groups, repeats)] = self._run(queries.REPEATS, [after, json.dumps(files)])
-        return groups, int(repeats)
+        groups, repeats = 0, 0
+        rows = self._each(queries.NEW_GROUPS, [after, json.dumps(files)])
+        for _, group in groupby(rows, key=itemgetter(0)):
+            by_id = sorted((i, of_text(response), is_new) for _, i, response, is_new in group)
+            equal = are_repeats(response for _, response, _ in by_id)
+            groups += 1
+            repeats += sum(is_new for is_equal, (_, _, is_new) in zip(equal, by_id) if is_equal)
+        return groups, repeats
 
     def take_back(self, file: str) -> int:
         """Erase a file's samples, so that it can be imported anew; returns how many."""

@@ -6,8 +6,8 @@ with the others of that user, task or grader. It isn't a baseline of the prompt:
 others of their value keep higher rewards.
 
 The normalizer is recorded in `meta["normalizer"]` of each sample: the `field` and its `value`, the `mean` and
-`std` (n − 1) over the scored records of the import, and the `reward` before, to which it can be undone:
-reward = std · normalized + mean, or mean + normalized where std is 0.
+`std` (n − 1) over the scored records of the import, and the `reward` before. `agro import FILE --replace`
+without the option goes back to it.
 """
 
 from __future__ import annotations

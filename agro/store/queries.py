@@ -171,22 +171,22 @@ GROUP BY ifnull(episode, id) ORDER BY 1
 
 BY_ID = f"{SELECT} WHERE id = ?"
 
+# Those of some prompt_ids that samples have.
+STORED_PROMPTS = """
+SELECT value FROM json_each(?)
+WHERE EXISTS (SELECT 1 FROM samples WHERE prompt_id = CAST(value AS TEXT) AND NOT redone)
+"""
 # One sample of a group, and whether its prompt is stored as these values of `prompt` and `messages`.
 IS_PROMPT = """
 SELECT id, prompt IS ?2 AND messages IS ?3 FROM samples WHERE prompt_id = ?1 AND NOT redone LIMIT 1
 """
 
-# Groups that samples of some files, with higher ids, are in; and how many of these samples repeat the
-# response of an earlier one of their group. SQLite sorts in a temporary file, so memory doesn't grow.
-REPEATS = """
+# The rows of each group that has samples of some files with higher ids than one, and which of them these are.
+NEW_GROUPS = """
 WITH new AS (SELECT prompt_id FROM samples WHERE id > ?1 AND file IN (SELECT value FROM json_each(?2)))
-SELECT count(*), ifnull(sum(repeats), 0) FROM (
-  SELECT sum(added - (added = n)) AS repeats FROM (
-    SELECT prompt_id, count(*) AS n,
-      sum(id > ?1 AND ifnull(file IN (SELECT value FROM json_each(?2)), 0)) AS added
-    FROM samples WHERE prompt_id IN new AND NOT redone GROUP BY prompt_id, response
-  ) WHERE added > 0 GROUP BY prompt_id
-)
+SELECT prompt_id, id, response, id > ?1 AND ifnull(file IN (SELECT value FROM json_each(?2)), 0)
+FROM samples INDEXED BY samples_draw
+WHERE prompt_id IN new AND NOT redone ORDER BY prompt_id
 """
 
 # The use of groups by a run, counted from its draws: the steps that drew from a group, and the last of them.

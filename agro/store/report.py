@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from agro.strictjson import dumps
+
 SHOWN = 10  # refusals that a printed report spells out
+LISTED = 1000  # refusals that are kept in memory; all of more are written to a file
 
 
 @dataclass(frozen=True)
@@ -34,10 +38,26 @@ class ImportReport:
     normalized: str = ""  # which rewards were, by --group-by
     left_out: dict[str, int] = field(default_factory=dict)  # records by the rule of their format
     columns_left: list[str] = field(default_factory=list)  # that the mapping doesn't name
-    refused: list[Refusal] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)  # the first `LISTED` of them
+    refused_count: int = 0
+    refused_file: str = ""  # where all are written, one JSON object a line, if they are more than `LISTED`
+
+    def refuse(self, where: str, reason: str) -> None:
+        refusal = Refusal(where, reason)
+        self.refused_count += 1
+        if self.refused_count <= LISTED:
+            self.refused.append(refusal)
+            return
+        is_first = self.refused_count == LISTED + 1
+        with Path(self.refused_file).open("w" if is_first else "a") as file:
+            for each in [*self.refused, refusal] if is_first else [refusal]:
+                file.write(dumps(asdict(each), "refusal", ascii=True) + "\n")
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        values = asdict(self)
+        if self.refused_count <= LISTED:
+            del values["refused_file"]
+        return values
 
     def __str__(self) -> str:
         samples = f"{self.samples} samples ({self.scored} with a reward)"
@@ -57,10 +77,12 @@ class ImportReport:
         if self.columns_left:
             lines.append(f"columns without --map, dropped: {', '.join(self.columns_left)}")
         if self.refused:
-            lines.append(f"refused: {len(self.refused)}")
+            lines.append(f"refused: {self.refused_count}")
             lines += [f"  {r.where}: {r.reason}" for r in self.refused[:SHOWN]]
-            if len(self.refused) > SHOWN:
-                lines.append(f"  … and {len(self.refused) - SHOWN} more (--json lists all)")
+            if self.refused_count > LISTED:
+                lines.append(f"  … and {self.refused_count - SHOWN} more (all are in {self.refused_file})")
+            elif self.refused_count > SHOWN:
+                lines.append(f"  … and {self.refused_count - SHOWN} more (--json lists all)")
         return "\n".join(lines)
 
     def _about_repeats(self) -> list[str]:

@@ -9,7 +9,7 @@ SQLite doesn't notice a byte that the disk changed. So each row has a checksum o
 
 from __future__ import annotations
 
-import struct
+import marshal
 import zlib
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 from agro.strictjson import dumps, loads
 from agro.types import Sample, Text
 
+# The format of the bytes under a checksum, the same in all versions of Python 3 (a test pins it); later ones
+# depend on which objects are the same.
+MARSHAL = 2
 State = Literal["unscored", "failed", "scored"]
 STATES: tuple[State, ...] = get_args(State)
 
@@ -51,9 +54,7 @@ def insert_into(table: str, columns: tuple[str, ...]) -> str:
 
 INSERT = insert_into("samples", SAMPLE)
 _AT = {name: i for i, name in enumerate(SAMPLE)}
-_INTEGERS = ("version", "step", "knows_behavior", "knows_tokens", "knows_kept", "record")
-_integers = itemgetter(_AT["id"], *map(_AT.__getitem__, _INTEGERS))
-_others = itemgetter(*(_AT[name] for name in COLUMNS if name not in (*REWARD, *_INTEGERS)))
+_fixed = itemgetter(_AT["id"], *(_AT[name] for name in COLUMNS if name not in REWARD))
 _reward = itemgetter(_AT["id"], *(_AT[name] for name in REWARD))
 _REDONE = _AT["redone"]
 
@@ -61,8 +62,7 @@ _REDONE = _AT["redone"]
 def checksum(values: Iterable[Any]) -> int:
     """62 bits, and a lowest one of 0, of values as SQLite returns them: their types and all of their
     bytes."""
-    parts = [b"n" if value is None else _bytes(value) for value in values]
-    digest = blake2b(b"".join(parts), digest_size=8).digest()
+    digest = blake2b(marshal.dumps(tuple(values), MARSHAL), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 2 << 1
 
 
@@ -76,7 +76,7 @@ def sample_checksum(row: Sequence[Any]) -> int:
 
     So a change of the reward or of `redone` updates the checksum from the old one alone, and hides no damage.
     """
-    fixed = checksum((repr(_integers(row)), *_others(row)))
+    fixed = checksum(_fixed(row))
     return (fixed ^ checksum(_reward(row))) + int(row[_REDONE])
 
 
@@ -218,14 +218,3 @@ def _unbits(blob: bytes | None, count: int | None) -> NDArray[np.bool_] | None:
     if blob is None:
         return None
     return np.unpackbits(np.frombuffer(blob, np.uint8), count=count).astype(np.bool_)
-
-
-def _bytes(value: Any) -> bytes:
-    if isinstance(value, str):
-        raw = value.encode("utf-8", "surrogateescape")
-        return b"t%d:%b" % (len(raw), raw)
-    if isinstance(value, int):
-        return b"i%d;" % value
-    if isinstance(value, float):
-        return b"f" + struct.pack("<d", value)
-    return b"b%d:%b" % (len(value), value)

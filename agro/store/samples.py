@@ -46,7 +46,7 @@ class Samples(Ledger):
         """
         samples = list(samples)  # before the lock is taken
         with self.transaction():
-            adding = Adding(self)
+            adding = Adding(self, {sample.prompt_id for sample in samples})
             adding.add(samples, origins or [None] * len(samples), run, step)
             return adding.write()
 
@@ -55,7 +55,8 @@ class Samples(Ledger):
 
         `prompts`: (prompt_id, prompt). Redone and damaged samples don't count.
         """
-        Adding(self).check(prompts)
+        prompts = list(prompts)
+        Adding(self, {prompt_id for prompt_id, _ in prompts}).check(prompts)
 
     def samples(
         self,

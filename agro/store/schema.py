@@ -1,7 +1,7 @@
 """The tables of a store; how a sample is written into them is in `agro.store.rows`."""
 
 APPLICATION_ID = int.from_bytes(b"AGRO", "big")
-SCHEMA = 8
+SCHEMA = 9
 
 # `reward` has no declared type: REAL would store -0.0 as 0. Each piece of an episode is a row. samples_draw
 # has all columns that grouping and drawing use, so neither reads the rows with their blobs. group_uses

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
 
 from agro.errors import Refused
 from agro.formats.protocol import Format, Row
@@ -16,17 +16,24 @@ from agro.store.groups import OtherPrompt
 from agro.store.imports import Imported, Place, forgotten
 from agro.store.options import Reading, difference
 from agro.store.records import Pair
-from agro.store.report import ImportReport, Refusal
+from agro.store.report import ImportReport
 from agro.store.rows import Origin
 from agro.store.sqlite import Store
 from agro.types import Sample
 
 
-class Repeat(NamedTuple):
+@dataclass
+class Repeat:
     """What tells a response that other records may repeat, and the rule by which they do."""
 
-    identity: str
+    key: str
     rule: str
+    once: bool  # whether records of one file with the same key are the same response
+    number: int = 0  # of those in the file so far, where they aren't
+
+    @property
+    def identity(self) -> str:
+        return self.key if self.once else _hash(f"{self.key} {self.number}")
 
 
 @dataclass(frozen=True)
@@ -46,21 +53,33 @@ class Entry:
 
 
 class Repeats:
-    """Which response each record of one file has, where its format repeats responses."""
+    """Which response each record of one file has, where its format repeats responses.
 
-    def __init__(self) -> None:
-        self._counts = Counter[str]()
+    The counts are in a temporary table, since they grow with the file.
+    """
 
-    def of(self, format: Format, row: Row) -> Repeat | None:
-        """Of the next record; see `Format.identity`."""
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        store._run("DROP TABLE IF EXISTS temp.repeats")
+        store._run("CREATE TEMP TABLE repeats (key TEXT PRIMARY KEY, count INTEGER) WITHOUT ROWID")
+
+    @staticmethod
+    def of(format: Format, row: Row) -> Repeat | None:
+        """Of a record; see `Format.identity`."""
         if format.identity is None:
             return None
-        text = f"{format.name} {format.identity(row)}"
-        key = _hash(text)
-        if not format.once:
-            self._counts[key] += 1
-            key = _hash(f"{text} {self._counts[key]}")
-        return Repeat(key, format.repeats or format.title)
+        key = _hash(f"{format.name} {format.identity(row)}")
+        return Repeat(key, format.repeats or format.title, format.once)
+
+    def number(self, found: Sequence[Repeat]) -> None:
+        """Number the next records of the file."""
+        asked = json.dumps([repeat.key for repeat in found])
+        sql = "SELECT key, count FROM temp.repeats WHERE key IN (SELECT value FROM json_each(?))"
+        counts = Counter[str](dict(self._store._run(sql, [asked])))
+        for repeat in found:
+            counts[repeat.key] += 1
+            repeat.number = counts[repeat.key]
+        self._store._run_many("INSERT OR REPLACE INTO temp.repeats VALUES (?, ?)", list(counts.items()))
 
 
 def _hash(text: str) -> str:
@@ -104,7 +123,8 @@ class Taking:
         with self._store.transaction():
             known = self._store.origins(digest, *numbers)
             new = self._new(entries, known)
-            adding, pairs = Adding(self._store), list[Pair]()
+            pairs = list[Pair]()
+            adding = Adding(self._store, {sample.prompt_id for entry in new for sample in entry.samples})
             identities = self._store.identities({entry.same.identity for entry in new if entry.same})
             taken: dict[str, Place] = {}
             for entry in new:
@@ -140,7 +160,7 @@ class Taking:
         try:
             ids = adding.add(entry.samples, entry.origins)
         except OtherPrompt as error:
-            self._report.refused.append(Refusal(entry.where, str(error)))
+            self._report.refuse(entry.where, str(error))
             return False
         if entry.judged:
             pairs.append(Pair(ids[0], ids[1], *entry.votes))

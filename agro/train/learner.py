@@ -20,6 +20,7 @@ from agro.files import complete_folder
 from agro.policy import Policy
 from agro.reference import fingerprint, follow
 from agro.train.average import Average
+from agro.train.denormals import denormals_as_zero
 from agro.train.micro import MicroBatch
 from agro.train.optimizer import Optimizer
 from agro.train.step import Passes, Step, backward, streams_of
@@ -127,6 +128,7 @@ class Local:
         assert policy is not None
         return streams_of(policy, batch.to(policy.device), ["logp"], self._passes())["logp"]
 
+    @denormals_as_zero()
     def gradient(
         self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]
     ) -> Step:
@@ -135,6 +137,7 @@ class Local:
         self._after_backward()
         return replace(step, norm=self.optimizer.clip())
 
+    @denormals_as_zero()
     def move(self, lr: float) -> None:
         self.optimizer.move(lr)
         self.version += 1
@@ -198,7 +201,8 @@ class Local:
     def _optimizer_state(self) -> dict[str, Tensor]:
         names = self._names()
         out = {}
-        for i, entry in self.optimizer.adam.state_dict()["state"].items():
+        # Not the state_dict of bitsandbytes, which nests its tensors.
+        for i, entry in torch.optim.Optimizer.state_dict(self.optimizer.adam)["state"].items():
             for kind, value in entry.items():
                 out[f"{names[i]}/{kind}"] = torch.as_tensor(value)
         return out
@@ -211,6 +215,9 @@ class Local:
         for key, value in load_file(file).items():
             name, _, kind = key.rpartition("/")
             state.setdefault(numbers[name], {})[kind] = self._as_state(value, weights[name])
+        if self.config.train.optimizer == "adamw_8bit":  # whose kernels take a number
+            for entry in state.values():
+                entry["step"] = int(entry["step"])  # type: ignore[assignment]
         groups = self.optimizer.adam.state_dict()["param_groups"]
         self.optimizer.adam.load_state_dict({"state": state, "param_groups": groups})
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from agro.accelerated import adamw_8bit
 from agro.config import Train
 from agro.objectives import NotFinite
 from agro.policy import Policy
@@ -28,14 +30,7 @@ class Optimizer:
                 "weight_decay": 0.0,
             },
         ]
-        self.adam = torch.optim.AdamW(
-            [g for g in groups if g["params"]],
-            lr=config.lr,
-            betas=config.adam_betas,
-            eps=config.adam_eps,
-            weight_decay=config.weight_decay,
-            fused=_fuses(policy),
-        )
+        self.adam = _adamw([g for g in groups if g["params"]], policy, config)
 
     def clip(self) -> float:
         """Clip the gradients to norm `train.clip`; returns the policy's norm before that.
@@ -58,6 +53,18 @@ class Optimizer:
             self.adam.step()
         if self.policy.masters is not None:
             self.policy.masters.round()
+
+
+def _adamw(groups: list[dict[str, Any]], policy: Policy, config: Train) -> torch.optim.Optimizer:
+    settings: dict[str, Any] = {
+        "lr": config.lr,
+        "betas": config.adam_betas,
+        "eps": config.adam_eps,
+        "weight_decay": config.weight_decay,
+    }
+    if config.optimizer == "adamw_8bit":
+        return adamw_8bit(groups, policy.device, **settings)
+    return torch.optim.AdamW(groups, **settings, fused=_fuses(policy))
 
 
 def _fuses(policy: Policy) -> bool:

@@ -1,39 +1,29 @@
 """What a run would do: steps, samples, tokens, memory, time (`agro train --dry-run`).
 
 Everything is loaded and checked as for the run, so that the same settings are refused. Counts are exact,
-except those of tokens, which are upper bounds. Time is extrapolated from one short decoding and one
-micro-batch.
+except those of tokens, which are upper bounds. Time and memory of a step are predicted, see `agro.train.cost`
+and `agro.train.memory`.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from contextlib import suppress
-from itertools import islice
 from typing import Any
 
-import torch
-
 from agro.config import RunConfig
-from agro.numbers import count, duration, size
+from agro.numbers import UNKNOWN, count, duration, size
 from agro.objectives import get
-from agro.policy import InvalidSample, Policy
-from agro.rollout import Rollout
-from agro.rollout.load import embedded
+from agro.policy import Policy
 from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs
 from agro.store.queries import chosen
-from agro.tiles import TILE
 from agro.train.check import reads_reference
 from agro.train.check_followed import samples_kl
-from agro.train.micro import MicroBatch
+from agro.train.cost import Work, most_new, seconds, unknown_sampling, work
+from agro.train.memory import by_purpose, peak, resident
 from agro.train.phases import Phase
 from agro.train.trainable import pairs_among
 from agro.types import Prompt
-
-PROBED = 16  # tokens decoded to measure the speed
-INSPECTED = 256  # prompts and stored samples, for the longest sequence
 
 
 def phase_counts(phase: Phase, store: Store | None, heldout: int) -> dict[str, Any]:
@@ -66,7 +56,7 @@ def phase_counts(phase: Phase, store: Store | None, heldout: int) -> dict[str, A
         "fresh_groups": fresh,
         "stored_groups": stored,
         "responses_sampled": sampled,
-        "tokens_sampled_at_most": sampled * _most_new(config),
+        "tokens_sampled_at_most": sampled * most_new(config),
         "responses_trained": trained,
         "evaluations": evaluations,
         "responses_evaluated": evaluations * heldout * config.evaluate.n,
@@ -82,11 +72,6 @@ def _kl_counts(phase: Phase) -> dict[str, int]:
     if phase.begins == 0 and phase.config.policy.reference == "model":
         evaluations += 1
     return {"evaluations": evaluations, "responses_evaluated": evaluations * rule.kl_samples}
-
-
-def _most_new(config: RunConfig) -> int:
-    """An upper bound of the tokens in a response that the policy samples."""
-    return config.sampler.max_new * (config.environment.max_turns if config.environment else 1)
 
 
 def _stored_responses(phase: Phase, store: Store | None) -> float | None:
@@ -110,94 +95,6 @@ def _stored_responses(phase: Phase, store: Store | None) -> float | None:
     return sum(sizes) / len(sizes) if sizes else None
 
 
-def longest(policy: Policy, config: RunConfig, prompts: Sequence[Prompt], store: Store | None) -> int:
-    """Tokens of the longest sequence among the first prompts and stored samples, without observations."""
-    lengths = [2]
-    if config.data.samples_fresh:
-        lengths += [len(policy.encode_prompt(p.text)) + _most_new(config) for p in prompts[:INSPECTED]]
-    if config.data.draws_stored and store is not None:
-        for sample in islice(store.samples(**chosen(config.data)), INSPECTED):
-            with suppress(InvalidSample):  # the run drops it as well
-                tokens = policy.encode(sample, config.train.max_length).tokens
-                assert tokens is not None
-                lengths.append(len(tokens))
-    return min(max(lengths), policy.context, config.train.max_length or policy.context)
-
-
-def memory(policy: Policy, reference: Policy | None, config: RunConfig, width: int) -> dict[str, int]:
-    """Bytes by purpose, for sequences of `width` tokens, without activations, which depend on the kernels."""
-    trained = sum(w.nbytes for w in policy.trained().values())
-    average = 0
-    if config.train.weights_average is not None:
-        average = sum(w.numel() * max(w.itemsize, 4) for w in policy.trained().values())
-    c = policy.model.config.get_text_config()
-    heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
-    per_head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    per_token = 2 * c.num_hidden_layers * heads * per_head * policy.dtype.itemsize
-    return {
-        "weights": sum(p.nbytes for p in policy.model.parameters()),
-        "float32_weights": 0 if policy.masters is None else trained,
-        "gradients": trained,
-        "optimizer": 2 * trained,
-        "average": average,
-        "reference": 0 if reference is None else sum(w.nbytes for w in reference.weights().values()),
-        "keys_and_values": _sampling_batch(config) * width * per_token,
-        "logits": 4 * config.policy.chunk * min(TILE, policy.vocab_size) * 4,
-    }
-
-
-def _sampling_batch(config: RunConfig) -> int:
-    """Responses that are sampled at once; 0 for a phase that only draws from the store."""
-    if not config.data.samples:
-        return 0
-    return min(config.sampler.batch, config.train.groups * config.sampler.n)
-
-
-def speeds(
-    policy: Policy, config: RunConfig, prompts: Sequence[Prompt], width: int
-) -> dict[str, float | None]:
-    """Tokens per second of sampling a full batch, and of training on a micro-batch of `width` tokens."""
-    sampled = None
-    if prompts and config.data.samples_fresh:
-        sampled = _sampling_speed(policy, config, prompts)
-    return {
-        "sampled_tokens_per_second": sampled,
-        "trained_tokens_per_second": _training_speed(policy, config, width),
-    }
-
-
-def _sampling_speed(policy: Policy, config: RunConfig, prompts: Sequence[Prompt]) -> float:
-    batch = _sampling_batch(config)
-    requests = [Prompt(prompts[i % len(prompts)].text, id=str(i)) for i in range(batch)]
-    changes = {"max_new": min(PROBED, config.sampler.max_new), "batch": batch, "stop": ()}
-    rollout = Rollout(policy.encoder, embedded(policy, fused=config.engine.fused))
-    start = time.perf_counter()
-    samples = list(rollout.sample(requests, 1, config.sampler.model_copy(update=changes)))
-    seconds = time.perf_counter() - start
-    return sum(int(s.action.sum()) for s in samples if s.action is not None) / seconds
-
-
-def _training_speed(policy: Policy, config: RunConfig, width: int) -> float:
-    micro = MicroBatch.of(config.train)
-    rows = 1
-    while micro.holds(rows + 1, width) and rows < config.train.groups * config.sampler.n:
-        rows += 1
-    tokens = torch.randint(0, policy.vocab_size, (rows, width), generator=torch.Generator().manual_seed(0))
-    lengths = torch.full((rows,), width)
-    mask = (torch.arange(width) > 0).expand(rows, width)
-    policy.checkpoint_gradients(config.train.gradient_checkpointing)
-    start = time.perf_counter()
-    policy.streams(tokens, lengths, mask)["logp"].nan_to_num().sum().backward()
-    if reads_reference(config):
-        with torch.no_grad():
-            policy.streams(tokens, lengths, mask)
-    if policy.device.type == "cuda":
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - start
-    policy.model.zero_grad(set_to_none=True)
-    return rows * width / seconds
-
-
 def plan(
     config: RunConfig,
     policy: Policy,
@@ -207,24 +104,11 @@ def plan(
     store: Store | None,
 ) -> dict[str, Any]:
     """A JSON document: phases, totals, memory in bytes, and an upper bound of the seconds."""
-    phases: list[dict[str, Any]] = []
-    for phase in Phase.all(config):
-        part = phase.config
-        width = longest(policy, part, prompts, store)
-        counts = phase_counts(phase, store, len(eval_prompts))
-        if samples_kl(part) and reference is not None:
-            counts |= _kl_counts(phase)
-        speed = speeds(policy, part, prompts, width)
-        phases.append(
-            {
-                "phase": phase.name,
-                **counts,
-                "longest_sequence": width,
-                **_seconds(part, counts, speed, width),
-                **speed,
-                "memory": memory(policy, reference, part, width),
-            }
-        )
+    before = resident(policy.device)
+    phases = [
+        _of_phase(phase, policy, reference, (prompts, eval_prompts), store, before)
+        for phase in Phase.all(config)
+    ]
     times = ("seconds_sampling_at_most", "seconds_training_at_most")
     return {
         "model": policy.name,
@@ -238,19 +122,52 @@ def plan(
     }
 
 
-def _seconds(
-    config: RunConfig, counts: dict[str, Any], speed: dict[str, float | None], width: int
-) -> dict[str, float]:
-    """Upper bounds of the seconds of a phase, as far as they are known."""
-    bounds: dict[str, float] = {}
-    sampling, training = speed["sampled_tokens_per_second"], speed["trained_tokens_per_second"]
-    if sampling:
-        tokens = counts["responses_evaluated"] * _most_new(config) + counts["tokens_sampled_at_most"]
-        bounds["seconds_sampling_at_most"] = tokens / sampling
+def _of_phase(
+    phase: Phase,
+    policy: Policy,
+    reference: Policy | None,
+    prompts: tuple[Sequence[Prompt], Sequence[Prompt]],
+    store: Store | None,
+    before: int | None,
+) -> dict[str, Any]:
+    """`prompts`: to train on, and held-out ones. `before`: bytes that are allocated before any step."""
+    config = phase.config
+    counts = phase_counts(phase, store, len(prompts[1]))
+    if samples_kl(config) and reference is not None:
+        counts |= _kl_counts(phase)
+    step = work(phase, policy, prompts[0], store, _stored_responses(phase, store))
+    policy.checkpoint_gradients(config.train.gradient_checkpointing)
+    of_phase = reference if reads_reference(config) else None
+    parts, rate = seconds(config, policy, of_phase, step)
+    found = by_purpose(policy, reference, config, step, rate)
+    return {
+        "phase": phase.name,
+        **counts,
+        "longest_sequence": step.width,
+        "step_seconds": parts,
+        "step_unknown": unknown_sampling(config),
+        **_totals(phase, counts, parts, step),
+        "memory": found,
+        "peak": peak(found, before, len(step.passes), heap=policy.device.type == "cpu"),
+    }
+
+
+def _totals(
+    phase: Phase, counts: dict[str, Any], parts: dict[str, float | None], step: Work
+) -> dict[str, float | None]:
+    """Upper bounds of the seconds of a phase, as far as they are known, and tokens per second."""
+    sampled, trained = sum(row.learned for row in step.fresh), sum(len(row.tokens) for row in step.rows)
+    rest = [parts[name] for name in ("reference", "training", "update")]
+    training = None if None in rest else sum(filter(None, rest))
+    out: dict[str, float | None] = {"sampled_tokens_per_second": None, "trained_tokens_per_second": None}
+    if parts["sampling"]:
+        out["sampled_tokens_per_second"] = speed = sampled / parts["sampling"]
+        evaluated = counts["responses_evaluated"] * most_new(phase.config)
+        out["seconds_sampling_at_most"] = (counts["tokens_sampled_at_most"] + evaluated) / speed
     if training and counts["responses_trained"] is not None:
-        tokens = counts["responses_trained"] * config.train.updates * width
-        bounds["seconds_training_at_most"] = tokens / training
-    return bounds
+        out["trained_tokens_per_second"] = trained * phase.config.train.updates / training
+        out["seconds_training_at_most"] = phase.steps * training
+    return out
 
 
 def describe(plan: dict[str, Any]) -> str:
@@ -284,6 +201,26 @@ def _phase_lines(p: dict[str, Any]) -> list[str]:
         f"  from the store: {count(p['stored_groups'])} groups; trained on: {trained} responses "
         f"of up to {count(p['longest_sequence'])} tokens",
         f"  held-out: {p['evaluations']} evaluations, {count(p['responses_evaluated'])} responses",
-        f"  memory without activations: {', '.join(memory)}; total {size(sum(p['memory'].values()))}",
-        f"  speed on this machine: {', '.join(speeds)}",
+        f"  speed on this machine: {', '.join(speeds) or UNKNOWN}",
+        _step_line(p),
+        f"  memory: {', '.join(memory)}",
+        f"  peak of all memory: {_peak_words(p)}",
     ]
+
+
+def _step_line(p: dict[str, Any]) -> str:
+    """The time of a step and of its parts."""
+    known = {name: part for name, part in p["step_seconds"].items() if part}
+    words = ", ".join(f"{name} {duration(part)}" for name, part in known.items())
+    line = f"  a step: {duration(sum(known.values()))} at the maximal lengths ({words}), without rewards"
+    missing = [name for name, part in p["step_seconds"].items() if part is None]
+    if missing:
+        why = f" ({p['step_unknown']})" if p["step_unknown"] else ""
+        line += f"; unknown: {', '.join(missing)}{why}"
+    return line
+
+
+def _peak_words(p: dict[str, Any]) -> str:
+    if p["peak"] is None:
+        return "unknown, since the process's own memory or the step's sequences are"
+    return f"{size(p['peak'])}, with the process's own"

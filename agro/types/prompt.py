@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from agro.errors import Refused
@@ -17,6 +18,11 @@ Text = str | Messages
 def prompt_hash(prompt: Text) -> str:
     """The default `prompt_id`: 16 hex digits of SHA-256 of the text, or of the messages as sorted JSON."""
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, ensure_ascii=False)
+    return _hash(text)
+
+
+@lru_cache(maxsize=64)  # the responses to a prompt come one after the other
+def _hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

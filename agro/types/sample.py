@@ -38,7 +38,7 @@ _ARRAYS: dict[str, _Array] = {
     "action": _Array(np.bool_),
     "learn": _Array(np.bool_),
     "behavior_logp": _Array(np.float32, _LOGPS, lambda x: (x > 0) | np.isinf(x)),
-    "context_tokens": _Array(np.int32),
+    "context_tokens": _Array(np.int32, "ids of the vocabulary", lambda x: x < 0),
     "token_reward": _Array(np.float32, "finite numbers, or NaN where unknown", np.isinf),
     "version": _Array(np.int32, _VERSION, lambda x: x < UNKNOWN_VERSION),
     "kept": _Array(np.int32, "ids of the vocabulary", lambda x: x < 0),

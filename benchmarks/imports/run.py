@@ -34,6 +34,7 @@ RESULTS = ROOT / "benchmarks/results/imports.json"
 LOGS = ROOT / "build/imports"
 GOALS = {"text": 20_000, "tokens": 20_000, "large": 100, "large.gz": 100, "large.zst": 100}
 WORDS = [f"word{i}" for i in range(2000)]
+LINES = [" ".join(random.Random(i).choices(WORDS, k=10)) for i in range(2000)]
 
 
 def text(some: random.Random, count: int) -> str:
@@ -63,8 +64,9 @@ def trajectories(megabytes: float) -> Iterator[dict[str, Any]]:
             arguments = json.dumps({"cmd": text(some, 20)})
             function = {"name": "run", "arguments": arguments}
             calls = [{"id": f"c{call}", "type": "function", "function": function}]
-            messages.append({"role": "assistant", "content": text(some, 150), "tool_calls": calls})
-            output = "\n".join(text(some, 10) for _ in range(50))
+            thought = " ".join(some.choices(LINES, k=15))
+            messages.append({"role": "assistant", "content": thought, "tool_calls": calls})
+            output = "\n".join(some.choices(LINES, k=50))
             messages.append({"role": "tool", "tool_call_id": f"c{call}", "content": output})
         messages.append({"role": "assistant", "content": f"Done: {text(some, 5)}"})
         record = {"messages": messages, "reward": some.random()}

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping
+import json
+import tomllib
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import agro
 from agro import objectives
-from agro.config import RunConfig
+from agro.objectives.core import Objective
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, PAIRS, REWARD, TRIPLES, Need, ordered
-from reproductions.arena.task import GROUPS as PROMPTS
-from reproductions.arena.task import LENGTH, OTHER, START, Files, N
+from reproductions.arena.task import OTHER, START
 
 RATES = (1e-4, 3e-4, 1e-3)
 RATE = 3e-4  # that counts as the default: the trainer's own is for models a thousand times larger
 BETAS = (0.1, 0.01)  # of objectives whose β has no default; the first one counts as it
+RECIPE = "agro, log recipe"  # `agro` with the weight of agro/recipes/log.toml, which isn't its default
 
 LOGGED = frozenset({REWARD, BEHAVIOR_LOGP, GROUPS, TRIPLES})  # what the samples have
 
@@ -64,31 +67,70 @@ class Row:
     @property
     def file(self) -> str:
         words = (self.objective, self.kind, f"lr={self.rate:g}", f"beta={self.beta}", f"seed={self.seed}")
-        return "_".join(words).replace(" ", "-").replace("'", "") + ".json"
+        return "_".join(words).replace(" ", "-").replace("'", "").replace("/", "-") + ".json"
 
     @property
     def options(self) -> dict[str, Any]:
-        return {} if self.beta is None else {"beta": self.beta}
+        of_beta = {} if self.beta is None else {"beta": self.beta}
+        return {**settings(self.objective), **of_beta}
 
 
+def names() -> list[str]:
+    """All that take part: the objectives, and the recipe beside its own."""
+    every = objectives.names()
+    place = every.index("agro") + 1
+    return [*every[:place], RECIPE, *every[place:]]
+
+
+def base(name: str) -> str:
+    """The objective that is trained under this name."""
+    return "agro" if name == RECIPE else name
+
+
+def entry(name: str) -> Objective:
+    return objectives.get(base(name))
+
+
+@cache
+def settings(name: str) -> dict[str, Any]:
+    """Options that aren't the objective's defaults: the recipe's weight. Its β is of the grid, as others'."""
+    if name != RECIPE:
+        return {}
+    recipe = tomllib.loads((Path(agro.__file__).parent / "recipes" / "log.toml").read_text())
+    return {key: value for key, value in recipe["objective"].items() if key.startswith("weight")}
+
+
+@cache
 def betas(name: str) -> tuple[float | None, ...]:
     """The values of β that an objective tries, the one that counts as its default first.
 
     (None,) where its default is taken, as of GRPO, whose β is 0.
     """
-    option = objectives.get(name).options.model_fields.get("beta")
+    option = entry(name).options.model_fields.get("beta")
     return BETAS if option is not None and option.is_required() else (None,)
 
 
-def needs(name: str) -> set[Need]:
+@cache
+def needs(name: str) -> frozenset[Need]:
     """With its defaults."""
-    return objectives.get(name).needed(Row(name, "", beta=betas(name)[0]).options)
+    return frozenset(entry(name).needed(Row(name, "", beta=betas(name)[0]).options))
+
+
+def same(name: str, known: Sequence[str]) -> str:
+    """The first of `known` that is the same function with the same options; they have the same runs."""
+    return next((other for other in known if _identity(other) == _identity(name)), name)
+
+
+@cache
+def _identity(name: str) -> tuple[Any, ...]:
+    found = entry(name)
+    options = found.defaults() | settings(name)
+    return found.function, found.requires, json.dumps(options, sort_keys=True, default=str), betas(name)
 
 
 def obstacle(name: str, kind: Kind) -> str:
     """Why an objective can't take part, "" where it can."""
-    entry = objectives.get(name)
-    required = [key for key, option in entry.options.model_fields.items() if option.is_required()]
+    required = [key for key, option in entry(name).options.model_fields.items() if option.is_required()]
     unknown = [key for key in required if key != "beta"]
     if unknown:
         return f"its option {', '.join(unknown)} has no default"
@@ -104,50 +146,6 @@ def obstacle(name: str, kind: Kind) -> str:
     return ""
 
 
-def chooses_by_reward(needed: set[Need]) -> bool:
+def chooses_by_reward(needed: Collection[Need]) -> bool:
     """Whether an objective knows a good response from a bad one; one that doesn't is given the right ones."""
     return REWARD in needed or PAIRS in needed
-
-
-def configure(row: Row, files: Files, run: Path) -> RunConfig:
-    """One run in the folder `run`, where it has the log to itself."""
-    kind, needed = KINDS[row.kind], needs(row.objective)
-    data: dict[str, Any] = {"replay": kind.replay}
-    if kind.replay < 1:
-        data["prompts"] = str(files.prompts)
-    if kind.log:
-        data |= {"store": _copy(files.log(kind.log), run), "sources": [kind.log]}
-    if not chooses_by_reward(needed):
-        data["min_reward"] = 1.0
-    if any(need.provider == "value_store" for need in needed):
-        data["value_store"] = str(files.values)
-    values: Mapping[str, Any] = {
-        "policy": {"model": str(files.start)},
-        "data": data,
-        "sampler": {"n": N, "max_new": LENGTH + 1, "batch": 1024},
-        "objective": {"name": row.objective, **row.options, **_of_pairs(row.objective, needed)},
-        "evaluate": {"kl": False, "kl_samples": 0},
-        "train": {
-            "steps": files.size.updates,
-            "groups": PROMPTS,
-            "micro_batch": PROMPTS * N,
-            "lr": row.rate,
-            "schedule": "linear",
-            "checkpoint_every": files.size.updates,
-            "seed": row.seed,
-        },
-    }
-    return RunConfig.of(values, row.objective)
-
-
-def _of_pairs(name: str, needed: set[Need]) -> dict[str, Any]:
-    """Not every group of a log has right and wrong responses."""
-    drops = PAIRS in needed and objectives.get(name).drops_groups
-    return {"singletons": "drop"} if drops else {}
-
-
-def _copy(log: Path, run: Path) -> str:
-    run.parent.mkdir(parents=True, exist_ok=True)
-    copy = run.parent / f"{run.name}.db"
-    shutil.copyfile(log, copy)
-    return str(copy)

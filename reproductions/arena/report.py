@@ -13,12 +13,14 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from agro import objectives
 from reproductions import harness
+from reproductions.arena import kinds
 from reproductions.arena.kinds import KINDS, RATE, betas, obstacle
 
 Run = Mapping[str, Any]
 Cell = tuple[str, str]
+SETTINGS = ("kind", "rate", "beta", "seed", "validation", "accuracy")  # that runs differ by
+SIMPLE = ("sft", "reinforce", "raft_pp", "rloo", "grpo", "agro", kinds.RECIPE)  # beside the best
 BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
 
 
@@ -34,14 +36,15 @@ def line(run: Run) -> str:
 
 def family(name: str) -> str:
     """The subject of an objective: the module that it is in."""
-    return objectives.get(name).function.__module__.rsplit(".", 1)[-1].replace("_", " ")
+    return kinds.entry(name).function.__module__.rsplit(".", 1)[-1].replace("_", " ")
 
 
 def by_family(names: Sequence[str]) -> list[str]:
-    """Families in the order of `objectives.names()`, each objective beside its presets."""
-    families = list(dict.fromkeys(map(family, objectives.names())))
-    base = {name: objectives.get(name).of or name for name in names}
-    place = {name: i for i, name in enumerate(objectives.names())}
+    """Families in the order of `kinds.names()`, each objective beside its presets."""
+    every = kinds.names()
+    families = list(dict.fromkeys(map(family, every)))
+    base = {name: kinds.entry(name).of or kinds.base(name) for name in names}
+    place = {name: i for i, name in enumerate(every)}
     return sorted(names, key=lambda n: (families.index(family(n)), place.get(base[n], 0), place[n]))
 
 
@@ -88,7 +91,10 @@ def tables(result: Run) -> str:
     if best:
         start = result["start"]["accuracy"]
         parts += [
-            f"Accuracy with the best settings of the grid, mean of the seeds. Before training: {start:.3f}.",
+            _extent(result),
+            f"The simple ones beside the best, by accuracy. Before training: {start:.3f}.",
+            _leaders(best, start),
+            "Accuracy with the best settings of the grid, mean of the seeds.",
             _table(result, result["runs"], {cell: _accuracy(runs) for cell, runs in best.items()}),
             "Accuracy with the default settings, seed 0.",
             _table(result, result["runs"], _defaults(result["runs"], best)),
@@ -111,6 +117,34 @@ def tables(result: Run) -> str:
         ]
     parts += ["Why an objective doesn't take part:", _reasons(result)]
     return "\n\n".join(parts)
+
+
+def _extent(result: Run) -> str:
+    """How much was run, and what it cost."""
+    distinct = {(*(run[key] for key in SETTINGS), run["cpu_seconds"]) for run in result["runs"]}
+    minutes = sum(row[-1] for row in distinct) / 60
+    seeds = {kind: {r["seed"] for r in result["runs"] if r["kind"] == kind} for kind in KINDS}
+    of = ", ".join(f"{kind} {len(found)}" for kind, found in seeds.items() if found)
+    theory = sum(end.get("cpu_seconds", 0.0) for end in result["theory"]) / 60
+    text = f"{len(distinct)} runs in {minutes:.0f} CPU minutes; seeds by kind: {of}."
+    return text + (f" The theory took {theory:.0f} more." if theory else "")
+
+
+def _leaders(best: Mapping[Cell, Sequence[Run]], start: float) -> str:
+    """A row for each kind of data: the three best, named ones, the median, how many end below the start."""
+    head = (
+        f"| kind | the best three | {' | '.join(f'`{name}`' for name in SIMPLE)} | median | below the start |"
+    )
+    lines = [head, "|---" * (len(SIMPLE) + 4) + "|"]
+    for kind in kinds_of([runs[0] for runs in best.values()]):
+        ends = {name: _mean(runs, "accuracy") for (name, of), runs in best.items() if of == kind}
+        first = sorted(ends, key=lambda name: -ends[name])[:3]
+        named = [f"{ends[name]:.3f}" if name in ends else "–" for name in SIMPLE]
+        words = [", ".join(f"`{name}` {ends[name]:.3f}" for name in first), *named]
+        below = sum(end < start for end in ends.values())
+        middle = statistics.median(ends.values())
+        lines.append(f"| {kind} | {' | '.join(words)} | {middle:.3f} | {below} of {len(ends)} |")
+    return "\n".join(lines)
 
 
 def _table(result: Run, rows: Sequence[Run], cells: Mapping[Cell, str]) -> str:
@@ -192,15 +226,18 @@ def figure(result: Run) -> Figure:
         ("KL to the reference, nats", moved, "YlOrRd", LogNorm(0.1, 30), "{:.2g}"),
         ("in theory: KL to the optimum, nats", ends, "YlOrRd", LogNorm(1e-6, 10), "{:.0e}"),
     )
-    found = Figure(figsize=(15.0, 2.0 + 0.24 * len(names)), layout="constrained")
+    panels = tuple(panel for panel in panels if panel[1]) or panels[:1]
+    of = kinds_of([*result["runs"], *result["theory"]])
+    width = 2.5 + len(panels) * max(3.2, 0.6 + 0.5 * len(of))
+    found = Figure(figsize=(width, 2.0 + 0.24 * len(names)), layout="constrained")
     for i, (title, cells, colors, norm, form) in enumerate(panels):
-        axes = found.add_subplot(1, 3, i + 1)
+        axes = found.add_subplot(1, len(panels), i + 1)
         axes.set_title(title, loc="left", fontsize=10, color=harness.INK, fontweight="bold")
-        shown = np.array([[cells.get((name, kind), np.nan) for kind in KINDS] for name in names])
+        shown = np.array([[cells.get((name, kind), np.nan) for kind in of] for name in names])
         drawn = np.clip(shown, norm.vmin, norm.vmax)
         axes.imshow(drawn, cmap=colors, norm=norm, aspect="auto", interpolation="none")
         _write_numbers(axes, shown, norm(drawn), form)
-        axes.set_xticks(range(len(KINDS)), list(KINDS), fontsize=8, rotation=30, ha="left")
+        axes.set_xticks(range(len(of)), of, fontsize=8, rotation=30, ha="left")
         axes.xaxis.tick_top()
         axes.set_yticks(range(len(names)), names if i == 0 else [""] * len(names), fontsize=8)
         axes.tick_params(length=0)

@@ -1,7 +1,7 @@
 """Every objective on every kind of data: one task, one model, one budget, one small grid.
 
     python reproductions/arena/run.py [--only NAME …] [--seeds N] [--jobs N] [--out runs/arena] [--record]
-                                      [--measured] [--plan] [--small]
+                                      [--measured] [--small]
 
 A model of 0.2 million parameters that sorts digits carelessly is trained for 120 updates of 8 prompts with 4
 responses each. The kinds of data: fresh samples; samples of the weights 1, 10 and 100 updates ago; half fresh
@@ -35,7 +35,6 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from agro import objectives  # noqa: E402
 from agro.errors import Refused  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.arena import kinds, play, report, task, theory  # noqa: E402
@@ -43,6 +42,8 @@ from reproductions.arena.kinds import KINDS, RATES, Row  # noqa: E402
 from reproductions.arena.play import Run  # noqa: E402
 
 THEORY = "theory"
+IN_TURN = ("log", "other's log", "fresh", "stale 1", "stale 10", "stale 100", "half")
+PART = 12  # runs in lockstep
 Map = Callable[..., Iterable[Any]]  # `map`, in this process or in several
 
 
@@ -87,41 +88,50 @@ class Arena:
         self.refused: list[Run] = []  # before their first update
 
     def run(self, rows: Iterable[Row]) -> None:
-        """Those that aren't complete yet; with `measured` none."""
-        chosen = list(rows)
+        """Those that aren't complete yet; with `measured` none. What is the same run is made once."""
+        made = {row: replace(row, objective=kinds.same(row.objective, kinds.names())) for row in rows}
         if self.measured:
-            chosen = [row for row in chosen if (self.out / "runs" / row.file).exists()]
-        for i, run in enumerate(self.each(partial(play.complete, files=self.files, out=self.out), chosen), 1):
+            made = {row: of for row, of in made.items() if (self.out / "runs" / of.file).exists()}
+        parts = list(together(dict.fromkeys(made.values())))
+        found: dict[Row, Run] = {}
+        play_each = partial(play.complete, files=self.files, out=self.out)
+        for part, runs in zip(parts, self.each(play_each, parts), strict=True):
+            found |= dict(zip(part, runs, strict=True))
+            print("\n".join(report.line(run) for run in runs), flush=True)
+        for row, of in made.items():
+            run = found[of] | {"objective": row.objective}
             (self.runs if run["updates"] else self.refused).append(run)
-            print(f"{i}/{len(chosen)} {report.line(run)}", flush=True)
 
-    def compete(self, able: Sequence[tuple[str, str]], seeds: int, start: float) -> None:
-        """`start`: accuracy before training, on the prompts for validation. Who ends below has one seed."""
-        self.run(row for cell in able for row in trials(*cell))
-        self.run(row for best, _ in self._best(able) for row in other_betas(best))
+    def choose(self, able: Sequence[tuple[str, str]]) -> None:
+        """With seed 0, on one kind of data after the other."""
+        for kind in IN_TURN:
+            of_kind = [cell for cell in able if cell[1] == kind]
+            self.run(row for cell in of_kind for row in trials(*cell))
+            self.run(row for best, _ in self._best(of_kind) for row in other_betas(best))
+
+    def repeat(self, able: Sequence[tuple[str, str]], seeds: int, start: float) -> None:
+        """The best settings with the other seeds, unless they ended below `start`.
+
+        `start`: accuracy before training, on the prompts for validation.
+        """
         improved = [best for best, reached in self._best(able) if reached > start]
-        self.run(replace(best, seed=seed) for best in improved for seed in range(1, seeds))
+        for kind in IN_TURN:
+            of_kind = [best for best in improved if best.kind == kind]
+            self.run(replace(best, seed=seed) for best in of_kind for seed in range(1, seeds))
 
     def _best(self, able: Sequence[tuple[str, str]]) -> list[tuple[Row, float]]:
         found = [best_of(self.runs, cell) for cell in able]
         return [best for best in found if best is not None]
 
 
-def plan(able: Sequence[tuple[str, str]], seeds: int, arena: Arena) -> str:
-    """How many runs there are and what they cost, from one run of each kind, which is made first."""
-    first = {kind: Row(name, kind, beta=kinds.betas(name)[0]) for name, kind in reversed(able)}
-    arena.run(first.values())
-    seconds = {run["kind"]: run["cpu_seconds"] for run in arena.runs}
-    arena.runs.clear()
-    arena.refused.clear()
-    runs, cost = 0, 0.0
-    for name, kind in able:
-        of_cell = len(RATES) + len(kinds.betas(name)) - 1 + seeds - 1
-        runs += of_cell
-        cost += of_cell * seconds.get(kind, 0.0)
-    taken = ", ".join(f"{kind} {s:.1f}" for kind, s in seconds.items())
-    total = f"{len(able)} cells, at most {runs} runs, about {cost / 60:.0f} CPU minutes"
-    return f"{total} (a run takes, in seconds: {taken})"
+def together(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Parts of one kind of data each."""
+    of_kind: dict[str, list[Row]] = {}
+    for row in rows:
+        of_kind.setdefault(row.kind, []).append(row)
+    for found in of_kind.values():
+        for i in range(0, len(found), PART):
+            yield found[i : i + PART]
 
 
 def refusals(refused: Sequence[Run]) -> list[dict[str, str]]:
@@ -155,17 +165,18 @@ def processes(jobs: int) -> Iterator[Map]:
 
 def chosen(only: Sequence[str]) -> tuple[list[str], list[str], bool]:
     """The objectives, the kinds of data, and whether the table in theory is made. Nothing given: all."""
-    known = {*objectives.names(), *KINDS, THEORY}
+    every = kinds.names()
+    known = {*every, *KINDS, THEORY}
     for word in only:
         if word not in known:
             raise Refused(
                 f"--only: expected an objective, one of {', '.join(KINDS)}, or {THEORY}; got {word}"
             )
-    names = [name for name in objectives.names() if name in only]
+    names = [name for name in every if name in only]
     of = [kind for kind in KINDS if kind in only]
     if THEORY in only and not of:
-        return names or objectives.names(), [], True
-    return names or objectives.names(), of or list(KINDS), THEORY in only or not of
+        return names or every, [], True
+    return names or every, of or list(KINDS), THEORY in only or not of
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -178,7 +189,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/arena"))
     parser.add_argument("--record", action="store_true", help="write the result beside this script too")
     parser.add_argument("--measured", action="store_true", help="report the runs that are complete; run none")
-    parser.add_argument("--plan", action="store_true", help="say what it would cost, and end")
     parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
     args = parser.parse_args(arguments)
     if args.seeds < 1:
@@ -187,16 +197,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     files = task.prepare(args.out, task.SMALL if args.small else task.FULL)
     able, missing = cells(names, of)
     with processes(args.jobs) as each:
-        arena = Arena(files, args.out, each, args.measured)
-        if not args.measured:
-            print(plan(able, args.seeds, arena), flush=True)
-        if args.plan:
-            return
-        start = play.start(files)
-        arena.compete(able, args.seeds, start["validation"])
+        arena, start = Arena(files, args.out, each, args.measured), play.start(files)
+        arena.choose(able)
         ends: list[Run] = []
         if in_theory:
             ends = descents(names, each, args.out, small=args.small, measured=args.measured)
+        arena.repeat(able, args.seeds, start["validation"])
     result = {
         "start": start,
         "grid": {"rates": RATES, "betas": kinds.BETAS},

@@ -6,26 +6,37 @@ objectives and the step that train (`agro.proof`). The distance is KL(π ‖ π*
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from agro import objectives
 from agro.errors import Refused
-from agro.objectives import NotFinite, least_responses
+from agro.objectives import NotFinite, differentiate, least_responses
+from agro.objectives.core import masked, wanted_streams
 from agro.objectives.needs import PAIRS, Need
 from agro.proof.claim import Claims
 from agro.proof.descent import follow
 from agro.proof.enumerable import Enumerable, Space, optimum
-from agro.proof.expectation import AllGroups, gradient
+from agro.proof.expectation import AllGroups
 from agro.proof.measuring import BETA, Subject, problem
-from reproductions.arena.kinds import KINDS, Kind, chooses_by_reward, needs, obstacle
+from agro.types import Batch
+from reproductions.arena.kinds import (
+    KINDS,
+    Kind,
+    base,
+    betas,
+    chooses_by_reward,
+    needs,
+    obstacle,
+    settings,
+)
 from reproductions.arena.task import OTHER
 
 SPACE = Space(3, 2, 4)  # four random problems at once: prompts of a table are independent
-UPDATES = 400
+UPDATES = 200
 REFERENCE = 2  # the seed of the reference in `problem`
 
 
@@ -37,6 +48,7 @@ class End:
     kind: str
     kl: float | None
     why: str = ""
+    cpu_seconds: float = 0.0
 
 
 def ends(name: str, updates: int = UPDATES, of: Sequence[str] = tuple(KINDS)) -> list[End]:
@@ -51,18 +63,20 @@ def _end(name: str, kind: Kind, updates: int) -> End:
     if why:
         return End(name, kind.name, None, why)
     torch.set_num_threads(1)
+    began = time.process_time()
     try:
-        return End(name, kind.name, _descend(_subject(name, needed), kind, updates))
+        reached = _descend(_subject(name, needed), kind, updates)
     except (Refused, NotFinite) as error:
         return End(name, kind.name, None, str(error))
+    return End(name, kind.name, reached, cpu_seconds=time.process_time() - began)
 
 
-def _subject(name: str, needed: set[Need]) -> Subject:
+def _subject(name: str, needed: Collection[Need]) -> Subject:
     """The objective with its defaults, and β of the random problems where it has a β without a default."""
-    option = objectives.get(name).options.model_fields.get("beta")
-    chosen = {"beta": BETA} if option is not None and option.is_required() else {}
+    of_beta = {"beta": BETA} if betas(name)[0] is not None else {}
+    chosen = {**settings(name), **of_beta}
     read = tuple(sorted(map(str, needed)))
-    return Subject(name, Claims(lambda s: torch.zeros(()), "unknown", read, chosen))
+    return Subject(base(name), Claims(lambda s: torch.zeros(()), "unknown", read, chosen))
 
 
 def _descend(subject: Subject, kind: Kind, updates: int) -> float:
@@ -72,16 +86,16 @@ def _descend(subject: Subject, kind: Kind, updates: int) -> float:
     behavior = Enumerable.table(SPACE, REFERENCE)
     logged = behaviors["stale"] if kind.log == OTHER else reference
     size = max(2, least_responses({need for need in needs(subject.name) if need != PAIRS}))
-    groups = []
-    if kind.replay < 1:
-        groups.append(AllGroups(subject.data(behavior, reward, reference), reference, (size,)))
-    if kind.log:
-        groups.append(AllGroups(subject.data(logged, reward, reference), reference, (size,)))
+    of = ([behavior] if kind.replay < 1 else []) + ([logged] if kind.log else [])
+    groups = [AllGroups(subject.data(source, reward, reference), reference, (size,)) for source in of]
     age = _aging(policy, behavior, kind.lag)
 
     def backward(update: int) -> None:
         age()
-        _average(subject, policy, reference, groups)
+        policy.zero_grad()
+        for source, of_source in zip(of, groups, strict=True):
+            batch = of_source.again() if source is behavior else of_source.batch
+            _add_gradient(subject, policy, reference, batch, 1 / len(groups))
 
     path = follow(policy, star, backward, updates=updates)
     return max(path.distance[-1].median().item(), 0.0)
@@ -99,13 +113,17 @@ def _aging(policy: Enumerable, behavior: Enumerable, lag: int) -> Callable[[], N
     return age
 
 
-def _average(
-    subject: Subject, policy: Enumerable, reference: Enumerable, groups: Sequence[AllGroups]
+def _add_gradient(
+    subject: Subject, policy: Enumerable, reference: Enumerable, batch: Batch, share: float
 ) -> None:
-    """Put the mean of the expected gradients on each kind of groups into the weights."""
-    parts = [gradient(policy, reference, g.again(), subject.name, subject.claims.options) for g in groups]
-    mean = torch.stack(parts).mean(0)
-    at = 0
-    for weights in policy.parameters():
-        weights.grad = mean[at : at + weights.numel()].view_as(weights)
-        at += weights.numel()
+    """Add `share` times the expected gradient over the batch to that of the weights."""
+    entry = subject.entry
+    options = entry.resolve(subject.name, subject.claims.options)
+    want = wanted_streams(entry.needs(options))
+    assert batch.tokens is not None
+    assert batch.lengths is not None
+    live = policy.streams(batch.tokens, batch.lengths, batch.mask, want, reference)
+    seen = {name: stream.detach() for name, stream in live.items()}
+    grads = differentiate(subject.name, entry, seen, batch, options).grads
+    parts = [(grads[name] * masked(batch, live[name])).sum() for name in want]
+    (share * torch.stack(parts).sum()).backward()

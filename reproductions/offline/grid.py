@@ -7,8 +7,8 @@ model of 0.2 million parameters has learned that from a careless teacher. One lo
 other is by a model that learned from another teacher. Both have 256 prompts with four responses each. Every
 method has its learning rate and one more option to choose, and the same trials: all of `RATES` × the option's
 values, seed 0, 150 updates of 8 prompts. The best by accuracy on prompts for validation is run with further
-seeds, and for 600 updates at its learning rate and a third of it. What is reported is the accuracy on other
-prompts.
+seeds, and for 600 updates at its learning rate and a third of it, the recipe and imitation with all seeds.
+What is reported is the accuracy on other prompts.
 
 Writes grid.json into --out, with --record beside this script too. An interrupted run continues.
 """
@@ -27,16 +27,29 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from agro import objectives  # noqa: E402
-from agro.config import RunConfig  # noqa: E402
+from agro.config import Policy as PolicyConfig  # noqa: E402
+from agro.config import Reward, RunConfig, Sampler  # noqa: E402
+from agro.evaluate import heldout  # noqa: E402
+from agro.objectives import Groups  # noqa: E402
+from agro.policy import Policy  # noqa: E402
+from agro.prompts import load_prompts  # noqa: E402
+from agro.rewards import load_reward  # noqa: E402
+from agro.samplers import Rollout, embedded  # noqa: E402
+from agro.train.collate import collate  # noqa: E402
+from agro.train.micro import MicroBatch  # noqa: E402
+from agro.train.step import Passes, streams_of  # noqa: E402
+from agro.types import Batch  # noqa: E402
 from reproductions import harness  # noqa: E402
-from reproductions.arena.play import measure, start  # noqa: E402
 from reproductions.arena.task import FULL, GROUPS, LENGTH, OTHER, SMALL, START, Files, prepare  # noqa: E402
 from reproductions.arena.training import Quiet  # noqa: E402
-from reproductions.offline.methods import METHODS, RATES, RECIPE  # noqa: E402
+from reproductions.offline.methods import IMITATION, METHODS, RATES, RECIPE  # noqa: E402
 
 LOGS = {"own": START, "other": OTHER}
 UPDATES, LONGER = 150, 600
@@ -127,6 +140,35 @@ def complete(trial: Trial, files: Files, out: Path) -> dict[str, Any]:
     return measured
 
 
+def measure(policy: Policy, files: Files) -> dict[str, float]:
+    """Accuracy on the prompts for validation and on those of the test, and KL(π ‖ π_ref) on the latter.
+
+    One response each, at temperature 1, with the same random numbers for every policy.
+    """
+    prompts = load_prompts(files.held_out)
+    rollout = Rollout(policy.encoder, embedded(policy))
+    sampler = Sampler(n=1, max_new=LENGTH + 1, batch=1024)
+    result = heldout(rollout, load_reward(Reward(name="exact")), prompts, sampler, seed=0)
+    batch = collate(result.samples, 0)
+    ratio_BT = _logp(policy, batch) - _logp(_start(files), batch)
+    test = slice(files.size.validation, None)
+    right_M = result.rewards[:, 0]
+    return {
+        "validation": float(right_M[: files.size.validation].mean()),
+        "accuracy": float(right_M[test].mean()),
+        "kl": float(Groups.of(batch).sum_tokens(ratio_BT)[test].mean()),
+    }
+
+
+def _start(files: Files) -> Policy:
+    return Policy.load(PolicyConfig(model=str(files.start)))
+
+
+def _logp(policy: Policy, batch: Batch) -> Tensor:
+    with torch.no_grad():
+        return streams_of(policy, batch, ["logp"], Passes(MicroBatch(len(batch.mask))))["logp"]
+
+
 def compare(log: str, method: str, seeds: int, files: Files, out: Path) -> dict[str, Any]:
     """The trials of a method on a log, its best settings with all seeds, and the longer runs."""
 
@@ -146,7 +188,8 @@ def compare(log: str, method: str, seeds: int, files: Files, out: Path) -> dict[
             "accuracy": [m["accuracy"] for m in same],
             "kl": [m["kl"] for m in same],
         }
-        seeds = 1  # of the longer runs
+        if method not in (RECIPE, IMITATION):
+            seeds = 1  # of the longer runs
     return {"log": log, "method": method, "trials": made, "ends": ends}
 
 
@@ -160,10 +203,10 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         chosen = f"{short['lr']:g}"
         if short["value"] is not None:
             chosen += f", {OPTIONS[found['method']][0]} {short['value']:g}"
-        cells = [found["log"], found["method"].split(",")[0], chosen]
+        cells = [found["log"], found["method"].partition(", β")[0].partition(", b")[0], chosen]
         cells += [" ".join(f"{end:.3f}" for end in short["accuracy"]), mean(short["accuracy"])]
         worst = min(m["accuracy"] for m in found["trials"] if m["updates"] == UPDATES)
-        cells += [f"{statistics.mean(short['kl']):.2f}", f"{worst:.3f}", f"{longer['accuracy'][0]:.3f}"]
+        cells += [f"{statistics.mean(short['kl']):.2f}", f"{worst:.3f}", mean(longer["accuracy"])]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -194,7 +237,7 @@ def main() -> None:
         for method in METHODS:
             results.append(compare(log, method, args.seeds, files, args.out))
             print(table(results[-1:]).splitlines()[-1], flush=True)
-    record = {"machine": harness.machine(), "start": start(files), "results": results}
+    record = {"machine": harness.machine(), "start": measure(_start(files), files), "results": results}
     for folder in (args.out, *((HERE,) if args.record else ())):
         (folder / "grid.json").write_text(json.dumps(record) + "\n")
     print(table(results))

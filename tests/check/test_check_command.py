@@ -36,7 +36,7 @@ def test_summary_json_and_page_say_the_same(tmp_path):
     assert "13 responses to 3 prompts" in page
     assert "&lt;b&gt;" in page
     assert "<script" not in page
-    assert page.count("<svg") == 5  # sizes, rewards, trajectory quality, coverage, lengths
+    assert page.count("<svg") == 6  # sizes, rewards, trajectory quality, coverage (2), lengths
     assert values["by_source"]["<b>"]["rewards"]["mean"] == 1.0
 
 
@@ -54,3 +54,16 @@ def test_held_out_prompts_that_the_log_has_are_named(tmp_path):
     (tmp_path / "held.jsonl").write_text('{"prompt": "0>"}\n{"prompt": "9>"}\n')
     found = run(tmp_path, ROWS, "--held-out", str(tmp_path / "held.jsonl"))
     assert "1 of 2 held-out prompts" in found.stdout
+
+
+def test_singletons_are_a_problem_unless_the_recipe_drops_them(tmp_path):
+    rows = [*ROWS, {"prompt": "9>", "response": "alone", "reward": 1, "source": "a"}]
+    found = run(tmp_path, rows)
+    assert found.exit_code == 2
+    assert 'singletons = "drop"' in found.stderr
+    for options in (["--recipe", "log"], ["--set", "objective.singletons=drop"]):
+        found = run(tmp_path, rows, *options)
+        assert found.exit_code == 0, found.output
+        assert "1 of 4 prompts have one response, and are left out" in found.stdout
+    both = run(tmp_path, rows, "--recipe", "log", "--objective", "sft")
+    assert both.exit_code == 2

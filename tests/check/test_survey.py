@@ -11,6 +11,7 @@ from agro.check import check_store, survey
 from agro.check.spread import Spread
 from agro.check.texts import RUN, HeldOut, near_repeats
 from agro.check.verdicts import equal_means
+from agro.config import RunConfig
 from agro.objectives import get
 from agro.store import Pair, Store
 from agro.types import Sample
@@ -93,18 +94,23 @@ def test_a_short_held_out_prompt_overlaps_with_an_equal_text_only(tmp_path, stor
 
 
 def test_equal_rewards_mean_something_else_to_each_kind_of_objective():
-    assert "pull of β" in equal_means(get("agro"))
-    assert "gradient is 0" in equal_means(get("grpo"))
-    assert "teach too" in equal_means(get("topr"))
+    assert "pull of β" in equal_means(get("agro"), {})
+    assert "gradient is 0" in equal_means(get("grpo"), {})
+    assert "teach too" in equal_means(get("topr"), {})
+
+
+def objective(name, **options):
+    return RunConfig.of({"objective": {"name": name, **options}})
 
 
 def test_the_report_names_what_to_do(store):
-    report = check_store(store, "agro")
+    report = check_store(store, objective("agro"))
     assert report.problem.startswith("objective agro needs groups of at least 2 responses: 2 of 3 groups")
     texts = [str(verdict) for verdict in report.verdicts]
     assert any("1 of 3 prompts have one response" in t and "data.complete_groups" in t for t in texts)
     assert report.verdicts[0].level == "problem"
-    assert check_store(store, "sft").trainable
+    assert check_store(store, objective("sft")).trainable
+    assert check_store(store, objective("agro", singletons="drop")).trainable
     values = json.loads(json.dumps(report.to_json()))
     assert (values["samples"], values["groups"], values["groups_of_one"]) == (7, 3, 1)
 
@@ -113,6 +119,17 @@ def test_a_check_of_pairs_counts_them(tmp_path):
     with Store.open(tmp_path / "pairs.db") as store:
         ids = store.append([log("p", "a", None), log("p", "b", None)])
         store.add_pairs([Pair(*ids)])
-        report = check_store(store, "dpo")
+        report = check_store(store, objective("dpo"))
     assert report.trainable
     assert "pairs" in str(report)
+
+
+def test_coverage_by_final_answers_counts_other_words_with_the_same_answer_once(tmp_path):
+    """Three distinct texts with two answers, and three prose texts without any: 2/3 and 1."""
+    texts = ["So \\boxed{4}.", "2 + 2, the answer is 4.", "I think \\boxed{5}"]
+    with Store.open(tmp_path / "math.db") as store:
+        store.append([log("p", text, 1.0) for text in texts] + [log("q", text, 1.0) for text in "abc"])
+        found = survey(store, groups=2)
+    assert found.coverage.mean == 1.0
+    assert found.answers.mean == pytest.approx((2 / 3 + 1) / 2)
+    assert found.to_json()["answer_coverage"]["count"] == 2

@@ -31,6 +31,7 @@ COMMANDS = (
     "show",
     "objectives",
     "compare",
+    "export",
     "recover",
     "prove",
 )

@@ -11,7 +11,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "docs/index.md", *sorted((ROOT / "docs/guide").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", DOCS / "index.md", DOCS / "scaling.md", *sorted((DOCS / "guide").glob("*.md"))]
 NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
 
 

@@ -48,6 +48,7 @@ def write(path: Path, content: str | bytes) -> Path:
         ("a.json", "\n\n" + json.dumps(ROWS, indent=2)),
         ("a.json.gz", gzip.compress(json.dumps(ROWS, indent=1).encode())),
     ],
+    ids=["lines", "mark", "gzip", "zstd", "two zstd frames", "list", "indented", "list in gzip"],
 )
 def test_the_same_records(name: str, content: str | bytes, tmp_path: Path) -> None:
     lines = list(read_records(write(tmp_path / name, content)))

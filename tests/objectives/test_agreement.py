@@ -187,6 +187,7 @@ def test_whole_numbers() -> None:
         assert np.asarray(out.grad).tolist() == [[0, 0.5, 0.5], [0, -0.5, -0.5]]
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_log_probs_on_a_device_of_their_own() -> None:
     """The batch follows the log-probs to the GPU, and the gradient stays there."""

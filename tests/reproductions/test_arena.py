@@ -6,11 +6,18 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from agro import objectives
+from agro.config import Policy as PolicyConfig
+from agro.config import RunConfig
 from agro.errors import Refused
-from reproductions.arena import kinds, play, report, run, task, theory
+from agro.policy import Policy
+from agro.train.collate import collate
+from agro.train.learner import Local
+from reproductions.arena import kinds, lockstep, play, report, run, task, theory
 from reproductions.arena.kinds import KINDS, RATES, Row
+from reproductions.arena.world import Logged, order, world
 
 
 @pytest.fixture(scope="module")
@@ -108,32 +115,133 @@ def test_all_prompts_differ(files) -> None:
     assert all(row["answer"] == "".join(sorted(row["prompt"][:-1])) for row in held_out)
 
 
-def test_samples_are_as_old_as_said(files, tmp_path) -> None:
-    """With a lag of 1 the first batch is fresh and the second one update old; with 100 it is so as well."""
-    fresh = play.complete(Row("rloo", "fresh"), files, tmp_path)
-    late = play.complete(Row("rloo", "stale 1"), files, tmp_path)
-    assert (fresh["staleness"], late["staleness"]) == (0.0, 0.5)
-    assert fresh["updates"] == late["updates"] == task.SMALL.updates
+def test_samples_are_as_old_as_said(files, monkeypatch) -> None:
+    """With a lag of 1 the first update has fresh samples and the second one those of one update ago."""
+    ages: list[Any] = []
+    update = lockstep._update
+    monkeypatch.setattr(
+        lockstep, "_update", lambda *words: (ages.append((words[3].age, words[2].clone())), update(*words))
+    )
+    drawn: list[torch.Tensor] = []
+    sample = lockstep._sample
+    monkeypatch.setattr(
+        lockstep, "_sample", lambda *words: (drawn.append(words[2].clone()), sample(*words))[1]
+    )
+    lockstep.train([Row("rloo", "stale 1", 1e-3)], world(files))
+    assert [age for age, _ in ages] == [0, 1]
+    assert drawn[1].equal(ages[0][1])
+    assert not drawn[1].equal(ages[1][1])
+    assert play._play([Row("rloo", "stale 1")], files)[0]["staleness"] == 0.5
 
 
-def test_earlier_weights_are_sampled_from(files, tmp_path) -> None:
-    """Lag 1 against lag 0 over three updates: the recorded log-probs are of the weights before the last."""
-    row = Row("rloo", "stale 1", rate=1e-3)
-    config = kinds.configure(row, files, tmp_path / "run")
-    config = config.model_copy(update={"train": config.train.model_copy(update={"steps": 3})})
-    trainer = play.Quiet(config, tmp_path / "run", lag=1)
-    trainer.run()
-    with task.Store.open(tmp_path / "run" / "store.db") as store:
-        versions = sorted({int(sample.oldest_version) for sample in store.samples()})
-    assert versions == [0, 1]  # of updates 1 and 2, and of update 3
+def test_half_of_the_groups_are_fresh(files) -> None:
+    """4 prompts of the run, of staleness 0, then 4 of the log, of unknown staleness."""
+    loaded = world(files)
+    [racer], _ = lockstep.train([Row("rloo", "half", 1e-3)], loaded)
+    assert racer.updates == task.SMALL.updates
+    rows = racer.rows(lockstep._sample([racer], loaded, loaded.start, 2, 0), 0)
+    assert rows.roles == ["policy"] * 16 + ["log"] * 16
+    assert rows.age[:16].tolist() == [0.0] * 16
+    assert rows.age[16:].isnan().all()
+    assert set(rows.names[:16]) <= set(loaded.fresh.names)
+    assert len(set(rows.names)) == 8
+
+
+def test_an_update_is_that_of_the_library(files) -> None:
+    """Weights after two updates, of `Local` on the same samples: all streams, pairs, a weight, a value."""
+    loaded = world(files)
+    names = ("agro", kinds.RECIPE, "dro", "kl_pg", "otr", "dpo", "sft")
+    rows = [Row(name, "log", 1e-3, kinds.betas(name)[0]) for name in names]
+    weights = loaded.start.repeat(len(rows), 1)
+    racers = [lockstep.Racer(row, loaded, of_run) for row, of_run in zip(rows, weights, strict=True)]
+    for _ in range(2):
+        lockstep._update(racers, loaded, weights, None, 1.0)
+    for racer, reached in zip(racers, weights, strict=True):
+        expected = updated(racer, files, 2)
+        moved = (expected - loaded.start[0]).norm()
+        assert (reached - expected).norm() < 1e-3 * moved, racer.row.objective  # Adam divides by rounding
+
+
+def updated(racer: lockstep.Racer, files: task.Files, updates: int) -> torch.Tensor:
+    """Weights after updates by the library's learner on the log's samples, in the order of `racer`."""
+    policy, reference = (Policy.load(PolicyConfig(model=str(files.start))) for _ in range(2))
+    if racer.value is not None:
+        policy.add_value()
+    objective = {"name": racer.name, **racer.row.options}
+    config = RunConfig.of({"objective": objective, "train": {"lr": racer.row.rate, "steps": 1}})
+    learner = Local(policy, reference, print)
+    learner.enter(config, began=None, resumed=None)
+    with task.Store.open(files.log(task.START)) as store:
+        samples, judged = [policy.encode(sample) for sample in store.samples()], list(store.pairs())
+    log = world(files).logs[task.START]
+    drawn = order(log.groups(racer.needs), task.GROUPS, 0, "log")
+    for _ in range(updates):
+        part = [samples[i] for group in next(drawn) for i in group]
+        ids = {sample.id for sample in part}
+        pairs = [pair for pair in judged if {pair.winner, pair.loser} <= ids and "pairs" in racer.needs]
+        batch = collate(part, learner.version, pairs)
+        batch = batch.replace(ref_logp=learner.logp(batch, "reference"))
+        learner.gradient(batch, racer.name, racer.options, lambda: None)
+        learner.move(racer.row.rate)
+    return world(files).stack.flat(policy.weights())
+
+
+def test_sampled_log_probs_are_those_of_the_model(files) -> None:
+    """Of two runs with other weights each, and of the library's policy for the first."""
+    loaded = world(files)
+    weights = torch.cat([loaded.start, loaded.start + 0.01])
+    prompts = loaded.fresh.tokens[:8].expand(2, -1, -1)
+    drawn = loaded.stack.draw(weights, prompts, torch.rand(2, 8, 6, generator=torch.Generator()))
+    tokens = torch.cat([prompts, drawn.tokens], 2)
+    logp = loaded.logp(loaded.stack.logits(weights, tokens)[0], tokens)
+    assert torch.allclose(logp[drawn.mask], drawn.logp[drawn.mask], atol=1e-5)
+    policy = Policy.load(PolicyConfig(model=str(files.start)))
+    mask = torch.nn.functional.pad(drawn.mask[0], (loaded.stack.prompt, 0))
+    lengths = loaded.stack.prompt + drawn.mask[0].sum(1)
+    own = policy.streams(tokens[0], lengths, mask)["logp"][:, loaded.stack.prompt :]
+    assert torch.allclose(own[drawn.mask[0]], drawn.logp[0][drawn.mask[0]], atol=1e-5)
 
 
 def test_a_run_that_is_refused_says_why(files, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(kinds, "_of_pairs", lambda name, needed: {})
-    found = play.complete(Row("dpo", "log", beta=0.1), files, tmp_path)
+    monkeypatch.setattr(Logged, "groups", lambda log, needed: [[0, 1]])
+    monkeypatch.setattr(lockstep.Racer, "_logged", lambda racer: without_pairs(racer))
+    [found] = play.complete([Row("dpo", "log", beta=0.1)], files, tmp_path)
     assert found["updates"] == 0
     assert "needs pairs" in found["stopped"]
     assert "needs pairs" in run.refusals([found])[0]["why"]
+
+
+def without_pairs(racer: lockstep.Racer) -> lockstep.Rows:
+    log = racer.world.logs[task.START]
+    part = (log.tokens[:2], log.mask[:2], log.behavior[:2], log.ref[:2], log.reward[:2].double())
+    return lockstep.Rows(log.names[:2], ["log"] * 2, *part, torch.full((2,), torch.nan), [])
+
+
+def test_the_same_function_with_the_same_options_is_run_once(files, tmp_path, monkeypatch) -> None:
+    """`sophia` has the function and the options of `sft`; `vargrad`, a preset of AGRO, has others."""
+    assert kinds.same("sft", kinds.names()) == kinds.same("sophia", kinds.names()) == "sophia"
+    assert kinds.same("vargrad", kinds.names()) == "vargrad"
+    played: list[str] = []
+    monkeypatch.setattr(
+        play,
+        "complete",
+        lambda rows, files, out: (
+            played.extend(row.objective for row in rows),
+            [measured(row.rate, 0.4) | {"objective": row.objective} for row in rows],
+        )[1],
+    )
+    arena = run.Arena(files, tmp_path, map, measured=False)
+    arena.run([Row("sft", "log"), Row("sophia", "log"), Row("grpo", "log")])
+    assert played == ["sophia", "grpo"]
+    assert [found["objective"] for found in arena.runs] == ["sft", "sophia", "grpo"]
+
+
+def test_the_recipe_takes_part_by_its_name() -> None:
+    """The weight of agro/recipes/log.toml; β is of the grid."""
+    options = Row(kinds.RECIPE, "log", beta=0.1).options
+    assert options == {"beta": 0.1, "weight": "reference", "weight_max": 2.0, "weight_baseline": "lower"}
+    assert kinds.base(kinds.RECIPE) == "agro"
+    assert not any(kinds.obstacle(kinds.RECIPE, kind) for kind in KINDS.values())
 
 
 def test_descent_ends_where_the_passport_says() -> None:
@@ -146,10 +254,13 @@ def test_descent_ends_where_the_passport_says() -> None:
 
 
 def test_who_ends_below_the_start_has_one_seed(files, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(play, "complete", lambda row, files, out: measured(row.rate, 0.4, row.seed))
+    monkeypatch.setattr(
+        play, "complete", lambda rows, files, out: [measured(row.rate, 0.4, row.seed) for row in rows]
+    )
     for start, seeds in ((0.3, {0, 1}), (0.5, {0})):
         arena = run.Arena(files, tmp_path, map, measured=False)
-        arena.compete([("grpo", "log")], 2, start)
+        arena.choose([("grpo", "log")])
+        arena.repeat([("grpo", "log")], 2, start)
         assert {r["seed"] for r in arena.runs} == seeds
 
 
@@ -173,6 +284,6 @@ def test_runs_from_end_to_end(files, tmp_path, monkeypatch, capsys) -> None:
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(Refused, match="--only"):
         run.chosen(["ppo2"])
-    assert run.chosen(["theory"]) == (objectives.names(), [], True)
+    assert run.chosen(["theory"]) == (kinds.names(), [], True)
     assert run.chosen(["agro"]) == (["agro"], list(KINDS), True)
-    assert run.chosen(["log"]) == (objectives.names(), ["log"], False)
+    assert run.chosen(["log"]) == (kinds.names(), ["log"], False)

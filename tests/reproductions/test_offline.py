@@ -11,7 +11,7 @@ import pytest
 
 from agro.config import RunConfig
 from agro.store import Store
-from reproductions.offline import logs, report, run
+from reproductions.offline import grid, logs, report, run
 from reproductions.offline.methods import IMITATION, METHODS, NEAR, RATES, RECIPE
 from reproductions.offline.reward import right_sum
 
@@ -108,3 +108,17 @@ def test_methods_differ_in_what_they_say_they_do(files) -> None:
     assert (plain.objective.options, plain.train) == ({"beta": 0.1}, recipe.train)
     assert (imitation.objective.name, imitation.data.min_reward) == ("sft", 1.0)
     assert imitation.train.lr == RATES[0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_of_the_grid_has_trials(tmp_path, method) -> None:
+    """Each with all learning rates and all values of its option; `configure` refuses what can't run."""
+    made = grid.trials("own", method)
+    values = grid.OPTIONS[method][1] if method in grid.OPTIONS else [None]
+    assert len(made) == len(RATES) * len(values)
+    files = grid.Files(tmp_path)
+    for trial in made:
+        config = grid.configure(trial, files, tmp_path / "log.db")
+        assert config.train.lr == trial.lr
+        if trial.value is not None:
+            assert config.objective.options[grid.OPTIONS[method][0]] == trial.value

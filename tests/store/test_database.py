@@ -16,6 +16,7 @@ from making import sample
 
 from agro.errors import Refused
 from agro.store import Store
+from agro.store.rows import checksum
 from agro.store.schema import SCHEMA
 
 
@@ -207,3 +208,8 @@ def test_a_full_disk_loses_nothing_and_is_named(path: Path) -> None:
         with pytest.raises(Refused, match="the disk is full"):
             store.append([sample(response="x" * 100_000)])
         assert store.counts().samples == 1
+
+
+def test_a_checksum_is_the_same_in_all_versions_of_python() -> None:
+    """The number is of Python 3.11; another one would make every older store look damaged."""
+    assert checksum((7, 1, 0.5, None, "é", b"\0a", 2**40)) == 332679212929506770

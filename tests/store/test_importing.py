@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from agro.errors import Refused
 from agro.store import Pair, Store, import_files, parse_map, write_samples
+from agro.store.report import LISTED
 
 DATA = Path(__file__).parents[2] / "../shared/data"
 
@@ -68,6 +69,7 @@ def test_interchange_records(store: Store, folder: Path) -> None:
         "recognized": "interchange records",
         "normalized": "",
         "refused": [],
+        "refused_count": 0,
     }
     a, b, c = store.samples()
     assert (a.reward, a.source, a.role, a.meta) == (1.0, "gpt", "log", {"answer": "18", "level": 3})
@@ -397,3 +399,13 @@ def test_the_logged_answers_to_game_24(store: Store) -> None:
     assert {g.size for g in groups} == {100}
     assert sum(g.reward_min == g.reward_max for g in groups) == 51
     assert sum(s.reward or 0 for s in store.samples()) == 403
+
+
+def test_of_many_refusals_all_are_in_a_file(store: Store, folder: Path) -> None:
+    rows = [record(response=None) for _ in range(LISTED + 2)]
+    report = import_files(store, [write(folder / "x.jsonl", record(), *rows)])
+    assert (report.samples, report.refused_count, len(report.refused)) == (1, LISTED + 2, LISTED)
+    lines = Path(report.refused_file).read_text().splitlines()
+    assert len(lines) == LISTED + 2
+    assert json.loads(lines[-1])["where"] == f"{folder / 'x.jsonl'}:{LISTED + 3}"
+    assert report.refused_file in str(report)

@@ -46,6 +46,8 @@ def test_rewards_are_normalized_over_the_records_of_a_value_and_can_be_undone(tm
         assert [s.reward for s in store.samples()] == [s.reward for s in samples]
         with pytest.raises(Refused, match="--group-by was user, is not set now"):
             import_files(store, [log])
+        import_files(store, [log], replace=True)
+        assert [s.reward for s in store.samples()] == [reward for _, reward in ROWS]
 
 
 def test_a_field_that_a_scored_record_lacks_takes_nothing(tmp_path, log):

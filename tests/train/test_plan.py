@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from tiny_runs import fill_store, metrics, tiny, write_prompts
 
 from agro.config import RunConfig
@@ -12,6 +14,7 @@ from agro.errors import Refused
 from agro.policy import Policy
 from agro.store import Store
 from agro.train.plan import describe
+from agro.train.probes import _kept_for_backward
 from agro.train.trainer import Trainer
 from agro.types import Sample
 
@@ -74,6 +77,35 @@ def test_memory_of_a_model_whose_sizes_are_known(tmp_path: Path) -> None:
     assert averaged["phases"][0]["memory"]["average"] == 4 * found["parameters"]
     # keys and values: 12 responses of at most 5 + 3 tokens (BOS, "000>"), 1 layer, 2 heads of 8
     assert held["keys_and_values"] == 2 * 12 * found["phases"][0]["longest_sequence"] * 1 * 2 * 8 * 4
+
+
+def test_the_step_is_predicted_as_far_as_it_is_known(tmp_path: Path) -> None:
+    """What a server or an environment takes isn't known here; the other parts are."""
+    changes: dict[str, dict[str, Any]] = {
+        "": {},
+        "a server samples": {"engine": {"kind": "server", "url": "http://localhost:1", "model": "m"}},
+        "an environment takes its own time": {"environment": {"name": CALCULATOR}},
+    }
+    for reason, change in changes.items():
+        config = tiny(tmp_path, policy__new__context=64, **change)
+        found = Trainer(config, tmp_path / "run").plan()
+        [phase] = found["phases"]
+        parts = phase["step_seconds"]
+        assert phase["step_unknown"] == reason
+        assert (parts["sampling"] is None) == bool(reason)
+        assert f"unknown: sampling ({reason})" in describe(found) or not reason
+        assert min(parts[name] for name in ("reference", "training", "update")) > 0
+        if phase["peak"] is not None:  # the model and the optimizer, and at least what a pass keeps
+            held = phase["memory"]
+            assert phase["peak"] > 3 * held["weights"] + held["optimizer"] + held["activations"]
+
+
+def test_what_a_pass_keeps_is_counted_without_the_weights() -> None:
+    """y = (x W)²: x [5,4] for the gradient of W, and x W [5,3] for that of the square, in float32."""
+    linear = torch.nn.Linear(4, 3, bias=False)
+    with _kept_for_backward(linear) as kept:
+        (linear(torch.ones(5, 4)) ** 2).sum()
+    assert sum(kept.values()) == 4 * (5 * 4 + 5 * 3)
 
 
 def test_it_refuses_what_the_run_would(tmp_path: Path) -> None:

@@ -1,0 +1,151 @@
+"""Memory and time of a step as `agro train --dry-run` predicts them, beside those of the run itself.
+
+Each case is predicted in a process of its own, and then run for a few steps in another one. The first step
+isn't counted. Responses have the length that is predicted: an end token is too rare in random weights to
+matter, and a store's responses are as long as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ROOT.parent / "shared/peers/trl/models/tiny"
+STEPS = 3
+# parameters, groups × responses, prompt + new tokens; float32 and a reference unless it says otherwise
+CASES: dict[str, dict[str, Any]] = {
+    "tiny, 16 × 4, 16 + 24": {"model": "tiny", "groups": 16, "new": 24},
+    "34M, 2 × 4, 32 + 32": {"model": "34M", "groups": 2, "new": 32},
+    "34M, 2 × 4, 32 + 32, mixed": {"model": "34M", "groups": 2, "new": 32, "dtype": "mixed"},
+    "34M, 2 × 4, 32 + 32, LoRA": {"model": "34M", "groups": 2, "new": 32, "rank": 16},
+    "5M, 4 × 4, 32 + 224": {"model": "5M", "groups": 4, "new": 224},
+    "5M, 4 × 4, 32 + 224, no reference": {"model": "5M", "groups": 4, "new": 224, "beta": 0.0},
+    "5M, 16 × 4, 32 + 64": {"model": "5M", "groups": 16, "new": 64},
+    "tiny, 4 × 4, 16 + 24": {"model": "tiny", "groups": 4, "new": 24},
+    "34M, 4 × 4, 32 + 96": {"model": "34M", "groups": 4, "new": 96},
+}
+SIZES = {
+    "1M": {"vocab_size": 2048, "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4},
+    "5M": {"vocab_size": 8192, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6},
+    "34M": {"vocab_size": 32_000, "hidden_size": 512, "intermediate_size": 1280, "num_hidden_layers": 6},
+}
+
+
+def random_model(folder: Path, size: str) -> None:
+    """A Llama with random weights and one word a token, in transformers format."""
+    import tokenizers
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    shape = SIZES[size]
+    heads = shape["hidden_size"] // 64
+    config = transformers.LlamaConfig(
+        **shape,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    names = ["<pad>", "<bos>", "<eos>", "<unk>"]
+    names += [f"w{i}" for i in range(len(names), shape["vocab_size"])]
+    words = {name: i for i, name in enumerate(names)}
+    model = tokenizers.models.WordLevel(words, unk_token="<unk>")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    wrapped = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>"
+    )
+    wrapped.save_pretrained(folder)
+
+
+def config_of(case: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The run's configuration; its model and prompts are written to `folder`."""
+    model = TINY
+    if case["model"] != "tiny":
+        model = folder / "model"
+        random_model(model, case["model"])
+    texts = [" ".join(f"w{4 + 30 * i + j}" for j in range(32)) for i in range(256)]
+    if case["model"] == "tiny":
+        texts = [f"{100 + i}+{200 + 3 * i}+{300 + i}=" for i in range(256)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": t}) + "\n" for t in texts))
+    n = case.get("n", 4)
+    config: dict[str, Any] = {
+        "policy": {"model": str(model), "device": "cpu", "threads": 1, "dtype": case.get("dtype", "float32")},
+        "data": {"prompts": str(folder / "prompts.jsonl")},
+        "sampler": {"n": n, "max_new": case["new"], "batch": case["groups"] * n},
+        "reward": {"name": "score"},
+        "objective": {"name": "rloo", "beta": case.get("beta", 0.05)},
+        "train": {"steps": STEPS, "groups": case["groups"], "lr": 1e-5, "checkpoint_every": 1000},
+    }
+    if "rank" in case:
+        config["policy"]["lora"] = {"rank": case["rank"]}
+    return config
+
+
+def score(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+    """Any reward: it must differ within a group."""
+    return [float(i % 2) for i in range(len(completions))]
+
+
+def predict(case: dict[str, Any], folder: Path) -> dict[str, Any]:
+    from agro import RunConfig, Trainer
+
+    began = time.process_time()
+    trainer = Trainer(RunConfig.of(config_of(case, folder)), folder / "run", rewards={"score": score})
+    found: dict[str, Any] = trainer.plan()
+    return found | {"cpu_of_dry_run": time.process_time() - began}
+
+
+def train(case: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Seconds and CPU seconds of the steps, and the largest memory of the process up to the last one."""
+    from agro import RunConfig, Trainer
+    from agro.train.monitors import Monitor, View
+
+    steps: list[dict[str, float]] = []
+
+    class Clock(Monitor):
+        last = time.process_time()
+
+        def after(self, view: View) -> None:
+            now = time.process_time()
+            if view.step > 1:
+                names = ("seconds", "seconds_sample", "seconds_train", "sampled_tokens", "tokens")
+                steps.append({name: view.metrics[name] for name in names} | {"cpu": now - self.last})
+            self.last = now
+            self.peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    clock = Clock()
+    config = RunConfig.of(config_of(case, folder))
+    Trainer(config, folder / "run", monitors=[clock], rewards={"score": score}).run()
+    middle = {name: statistics.median(s[name] for s in steps) for name in steps[0]}
+    end = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return middle | {"peak": clock.peak, "peak_with_saving": end}
+
+
+def in_a_process(name: str, what: str) -> dict[str, Any]:
+    """What `predict` or `train` finds for a case, in a process of its own."""
+    command = [sys.executable, __file__, what, name]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        way = {"predict": predict, "train": train}[sys.argv[1]]
+        print(json.dumps(way(CASES[sys.argv[2]], Path(scratch))))

@@ -1,0 +1,90 @@
+"""What needs a CUDA GPU is refused without one, with the setting, what is missing, and a way out."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agro import config as configuration
+from agro.accelerated import adamw_8bit, loading_options
+from agro.errors import Refused
+from agro.policy import Policy
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+ADAPTER = {"lora": {"merge": False}, "dtype": "bfloat16", "quantize": "4bit"}
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "message"),
+    [
+        (ADAPTER, CPU, r"policy\.quantize = 4bit: expected a CUDA GPU, got device cpu"),
+        (
+            {"quantize": "4bit"},
+            CUDA,
+            r"policy\.quantize = 4bit: expected \[policy\.lora\] with merge = false",
+        ),
+        ({"attention": "flash_attention_2"}, CPU, r"policy\.attention = .*: expected a CUDA GPU"),
+    ],
+)
+def test_it_is_refused_by_name(given: dict[str, Any], device: torch.device, message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        loading_options(configuration.Policy(**given), device)
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("bitsandbytes", "flash_attn"):
+        monkeypatch.setitem(sys.modules, package, None)
+    weights = [{"params": [torch.zeros(1)]}]
+    with pytest.raises(Refused, match=r"train\.optimizer = adamw_8bit: expected the package bitsandbytes"):
+        adamw_8bit(weights, CUDA, lr=1.0)
+    flash = configuration.Policy(attention="flash_attention_2", dtype="bfloat16")
+    with pytest.raises(Refused, match=r"expected the package flash_attn.*pip install flash_attn"):
+        loading_options(flash, CUDA)
+
+
+def test_another_attention_computes_the_same(tiny: Any, tmp_path: Path) -> None:
+    tiny().save(tmp_path)
+    tokens = torch.arange(6)[None] % 8
+    found = []
+    for name in ("auto", "eager"):
+        policy = Policy.load(configuration.Policy(model=str(tmp_path), attention=name, device="cpu"))
+        found.append(policy.streams(tokens, torch.tensor([6]), torch.arange(6)[None] > 0)["logp"][0, 1:])
+    assert policy.model.config._attn_implementation == "eager"
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-5)
+
+
+def benchmark(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> str:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    assert import_module("gpu").main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def test_the_benchmark_runs_its_code_on_a_cpu(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = benchmark(["--device", "cpu", "--small", "--repeats", "1"], capsys, monkeypatch)
+    for part in ("training, 0.6B", "training, 4B", "log-probs", "sampling"):
+        assert f'"name": "{part}' in out
+    assert '"mfu": null' in out  # the CPU's rate isn't in the table
+    assert "Liger's kernels need CUDA" in out
+
+
+def test_the_operations_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six for each of the weights and tokens, and 3 · 2 · layers · heads · width · tokens² of attention."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    gpu = import_module("gpu")
+    policy = gpu.model_of("0.6B, all weights", CPU, small=True)
+    count = sum(p.numel() for p in policy.model.parameters())
+    assert gpu.operations(policy, 3, 10) == 3 * (10 * 6 * count + 3 * 2 * 2 * 4 * 8 * 10**2)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_the_benchmark_runs_on_a_gpu(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = benchmark(["--device", "cuda", "--small", "--repeats", "1"], capsys, monkeypatch)
+    assert '"name": "sampling' in out
