@@ -51,19 +51,8 @@ RULES = {
     ),
 }
 NOT_CARRIED = {
-    "HNPG (arXiv 2311.08384)": (
-        "not an objective: its offline states join the prompts that are sampled from, and offline "
-        "responses only train a critic, which isn't here"
-    ),
-    "OORL (arXiv 2505.12723)": (
-        "its sum of REINFORCE++ and GEPO is no entry; an objective of one's own adds two others in ten "
-        "lines (guide, Choosing β and the method)"
-    ),
     "GDPO (arXiv 2601.05242)": (
         "normalizes each part of a reward by itself: a batch has one reward a response"
-    ),
-    "PROPS (arXiv 2311.08290)": (
-        "trains a second policy that samples what the store lacks; an engine samples one policy"
     ),
     "OTR, sampled": "`otr` has the closed form; the trainer doesn't draw K tokens at each position",
     "RLFR (arXiv 2510.10201)": (

@@ -101,6 +101,9 @@ class Column(Need):
             missing_B = (batch.mask & ~value.isfinite()).any(1)
         else:
             missing_B = ~value.isfinite()
+        return self._of_those_asked(missing_B, batch)
+
+    def _of_those_asked(self, missing_B: Tensor, batch: Batch) -> Tensor:
         return missing_B & ~by_experts(batch) if self.but_experts else missing_B
 
     def check(self, name: str, batch: Batch) -> None:
@@ -149,7 +152,7 @@ class Fresh(Column):
         return batch.age
 
     def missing(self, batch: Batch) -> Tensor:
-        return ~(batch.age == 0)
+        return self._of_those_asked(~(batch.age == 0), batch)
 
     def without(self, batch: Batch) -> Batch:
         return batch.replace(age=torch.full_like(batch.age, math.nan))

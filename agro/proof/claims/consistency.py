@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from agro.proof import formulas
 from agro.proof.claim import Claims
+from agro.proof.expert_formulas import hybrid
 from agro.proof.families import (
     BEHAVIOR,
     FRESH,
@@ -29,6 +31,21 @@ from agro.proof.families import (
 from agro.proof.formulas import Corrected, half_variance
 from agro.proof.group_formulas import square_to_reward
 from agro.proof.measuring import BETA
+
+
+def of_hybrid(weight: float, updates: int = 0, **options: Any) -> Claims:
+    """Its own samples are fresh; with each group comes one response of an expert, whoever that is."""
+    return Claims(
+        lambda s: hybrid(s, weight),
+        "elsewhere",
+        ("reward", "value", "fresh"),
+        options,
+        shift=False,
+        n=(1, 2),
+        updates=updates,
+        expert="apart",
+    )
+
 
 VARGRAD = of_squares(lambda s: 2 * (s.n - 1) / s.n / s.beta**2, "trajectory", 4 / 3, -1)
 COPG = of_squares(lambda s: 2.0 * s.n, "pairs", 6.0, 1)
@@ -157,6 +174,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         of_dro(one, "loss"),
         weighted(of_dro(lambda beta: 1 / beta, "reward"), "reference", updates=0),
     ),
+    "hnpg": (of_hybrid(1.0, updates=300), of_hybrid(0.4, offline=0.4)),
     "prefix_consistency": (
         of_prefixes(one, "loss", updates=5000),
         of_prefixes(lambda beta: 1 / beta, "reward", updates=0),
