@@ -54,7 +54,6 @@ NOT_CARRIED = {
     "GDPO (arXiv 2601.05242)": (
         "normalizes each part of a reward by itself: a batch has one reward a response"
     ),
-    "OTR, sampled": "`otr` has the closed form; the trainer doesn't draw K tokens at each position",
     "RLFR (arXiv 2510.10201)": (
         "`agro.flow` writes token rewards into a store; fresh samples of a run get none"
     ),

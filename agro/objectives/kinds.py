@@ -231,11 +231,13 @@ class Proposal(Stream):
     """Of q ∝ π^(1/temperature), a constant: q of the token, or the mean of log π(a) over q(a)."""
 
     temperature = 1.0
+    draws = 0  # 0: q itself
+    seed = 0.0  # of the draws
 
-    def at(self, temperature: float) -> Proposal:
-        """The same of this temperature."""
+    def at(self, temperature: float, draws: int = 0, seed: float = 0.0) -> Proposal:
+        """The same of this temperature; with `draws` shares of so many tokens drawn from q stand for q."""
         out = copy(self)
-        out.temperature = temperature
+        out.temperature, out.draws, out.seed = temperature, draws, seed
         return out
 
 

@@ -275,6 +275,8 @@ UNITS = {
     ("tempsamp_r1", "clip"): "ratio",
     ("otr", "negative"): "reward",
     ("otr", "temperature"): "temperature",
+    ("otr", "draws"): "tokens",
+    ("otr", "seed"): "number",
     ("distill", "divergence"): "share",
     ("middle_band", "low"): "share",
     ("middle_band", "high"): "share",

@@ -20,6 +20,15 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             n=(1, 2),
             updates=0,
         ),
+        # Given the draws; their mean is the first claim.
+        Claims(
+            lambda s: teaching.one_token(s, kappa=1.5, draws=4),
+            "elsewhere",
+            PROPOSALS,
+            {"temperature": 1.5, "draws": 4.0, "seed": 3.0},
+            n=(1, 2),
+            updates=0,
+        ),
     ),
     "distill": (
         Claims(teaching.distilled, "elsewhere", SAMPLED, n=(1, 2), updates=300),
