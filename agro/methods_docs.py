@@ -17,8 +17,9 @@ and options, `agro prove NAME` what is proved of it.
 
 *Reaches π\\** says on which samples descent on the exact expected gradient ends at the optimal policy
 π_ref exp(r/β)/Z: on *any* samples with full support, whoever wrote them, or on *fresh* ones. "no" is for
-methods that end elsewhere, mostly because they have no reference; "–": nothing is claimed. *Equation* says
-where it was read: in the authors' or the named library's code, in the paper, in notes that quote it, or
+methods that end elsewhere, mostly because they have no reference; where that is a policy with a closed form,
+it follows, with μ the policy that the samples are from. "–": nothing is claimed. *Equation* says where it was
+read: in the authors' or the named library's code, in the paper, in notes that quote it, or
 reconstructed from the abstract.
 
 | arXiv | method | name here | needs | reaches π* | equation | called elsewhere |
@@ -32,6 +33,9 @@ RULES = {
     ),
     "best of n, Async RLHF (2410.18252)": "`sft` with `data.best_of_group = true`",
     "dynamic sampling, DAPO (2503.14476)": "`data.spread = true`, recipe `dapo`",
+    "ends of objectives without ratios, which are closer to μ than they seem (2605.28150)": (
+        "`agro prove kimi`"
+    ),
     "experience replay, first in first out (2604.08706)": '`data.order = "uniform"` with `data.max_age`',
     "experience-replayable conditions (2402.10374)": (
         "`data.max_drift` and an objective that bounds what is pushed down, recipe `erc`"
@@ -177,6 +181,9 @@ def _reaches(name: str) -> str:
         return f"any{regularized}"
     if needs:
         return f"fresh{regularized}"
+    ends = [claims.end.name for claims in CLAIMS[name] if claims.end is not None]
+    if ends:
+        return f"no: {ends[0]}"
     return "no" if any(claims.ends == "elsewhere" for claims in CLAIMS[name]) else "–"
 
 

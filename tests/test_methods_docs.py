@@ -49,6 +49,7 @@ def test_a_method_has_a_recipe_of_its_name(name: str) -> None:
         ("reinforce-plus-plus", "here it is reinforce_pp"),
         ("sigmoid", "here it is dpo"),
         ("BNPO", 'here it is grpo with average = "token"'),
+        ("spo", "here it is rloo with baseline"),
         ("cpo", "it has no counterpart here"),
         ("xyzzy", "there are agro, agro_onpolicy, "),
     ],
@@ -61,6 +62,11 @@ def test_a_name_of_another_library_is_answered_with_ours(name: str, said: str) -
 def test_an_option_of_another_library_is_answered_with_ours() -> None:
     with pytest.raises(Refused, match=r"objective grpo: unknown option epsilon; clip = .* sets it here"):
         objectives.describe("grpo", epsilon=0.2)
+    for theirs, ours in (("dr_grpo", "dr_grpo"), ("bnpo", "grpo"), ("reinforce_plus_plus", "reinforce_pp")):
+        with pytest.raises(
+            Refused, match=f'unknown option loss_type; objective.name = "{ours}" sets it here'
+        ):
+            objectives.describe("grpo", loss_type=theirs)
 
 
 def test_what_is_named_for_others_exists() -> None:

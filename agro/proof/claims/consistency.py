@@ -7,6 +7,7 @@ from typing import Any
 
 from agro.proof import formulas
 from agro.proof.claim import Claims
+from agro.proof.end_points import LAMBERT, OF_SAMPLER, PER_TOKEN
 from agro.proof.expert_formulas import hybrid
 from agro.proof.families import (
     BEHAVIOR,
@@ -84,7 +85,12 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         of_stored(),
         # Its optimum is another: that of β/T. A number more in log f is one over the length in R.
         Claims(
-            formulas.half_variance_of_means, "elsewhere", GROUPED, {"average": "token"}, reference_shift=False
+            formulas.half_variance_of_means,
+            "elsewhere",
+            GROUPED,
+            {"average": "token"},
+            reference_shift=False,
+            end=PER_TOKEN,
         ),
         Claims(
             lambda s: formulas.advantage(s, 0.0), "elsewhere", ("reward", "groups"), {"beta": 0.0}, updates=0
@@ -118,7 +124,9 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         VARGRAD,
         COPG,
         weighted(of_squares(lambda s: 1.0, "half_variance", 1.0, 1), "reference", updates=0),
-        Claims(formulas.half_variance_to_behavior, "unknown", BEHAVIOR, {"anchor": "behavior"}),
+        Claims(
+            formulas.half_variance_to_behavior, "unknown", BEHAVIOR, {"anchor": "behavior"}, end=OF_SAMPLER
+        ),
         Claims(formulas.half_variance_to_behavior, "unknown", OLD, {"anchor": "old"}, updates=0),
         Claims(
             lambda s: square_to_reward(s, s.d),
@@ -144,14 +152,25 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         Claims(
             lambda s: formulas.half_variance_to_behavior(replace(s, beta=0.1)), "unknown", BEHAVIOR, updates=0
         ),
-        Claims(formulas.half_variance_to_behavior, "unknown", BEHAVIOR, {"beta": BETA}, updates=300),
+        Claims(
+            formulas.half_variance_to_behavior,
+            "unknown",
+            BEHAVIOR,
+            {"beta": BETA},
+            updates=300,
+            end=OF_SAMPLER,
+        ),
     ),
     "vargrad": (replace(VARGRAD, options={}),),
     "copg": (replace(COPG, options={}),),
     "rebel": (
         Claims(lambda s: 2.0 * s.n * formulas.half_variance_to_behavior(s), "unknown", OLD, updates=300),
     ),
-    "kimi": (Claims(lambda s: square_to_reward(s, s.e_tokens.sum(2)), "elsewhere", BEHAVIOR, updates=300),),
+    "kimi": (
+        Claims(
+            lambda s: square_to_reward(s, s.e_tokens.sum(2)), "elsewhere", BEHAVIOR, updates=300, end=LAMBERT
+        ),
+    ),
     "oapl": (
         replace(
             of_soft(lambda s: formulas.soft_maxima(s, s.beta), updates=300),

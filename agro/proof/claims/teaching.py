@@ -5,6 +5,7 @@ from __future__ import annotations
 from agro.proof import formulas
 from agro.proof import teaching_formulas as teaching
 from agro.proof.claim import Claims
+from agro.proof.end_points import TEACHER
 
 PROPOSALS = ("proposal", "proposal_mean")
 SAMPLED = ("ref_logp", "behavior_logp")
@@ -31,7 +32,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         ),
     ),
     "distill": (
-        Claims(teaching.distilled, "elsewhere", SAMPLED, n=(1, 2), updates=300),
+        Claims(teaching.distilled, "elsewhere", SAMPLED, n=(1, 2), updates=300, end=TEACHER),
         Claims(
             lambda s: teaching.distilled(s, "forward"),
             "elsewhere",
