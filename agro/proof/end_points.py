@@ -14,7 +14,8 @@ from agro.proof.formulas import Situation, wins
 
 def _lambert(s: Situation) -> Tensor:
     """[X,Y] log π with β log(π/μ) + ν π/μ = A, A = (1 − 1/n)(r − E_μ r): the least E_μ (A − β log(π/μ))² of
-    all policies (arXiv 2605.28150).
+    all policies. (arXiv 2605.28150, whose abstract was read, finds Lambert functions for methods without
+    ratios; this one is derived here.)
 
     A is that of a group of n on average. ν makes probabilities add up to 1; it is at least 0, and without it
     the end would be π ∝ μ exp(A/β).
