@@ -42,6 +42,7 @@ RULES = {
     ),
     "hints when all fail, Guide (2506.13923)": "`agro.rewards.groups.asks_for_hint`, recipe `guide`",
     "kept sets of top-p and top-k in ratios, DeepSeek-V3.2 (2512.02556)": "`sampler.keep_sets`",
+    "learned reward with a bounded slope, Lipschitz (2006.16785)": "`agro.smooth`, recipe `smooth_reward`",
     "layer-skipped behavior, Nested-ReFT (2508.10123)": "`sampler.skip_layers`, recipe `nested_reft`",
     "middle band, BFS-Prover-V2 (2509.06493)": "recipe `middle_band`",
     "overlong penalty, DAPO (2503.14476)": '`reward.functions` with `name = "overlong"`, recipe `dapo`',
@@ -77,9 +78,6 @@ NOT_CARRIED = {
         "cross-entropy on what the environment answers; log-probs are those of the policy's own tokens alone"
     ),
     "GDPO (2601.05242)": "normalizes each part of a reward by itself; a batch has one reward a response",
-    "Lipschitz penalty of a learned reward (2006.16785)": (
-        "its gradient penalty belongs to the training of a reward model, and none is trained here"
-    ),
     "Mixture of Attentions for drafts (2410.03804)": (
         "an architecture of draft models; `sampler.draft` takes a causal language model"
     ),
