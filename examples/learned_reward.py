@@ -2,8 +2,8 @@
 
 python examples/learned_reward.py MODEL SCORED UNSCORED OUT
 
-SCORED and UNSCORED are stores. The responses of UNSCORED go to OUT with the learned rewards, which are guesses:
-score some of them as well before you train on the rest.
+SCORED and UNSCORED are stores. The responses of UNSCORED go to OUT with the learned rewards, which are
+guesses: score some of them as well before you train on the rest.
 """
 
 import sys
