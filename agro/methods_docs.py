@@ -18,9 +18,9 @@ and options, `agro prove NAME` what is proved of it.
 *Reaches π\\** says on which samples descent on the exact expected gradient ends at the optimal policy
 π_ref exp(r/β)/Z: on *any* samples with full support, whoever wrote them, or on *fresh* ones. "no" is for
 methods that end elsewhere, mostly because they have no reference; where that is a policy with a closed form,
-it follows, with μ the policy that the samples are from. "–": nothing is claimed. *Equation* says where it was
-read: in the authors' or the named library's code, in the paper, in notes that quote it, or
-reconstructed from the abstract.
+it follows, with μ the policy that wrote the samples. "–": nothing is claimed. *Equation* says where it was
+read: in the authors' or the named library's code, in the paper, in notes that quote it, or reconstructed from
+the abstract.
 
 | arXiv | method | name here | needs | reaches π* | equation | called elsewhere |
 |---|---|---|---|---|---|---|
