@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from agro.drawn import keys
 from agro.errors import Refused
 from agro.head import Head, wide
-from agro.tiles import Plan, Slopes, Sums, add_tile, d_logits, fill
+from agro.tiles import Plan, Slopes, Sums, add_tile, after_tiles, d_logits, fill
 from agro.types import Kept
 
 STREAMS = ("logp", "entropy", "kl", "proposal", "proposal_mean")
@@ -52,7 +53,8 @@ def token_streams(
         tokens, mask: [B,T]; the first column of `mask` is false, since a first token has no log-prob.
         want: of "logp" (nats), "entropy" (of π), "kl" (exact, of π from the reference), "proposal" (q of the
             token, without gradient) and "proposal_mean" (of log π over q, which has no gradient itself). q ∝
-            π^(1/κ), κ the `temperature` of such a name where it has one (`agro.objectives.needs.PROPOSAL`).
+            π^(1/κ), κ the `temperature` of such a name where it has one (`agro.objectives.needs.PROPOSAL`);
+            where its `draws` isn't 0, the shares of so many tokens drawn from q stand for q (`agro.drawn`).
         temperature: divides the logits of both policies.
         chunk: positions of a tile, at most; it has `TILE` tokens.
         reference: hidden states and head of π_ref, for "kl". They receive no gradient.
@@ -77,8 +79,11 @@ def token_streams(
                 f"kl: expected a reference with the policy's vocabulary of {vocab} tokens, "
                 f"got {ref_head.weight.shape[0]}; start both from the same model"
             )
-    kappa = max((getattr(name, "temperature", 0.0) for name in want), default=0.0) or 1.0
-    plan = Plan(head, ref_head, temperature, chunk, frozenset(map(str, want)), kappa)
+    proposal = next((name for name in want if hasattr(name, "temperature")), None)
+    kappa, draws = getattr(proposal, "temperature", 1.0), getattr(proposal, "draws", 0)
+    plan = Plan(head, ref_head, temperature, chunk, frozenset(map(str, want)), kappa, draws=draws)
+    if draws:
+        plan = replace(plan, keys=keys(tokens, getattr(proposal, "seed", 0.0))[mask])
     chosen, own = tokens[:, 1:][at].long(), hidden[:, :-1][at]
     out: dict[str, Tensor] = {}
     for part in [plan] if kept is None else _split(plan, kept.at(mask)):
@@ -119,6 +124,7 @@ class _Streams(torch.autograd.Function):
             sums = Sums.empty(len(tokens[c]), hidden.device)
             for tile in plan.tiles():
                 add_tile(sums, part, hidden[c], tokens[c], None if ref is None else ref[c], tile)
+            sums = after_tiles(sums, part, hidden[c], tokens[c])
             fill(values[:, c], sums, part)
             blocks.append(sums)
         ctx.blocks = blocks

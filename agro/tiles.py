@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from agro.drawn import Draws, add_counts, uniforms
 from agro.head import Head, wide
 from agro.types import Kept
 
@@ -36,12 +37,16 @@ class Plan:
     want: frozenset[str]
     kappa: float  # of q ∝ π^(1/κ)
     kept: Kept | None = None  # [N], of log π
+    draws: int = 0  # K tokens in place of q; 0: q itself
+    keys: Tensor | None = None  # [N], of the draws
 
     def blocks(self, n: int) -> Iterator[tuple[slice, Plan]]:
         """Slices of n positions, each with the plan for it."""
         for i in range(0, n, self.size):
             c = slice(i, i + self.size)
-            yield c, self if self.kept is None else replace(self, kept=self.kept.part(c))
+            kept = None if self.kept is None else self.kept.part(c)
+            keys = None if self.keys is None else self.keys[c]
+            yield c, replace(self, kept=kept, keys=keys)
 
     def tiles(self) -> Iterator[slice]:
         """Slices of the vocabulary."""
@@ -71,11 +76,13 @@ class Sums(NamedTuple):
     of_ref: Tensor  # Σ e^x x_ref
     q_total: Tensor  # Σ e^(x/κ)
     of_q: Tensor  # Σ e^(x/κ) x
+    q_token: Tensor  # e^(x/κ) of the token, after the last tile
+    drawn: Tensor | None = None  # [n,K] tokens; then q_total is K, and the sums of q count them
 
     @classmethod
     def empty(cls, n: int, device: torch.device) -> Sums:
         """Of n positions, before the first tile."""
-        out = cls(*torch.zeros((len(cls._fields), n), dtype=torch.float64, device=device))
+        out = cls(*torch.zeros((len(cls._fields) - 1, n), dtype=torch.float64, device=device))
         out.largest.fill_(LOWEST)
         out.ref_largest.fill_(LOWEST)
         return out
@@ -122,6 +129,25 @@ def _add_proposal(sums: Sums, x: Tensor, rise: Tensor, kappa: float) -> None:
     sums.q_total.mul_(shrink).add_(e.sum(1))
 
 
+def after_tiles(sums: Sums, plan: Plan, h: Tensor, tokens: Tensor) -> Sums:
+    """The sums with those of q: of the distribution itself, or of K tokens drawn from it in another pass."""
+    if not {"proposal", "proposal_mean"} & plan.want:
+        return sums
+    if not plan.draws:
+        return sums._replace(q_token=(sums.token / plan.kappa).exp())
+    assert plan.keys is not None
+    found = Draws(uniforms(plan.keys, plan.draws) * sums.q_total[:, None])
+    for tile in plan.tiles():
+        x = _minus(plan.logits(plan.head, h, tile, wide(plan.head.weight)), sums.largest)
+        found.add((x / plan.kappa).exp_(), x, tile)
+    return sums._replace(
+        q_total=torch.full_like(sums.q_total, plan.draws),
+        of_q=found.of_x.sum(1),
+        q_token=(found.tokens == tokens[:, None]).double().sum(1),
+        drawn=found.tokens,
+    )
+
+
 def _raise_largest(largest: Tensor, z: Tensor) -> Tensor:
     """Raise `largest` [n] to the largest of z [n,v], in place; returns by how much, 0 for a first tile."""
     before = largest.clone()
@@ -148,7 +174,7 @@ def fill(values: Tensor, sums: Sums, plan: Plan) -> None:
     if "kl" in plan.want:
         values[2] = sums.kl
     if {"proposal", "proposal_mean"} & plan.want:
-        values[3] = (sums.token / plan.kappa).exp_() / sums.q_total
+        values[3] = sums.q_token / sums.q_total
         values[4] = sums.of_q / sums.q_total - sums.total.log()
 
 
@@ -156,6 +182,7 @@ class Slopes(NamedTuple):
     """Factors of the gradient of z, each [n,1], None where it is 0.
 
     The gradient is e^x (by_x x + by_ref x_ref + by_one) + by_q e^(x/κ), and `by_token` more at the token.
+    Where tokens were drawn, by_q is added at each of them instead.
     """
 
     by_one: Tensor
@@ -194,7 +221,7 @@ def d_logits(
         slope = (z * (plan.temperature / plan.head.cap)).square_().neg_().add_(1)
     x = _minus(plan.over_kept(z, tile), sums.largest)
     q = None
-    if slopes.by_q is not None:
+    if slopes.by_q is not None and sums.drawn is None:
         q = (x / plan.kappa).exp_().mul_(slopes.by_q)
     if slopes.by_x is None:
         d = x.exp_().mul_(slopes.by_one)
@@ -209,6 +236,8 @@ def d_logits(
         d.mul_(e)
     if q is not None:
         d.add_(q)
+    if slopes.by_q is not None and sums.drawn is not None:
+        add_counts(d, sums.drawn, slopes.by_q, tile)
     rows, columns = _at_token(tokens, tile)
     d[rows, columns] += slopes.by_token[rows, 0]
     if plan.head.scale != plan.temperature:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from agro.drawn import keys, uniforms
 from agro.errors import Refused
 from agro.head import Head
 from agro.logprobs import STREAMS, token_streams
@@ -99,6 +100,45 @@ def test_streams_and_gradients_are_those_of_all_logits(want, dtype, temperature,
     right = torch.autograd.grad(sum((expected[s] * factors[s][:, 1:])[inside].sum() for s in moves), leaves)
     for a, b in zip(got, right):
         torch.testing.assert_close(a, b, **tolerance)
+
+
+@pytest.mark.parametrize("chunk", [4, 1000])
+@pytest.mark.usefixtures("tile")
+def test_drawn_tokens_take_the_place_of_q(chunk):
+    """In value and gradient: the tokens on which the uniform numbers fall in the distribution function of
+    q."""
+    hidden, weight, bias, tokens, mask = arrays(torch.float64)
+    K, leaves = 50, [x.requires_grad_() for x in (hidden, weight, bias)]
+    want = (PROPOSAL.at(KAPPA, K, 7.0), PROPOSAL_MEAN.at(KAPPA, K, 7.0))
+    found = token_streams((hidden, Head(weight, bias)), tokens, mask, want=want, temperature=0.7, chunk=chunk)
+    z = torch.nn.functional.linear(hidden[:, :-1], weight, bias)[mask[:, 1:]] / 0.7
+    ends = torch.softmax(z.detach() / KAPPA, -1).cumsum(-1)
+    drawn = torch.searchsorted(ends, uniforms(keys(tokens, 7.0)[mask], K), right=True)
+    of_token = (drawn == tokens[mask][:, None]).double().mean(1)
+    mean = z.log_softmax(-1).gather(1, drawn).mean(1)
+    torch.testing.assert_close(found["proposal"][mask], of_token, rtol=0, atol=1e-15)
+    torch.testing.assert_close(found["proposal_mean"][mask], mean, rtol=1e-12, atol=1e-12)
+    factor = torch.randn(mean.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    got = torch.autograd.grad((found["proposal_mean"][mask] * factor).sum(), leaves)
+    for a, b in zip(got, torch.autograd.grad((mean * factor).sum(), leaves)):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+def test_draws_have_the_mean_of_q_and_follow_tokens_and_seed():
+    """Of 40 seeds of 1,000 draws: the standard error of a share is at most ½/√40000 = 0.0025."""
+    hidden, weight, bias, tokens, mask = arrays(torch.float64)
+    outputs = (hidden, Head(weight, bias))
+    exact = token_streams(outputs, tokens, mask, want=(PROPOSAL,))["proposal"][mask]
+    drawn = [
+        token_streams(outputs, tokens, mask, want=(PROPOSAL.at(1.0, 1000, seed),))["proposal"][mask]
+        for seed in map(float, range(40))
+    ]
+    torch.testing.assert_close(torch.stack(drawn).mean(0), exact, rtol=0, atol=0.01)
+    assert not torch.equal(drawn[0], drawn[1])
+    known = keys(torch.tensor([[1, 2, 3], [1, 2, 4], [1, 5, 3]]), 0.0)
+    assert torch.equal(known[0], known[1])  # of the tokens before
+    assert torch.equal(known[0, :2], known[2, :2])
+    assert known[0, 2] != known[2, 2]
 
 
 def kept_at_random(tokens, mask):

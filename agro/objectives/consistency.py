@@ -34,8 +34,7 @@ Estimate = Literal["sequence", "triangular", "local"]
 def regularized_reward(
     streams: Streams, batch: Batch, groups: Groups, beta: float, average: str = "sum"
 ) -> Tensor:
-    """[N] R_i = r_i − β ρ_i, ρ_i the sum of the log-ratio's tokens or their mean. At β = 0 the reference
-    isn't used."""
+    """[N] R_i = r_i − β ρ_i, ρ_i the sum of the log-ratio's tokens or their mean; r_i at β = 0."""
     if beta == 0:
         return groups.reward
     assert batch.ref_logp is not None

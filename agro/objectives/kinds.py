@@ -101,6 +101,9 @@ class Column(Need):
             missing_B = (batch.mask & ~value.isfinite()).any(1)
         else:
             missing_B = ~value.isfinite()
+        return self._of_those_asked(missing_B, batch)
+
+    def _of_those_asked(self, missing_B: Tensor, batch: Batch) -> Tensor:
         return missing_B & ~by_experts(batch) if self.but_experts else missing_B
 
     def check(self, name: str, batch: Batch) -> None:
@@ -149,7 +152,7 @@ class Fresh(Column):
         return batch.age
 
     def missing(self, batch: Batch) -> Tensor:
-        return ~(batch.age == 0)
+        return self._of_those_asked(~(batch.age == 0), batch)
 
     def without(self, batch: Batch) -> Batch:
         return batch.replace(age=torch.full_like(batch.age, math.nan))
@@ -228,11 +231,13 @@ class Proposal(Stream):
     """Of q ∝ π^(1/temperature), a constant: q of the token, or the mean of log π(a) over q(a)."""
 
     temperature = 1.0
+    draws = 0  # 0: q itself
+    seed = 0.0  # of the draws
 
-    def at(self, temperature: float) -> Proposal:
-        """The same of this temperature."""
+    def at(self, temperature: float, draws: int = 0, seed: float = 0.0) -> Proposal:
+        """The same of this temperature; with `draws` shares of so many tokens drawn from q stand for q."""
         out = copy(self)
-        out.temperature = temperature
+        out.temperature, out.draws, out.seed = temperature, draws, seed
         return out
 
 

@@ -13,9 +13,10 @@ import torch
 from agro.objectives.core import Coupling, Objective, Options, Streams, Terms
 from agro.objectives.declaring import always, by
 from agro.objectives.judged import BetaOfJudgments, Smoothing, bradley_terry, log_ratio, ordered
-from agro.objectives.needs import GROUPS, REF_LOGP, REWARD
+from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, REF_LOGP, REWARD
 from agro.objectives.options import Option
 from agro.objectives.pairs import Pairs
+from agro.objectives.rec import rec
 from agro.objectives.reduce import Groups
 from agro.types import Batch
 
@@ -102,6 +103,25 @@ def gepo(
     return Terms(groups.average(loss_G + variance * factor * variance_G))
 
 
+def oorl(
+    streams: Streams,
+    batch: Batch,
+    *,
+    beta: BetaOfJudgments,
+    threshold: Threshold = 0.0,
+    share: Annotated[float, Option("weight of GEPO's part in the loss", "share", ge=0)] = 0.01,
+) -> Terms:
+    """REINFORCE++ and a small share of GEPO (OORL, arXiv 2505.12723): L_RL + `share` · L_GEPO, as
+    `reinforce_pp` and `gepo` have them.
+
+    The paper takes L_RL on tasks with rules to check answers and L_GEPO on judged responses; here both are of
+    all responses of a step, and the reward says which ones are good.
+    """
+    rl = rec(streams, batch, mask="one_side", token_weight="is", advantage="reinforce_pp")
+    preference = gepo(streams, batch, beta=beta, threshold=threshold)
+    return Terms(rl.loss + share * preference.loss, metrics=rl.metrics)
+
+
 def _mean(groups: Groups, v_N: Tensor, chosen_N: Tensor) -> Tensor:
     """[G] the mean of those that are chosen with 1; 0 where none are."""
     return groups.sum(chosen_N * v_N) / groups.sum(chosen_N).clamp(min=1)
@@ -140,6 +160,13 @@ ENTRIES: dict[str, Objective] = {
         by("group"),
         weighted=True,
         imitates=True,
+        certainty="paper",
+    ),
+    "oorl": Objective(
+        oorl,
+        "OORL, arXiv 2505.12723",
+        always(REWARD, GROUPS, BEHAVIOR_LOGP, REF_LOGP),
+        by("group"),
         certainty="paper",
     ),
 }

@@ -7,15 +7,15 @@ arXiv 2503.19612, statement of consistency; DRO, arXiv 2405.19107).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 
 from agro.errors import Refused
 from agro.objectives.core import Objective, Streams, Terms, masked
-from agro.objectives.declaring import by, regularized, to_reference
-from agro.objectives.needs import PREFIX_VALUE, REWARD, VALUE
-from agro.objectives.options import Beta, Scale
+from agro.objectives.declaring import always, by, regularized, to_reference
+from agro.objectives.needs import FRESH, PREFIX_VALUE, REWARD, VALUE, except_experts
+from agro.objectives.options import Beta, Option, Scale
 from agro.objectives.reduce import Groups, in_several_rows
 from agro.types import Batch
 
@@ -74,6 +74,40 @@ def prefix_consistency(streams: Streams, batch: Batch, *, beta: Beta, scale: Sca
     return Terms(loss, metrics={"value_loss": loss, "value_mean": value})
 
 
+def hnpg(
+    streams: Streams,
+    batch: Batch,
+    *,
+    offline: Annotated[
+        float, Option("weight of the value's errors on an expert's responses", "ratio", ge=0)
+    ] = 1.0,
+) -> Terms:
+    """Hybrid policy gradient (HNPG, arXiv 2311.08384): −(r − V(x)) log π, mean over own responses, which are
+    fresh, and ½ (r − V(x))² to learn V, mean over these plus `offline` times the mean over an expert's.
+
+    Responses of others train the value alone, so the policy's gradient is that of its own samples, whatever
+    was logged; prompts of the log are sampled from like any others. The authors fit Q(s, a) by its recursion
+    and step along the natural gradient; a response's Q is its reward here, and the optimizer makes the step.
+    """
+    groups = Groups.of(batch)
+    own_N = ~groups.by_expert
+    value_N = groups.mean_rows(streams["value"])
+    off_N = groups.reward - value_N
+    gain = _mean_over(groups, own_N, off_N.detach() * groups.sum_tokens(streams["logp"]))
+    error_N = 0.5 * off_N.square()
+    value_loss = _mean_over(groups, own_N, error_N) + offline * _mean_over(groups, ~own_N, error_N)
+    value = groups.average_responses(value_N)
+    return Terms(value_loss - gain, metrics={"value_loss": value_loss, "value_mean": value})
+
+
+def _mean_over(groups: Groups, chosen_N: Tensor, v_N: Tensor) -> Tensor:
+    """[N] -> []: the mean over the chosen responses, 0 where there are none; a weight w counts one w
+    times."""
+    weight_N = torch.where(chosen_N, groups.weight[groups.group], 0.0)
+    total = weight_N.sum()
+    return (weight_N * v_N).sum() / torch.where(total > 0, total, 1.0)
+
+
 def _regularizer(logp_BT: Tensor, batch: Batch, beta: float, scale: str) -> Tensor:
     """[B,T] β (log π − log π_ref). Where scale is "reward" its derivative in log π is 1 and not β."""
     value_BT = torch.zeros_like(logp_BT)
@@ -105,5 +139,13 @@ ENTRIES: dict[str, Objective] = {
         by("row"),
         drops_groups=False,
         imitates=True,
+    ),
+    "hnpg": Objective(
+        hnpg,
+        "HNPG, arXiv 2311.08384",
+        always(REWARD, VALUE, except_experts(FRESH)),
+        by("row"),
+        drops_groups=False,
+        certainty="code",
     ),
 }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import torch
+
 from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Advantage
 from agro.objectives.core import Objective, Options, Streams, Terms
 from agro.objectives.declaring import always, by, preset
-from agro.objectives.needs import GROUPS, REWARD, Need
+from agro.objectives.needs import GROUPS, REF_LOGP, REWARD, Need
 from agro.objectives.options import Option
 from agro.objectives.ratios import Ratio, log_ratio, needed
 from agro.objectives.reduce import Groups, token_mean
@@ -94,6 +96,31 @@ def mdpo(
     return Terms(loss, metrics={"ratio_max": w_BT.max()})
 
 
+def props(
+    streams: Streams,
+    batch: Batch,
+    *,
+    clip: Annotated[
+        float, Option("how far below 1 the ratio of a token is pushed", "ratio", gt=0, lt=1)
+    ] = 0.3,
+) -> Terms:
+    """A sampler of what the store lacks (PROPS, arXiv 2311.08290): max(w, clamp(w, 1−ε, 1+ε)) = max(w, 1−ε)
+    token by token, w = φ/π, mean over all tokens.
+
+    It is PPO's clip with the advantage −1 of all stored responses: each becomes less probable, whatever its
+    reward, until w < 1−ε. π, the policy to sample for, is the reference; the sampler φ begins as π and is
+    trained again before each collection. The authors' λ KL(π ‖ φ) is 0 by default, and isn't here; they stop
+    at a limit of the KL, as evaluate.target_kl does.
+    """
+    assert batch.ref_logp is not None
+    w_BT = torch.where(batch.mask, streams["logp"] - batch.ref_logp, 0.0).exp()
+    below = ((w_BT < 1 - clip) & batch.mask).sum() / batch.mask.sum()
+    return Terms(
+        token_mean(batch, w_BT.clamp(min=1 - clip)),
+        metrics={"clipped_share": below, "ratio_max": w_BT.max()},
+    )
+
+
 def _opmd_conflict(options: Options) -> str:
     if options["form"] == "pairwise" and options["baseline"] == "soft":
         return 'form = "pairwise" compares with the group\'s mean; leave baseline = "soft" out'
@@ -125,6 +152,9 @@ ENTRIES: dict[str, Objective] = {
         called='tinker loss_fn = "dro"; verl loss_mode = "dro"',
     ),
     "mdpo": Objective(mdpo, "MDPO, arXiv 2005.09814", _needs, by("row"), imitates=True, certainty="code"),
+    "props": Objective(
+        props, "PROPS, arXiv 2311.08290", always(REF_LOGP), by("row"), drops_groups=False, certainty="code"
+    ),
 }
 ENTRIES["opmd_token"] = preset(
     "token_quadratic",

@@ -182,7 +182,7 @@ def checked(name: str, model: type[BaseModel], given: Mapping[str, Any], *, part
     for problem in problems:
         key = str(problem["loc"][0])
         if problem["type"] == "extra_forbidden":
-            raise Refused(f"objective {name}: unknown option {key}; {_nearest(key, list(about))}")
+            raise Refused(f"objective {name}: unknown option {key}; {_nearest(key, given[key], list(about))}")
         if key not in missing:
             raise Refused(
                 f"objective {name}: option {key}: expected {about[key]['expected']}, got {given[key]!r}"
@@ -205,8 +205,9 @@ def _choices(kind: Any) -> str:
     return ", ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal else ""
 
 
-def _nearest(key: str, known: list[str]) -> str:
-    if key in peers.OPTIONS:
-        return f"{peers.OPTIONS[key]} sets it here"
+def _nearest(key: str, value: Any, known: list[str]) -> str:
+    theirs = peers.option(key, value)
+    if theirs:
+        return f"{theirs} sets it here"
     near = difflib.get_close_matches(key, known, 1, 0.5)
     return f"did you mean {near[0]}?" if near else f"it has: {', '.join(known) or 'none'}"

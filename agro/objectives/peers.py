@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from typing import Any
 
 # Options of theirs: what sets the same here. As of TRL 1.16 and verl 0.9.1.
 OPTIONS = {
@@ -57,12 +58,27 @@ ELSEWHERE = {
     "tapered": "topr",
     "a*po": "apo",
     "apo_zero": "kto, dpo or apo (A*PO), which is another method",
+    "spo": 'rloo with baseline = "stored" and data.value_half_life (recipe one_response)',
+    "gspo_token": "gspo, whose gradient is the same where all tokens of a response have one advantage",
+    "llamarl": "aipo",
+    "async_rlhf": "online_dpo",
+    "mbrcsl": "reward_conditioned",
+    "bfs_prover": "middle_band",
     "trajectory_balance": "vargrad",
     "tba": "vargrad",
 }
 # Without a counterpart here: an objective whose name is alike would be another method.
 ABSENT = (
-    *("clip_cov", "kl_cov", "grpo_passk", "gdpo", "optimal_token_baseline", "tir_optimal_token_baseline"),
+    *(
+        "echo",
+        "sdft",
+        "clip_cov",
+        "kl_cov",
+        "grpo_passk",
+        "gdpo",
+        "optimal_token_baseline",
+        "tir_optimal_token_baseline",
+    ),
     *("orpo", "cpo", "simpo", "xpo", "nash_md", "bco", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
     *("exo_pair", "nca_pair", "apo_down", "discopop"),
 )
@@ -71,6 +87,16 @@ ABSENT = (
 def plain(name: str) -> str:
     """Lower case, letters and digits alone: "Dr.GRPO" and "dr_grpo" are the same."""
     return re.sub(r"[^a-z0-9*]", "", name.lower())
+
+
+def option(key: str, value: Any) -> str:
+    """What sets an option of theirs here, with its value where that is a method's name; "" where nothing
+    does."""
+    ours = OPTIONS.get(key, "")
+    if ours != "objective.name" or not isinstance(value, str):
+        return ours
+    theirs = {plain(peer): ours for peer, ours in ELSEWHERE.items()}
+    return f'objective.name = "{theirs.get(plain(value), value).split(" ")[0].rstrip(",")}"'
 
 
 def objective(name: str, known: Mapping[str, str]) -> str:

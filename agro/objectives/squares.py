@@ -185,8 +185,9 @@ ENTRIES["kimi"] = preset(
     _SQUARES,
     "Kimi k1.5, arXiv 2501.12599, eq. 3; Kimi K2, arXiv 2507.20534",
     "(r − r̄ − τ log π/μ)², the mean over a group, β = τ. r̄, the mean reward, stands for τ log Z, which is "
-    "above it: the optimum isn't μ exp(r/τ) / Z but closer to μ (arXiv 2602.05933). k1.5 divides the "
-    "gradient by 2τ. Other libraries square token by token: that is another objective.",
+    "above it: the optimum isn't μ exp(r/τ) / Z but closer to μ (arXiv 2602.05933), where τ log(π/μ) + ν π/μ "
+    "= (1 − 1/n)(r − E_μ r), a Lambert function of the rewards (arXiv 2605.28150 finds such ends). "
+    "k1.5 divides the gradient by 2τ. Other libraries square token by token: that is another objective.",
     certainty="notes",
     called="OpenKimi PMD-mean",
     anchor="behavior",

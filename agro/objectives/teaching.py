@@ -43,13 +43,22 @@ def otr(
     temperature: Annotated[
         float, Option("κ of the tokens' distribution q ∝ π^(1/κ)", "temperature", gt=0)
     ] = 1.0,
+    draws: Annotated[
+        float,
+        Option("K tokens drawn from q at each position, as in the paper; 0: the expectation", "tokens", ge=0),
+    ] = 0.0,
+    seed: Annotated[
+        float,
+        Option("of the draws, which also depend on the tokens before; a schedule changes them", "number"),
+    ] = 0.0,
 ) -> Terms:
-    """One-token rollout (OTR, arXiv 2509.26313), the expectation over its draws: −[q(x) log π(x) + β_o
-    Σ_{a≠x} q(a) log π(a)] at each given token x, q without gradient; mean over all tokens of the step.
+    """One-token rollout (OTR, arXiv 2509.26313): −[q(x) log π(x) + β_o Σ_{a≠x} q(a) log π(a)] at each given
+    token x, q without gradient; mean over all tokens of the step.
 
-    The paper draws K = 256 tokens from q and rewards the given one with 1, others with β_o: the same function
-    of their shares in place of q. At κ = 1 the gradient is that of sft with each token weighted by p, times
-    1 − β_o. The paper's κ is above 1; the number wasn't read.
+    This is the expectation over the paper's K = 256 draws from q, whose rewards are 1 for the given token and
+    β_o for others. `draws` = K takes their shares in place of q: −(1/K) Σ_j R_j log π(a_j), the same gradient
+    on average, and a noisier one. At κ = 1 that average is the gradient of sft with each token weighted by p,
+    times 1 − β_o. The paper's κ is above 1; the number wasn't read.
     """
     q_BT, mean_BT = streams["proposal"].detach(), streams["proposal_mean"]
     right_BT = q_BT * streams["logp"]
@@ -136,9 +145,22 @@ def middle_band(streams: Streams, batch: Batch, *, low: Quantile, high: Quantile
 
 
 def _otr_needs(options: Options) -> set[Need]:
-    given = options.get("temperature")
-    at = float(given) if isinstance(given, (int, float)) else 1.0
-    return {PROPOSAL.at(at), PROPOSAL_MEAN.at(at)}
+    at = [
+        options[key] if isinstance(options.get(key), (int, float)) else other
+        for key, other in (("temperature", 1.0), ("draws", 0.0), ("seed", 0.0))
+    ]
+    temperature, draws, seed = map(float, at)
+    return {need.at(temperature, int(draws), seed) for need in (PROPOSAL, PROPOSAL_MEAN)}
+
+
+def _otr_excludes(options: Options) -> str:
+    if options["draws"] != int(options["draws"]):
+        return f"draws = {options['draws']} isn't a whole number"
+    if options["seed"] and not options["draws"]:
+        return (
+            f"seed = {options['seed']} is of draws, but draws = 0 is their expectation; leave one of them out"
+        )
+    return ""
 
 
 def _distill_needs(options: Options) -> set[Need]:
@@ -170,6 +192,7 @@ ENTRIES: dict[str, Objective] = {
         _otr_needs,
         by("row"),
         drops_groups=False,
+        excludes=_otr_excludes,
         certainty="notes",
     ),
     "distill": Objective(

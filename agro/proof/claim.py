@@ -11,6 +11,14 @@ from torch import Tensor
 from agro.proof.formulas import Situation
 
 
+@dataclass(frozen=True)
+class End:
+    """A policy that descent ends at, in words and as log-probs [X,Y] of responses."""
+
+    name: str
+    of: Callable[[Situation], Tensor]
+
+
 @dataclass(frozen=True, eq=False)
 class Claims:
     """Of an objective with `options`, whose `beta` is filled in where it has one."""
@@ -28,6 +36,7 @@ class Claims:
     episodes: bool = True  # whether a response may be in several rows, else it is refused
     drifted: bool = False  # whether the policy when the batch was drawn isn't the behavior
     updates: int = 600  # of the descent; 0: it isn't followed
+    end: End | None = None  # where descent on the samples of others goes, where that isn't the optimum
     expert: Literal["none", "apart", "member", "hinted"] = "none"
     """Whether each group has a response more, of role "expert" or of the policy with a hint; "apart" where it
     doesn't count as one of the group's."""

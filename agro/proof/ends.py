@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from agro.proof.descent import How, Path, descend
-from agro.proof.enumerable import Enumerable, Space, optimum
+from agro.proof.enumerable import Enumerable, Space, kl, optimum
 from agro.proof.expectation import Data
+from agro.proof.formulas import Situation
 from agro.proof.measuring import BEHAVIORS, BETA, EXACT, FAR, INSTANCES, Row, Subject, problem
 
 SEEDS = {"reference": 2, "elsewhere": 9}  # of the tables that descents begin at
+NEAR = 1e-6  # nats: as near to a claimed end as some hundred updates come
 DISTANCE = "KL to the optimum at the end of descent"
 
 
@@ -83,6 +85,26 @@ def ends(subject: Subject) -> Iterator[Row]:
         setting = f"data from {where}, start at {start}, {subject.claims.updates} updates"
         setting += f", {which} of {INSTANCES.prompts} instances"
         yield subject.row(DISTANCE, setting, max(value.item(), 0.0), most=most, least=least)
+
+
+def own_ends(subject: Subject) -> Iterator[Row]:
+    """KL from where descent goes to where it is claimed to, on data of others."""
+    if subject.claims.end is None:
+        return
+    _, reference, behaviors, reward = problem(INSTANCES)
+    descents, path = _on_others(subject)
+    reached = path.policy.logp().detach()
+    for i, (where, start) in enumerate(descents):
+        if where == "lacks support":
+            continue
+        policy = behaviors[where]  # an end doesn't depend on the policy that is trained
+        situation = Situation(policy, reference, behaviors[where], reward, BETA, subject.claims.n[0])
+        claimed = subject.claims.end.of(situation).detach()
+        part = slice(i * INSTANCES.prompts, (i + 1) * INSTANCES.prompts)
+        value = kl(reached[part], claimed).max().item()
+        setting = f"data from {where}, start at {start}, worst of {INSTANCES.prompts} instances"
+        what = f"KL to {subject.claims.end.name} at the end of descent"
+        yield subject.row(what, setting, max(value, 0.0), most=NEAR)
 
 
 @cache

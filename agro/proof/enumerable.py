@@ -207,6 +207,15 @@ class Enumerable:
         """[X,Y] log π(y), with gradient."""
         return self.logp_tokens().sum(2)
 
+    def proposal(self, need: Proposal) -> Tensor:
+        """[X,C,V] q ∝ π^(1/κ), or the shares of the tokens that `need` draws from it; without gradient."""
+        q = (self.logp_next().detach() / need.temperature).softmax(-1)
+        if not need.draws:
+            return q
+        generator = torch.Generator().manual_seed(int(need.seed))
+        drawn = torch.multinomial(q.flatten(0, 1), need.draws, replacement=True, generator=generator)
+        return torch.nn.functional.one_hot(drawn, q.shape[-1]).double().mean(1).view(q.shape)
+
     def streams(
         self,
         tokens: Tensor,
@@ -229,7 +238,7 @@ class Enumerable:
             streams["kl"] = kl[prompt[:, None], places]
         for need in want:
             if isinstance(need, Proposal):
-                q = (logp.detach() / need.temperature).softmax(-1)
+                q = self.proposal(need)
                 mean = (q * logp).sum(-1)[prompt[:, None], places]
                 of_token = q[prompt[:, None], places, chosen]
                 streams[need] = mean if need == "proposal_mean" else of_token

@@ -75,6 +75,13 @@ def q_of(s: Situation) -> Tensor:
     return s.expert.logp().detach().exp()
 
 
+def hybrid(s: Situation, offline: float = 1.0) -> Tensor:
+    """−E_μ (r − V) log π, V a constant, and ½ (r − V)² of own responses and of the expert's (HNPG)."""
+    off_XY = s.reward - s.value
+    own = s.mean(0.5 * off_XY.square() - off_XY.detach() * s.policy.logp())
+    return own + offline * (q_of(s) * 0.5 * off_XY.square()).sum(1).mean()
+
+
 def mixed(
     s: Situation,
     advantage: Advantage,

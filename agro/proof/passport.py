@@ -17,7 +17,7 @@ from agro.objectives import Need, NotFinite, differentiate, get, imitation, kl_t
 from agro.objectives.core import STREAMS
 from agro.objectives.needs import NEEDS, PAIRS, Grouped, withhold
 from agro.proof.claims import CLAIMS
-from agro.proof.ends import ends, tools
+from agro.proof.ends import ends, own_ends, tools
 from agro.proof.enumerable import Space
 from agro.proof.expectation import LOGPS, all_groups
 from agro.proof.formulas import Situation, half_variance
@@ -39,7 +39,7 @@ def passport(name: str) -> Iterator[Row]:
         subject = Subject(name, claims)
         for measure in (
             *(expectations, episodes, bias, invariances, limits, variances, estimates, noise, tools),
-            *(ends, needs),
+            *(ends, own_ends, needs),
         ):
             yield from measure(subject)
     yield unclaimed(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from agro.objectives.needs import PROPOSAL
 from agro.objectives.reduce import quantile
 from agro.proof.formulas import Situation
 
@@ -15,10 +16,11 @@ def per_token(s: Situation, v_XYT: Tensor) -> Tensor:
     return s.mean(inside.sum(2)) / s.mean(s.policy.space.lengths.double().expand_as(s.p))
 
 
-def one_token(s: Situation, negative: float = -0.1, kappa: float = 1.0) -> Tensor:
-    """−Σ_a R(a) q(a) log π(a), R = 1 for the given token and β_o for the others, q ∝ π^(1/κ) (OTR)."""
+def one_token(s: Situation, negative: float = -0.1, kappa: float = 1.0, draws: int = 0) -> Tensor:
+    """−Σ_a R(a) q(a) log π(a), R = 1 for the given token and β_o for the others, q ∝ π^(1/κ), or the shares
+    of K draws from it (OTR)."""
     space, logp_XCV = s.policy.space, s.policy.logp_next()
-    q_XCV = (logp_XCV.detach() / kappa).softmax(-1)
+    q_XCV = s.policy.proposal(PROPOSAL.at(kappa, draws, 3.0))
     given_YTV = torch.nn.functional.one_hot(space.tokens, space.vocabulary).bool()
     R = given_YTV + negative * (~given_YTV).double()
     return per_token(s, -(R * (q_XCV * logp_XCV)[:, space.places]).sum(-1))

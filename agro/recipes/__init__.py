@@ -24,7 +24,7 @@ class Recipe:
 
     @property
     def kind(self) -> str:
-        """situation (what is at hand), or method (an objective's own recipe)."""
+        """situation (what is at hand), or method (of an objective's or a rule's name)."""
         return "method" if self.path.parent.name == "methods" else "situation"
 
     @property

@@ -130,6 +130,8 @@ def _identity(name: str) -> tuple[Any, ...]:
 
 def obstacle(name: str, kind: Kind) -> str:
     """Why an objective can't take part, "" where it can."""
+    if base(name) == "props":
+        return "trains a sampler, not a policy"
     required = [key for key, option in entry(name).options.model_fields.items() if option.is_required()]
     unknown = [key for key in required if key != "beta"]
     if unknown:

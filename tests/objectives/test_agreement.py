@@ -215,7 +215,8 @@ def away_from_kinks(seed: int, episodes: bool) -> Case:
     return case
 
 
-DETACHED = ("chord", "guide", "tempsamp_r1", "otr", "distill")  # parts of their losses are constants
+# Parts of their losses are constants.
+DETACHED = ("chord", "guide", "tempsamp_r1", "otr", "distill", "hnpg", "oorl")
 
 
 @by_objective(

@@ -215,7 +215,7 @@ def test_an_option_says_what_it_is(name: str, key: str) -> None:
 
 NATS = "reward per nat of the response's log-ratio"
 LOGIT = "logit of a judgment per nat of the response's log-ratio"
-JUDGED = ("dpo", "slic", "seppo", "kto", "online_dpo", "gepo")
+JUDGED = ("dpo", "slic", "seppo", "kto", "online_dpo", "gepo", "oorl")
 COMMON = {
     "weight_max": "ratio",
     "weight_min": "ratio",
@@ -275,6 +275,8 @@ UNITS = {
     ("tempsamp_r1", "clip"): "ratio",
     ("otr", "negative"): "reward",
     ("otr", "temperature"): "temperature",
+    ("otr", "draws"): "tokens",
+    ("otr", "seed"): "number",
     ("distill", "divergence"): "share",
     ("middle_band", "low"): "share",
     ("middle_band", "high"): "share",
@@ -287,6 +289,10 @@ UNITS = {
     ("kto", "undesirable"): "ratio",
     ("gepo", "threshold"): "reward",
     ("gepo", "variance"): "share",
+    ("oorl", "threshold"): "reward",
+    ("oorl", "share"): "share",
+    ("hnpg", "offline"): "ratio",
+    ("props", "clip"): "ratio",
 }
 ABOVE_0 = {
     ("vespo", "positive"),
@@ -295,6 +301,7 @@ ABOVE_0 = {
     ("nested_reft", "retrace"),
     ("red_weight", "temperature"),
     ("opmd", "tau"),
+    ("props", "clip"),
     ("mdpo", "step_size"),
     ("squared_consistency", "beta"),
     ("squared_consistency", "value_beta"),
@@ -521,7 +528,8 @@ def test_the_table_says_what_each_method_is_anchored_to_and_what_may_be_dropped(
     assert objectives.get("squared_consistency").anchor({"anchor": "behavior"}) == "behavior_logp"
     own = {name: entry for name, entry in OBJECTIVES.items() if not entry.of}
     whole = {name for name, entry in own.items() if "singletons" not in entry.options.model_fields}
-    assert whole == {"dro", "prefix_consistency", "topr", "kto", "sft", "otr", "distill", "middle_band"}
+    of_rows = {"dro", "hnpg", "prefix_consistency", "topr", "kto", "props"}
+    assert whole == of_rows | {"sft", "otr", "distill", "middle_band"}
     warnings = objectives.get("agro_onpolicy").warnings
     assert warnings == Warnings(trap.of_options, trap.of_rewards, trap.of_metrics)
 

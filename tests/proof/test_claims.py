@@ -30,7 +30,7 @@ REPORTED = {
     "agro_onpolicy": {"consistency", "likelihood_ratio", "reversed_share", "trap_ratio"},
     "squared_consistency": {"consistency", "weight_mean"},
     "dro": {"value_loss", "value_mean", "weight_mean"},
-    "prefix_consistency": {"value_loss", "value_mean"},
+    **{name: {"value_loss", "value_mean"} for name in ("hnpg", "prefix_consistency")},
     "rloo": {"weight_mean"},
     "kl_pg": {"kl_sampled_prefixes"},
     "topr": {"weight_mean"},
@@ -45,6 +45,7 @@ REPORTED = {
     "vespo": {"weight_mean"},
     "nested_reft": {"ratio_max"},
     "mdpo": {"ratio_max"},
+    **{name: {"clipped_share", "ratio_max"} for name in ("props", "oorl")},
     "kimi": {"consistency"},
     "gmpo": {"clipped_share", "ratio_max"},
     **{

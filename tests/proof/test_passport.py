@@ -21,7 +21,10 @@ from agro.objectives.pairs import Pairs
 from agro.objectives.reduce import Groups
 from agro.proof import passport as module
 from agro.proof.claims import CLAIMS
-from agro.proof.measuring import Row, Subject
+from agro.proof.end_points import LAMBERT, TEACHER
+from agro.proof.ends import own_ends
+from agro.proof.formulas import Situation
+from agro.proof.measuring import BETA, SMALL, Row, Subject, problem
 from agro.proof.passport import passport
 from agro.train import step
 from agro.types import Batch
@@ -85,10 +88,30 @@ def test_agro_holds_all_that_is_claimed() -> None:
     assert estimates[0] > estimates[1] > estimates[2] > 0
 
 
+def test_another_end_than_the_claimed_is_named() -> None:
+    """sft ends at the policy that wrote the samples, not at the reference."""
+    claims = CLAIMS["sft"][0]
+    assert [row.holds for row in own_ends(Subject("sft", claims))] == [True] * 4
+    other = Subject("sft", replace(claims, updates=200, end=TEACHER))
+    assert [row.holds for row in own_ends(other)][1:3] == [False] * 2  # the others are of the reference
+
+
+def test_the_end_of_squares_without_ratios_solves_its_equation() -> None:
+    """β log u + ν u = (1 − 1/n)(r − E_μ r) with one ν ≥ 0 for each prompt, and Σ μ u = 1."""
+    policy, reference, behaviors, reward = problem(SMALL)
+    s = Situation(policy, reference, behaviors["stale"], reward, BETA, 3)
+    logp = LAMBERT.of(s).detach()
+    x = logp - behaviors["stale"].logp().detach()
+    nu = (2 / 3 * s.centered(reward) - BETA * x) / x.exp()
+    assert torch.allclose(logp.exp().sum(1), torch.ones(2, dtype=torch.float64), atol=1e-12)
+    assert (nu.amax(1) - nu.amin(1)).max() < 1e-12
+    assert nu.min() > 0
+
+
 @pytest.fixture
 def no_descents(monkeypatch) -> None:
     """Nor what else isn't of the expected gradient: it takes time, and what is broken is seen without."""
-    for measure in ("ends", "tools", "bias", "limits", "variances", "estimates", "noise"):
+    for measure in ("ends", "own_ends", "tools", "bias", "limits", "variances", "estimates", "noise"):
         monkeypatch.setattr(module, measure, lambda *_: iter(()))
 
 
@@ -119,8 +142,9 @@ def test_a_flipped_sign_or_a_wrong_denominator_is_named(name: str, how, monkeypa
     assert first_broken(name) == "expected gradient"
 
 
-# Responses of a group with one another; or with the mean of the policy's own ones, which is another function.
-COMPARED = {"online_dpo", "gepo", "raft_pp", "chord"}
+# Responses of a group with one another, or of the step; or with the mean of the policy's own ones, which is
+# another function.
+COMPARED = {"online_dpo", "gepo", "oorl", "raft_pp", "chord"}
 BASELINES = [
     n
     for n in FUNCTIONS

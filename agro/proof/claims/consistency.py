@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from agro.proof import formulas
 from agro.proof.claim import Claims
+from agro.proof.end_points import LAMBERT, OF_SAMPLER, PER_TOKEN
+from agro.proof.expert_formulas import hybrid
 from agro.proof.families import (
     BEHAVIOR,
     FRESH,
@@ -29,6 +32,21 @@ from agro.proof.families import (
 from agro.proof.formulas import Corrected, half_variance
 from agro.proof.group_formulas import square_to_reward
 from agro.proof.measuring import BETA
+
+
+def of_hybrid(weight: float, updates: int = 0, **options: Any) -> Claims:
+    """Its own samples are fresh; with each group comes one response of an expert, whoever that is."""
+    return Claims(
+        lambda s: hybrid(s, weight),
+        "elsewhere",
+        ("reward", "value", "fresh"),
+        options,
+        shift=False,
+        n=(1, 2),
+        updates=updates,
+        expert="apart",
+    )
+
 
 VARGRAD = of_squares(lambda s: 2 * (s.n - 1) / s.n / s.beta**2, "trajectory", 4 / 3, -1)
 COPG = of_squares(lambda s: 2.0 * s.n, "pairs", 6.0, 1)
@@ -67,7 +85,12 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         of_stored(),
         # Its optimum is another: that of β/T. A number more in log f is one over the length in R.
         Claims(
-            formulas.half_variance_of_means, "elsewhere", GROUPED, {"average": "token"}, reference_shift=False
+            formulas.half_variance_of_means,
+            "elsewhere",
+            GROUPED,
+            {"average": "token"},
+            reference_shift=False,
+            end=PER_TOKEN,
         ),
         Claims(
             lambda s: formulas.advantage(s, 0.0), "elsewhere", ("reward", "groups"), {"beta": 0.0}, updates=0
@@ -101,7 +124,9 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         VARGRAD,
         COPG,
         weighted(of_squares(lambda s: 1.0, "half_variance", 1.0, 1), "reference", updates=0),
-        Claims(formulas.half_variance_to_behavior, "unknown", BEHAVIOR, {"anchor": "behavior"}),
+        Claims(
+            formulas.half_variance_to_behavior, "unknown", BEHAVIOR, {"anchor": "behavior"}, end=OF_SAMPLER
+        ),
         Claims(formulas.half_variance_to_behavior, "unknown", OLD, {"anchor": "old"}, updates=0),
         Claims(
             lambda s: square_to_reward(s, s.d),
@@ -127,14 +152,25 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         Claims(
             lambda s: formulas.half_variance_to_behavior(replace(s, beta=0.1)), "unknown", BEHAVIOR, updates=0
         ),
-        Claims(formulas.half_variance_to_behavior, "unknown", BEHAVIOR, {"beta": BETA}, updates=300),
+        Claims(
+            formulas.half_variance_to_behavior,
+            "unknown",
+            BEHAVIOR,
+            {"beta": BETA},
+            updates=300,
+            end=OF_SAMPLER,
+        ),
     ),
     "vargrad": (replace(VARGRAD, options={}),),
     "copg": (replace(COPG, options={}),),
     "rebel": (
         Claims(lambda s: 2.0 * s.n * formulas.half_variance_to_behavior(s), "unknown", OLD, updates=300),
     ),
-    "kimi": (Claims(lambda s: square_to_reward(s, s.e_tokens.sum(2)), "elsewhere", BEHAVIOR, updates=300),),
+    "kimi": (
+        Claims(
+            lambda s: square_to_reward(s, s.e_tokens.sum(2)), "elsewhere", BEHAVIOR, updates=300, end=LAMBERT
+        ),
+    ),
     "oapl": (
         replace(
             of_soft(lambda s: formulas.soft_maxima(s, s.beta), updates=300),
@@ -157,6 +193,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         of_dro(one, "loss"),
         weighted(of_dro(lambda beta: 1 / beta, "reward"), "reference", updates=0),
     ),
+    "hnpg": (of_hybrid(1.0, updates=300), of_hybrid(0.4, offline=0.4)),
     "prefix_consistency": (
         of_prefixes(one, "loss", updates=5000),
         of_prefixes(lambda beta: 1 / beta, "reward", updates=0),

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from agro.proof import preference_formulas as of
+from agro.proof import truncated_formulas
 from agro.proof.claim import Claims
 from agro.proof.families import GROUPED, REGULARIZED
 from agro.proof.formulas import Situation
@@ -32,6 +33,22 @@ def of_gepo(expects: Callable[[Situation], Tensor], updates: int = 0, **options:
     return Claims(expects, "elsewhere", GROUPED, chosen, shift=False, noise=False, updates=updates)
 
 
+def of_oorl(weight: float, updates: int = 0, **options: Any) -> Claims:
+    clipped = truncated_formulas.masked("one_side", "is", 0.8, 1.2)
+    return Claims(
+        lambda s: (
+            truncated_formulas.weighed(s, "reinforce_pp", clipped) + weight * of.equivalent(s, s.beta**2)
+        ),
+        "elsewhere",
+        (*GROUPED, "behavior_logp"),
+        {"threshold": 0.5, **options},
+        shift=False,
+        noise=False,
+        n=(2,),
+        updates=updates,
+    )
+
+
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "kto": (
         of_kto(of.labels, updates=300),
@@ -52,4 +69,5 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         of_gepo(lambda s: of.equivalent(s, s.beta**2), updates=300),
         of_gepo(lambda s: of.equivalent(s, 0.3), variance=0.3, unit="nat"),
     ),
+    "oorl": (of_oorl(0.01, updates=300), of_oorl(0.5, share=0.5)),
 }

@@ -41,6 +41,11 @@ def _mirrored(s: Situation, step_size: float, kl: str) -> Tensor:
     return gain + formulas.per_token(s, kl_XYT) / step_size
 
 
+def _pushed(s: Situation, least: float) -> Tensor:
+    """The mean over tokens of max(π/f, least) (PROPS)."""
+    return formulas.per_token(s, s.d_tokens.exp().clamp(min=least))
+
+
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "opmd": (
         _opmd(1 / 2, {}, DESCENT),
@@ -62,6 +67,25 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         ),
     ),
     "opmd_token": (Claims(lambda s: _quadratic(s, 0.2), "unknown", BEHAVIOR, n=(2,), updates=DESCENT),),
+    "props": (
+        Claims(
+            lambda s: _pushed(s, 0.7),
+            "elsewhere",
+            ("ref_logp",),
+            reference_shift=False,
+            n=(1, 2),
+            updates=300,
+        ),
+        Claims(
+            lambda s: _pushed(s, 0.9),
+            "elsewhere",
+            ("ref_logp",),
+            {"clip": 0.1},
+            reference_shift=False,
+            n=(1, 2),
+            updates=0,
+        ),
+    ),
     "mdpo": (
         Claims(lambda s: _mirrored(s, 1.0, "weighted"), "unknown", BEHAVIOR, n=(2,), updates=DESCENT),
         Claims(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from agro.proof import formulas, truncated_formulas
 from agro.proof.claim import Claims
+from agro.proof.end_points import BY_REWARD
 from agro.proof.families import (
     GROUPED,
     of_lower_baseline,
@@ -43,7 +45,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         of_stored(),
     ),
     "reinforce": (
-        of_reinforce(0.0, baseline="none"),
+        replace(of_reinforce(0.0, baseline="none"), updates=1200, end=BY_REWARD),
         of_reinforce(0.5, baseline=0.5),
         Claims(
             formulas.advantage_over_value,

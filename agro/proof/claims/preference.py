@@ -7,12 +7,8 @@ from dataclasses import replace
 from agro.proof import formulas
 from agro.proof import preference_formulas as of
 from agro.proof.claim import Claims
-from agro.proof.families import (
-    JUDGED,
-    imitating,
-    itself,
-    weighted,
-)
+from agro.proof.end_points import BY_VOTED_WINS, BY_WINS
+from agro.proof.families import JUDGED, imitating, itself, weighted
 from agro.proof.formulas import half_variance
 from agro.proof.measuring import BETA
 
@@ -28,7 +24,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             Claims(half_variance, "optimum", (*JUDGED, "reward"), {"gap": "reward"}, n=(2,)), "reference"
         ),
         # IPO: judgments that are drawn by σ(r − r') say ½ (2σ − 1), which isn't r − r'.
-        Claims(formulas.ipo, "elsewhere", JUDGED, n=(2,), updates=200),
+        Claims(formulas.ipo, "elsewhere", JUDGED, n=(2,), updates=250, end=BY_WINS),
         # Three votes of four say ⅔ after the uniform prior.
         Claims(
             lambda s: formulas.ipo(s, 0.8 / 3),
@@ -86,7 +82,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         ),
     ),
     "ipo": (
-        Claims(lambda s: of.square(s, s.d), "elsewhere", JUDGED, n=(2,), updates=200),
+        Claims(lambda s: of.square(s, s.d), "elsewhere", JUDGED, n=(2,), updates=250, end=BY_WINS),
         Claims(
             lambda s: of.square(s, s.d, 0.5 / 3), "elsewhere", VOTED, {"votes": "mean"}, n=(2,), updates=0
         ),
@@ -108,7 +104,11 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             updates=0,
         ),
     ),
-    "vipo": (Claims(lambda s: of.square(s, s.d, 0.5 / 3), "elsewhere", VOTED, n=(2,), updates=200),),
+    "vipo": (
+        Claims(
+            lambda s: of.square(s, s.d, 0.5 / 3), "elsewhere", VOTED, n=(2,), updates=250, end=BY_VOTED_WINS
+        ),
+    ),
     "vdpo": (Claims(lambda s: of.likelihood(s, s.d, 2 / 3), "elsewhere", VOTED, n=(2,), updates=300),),
     "slic": (
         Claims(lambda s: of.hinge(s, s.d), "elsewhere", JUDGED, n=(2,), updates=300),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from agro.proof import formulas
 from agro.proof import teaching_formulas as teaching
 from agro.proof.claim import Claims
+from agro.proof.end_points import TEACHER
 
 PROPOSALS = ("proposal", "proposal_mean")
 SAMPLED = ("ref_logp", "behavior_logp")
@@ -20,9 +21,18 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             n=(1, 2),
             updates=0,
         ),
+        # Given the draws; their mean is the first claim.
+        Claims(
+            lambda s: teaching.one_token(s, kappa=1.5, draws=4),
+            "elsewhere",
+            PROPOSALS,
+            {"temperature": 1.5, "draws": 4.0, "seed": 3.0},
+            n=(1, 2),
+            updates=0,
+        ),
     ),
     "distill": (
-        Claims(teaching.distilled, "elsewhere", SAMPLED, n=(1, 2), updates=300),
+        Claims(teaching.distilled, "elsewhere", SAMPLED, n=(1, 2), updates=300, end=TEACHER),
         Claims(
             lambda s: teaching.distilled(s, "forward"),
             "elsewhere",

@@ -196,3 +196,27 @@ def fixed(group: Group, fix: str, at: float | None) -> list[float]:
             for r in rewards
         ]
     return standardized(rewards, True)
+
+
+def hnpg(case: Case, offline: float = 1.0) -> Result:
+    """Σ w/W [-(r - V) l + ½ (r - V)²] over own responses, V in the first term a number, and ½ (r - V)² over
+    the expert's, `offline` w/U each; W and U are the sums of the weights w of their groups.
+
+    d/dl = -w/W (r - V), d/dV = -(r - V) of the squares; V is the mean over a response's rows.
+    """
+    grad, value_grad, loss = np.zeros(case.logp.shape), np.zeros(len(case.mask)), 0.0
+    every = [(g.weight, y) for g in groups_of(case, 1) for y in g.responses]
+    for own in (True, False):
+        part = [(w, y) for w, y in every if (y.role != "expert") == own]
+        W = fsum(w for w, _ in part)
+        for w, y in part:
+            rows = sorted({row for row, _ in y.places})
+            off = y.reward - fsum(float(case.value[row]) for row in rows) / len(rows)
+            share = w / W * (1.0 if own else offline)
+            loss += share * 0.5 * off * off
+            for row in rows:
+                value_grad[row] = -share * off / len(rows)
+            for place in y.places if own else []:
+                loss -= share * off * float(case.logp[place])
+                grad[place] = -share * off
+    return loss, {"logp": grad, "value": value_grad}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from math import fsum
 
@@ -99,3 +100,25 @@ def gepo(
             slopes.append(up + 2 * factor * off / len(W) if is_good else down)
         parts.append((g, value, slopes))
     return with_slopes(case, parts)
+
+
+def oorl(case: Case, beta: float, threshold: float = 0.0, share: float = 0.01) -> Result:
+    """The sum of two losses: of `reinforce_pp`, over all tokens of the step, and of `gepo`.
+
+    In the first A = (r - m)/s of the step's tokens, and k = w where w A isn't above its clipped value, else
+    0: -k A l, with -k A as its derivative.
+    """
+    every = [(g.weight, y, p) for g in groups_of(case, 2) for y in g.responses for p in y.places]
+    W = fsum(weight for weight, _, _ in every)
+    mean = fsum(weight / W * y.reward for weight, y, _ in every)
+    spread = math.sqrt(max(1e-8, fsum(weight / W * (y.reward - mean) ** 2 for weight, y, _ in every)))
+    differ = len({y.reward for _, y, _ in every}) > 1
+    loss, grads = gepo(case, beta, threshold)
+    grad, loss = share * grads["logp"], share * loss
+    for weight, y, place in every:
+        A = (y.reward - mean) / spread if differ else 0.0
+        w = math.exp(min(700.0, float(case.logp[place]) - float(case.behavior_logp[place])))
+        k = w if w * A <= min(max(w, 0.8), 1.2) * A else 0.0
+        loss -= weight / W * k * A * float(case.logp[place])
+        grad[place] -= weight / W * k * A
+    return loss, {"logp": grad}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from math import exp, fsum, log
 
+import numpy as np
+
 from independent.advantages import mean_of
 from independent.base import Case, Response, Result, groups_of
 from independent.truncated import Pair, Place, log_ratio, over_all_tokens, power
@@ -65,3 +67,15 @@ def mdpo(
         return -w * a + value / step_size, -w * a + slope / step_size
 
     return over_all_tokens(case, advantage, term)
+
+
+def props(case: Case, clip: float = 0.3) -> Result:
+    """max(w, 1 - ε), w = exp(l - f), mean over all tokens; the slope is w where it is above 1 - ε, else 0."""
+    every = [(g.weight, place) for g in groups_of(case, 1) for y in g.responses for place in y.places]
+    W = fsum(weight for weight, _ in every)
+    grad, loss = np.zeros(case.logp.shape), 0.0
+    for weight, place in every:
+        w = power(float(case.logp[place]) - float(case.ref_logp[place]))
+        loss += weight / W * max(w, 1 - clip)
+        grad[place] = weight / W * w if w > 1 - clip else 0.0
+    return loss, {"logp": grad}

@@ -21,10 +21,12 @@ def tokens(case: Case) -> list[tuple[float, tuple[int, int]]]:
     return [(weight / W, place) for weight, place in found]
 
 
-def otr(case: Case, negative: float = -0.1, temperature: float = 1.0) -> Result:
+def otr(
+    case: Case, negative: float = -0.1, temperature: float = 1.0, draws: float = 0.0, seed: float = 0.0
+) -> Result:
     """-[q l + β_o (m - q l)], m = Σ_a q(a) log π(a): -(1 - β_o) q in l and -β_o in m; q is a constant.
 
-    The temperature is in the streams q and m.
+    The temperature and the draws are in the streams q and m.
     """
     assert case.proposal is not None
     assert case.proposal_mean is not None
