@@ -154,30 +154,38 @@ def prompt_columns(prompt: Text, where: str) -> tuple[Any, Any]:
 
 def from_row(row: tuple[Any, ...]) -> Sample:
     r = dict(zip(SAMPLE, row, strict=True))
-    T = None if r["tokens"] is None else len(r["tokens"]) // 4
-    prompt: Text = loads(of_text(r["messages"])) if r["prompt"] is None else of_text(r["prompt"])
     return Sample(
-        prompt=prompt,
+        prompt=loads(of_text(r["messages"])) if r["prompt"] is None else of_text(r["prompt"]),
         response=of_text(r["response"]),
         reward=r["reward"],
         prompt_id=of_text(r["prompt_id"]),
         episode=of_text(r["episode"]),
-        tokens=_unblob(r["tokens"], "<i4"),
-        action=_unbits(r["action"], T),
-        learn=_unbits(r["learn"], T),
         tokenizer=of_text(r["tokenizer"]),
-        behavior_logp=_unblob(r["behavior_logp"], "<f4"),
         sampling=None if r["sampling"] is None else loads(of_text(r["sampling"])),
-        kept=_unpacked(r["kept"]),
-        kept_count=_unpacked(r["kept_count"]),
         context_tokens=_unblob(r["context_tokens"], "<i4"),
-        token_reward=_unblob(r["token_reward"], "<f4"),
-        version=r["version"] if r["versions"] is None else np.frombuffer(r["versions"], "<i4"),
         role=r["role"],
         source=of_text(r["source"]),
-        meta=loads(of_text(r["meta"])),
+        meta={} if r["meta"] == "{}" else loads(of_text(r["meta"])),
         id=r["id"],
+        **_arrays(r),
     )
+
+
+def _arrays(r: dict[str, Any]) -> dict[str, Any]:
+    """The fields with a value for each token, and the version, which may be one of them."""
+    if not r["knows_tokens"]:
+        return {"version": r["version"]}
+    T = len(r["tokens"]) // 4
+    return {
+        "tokens": _unblob(r["tokens"], "<i4"),
+        "action": _unbits(r["action"], T),
+        "learn": _unbits(r["learn"], T),
+        "behavior_logp": _unblob(r["behavior_logp"], "<f4"),
+        "kept": _unpacked(r["kept"]),
+        "kept_count": _unpacked(r["kept_count"]),
+        "token_reward": _unblob(r["token_reward"], "<f4"),
+        "version": r["version"] if r["versions"] is None else _unblob(r["versions"], "<i4"),
+    }
 
 
 def to_text(text: Any) -> Any:
