@@ -57,6 +57,7 @@ _AT = {name: i for i, name in enumerate(SAMPLE)}
 _fixed = itemgetter(_AT["id"], *(_AT[name] for name in COLUMNS if name not in REWARD))
 _reward = itemgetter(_AT["id"], *(_AT[name] for name in REWARD))
 _REDONE = _AT["redone"]
+_NO_ARRAYS = (None,) * 9  # of `_array_columns`
 
 
 def checksum(values: Iterable[Any]) -> int:
@@ -110,7 +111,7 @@ def to_row(
     Raises `Refused` where `meta` or the like can't be stored as JSON.
     """
     where = f"sample of prompt {sample.prompt_id}"
-    versions = sample.version if isinstance(sample.version, np.ndarray) else None
+    is_text = sample.tokens is None and sample.context_tokens is None
     row = (
         i,
         to_text(sample.prompt_id),
@@ -131,6 +132,15 @@ def to_row(
         to_text(sample.tokenizer),
         None if sample.sampling is None else to_text(dumps(sample.sampling, f"{where}: sampling")),
         to_text(dumps(sample.meta, f"{where}: meta")) if sample.meta else "{}",
+        *(_NO_ARRAYS if is_text else _array_columns(sample)),
+        0,
+    )
+    return (*row, sample_checksum(row))
+
+
+def _array_columns(sample: Sample) -> tuple[bytes | None, ...]:
+    versions = sample.version if isinstance(sample.version, np.ndarray) else None
+    return (
         _blob(sample.tokens, "<i4"),
         _bits(sample.action),
         _bits(sample.learn),
@@ -140,9 +150,7 @@ def to_row(
         _blob(versions, "<i4"),
         _packed(sample.kept),
         _packed(sample.kept_count),
-        0,
     )
-    return (*row, sample_checksum(row))
 
 
 def prompt_columns(prompt: Text, where: str) -> tuple[Any, Any]:
