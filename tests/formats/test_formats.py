@@ -10,6 +10,7 @@ from typing import Any
 import examples_agents
 import examples_evaluations
 import examples_inspect
+import examples_own
 import examples_providers
 import examples_rollouts
 import examples_sets
@@ -26,6 +27,7 @@ from agro.formats.table import FORMATS
 from agro.store import ImportReport, Store, import_files
 
 FAMILIES = (
+    examples_own,
     examples_trainers,
     examples_swift,
     examples_rollouts,
@@ -64,8 +66,7 @@ def shown(sample: Any, like: Any) -> dict[str, Any]:
 
 def test_every_format_has_an_example() -> None:
     readable = {name for name, format in FORMATS.items() if format.kind not in ("prompts", "nothing")}
-    own = {"interchange", "preference", "conversation"}  # in tests/store
-    assert readable - own == {example.format for example in EXAMPLES} - own
+    assert readable == {example.format for example in EXAMPLES}
 
 
 @EVERY
