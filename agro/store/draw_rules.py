@@ -19,7 +19,7 @@ from agro.errors import Refused
 from agro.types import UNKNOWN_VERSION
 
 PLACE_BITS = 63  # of the place of a group
-PER_INTERVAL, SLOTS = 8, 64  # groups of an interval of places: 8 to 16 on average, and never above 64
+PER_INTERVAL, SLOTS = 32, 160  # groups of an interval of places: 32 to 64 on average, and never above 160
 NEGLIGIBLE = 1e-16  # a weight below this share of the largest is 0
 TRIALS = 64  # for each group that is drawn by age
 
