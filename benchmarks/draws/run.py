@@ -1,14 +1,15 @@
 """What a draw of 16 groups costs, from 10^4 to 10^7 stored samples.
 
     python benchmarks/draws/run.py [--samples 10000 100000 1000000 10000000] [--rules …] [--repeats 2]
-        [--before CHECKOUT]
+        [--before CHECKOUT] [--figure]
 
 Makes stores of short texts with rewards, four responses a prompt, in build/draws, and draws from each by each
 rule: groups, their samples, and the record of the draw, on the disk. With --before the same is measured of
-another checkout of agro, in turns; else the figures of the last time are kept. Writes
-benchmarks/results/draws.json, where `ours` and `peer` are CPU seconds of a draw, for each of the repeats the
-median of its steps, and prints a table. Wall time, most of which is the disk's, depends on what else the
-machine does; `first` is that of the first draw of a process, which puts the groups in order.
+another checkout of agro, in turns; else the figures of the last time are kept. Writes draws.json and the
+figure draws.svg into benchmarks/results, where `ours` and `peer` are CPU seconds of a draw, for each of the
+repeats the median of its steps, and prints a table. Wall time, most of which is the disk's, depends on what
+else the machine does; `first` is that of the first draw of a process, which puts the groups in order. Stores
+of more than 10^6 samples are copies of that log under other prompts, with indexes made at the end.
 """
 
 from __future__ import annotations
@@ -165,6 +166,21 @@ def commit() -> str:
     ).stdout.strip()
 
 
+def figure(rows: list[dict[str, Any]]) -> None:
+    """CPU time of a draw by the samples of the store, a line for each rule."""
+    from matplotlib import pyplot
+
+    axes = pyplot.subplots(figsize=(6.4, 3.6))[1]
+    for rule in RULES:
+        found = [row for row in rows if row["name"].endswith(f" samples, {rule}")]
+        points = sorted((int(row["name"].split()[5]), 1e3 * statistics.median(row["ours"])) for row in found)
+        axes.plot(*zip(*points), marker="o", markersize=3, label=rule)
+    axes.axhline(1e3 * GOAL, color="gray", linewidth=0.8, linestyle="--")
+    axes.set(xscale="log", ylim=(0, 8), xlabel="samples in the store", ylabel="CPU ms of a draw")
+    axes.legend(fontsize=8, ncols=2)
+    axes.figure.savefig(RESULTS.with_suffix(".svg"), bbox_inches="tight", metadata={"Date": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--samples", type=int, nargs="+", default=[10**4, 10**5, 10**6])
@@ -172,6 +188,7 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", default=list(RULES), choices=list(RULES))
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--one", nargs="+")
+    parser.add_argument("--figure", action="store_true", help="draw the figure of what is recorded")
     asked = parser.parse_args()
     if asked.one:
         print(json.dumps(measure(Path(asked.one[0]), int(asked.one[1]), int(asked.one[2]), asked.one[3:])))
@@ -179,7 +196,7 @@ def main() -> None:
     known = {}
     if RESULTS.exists():
         known = {row["name"]: row for row in json.loads(RESULTS.read_text())}
-    for samples in asked.samples:
+    for samples in [] if asked.figure else asked.samples:
         ours: list[dict[str, Any]] = []
         peers: list[dict[str, Any]] = []
         for _ in range(asked.repeats):
@@ -212,6 +229,7 @@ def main() -> None:
                 flush=True,
             )
     RESULTS.write_text(json.dumps(list(known.values()), indent=1) + "\n")
+    figure(list(known.values()))
 
 
 if __name__ == "__main__":
