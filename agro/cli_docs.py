@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from agro.cli.commands import COMMANDS, Entry
@@ -33,9 +34,15 @@ def _command(entry: Entry) -> str:
     table = ""
     if rows:
         table = "\n".join(["| argument or option | meaning |", "|---|---|", *rows]) + "\n"
-    more = f"More: [{entry.page}]({entry.page})."
+    more = f"More: [{_title(entry.page)}]({entry.page})."
     example = f"```sh\nagro {entry.name} {entry.example}\n```"
     return f"## agro {entry.name}\n\n{entry.about} {more}\n\n{example}\n\n{table}"
+
+
+def _title(page: str) -> str:
+    """The first heading of a page of the documentation, which lies beside the package in a checkout."""
+    path = Path(__file__).parents[1] / "docs" / page
+    return path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def _row(param: Any) -> str:

@@ -128,8 +128,8 @@ def _rows(name: str, entry: Objective) -> list[tuple[str, str]]:
 def _name(name: str, entry: Objective) -> str:
     if not entry.of:
         return f"`{name}`"
-    options = ", ".join(f"{key} = {value!r}" for key, value in entry.preset.items())
-    return f"`{name}`: `{entry.of}`" + (f" with `{options}`" if options else "")
+    options = ", ".join(f"`{key} = {value!r}`" for key, value in entry.preset.items())
+    return f"`{name}`: `{entry.of}`" + (f" with {options}" if options else "")
 
 
 def _needs(entry: Objective) -> str:

@@ -34,6 +34,7 @@ def build(root: Path, out: Path) -> Path:
     shutil.rmtree(target, ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
     shutil.move(root / "build/site", target)
+    (target / "404.html").unlink()  # its links begin at the root of a server, where the site doesn't lie
     versions = sorted((p.name for p in out.iterdir() if (p / "index.html").exists()), reverse=True)
     (out / "versions.js").write_text(f"window.VERSIONS = {json.dumps(versions)};\n", encoding="utf-8")
     (out / "index.html").write_text(REDIRECT.format(version()), encoding="utf-8")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from agro.cli.commands import COMMANDS as COMMANDS
 from agro.cli.commands import overview
+from agro.version import __version__
 
 if TYPE_CHECKING:
     from agro.cli.program import app as app
@@ -26,8 +27,12 @@ def __getattr__(name: str) -> Any:
 
 
 def main() -> None:
-    if sys.argv[1:] == ["--help"]:  # at once: Typer takes longer to import than Python to start
+    asked = sys.argv[1:]  # two answers at once: Typer takes longer to import than Python to start
+    if asked == ["--help"]:
         print(overview(), end="")
+        return
+    if asked == ["--version"]:
+        print(f"agro-rl {__version__}")
         return
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # for module:NAME of the user's, as `python -m agro` has it

@@ -97,7 +97,7 @@ def show(
     newest: Annotated[bool, typer.Option("--newest", help="The newest first.")] = False,
     limit: Annotated[int, typer.Option(min=0, help="Samples, or groups, at most; 0 shows all.")] = 10,
     columns: Annotated[
-        int, typer.Option(min=0, help="Responses of a group, the best first; 0 shows all.")
+        int, typer.Option(min=0, help="Responses of a group at most, the best or the newest; 0 shows all.")
     ] = 6,
     cut: Annotated[int, typer.Option(min=0, help="Characters of each text; 0 shows all.")] = 800,
     as_json: Json = False,
@@ -162,14 +162,23 @@ def _samples(store: Store, prompt_id: str | None, newest: bool, place: dict[str,
 def _groups(
     store: Store, prompt_id: str | None, newest: bool, fits: Callable[[Sample], bool], place: dict[str, Any]
 ) -> Iterator[list[Sample]]:
-    """The fitting responses of each group, the best first; groups in the order in which they began."""
-    known = store.groups(**place)
-    for group in reversed(known) if newest else known:
-        if prompt_id not in (None, group.prompt_id):
+    """The fitting responses of each group, the best first, and groups in the order in which they began.
+
+    `newest`: the newest response first, and first the group that has the newest one.
+    """
+    known = [group.prompt_id for group in store.groups(**place)]
+    if newest:
+        known = list(dict.fromkeys(sample.prompt_id for sample in reversed(store.known(**place))))
+    for group in known:
+        if prompt_id not in (None, group):
             continue
-        matches = [s for s in store.samples(prompt_id=group.prompt_id, **place) if fits(s)]
+        matches = [s for s in store.samples(prompt_id=group, **place) if fits(s)]
+        if newest:
+            matches.reverse()
+        else:
+            matches.sort(key=_reward_or_least, reverse=True)
         if matches:
-            yield sorted(matches, key=_reward_or_least, reverse=True)
+            yield matches
 
 
 def _reward_or_least(sample: Sample) -> float:

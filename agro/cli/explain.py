@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import inspect
 import json
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agro.cli.common import Json, table, terminal
+
+if TYPE_CHECKING:
+    from agro.objectives import Objective
 
 COUPLES = {
     "row": "a row's gradient depends on no other row's log-probs",
@@ -20,21 +24,22 @@ COUPLES = {
 def objectives(
     name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None, as_json: Json = False
 ) -> None:
-    from agro.objectives import describe, names
+    from agro.objectives import OBJECTIVES, describe, names
 
     if as_json:
         print(json.dumps(describe(name) if name else [describe(n) for n in names()], ensure_ascii=False))
     elif name:
         _print_one(describe(name))
     else:
-        _print_all([describe(n) for n in names()])
+        _print_all(OBJECTIVES)
 
 
-def _print_all(entries: list[dict[str, Any]]) -> None:
+def _print_all(entries: Mapping[str, Objective]) -> None:
     shown = table("objective", "preset of", "needs", "couples by", "source")
-    for entry in entries:
-        of = entry["preset_of"] or ""
-        shown.add_row(entry["name"], of, _needs(entry), entry["couples"], entry["source"])
+    for name, entry in entries.items():
+        defaults = entry.defaults()
+        needs = _listed(sorted(map(str, entry.needs(defaults))))
+        shown.add_row(name, entry.of, needs, entry.couples(defaults), entry.source)
     console = terminal()
     console.print(shown)
     console.print("Needs are those of the defaults. One in full, with its options: agro objectives NAME")
@@ -45,7 +50,7 @@ def _print_one(entry: dict[str, Any]) -> None:
     console.print(f"{entry['name']}: {entry['source']}\n\n{inspect.cleandoc(entry['summary'])}\n")
     if entry["called"]:
         console.print(f"called {entry['called']}\n")
-    console.print(f"needs {_needs(entry)}; couples by {couples}: {COUPLES[couples]}\n")
+    console.print(f"needs {_listed(entry['needs'])}; couples by {couples}: {COUPLES[couples]}\n")
     if not entry["options"]:
         return
     shown = table("option", "default", "unit", "meaning", "expected")
@@ -55,5 +60,5 @@ def _print_one(entry: dict[str, Any]) -> None:
     console.print(shown)
 
 
-def _needs(entry: dict[str, Any]) -> str:
-    return ", ".join(entry["needs"]) or "texts alone"
+def _listed(needs: list[str]) -> str:
+    return ", ".join(needs) or "texts alone"

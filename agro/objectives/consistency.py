@@ -277,7 +277,7 @@ def _onpolicy_conflict(options: Options) -> str:
 ENTRIES: dict[str, Objective] = {
     "agro": Objective(
         agro,
-        "AGRO, arXiv 2503.19612, eq. 4; section 6",
+        "AGRO, arXiv 2503.19612, eq. 4 and section 6",
         _agro_needs,
         _agro_couples,
         excludes=_agro_conflict,

@@ -22,7 +22,7 @@ from agro.errors import Refused
 from agro.objectives import imitation, kl_term, weights
 from agro.objectives.imitation import Imitation
 from agro.objectives.needs import NEEDS, PAIRS, Column, Need, Stream, ordered, provided_by
-from agro.objectives.options import REQUIRED, Singletons, checked, model_of
+from agro.objectives.options import REQUIRED, Singletons, checked, defaults_of, model_of
 from agro.types import Batch
 
 if TYPE_CHECKING:
@@ -156,8 +156,7 @@ class Objective:
         return imitation.imitation(options, logp_BT, batch, judged=PAIRS in self.requires(options))
 
     def defaults(self) -> dict[str, Any]:
-        fields = self.options.model_fields.items()
-        return {key: option.default for key, option in fields if not option.is_required()}
+        return defaults_of(self.function, self.preset, self._added())
 
     def checked(self, name: str, given: Options) -> dict[str, Any]:
         """The given options and the defaults of the others; raises `Refused` for an unknown or invalid

@@ -117,7 +117,7 @@ ENTRIES: dict[str, Objective] = {
     ),
     "token_quadratic": Objective(
         token_quadratic,
-        "tinker and verl, their loss dro",
+        "the loss dro of tinker and verl",
         _needs,
         by("row"),
         imitates=True,

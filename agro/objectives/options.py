@@ -32,6 +32,7 @@ class _Required:
 
 
 REQUIRED = _Required()  # in the place of a preset's default: there is none
+_NOT_GIVEN = (inspect.Parameter.empty, REQUIRED)
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,7 @@ def model_of(
     """A frozen model of the keyword-only parameters of `function`, and of `more`: (annotation, default) by
     name. `preset` has other defaults."""
     hints = get_type_hints(function, include_extras=True)
-    declared = {
-        key: (hints.get(key, float), parameter.default)
-        for key, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
+    declared = {key: (hints.get(key, float), default) for key, default in _signature(function).items()}
     every = declared | more
     fields = {key: _field(kind, preset.get(key, default)) for key, (kind, default) in every.items()}
     config = ConfigDict(frozen=True, extra="forbid")
@@ -133,12 +130,27 @@ def model_of(
     return model
 
 
+def defaults_of(
+    function: Callable[..., Any], preset: Mapping[str, Any], more: Mapping[str, tuple[Any, Any]]
+) -> dict[str, Any]:
+    """The defaults of the fields of `model_of`, without those that are required. It makes no model."""
+    every = _signature(function) | {key: default for key, (_, default) in more.items()}
+    chosen = {key: preset.get(key, default) for key, default in every.items()}
+    return {key: value for key, value in chosen.items() if value not in _NOT_GIVEN}
+
+
+def _signature(function: Callable[..., Any]) -> dict[str, Any]:
+    """The keyword-only parameters and their defaults."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
 def _field(annotation: Any, default: Any) -> tuple[Any, Any]:
     if get_origin(annotation) is not Annotated:  # of a user's own function
         annotation = Annotated[annotation, Option("not described", "not stated")]
     kind, option = get_args(annotation)
     about = {"unit": option.unit, "expected": option.expected(kind)}
-    value = ... if default in (inspect.Parameter.empty, REQUIRED) else default
+    value = ... if default in _NOT_GIVEN else default
     return option.constrained(kind), Field(value, description=option.meaning, json_schema_extra=about)
 
 

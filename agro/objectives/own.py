@@ -18,12 +18,13 @@ from typing import Any
 from agro.errors import Refused
 from agro.objectives.core import Objective, Terms
 from agro.objectives.needs import GROUPS, REF_LOGP, REWARD
-from agro.rewards.worker import explain, find
 
 
 @cache
 def load(name: str) -> Objective:
     """The entry that `name` stands for; raises `Refused` where there is none. A file is run once."""
+    from agro.rewards.worker import find  # here, since it takes as long to import as all objectives
+
     found, problem = find(name)
     if problem:
         raise Refused(f"objective.name: {problem}")
@@ -49,6 +50,8 @@ def _refusing(name: str, function: Callable[..., Terms]) -> Callable[..., Terms]
         except Refused:
             raise
         except Exception as error:
+            from agro.rewards.worker import explain
+
             raise Refused(f"objective {name}: {explain(error, function.__code__.co_filename)}") from error
         if not isinstance(terms, Terms):
             raise Refused(f"objective {name}: expected Terms(loss, …), got {type(terms).__name__}")

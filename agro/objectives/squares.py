@@ -160,7 +160,7 @@ ENTRIES["vargrad"] = preset(
 ENTRIES["copg"] = preset(
     "squared_consistency",
     _SQUARES,
-    "CoPG, arXiv 2406.19185; of n samples Command A, arXiv 2504.00698",
+    "CoPG, arXiv 2406.19185; Command A (n samples), arXiv 2504.00698",
     "Σ over pairs of (R_i − R_j)²/(n−1), R = r − β log π/π_ref: 2n times AGRO's loss, for n = 2 (R_1 "
     "− R_2)².",
     certainty="notes",

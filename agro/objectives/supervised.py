@@ -16,7 +16,7 @@ def sft(streams: Streams, batch: Batch) -> Terms:
 ENTRIES: dict[str, Objective] = {
     "sft": Objective(
         sft,
-        "maximum likelihood; with a weight iw-SFT, arXiv 2507.12856",
+        "maximum likelihood (SFT); iw-SFT with a weight, arXiv 2507.12856",
         always(),
         by("row"),
         drops_groups=False,

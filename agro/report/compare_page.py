@@ -146,9 +146,10 @@ def notes(comparison: Comparison) -> list[str]:
             "the responses that each run trained on, of any source. The final reward is the mean of the last "
             "tenth of the steps."
         )
-    single = ", ".join(line.label for line in comparison.lines if len(line.runs) == 1)
+    single = [line.label for line in comparison.lines if len(line.runs) == 1]
     if single:
-        note = f"There is a single seed of {single}, so there is no interval over seeds."
+        of_which = "each line" if len(single) == len(comparison.lines) else "; ".join(single)
+        note = f"There is a single seed of {of_which}, so there is no interval over seeds."
         if comparison.measure == "eval_reward":
             note += " ± is the run's own standard error over held-out prompts."
         texts.append(note)
@@ -156,7 +157,7 @@ def notes(comparison: Comparison) -> list[str]:
         for run in line.unfinished:
             texts.append(f"{run.folder} has reached step {run.steps} of {run.steps_configured}.")
     if len({int(line.steps[-1]) for line in comparison.lines}) > 1:
-        ends = ", ".join(f"{line.label} at {line.steps[-1]}" for line in comparison.lines)
+        ends = "; ".join(f"{line.label} at {line.steps[-1]}" for line in comparison.lines)
         texts.append(f"The lines end at different steps: {ends}.")
     return texts
 

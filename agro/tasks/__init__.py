@@ -36,28 +36,28 @@ TASKS = {
         "digits",
         ("recipe.toml", "reward.py", "README.md"),
         digits.rows,
-        1.0,
+        0.6,
     ),
     "own-log": Task(
         "become better than another model, from a JSONL log of its responses",
         "own_log",
         ("recipe.toml", "reward.py", "README.md"),
         own_log.rows,
-        1.0,
+        0.6,
     ),
     "chat": Task(
         "prompts that are messages, and a chat template",
         "chat",
         ("recipe.toml", "reward.py", "template.jinja", "README.md"),
         chat.rows,
-        0.5,
+        0.4,
     ),
     "multi-turn": Task(
         "episodes of several turns with an environment",
         "multi_turn",
         ("recipe.toml", "guess.py", "README.md"),
         multi_turn.rows,
-        0.7,
+        0.5,
     ),
 }
 

@@ -6,6 +6,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.objectives import Need, get, least_responses
 from agro.objectives.needs import BEHAVIOR_LOGP, FRESH, PAIRS, REF_LOGP, grouping, ordered
+from agro.train.check_followed import measures_heldout_kl
 from agro.train.schedule import is_tuned, lr_at, options_at
 from agro.types.sample import ROLES
 
@@ -15,12 +16,8 @@ def check_phase(config: RunConfig, where: str) -> None:
     name, data = config.objective.name, config.data
     options = get(name).resolve(name, options_at(config.objective.options, 0))
     needs = get(name).needs(options)
-    if is_tuned(config.objective.options.get("beta")) and (not data.samples or REF_LOGP not in needs):
-        raise Refused(
-            f"{where}objective.beta with target_kl follows kl_ref, which is measured on fresh samples of an "
-            f"objective that needs the reference, but data.replay = {data.replay} and the objective is "
-            f"{name}; set a number or a schedule"
-        )
+    if is_tuned(config.objective.options.get("beta")):
+        _check_tuned(config, needs, where)
     if config.train.steps is not None:  # else it isn't known yet
         get(name).resolve(name, options_at(config.objective.options, config.train.steps))
         lr_at(config.train, 0, config.train.steps)
@@ -51,6 +48,18 @@ def check_phase(config: RunConfig, where: str) -> None:
         )
     if FRESH in needs:
         _check_on_policy(config, where)
+
+
+def _check_tuned(config: RunConfig, needs: set[Need], where: str) -> None:
+    """Refuse a β that follows the KL where no KL is measured after the first step."""
+    evaluates = bool(config.evaluate.every) and measures_heldout_kl(config)
+    if REF_LOGP not in needs or not (config.data.samples or evaluates):
+        raise Refused(
+            f"{where}objective.beta with target_kl follows kl_ref, the KL to the reference of an objective "
+            f"that needs it, got {config.objective.name}. It is measured on fresh samples, got data.replay = "
+            f"{config.data.replay}, or at evaluations, which need evaluate.every, evaluate.kl, and "
+            "evaluate.kl_samples or data.eval_prompts. What to do: set these, or a number for beta"
+        )
 
 
 def _check_origin(config: RunConfig, needs: set[Need], where: str) -> None:

@@ -246,15 +246,12 @@ class Loop:
         return replace(position, version=self.learner.version, rollbacks=position.rollbacks + 1)
 
     def _advance(self, view: View, position: Position, prompts: int) -> Position:
-        """Update what depends on a step besides the weights: a tuned β, the reference, published weights."""
-        beta, kl = view.phase.config.objective.options.get("beta", 0.0), view.metrics["kl_ref"]
-        if is_tuned(beta) and kl is not None:
-            position = replace(position, beta=tune(beta, view.metrics["beta"], kl))
+        """Update what depends on a step besides the weights: the reference, and the place in the run."""
         self.learner.follow(view.at)
         return replace(position, step=view.step, prompts=position.prompts + prompts)
 
     def _show(self, view: View, position: Position) -> Position:
-        """Let all monitors observe a step that is done."""
+        """Let all monitors observe a step that is done, and tune β by the KL that is known then."""
         if is_due(view):
             self.parts.source.publish(self.learner)
         states: dict[str, Any] = dict(position.monitors)
@@ -264,6 +261,9 @@ class Loop:
                 state = monitor.state()
                 if state is not None:
                     states[monitor.name] = state
+        asked, kl = view.phase.config.objective.options.get("beta", 0.0), view.metrics["kl_ref"]
+        if is_tuned(asked) and kl is not None:
+            position = replace(position, beta=tune(asked, view.options["beta"], kl))
         return replace(position, stopped=view.stop, monitors=states)
 
     def _commit(self, phase: Phase, position: Position) -> Position:

@@ -60,7 +60,7 @@ def is_tuned(value: Any) -> bool:
 
 
 def tune(value: Mapping[str, float], now: float, kl: float) -> float:
-    """β after a step whose fresh samples had a KL to the reference of `kl` nats per response.
+    """β after a step whose fresh samples, or evaluation, had a KL to the reference of `kl` nats per response.
 
     log β moves by rate · (kl / target_kl − 1), by at most `rate` up or down. This is dual ascent on the
     Lagrangian of E r subject to KL <= target_kl. It is done in log β so that β stays positive, as for the

@@ -49,16 +49,19 @@ def by_family(names: Sequence[str]) -> list[str]:
 
 
 def of_cells(runs: Sequence[Run]) -> dict[Cell, list[Run]]:
-    """By (objective, kind) the runs with the best settings: those that have further seeds, or the best."""
+    """By (objective, kind) the runs with the best settings."""
     found: dict[Cell, list[Run]] = {}
     for run in runs:
         found.setdefault((run["objective"], run["kind"]), []).append(run)
-    return {cell: _best(of_cell) for cell, of_cell in found.items()}
+    return {cell: best_settings(of_cell) for cell, of_cell in found.items()}
 
 
-def _best(runs: Sequence[Run]) -> list[Run]:
-    best = max((run for run in runs if run["seed"] == 0), key=lambda run: float(run["validation"]))
-    return [run for run in runs if _settings(run) == _settings(best)]
+def best_settings(runs: Sequence[Run]) -> list[Run]:
+    """The runs with the settings whose validation is the highest, as a mean over their seeds."""
+    same: dict[tuple[float, float | None], list[Run]] = {}
+    for run in runs:
+        same.setdefault(_settings(run), []).append(run)
+    return max(same.values(), key=lambda found: mean(found, "validation"))
 
 
 def _settings(run: Run) -> tuple[float, float | None]:
@@ -99,14 +102,14 @@ def tables(result: Run) -> str:
             "Accuracy with the default settings, seed 0.",
             _table(result, result["runs"], _defaults(result["runs"], best)),
             "KL(π ‖ π_ref) with the best settings, nats a response.",
-            _table(result, result["runs"], {cell: f"{_mean(runs, 'kl'):.2f}" for cell, runs in best.items()}),
+            _table(result, result["runs"], {cell: f"{mean(runs, 'kl'):.2f}" for cell, runs in best.items()}),
             "The best settings: learning rate, and β where it was chosen.",
             _table(result, result["runs"], {cell: _chosen(runs[0]) for cell, runs in best.items()}),
             "CPU seconds of a run.",
             _table(
                 result,
                 result["runs"],
-                {cell: f"{_mean(runs, 'cpu_seconds'):.1f}" for cell, runs in best.items()},
+                {cell: f"{mean(runs, 'cpu_seconds'):.1f}" for cell, runs in best.items()},
             ),
         ]
     known = {(e["objective"], e["kind"]): f"{e['kl']:.2g}" for e in result["theory"] if e["kl"] is not None}
@@ -137,7 +140,7 @@ def _leaders(best: Mapping[Cell, Sequence[Run]], start: float) -> str:
     )
     lines = [head, "|---" * (len(SIMPLE) + 4) + "|"]
     for kind in kinds_of([runs[0] for runs in best.values()]):
-        ends = {name: _mean(runs, "accuracy") for (name, of), runs in best.items() if of == kind}
+        ends = {name: mean(runs, "accuracy") for (name, of), runs in best.items() if of == kind}
         first = sorted(ends, key=lambda name: -ends[name])[:3]
         named = [f"{ends[name]:.3f}" if name in ends else "–" for name in SIMPLE]
         words = [", ".join(f"`{name}` {ends[name]:.3f}" for name in first), *named]
@@ -176,7 +179,7 @@ def _chosen(run: Run) -> str:
     return ", ".join(words)
 
 
-def _mean(runs: Sequence[Run], key: str) -> float:
+def mean(runs: Sequence[Run], key: str) -> float:
     return statistics.mean(float(run[key]) for run in runs)
 
 
@@ -218,8 +221,8 @@ def write(readme: Path, result: Run) -> None:
 def figure(result: Run) -> Figure:
     """Heat maps side by side: accuracy, KL to the reference, and KL to the optimum in theory."""
     names, best = names_of(result), of_cells(result["runs"])
-    accuracy = {cell: _mean(runs, "accuracy") for cell, runs in best.items()}
-    moved = {cell: max(_mean(runs, "kl"), 0.0) for cell, runs in best.items()}
+    accuracy = {cell: mean(runs, "accuracy") for cell, runs in best.items()}
+    moved = {cell: max(mean(runs, "kl"), 0.0) for cell, runs in best.items()}
     ends = {(e["objective"], e["kind"]): e["kl"] for e in result["theory"] if e["kl"] is not None}
     panels = (
         ("accuracy, best of the grid", accuracy, "YlGnBu", Normalize(0, 1), "{:.2f}"),

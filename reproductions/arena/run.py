@@ -10,8 +10,9 @@ have what it needs, and the table says what is missing elsewhere.
 
 Each objective has the same grid: with seed 0 its defaults at each learning rate, then its other β at the best
 rate, where its β has no default. The best by accuracy on the prompts for validation is run with the other
-seeds, unless it ends below the start. The results are of other prompts. In theory: where exact descent ends
-on a policy that can be enumerated.
+seeds, unless it ends below the start. Where their mean is below what the next settings reached with seed 0,
+these are run with the other seeds too, and so on: the best mean of all seeds counts. The results are of
+other prompts. In theory: where exact descent ends on a policy that can be enumerated.
 
 `--only` takes names of objectives and of kinds of data, and "theory". An interrupted run continues; what is
 complete in `--out` isn't run again. Writes result.json and figure.png into `--out`, with `--record` beside
@@ -71,12 +72,12 @@ def other_betas(best: Row) -> list[Row]:
 
 
 def best_of(runs: Iterable[Run], cell: tuple[str, str]) -> tuple[Row, float] | None:
-    """The settings of the best run with seed 0 by validation, and what it reached; None without one."""
-    tried = [run for run in runs if (run["objective"], run["kind"]) == cell and run["seed"] == 0]
-    if not tried:
+    """The settings with the highest validation, a mean over the seeds so far, and that; None without one."""
+    of_cell = [run for run in runs if (run["objective"], run["kind"]) == cell]
+    if not of_cell:
         return None
-    best = max(tried, key=lambda run: float(run["validation"]))
-    return Row(*cell, best["rate"], best["beta"]), best["validation"]
+    best = report.best_settings(of_cell)
+    return Row(*cell, best[0]["rate"], best[0]["beta"]), report.mean(best, "validation")
 
 
 class Arena:
@@ -110,14 +111,18 @@ class Arena:
             self.run(row for best, _ in self._best(of_kind) for row in other_betas(best))
 
     def repeat(self, able: Sequence[tuple[str, str]], seeds: int, start: float) -> None:
-        """The best settings with the other seeds, unless they ended below `start`.
+        """The best settings with the other seeds, unless they end below `start`, until these stay the best.
 
         `start`: accuracy before training, on the prompts for validation.
         """
-        improved = [best for best, reached in self._best(able) if reached > start]
-        for kind in IN_TURN:
-            of_kind = [best for best in improved if best.kind == kind]
-            self.run(replace(best, seed=seed) for best in of_kind for seed in range(1, seeds))
+        repeated: set[Row] = set()
+        while True:
+            leaders = [best for best, reached in self._best(able) if reached > start]
+            new = [row for row in leaders if row not in repeated]
+            if not new:
+                return
+            self.run(replace(row, seed=seed) for row in new for seed in range(1, seeds))
+            repeated.update(new)
 
     def _best(self, able: Sequence[tuple[str, str]]) -> list[tuple[Row, float]]:
         found = [best_of(self.runs, cell) for cell in able]

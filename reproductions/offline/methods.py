@@ -59,7 +59,7 @@ WEIGHTS: dict[str, dict[str, Any]] = {
         "objective": {"name": "agro", "beta": 0.01, "weight": "reference", "weight_max": 4.0}
     },
     "min(1, π/π_ref) where the advantage is negative, else 1": {"objective": {"name": f"{_OWN}:tapered"}},
-    "min(2, π/π_ref) of the token, geometric mean": {"objective": {"name": f"{_OWN}:token_mean"}},
+    "min(2, π/π_ref) of the token, geometric mean": {"objective": _PLAIN | {"weight_level": "mean"}},
     "min(2, π/π_ref) of the prefix": {"objective": {"name": f"{_OWN}:prefix"}},
     "min(2, π/π_ref), the group's mean weighted too": {"objective": {"name": f"{_OWN}:weighted_mean"}},
     "min(2, π/π_ref), plain mean, constant rate": {"objective": _PLAIN, "train": {"schedule": "constant"}},
@@ -68,6 +68,25 @@ WEIGHTS: dict[str, dict[str, Any]] = {
         "train": {"schedule": "constant", "weights_average": 0.98},
     },
 }
+
+# Other remedies than a weight, each alone: what it changes of agro without the weight, and its rates.
+_UNWEIGHTED = {"name": "agro", "beta": 0.1}
+_TUNED = {"start": 0.1, "target_kl": 1.0, "rate": 0.5}
+EARLY = "the step with the best held-out AUC"
+REMEDIES: dict[str, dict[str, Any]] = {
+    "weights averaged": {"objective": _UNWEIGHTED, "train": {"weights_average": 0.98}},
+    "β tuned to a KL of 1 nat": {
+        "objective": _UNWEIGHTED | {"beta": _TUNED},
+        "evaluate": {"every": 10},
+    },
+    "log mean π/π_ref pulled to 0": {"objective": {"name": f"{_OWN}:held", "beta": 0.1, "pull": 1.0}},
+    EARLY: {
+        "objective": _UNWEIGHTED,
+        "data": {"hold_out": 0.1},
+        "evaluate": {"every": 10, "metric": "eval_auc"},
+    },
+}
+REMEDY_RATES = (1e-4, 3e-4)
 
 # What each changes of agro/recipes/replay.toml: 16 groups a step, of which these shares come from the store.
 FRESH = "fresh samples alone"

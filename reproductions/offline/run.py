@@ -9,6 +9,7 @@ is 150 updates of 16 prompts, measured on held-out sums at temperature 1. The se
 - methods: the recipe, and each other method with the best of its learning rates;
 - settings: the recipe with other β and learning rates;
 - weights: other weights of a response;
+- remedies: what else could help agro without the weight;
 - longer: 450 updates;
 - mixture: the log of an unknown mixture of writers, with graded rewards;
 - no-logps: the recipe on the log without its log-probs;
@@ -50,6 +51,8 @@ from reproductions.offline.methods import (  # noqa: E402
     NEAR,
     RATES,
     RECIPE,
+    REMEDIES,
+    REMEDY_RATES,
     REPLAY,
     WEIGHTS,
 )
@@ -62,7 +65,7 @@ SETTINGS = {  # β of the recipe by learning rate; 0.01 at 3e-4 is the recipe it
     "1e-3": ("0.01",),
 }
 LAST = 20  # steps at the end over which what the batches show is averaged
-SECTIONS = ("methods", "settings", "weights", "longer", "mixture", "no-logps", "replay", "lag")
+SECTIONS = ("methods", "settings", "weights", "remedies", "longer", "mixture", "no-logps", "replay", "lag")
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ def trials(seeds: int) -> list[Row]:
             for seed in range(min(seeds, 2))
         ]
     rows += [Row("weights", weight) for weight in WEIGHTS]
+    rows += [Row("remedies", name, 0, (f"train.lr={rate:g}",)) for name in REMEDIES for rate in REMEDY_RATES]
     few = range(min(seeds, 2))
     for method in (RECIPE, IMITATION):
         rows += [Row("longer", method, seed, ("train.steps=450",)) for seed in few]
@@ -134,7 +138,8 @@ def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) 
     """The recipe with what this job and the row change of it."""
     samples = row.section in ("replay", "lag")
     lags: dict[str, dict[str, Any]] = {name: {"data": {"replay": 0.0}} for name in LAGS}
-    method = {"replay": REPLAY, "weights": WEIGHTS, "lag": lags}.get(row.section, METHODS)[row.method]
+    choices = {"replay": REPLAY, "weights": WEIGHTS, "remedies": REMEDIES, "lag": lags}
+    method = choices.get(row.section, METHODS)[row.method]
     stored = f"data.prompts={files['prompts']}" if samples else f"data.store={files[row.log]}"
     settings = [
         f"policy.model={logs.MODEL}",
@@ -152,7 +157,7 @@ def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) 
     values = RunConfig.load(recipe, settings).model_dump()
     if "objective" in method:
         values["objective"] = method["objective"]
-    for section in ("data", "train"):
+    for section in ("data", "train", "evaluate"):
         values[section] |= method.get(section, {})
     values["phases"] = method.get("phases", [])
     options = {key: value for key, value in values["objective"].items() if key != "name"}
@@ -170,6 +175,8 @@ def measure(row: Row, run: Mapping[str, Any]) -> dict[str, Any]:
     columns = {"step": "step", "accuracy": "eval_reward", "accuracy_se": "eval_reward_se"}
     found: dict[str, Any] = {name: [m[key] for m in seen] for name, key in columns.items()}
     found["kl_ref"] = [m["eval_kl_ref"] for m in seen]
+    if run["metrics"][-1]["eval_auc"] is not None:
+        found["auc"] = [m["eval_auc"] for m in seen]
     for name in ("log_ratio_best", "log_ratio_worst", "ratio_mean"):
         found[name] = _mean_known(harness.column(run["metrics"], name)[-LAST:])
     return {**asdict(row), **found, "cpu_seconds": run["cpu_seconds"]}

@@ -19,6 +19,7 @@ from agro.config import RunConfig
 from agro.pretrained import set_threads
 from agro.recipes import recipes
 from agro.tasks import TASKS
+from agro.version import __version__
 
 ROOT = Path(__file__).parents[2]
 FRESH = ("train.steps=1", "train.groups=2", "sampler.n=2")
@@ -118,6 +119,7 @@ def test_help_and_completion_import_no_torch() -> None:
 
     helped = run("--help")
     assert (helped.stdout, helped.stderr.strip()) == (done("--help").stdout, "False")
+    assert run("--version").stdout == done("--version").stdout == f"agro-rl {__version__}\n"
     assert run("objectives", "agro").stderr.strip() == "False"
     assert (
         "_AGRO_COMPLETE" in run("--show-completion", "bash").stdout + run(_AGRO_COMPLETE="source_bash").stdout

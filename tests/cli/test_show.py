@@ -71,13 +71,13 @@ def test_json_is_one_document_that_says_whether_there_is_more(store: Path) -> No
     assert json.loads(done("show", store, "--reward", "9:", "--groups", "--json").stdout)["groups"] == []
 
 
-def test_groups_have_their_best_response_first(store: Path) -> None:
+def test_groups_have_their_best_or_newest_response_first(store: Path) -> None:
     groups = json.loads(done("show", store, "--groups", "--json").stdout)["groups"]
     assert [[r["id"] for r in g["responses"]] for g in groups] == [[1, 2, 3], [4], [5]]
     groups = json.loads(done("show", store, "--groups", "--newest", "--reward", "0:", "--json").stdout)[
         "groups"
     ]
-    assert [[r["id"] for r in g["responses"]] for g in groups] == [[4], [1, 2]]
+    assert [[r["id"] for r in g["responses"]] for g in groups] == [[4], [2, 1]]
 
 
 def test_groups_stand_side_by_side(store: Path, monkeypatch) -> None:

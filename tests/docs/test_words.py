@@ -165,9 +165,9 @@ def wrong_command(text: str) -> str:
     if not text.startswith(("agro ", "--")):
         return ""
     commands = [match[1]] if match else COMMANDS
-    known = {o for command in commands for p in COMMANDS[command] for o in p.opts} | {"--help"}
+    known = {o for command in commands for p in COMMANDS[command] for o in p.opts}
     for option in re.findall(r"(?<!\S)--[a-z-]+", text):
-        if option not in known:
+        if option not in known | {"--help", "--version"}:
             return f"no option {option}"
     return ""
 

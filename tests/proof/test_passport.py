@@ -14,14 +14,13 @@ from typer.testing import CliRunner
 
 from agro import objectives
 from agro.cli import app
-from agro.objectives import OBJECTIVES, advantage
+from agro.objectives import OBJECTIVES, NotFinite, advantage
 from agro.objectives.core import VALUES, Terms
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, PAIRS, TRIPLES, provided_by
 from agro.objectives.pairs import Pairs
 from agro.objectives.reduce import Groups
 from agro.proof import passport as module
 from agro.proof.claims import CLAIMS
-from agro.proof.ends import end
 from agro.proof.measuring import Row, Subject
 from agro.proof.passport import passport
 from agro.train import step
@@ -86,16 +85,16 @@ def test_agro_holds_all_that_is_claimed() -> None:
     assert estimates[0] > estimates[1] > estimates[2] > 0
 
 
-def test_the_policy_gradient_with_a_kl_term_ends_elsewhere_off_policy() -> None:
-    for where in ("reference", "uniform", "stale"):
-        assert end(Subject("kl_pg", CLAIMS["kl_pg"][0]), where).distance[-1].median() > 1e-2
-
-
 @pytest.fixture
 def no_descents(monkeypatch) -> None:
     """Nor what else isn't of the expected gradient: it takes time, and what is broken is seen without."""
     for measure in ("ends", "tools", "bias", "limits", "variances", "estimates", "noise"):
         monkeypatch.setattr(module, measure, lambda *_: iter(()))
+
+
+def first_broken(name: str) -> str:
+    """The property of the first row of a passport that doesn't hold."""
+    return next(row.property for row in passport(name) if row.holds is False)
 
 
 def _flip(terms: Terms) -> Terms:
@@ -117,9 +116,7 @@ def test_a_flipped_sign_or_a_wrong_denominator_is_named(name: str, how, monkeypa
     entry = OBJECTIVES[name]
     broken = functools.wraps(entry.function)(lambda *a, **o: how(entry.function(*a, **o)))
     monkeypatch.setitem(OBJECTIVES, name, replace(entry, function=broken))
-    done = prove(name)
-    assert done.exit_code == 1
-    assert f"agro: {name}: expected gradient (" in done.stderr
+    assert first_broken(name) == "expected gradient"
 
 
 # Responses of a group with one another; or with the mean of the policy's own ones, which is another function.
@@ -135,10 +132,11 @@ BASELINES = [
 def test_a_dropped_baseline_is_named(name: str, monkeypatch, no_descents) -> None:
     for mean in ("mean", "mean_others", "soft_maximum"):
         monkeypatch.setattr(Groups, mean, lambda self, v, *beta: torch.zeros_like(v))
-    done = prove(name)
-    assert done.exit_code in (1, 2)  # 2: what is divided by the mean isn't finite, and refused
-    if done.exit_code == 1:
-        assert f"agro: {name}: expected gradient (" in done.stderr
+    try:
+        broken = first_broken(name)
+    except NotFinite:  # what is divided by the mean
+        return
+    assert broken == "expected gradient"
 
 
 @pytest.mark.parametrize(
@@ -154,18 +152,14 @@ def test_a_dropped_value_is_named(name: str, monkeypatch, no_descents) -> None:
         )
 
     monkeypatch.setitem(OBJECTIVES, name, replace(entry, function=without))
-    done = prove(name)
-    assert done.exit_code == 1
-    assert f"agro: {name}: expected gradient (" in done.stderr
+    assert first_broken(name) == "expected gradient"
 
 
 @pytest.mark.parametrize("name", [name for name, entry in OBJECTIVES.items() if PAIRS in entry.needed({})])
 def test_a_forgotten_loser_is_named(name: str, monkeypatch, no_descents) -> None:
     """The other response of a pair is its baseline."""
     monkeypatch.setattr(Pairs, "gap", lambda self, v: v[self.winner])
-    done = prove(name)
-    assert done.exit_code == 1
-    assert f"agro: {name}: expected gradient (" in done.stderr
+    assert first_broken(name) == "expected gradient"
 
 
 @pytest.mark.parametrize(

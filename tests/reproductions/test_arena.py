@@ -73,7 +73,10 @@ def test_the_grid_is_the_same_for_all() -> None:
 
 
 def test_the_prompts_for_validation_choose() -> None:
-    runs = [measured(1e-4, 0.3, accuracy=0.9), measured(3e-4, 0.6), measured(1e-3, 0.9, seed=1)]
+    """The mean of all seeds so far: of .9 and .1 it is .5."""
+    runs = [measured(1e-4, 0.3, accuracy=0.9), measured(3e-4, 0.6), measured(1e-3, 0.9)]
+    assert run.best_of(runs, ("grpo", "log")) == (Row("grpo", "log", 1e-3), 0.9)
+    runs.append(measured(1e-3, 0.1, seed=1))
     assert run.best_of(runs, ("grpo", "log")) == (Row("grpo", "log", 3e-4), 0.6)
     assert run.best_of(runs, ("grpo", "fresh")) is None
 
@@ -262,6 +265,25 @@ def test_who_ends_below_the_start_has_one_seed(files, tmp_path, monkeypatch) -> 
         arena.choose([("grpo", "log")])
         arena.repeat([("grpo", "log")], 2, start)
         assert {r["seed"] for r in arena.runs} == seeds
+
+
+def test_where_other_seeds_fail_the_next_settings_are_repeated(files, tmp_path, monkeypatch) -> None:
+    """At lr 1e-3 seed 0 alone is good; of the others 1e-4 is never the best."""
+
+    def reached(row: Row) -> float:
+        if row.rate == 1e-3:
+            return 0.9 if row.seed == 0 else 0.0
+        return 0.5 + 100 * row.rate
+
+    monkeypatch.setattr(
+        play, "complete", lambda rows, files, out: [measured(r.rate, reached(r), r.seed) for r in rows]
+    )
+    arena = run.Arena(files, tmp_path, map, measured=False)
+    arena.choose([("grpo", "log")])
+    arena.repeat([("grpo", "log")], 3, 0.3)
+    seeds = {rate: {r["seed"] for r in arena.runs if r["rate"] == rate} for rate in RATES}
+    assert seeds == {1e-4: {0}, 3e-4: {0, 1, 2}, 1e-3: {0, 1, 2}}
+    assert {r["rate"] for r in report.of_cells(arena.runs)["grpo", "log"]} == {3e-4}
 
 
 def test_runs_from_end_to_end(files, tmp_path, monkeypatch, capsys) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tiny_runs import InterruptAfter, metrics, tiny, weights
+from tiny_runs import InterruptAfter, fill_store, metrics, tiny, weights
 
 from agro.config import Train
 from agro.errors import Interrupted, Refused
@@ -93,12 +93,29 @@ def test_the_path_is_that_of_the_rule_and_survives_a_stop(tmp_path: Path) -> Non
     assert [m["beta"] for m in metrics(out)] == [m["beta"] for m in rows]
 
 
+def test_on_a_log_beta_follows_the_evaluations(tmp_path: Path) -> None:
+    """Three steps apart; in between it stays as it is."""
+    fill_store(tmp_path / "log.db")
+    data = {"store": str(tmp_path / "log.db"), "replay": 1.0}
+    rule = {"every": 3, "kl_samples": 8}
+    config = tiny(tmp_path, data=data, reward={}, train__steps=7, objective__beta=ASKED, evaluate=rule)
+    rows = metrics(Trainer(config, tmp_path / "run").run())
+    assert [m["step"] for m in rows if m["kl_ref"] is not None] == [3, 6, 7]
+    for before, after in pairwise(rows):
+        expected = before["beta"]
+        if before["kl_ref"] is not None:
+            expected = tune(ASKED, before["beta"], before["kl_ref"])
+            assert expected != before["beta"]
+        assert after["beta"] == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"objective__beta": {"start": 0.1, "target_kl": 0.0, "rate": 0.1}}, "numbers above 0"),
         ({"objective__beta": {"target_kl": 1.0, "rate": 0.1}}, "expected {start, target_kl, rate}"),
-        ({"objective__beta": ASKED, "data__replay": 1.0}, "follows kl_ref"),
+        ({"objective__beta": ASKED, "data__replay": 1.0, "evaluate__kl_samples": 0}, "follows kl_ref"),
+        ({"objective__beta": ASKED, "data__replay": 1.0, "evaluate__every": 0}, "follows kl_ref"),
         ({"objective": {"name": "kl_pg", "beta": ASKED}}, "follows kl_ref"),
     ],
 )
