@@ -31,7 +31,6 @@ from agro.types import UNKNOWN_VERSION, Sample
 
 KEPT_ORDERS = 8  # rules whose groups are kept in order
 ASKED = 1000  # groups in one query
-CACHE = 32_000  # KB of pages at most, for the inner ones of the trees of 10^7 samples; SQLite's own is 2,000
 POLL_SECONDS = 0.2  # interval between queries of a store that others write to
 
 
@@ -98,9 +97,6 @@ class Drawing(Samples):
         if key not in self._orders:
             if len(self._orders) == KEPT_ORDERS:
                 self._orders.pop(next(iter(self._orders))).drop()
-            if not self._orders_made:
-                self._run(f"PRAGMA cache_size = -{CACHE}")
-                self._run(f"PRAGMA temp.cache_size = -{CACHE}")
             self._orders_made += 1
             self._orders[key] = Candidates(self, f"candidates_{self._orders_made}", rule, at)
         kept = self._orders[key]
