@@ -95,12 +95,13 @@ class _Parts(io.RawIOBase):
 
 def lines(path: Path, file: Iterable[bytes]) -> Iterator[Line]:
     """The records of JSON Lines; blank lines are skipped."""
+    name = str(path)
     for number, line in enumerate(file, 1):
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
-        if line.strip():
+        if line and not line.isspace():
             value, error = _parse(line)
-            yield Line(f"{path}:{number}", number, value, error, False, len(line), True)
+            yield Line(f"{name}:{number}", number, value, error, False, len(line), True)
 
 
 def _parse(line: bytes) -> tuple[dict[str, Any], str | None]:

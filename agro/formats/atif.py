@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from agro.errors import Refused
-from agro.formats.fields import entry, integer, integers, numbers, objects, rest, text
+from agro.formats.fields import entry, integer, integers, numbers, objects, one_of, rest, text
 from agro.formats.nested import call, listed, plain
 from agro.formats.protocol import Context, Format, Item, Row
 from agro.formats.steps import Message, Step, Tokens, records
@@ -61,7 +61,8 @@ def _episode(row: Row, rows: int) -> str | None:
 
 def _steps(row: Row) -> list[Step]:
     given = objects(row["steps"], "steps")
-    merged = any((step.get("llm_call_count") or 0) > 1 for step in given)
+    calls = [step.get("llm_call_count") for step in given]
+    merged = any(integer(count, "llm_call_count") > 1 for count in calls if count is not None)
     return [_step(step, i, merged) for i, step in enumerate(given)]
 
 
@@ -72,9 +73,7 @@ def _step(step: Row, i: int, merged: bool) -> Step:
         raise Refused(
             f"{name}.step_id: expected {i + 1}, got {step['step_id']}: steps are missing or out of order"
         )
-    role = _ROLES.get(step.get("source", ""))
-    if role is None:
-        raise Refused(f"{name}.source: expected system, user or agent, got {step.get('source')!r:.80}")
+    role = one_of(step.get("source"), _ROLES, f"{name}.source")
     if role != "assistant":
         wrong = next((key for key in _AGENT_ONLY if step.get(key) is not None), None)
         if wrong is not None:

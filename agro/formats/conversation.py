@@ -6,17 +6,19 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.formats import values
-from agro.formats.values import Field, known
+from agro.formats.values import Field, Fields, known
 from agro.types import check_turns
 
 # Messages, the last ones a response.
-CONVERSATION = {
-    "messages": Field(
-        "a list of messages with 'role' and 'content' (or 'tool_calls')", values.messages, is_needed=True
-    ),
-    "prompt": Field("the messages that the conversation begins with", values.messages),
-    "meta": Field("an object", values.an_object),
-}
+CONVERSATION = Fields(
+    {
+        "messages": Field(
+            "a list of messages with 'role' and 'content' (or 'tool_calls')", values.messages, is_needed=True
+        ),
+        "prompt": Field("the messages that the conversation begins with", values.messages),
+        "meta": Field("an object", values.an_object),
+    }
+)
 
 
 def split(record: dict[str, Any]) -> dict[str, Any]:

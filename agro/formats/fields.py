@@ -91,6 +91,22 @@ def total(row: Row, columns: Collection[str], weights: Mapping[str, float]) -> f
     return sum(known) if known else None
 
 
+def one_of(value: Any, known: Mapping[str, str], name: str) -> str:
+    """What a text stands for, such as a role for the name that another program gives it."""
+    if isinstance(value, str) and value in known:
+        return known[value]
+    raise Refused(f"{name}: expected one of {', '.join(known)}, got {value!r:.80}")
+
+
+def a_list(value: Any, name: str) -> list[Any]:
+    """A list; an empty one where there is none."""
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return value
+    raise Refused(f"{name}: expected a list, got {value!r:.80}")
+
+
 def integers(value: Any, name: str) -> list[int]:
     """A list of integers, such as token ids."""
     if isinstance(value, list) and all(isinstance(x, int) and not isinstance(x, bool) for x in value):

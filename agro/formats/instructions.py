@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from agro.errors import Refused
-from agro.formats.fields import exchange, objects, rest, text
+from agro.formats.fields import a_list, exchange, objects, rest, text
 from agro.formats.labels import LABELS, labeled
 from agro.formats.nested import assistant, rating, unpacked, user
 from agro.formats.protocol import Context, Format, Item, Row
@@ -37,7 +37,7 @@ def _prompt(row: Row) -> Any:
 
 def _history(row: Row) -> list[dict[str, Any]]:
     messages = []
-    for i, turns in enumerate(unpacked(row.get("history")) or ()):
+    for i, turns in enumerate(a_list(unpacked(row.get("history")) or None, "history")):
         if not isinstance(turns, list) or len(turns) != 2:
             raise Refused(
                 f"history[{i}]: expected a text of the user and one of the assistant, got {turns!r:.80}"

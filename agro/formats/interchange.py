@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from agro.errors import Refused
 from agro.formats import values
-from agro.formats.values import Field, known
+from agro.formats.values import Field, Fields, known
 from agro.strictjson import dumps
 from agro.types import UNKNOWN_VERSION, Role, Sample, Text
 
@@ -28,38 +28,46 @@ _OBJECT = Field("an object", values.an_object)
 _VOTES = Field("a number of 0 or more", values.votes)
 
 # One response.
-RECORD = {
-    "prompt": Field("text, or a list of messages with 'role' and 'content'", values.prompt, is_needed=True),
-    "response": Field("text", values.text, is_needed=True),
-    "reward": Field("a finite number, true or false, or null where it is unknown", values.reward),
-    "prompt_id": _NAME,
-    "episode": _NAME,
-    "answer": Field("any value", values.anything),
-    "tokens": _IDS,
-    "mask": _FLAGS,
-    "action": _FLAGS,
-    "tokenizer": _TEXT,
-    "behavior_logp": _NUMBERS,
-    "sampling": _OBJECT,
-    "kept": _IDS,
-    "kept_count": Field("a list of integers of 0 or more", values.ids),
-    "context_tokens": _IDS,
-    "token_reward": _NUMBERS,
-    "model": Field("text", values.anything),
-    "version": Field("an integer (optimizer steps; -1: unknown), or a list of one per token", values.version),
-    "role": Field("one of policy, log, expert", values.role),
-    "source": _TEXT,
-    "meta": _OBJECT,
-}
+RECORD = Fields(
+    {
+        "prompt": Field(
+            "text, or a list of messages with 'role' and 'content'", values.prompt, is_needed=True
+        ),
+        "response": Field("text", values.text, is_needed=True),
+        "reward": Field("a finite number, true or false, or null where it is unknown", values.reward),
+        "prompt_id": _NAME,
+        "episode": _NAME,
+        "answer": Field("any value", values.anything),
+        "tokens": _IDS,
+        "mask": _FLAGS,
+        "action": _FLAGS,
+        "tokenizer": _TEXT,
+        "behavior_logp": _NUMBERS,
+        "sampling": _OBJECT,
+        "kept": _IDS,
+        "kept_count": Field("a list of integers of 0 or more", values.ids),
+        "context_tokens": _IDS,
+        "token_reward": _NUMBERS,
+        "model": Field("text", values.anything),
+        "version": Field(
+            "an integer (optimizer steps; -1: unknown), or a list of one per token", values.version
+        ),
+        "role": Field("one of policy, log, expert", values.role),
+        "source": _TEXT,
+        "meta": _OBJECT,
+    }
+)
 FIELDS = tuple(RECORD)
 
 # Two responses to a prompt, the chosen one better; the other fields are as of a record.
-PREFERENCE = {
-    "chosen": Field("text", values.text, is_needed=True),
-    "rejected": Field("text", values.text, is_needed=True),
-    "votes_chosen": _VOTES,
-    "votes_rejected": _VOTES,
-}
+PREFERENCE = Fields(
+    {
+        "chosen": Field("text", values.text, is_needed=True),
+        "rejected": Field("text", values.text, is_needed=True),
+        "votes_chosen": _VOTES,
+        "votes_rejected": _VOTES,
+    }
+)
 
 
 class Tokenizer(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agro.errors import Refused
-from agro.formats.fields import entry, rest, text, total
+from agro.formats.fields import a_list, entry, rest, text, total
 from agro.formats.protocol import Context, Format, Item, Row
 
 
@@ -57,7 +57,7 @@ def _kept(given: Row) -> dict[str, Any]:
 
 
 def _reasoning(given: Row, at: int) -> dict[str, Any]:
-    reasonings = given.get("reasonings") or []
+    reasonings = a_list(given.get("reasonings"), "model_response.reasonings")
     if at < len(reasonings) and reasonings[at] is not None:
         return {"reasoning": reasonings[at]}
     return {}
@@ -65,14 +65,15 @@ def _reasoning(given: Row, at: int) -> dict[str, Any]:
 
 def _gold(doc: Row) -> Any:
     """The right choices, where there are any: one as text, several as a list."""
-    choices, gold = doc.get("choices") or [], doc.get("gold_index")
+    choices, gold = a_list(doc.get("choices"), "doc.choices"), doc.get("gold_index")
     places = gold if isinstance(gold, list) else [gold]
     right = [choices[place] for place in places if isinstance(place, int) and 0 <= place < len(choices)]
     return right[0] if len(right) == 1 else right or None
 
 
 def _tokens(given: Row, at: int, count: int) -> dict[str, Any]:
-    before, after = given.get("input_tokens"), given.get("output_tokens")
+    before = a_list(given.get("input_tokens"), "model_response.input_tokens")
+    after = given.get("output_tokens")
     if not before or not after:
         return {}
     if not isinstance(after, list) or len(after) != count or not isinstance(after[at], list):

@@ -79,7 +79,9 @@ def _responses(resps: Any) -> list[Any]:
 def _metrics(row: Row, count: int, weights: Mapping[str, float]) -> list[float | None]:
     """The reward of each response."""
     names = row.get("metrics")
-    if not isinstance(names, list):  # older versions don't name them
+    if isinstance(names, list):
+        names = [text(name, f"metrics[{i}]") for i, name in enumerate(names)]
+    else:  # older versions don't name them
         names = [
             name
             for name, value in row.items()

@@ -78,7 +78,10 @@ def _place(row: Row) -> str | None:
     """The column of the completion; None where the record itself is one."""
     if "choices" in row:
         return None
-    return next(name for name in ("response", "output", "completion") if _is_completion(row.get(name)))
+    for name in ("response", "output", "completion"):
+        if _is_completion(row.get(name)):
+            return name
+    raise Refused("response: expected a chat completion (an object with choices), got none")
 
 
 def _request(row: Row, body: Row) -> Row | None:

@@ -104,7 +104,10 @@ def _to_row(record: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def _of_row(row: dict[str, Any], is_ours: bool) -> dict[str, Any]:
-    record = {name: value for name, value in row.items() if value is not None or not is_ours}
+    if is_ours:
+        record = {name: value for name, value in row.items() if value is not None}
+    else:
+        record = {name: _known(value) for name, value in row.items()}
     for name in _JSON:
         if isinstance(record.get(name), str):
             try:
@@ -113,11 +116,22 @@ def _of_row(row: dict[str, Any], is_ours: bool) -> dict[str, Any]:
                 continue  # text of another program; the record's own checks name what is wrong with it
     if is_ours and isinstance(record.get("exact"), dict):
         record |= record.pop("exact")
+    if "response" not in record:
+        return record
     if "messages" in record and record.get("prompt") is None:
         record["prompt"] = record.pop("messages")
     if "versions" in record and record.get("version") is None:
         record["version"] = record.pop("versions")
     return record
+
+
+def _known(value: Any) -> Any:
+    """The value without the nulls of its objects: in Parquet all objects of a column have the same keys."""
+    if isinstance(value, list):
+        return [_known(item) for item in value] if value and isinstance(value[0], dict | list) else value
+    if isinstance(value, dict):
+        return {key: _known(item) for key, item in value.items() if item is not None}
+    return value
 
 
 def _plain(text: str) -> bool:

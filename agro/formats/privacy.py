@@ -55,7 +55,7 @@ class Privacy:
 
     def __init__(self, drop: Sequence[str] = (), redact: bool = False, patterns: Sequence[str] = ()) -> None:
         self.dropped = dict.fromkeys(drop, 0)  # records that had the field
-        self.redacted = Counter[str]()  # matches by kind
+        self.redacted = Counter({f"pattern {text}": 0 for text in patterns})  # matches by kind
         self.tokens = 0  # records whose tokens were dropped, since their text changed
         self._paths = {name: _path(name) for name in drop}
         self._rules = [(kind, re.compile(text), to) for kind, text, to in PATTERNS if redact]

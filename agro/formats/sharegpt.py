@@ -9,7 +9,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.formats.conversation import split
-from agro.formats.fields import entry, exchange, objects, rest, text
+from agro.formats.fields import entry, exchange, objects, one_of, rest, text
 from agro.formats.labels import LABELS, labeled
 from agro.formats.nested import call, unpacked
 from agro.formats.protocol import Context, Format, Item, Row
@@ -45,9 +45,7 @@ def message(value: Any, name: str) -> dict[str, Any]:
     turn = entry(value, name)
     if "role" in turn:
         return turn
-    role = _ROLES.get(turn.get("from", ""))
-    if role is None:
-        raise Refused(f"{name}.from: expected one of {', '.join(_ROLES)}, got {turn.get('from')!r:.80}")
+    role = one_of(turn.get("from"), _ROLES, f"{name}.from")
     if turn["from"] == "function_call":
         return {"role": role, "content": "", "tool_calls": _calls(turn.get("value"), f"{name}.value")}
     return {"role": role, "content": text(turn.get("value"), f"{name}.value")}

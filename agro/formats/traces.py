@@ -10,7 +10,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.formats.conversation import split
-from agro.formats.fields import entry, fingerprinted, flags, integers, numbers, objects
+from agro.formats.fields import entry, fingerprinted, flags, integer, integers, numbers, objects
 from agro.formats.protocol import Context
 
 DECIMALS = 4  # of log-probs, RECORD_FLOAT_DECIMALS of verifiers
@@ -36,7 +36,7 @@ class _Node:
         if not isinstance(sampled, bool):
             raise Refused(f"{where}.sampled: expected true or false, got {sampled!r:.80}")
         said = entry(value.get("message"), f"{where}.message")
-        if "role" not in said:
+        if not isinstance(said.get("role"), str):
             raise Refused(f"{where}.message: expected an object with a role, got {said!r:.80}")
         tokens = integers(value.get("token_ids") or [], f"{where}.token_ids")
         action = flags(value.get("mask") or [], f"{where}.mask", len(tokens))
@@ -71,6 +71,15 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     return {"id": call.get("id"), "type": "function", "function": function}
 
 
+def _by_node(calls: list[dict[str, Any]], where: str) -> dict[int, dict[str, Any]]:
+    """The calls of the model by the node that each made."""
+    by_node = {}
+    for i, call in enumerate(calls):
+        if call.get("node") is not None:
+            by_node[integer(call["node"], f"{where}.calls[{i}].node")] = call
+    return by_node
+
+
 @dataclass
 class Trace:
     """One agent's messages, and the calls of the model."""
@@ -85,7 +94,7 @@ class Trace:
         given = objects(value.get("nodes"), f"{where}.nodes")
         nodes = [_Node.of(node, i, f"{where}.nodes[{i}]") for i, node in enumerate(given)]
         calls = objects(value.get("calls") or [], f"{where}.calls")
-        return cls(nodes, {call["node"]: call for call in calls if call.get("node") is not None}, where)
+        return cls(nodes, _by_node(calls, where), where)
 
     def records(self, context: Context) -> list[tuple[str, dict[str, Any]]]:
         """A record for each path with a message that no path before has, and the path's name."""

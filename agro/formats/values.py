@@ -31,7 +31,15 @@ class Field(NamedTuple):
     is_needed: bool = False
 
 
-def known(record: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
+class Fields(dict[str, Field]):
+    """The fields of a kind of record, by name."""
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        super().__init__(fields)
+        self.needed = tuple(name for name, field in fields.items() if field.is_needed)
+
+
+def known(record: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
     """The values of these fields that a record has; null is unknown.
 
     Raises `Refused` naming the field, what was expected and what came.
@@ -48,10 +56,10 @@ def known(record: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, A
             if wrong.index is not None:
                 got = f"{value[wrong.index]!r:.80} at index {wrong.index}"
             raise Refused(f"{name}: expected {field.expected}, got {got}") from None
-    for name, field in fields.items():
-        if field.is_needed and name not in values:
+    for name in fields.needed:
+        if name not in values:
             got = "null" if name in record else "no such field"
-            raise Refused(f"{name}: expected {field.expected}, got {got}")
+            raise Refused(f"{name}: expected {fields[name].expected}, got {got}")
     return values
 
 

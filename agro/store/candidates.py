@@ -10,7 +10,8 @@ resumed makes it anew and draws the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 from agro.store import queries
@@ -20,6 +21,7 @@ from agro.store.rows import of_text, to_text
 
 Condition = Callable[[], tuple[str, list[Any]]]
 TOUCHED = "temp.touched"
+LOOKS = 128  # in one query
 BY = {
     "least_used": "uses, place",
     "uniform": "place",
@@ -61,12 +63,19 @@ class Candidates:
         """The first groups in the order of the rule."""
         return self._ids(f"ORDER BY {BY[self.rule.data.order]}, prompt_id LIMIT ?", n)
 
-    def between(self, low: int, high: int, n: int) -> str | None:
-        """Group `n` (from 0) of those whose place is at least `low` and at most `high`, by place."""
-        found = self._ids(
-            "WHERE place BETWEEN ? AND ? ORDER BY place, prompt_id LIMIT 1 OFFSET ?", low, high, n
+    def between(self, asked: Sequence[tuple[int, int, int]]) -> list[str | None]:
+        """For each (low, high, n): group `n` (from 0) of those whose place is at least `low` and at most
+        `high`, by place."""
+        group = (
+            f"(SELECT prompt_id FROM temp.{self.name} WHERE place BETWEEN ? AND ? "
+            "ORDER BY place, prompt_id LIMIT 1 OFFSET ?)"
         )
-        return found[0] if found else None
+        found: list[str | None] = []
+        for at in range(0, len(asked), LOOKS):
+            part = asked[at : at + LOOKS]
+            [row] = self.store._run(f"SELECT {', '.join([group] * len(part))}", list(chain(*part)))
+            found += map(of_text, row)
+        return found
 
     def of_version(self, version: int) -> list[str]:
         """The groups whose newest samples have this version, by place."""
@@ -123,7 +132,8 @@ class Candidates:
             first, last = self._version - most, version - most
             sql = "SELECT prompt_id FROM samples WHERE run = ? AND version >= ? AND version < ?"
             run(f"{add} {sql}", [to_text(self.run), first, last])
-        self.store._run_many(f"{add} VALUES (?)", [(prompt_id,) for prompt_id in self.drawn])
+        if self.rule.data.max_uses is not None or "uses" in BY[self.rule.data.order]:
+            self.store._run_many(f"{add} VALUES (?)", [(prompt_id,) for prompt_id in self.drawn])
 
     def _insert(self, condition: tuple[str, list[Any]], within: str = "") -> list[tuple[Any, ...]]:
         """Add the groups that may be drawn; returns the newest version of each where `within` is given."""

@@ -19,7 +19,7 @@ from agro.errors import Refused
 from agro.types import UNKNOWN_VERSION
 
 PLACE_BITS = 63  # of the place of a group
-PER_INTERVAL, SLOTS = 8, 64  # groups of an interval of places: 8 to 16 on average, and never above 64
+PER_INTERVAL, SLOTS = 32, 160  # groups of an interval of places: 32 to 64 on average, and never above 160
 NEGLIGIBLE = 1e-16  # a weight below this share of the largest is 0
 TRIALS = 64  # for each group that is drawn by age
 
@@ -91,8 +91,9 @@ class Groups(Protocol):
         """The first groups in the order of the rule."""
         ...
 
-    def between(self, low: int, high: int, n: int) -> str | None:
-        """Group `n` (from 0) of those whose place is at least `low` and at most `high`, by place."""
+    def between(self, asked: Sequence[tuple[int, int, int]]) -> list[str | None]:
+        """For each (low, high, n): group `n` (from 0) of those whose place is at least `low` and at most
+        `high`, by place."""
         ...
 
     def of_version(self, version: int) -> list[str]:
@@ -108,7 +109,7 @@ def noise(seed: int, step: int, *item: str | int) -> int:
 
 def is_held_out(prompt_id: str, share: float) -> bool:
     """Whether a prompt is among the share of `data.hold_out`. The same prompts are in every run and store."""
-    return noise(0, 0, "hold_out", prompt_id) < share * 2**64
+    return share > 0 and noise(0, 0, "hold_out", prompt_id) < share * 2**64
 
 
 def place_of(candidate: Candidate, rule: DrawRule, seed: int) -> int:
@@ -142,16 +143,19 @@ def _uniform(groups: Groups, n: int, at: At, taken: Collection[str]) -> list[str
         return sorted(free, key=lambda group: (noise(at.seed, at.step, group), group))[:n]
     bits = (groups.count // PER_INTERVAL).bit_length() - 1
     width = 2 ** (PLACE_BITS - bits)
+    looks = n * SLOTS // PER_INTERVAL  # at once
     picked: dict[str, None] = {}
-    for trial in itertools.count():
-        number = noise(at.seed, at.step, "trial", trial)
-        slot, interval = number % SLOTS, number // SLOTS % 2**bits
-        group = groups.between(interval * width, (interval + 1) * width - 1, slot)
-        if group is not None and group not in taken:
-            picked[group] = None
-        if len(picked) == n:
+    for first in itertools.count(0, looks):
+        asked = []
+        for trial in range(first, first + looks):
+            number = noise(at.seed, at.step, "trial", trial)
+            slot, interval = number % SLOTS, number // SLOTS % 2**bits
+            asked.append((interval * width, (interval + 1) * width - 1, slot))
+        found = groups.between(asked)
+        picked |= dict.fromkeys(group for group in found if group is not None and group not in taken)
+        if len(picked) >= n:
             break
-    return list(picked)
+    return list(picked)[:n]
 
 
 def _by_age(groups: Groups, n: int, decay: float, at: At, taken: Collection[str]) -> list[str]:

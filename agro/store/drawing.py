@@ -30,6 +30,7 @@ from agro.store.samples import Samples
 from agro.types import UNKNOWN_VERSION, Sample
 
 KEPT_ORDERS = 8  # rules whose groups are kept in order
+ASKED = 1000  # groups in one query
 POLL_SECONDS = 0.2  # interval between queries of a store that others write to
 
 
@@ -168,7 +169,7 @@ class Drawing(Samples):
         """The samples to draw of the picked groups."""
         rule = picked.rule
         fits, args = self._fits(rule, at.run, at.version)
-        groups = {prompt_id: self._eligible(prompt_id, fits, args, made) for prompt_id in picked.groups}
+        groups = self._eligible(picked.groups, fits, args, made)
         judged: list[Pair] = []
         if rule.pairs:
             judged = list(self.pairs(i for group in groups.values() for ids in group.values() for i in ids))
@@ -201,20 +202,31 @@ class Drawing(Samples):
         return {i for (i,) in self._run(sql, [to_text(run), json.dumps(list(ids))])}
 
     def _eligible(
-        self, prompt_id: str, fits: str, args: Sequence[Any], made: frozenset[int]
-    ) -> dict[str | int, list[int]]:
-        """Ids of the samples of each eligible response of a group, by episode or id; oldest first."""
-        responses: dict[str | int, list[int]] = {}
-        broken: set[str | int] = set()
-        sql = (
-            f"SELECT id, episode, {fits} FROM samples WHERE prompt_id = ? AND NOT redone {queries.BY_NUMBER}"
-        )
-        for i, episode, ok in self._run(sql, [*args, to_text(prompt_id)]):
-            key = i if episode is None else of_text(episode)
-            responses.setdefault(key, []).append(i)
+        self, picked: Sequence[str], fits: str, args: Sequence[Any], made: frozenset[int]
+    ) -> dict[str, dict[str | int, list[int]]]:
+        """Of each group the ids of the samples of each eligible response, by episode or id; oldest first."""
+        groups: dict[str, dict[str | int, list[int]]] = {prompt_id: {} for prompt_id in picked}
+        broken: dict[str, set[str | int]] = {prompt_id: set() for prompt_id in picked}
+        for prompt_id, i, episode, ok in self._rows_of(picked, fits, args):
+            group, key = of_text(prompt_id), i if episode is None else of_text(episode)
+            groups[group].setdefault(key, []).append(i)
             if not ok or i in made:
-                broken.add(key)
-        return {key: ids for key, ids in responses.items() if key not in broken}
+                broken[group].add(key)
+        return {
+            group: {key: ids for key, ids in responses.items() if key not in broken[group]}
+            for group, responses in groups.items()
+        }
+
+    def _rows_of(self, picked: Sequence[str], fits: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """The rows of these groups, oldest first, and whether each may be drawn."""
+        names = list(map(to_text, picked))
+        rows: list[tuple[Any, ...]] = []
+        for at in range(0, len(names), ASKED):
+            some = names[at : at + ASKED]
+            chosen = f"prompt_id IN ({', '.join('?' * len(some))}) AND NOT redone"
+            sql = f"SELECT prompt_id, id, episode, {fits} FROM samples WHERE {chosen} {queries.BY_NUMBER}"
+            rows += self._run(sql, [*args, *some])
+        return rows
 
     def _too_few(self, rule: DrawRule, got: int, at: At) -> str:
         clause, args = queries.where(**queries.chosen(rule.data))

@@ -30,6 +30,8 @@ from agro.types import Prompt, Sample
 
 CHUNK = 5000  # records of a file that are taken in one transaction, fewer where they are large:
 CHUNK_BYTES = 1 << 24
+# What a format's reader raises for a value that it doesn't check by name. One record doesn't end an import.
+_OTHER_SHAPE = (TypeError, KeyError, IndexError, AttributeError, ValueError)
 
 
 def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Options]) -> ImportReport:
@@ -193,7 +195,15 @@ class _Reader:
                 "sample responses to them (agro sample)"
             )
         context = self._of_text if line.is_text else self._context
-        items = format.read(part.record, context)
+        try:
+            items = format.read(part.record, context)
+        except Refused:
+            raise
+        except _OTHER_SHAPE as error:
+            raise Refused(
+                f"expected a record of {format.title}, got one of another shape: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         self._kinds.add(format.name)
         return format, items
 

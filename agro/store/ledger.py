@@ -234,9 +234,10 @@ class Ledger(Database):
         [(last,)] = self._run("SELECT ifnull(max(id), 0) FROM samples")
         after = 0
         sql = f"{SELECT} WHERE {clause} AND id > ? AND id <= ? ORDER BY id LIMIT {BLOCK}"
-        while block := self._run(sql, [*args, after, last]):
+        while after < last:
+            block = self._run(sql, [*args, after, last])
             yield from block
-            after = block[-1][0]
+            after = block[-1][0] if len(block) == BLOCK else last
 
     def _entries(self, table: str, clause: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
         """The rows of one of `LEDGERS`, without their checksums.

@@ -57,6 +57,7 @@ _AT = {name: i for i, name in enumerate(SAMPLE)}
 _fixed = itemgetter(_AT["id"], *(_AT[name] for name in COLUMNS if name not in REWARD))
 _reward = itemgetter(_AT["id"], *(_AT[name] for name in REWARD))
 _REDONE = _AT["redone"]
+_NO_ARRAYS = (None,) * 9  # of `_array_columns`
 
 
 def checksum(values: Iterable[Any]) -> int:
@@ -110,7 +111,7 @@ def to_row(
     Raises `Refused` where `meta` or the like can't be stored as JSON.
     """
     where = f"sample of prompt {sample.prompt_id}"
-    versions = sample.version if isinstance(sample.version, np.ndarray) else None
+    is_text = sample.tokens is None and sample.context_tokens is None
     row = (
         i,
         to_text(sample.prompt_id),
@@ -131,6 +132,15 @@ def to_row(
         to_text(sample.tokenizer),
         None if sample.sampling is None else to_text(dumps(sample.sampling, f"{where}: sampling")),
         to_text(dumps(sample.meta, f"{where}: meta")) if sample.meta else "{}",
+        *(_NO_ARRAYS if is_text else _array_columns(sample)),
+        0,
+    )
+    return (*row, sample_checksum(row))
+
+
+def _array_columns(sample: Sample) -> tuple[bytes | None, ...]:
+    versions = sample.version if isinstance(sample.version, np.ndarray) else None
+    return (
         _blob(sample.tokens, "<i4"),
         _bits(sample.action),
         _bits(sample.learn),
@@ -140,9 +150,7 @@ def to_row(
         _blob(versions, "<i4"),
         _packed(sample.kept),
         _packed(sample.kept_count),
-        0,
     )
-    return (*row, sample_checksum(row))
 
 
 def prompt_columns(prompt: Text, where: str) -> tuple[Any, Any]:
@@ -154,30 +162,38 @@ def prompt_columns(prompt: Text, where: str) -> tuple[Any, Any]:
 
 def from_row(row: tuple[Any, ...]) -> Sample:
     r = dict(zip(SAMPLE, row, strict=True))
-    T = None if r["tokens"] is None else len(r["tokens"]) // 4
-    prompt: Text = loads(of_text(r["messages"])) if r["prompt"] is None else of_text(r["prompt"])
     return Sample(
-        prompt=prompt,
+        prompt=loads(of_text(r["messages"])) if r["prompt"] is None else of_text(r["prompt"]),
         response=of_text(r["response"]),
         reward=r["reward"],
         prompt_id=of_text(r["prompt_id"]),
         episode=of_text(r["episode"]),
-        tokens=_unblob(r["tokens"], "<i4"),
-        action=_unbits(r["action"], T),
-        learn=_unbits(r["learn"], T),
         tokenizer=of_text(r["tokenizer"]),
-        behavior_logp=_unblob(r["behavior_logp"], "<f4"),
         sampling=None if r["sampling"] is None else loads(of_text(r["sampling"])),
-        kept=_unpacked(r["kept"]),
-        kept_count=_unpacked(r["kept_count"]),
         context_tokens=_unblob(r["context_tokens"], "<i4"),
-        token_reward=_unblob(r["token_reward"], "<f4"),
-        version=r["version"] if r["versions"] is None else np.frombuffer(r["versions"], "<i4"),
         role=r["role"],
         source=of_text(r["source"]),
-        meta=loads(of_text(r["meta"])),
+        meta={} if r["meta"] == "{}" else loads(of_text(r["meta"])),
         id=r["id"],
+        **_arrays(r),
     )
+
+
+def _arrays(r: dict[str, Any]) -> dict[str, Any]:
+    """The fields with a value for each token, and the version, which may be one of them."""
+    if not r["knows_tokens"]:
+        return {"version": r["version"]}
+    T = len(r["tokens"]) // 4
+    return {
+        "tokens": _unblob(r["tokens"], "<i4"),
+        "action": _unbits(r["action"], T),
+        "learn": _unbits(r["learn"], T),
+        "behavior_logp": _unblob(r["behavior_logp"], "<f4"),
+        "kept": _unpacked(r["kept"]),
+        "kept_count": _unpacked(r["kept_count"]),
+        "token_reward": _unblob(r["token_reward"], "<f4"),
+        "version": r["version"] if r["versions"] is None else _unblob(r["versions"], "<i4"),
+    }
 
 
 def to_text(text: Any) -> Any:

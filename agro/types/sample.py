@@ -89,7 +89,8 @@ class Sample:
             raise self._refusal(f"role: expected one of {', '.join(ROLES)}, got {self.role!r}")
         if self.reward is not None:
             self._put("reward", self._finite(self.reward))
-        arrays = [name for name in _ARRAYS if getattr(self, name) is not None]
+        values = self.__dict__
+        arrays = [name for name in _ARRAYS if values[name] is not None]
         if isinstance(self.version, int):
             arrays.remove("version")
         for name in arrays:

@@ -1,13 +1,15 @@
 """What a draw of 16 groups costs, from 10^4 to 10^7 stored samples.
 
-    python benchmarks/draws/run.py [--samples 10000 100000 1000000] [--before CHECKOUT]
+    python benchmarks/draws/run.py [--samples 10000 100000 1000000 10000000] [--rules …] [--repeats 2]
+        [--before CHECKOUT] [--figure]
 
 Makes stores of short texts with rewards, four responses a prompt, in build/draws, and draws from each by each
 rule: groups, their samples, and the record of the draw, on the disk. With --before the same is measured of
-another checkout of agro, in turns; else the figures of the last time are kept. Writes
-benchmarks/results/draws.json, where `ours` and `peer` are CPU seconds of a draw, for each of the repeats the
-median of its steps, and prints a table. Wall time, most of which is the disk's, depends on what else the
-machine does; `first` is that of the first draw of a process, which puts the groups in order.
+another checkout of agro, in turns; else the figures of the last time are kept. Writes draws.json and the
+figure draws.svg into benchmarks/results, where `ours` and `peer` are CPU seconds of a draw, for each of the
+repeats the median of its steps, and prints a table. Wall time, most of which is the disk's, depends on what
+else the machine does; `first` is that of the first draw of a process, which puts the groups in order. Stores
+of more than 10^6 samples are copies of that log under other prompts, with indexes made at the end.
 """
 
 from __future__ import annotations
@@ -37,10 +39,46 @@ RULES: dict[str, dict[str, Any]] = {
     "age_weighted": {"order": "age_weighted"},
 }
 BEFORE = ("least_used", "uniform", "sources", "uniform, max_age")  # rules of the other checkout
+MADE = 10**6  # samples of the largest store that is written sample by sample
 OWN = 1000  # steps whose samples are the run's own, from a store of that many groups of 16 on
 
 
 def make(path: Path, samples: int) -> None:
+    """A store of so many samples. Beyond `MADE` the log of those before is copied under other prompts."""
+    written(path, min(samples, MADE))
+    if samples > MADE:
+        copied(path, samples)
+
+
+def copied(path: Path, samples: int) -> None:
+    """Copy the log of a store until it has so many samples; two of its indexes are made at the end."""
+    from agro.store import Store
+    from agro.store.rows import INSERT, SAMPLE, SELECT, sample_checksum
+    from agro.types import prompt_hash
+
+    place = [SAMPLE.index(name) for name in ("id", "prompt_id", "prompt")]
+    sql = "SELECT name, sql FROM sqlite_master WHERE name IN ('samples_draw', 'samples_state')"
+    with Store.open(path) as store:
+        store._run("PRAGMA synchronous = OFF")
+        indexes = store._run(sql)
+        for name, _ in indexes:
+            store._run(f"DROP INDEX {name}")
+        log = store._run(f"{SELECT} WHERE run IS NULL ORDER BY id")
+        for first in range(MADE, samples, len(log)):
+            rows = []
+            for i, old in enumerate(log[: samples - first], first + 1):
+                row = list(old)
+                prompt = f"{old[place[2]]} {first}"
+                for column, value in zip(place, (i, prompt_hash(prompt), prompt)):
+                    row[column] = value
+                rows.append((*row[:-1], sample_checksum(row)))
+            with store.transaction():
+                store._run_many(INSERT, rows)
+        for _, index in indexes:
+            store._run(index)
+
+
+def written(path: Path, samples: int) -> None:
     """A store of so many samples: a log, and groups of the run "r", 16 at each step."""
     from agro.store import Store
     from agro.types import Sample
@@ -48,6 +86,7 @@ def make(path: Path, samples: int) -> None:
     groups = samples // SIZE
     own = min(groups // 2, OWN * GROUPS)
     with Store.open(path) as store:
+        store._run("PRAGMA synchronous = OFF")
         for first in range(0, groups - own, 5000):
             store.append(
                 Sample(f"prompt {g}", f"response {i}", reward=float((g + i) % 3 == 0), source="ab"[g % 2])
@@ -127,11 +166,29 @@ def commit() -> str:
     ).stdout.strip()
 
 
+def figure(rows: list[dict[str, Any]]) -> None:
+    """CPU time of a draw by the samples of the store, a line for each rule."""
+    from matplotlib import pyplot
+
+    axes = pyplot.subplots(figsize=(6.4, 3.6))[1]
+    for rule in RULES:
+        found = [row for row in rows if row["name"].endswith(f" samples, {rule}")]
+        points = sorted((int(row["name"].split()[5]), 1e3 * statistics.median(row["ours"])) for row in found)
+        axes.plot(*zip(*points), marker="o", markersize=3, label=rule)
+    axes.axhline(1e3 * GOAL, color="gray", linewidth=0.8, linestyle="--")
+    axes.set(xscale="log", ylim=(0, 8), xlabel="samples in the store", ylabel="CPU ms of a draw")
+    axes.legend(fontsize=8, ncols=2)
+    axes.figure.savefig(RESULTS.with_suffix(".svg"), bbox_inches="tight", metadata={"Date": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--samples", type=int, nargs="+", default=[10**4, 10**5, 10**6])
     parser.add_argument("--before", type=Path)
+    parser.add_argument("--rules", nargs="+", default=list(RULES), choices=list(RULES))
+    parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--one", nargs="+")
+    parser.add_argument("--figure", action="store_true", help="draw the figure of what is recorded")
     asked = parser.parse_args()
     if asked.one:
         print(json.dumps(measure(Path(asked.one[0]), int(asked.one[1]), int(asked.one[2]), asked.one[3:])))
@@ -139,14 +196,14 @@ def main() -> None:
     known = {}
     if RESULTS.exists():
         known = {row["name"]: row for row in json.loads(RESULTS.read_text())}
-    for samples in asked.samples:
+    for samples in [] if asked.figure else asked.samples:
         ours: list[dict[str, Any]] = []
         peers: list[dict[str, Any]] = []
-        for _ in range(REPEATS):
-            ours.append(measured(ROOT, samples, STEPS, list(RULES)))
+        for _ in range(asked.repeats):
+            ours.append(measured(ROOT, samples, STEPS, asked.rules))
             if asked.before:
                 peers.append(measured(asked.before.resolve(), samples, BEFORE_STEPS, list(BEFORE)))
-        for rule in RULES:
+        for rule in asked.rules:
             name = f"draw of {GROUPS} groups of {samples} samples, {rule}"
             before = [found[rule] for found in peers if rule in found]
             peer = [found["cpu"] for found in before] or known.get(name, {}).get("peer", [])
@@ -172,6 +229,7 @@ def main() -> None:
                 flush=True,
             )
     RESULTS.write_text(json.dumps(list(known.values()), indent=1) + "\n")
+    figure(list(known.values()))
 
 
 if __name__ == "__main__":

@@ -54,7 +54,10 @@ def test_what_is_observed_last_is_kept() -> None:
             [{**ASK, "metrics": {"prompt_tokens": 1}}, SAY],
             "steps.0..metrics: expected only in steps of the agent",
         ),
-        ([{**ASK, "source": "human"}, SAY], "steps.0..source: expected system, user or agent, got 'human'"),
+        (
+            [{**ASK, "source": "human"}, SAY],
+            "steps.0..source: expected one of system, user, agent, got 'human'",
+        ),
         (
             [{**ASK, "message": [{"type": "image", "source": {}}]}, SAY],
             "expected text, got a part of type image",

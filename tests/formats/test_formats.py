@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import examples_agents
 import examples_evaluations
 import examples_inspect
+import examples_own
 import examples_providers
 import examples_rollouts
 import examples_sets
@@ -18,14 +21,17 @@ import examples_swift
 import examples_traces
 import examples_trainers
 import examples_verifiers
+import pyarrow as pa
 import pytest
-from example import MISSING, Example
+from example import MISSING, Example, json_lines
+from pyarrow import parquet
 
 from agro.errors import Refused
 from agro.formats.table import FORMATS
 from agro.store import ImportReport, Store, import_files
 
 FAMILIES = (
+    examples_own,
     examples_trainers,
     examples_swift,
     examples_rollouts,
@@ -64,8 +70,7 @@ def shown(sample: Any, like: Any) -> dict[str, Any]:
 
 def test_every_format_has_an_example() -> None:
     readable = {name for name, format in FORMATS.items() if format.kind not in ("prompts", "nothing")}
-    own = {"interchange", "preference", "conversation"}  # in tests/store
-    assert readable - own == {example.format for example in EXAMPLES} - own
+    assert readable == {example.format for example in EXAMPLES}
 
 
 @EVERY
@@ -115,3 +120,62 @@ def test_a_second_import_adds_nothing(example: Example, store: Store, tmp_path: 
     taken = load(store, example, path).samples
     again = load(store, example, path)
     assert (again.samples, again.duplicates) == (0, taken)
+
+
+WRONG_SHAPES = (  # format of the first example, the path to a value, a wrong one, and what is said
+    ("sharegpt", ("conversations", 0, "from"), [], "conversations.0..from: expected one of human"),
+    ("atif", ("steps", 0, "source"), {}, "steps.0..source: expected one of system"),
+    ("verifiers-traces", ("traces", 0, "nodes", 1, "message", "role"), None, "an object with a role"),
+    ("verifiers-traces", ("traces", 0, "calls", 0, "node"), ["0"], "calls.0..node: expected an integer"),
+    ("lm-eval", ("metrics", 0), {}, "metrics.0.: expected text"),
+)
+
+
+@pytest.mark.parametrize(("name", "path", "value", "said"), WRONG_SHAPES)
+def test_a_wrong_value_deep_in_a_record_is_refused(name, path, value, said, store, tmp_path: Path) -> None:
+    example = next(e for e in EXAMPLES if e.format == name and _has(e.rows[0], path))
+    first = copy.deepcopy(dict(example.rows[0]))
+    inside: Any = first
+    for key in path[:-1]:
+        inside = inside[key]
+    inside[path[-1]] = value
+    try:
+        reasons = [r.reason for r in load(store, example, example.make(tmp_path, [first])).refused]
+    except Refused as error:
+        reasons = [str(error)]
+    assert re.search(said, "\n".join(reasons))
+
+
+def _has(value: Any, path: tuple[Any, ...]) -> bool:
+    for key in path:
+        try:
+            value = value[key]
+        except (KeyError, IndexError):
+            return False
+    return True
+
+
+def test_a_record_of_another_shape_does_not_end_an_import(store, tmp_path: Path, monkeypatch) -> None:
+    """A reader that meets a value that it doesn't check, here any of record 2."""
+    format = FORMATS["alpaca"]
+
+    def read(row: Any, context: Any) -> Any:
+        return row["nowhere"] if row["output"] == "5" else format.read(row, context)
+
+    monkeypatch.setitem(FORMATS, "alpaca", dataclasses.replace(format, read=read))
+    path = tmp_path / "log.jsonl"
+    json_lines(path, [{"instruction": "2+2", "input": "", "output": str(i)} for i in (4, 5, 6)])
+    report = import_files(store, [path], format="alpaca")
+    assert report.samples == 2
+    assert [r.where for r in report.refused] == [f"{path}:2"]
+    assert "another shape: KeyError: 'nowhere'" in report.refused[0].reason
+
+
+def test_messages_of_other_programs_parquet(store, tmp_path: Path) -> None:
+    """Their objects have the same keys: null where there is none."""
+    said = [{"role": "user", "content": "2+2?", "name": "me"}, {"role": "assistant", "content": "4"}]
+    parquet.write_table(pa.Table.from_pylist([{"messages": said, "reward": 1.0}]), tmp_path / "log.parquet")
+    import_files(store, [tmp_path / "log.parquet"])
+    [sample] = store.samples()
+    assert (sample.prompt, sample.response, sample.reward) == (said[:1], "4", 1.0)
+    assert sample.meta == {}

@@ -121,7 +121,10 @@ class Listed:
         ordered = sorted(self.by_place, key=keys.get(self.order, lambda c: (0, 0)))
         return [c.prompt_id for c in ordered[:n]]
 
-    def between(self, low: int, high: int, n: int) -> str | None:
+    def between(self, asked: Sequence[tuple[int, int, int]]) -> list[str | None]:
+        return [self._between(*one) for one in asked]
+
+    def _between(self, low: int, high: int, n: int) -> str | None:
         at = bisect_left(self.places, low) + n
         return self.by_place[at].prompt_id if at < self.count and self.places[at] <= high else None
 
