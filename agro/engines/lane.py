@@ -6,6 +6,7 @@ token that takes its place.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 
     def __init__(self, lane: Lane) -> None:
         super().__init__()
-        self.lane = lane
+        self.lane: Lane = weakref.proxy(lane)  # a cycle would keep the buffers until Python looks for cycles
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys, self.values = (

@@ -11,6 +11,7 @@ there.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -47,7 +48,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 
     def __init__(self, rows: Rows) -> None:
         super().__init__()
-        self.rows = rows
+        self.rows: Rows = weakref.proxy(rows)  # a cycle would keep the buffers until Python looks for cycles
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys, self.values = (

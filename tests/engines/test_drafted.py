@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from agro import config
 from agro.config import NewModel, Sampler
 from agro.engines import Request
 from agro.engines.hf import HF
+from agro.engines.lane import Lane
+from agro.engines.rows import Rows
 from agro.engines.server import Server
 from agro.errors import Refused
 from agro.newmodel import new_model
@@ -195,3 +198,20 @@ def test_a_server_has_its_own_draft():
     server = Server(config.Engine(kind="server", url="http://127.0.0.1:9"))
     with pytest.raises(Refused, match=r"sampler.draft: expected none with a server"):
         next(server.decode(deque(), Sampler(draft="x"), 0))
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_keys_and_values_are_freed_at_once(tiny, tmp_path, drafted):
+    """Without a search for cycles: they may be gigabytes, and Python counts them as a few objects."""
+    policy = tiny("Llama")
+    sampler = Sampler(max_new=8)
+    if drafted:
+        sampler = sampler.model_copy(update={"draft": saved_draft(policy, tmp_path)})
+    gc.collect()
+    gc.disable()
+    try:
+        assert len(list(rollout(policy).sample(PROMPTS, 2, sampler))) == 8
+        left = [x for x in gc.get_objects() if isinstance(x, Rows | Lane)]
+    finally:
+        gc.enable()
+    assert left == []
