@@ -49,24 +49,10 @@ from agro.types import Batch  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.arena.task import FULL, GROUPS, LENGTH, OTHER, SMALL, START, Files, prepare  # noqa: E402
 from reproductions.arena.training import Quiet  # noqa: E402
-from reproductions.offline.methods import IMITATION, METHODS, RATES, RECIPE  # noqa: E402
+from reproductions.offline.methods import IMITATION, METHODS, OPTIONS, RATES, RECIPE  # noqa: E402
 
 LOGS = {"own": START, "other": OTHER}
 UPDATES, LONGER = 150, 600
-BETAS = (0.001, 0.01, 0.1, 1.0)
-BASELINES = (0.0, 0.15, 0.3, 0.45)
-# The option that each method chooses beside the learning rate. Imitation has none.
-OPTIONS: dict[str, tuple[str, Sequence[float]]] = {
-    RECIPE: ("beta", BETAS),
-    "agro without the weight, β = 0.1": ("beta", BETAS),
-    "agro without the weight + sft in one loss": ("beta", BETAS),
-    "sft, then agro": ("beta", BETAS),
-    "DRO-V, β = 0.1": ("beta", BETAS),
-    "OAPL, β = 0.3, β₁ = 1": ("beta", BETAS),
-    "GRPO": ("beta", (0.0, 0.01, 0.1, 1.0)),
-    "TOPR, b = 0.28": ("baseline", BASELINES),
-    "REINFORCE, b = 0.18 (AsymRE)": ("baseline", BASELINES),
-}
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """The methods that are compared, and the settings that each may choose from.
 
-Each method has the same trials: one run of seed 0 at each learning rate of `RATES`. The best of them by
-held-out accuracy is run with the other seeds. That favors every method but the recipe, which has no trials.
+Each method has the same trials: one run of seed 0 at each learning rate of `RATES`, and at the best of them
+each value of `OPTIONS`. The best of all by held-out accuracy is run with the other seeds. That favors every
+method but the recipe, which has no trials.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,22 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "GRPO": {"objective": {"name": "grpo"}},
 }
+
+# The option that each method chooses beside the learning rate. Imitation has none.
+BETAS = (0.001, 0.01, 0.1, 1.0)
+BASELINES = (0.0, 0.15, 0.3, 0.45)
+OPTIONS: dict[str, tuple[str, Sequence[float]]] = {
+    RECIPE: ("beta", BETAS),
+    "agro without the weight, β = 0.1": ("beta", BETAS),
+    "agro without the weight + sft in one loss": ("beta", BETAS),
+    "sft, then agro": ("beta", BETAS),
+    "DRO-V, β = 0.1": ("beta", BETAS),
+    "OAPL, β = 0.3, β₁ = 1": ("beta", BETAS),
+    "GRPO": ("beta", (0.0, 0.01, 0.1, 1.0)),
+    "TOPR, b = 0.28": ("baseline", BASELINES),
+    "REINFORCE, b = 0.18 (AsymRE)": ("baseline", BASELINES),
+}
+LONGER = (RECIPE, IMITATION, "TOPR, b = 0.28")  # the best three, for 600 updates too
 
 # Other weights than the recipe's, which is min(2, π/π_ref) of the complete response with the lower baseline;
 # they have the group's plain mean.

@@ -6,11 +6,11 @@
 The log has 512 sums with four responses each, by a model that adds carelessly: 28 % of them are right. A run
 is 150 updates of 16 prompts, measured on held-out sums at temperature 1. The sections:
 
-- methods: the recipe, and each other method with the best of its learning rates;
+- methods: the recipe, and each other method with the best of its learning rates and of one more option;
 - settings: the recipe with other β and learning rates;
 - weights: other weights of a response;
 - remedies: what else could help agro without the weight;
-- longer: 450 updates;
+- longer: 450 updates, and 600 of the best three;
 - mixture: the log of an unknown mixture of writers, with graded rewards;
 - no-logps: the recipe on the log without its log-probs;
 - replay: no log but fresh samples of the log's prompts, and the run's own earlier ones;
@@ -47,8 +47,10 @@ from reproductions.offline.methods import (  # noqa: E402
     IMITATION,
     LAG_UPDATES,
     LAGS,
+    LONGER,
     METHODS,
     NEAR,
+    OPTIONS,
     RATES,
     RECIPE,
     REMEDIES,
@@ -118,16 +120,42 @@ def replay_steps(changes: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"train.steps={GENERATIONS[-1] // fresh}", f"evaluate.every={GENERATIONS[0] // fresh}")
 
 
+def options(measured: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """The trials of each method's option, at the best of its learning rates."""
+    rows = []
+    for method, best in best_trials(measured).items():
+        name, values = OPTIONS.get(method, ("", ()))
+        objective = METHODS[method]["objective"]
+        default = {**objectives.get(objective["name"]).defaults(), **objective}.get(name)
+        changes = [f"objective.{name}={value:g}" for value in values if value != default]
+        rows += [Row("methods", method, 0, (*best["changes"], change)) for change in changes]
+    return rows
+
+
+def longer(measured: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """600 updates of `LONGER`, with the best settings."""
+    best: dict[str, Sequence[str]] = {m: run["changes"] for m, run in best_trials(measured).items()}
+    return [Row("longer", m, 0, (*best.get(m, ()), "train.steps=600")) for m in LONGER]
+
+
+def best_trials(measured: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """By method the best run with seed 0. The recipe has no trials."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for run in measured:
+        method = run["method"]
+        if run["section"] != "methods" or run["seed"] or method == RECIPE:
+            continue
+        if method not in found or run["accuracy"][-1] > found[method]["accuracy"][-1]:
+            found[method] = run
+    return found
+
+
 def further(measured: Sequence[Mapping[str, Any]], seeds: int) -> list[Row]:
-    """The other seeds of each method that ends near the recipe, with the learning rate that was best."""
+    """The other seeds of each method that ends near the recipe, with the settings that were best."""
     rows = []
     recipe = [m["accuracy"][-1] for m in measured if (m["section"], m["method"]) == ("methods", RECIPE)]
     reached = max(recipe, default=0.0)
-    for method in METHODS:
-        tried = [m for m in measured if (m["section"], m["method"]) == ("methods", method)]
-        if method == RECIPE or not tried:
-            continue
-        best = max(tried, key=lambda m: float(m["accuracy"][-1]))
+    for method, best in best_trials(measured).items():
         if best["accuracy"][-1] < reached - NEAR:
             continue
         rows += [Row("methods", method, seed, tuple(best["changes"])) for seed in range(1, min(seeds, 3))]
@@ -234,6 +262,8 @@ def main() -> None:
             measured.extend(pool.map(lambda row: complete(row, args.out, args.changes), chosen))
 
         run(trials(args.seeds))
+        run(options(measured))
+        run(longer(measured))
         run(further(measured, args.seeds))
     result = {"held_out": logs.HELD_OUT, "machine": harness.machine(), "runs": measured}
     for folder in (args.out, *((HERE,) if args.record else ())):
