@@ -86,7 +86,9 @@ def figure(runs: Sequence[Run]) -> Figure:
     start = runs[0]["accuracy"][0]
     axes.axvline(start, color=harness.MUTED, linewidth=0.8, linestyle=":")
     axes.text(start + 0.01, len(names) - 0.5, "before", fontsize=7, color=harness.MUTED)
-    axes.set_yticks(range(len(names)), names)
+    # Without the option of a name, which may not be the best.
+    plain = [name.partition(", β")[0].partition(", b")[0] for name in names]
+    axes.set_yticks(range(len(names)), plain)
     axes.grid(axis="x", color=harness.GRID, linewidth=0.6)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("")
