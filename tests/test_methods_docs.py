@@ -67,6 +67,13 @@ def test_an_option_of_another_library_is_answered_with_ours() -> None:
             Refused, match=f'unknown option loss_type; objective.name = "{ours}" sets it here'
         ):
             objectives.describe("grpo", loss_type=theirs)
+    others = {
+        "banana": 'objective.name = "banana" sets it here, if `agro objectives` lists it',
+        "spo": r'objective.name = "rloo" sets it here \(rloo with baseline = "stored"',
+    }
+    for theirs, said in others.items():
+        with pytest.raises(Refused, match=f"unknown option loss_type; {said}"):
+            objectives.describe("grpo", loss_type=theirs)
 
 
 def test_what_is_named_for_others_exists() -> None:

@@ -208,6 +208,6 @@ def _choices(kind: Any) -> str:
 def _nearest(key: str, value: Any, known: list[str]) -> str:
     theirs = peers.option(key, value)
     if theirs:
-        return f"{theirs} sets it here"
+        return theirs
     near = difflib.get_close_matches(key, known, 1, 0.5)
     return f"did you mean {near[0]}?" if near else f"it has: {', '.join(known) or 'none'}"

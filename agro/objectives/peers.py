@@ -90,13 +90,16 @@ def plain(name: str) -> str:
 
 
 def option(key: str, value: Any) -> str:
-    """What sets an option of theirs here, with its value where that is a method's name; "" where nothing
+    """What sets an option of theirs here, and to what where its value is a method's name; "" where nothing
     does."""
     ours = OPTIONS.get(key, "")
     if ours != "objective.name" or not isinstance(value, str):
-        return ours
-    theirs = {plain(peer): ours for peer, ours in ELSEWHERE.items()}
-    return f'objective.name = "{theirs.get(plain(value), value).split(" ")[0].rstrip(",")}"'
+        return f"{ours} sets it here" if ours else ""
+    words = _elsewhere(value)
+    if not words:
+        return f'{ours} = "{value}" sets it here, if `agro objectives` lists it'
+    name = words.split()[0].rstrip(",")
+    return f'{ours} = "{name}" sets it here' + (f" ({words})" if words != name else "")
 
 
 def objective(name: str, known: Mapping[str, str]) -> str:
@@ -107,9 +110,8 @@ def objective(name: str, known: Mapping[str, str]) -> str:
     same = {plain(own): own for own in known}
     if plain(name) in same:
         return f"did you mean {same[plain(name)]}?"
-    theirs = {plain(peer): ours for peer, ours in ELSEWHERE.items()}
-    if plain(name) in theirs:
-        return f"here it is {theirs[plain(name)]}"
+    if _elsewhere(name):
+        return f"here it is {_elsewhere(name)}"
     if plain(name) in {plain(peer) for peer in ABSENT}:
         return "it has no counterpart here; see docs/methods.md"
     for own, called in known.items():
@@ -117,3 +119,8 @@ def objective(name: str, known: Mapping[str, str]) -> str:
             return f"here it is {own}"
     near = difflib.get_close_matches(name, known, 1, 0.6)
     return f"did you mean {near[0]}?" if near else ""
+
+
+def _elsewhere(name: str) -> str:
+    """What `ELSEWHERE` has for a name in any spelling; "" for a name that isn't there."""
+    return {plain(peer): ours for peer, ours in ELSEWHERE.items()}.get(plain(name), "")
