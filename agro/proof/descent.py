@@ -55,6 +55,7 @@ def descend(
     entry = get(name)
     resolved = entry.resolve(name, options)
     want = wanted_streams(entry.needs(resolved))
+    moves = data.behavior is start or data.behavior.follows
     groups: AllGroups | SampledGroups = AllGroups(data, reference, (how.n,))
     if how.seed is not None:
         groups = SampledGroups(data, reference, how.n, torch.Generator().manual_seed(how.seed))
@@ -63,7 +64,7 @@ def descend(
         if isinstance(groups, SampledGroups):
             gradient(start, reference, groups.again(), name, options)
         else:
-            batch = groups.again() if update and data.behavior is start else groups.batch
+            batch = groups.again() if update and moves else groups.batch
             _gradient(start, reference, batch, name, resolved, want)
 
     return follow(start, star, backward, updates=how.updates, lr=how.lr, looks=how.looks)

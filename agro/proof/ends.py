@@ -13,7 +13,7 @@ from agro.proof.descent import How, Path, descend
 from agro.proof.enumerable import Enumerable, Space, kl, optimum
 from agro.proof.expectation import Data
 from agro.proof.formulas import Situation
-from agro.proof.measuring import BEHAVIORS, BETA, EXACT, FAR, INSTANCES, Row, Subject, problem
+from agro.proof.measuring import BETA, EXACT, FAR, INSTANCES, Row, Subject, problem
 
 SEEDS = {"reference": 2, "elsewhere": 9}  # of the tables that descents begin at
 NEAR = 1e-6  # nats: as near to a claimed end as some hundred updates come
@@ -69,9 +69,7 @@ def ends(subject: Subject) -> Iterator[Row]:
     elsewhere."""
     if not subject.claims.updates:
         return
-    wheres = [(where, "reference") for where in subject.behaviors]
-    wheres.append(("reference" if "reference" in subject.behaviors else "policy", "elsewhere"))
-    for where, start in wheres:
+    for where, start in _descents(subject):
         claim = "unknown" if where == "lacks support" else subject.claims.ends
         last = end(subject, where, start).distance[-1]
         value, which, most, least = last.median(), "median", None, None
@@ -92,10 +90,9 @@ def own_ends(subject: Subject) -> Iterator[Row]:
     if subject.claims.end is None:
         return
     _, reference, behaviors, reward = problem(INSTANCES)
-    descents, path = _on_others(subject)
-    reached = path.policy.logp().detach()
-    for i, (where, start) in enumerate(descents):
-        if where == "lacks support":
+    reached = _descent(subject).policy.logp().detach()
+    for i, (where, start) in enumerate(_descents(subject)):
+        if where in ("policy", "lacks support"):
             continue
         policy = behaviors[where]  # an end doesn't depend on the policy that is trained
         situation = Situation(policy, reference, behaviors[where], reward, BETA, subject.claims.n[0])
@@ -107,32 +104,29 @@ def own_ends(subject: Subject) -> Iterator[Row]:
         yield subject.row(what, setting, max(value, 0.0), most=NEAR)
 
 
-@cache
 def end(subject: Subject, where: str, start: str = "reference") -> Path:
     """Descent on data of that behavior."""
-    if where == "policy":
-        begun = Enumerable.table(INSTANCES, SEEDS[start])
-        return _descent(subject, begun, begun)
-    descents, path = _on_others(subject)
-    first = descents.index((where, start)) * INSTANCES.prompts
+    path = _descent(subject)
+    first = _descents(subject).index((where, start)) * INSTANCES.prompts
     return replace(path, distance=path.distance[:, first : first + INSTANCES.prompts])
 
 
+def _descents(subject: Subject) -> list[tuple[str, str]]:
+    """(behavior, start) of each."""
+    elsewhere = "reference" if "reference" in subject.behaviors else "policy"
+    return [*((where, "reference") for where in subject.behaviors), (elsewhere, "elsewhere")]
+
+
 @cache
-def _on_others(subject: Subject) -> tuple[list[tuple[str, str]], Path]:
-    """(behavior, start) of all descents on data that stay, and their path: prompts of one table are
-    independent."""
-    behaviors = problem(INSTANCES)[2]
-    descents = [*((where, "reference") for where in BEHAVIORS[1:]), ("reference", "elsewhere")]
+def _descent(subject: Subject) -> Path:
+    """All of them at once: prompts of a table are independent, so each has its own part of one table."""
+    _, reference, behaviors, reward = problem(INSTANCES)
+    descents = _descents(subject)
+    times = len(descents)
     begun = Enumerable.joined([Enumerable.table(INSTANCES, SEEDS[start]) for _, start in descents])
     behavior = Enumerable.joined([behaviors[where] for where, _ in descents])
-    return descents, _descent(subject, begun, behavior)
-
-
-def _descent(subject: Subject, begun: Enumerable, behavior: Enumerable) -> Path:
-    """Of a table whose prompts are the random problems, once or several times."""
-    _, reference, _, reward = problem(INSTANCES)
-    times = begun.space.prompts // INSTANCES.prompts
+    is_own = torch.tensor([where == "policy" for where, _ in descents])
+    behavior = behavior.following(begun, is_own.repeat_interleave(INSTANCES.prompts))
     reference, reward = Enumerable.joined([reference] * times), reward.repeat(times, 1)
     star = optimum(reference.logp().detach(), reward, BETA)
     data = subject.data(behavior, reward, reference)

@@ -98,6 +98,17 @@ class Table(nn.Module):
         return self.logits
 
 
+class Following(nn.Module):
+    """Logits [X,C,V] of `table`; of the prompts `is_own` [X] those that `policy` has now."""
+
+    def __init__(self, table: nn.Module, policy: nn.Module, is_own: Tensor) -> None:
+        super().__init__()
+        self.table, self.policy, self.is_own = table, policy, is_own
+
+    def forward(self) -> Tensor:
+        return torch.where(self.is_own[:, None, None], self.policy(), self.table())
+
+
 class Network(nn.Module):
     """Logits [X,C,V] of two layers that prompts and contexts share."""
 
@@ -174,6 +185,15 @@ class Enumerable:
         with torch.no_grad():
             out.weights()["logits"].copy_(torch.cat([t.weights()["logits"] for t in tables]))
         return out
+
+    def following(self, policy: Enumerable, is_own: Tensor) -> Enumerable:
+        """A behavior that is `policy` as it is trained at the prompts `is_own` [X], else this one."""
+        return Enumerable(self.space, Following(self.model, policy.model, is_own), self.value)
+
+    @property
+    def follows(self) -> bool:
+        """Whether it moves with a policy that is trained."""
+        return isinstance(self.model, Following)
 
     def weights(self) -> dict[str, Tensor]:
         """Of the policy, without those of its value."""

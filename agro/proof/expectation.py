@@ -137,36 +137,51 @@ class AllGroups:
     @cached_property
     def batch(self) -> Batch:
         """Group g of prompt x weighs as much as it is probable; so means over groups are expectations."""
-        X, (outcome, group, orders) = self.data.behavior.space.prompts, self.groups
+        asked, outcome = self._rows
+        X, (_, group, orders) = self.data.behavior.space.prompts, self.groups
         number_X1 = torch.arange(X)[:, None]
-        rows = _rows(self.data, self.reference, number_X1.repeat_interleave(len(outcome)), outcome.repeat(X))
         judgments = {}
         if self.data.judged:
-            pairs = (number_X1[..., None] * len(outcome) + self.pairs).view(-1, 2)
+            pairs = (number_X1[..., None] * len(group) + self.pairs).view(-1, 2)
             judgments = {"pairs": pairs, "votes": torch.tensor(VOTES).expand(len(pairs), 2)}
         batch = Batch.of(
             group=(number_X1 * len(orders) + group).flatten().tolist(),
-            age=torch.full((len(outcome) * X,), self.data.age, dtype=torch.float64),
+            age=torch.full((len(asked),), self.data.age, dtype=torch.float64),
+            weight=self._weight(),
             **judgments,
-            **rows,
+            **_rows(self.data, self.reference, asked, outcome),
         )
-        return self._of_now(batch, rows["behavior_logp"], rows["old_logp"])
+        return batch if self._comes is None else batch.rows(self._comes)
 
     def again(self) -> Batch:
-        """The batch with current probabilities, where the behavior has changed."""
-        asked = self.batch.tokens[:, 0]  # type: ignore[index]
-        outcome = self.groups[0].repeat(self.data.behavior.space.prompts)
-        behavior_logp = self.data.behavior_logp(asked, outcome)
-        old_logp = behavior_logp if self.data.old is None else self.batch.old_logp
-        assert old_logp is not None
-        return self._of_now(self.batch, behavior_logp, old_logp)
+        """The batch with current probabilities, where the behavior has changed, and its support hasn't."""
+        behavior_logp = self.data.behavior_logp(*self._rows)
+        changed = {"weight": self._weight(), "behavior_logp": behavior_logp}
+        if self.data.old is None:
+            changed["old_logp"] = behavior_logp
+        if self._comes is not None:
+            changed = {name: value[self._comes] for name, value in changed.items()}
+        return self.batch.replace(**changed)
+
+    @property
+    def response(self) -> Tensor:
+        """[B] the response of each row, where all groups have some probability."""
+        return self.data.outcomes[self._rows[1]]
 
     @cached_property
-    def response(self) -> Tensor:
-        """[B] the response of each row."""
-        return self.data.outcomes[self.groups[0].repeat(self.data.behavior.space.prompts)]
+    def _rows(self) -> tuple[Tensor, Tensor]:
+        """The prompt and the outcome of each row of all groups."""
+        X, outcome = self.data.behavior.space.prompts, self.groups[0]
+        return torch.arange(X).repeat_interleave(len(outcome)), outcome.repeat(X)
 
-    def _of_now(self, batch: Batch, behavior_logp: Tensor, old_logp: Tensor) -> Batch:
+    @cached_property
+    def _comes(self) -> Tensor | None:
+        """[B] the rows of groups with some probability; None: all."""
+        weight = self._weight()
+        return None if weight.all() else weight.nonzero()[:, 0]
+
+    def _weight(self) -> Tensor:
+        """How probable the group of each row is now."""
         outcome, group, orders = self.groups
         p_XM = self.data.probability()[:, outcome]
         weight_XG = orders.repeat(len(p_XM), 1).scatter_reduce(1, group.expand_as(p_XM), p_XM, "prod")
@@ -174,9 +189,7 @@ class AllGroups:
             winner, loser = self.pairs.unbind(1)
             gap = self.data.reward[:, outcome[winner]] - self.data.reward[:, outcome[loser]]
             weight_XG[:, group[winner]] *= gap.sigmoid()
-        weight = weight_XG[:, group].flatten()
-        batch = batch.replace(weight=weight, behavior_logp=behavior_logp, old_logp=old_logp)
-        return batch if weight.all() else batch.rows(weight.nonzero()[:, 0])
+        return weight_XG[:, group].flatten()
 
 
 def in_two_rows(batch: Batch) -> Batch:
