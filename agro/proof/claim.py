@@ -35,7 +35,7 @@ class Claims:
     n: tuple[int, ...] = (2, 3)
     episodes: bool = True  # whether a response may be in several rows, else it is refused
     drifted: bool = False  # whether the policy when the batch was drawn isn't the behavior
-    updates: int = 600  # of the descent; 0: it isn't followed
+    updates: int = 400  # of the descent; 0: it isn't followed
     end: End | None = None  # where descent on the samples of others goes, where that isn't the optimum
     expert: Literal["none", "apart", "member", "hinted"] = "none"
     """Whether each group has a response more, of role "expert" or of the policy with a hint; "apart" where it

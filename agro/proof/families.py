@@ -60,14 +60,14 @@ def of_stored() -> Claims:
     )
 
 
-def weighted(of: Claims, weight: str, most: float = 1.0, updates: int = 2000) -> Claims:
+def weighted(of: Claims, weight: str, most: float = 1.0, updates: int = 600) -> Claims:
     """Statement 25: the optimum stays. A response that the policy has left comes back slowly: its weight is
     small."""
     of_responses = corrected(of, Corrected(weight, most), ends=of.ends)  # type: ignore[arg-type]
     return replace(of_responses, updates=updates)
 
 
-def of_lower_baseline(most: float, updates: int = 2000) -> Claims:
+def of_lower_baseline(most: float, updates: int = 600) -> Claims:
     """Weighted, with the lower one of the plain and the weighted mean: noise moves it."""
     return Claims(
         lambda s: lower_baseline(s, most),
@@ -172,7 +172,7 @@ def of_dro(slope: Callable[[float], float], scale: str) -> Claims:
         reference_shift=False,
         policy_gradient=lambda beta: slope(beta) * beta,
         n=(1, 2),
-        updates=3000,
+        updates=600,
     )
 
 

@@ -229,4 +229,4 @@ def by_weights(problems: Problems, weights: Weights, updates: int) -> Path:
         w = weights(now.exp(), anchor.exp(), problems.reward - (now - anchor), update / updates)
         (w * logp).sum(1).mean().backward()
 
-    return follow(policy, star, pull, updates=updates, lr=problems.lr, looks=LOOKS)
+    return follow(policy, star, pull, How(updates=updates, lr=problems.lr, looks=LOOKS))

@@ -106,7 +106,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             FRESH,
             {"likelihood_ratio": "adaptive"},
             noise=False,
-            updates=800,
+            updates=600,
         ),
         Claims(half_variance, "optimum", FRESH, {"likelihood_ratio": 0.0}, policy_gradient=itself),
         Claims(
@@ -195,7 +195,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     ),
     "hnpg": (of_hybrid(1.0, updates=300), of_hybrid(0.4, offline=0.4)),
     "prefix_consistency": (
-        of_prefixes(one, "loss", updates=5000),
+        of_prefixes(one, "loss", updates=1000),
         of_prefixes(lambda beta: 1 / beta, "reward", updates=0),
     ),
 }

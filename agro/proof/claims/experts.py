@@ -48,7 +48,7 @@ HINTED = ("reward", "behavior_logp", "groups", "hinted")
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "chord": (
-        mixing(formulas.chord, "apart", updates=150),
+        mixing(formulas.chord, "apart", updates=100),
         mixing(
             lambda s: formulas.chord(s, 0.4, "probability", (0.9, 1.4), std=False),
             "apart",

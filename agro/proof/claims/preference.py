@@ -24,7 +24,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             Claims(half_variance, "optimum", (*JUDGED, "reward"), {"gap": "reward"}, n=(2,)), "reference"
         ),
         # IPO: judgments that are drawn by σ(r − r') say ½ (2σ − 1), which isn't r − r'.
-        Claims(formulas.ipo, "elsewhere", JUDGED, n=(2,), updates=250, end=BY_WINS),
+        Claims(formulas.ipo, "elsewhere", JUDGED, n=(2,), updates=300, end=BY_WINS),
         # Three votes of four say ⅔ after the uniform prior.
         Claims(
             lambda s: formulas.ipo(s, 0.8 / 3),
@@ -82,7 +82,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         ),
     ),
     "ipo": (
-        Claims(lambda s: of.square(s, s.d), "elsewhere", JUDGED, n=(2,), updates=250, end=BY_WINS),
+        Claims(lambda s: of.square(s, s.d), "elsewhere", JUDGED, n=(2,), updates=300, end=BY_WINS),
         Claims(
             lambda s: of.square(s, s.d, 0.5 / 3), "elsewhere", VOTED, {"votes": "mean"}, n=(2,), updates=0
         ),
@@ -106,7 +106,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     ),
     "vipo": (
         Claims(
-            lambda s: of.square(s, s.d, 0.5 / 3), "elsewhere", VOTED, n=(2,), updates=250, end=BY_VOTED_WINS
+            lambda s: of.square(s, s.d, 0.5 / 3), "elsewhere", VOTED, n=(2,), updates=300, end=BY_VOTED_WINS
         ),
     ),
     "vdpo": (Claims(lambda s: of.likelihood(s, s.d, 2 / 3), "elsewhere", VOTED, n=(2,), updates=300),),
