@@ -54,6 +54,7 @@ class SmoothReward:
         slope: float = 1.0,
         penalty: float = 1.0,
         steps: int = 500,
+        seed: int = 0,
     ) -> SmoothReward:
         """Fit the rewards of `scored` by AdamW. Raises `Refused` where one has none, or where none is given.
 
@@ -62,6 +63,7 @@ class SmoothReward:
             slope: k, reward per standard deviation of the hidden states.
             penalty: λ; 0 leaves the slope free.
             steps: updates, of 64 responses each.
+            seed: of the network's weights and of the responses in an update.
         """
         rewards = [sample.reward for sample in scored if sample.reward is not None]
         if not scored or len(rewards) < len(scored):
@@ -69,11 +71,11 @@ class SmoothReward:
                 f"smooth reward: expected scored responses to fit, got {len(scored)}, of which "
                 f"{len(rewards)} have a reward. What to do: score them (agro score), or leave the others out"
             )
-        states = _ends(policy, scored, layer)
+        states = _ends(policy, [policy.encode(sample) for sample in scored], layer)
         mean, std = states.mean(0), states.std(0, correction=0).clamp(min=1e-6)
         states, target = (states - mean) / std, torch.tensor(rewards, device=states.device)
         with torch.random.fork_rng():
-            torch.manual_seed(0)
+            torch.manual_seed(seed)
             network = _network(states.shape[1]).to(states.device)
             optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
             for _ in range(steps):
@@ -102,6 +104,5 @@ def _network(hidden: int, width: int = 64) -> nn.Sequential:
 
 
 def _ends(policy: Policy, samples: Sequence[Sample], layer: int) -> Tensor:
-    """[N,H] the hidden state after the last token of each response."""
-    encoded = [policy.encode(sample) for sample in samples]
-    return torch.stack([states[-1] for states in hidden_states(policy, encoded, layer)])
+    """[N,H] the hidden state after the last token of each encoded response."""
+    return torch.stack([states[-1] for states in hidden_states(policy, samples, layer)])
