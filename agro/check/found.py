@@ -27,6 +27,7 @@ class Found:
     licenses: dict[str, str | None] = field(default_factory=dict)
     measured: Measured | None = None
     options: dict[str, Any] = field(default_factory=dict)  # of the objective, where they aren't its defaults
+    completes: int | None = None  # data.complete_groups
 
     @property
     def trainable(self) -> bool:

@@ -68,13 +68,17 @@ def check_store(
         config: its first phase that draws from a store is what counts.
         path: as it is called in messages; the store's own where it isn't given.
         held_out: a file of prompts that the store shouldn't have.
+
+    Raises `Refused` for options that the objective doesn't have or take.
     """
     counts = store.counts()
     phases = map(config.phase, config.phase_names)
     config = next((phase for phase in phases if phase.data.draws_stored), config)
     objective, options = config.objective.name, options_at(config.objective.options, 0)
+    get(objective).checked(objective, options)
     problem = ""
     try:
+        trainable.check_names(config.data, store, adds=config.data.samples)
         trainable.check_store(config, store)
     except Refused as error:
         problem = str(error).replace(str(store.path), str(path or store.path))
@@ -88,6 +92,7 @@ def check_store(
         scales_apart(config.data, store) if uses_rewards else [],
         licenses or {},
         options=options,
+        completes=config.data.complete_groups,
     )
 
 

@@ -22,6 +22,7 @@ MANY_TRUNCATED = 0.1
 FEW_GROUPS = 50
 IMITABLE = 0.8  # trajectory quality
 SMALL_ESS = 0.1
+CHANCE = 0.5  # of AUC
 UNLIKELY = -3.0  # nats per token, on average
 
 
@@ -64,7 +65,13 @@ def _groups(report: Found, entry: Objective) -> Iterator[Verdict]:
     survey, needs = report.survey, entry.needed(report.options)
     alone = survey.sizes[1]
     compares = grouping(needs) is not None and PAIRS not in needs
-    if alone and compares and report.options.get("singletons") == "drop":
+    if alone and compares and report.completes:
+        yield Verdict(
+            "note",
+            f"{count(alone)} of {count(survey.groups)} prompts have one response; {report.completes} fresh "
+            f"ones are sampled to each that is drawn (data.complete_groups = {report.completes}).",
+        )
+    elif alone and compares and report.options.get("singletons") == "drop":
         yield Verdict(
             "note",
             f"{count(alone)} of {count(survey.groups)} prompts have one response, and are left out "
@@ -213,6 +220,14 @@ def _of_model(report: Found) -> Iterator[Verdict]:
             f"The model gives the tokens of the best responses {best:.2f} nats on average (of the worst "
             f"{worst:.2f}): it would hardly write them.",
             "Imitate some first (sft), or add fresh samples (recipe mixed).",
+        )
+    if found["auc"] is not None:
+        below = found["auc"] + 2 * (found["auc_se"] or 0.0) < CHANCE
+        yield Verdict(
+            "note",
+            f"{found['auc_of']} ranks the better of two responses to a prompt higher in "
+            f"{percent(found['auc'])} of the comparisons (chance: 50%).",
+            "The worse ones are the more probable ones." if below else "",
         )
     ess, responses = measured.ess
     if ess is not None:

@@ -101,7 +101,14 @@ def _opened(path: Path) -> Iterator[Store]:
             yield store
         return
     with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:
-        import_files(store, [path])
+        try:
+            import_files(store, [path])
+        except Refused as error:
+            if "--map" not in str(error):
+                raise
+            raise Refused(
+                f"{error}\nWhat to do: agro import with these options, then agro check STORE"
+            ) from None
         yield store
 
 

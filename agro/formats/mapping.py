@@ -125,7 +125,10 @@ def renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any
     for name, column in columns.items():
         exists, value = (True, row[column]) if column in row else _at(row, column)
         if not exists:
-            raise Refused(f"data.columns.{name}: no column {column}; there are {', '.join(row) or 'none'}")
+            raise Refused(
+                f"data.columns.{name}: no column {column}; there are {', '.join(row) or 'none'} (where files "
+                f'differ, "{column} || OTHER" takes the first that a row has)'
+            )
         values[name] = value
     taken = set(columns.values())
     return {name: value for name, value in row.items() if name not in taken} | values

@@ -118,8 +118,10 @@ def _value(sample: Sample, field: str) -> Any:
         value = value.get(name) if isinstance(value, dict) else None
     if value is None:
         known = ", ".join(("source", "role", *sample.meta))
+        column = field.removeprefix("meta.")
         raise Refused(
             f"--group-by {field}: sample {sample.id} (prompt {sample.prompt_id}) has a reward and no such "
-            f"field; it has {known}. What to do: name one that all scored records have"
+            f"field; it has {known}. What to do: name one that all scored records have; beside --map, map it "
+            f"too: --map meta.{column}=COLUMN"
         )
     return value

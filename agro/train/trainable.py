@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -19,7 +19,7 @@ from agro.train.collate import total_reward
 from agro.train.phases import Phase
 from agro.train.scales import check_scales
 from agro.train.schedule import options_at
-from agro.types import Prompt, Sample
+from agro.types import ROLES, Prompt, Sample
 
 NAMED = 3  # samples or groups in a message
 OWN = "policy"  # source and role of the samples that a run makes itself
@@ -68,7 +68,7 @@ def check_enough(phases: Sequence[Phase], path: Path) -> None:
 
 
 def check_names(data: Data, store: Store, *, adds: bool) -> None:
-    """Raise `Refused` for a name in `data.sources`, or for `data.roles`, that no sample of the store has.
+    """Raise `Refused` for a source that `data` names, or for `data.roles`, that no sample of the store has.
 
     With `adds` the run samples too, which makes samples of source and role "policy". An empty store is
     accepted: other processes may fill it.
@@ -77,17 +77,34 @@ def check_names(data: Data, store: Store, *, adds: bool) -> None:
     if not counts.samples:
         return
     roles, sources = data.drawn_from
-    for key, named, known in (("sources", sources, counts.sources), ("roles", roles, counts.roles)):
-        unknown = [name for name in named or () if name not in known and not (adds and name == OWN)]
-        if key == "roles" and len(unknown) < len(named or ()):
-            continue  # a choice among the few roles that there are may allow for more than the store has
-        if unknown:
-            have = ", ".join(f"{name} ({known[name]})" for name in sorted(known))
-            raise Refused(
-                f"data.{key}: no sample of {store.path} has {', '.join(unknown)}; expected some of (with the "
-                f"number of samples) {have}. What to do: correct or remove the name, or import such samples "
-                "(agro import)"
-            )
+    in_shares = tuple(name for name in data.shares_at(0) if name and name not in ROLES)
+    _check_named("replay", in_shares or None, counts.sources, store, adds)
+    _check_named("sources", None if in_shares else sources, counts.sources, store, adds)
+    _check_named("roles", roles, counts.roles, store, adds)
+    mapped = tuple(data.reward_scale) or None
+    _check_named("reward_scale", mapped, counts.sources, store, adds=True)  # perhaps for a later phase
+
+
+def _check_named(
+    key: str, names: Sequence[str] | None, known: Mapping[str, int], store: Store, adds: bool
+) -> None:
+    """`check_names` of one setting of [data]; None allows all."""
+    if names is None:
+        return
+    unknown = [name for name in names if name not in known and not (adds and name == OWN)]
+    if key == "roles" and len(unknown) < len(names):
+        return  # a choice among the few roles that there are may allow for more than the store has
+    if unknown or not names:
+        have = ", ".join(f"{name} ({known[name]})" for name in sorted(known))
+        wrong = (
+            f"no sample of {store.path} has {', '.join(unknown)}"
+            if unknown
+            else "an empty list draws nothing"
+        )
+        raise Refused(
+            f"data.{key}: {wrong}; expected some of (with the number of samples) {have}. What to do: correct "
+            "or remove the name, or import such samples (agro import)"
+        )
 
 
 def check_store(config: RunConfig, store: Store) -> list[str]:

@@ -50,6 +50,12 @@ def test_rewards_of_different_scales_in_a_group_end_with_2_and_a_page(tmp_path):
     assert "It can't train on this as it is." in (tmp_path / "page" / "check.html").read_text()
 
 
+def test_a_log_that_needs_a_map_is_for_import(tmp_path):
+    found = run(tmp_path, [{"question": "1>", "output": "2"}])
+    assert found.exit_code == 2
+    assert "agro import with these options, then agro check STORE" in found.stderr
+
+
 def test_held_out_prompts_that_the_log_has_are_named(tmp_path):
     (tmp_path / "held.jsonl").write_text('{"prompt": "0>"}\n{"prompt": "9>"}\n')
     found = run(tmp_path, ROWS, "--held-out", str(tmp_path / "held.jsonl"))
@@ -65,5 +71,10 @@ def test_singletons_are_a_problem_unless_the_recipe_drops_them(tmp_path):
         found = run(tmp_path, rows, *options)
         assert found.exit_code == 0, found.output
         assert "1 of 4 prompts have one response, and are left out" in found.stdout
+    completed = run(tmp_path, rows, "--set", "data.complete_groups=4").stdout
+    assert "1 of 4 prompts have one response; 4 fresh ones are sampled" in completed
+    assert "data.complete_groups = 3" not in completed
+    for wrong in ("objective.beta=x", "objective.nope=1"):
+        assert run(tmp_path, rows, "--set", wrong).exit_code == 2
     both = run(tmp_path, rows, "--recipe", "log", "--objective", "sft")
     assert both.exit_code == 2

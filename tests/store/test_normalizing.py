@@ -52,6 +52,8 @@ def test_rewards_are_normalized_over_the_records_of_a_value_and_can_be_undone(tm
 
 def test_a_field_that_a_scored_record_lacks_takes_nothing(tmp_path, log):
     with Store.open(tmp_path / "s.db") as store:
-        with pytest.raises(Refused, match=r"--group-by task: sample 1 .*it has source, role, user"):
+        with pytest.raises(
+            Refused, match=r"--group-by task: sample 1 .*it has source, role, user.* --map meta.task="
+        ):
             import_files(store, [log], group_by="task")
         assert store.counts().samples == 0

@@ -73,7 +73,7 @@ def test_it_is_said_after_three_steps_in_a_row_and_every_hundred(tmp_path: Path)
 
 def test_a_share_that_the_store_does_not_meet_names_what_limits_it(tmp_path: Path) -> None:
     said: list[str] = []
-    limited = {"data__replay": 0.5, "data__max_age": 3, "data__sources": ["policy"]}
+    limited = {"data__replay": 0.5, "data__max_age": 3, "data__sources": ["policy"], "data__max_uses": 1}
     monitor, phase = signal(tmp_path, said.append, **limited)
     for step, missing in enumerate([2, 0, 2, 1, 2, 2], 1):
         why(monitor, phase, GOOD | {"replay_missing": missing}, step)
@@ -81,7 +81,7 @@ def test_a_share_that_the_store_does_not_meet_names_what_limits_it(tmp_path: Pat
     assert said[0].startswith(
         "step 5: data.replay = 0.5 asks for 2 groups of the store, and 0 could be drawn"
     )
-    assert "data.sources = ('policy',), data.max_age = 3" in said[0]
+    assert "data.sources = ('policy',), data.max_age = 3, data.max_uses = 1" in said[0]
     monitor, phase = signal(tmp_path, said.append, data__replay=0.5)
     for step in range(1, 4):
         why(monitor, phase, GOOD | {"replay_missing": 1}, step)

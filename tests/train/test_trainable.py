@@ -117,6 +117,8 @@ def test_rows_of_an_episode_share_a_reward(
     [
         ("sources", ["someone", "sumone"], "has sumone; .* other .1., someone .32."),
         ("roles", ["expert"], "has expert; .* log .33."),
+        ("roles", [], "empty list .* log .33."),
+        ("reward_scale", {"sumone": {}}, "has sumone; .* other .1., someone .32."),
     ],
 )
 def test_a_name_that_no_sample_has_is_refused(tmp_path: Path, key: str, names: list[str], known: str) -> None:
@@ -128,6 +130,13 @@ def test_a_name_that_no_sample_has_is_refused(tmp_path: Path, key: str, names: l
         config = tiny(tmp_path, **data, data__replay=replay)
         with pytest.raises(Refused, match=rf"data\.{key}: .* {known}"):
             Trainer(config, tmp_path / "run").run()
+
+
+def test_a_source_of_a_table_of_shares_is_known_beside_a_role(tmp_path: Path) -> None:
+    fill_store(tmp_path / "log.db")
+    shares = {"data__store": str(tmp_path / "log.db"), "data__replay": {"log": 0.5, "sumone": 0.25}}
+    with pytest.raises(Refused, match=r"data\.replay: no sample .* has sumone; .* someone"):
+        Trainer(tiny(tmp_path, **shares), tmp_path / "run").plan()
 
 
 def test_a_run_may_name_the_samples_that_it_makes_itself(tmp_path: Path) -> None:

@@ -66,8 +66,9 @@ class Signal(Monitor):
 
 def missed_share(data: Data, asked: int, missing: int) -> str:
     """The warning for steps that draw fewer stored groups than `data.replay` asks for."""
-    keys = ("roles", "sources", "min_reward", "max_age")
-    limits = {key: getattr(data, key) for key in keys} | {"best_of_group": data.best_of_group or None}
+    keys = ("roles", "sources", "min_reward", "max_age", "max_uses")
+    limits = {key: getattr(data, key) for key in keys}
+    limits |= {key: getattr(data, key) or None for key in ("best_of_group", "spread")}
     given = [f"data.{key} = {value}" for key, value in limits.items() if value is not None]
     way_out = "a lower data.replay, or more prompts: a step draws each group of the store once"
     if given:
