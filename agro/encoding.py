@@ -103,8 +103,11 @@ class Encoder:
         return self._begun(self.render(text), text)
 
     def asked(self, prompt: Prompt) -> list[int]:
-        """Ids of a prompt. Raises `InvalidSample` where they leave no room for a response."""
+        """Ids of a prompt. Raises `InvalidSample` where the tokenizer doesn't know a character of it, or where
+        they leave no room for a response."""
         ids = self.prompt(prompt.text)
+        if self.chat.tokenizer.unk_token_id in ids:
+            self._check_known(self.render(prompt.text), ids, f"prompt {prompt.id}")
         if len(ids) >= self.context:
             raise InvalidSample(
                 "too long",

@@ -249,7 +249,7 @@ class Drawing(Samples):
             scores = f", {unscored:.0f} of them not scored and {failed:.0f} with a failed reward"
             add += ", score them"
         if rule.data.max_age is not None:
-            stale = f" (at most {rule.data.max_age} steps old)"
+            stale = f" (at most {rule.data.max_age} steps old; those of other runs are of unknown staleness)"
         return (
             f"{self.path}: expected {rule.groups} groups with {needed} eligible responses to draw from, "
             f"got {got}. The store has {rows} samples in {groups} groups; {chosen:.0f} are of the requested "

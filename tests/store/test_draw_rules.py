@@ -232,7 +232,7 @@ def test_too_few_groups_are_refused_with_the_counts(store: Store) -> None:
     assert "expected 2 groups with 2 or more eligible responses to draw from, got 1" in message
     assert "7 samples in 3 groups; 5 are of the " in message
     assert "1 of them not scored and 1 with a failed reward; 3 are eligible" in message
-    with pytest.raises(Refused, match="at most 2 steps old"):
+    with pytest.raises(Refused, match="at most 2 steps old; those of other runs"):
         draw(store, DrawRule(1, Data(max_age=2)))
     assert store._run("SELECT * FROM draws") == []
 

@@ -149,8 +149,11 @@ def test_prompts_without_room_are_dropped_and_counted(tmp_path: Path, capsys) ->
 def test_a_prompt_of_unknown_characters_is_invalid_too(tmp_path: Path) -> None:
     made = with_long_prompts(tmp_path, 0, data__invalid_prompts="drop")
     with (tmp_path / "some.jsonl").open("a") as file:
-        file.write('{"prompt": "\\ud800"}\n')
-    assert Trainer(made, tmp_path / "run").plan()["prompts"] == 4
+        file.write('{"prompt": "\\ud800"}\n{"prompt": "12ab>"}\n')  # the latter's letters are <unk>
+    plan = Trainer(made, tmp_path / "run").plan()
+    assert plan["prompts"] == 4
+    assert "2 of 6 prompts are invalid" in describe(plan)
+    assert "doesn't know 'a', 'b'" in describe(plan)
 
 
 def test_prompts_of_several_files_by_other_columns(tmp_path: Path) -> None:
