@@ -103,7 +103,7 @@ class Encoder:
         return self._begun(self.render(text), text)
 
     def asked(self, prompt: Prompt) -> list[int]:
-        """Ids of a prompt. Raises `InvalidSample` where the tokenizer doesn't know a character of it, or where
+        """Ids of a prompt. Raises `InvalidSample` where the tokenizer doesn't know a character, or where
         they leave no room for a response."""
         ids = self.prompt(prompt.text)
         if self.chat.tokenizer.unk_token_id in ids:
