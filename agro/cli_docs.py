@@ -1,12 +1,21 @@
-"""The page of every command: `python -m agro.cli_docs > docs/command-line.md`."""
+"""The page of every command: `python -m agro.cli_docs > docs/command-line.md`, from a checkout."""
 
 from __future__ import annotations
 
+import textwrap
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from agro.cli.commands import COMMANDS, Entry
 from agro.cli.program import command
+from agro.errors import Refused
+
+DOCS = Path(__file__).parents[1] / "docs"
+RECORDING = DOCS / "recordings/commands.txt"
+LINES = 16  # of an output that are shown at most; of a longer one its beginning and its last LAST
+LAST = 4
+WIDTH = 110  # longer lines are wrapped
 
 HEAD = """# Command line
 
@@ -18,6 +27,10 @@ Exit codes: 0 done; 2 refused, with a message that says what was expected, what 
 error of agro itself; 130 interrupted, with everything saved for `--resume`.
 
 Where a command has `--json`, it prints one JSON document on stdout and nothing else.
+
+The first example makes the folder `first`, in which the others were run. Below each is what it printed, with
+… for lines left out. [recordings/commands.txt](recordings/commands.txt) has more of it, and what was run in
+between: more runs, a log, a damaged store.
 """
 
 
@@ -36,13 +49,42 @@ def _command(entry: Entry) -> str:
         table = "\n".join(["| argument or option | meaning |", "|---|---|", *rows]) + "\n"
     more = f"More: [{_title(entry.page)}]({entry.page})."
     example = f"```sh\nagro {entry.name} {entry.example}\n```"
-    return f"## agro {entry.name}\n\n{entry.about} {more}\n\n{example}\n\n{table}"
+    output = f"```text\n{_output(entry)}\n```"
+    return f"## agro {entry.name}\n\n{entry.about} {more}\n\n{example}\n\n{output}\n\n{table}"
+
+
+def _output(entry: Entry) -> str:
+    """What the example printed when it was recorded, shortened."""
+    example = f"agro {entry.name} {entry.example}"
+    if example not in _recorded():
+        raise Refused(
+            f"{RECORDING}: expected the example of agro {entry.name}, `{example}`, which isn't recorded; "
+            "run python docs/recordings/make.py commands"
+        )
+    lines: list[str] = []
+    for line in _recorded()[example].splitlines():
+        lines += textwrap.wrap(line, WIDTH) if len(line) > WIDTH else [line]
+    if len(lines) <= LINES:
+        return "\n".join(lines)
+    last = lines[-LAST:]
+    if "│" in last[-1]:  # rows of a table, without its head
+        last = []
+    return "\n".join([*lines[: LINES - 1 - len(last)], "…", *last])
+
+
+@cache
+def _recorded() -> dict[str, str]:
+    """The commands of the recording with their output."""
+    outputs = {}
+    for part in RECORDING.read_text(encoding="utf-8").split("\n$ ")[1:]:
+        example, _, output = part.partition("\n")
+        outputs[example] = output.rpartition("[")[0]  # without the times
+    return outputs
 
 
 def _title(page: str) -> str:
     """The first heading of a page of the documentation, which lies beside the package in a checkout."""
-    path = Path(__file__).parents[1] / "docs" / page
-    return path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    return (DOCS / page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def _row(param: Any) -> str:

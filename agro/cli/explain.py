@@ -47,7 +47,9 @@ def _print_all(entries: Mapping[str, Objective]) -> None:
 
 def _print_one(entry: dict[str, Any]) -> None:
     console, couples = terminal(), entry["couples"]
-    console.print(f"{entry['name']}: {entry['source']}\n\n{inspect.cleandoc(entry['summary'])}\n")
+    console.print(f"{entry['name']}: {entry['source']}\n")
+    for paragraph in inspect.cleandoc(entry["summary"]).split("\n\n"):
+        console.print(f"{' '.join(paragraph.split())}\n")
     if entry["called"]:
         console.print(f"called {entry['called']}\n")
     console.print(f"needs {_listed(entry['needs'])}; couples by {couples}: {COUPLES[couples]}\n")

@@ -46,10 +46,11 @@ def check_map(mapping: Mapping[str, str]) -> None:
     for name, column in mapping.items():
         if name not in MAPPABLE and not (name.startswith("meta.") and name != "meta."):
             near = difflib.get_close_matches(name, MAPPABLE, 1, 0.5)
-            hint = (
-                f"did you mean {near[0]}?" if near else f"the fields are {', '.join(MAPPABLE)} and meta.NAME"
+            hint = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(MAPPABLE)}"
+            raise Refused(
+                f"--map {name}={column}: the record has no field {name}; {hint} (meta.{name} keeps the "
+                "column under its own name)"
             )
-            raise Refused(f"--map {name}={column}: the record has no field {name}; {hint}")
         for expression in _split(column):
             try:
                 _compiled(expression)

@@ -1,16 +1,19 @@
-"""Two recordings as text: commands and their real output, with the wheel of this checkout.
+"""Three recordings as text: commands and their real output, with the wheel of this checkout.
 
-    python docs/recordings/make.py [first log] [--out docs/recordings] [--environment DIR]
+    python docs/recordings/make.py [first log commands] [--out docs/recordings] [--environment DIR]
 
 `first`: a stranger's first ten minutes, from `pip install` in an empty environment to a rising curve
-(first.txt). `log`: from a JSONL log of another model to a better model, compared (log.txt), in an
-environment that has agro: --environment, or else one that is made for it. Lines that a command repeats for
-each step are left out except those with a held-out value; … stands for them. pip is quiet.
+(first.txt). `log`: from a JSONL log of another model to a better model, compared (log.txt). `commands`: the
+example of every command (commands.txt), which `python -m agro.cli_docs` shows on the page of the commands.
+The last two run in an environment that has agro: --environment, or else one that is made for them. … stands
+for lines that a command repeats for each step, except those with a held-out value, and for the middle of a
+long output. pip is quiet.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import platform
 import resource
@@ -19,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -47,7 +51,47 @@ LOG = (
     "agro eval runs/sft",
     "agro compare runs/agro runs/sft",
 )
-RECORDINGS = {"first": FIRST, "log": LOG}
+MADE_FIRST = ("init", "train")  # the other examples are about what these make
+FIRST_LINES, LAST_LINES = 60, 20  # of a longer output
+BEFORE = {  # what the example of a command takes for granted
+    "train": ("cd first",),
+    "collect": (
+        "agro train recipe.toml source.kind=elsewhere data.max_age=2 train.steps=40 --out runs/async "
+        "> trainer.txt 2>&1 &",
+        "until [ -e runs/async/config.json ]; do sleep 1; done",
+    ),
+    "compare": tuple(
+        f"agro train recipe.toml {options}train.seed={seed} train.steps=40 --out runs/{name}-{seed}"
+        for name, options in (("agro", ""), ("rloo", "objective.name=rloo objective.beta=0 "))
+        for seed in (0, 1)
+    ),
+    "import": (
+        'sed -E \'s/.*"(...)>".*"((..).)".*/'
+        r'{"question": "\1>", "answer": "\2", "output": "\2", "score": 1, "user": "alice"}\n'
+        r'{"question": "\1>", "answer": "\2", "output": "\3", "score": 0, "user": "bob"}'
+        "/' held_out.jsonl > log.jsonl",
+        "head -n 2 log.jsonl",
+        "gzip log.jsonl",
+    ),
+    "recover": (
+        "cp runs/first/store.db damaged.db",
+        'python3 -c \'import sqlite3; sqlite3.connect("damaged.db", isolation_level=None)'
+        '.execute("UPDATE samples SET reward = 9 WHERE id = 42")\'',
+    ),
+}
+
+
+def examples() -> tuple[str, ...]:
+    """The example of every command, after what it takes for granted."""
+    from agro.cli.commands import COMMANDS
+
+    commands: list[str] = []
+    for entry in sorted(COMMANDS, key=lambda entry: entry.name not in MADE_FIRST):
+        commands += [*BEFORE.get(entry.name, ()), f"agro {entry.name} {entry.example}"]
+    return tuple(commands)
+
+
+RECORDINGS = {"first": lambda: FIRST, "log": lambda: LOG, "commands": examples}
 
 
 class Shell:
@@ -90,10 +134,22 @@ def _cpu_seconds() -> float:
 
 
 def shortened(lines: Iterator[str]) -> Iterator[str]:
-    """`lines` without those of steps that measured nothing; … stands for them."""
+    """The first FIRST_LINES and the last LAST_LINES that `without_steps` leaves; … stands for the others."""
+    left = without_steps(lines)
+    yield from itertools.islice(left, FIRST_LINES)
+    last: deque[str] = deque(maxlen=LAST_LINES)
+    for count, line in enumerate(left):
+        if count == LAST_LINES:
+            yield "…"
+        last.append(line)
+    yield from last
+
+
+def without_steps(lines: Iterator[str]) -> Iterator[str]:
+    """`lines` without those of steps that measured nothing and without the kernel; … stands for them."""
     left_out = False
     for line in lines:
-        line = line.rstrip()
+        line = line.rstrip().replace(platform.release(), "…")
         if "tok/s" in line and "held-out" not in line:
             left_out = True
             continue
@@ -130,7 +186,7 @@ def record(name: str, out: Path, environment: Path | None) -> None:
         say(f"# Made by: python docs/recordings/make.py {name}")
         say(f"# {time.strftime('%Y-%m-%d')}, {machine()}\n")
         shell = Shell(folder, environment or folder / "env", say)
-        commands = RECORDINGS[name]
+        commands = RECORDINGS[name]()
         if name == "first":
             commands = (*installation(folder), *commands)
         elif environment is None:
@@ -153,12 +209,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="first|log", default=[])
+    parser.add_argument("names", nargs="*", metavar="first|log|commands", default=[])
     parser.add_argument("--out", type=Path, default=ROOT / "docs/recordings")
-    parser.add_argument("--environment", type=Path, help="of `log`: one that has agro")
+    parser.add_argument("--environment", type=Path, help="of `log` and `commands`: one that has agro")
     args = parser.parse_args()
     for name in args.names or RECORDINGS:
-        record(name, args.out, args.environment if name == "log" else None)
+        record(name, args.out, None if name == "first" else args.environment)
 
 
 if __name__ == "__main__":

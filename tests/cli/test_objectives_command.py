@@ -34,5 +34,10 @@ def test_each_in_full(name: str, monkeypatch) -> None:
         assert ("to be given" in row) == option["required"]
 
 
+def test_its_paragraphs_are_as_wide_as_the_terminal(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    assert "the same divided by β, which at β = 0 is RLOO" in done("objectives", "agro").stdout
+
+
 def test_an_unknown_one_is_refused() -> None:
     assert "did you mean agro?" in refused("objectives", "agor")

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -179,7 +180,13 @@ def draw(seed: int, **how: Any) -> Case:
     Groups and lengths are ragged, the rows of a group are scattered, the mask has holes. Some responses of a
     group are judged.
     """
-    shape = Shape(**how)
+    case: Case = pickle.loads(_drawn(seed, Shape(**how)))
+    return case
+
+
+@functools.cache
+def _drawn(seed: int, shape: Shape) -> bytes:
+    """The pickled batch: hundreds of tests ask for the same one, and some change theirs."""
     rng = np.random.default_rng(seed)
     rows: list[tuple[Any, Any, float, float]] = []
     for g in range(shape.groups):
@@ -216,7 +223,7 @@ def draw(seed: int, **how: Any) -> Case:
     kinds |= {(g, i): "policy" for g, i in kinds if i < OWN}
     proposal = np.where(mask, late.random((B, T)), np.nan if shape.junk else 0.0)
     pairs, votes = judgments(group, response, np.random.default_rng([seed, 2]))
-    return Case(
+    case = Case(
         logp,
         mask,
         list(reward),
@@ -238,6 +245,7 @@ def draw(seed: int, **how: Any) -> Case:
         proposal,
         np.where(mask, late.normal(size=(B, T)) - 2, np.nan if shape.junk else 0.0),
     )
+    return pickle.dumps(case)
 
 
 def judgments(
