@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from agro import config
+from agro.check import check_store
 from agro.check.measured import measure
 from agro.config import NewModel
 from agro.errors import Refused
@@ -65,8 +68,12 @@ def test_auc_is_the_mean_over_prompts_with_unequal_rewards(store, samples):
         ratio.append(auc([x - own_logp(ref, s) for x, s in zip(logp, group, strict=True)], reward))
     assert np.ptp(alone) > 0
     assert alone != ratio
+    report = check_store(store, config.RunConfig.of({"objective": {"name": "agro"}}))
     for reference, expected, of in ((None, alone, "log π"), (ref, ratio, "log π/π_ref")):
-        found = measure(store, pi, reference).to_json()
+        measured = measure(store, pi, reference)
+        words = f"{of} ranks the better of two responses to a prompt higher in {100 * np.mean(expected):.0f}%"
+        assert words in str(replace(report, measured=measured))
+        found = measured.to_json()
         assert found["auc_of"] == of
         assert found["auc"] == pytest.approx(np.mean(expected))
         assert found["auc_se"] == pytest.approx(np.std(expected, ddof=1) / 3**0.5)
