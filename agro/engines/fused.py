@@ -6,7 +6,8 @@ for few rows where torch has one, and keys and values that several heads share a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from agro.head import Head, wide
 from agro.policy import Policy
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FEW = 4  # rows from which packed weights are faster
 _PLAIN = (nn.Linear, nn.Embedding, nn.ModuleList, SiLUActivation)
 
 
@@ -56,7 +58,7 @@ class Fused:
         self.layers = [_Layer(layer, rows) for layer in base.layers]
         self.norm = base.norm
         head = policy.model.get_output_embeddings()
-        self.head = _product([head], rows)
+        self.head = _Product([head], rows)
         self.dtype = wide(head.weight)
 
     def logits(self, tokens: Tensor, positions: Tensor, seen: Tensor, cache: Cache) -> Tensor:
@@ -82,10 +84,10 @@ class _Layer:
         self.head_norms = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         self.width, self.scale = attention.head_dim, attention.scaling
         self.shared = attention.num_key_value_groups  # heads with the same keys and values
-        self.read = _product([attention.q_proj, attention.k_proj, attention.v_proj], rows)
-        self.write = _product([attention.o_proj], rows)
-        self.gate_up = _product([mlp.gate_proj, mlp.up_proj], rows)
-        self.down = _product([mlp.down_proj], rows)
+        self.read = _Product([attention.q_proj, attention.k_proj, attention.v_proj], rows)
+        self.write = _Product([attention.o_proj], rows)
+        self.gate_up = _Product([mlp.gate_proj, mlp.up_proj], rows)
+        self.down = _Product([mlp.down_proj], rows)
 
     def attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, cache: Any) -> None:
         """Add to `x` [b,H] what a row's attention finds."""
@@ -130,20 +132,42 @@ def _normal(norm: Any, x: Tensor) -> Tensor:
     return rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
-def _product(layers: Sequence[nn.Linear], rows: int) -> Callable[[Tensor], Tensor]:
+class _Product:
     """x [b,H] -> the outputs of linear layers [b,…], one after the other.
 
-    With MKL for float32 and oneDNN for bfloat16, these weights are packed, as `torch.compile` does.
+    As `torch.compile` does, weights are packed, at their first use. In float32 those packed by MKL are for
+    `rows` rows alone; those of oneDNN are slower there, and faster for fewer rows down to a few.
     """
-    weight: Tensor = layers[0].weight
-    bias: Tensor | None = layers[0].bias
-    if len(layers) > 1:
-        weight = torch.cat([layer.weight for layer in layers])
-        bias = None if bias is None else torch.cat([layer.bias for layer in layers])
-    if weight.dtype == torch.float32 and torch.backends.mkl.is_available():
-        packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
-        return lambda x: torch.ops.mkl._mkl_linear(x, packed, weight, bias, rows)
-    if weight.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available():
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
-        return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-    return lambda x: linear(x, weight, bias)
+
+    def __init__(self, layers: Sequence[nn.Linear], rows: int) -> None:
+        self.rows = rows
+        self.weight: Tensor = layers[0].weight
+        self.bias: Tensor | None = layers[0].bias
+        if len(layers) > 1:
+            self.weight = torch.cat([layer.weight for layer in layers])
+            self.bias = None if self.bias is None else torch.cat([layer.bias for layer in layers])
+        self.has_mkl = self.weight.dtype == torch.float32 and torch.backends.mkl.is_available()
+        is_packed = self.has_mkl or self.weight.dtype == torch.bfloat16
+        self.has_onednn = is_packed and torch.backends.mkldnn.is_available()
+        self.fewest = FEW if self.has_mkl else 1
+
+    def __call__(self, x: Tensor) -> Tensor:
+        b, rows = len(x), self.rows
+        found: Tensor
+        if self.has_mkl and b == rows:
+            found = torch.ops.mkl._mkl_linear(x, self.by_mkl, self.weight, self.bias, rows)
+        elif self.has_onednn and b >= self.fewest:
+            found = torch.ops.mkldnn._linear_pointwise(x, self.by_onednn, self.bias, "none", [], "")
+        else:
+            found = linear(x, self.weight, self.bias)
+        return found
+
+    @cached_property
+    def by_mkl(self) -> Tensor:
+        packed: Tensor = torch.ops.mkl._mkl_reorder_linear_weight(self.weight, self.rows)
+        return packed
+
+    @cached_property
+    def by_onednn(self) -> Tensor:
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(self.weight, self.rows)
+        return packed
