@@ -118,9 +118,9 @@ def _attended(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale
     """[b,h,S,W], [b,h,L,W] twice, [b,1,1,L] -> [b,h,S,W].
 
     Of a few dozen columns two products take three quarters of the kernel's time, and of many as long. In
-    bfloat16 they would round between.
+    half precision they would round between.
     """
-    if queries.dtype == torch.bfloat16:
+    if queries.dtype not in (torch.float32, torch.float64):
         return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
     q, k, v = (x.flatten(0, 1) for x in (queries, keys, values))  # views: all heads have one stride
     scores = torch.bmm(q, k.transpose(1, 2)).view(*queries.shape[:3], -1)
