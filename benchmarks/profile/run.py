@@ -30,6 +30,8 @@ PARTS = {  # module, function -> part
     ("agro.engines.rows", "Rows.step"): "sampling: rest of decoding",
     ("agro.engines.fused", "Fused.logits"): "sampling: norms, rotation, gates",
     ("agro.engines.fused", "scaled_dot_product_attention"): "sampling: attention",
+    ("agro.engines.fused", "_attended"): "sampling: attention",
+    ("agro.engines.fused", "_Product.__call__"): "sampling: products",
     ("agro.engines.rows", "draw"): "sampling: draw",
     ("agro.train.learner", "Local.logp"): "reference",
     ("agro.train.learner", "Local.gradient"): "training: objective, packing",
@@ -77,9 +79,11 @@ class Clocks:
         setattr(owner, last, staticmethod(timed) if is_static else timed)
 
     def wrap_products(self) -> None:
-        """Those of a decoding step are made by a function."""
+        """Before `_Product`, those of a decoding step were made by a function."""
         fused: Any = importlib.import_module("agro.engines.fused")
-        make = fused._product
+        make = getattr(fused, "_product", None)
+        if make is None:
+            return
         fused._product = lambda *args: self.timed("sampling: products", make(*args))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from agro.config import Sampler
 from agro.engines.draw import draw
-from agro.engines.fused import _product
+from agro.engines.fused import _attended, _Product
 
 REPEATS = 9
 
@@ -43,10 +44,25 @@ def drawing(rows: int, vocabulary: int) -> None:
 
 
 def product(rows: int, width: int, out: int, dtype: torch.dtype) -> None:
-    x, layer = torch.randn(rows, width, dtype=dtype), nn.Linear(width, out, bias=False, dtype=dtype)
-    packed = _product([layer], rows)
-    ways = {"linear": lambda: linear(x, layer.weight), "packed": lambda: packed(x)}
-    print(f"product {dtype} {rows} x {width} x {out}", medians(ways), flush=True)
+    """Of all rows of a batch, and of three quarters and a quarter of them."""
+    layer = nn.Linear(width, out, bias=False, dtype=dtype)
+    packed = _Product([layer], rows)
+    for live in (rows, 3 * rows // 4, rows // 4):
+        x = torch.randn(live, width, dtype=dtype)
+        ways = {"linear": partial(linear, x, layer.weight), "packed": partial(packed, x)}
+        print(f"product {dtype} {live} of {rows} x {width} x {out}", medians(ways), flush=True)
+
+
+def few_columns(rows: int, columns: int) -> None:
+    """Attention of a short response: 8 heads of 32, in buffers of 90 columns."""
+    queries = torch.randn(rows, 8, 1, 32)
+    keys, values = (torch.randn(rows, 8, 90, 32)[:, :, :columns] for _ in "kv")
+    mask = torch.zeros(rows, 1, 1, columns)
+    ways = {
+        "kernel": lambda: scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=1.0),
+        "two products": lambda: _attended(queries, keys, values, mask, 1.0),
+    }
+    print(f"attention {rows} rows, {columns} columns", medians(ways), flush=True)
 
 
 def attention(dtype: torch.dtype) -> None:
@@ -72,6 +88,8 @@ def main() -> None:
         for rows, width, out in ((16, 256, 768), (64, 256, 768), (64, 512, 2560), (32, 512, 32000)):
             product(rows, width, out, dtype)
         attention(dtype)
+    for columns in (30, 60, 90):
+        few_columns(64, columns)
 
 
 if __name__ == "__main__":
