@@ -4,7 +4,7 @@
 
 Makes stores in build/check: eight responses a prompt by two sources, 40 to 120 words each, every tenth
 prompt with one response alone. Writes benchmarks/results/check.json, where `ours` are CPU seconds of the
-command, and prints a table with its wall time and its peak memory, of which 235 MB are the imports.
+command, and prints a table with its wall time and its peak memory, of which 60 MB are the imports.
 """
 
 from __future__ import annotations
