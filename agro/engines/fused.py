@@ -20,7 +20,7 @@ from agro.head import Head, wide
 from agro.policy import Policy
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-FEW = 4  # rows from which packed weights are faster
+FEW, LARGE = 4, 1 << 18  # rows and weights from which oneDNN is faster than plain products in float32
 _PLAIN = (nn.Linear, nn.Embedding, nn.ModuleList, SiLUActivation)
 
 
@@ -136,7 +136,7 @@ class _Product:
     """x [b,H] -> the outputs of linear layers [b,…], one after the other.
 
     As `torch.compile` does, weights are packed, at their first use. In float32 those packed by MKL are for
-    `rows` rows alone; those of oneDNN are slower there, and faster for fewer rows down to a few.
+    `rows` rows alone; those of oneDNN are slower there, and faster for fewer rows of large weights.
     """
 
     def __init__(self, layers: Sequence[nn.Linear], rows: int) -> None:
@@ -147,8 +147,9 @@ class _Product:
             self.weight = torch.cat([layer.weight for layer in layers])
             self.bias = None if self.bias is None else torch.cat([layer.bias for layer in layers])
         self.has_mkl = self.weight.dtype == torch.float32 and torch.backends.mkl.is_available()
-        is_packed = self.has_mkl or self.weight.dtype == torch.bfloat16
-        self.has_onednn = is_packed and torch.backends.mkldnn.is_available()
+        is_large = self.has_mkl and self.weight.numel() >= LARGE
+        packs = is_large or self.weight.dtype == torch.bfloat16
+        self.has_onednn = packs and torch.backends.mkldnn.is_available()
         self.fewest = FEW if self.has_mkl else 1
 
     def __call__(self, x: Tensor) -> Tensor:
