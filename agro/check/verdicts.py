@@ -89,7 +89,7 @@ def _groups(report: Found, entry: Objective) -> Iterator[Verdict]:
     if 0 < survey.groups < FEW_GROUPS:
         yield Verdict(
             "warning",
-            f"There are only {survey.groups} prompts.",
+            f"The number of prompts is small: {survey.groups}.",
             "A model memorizes so few; hold some out (data.hold_out), and stop early (evaluate.patience).",
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from agro.errors import Refused
@@ -115,7 +116,7 @@ class Groups:
 
 def by_experts(batch: Batch) -> Tensor:
     """[B] whether each row is of role "expert"."""
-    return torch.tensor([role == "expert" for role in batch.role], device=batch.mask.device)
+    return torch.from_numpy(np.array(batch.role, object) == "expert").to(batch.mask.device)
 
 
 def token_mean(batch: Batch, x: Tensor) -> Tensor:

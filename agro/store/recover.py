@@ -74,11 +74,11 @@ class Recovered:
         ]
         if self.lost:
             ids = ", ".join(map(str, self.lost[:SHOWN])) + (", …" if len(self.lost) > SHOWN else "")
-            lines.append(f"lost: {len(self.lost)} samples: {ids}")
+            lines.append(f"lost samples: {len(self.lost)} (ids {ids})")
         for table in COPIED:
             count = getattr(self, f"lost_{table}")
             if count:
-                lines.append(f"lost: {count} {table}")
+                lines.append(f"lost {table}: {count}")
         if self.may_miss:
             lines.append(f"unknown how many there were: {', '.join(self.may_miss)}")
         return "\n".join(lines)

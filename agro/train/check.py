@@ -11,6 +11,7 @@ from agro.objectives.needs import REF_LOGP, Provider, provided_by
 from agro.train.check_followed import check_followed
 from agro.train.check_objective import check_phase
 from agro.train.diagnostics import diagnostic_beta
+from agro.types import ROLES
 
 
 def check_config(config: RunConfig) -> None:
@@ -195,13 +196,21 @@ def _check_policy(config: RunConfig) -> None:
 
 
 def _check_rules(config: RunConfig, where: str) -> None:
-    """Contradictions in the settings of the guard."""
-    guard = config.guard
+    """Contradictions in the settings of the guard, and of what is drawn."""
+    guard, data = config.guard, config.data
     if guard.action == "skip" and guard.kl is not None:
         raise Refused(
             f'{where}guard.kl and guard.action = "skip": a policy whose updates are skipped keeps its KL, so '
             'every later step would be skipped; use "stop" or "rollback"'
         )
+    allowed = {*(data.roles or ROLES), *(data.sources or ())}
+    for name in data.shares_at(0):
+        key = "roles" if name in ROLES else "sources"
+        if name and getattr(data, key) is not None and name not in allowed:
+            raise Refused(
+                f"{where}data.replay has a share of {name}, which data.{key} doesn't name, so nothing of it "
+                f"would be drawn; remove the share, or data.{key}"
+            )
 
 
 def _check_references(config: RunConfig, phases: Mapping[str, RunConfig]) -> None:

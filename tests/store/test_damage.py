@@ -242,7 +242,7 @@ def test_recovering_leaves_damaged_rows_behind_and_counts_them(path: Path, tmp_p
     assert (done.samples, done.pairs, done.lost_pairs, done.commits, done.lost_commits) == (51, 1, 1, 2, 1)
     assert done.lost_draws >= drawn > 0
     assert done.draws + done.lost_draws == draws
-    assert "lost: 2 samples: 2, 42\nlost: 1 pairs" in str(done)
+    assert "lost samples: 2 (ids 2, 42)\nlost pairs: 1" in str(done)
     with Store.open(tmp_path / "new.db") as store:
         assert not store.damage()
         assert store.committed("r").step == 2

@@ -17,6 +17,7 @@ from agro.config import Data, RunConfig
 from agro.errors import Interrupted, Refused
 from agro.rollout import Collected
 from agro.store import Store
+from agro.train.check import check_config
 from agro.train.closeness import per_token
 from agro.train.collate import collate
 from agro.train.filling import ROUNDS, fill
@@ -74,6 +75,19 @@ def test_a_scheduled_share_ends() -> None:
 def test_shares_that_make_no_sense_are_refused(replay: Any) -> None:
     with pytest.raises(Refused, match=r"data\.replay: expected (a share from 0 to 1|shares that add up)"):
         of(replay)
+
+
+@pytest.mark.parametrize(
+    ("data", "key"),
+    [
+        ({"replay": {"policy": 0.5}, "roles": ["log", "expert"]}, "roles"),
+        ({"replay": {"a": 0.5, "b": 0.25}, "sources": ["a"]}, "sources"),
+    ],
+)
+def test_shares_of_what_isn_t_drawn_are_refused(data: dict[str, Any], key: str) -> None:
+    values = {"data": {"prompts": "p.jsonl", **data}, "policy": {"model": "m"}}
+    with pytest.raises(Refused, match=rf"data\.replay has a share of .*, which data\.{key} doesn't name"):
+        check_config(RunConfig.of(values))
 
 
 RUNS: dict[str, dict[str, Any]] = {

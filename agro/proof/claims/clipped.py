@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agro.proof import clipped_formulas as formulas
-from agro.proof.claim import Claims
+from agro.proof.claim import DESCENT, Claims
 from agro.proof.families import BEHAVIOR, OLD, of_ratio
 
 REGULARIZED = (*BEHAVIOR, "ref_logp")
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "grpo": (
-        of_ratio(formulas.grpo, updates=600, beta=0.0),
+        of_ratio(formulas.grpo, updates=DESCENT, beta=0.0),
         replace(
             of_ratio(lambda s: formulas.grpo(s) + s.beta * formulas.k3(s), REGULARIZED),
             reference_shift=False,
@@ -40,7 +40,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         of_ratio(lambda s: formulas.grpo(s, average=1.5, most=1.3), beta=0.0, average=1.5, dual_clip=1.3),
     ),
     "gspo": (
-        of_ratio(formulas.gspo, updates=600, beta=0.0),
+        of_ratio(formulas.gspo, updates=DESCENT, beta=0.0),
         of_ratio(
             lambda s: formulas.gspo(s, 0.9, 1.4, std=False),
             OLD,
@@ -53,7 +53,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         of_ratio(lambda s: formulas.gspo(s, average=1.5), beta=0.0, average=1.5),
     ),
     "gmpo": (
-        of_ratio(formulas.gmpo, updates=300, beta=0.0),
+        of_ratio(formulas.gmpo, updates=DESCENT, beta=0.0),
         of_ratio(
             lambda s: formulas.gmpo(s, 0.1, 0.3, std=False),
             OLD,
@@ -63,10 +63,12 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             std=False,
         ),
     ),
-    "dr_grpo": (of_ratio(lambda s: formulas.grpo(s, std=False, average=2.5), updates=300, average=2.5),),
-    "dapo": (replace(of_ratio(lambda s: formulas.grpo(s, 0.8, 1.28, average="token"), updates=300), n=(2,)),),
-    "ppo_dual_clip": (
-        replace(of_ratio(lambda s: formulas.grpo(s, average="token", most=3.0), updates=300), n=(2,)),
+    "dr_grpo": (of_ratio(lambda s: formulas.grpo(s, std=False, average=2.5), updates=DESCENT, average=2.5),),
+    "dapo": (
+        replace(of_ratio(lambda s: formulas.grpo(s, 0.8, 1.28, average="token"), updates=DESCENT), n=(2,)),
     ),
-    "luspo": (of_ratio(lambda s: formulas.gspo(s, average=1.0), updates=300),),
+    "ppo_dual_clip": (
+        replace(of_ratio(lambda s: formulas.grpo(s, average="token", most=3.0), updates=DESCENT), n=(2,)),
+    ),
+    "luspo": (of_ratio(lambda s: formulas.gspo(s, average=1.0), updates=DESCENT),),
 }

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from agro.proof import formulas
-from agro.proof.claim import Claims
+from agro.proof.claim import DESCENT, Claims
 from agro.proof.end_points import LAMBERT, OF_SAMPLER, PER_TOKEN
 from agro.proof.expert_formulas import hybrid
 from agro.proof.families import (
@@ -164,7 +164,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "vargrad": (replace(VARGRAD, options={}),),
     "copg": (replace(COPG, options={}),),
     "rebel": (
-        Claims(lambda s: 2.0 * s.n * formulas.half_variance_to_behavior(s), "unknown", OLD, updates=300),
+        Claims(lambda s: 2.0 * s.n * formulas.half_variance_to_behavior(s), "unknown", OLD, updates=DESCENT),
     ),
     "kimi": (
         Claims(
@@ -173,7 +173,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     ),
     "oapl": (
         replace(
-            of_soft(lambda s: formulas.soft_maxima(s, s.beta), updates=300),
+            of_soft(lambda s: formulas.soft_maxima(s, s.beta), updates=DESCENT),
             options={"beta": BETA, "value_beta": BETA},
         ),
     ),
@@ -193,7 +193,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         of_dro(one, "loss"),
         weighted(of_dro(lambda beta: 1 / beta, "reward"), "reference", updates=0),
     ),
-    "hnpg": (of_hybrid(1.0, updates=300), of_hybrid(0.4, offline=0.4)),
+    "hnpg": (of_hybrid(1.0, updates=DESCENT), of_hybrid(0.4, offline=0.4)),
     "prefix_consistency": (
         of_prefixes(one, "loss", updates=1000),
         of_prefixes(lambda beta: 1 / beta, "reward", updates=0),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from agro.proof import preference_formulas as of
 from agro.proof import truncated_formulas
-from agro.proof.claim import Claims
+from agro.proof.claim import DESCENT, Claims
 from agro.proof.families import GROUPED, REGULARIZED
 from agro.proof.formulas import Situation
 
@@ -51,11 +51,11 @@ def of_oorl(weight: float, updates: int = 0, **options: Any) -> Claims:
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "kto": (
-        of_kto(of.labels, updates=300),
+        of_kto(of.labels, updates=DESCENT),
         of_kto(lambda s: of.labels(s, 0.5, 0.7, 1.3, kl=False), desirable=0.7, undesirable=1.3, kl="none"),
     ),
     "online_dpo": (
-        Claims(of.extremes, "elsewhere", GROUPED, noise=False, updates=300),
+        Claims(of.extremes, "elsewhere", GROUPED, noise=False, updates=DESCENT),
         Claims(
             lambda s: of.extremes(s, 0.9),
             "elsewhere",
@@ -66,8 +66,8 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         ),
     ),
     "gepo": (
-        of_gepo(lambda s: of.equivalent(s, s.beta**2), updates=300),
+        of_gepo(lambda s: of.equivalent(s, s.beta**2), updates=DESCENT),
         of_gepo(lambda s: of.equivalent(s, 0.3), variance=0.3, unit="nat"),
     ),
-    "oorl": (of_oorl(0.01, updates=300), of_oorl(0.5, share=0.5)),
+    "oorl": (of_oorl(0.01, updates=DESCENT), of_oorl(0.5, share=0.5)),
 }

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from agro.proof import truncated_formulas as formulas
-from agro.proof.claim import Claims
-from agro.proof.claims.truncated import DESCENT, over_tokens
+from agro.proof.claim import DESCENT, Claims
+from agro.proof.claims.truncated import over_tokens
 from agro.proof.families import BEHAVIOR, OLD
 from agro.proof.formulas import Situation
 
@@ -74,7 +74,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             ("ref_logp",),
             reference_shift=False,
             n=(1, 2),
-            updates=300,
+            updates=DESCENT,
         ),
         Claims(
             lambda s: _pushed(s, 0.9),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from agro.proof import formulas, truncated_formulas
-from agro.proof.claim import Claims
+from agro.proof.claim import DESCENT, Claims
 from agro.proof.end_points import BY_REWARD
 from agro.proof.families import (
     GROUPED,
@@ -66,9 +66,9 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         *(_advantage(kind, baseline=kind) for kind in ("reinforce_pp", "reinforce_pp_baseline")),
         _advantage("opo", shift=0.3, baseline="opo"),
     ),
-    "maxrl": (_advantage("maxrl", updates=300),),
-    "opo": (_advantage("opo", updates=300),),
-    "asymre": (_advantage("mean", shift=-0.1, updates=300, own=True),),
+    "maxrl": (_advantage("maxrl", updates=DESCENT),),
+    "opo": (_advantage("opo", updates=DESCENT),),
+    "asymre": (_advantage("mean", shift=-0.1, updates=DESCENT, own=True),),
     # The prefixes of the KL are sampled, and no gradient says so: on-policy too it ends beside the optimum.
     "kl_pg": (Claims(formulas.kl_policy_gradient, "elsewhere", ("reward", "groups", "kl")),),
     "topr": (

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from agro.proof import formulas
 from agro.proof import preference_formulas as of
-from agro.proof.claim import Claims
+from agro.proof.claim import DESCENT, Claims
 from agro.proof.end_points import BY_VOTED_WINS, BY_WINS
 from agro.proof.families import JUDGED, imitating, itself, weighted
 from agro.proof.formulas import half_variance
@@ -109,9 +109,9 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             lambda s: of.square(s, s.d, 0.5 / 3), "elsewhere", VOTED, n=(2,), updates=300, end=BY_VOTED_WINS
         ),
     ),
-    "vdpo": (Claims(lambda s: of.likelihood(s, s.d, 2 / 3), "elsewhere", VOTED, n=(2,), updates=300),),
+    "vdpo": (Claims(lambda s: of.likelihood(s, s.d, 2 / 3), "elsewhere", VOTED, n=(2,), updates=DESCENT),),
     "slic": (
-        Claims(lambda s: of.hinge(s, s.d), "elsewhere", JUDGED, n=(2,), updates=300),
+        Claims(lambda s: of.hinge(s, s.d), "elsewhere", JUDGED, n=(2,), updates=DESCENT),
         Claims(lambda s: of.hinge(s, s.d, 0.2), "elsewhere", JUDGED, {"margin": 0.2}, n=(2,), updates=0),
         Claims(
             lambda s: of.hinge(s, of.to_behavior(s)),
@@ -132,7 +132,12 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     ),
     "seppo": (
         Claims(
-            lambda s: of.flipping(s, -1.0), "elsewhere", JUDGED, reference_shift=False, n=(2,), updates=300
+            lambda s: of.flipping(s, -1.0),
+            "elsewhere",
+            JUDGED,
+            reference_shift=False,
+            n=(2,),
+            updates=DESCENT,
         ),
         Claims(
             lambda s: of.flipping(s, 0.0),
@@ -145,7 +150,9 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         ),
     ),
     "agent_q": (
-        Claims(lambda s: of.likelihood(s, of.to_behavior(s)), "unknown", OF_BEHAVIOR, n=(2,), updates=300),
+        Claims(
+            lambda s: of.likelihood(s, of.to_behavior(s)), "unknown", OF_BEHAVIOR, n=(2,), updates=DESCENT
+        ),
     ),
     "opa_dpo": (
         Claims(
@@ -163,7 +170,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             {"beta": BETA},
             reference_shift=False,
             n=(2,),
-            updates=300,
+            updates=DESCENT,
         ),
     ),
 }

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from agro.proof import truncated_formulas as formulas
-from agro.proof.claim import Claims
-from agro.proof.claims.truncated import DESCENT, over_tokens
+from agro.proof.claim import DESCENT, Claims
+from agro.proof.claims.truncated import over_tokens
 
 GROUPS = ("reward", "groups")
 _PLAIN = formulas.masked("none", "none", 0.8, 1.2)

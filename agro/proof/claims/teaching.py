@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agro.proof import formulas
 from agro.proof import teaching_formulas as teaching
-from agro.proof.claim import Claims
+from agro.proof.claim import DESCENT, Claims
 from agro.proof.end_points import TEACHER
 
 PROPOSALS = ("proposal", "proposal_mean")
@@ -12,7 +12,7 @@ SAMPLED = ("ref_logp", "behavior_logp")
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "otr": (
-        Claims(teaching.one_token, "elsewhere", PROPOSALS, n=(1, 2), updates=300),
+        Claims(teaching.one_token, "elsewhere", PROPOSALS, n=(1, 2), updates=DESCENT),
         Claims(
             lambda s: teaching.one_token(s, -0.3, 1.5),
             "elsewhere",

@@ -8,11 +8,10 @@ from types import MappingProxyType
 from typing import Any
 
 from agro.proof import truncated_formulas as formulas
-from agro.proof.claim import Claims
+from agro.proof.claim import DESCENT, Claims
 from agro.proof.families import BEHAVIOR, OLD
 from agro.proof.truncated_formulas import Weight
 
-DESCENT = 300  # updates of the claim of each that is followed
 SIZES = {"reinforce_pp": (1, 2), "red_drop": (3,)}  # groups of an advantage's claims, else pairs
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from agro.proof import clipped_formulas
 from agro.proof import trust_region_formulas as formulas
-from agro.proof.claim import Claims
+from agro.proof.claim import DESCENT, Claims
 from agro.proof.families import BEHAVIOR, OLD, of_ratio
 from agro.proof.formulas import Situation
 
@@ -29,7 +29,7 @@ def _deepseek(s: Situation, average: float | str = "response") -> Any:
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "deepseek_v32": (
-        of_ratio(_deepseek, updates=300, beta=0.0),
+        of_ratio(_deepseek, updates=DESCENT, beta=0.0),
         replace(
             of_ratio(
                 lambda s: _deepseek(s) + s.beta * clipped_formulas.unbiased_k3(s), (*BEHAVIOR, "ref_logp")
@@ -52,12 +52,12 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     ),
     # Linear in the advantage, so that rewards count with their mean unless they are standardized.
     "kimi_k25": (
-        replace(_of_pairs(lambda s: formulas.pulled(s, 1e-3), updates=300), noise=True),
+        replace(_of_pairs(lambda s: formulas.pulled(s, 1e-3), updates=DESCENT), noise=True),
         of_ratio(lambda s: formulas.pulled(s, 0.3, True, "response"), pull=0.3, std=True, average="response"),
         replace(of_ratio(lambda s: formulas.pulled(s, 0.3, average=1.5), pull=0.3, average=1.5), noise=True),
     ),
     "sapo": (
-        of_ratio(formulas.gated, updates=300, beta=0.0),
+        of_ratio(formulas.gated, updates=DESCENT, beta=0.0),
         of_ratio(
             lambda s: formulas.gated(s, 0.5, 2.0, False, 1.5),
             OLD,
@@ -70,7 +70,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         _of_pairs(lambda s: formulas.gated(s, average="token"), beta=0.0, average="token"),
     ),
     "dppo": (
-        _of_pairs(formulas.divergent, updates=300, beta=0.0),
+        _of_pairs(formulas.divergent, updates=DESCENT, beta=0.0),
         _of_pairs(lambda s: formulas.divergent(s, "kl", 0.05), beta=0.0, divergence="kl", limit=0.05),
         of_ratio(
             lambda s: formulas.divergent(s, "tv", 0.1, True, "response"),
@@ -81,9 +81,9 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         ),
         of_ratio(lambda s: formulas.divergent(s, average=1.5), beta=0.0, average=1.5),
     ),
-    "dppo_kl": (_of_pairs(lambda s: formulas.divergent(s, "kl", 0.05), updates=300, beta=0.0),),
+    "dppo_kl": (_of_pairs(lambda s: formulas.divergent(s, "kl", 0.05), updates=DESCENT, beta=0.0),),
     "remix": (
-        _drifted(_of_pairs(formulas.mixed, DRAWN, updates=300, beta=0.0)),
+        _drifted(_of_pairs(formulas.mixed, DRAWN, updates=DESCENT, beta=0.0)),
         replace(
             _drifted(
                 _of_pairs(
