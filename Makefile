@@ -36,9 +36,10 @@ types: setup ## mypy
 	$(BIN)/mypy
 
 # The workers must collect the same tests, and some names have the order of a set. What is deselected is for one
-# claim after a change; each passport of tests/proof/test_passport.py has the same rows.
+# claim after a change; each passport of tests/proof/test_passport.py has the same rows. Tests start some hundred
+# processes, so bytecode is kept whatever the environment says.
 tests: setup ## pytest
-	PYTHONHASHSEED=0 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal \
+	PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal \
 	  --deselect tests/proof/test_claims.py::test_gradient_episodes_and_needs_are_the_claimed
 
 # With verl the packages that its modules import, since it asks for other versions of transformers and torch.
