@@ -20,9 +20,10 @@ from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, PAIRS, TRIPLES, provide
 from agro.objectives.pairs import Pairs
 from agro.objectives.reduce import Groups
 from agro.proof import passport as module
+from agro.proof.claim import DESCENT
 from agro.proof.claims import CLAIMS
 from agro.proof.end_points import LAMBERT, TEACHER
-from agro.proof.ends import own_ends
+from agro.proof.ends import ends, own_ends
 from agro.proof.formulas import Situation
 from agro.proof.measuring import BETA, SMALL, Row, Subject, problem
 from agro.proof.passport import passport
@@ -94,6 +95,14 @@ def test_another_end_than_the_claimed_is_named() -> None:
     assert [row.holds for row in own_ends(Subject("sft", claims))] == [True] * 4
     other = Subject("sft", replace(claims, updates=200, end=TEACHER))
     assert [row.holds for row in own_ends(other)][1:3] == [False] * 2  # the others are of the reference
+
+
+def test_a_descent_that_is_not_claimed_to_arrive_is_long_enough_to() -> None:
+    """So one that stays away from the optimum would, however long it went on."""
+    near = ends(Subject("agro", replace(CLAIMS["agro"][0], updates=DESCENT, ends="unknown")))
+    values = [row.value for row in near if "lacks support" not in row.setting]
+    assert len(values) == 5
+    assert max(values) < 1e-4
 
 
 def test_the_end_of_squares_without_ratios_solves_its_equation() -> None:
