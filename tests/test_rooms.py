@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -41,7 +42,10 @@ def imported(source: str, known: set[str]) -> set[str]:
     return names & known
 
 
-IMPORTS = {name: imported(path.read_text(), set(MODULES)) for name, path in MODULES.items()}
+@cache
+def imports() -> dict[str, set[str]]:
+    """Of each module those that it imports."""
+    return {name: imported(path.read_text(), set(MODULES)) for name, path in MODULES.items()}
 
 
 def order() -> dict[str, int]:
@@ -64,7 +68,7 @@ def test_every_room_is_listed() -> None:
 def test_a_room_imports_only_rooms_of_earlier_lines() -> None:
     lines = order()
     wrong = []
-    for name, others in IMPORTS.items():
+    for name, others in imports().items():
         for other in others:
             inner = "." in name and "." in other and "__main__" not in name
             if inner and room_of(name) != room_of(other) and lines[room_of(name)] <= lines[room_of(other)]:
@@ -73,11 +77,11 @@ def test_a_room_imports_only_rooms_of_earlier_lines() -> None:
 
 
 def test_inside_the_package_nothing_imports_the_package_itself() -> None:
-    assert [name for name, others in IMPORTS.items() if "agro" in others] == []
+    assert [name for name, others in imports().items() if "agro" in others] == []
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    TopologicalSorter(IMPORTS).prepare()
+    TopologicalSorter(imports()).prepare()
 
 
 @pytest.mark.parametrize(

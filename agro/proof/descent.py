@@ -78,7 +78,7 @@ def descend(
 def follow(policy: Enumerable, star: Tensor, backward: Callable[[int], None], how: How) -> Path:
     """Adam on the gradients that `backward(update)` gives; its rate falls over the last two thirds."""
     updates = how.updates
-    optimizer = torch.optim.Adam(policy.parameters(), lr=how.lr, betas=(0.9, how.beta2))
+    optimizer = torch.optim.Adam(policy.parameters(), lr=how.lr, betas=(0.9, how.beta2), fused=True)
     at = sorted({round(updates * (i / how.looks) ** 2) for i in range(how.looks + 1)})
     seen = []
     for update in range(updates + 1):

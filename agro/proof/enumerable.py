@@ -120,15 +120,13 @@ class Network(nn.Module):
 
         self.prompt, self.token = draw(space.prompts, hidden), draw(space.length, space.vocabulary, hidden)
         self.mix, self.out = draw(hidden, hidden), draw(hidden, space.vocabulary)
-        self.space = space
+        self.has = torch.zeros(len(space.contexts), space.length * space.vocabulary, dtype=torch.float64)
+        for number, context in enumerate(space.contexts):
+            for t, v in enumerate(context):
+                self.has[number, t * space.vocabulary + v] = 1.0
 
     def forward(self) -> Tensor:
-        read = torch.stack(
-            [
-                sum((self.token[t, v] for t, v in enumerate(c)), torch.zeros_like(self.prompt[0]))
-                for c in self.space.contexts
-            ]
-        )
+        read = self.has @ self.token.flatten(0, 1)
         return torch.tanh((self.prompt[:, None] + read[None]) @ self.mix) @ self.out
 
 
@@ -246,33 +244,38 @@ class Enumerable:
         kept: None = None,
     ) -> dict[str, Tensor]:
         """As `agro.policy.Policy.streams`, over the vocabulary alone."""
+        Y = len(self.space.responses)
         prompt, response = tokens[:, 0], self.space.find(tokens[:, 1:], lengths - 1)
-        logp = self.logp_next()
-        places, chosen = self.space.places[response], self.space.tokens[response]
-        streams = {"logp": logp[prompt[:, None], places, chosen]}
+        of_space = {k: v for k, v in self._streams(want, reference).items() if k in want}
+        width = min(tokens.shape[1], self.space.length + 1)
+        out = {}
+        for k, table in of_space.items():
+            rows = table.flatten(0, 1).index_select(0, prompt * Y + response)
+            value = torch.nn.functional.pad(rows[:, : width - 1], (1, mask.shape[1] - width))
+            out[k] = torch.where(mask, value, math.nan)
+        if "value" in want:
+            first = mask.int().argmax(1) - 1  # the first column is the prompt
+            places = self.space.places[response, first]
+            out["value"] = self.value.prefix[prompt, places]
+        return out
+
+    def _streams(self, want: Collection[str], reference: Enumerable | None) -> dict[str, Tensor]:
+        """[X,Y,T] of the tokens of all responses; beyond their lengths, anything."""
+        logp, places = self.logp_next(), self.space.places
+        streams = {"logp": logp[:, places, self.space.tokens]}
         if "entropy" in want:
-            streams["entropy"] = -(logp.exp() * logp).sum(-1)[prompt[:, None], places]
+            streams["entropy"] = -(logp.exp() * logp).sum(-1)[:, places]
         if "kl" in want:
             assert reference is not None
-            kl = (logp.exp() * (logp - reference.logp_next().detach())).sum(-1)
-            streams["kl"] = kl[prompt[:, None], places]
+            streams["kl"] = (logp.exp() * (logp - reference.logp_next().detach())).sum(-1)[:, places]
         for need in want:
             if isinstance(need, Proposal):
                 q = self.proposal(need)
-                mean = (q * logp).sum(-1)[prompt[:, None], places]
-                of_token = q[prompt[:, None], places, chosen]
+                mean, of_token = (q * logp).sum(-1)[:, places], q[:, places, self.space.tokens]
                 streams[need] = mean if need == "proposal_mean" else of_token
         if "prefix_value" in want:
-            streams["prefix_value"] = self.value.prefix[prompt[:, None], places]
-        out = {k: torch.full(mask.shape, math.nan, dtype=torch.float64) for k in streams if k in want}
-        width = min(tokens.shape[1], self.space.length + 1)
-        for k, value in out.items():
-            value[:, 1:width] = streams[k][:, : width - 1]
-        out = {k: torch.where(mask, value, math.nan) for k, value in out.items()}
-        if "value" in want:
-            first = mask.int().argmax(1) - 1  # the first column is the prompt
-            out["value"] = self.value.prefix[prompt, places[torch.arange(len(first)), first]]
-        return out
+            streams["prefix_value"] = self.value.prefix[:, places]
+        return streams
 
 
 def optimum(reference: Tensor, reward: Tensor, beta: float) -> Tensor:

@@ -265,9 +265,8 @@ def _rows(data: Data, reference: Enumerable, asked: Tensor, outcome: Tensor) -> 
 
 def _shifted(policy: Enumerable, asked: Tensor, response: Tensor) -> Tensor:
     """[B,T+1] log-probs of the tokens; index 0 is the prompt's."""
-    logp = policy.logp_tokens().detach()[asked, response]
-    rows = torch.where(policy.space.mask[response], logp, math.nan)
-    return torch.cat([torch.full((len(rows), 1), math.nan, dtype=rows.dtype), rows], 1)
+    logp = torch.where(policy.space.mask, policy.logp_tokens().detach(), math.nan)
+    return torch.nn.functional.pad(logp, (1, 0), value=math.nan)[asked, response]
 
 
 def all_groups(data: Data, reference: Enumerable, *sizes: int) -> Batch:

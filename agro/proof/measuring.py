@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import torch
@@ -129,10 +129,14 @@ def described(claims: Claims) -> str:
     return ", ".join(f"{key}={value}" for key, value in claims.options.items())
 
 
+@cache
 def problem(
     space: Space, kind: str = "table"
 ) -> tuple[Enumerable, Enumerable, dict[str, Enumerable], Tensor]:
-    """A policy, its reference, behaviors, rewards [X,Y] in 0 … 1; all but the uniform one drawn at random."""
+    """A policy, its reference, behaviors, rewards [X,Y] in 0 … 1; all but the uniform one drawn at random.
+
+    The same ones at each call: they aren't to be trained.
+    """
     make = Enumerable.table if kind == "table" else Enumerable.network
     reference = make(space, 2)
     policy = make(space, 1)
