@@ -30,6 +30,7 @@ def check_config(config: RunConfig) -> None:
     for name, phase in phases.items():
         where = f"phase {name}: " if config.phases else ""
         _check_rules(phase, where)
+        _check_shares(phase, where)
         check_phase(phase, where)
     _check_used(config, phases)
     _check_elsewhere(config, phases)
@@ -196,17 +197,21 @@ def _check_policy(config: RunConfig) -> None:
 
 
 def _check_rules(config: RunConfig, where: str) -> None:
-    """Contradictions in the settings of the guard, and of what is drawn."""
-    guard, data = config.guard, config.data
+    """Contradictions in the settings of the guard."""
+    guard = config.guard
     if guard.action == "skip" and guard.kl is not None:
         raise Refused(
             f'{where}guard.kl and guard.action = "skip": a policy whose updates are skipped keeps its KL, so '
             'every later step would be skipped; use "stop" or "rollback"'
         )
-    allowed = {*(data.roles or ROLES), *(data.sources or ())}
-    for name in data.shares_at(0):
+
+
+def _check_shares(config: RunConfig, where: str) -> None:
+    """Shares of what isn't drawn."""
+    for name in filter(None, config.data.shares_at(0)):
         key = "roles" if name in ROLES else "sources"
-        if name and getattr(data, key) is not None and name not in allowed:
+        drawn = getattr(config.data, key)
+        if drawn is not None and name not in drawn:
             raise Refused(
                 f"{where}data.replay has a share of {name}, which data.{key} doesn't name, so nothing of it "
                 f"would be drawn; remove the share, or data.{key}"
