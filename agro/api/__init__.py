@@ -15,7 +15,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.files import new_run_folder, remove
 from agro.store import Store, import_files
-from agro.train.ranks import world_size
+from agro.train.process_group import world_size
 from agro.train.trainer import Trainer
 
 __all__ = ["Trained", "train"]

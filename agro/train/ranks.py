@@ -12,11 +12,9 @@ published.
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from datetime import timedelta
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -37,36 +35,9 @@ from agro.policy import Policy
 from agro.reference import frozen
 from agro.train.learner import Local, Which, read_weights
 from agro.train.micro import MicroBatch
+from agro.train.process_group import Calls
 from agro.train.step import Passes, Step
 from agro.types import Batch
-
-PATIENCE = timedelta(days=1)  # ranks wait for rank 0 while it samples
-
-
-def world_size() -> int:
-    """Ranks that torchrun started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def rank() -> int:
-    return int(os.environ.get("RANK", "0"))
-
-
-@contextmanager
-def joined(device: torch.device) -> Iterator[DeviceMesh]:
-    """Join the process group of all ranks, and leave it at the end."""
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=PATIENCE)
-    try:
-        yield init_device_mesh(device.type, (dist.get_world_size(),))
-    finally:
-        dist.destroy_process_group()
-
-
-def take_device() -> None:
-    """Let this process use the GPU of its rank."""
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
 
 
 class Distributed(Passes):
@@ -190,6 +161,7 @@ class Ranks:
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
         self.encoder = shard.encoder
+        self.calls = Calls()
 
     @property
     def version(self) -> int:
@@ -240,10 +212,11 @@ class Ranks:
 
     def close(self) -> None:
         """Let the other ranks end."""
-        dist.broadcast_object_list([None])
+        self.calls.send(None)
+        del self.calls  # nothing else may keep its process group
 
     def _all(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        dist.broadcast_object_list([(method, args, kwargs)])
+        self.calls.send((method, args, kwargs))
         return getattr(self.shard, method)(*args, **kwargs)
 
 
@@ -251,12 +224,9 @@ def serve(shard: Shard) -> None:
     """On a rank other than 0: repeat the calls of rank 0 until it ends. Signals are left to rank 0."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    while True:
-        call: list[Any] = [None]
-        dist.broadcast_object_list(call)
-        if call[0] is None:
-            return
-        method, args, kwargs = call[0]
+    calls = Calls()
+    while (call := calls.receive()) is not None:
+        method, args, kwargs = call
         try:
             getattr(shard, method)(*args, **kwargs)
         except (NotFinite, Refused):  # raised on rank 0 too, which handles it

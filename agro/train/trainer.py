@@ -61,7 +61,8 @@ from agro.train.monitors.warnings import Warnings
 from agro.train.notes import notes
 from agro.train.phases import Phase, derive
 from agro.train.plan import plan
-from agro.train.ranks import Ranks, Shard, joined, rank, serve, take_device, world_size
+from agro.train.process_group import joined, rank, take_device, world_size
+from agro.train.ranks import Ranks, Shard, serve
 from agro.train.saving import keep_best, present, save_model
 from agro.train.source import Inline, PromptOrder, Source
 from agro.train.state import Position

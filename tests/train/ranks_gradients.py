@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from agro.config import RunConfig
 from agro.objectives.needs import REF_LOGP
 from agro.policy import Policy
 from agro.train.learner import Local
-from agro.train.ranks import Ranks, Shard, joined, rank, serve
+from agro.train.process_group import joined, rank
+from agro.train.ranks import Ranks, Shard, serve
 
 CONFIG = RunConfig.of({"policy": {"new": {}}, "train": {"micro_batch": 3, "clip": 1e9}})
 
@@ -87,10 +89,17 @@ def chosen() -> list[tuple[str, dict[str, Any]]]:
     return list(found.values())
 
 
+def threads() -> int:
+    """Threads of process groups that this process has."""
+    names = (file.read_text() for file in Path("/proc/self/task").glob("*/comm"))
+    return sum("gloo_runloop" in name for name in names)
+
+
 def main() -> None:
     policy, reference = make_policies()
     alone = Local(duplicate(policy), duplicate(reference), quiet)
     alone.enter(CONFIG, began=None, resumed=None)
+    found: dict[str, Any] = {}
     with joined(torch.device("cpu")) as mesh:
         shard = Observed(policy, reference, quiet, mesh)
         if rank() > 0:
@@ -98,10 +107,12 @@ def main() -> None:
             return
         several = Ranks(shard)
         several.enter(CONFIG, began=None, resumed=None)
-        gradients = [compare(alone, several, name, options) for name, options in chosen()]
-        overflowing = [overflow(alone, several, row) for row in (0, -1)]
-        print(json.dumps({"gradients": gradients, "not_finite": overflowing}), flush=True)
+        found["gradients"] = [compare(alone, several, name, options) for name, options in chosen()]
+        found["not_finite"] = [overflow(alone, several, row) for row in (0, -1)]
+        found["threads"] = [threads()]
         several.close()
+    found["threads"].append(threads())
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
