@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,15 @@ from agro.config import NewModel
 from agro.newmodel import new_model
 from agro.policy import Policy
 
+gc.disable()  # what the libraries and 8,000 tests allocate on import is looked through again and again else
+
 SHARED = Path(__file__).parents[1] / "../shared"
 ALPHABET = "abcdefgh "
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def _causal(name: str, **changes):

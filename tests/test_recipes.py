@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
@@ -123,7 +123,7 @@ def test_a_recipe_trains_as_its_head_says(recipe: str, here: Path) -> None:
         elif program == "agro":
             assert CliRunner().invoke(app, arguments).exit_code == 0
         elif program == "python":
-            subprocess.run([sys.executable, ROOT / arguments[0], *arguments[1:]], check=True)
+            forked.run([sys.executable, str(ROOT / arguments[0]), *arguments[1:]], check=True)
     assert len(trained) == 1, f"{recipe}: expected one `agro train` in the comment at its head"
     rows = [json.loads(line) for line in Path(trained[0], "metrics.jsonl").read_text().splitlines()]
     assert max(row["step"] for row in rows) == sum(c.train.steps for c in phases(trained[0]))

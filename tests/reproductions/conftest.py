@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import forked
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -13,3 +16,15 @@ sys.path.insert(0, str(ROOT))  # the reproductions aren't installed
 def _without_report(monkeypatch) -> None:
     """The page of each run would take half of the time."""
     monkeypatch.setattr("agro.train.saving.report", lambda folder: folder)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _forked_commands() -> Iterator[None]:
+    """Their commands needn't import the libraries again."""
+    from reproductions import harness
+    from reproductions.offline import run
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (harness, run):
+            patch.setattr(module, "subprocess", SimpleNamespace(run=forked.run))
+        yield

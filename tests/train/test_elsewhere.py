@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 from tiny_runs import metrics, tiny, write_prompts, write_toml
 
@@ -22,12 +22,9 @@ from agro.train.trainer import Trainer
 GROUPS, N = 4, 3  # of the tiny run
 
 
-def start(*arguments: str, cwd: Path) -> subprocess.Popen[bytes]:
-    root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    log = (cwd / f"{arguments[0]}-{time.monotonic_ns()}.log").open("w")
-    command = [sys.executable, "-m", "agro", *arguments]
-    return subprocess.Popen(command, cwd=cwd, env=environment, stdout=log, stderr=log)
+def start(*arguments: str, cwd: Path) -> forked.Process:
+    log = cwd / f"{arguments[0]}-{time.monotonic_ns()}.log"
+    return forked.Process([sys.executable, "-m", "agro", *arguments], cwd=cwd, stdout=log, stderr=log)
 
 
 def write_run(folder: Path, steps: int = 8, **changes: object) -> list[str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 import sqlite3
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 from tiny_runs import metrics, tiny, weights, write_prompts, write_toml
 
@@ -91,18 +91,19 @@ def test_interrupted_in_the_middle_of_a_step(at: int, tmp_path: Path, undisturbe
 def test_sigterm_leaves_a_checkpoint_and_exit_code_130(tmp_path: Path, undisturbed: Path) -> None:
     file = write_toml(tmp_path / "config.json", config(tmp_path))
     command = [sys.executable, "-m", "agro", "train", str(file), "--out", str(tmp_path / "run")]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    said = tmp_path / "stderr"
+    running = forked.Process(command, stdout=tmp_path / "stdout", stderr=said)
     log = tmp_path / "run" / "metrics.jsonl"
     for _ in range(2400):
         if log.exists() and log.read_text().count("\n") >= 3:
             break
         time.sleep(0.025)
     running.send_signal(signal.SIGTERM)
-    _, errors = running.communicate(timeout=60)
-    assert running.returncode == 130, errors
+    code, errors = running.wait(60), said.read_text()
+    assert code == 130, errors
     assert "--resume" in errors
     assert "Traceback" not in errors
-    resumed = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=120)
+    resumed = forked.run([*command, "--resume"], timeout=120)
     assert resumed.returncode == 0, resumed.stderr
     same(tmp_path / "run", undisturbed)
 
