@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import forked
 import pytest
@@ -24,7 +26,11 @@ def _forked_commands() -> Iterator[None]:
     from reproductions import harness
     from reproductions.offline import run
 
+    def execute(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        is_python = command[0] == sys.executable
+        return (forked.run if is_python else subprocess.run)(command, **options)
+
     with pytest.MonkeyPatch.context() as patch:
         for module in (harness, run):
-            patch.setattr(module, "subprocess", SimpleNamespace(run=forked.run))
+            patch.setattr(module, "subprocess", SimpleNamespace(run=execute))
         yield
