@@ -71,6 +71,8 @@ def conclusion(text: str) -> str:
 
 def boxes(text: str) -> list[tuple[int, int, int]]:
     r"""The outermost \boxed{…}: its start, the start of its content, and its end."""
+    if r"\boxed" not in text:
+        return []
     open_, found = list[re.Match[str]](), list[tuple[int, int, int]]()
     for brace in _BRACE.finditer(text):
         if brace[0] != "}":
