@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 WORK, OUT = ROOT / "build/pictures", ROOT / "docs/pictures"
 RUNS = {"first": [], "rloo": ["objective.name=rloo", "objective.beta=0.0"]}
 LARGEST = 150_000  # bytes of a picture
+MARGIN = 16  # pixels below what it shows
 TERMINAL = """<!DOCTYPE html><meta charset="utf-8"><style>
 body { margin: 0; background: #16181c; }
 pre { margin: 0; padding: 14px 18px; color: #d7dade;
@@ -58,10 +59,12 @@ def terminal(task: Path) -> Path:
     return path
 
 
-def photograph(browser: Browser, page: Path, name: str, scheme: str, size: tuple[int, int]) -> None:
-    """The top of a page."""
-    browser.open(page, scheme=scheme, width=size[0])
-    area = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}
+def photograph(browser: Browser, page: Path, name: str, scheme: str, width: int, last: str) -> None:
+    """The top of a page, to the end of the first visible element `last`, a CSS selector."""
+    browser.open(page, scheme=scheme, width=width)
+    visible = f"[...document.querySelectorAll('{last}')].find(e => e.getClientRects().length)"
+    end = browser.ask(f"{visible}.getBoundingClientRect().bottom")
+    area = {"x": 0, "y": 0, "width": width, "height": round(end) + MARGIN, "scale": 1}
     path = OUT / f"{name}.png"
     browser.picture(path, area)
     if path.stat().st_size > LARGEST:
@@ -79,9 +82,9 @@ def main() -> None:
     train(task)
     browser = Browser(program)
     for scheme in ("light", "dark"):
-        photograph(browser, task / "runs/first/report.html", f"page-{scheme}", scheme, (960, 760))
-        photograph(browser, task / "compare/compare.html", f"compare-{scheme}", scheme, (960, 760))
-    photograph(browser, terminal(task), "terminal", "dark", (820, 300))
+        photograph(browser, task / "runs/first/report.html", f"page-{scheme}", scheme, 960, "figure")
+        photograph(browser, task / "compare/compare.html", f"compare-{scheme}", scheme, 960, "svg")
+    photograph(browser, terminal(task), "terminal", "dark", 820, "pre")
     browser.close()
 
 
