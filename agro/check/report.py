@@ -78,7 +78,7 @@ def check_store(
     get(objective).checked(objective, options)
     problem = ""
     try:
-        trainable.check_names(config.data, store, adds=config.data.samples)
+        trainable.check_names(config.data, counts, store.path, adds=config.data.samples)
         trainable.check_store(config, store)
     except Refused as error:
         problem = str(error).replace(str(store.path), str(path or store.path))

@@ -13,7 +13,7 @@ FEW = 8  # distinct values that are counted each
 BINS = 24
 
 
-@dataclass
+@dataclass(slots=True)
 class Spread:
     """Of numbers that come one by one.
 

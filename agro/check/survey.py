@@ -87,7 +87,7 @@ class Survey:
         self.groups += 1
         self.responses += len(last)
         self.sizes[len(last)] += 1
-        self.mixed += any(row.source != rows[0].source for row in rows)
+        self.mixed += len({row.source for row in rows}) > 1
         self._rewards(rewards)
         if len(last) > 1:
             self._repeats([row.response for row in last.values()])

@@ -8,7 +8,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -178,8 +177,10 @@ class Database:
             raise Refused(f"{self.path}: {DAMAGED.format(way_out=way_out(self.path))}")
 
 
-# Damaged text that can't be decoded has to be read for its checksum to be compared.
-read_text = partial(str, encoding="utf-8", errors="surrogateescape")
+def read_text(value: bytes) -> str:
+    """Also damaged text that can't be decoded, for its checksum to be compared."""
+    return value.decode("utf-8", "surrogateescape")
+
 
 _MAGIC = b"SQLite format 3\0"
 DAMAGED = "the store's file is damaged. {way_out}"

@@ -117,10 +117,11 @@ class Samples(Ledger):
 
     def counts(self) -> Counts:
         self.check_once("structure")
-        [(samples, groups, tokens, behavior)] = self._run(
-            "SELECT count(*), count(DISTINCT prompt_id), total(knows_tokens), total(knows_behavior) "
-            "FROM samples WHERE NOT redone"
+        [(samples, tokens, behavior)] = self._run(
+            "SELECT count(*), total(knows_tokens), total(knows_behavior) FROM samples WHERE NOT redone"
         )
+        # Alone it reads only samples_draw, in its order.
+        [(groups,)] = self._run("SELECT count(DISTINCT prompt_id) FROM samples WHERE NOT redone")
         by: dict[str, dict[Any, int]] = {}
         for column in ("state", "source", "role"):
             sql = f"SELECT {column}, count(*) FROM samples WHERE NOT redone GROUP BY {column}"

@@ -12,7 +12,7 @@ from agro.config import Data, RunConfig
 from agro.errors import Refused
 from agro.objectives import Need, get
 from agro.objectives.needs import PAIRS, REWARD, VOTES, grouping, ordered
-from agro.store import At, Known, Pair, Store, is_held_out
+from agro.store import At, Counts, Known, Pair, Store, is_held_out
 from agro.store.database import exists
 from agro.store.queries import chosen
 from agro.train.collate import total_reward
@@ -43,7 +43,7 @@ def check_stores(configs: Sequence[RunConfig], prompts: Sequence[Prompt], path: 
             for config in configs:
                 adds = adds or config.data.samples
                 if config.data.draws_stored:
-                    check_names(config.data, store, adds=adds)
+                    check_names(config.data, store.counts(), path, adds=adds)
             for config in configs[: len(stored_only) + 1]:
                 if config.data.draws_stored:
                     check_store(config, store)
@@ -67,26 +67,25 @@ def check_enough(phases: Sequence[Phase], path: Path) -> None:
                 store.require(rule, At("", 0, 0, 0))
 
 
-def check_names(data: Data, store: Store, *, adds: bool) -> None:
+def check_names(data: Data, counts: Counts, path: Path, *, adds: bool) -> None:
     """Raise `Refused` for a source that `data` names, or for `data.roles`, that no sample of the store has.
 
-    With `adds` the run samples too, which makes samples of source and role "policy". An empty store is
-    accepted: other processes may fill it.
+    `counts`: of the store, which is at `path`. With `adds` the run samples too, which makes samples of source
+    and role "policy". An empty store is accepted: other processes may fill it.
     """
-    counts = store.counts()
     if not counts.samples:
         return
     roles, sources = data.drawn_from
     in_shares = tuple(name for name in data.shares_at(0) if name and name not in ROLES)
-    _check_named("replay", in_shares or None, counts.sources, store, adds)
-    _check_named("sources", None if in_shares else sources, counts.sources, store, adds)
-    _check_named("roles", roles, counts.roles, store, adds)
+    _check_named("replay", in_shares or None, counts.sources, path, adds)
+    _check_named("sources", None if in_shares else sources, counts.sources, path, adds)
+    _check_named("roles", roles, counts.roles, path, adds)
     mapped = tuple(data.reward_scale) or None
-    _check_named("reward_scale", mapped, counts.sources, store, adds=True)  # perhaps for a later phase
+    _check_named("reward_scale", mapped, counts.sources, path, adds=True)  # perhaps for a later phase
 
 
 def _check_named(
-    key: str, names: Sequence[str] | None, known: Mapping[str, int], store: Store, adds: bool
+    key: str, names: Sequence[str] | None, known: Mapping[str, int], path: Path, adds: bool
 ) -> None:
     """`check_names` of one setting of [data]; None allows all."""
     if names is None:
@@ -96,11 +95,7 @@ def _check_named(
         return  # a choice among the few roles that there are may allow for more than the store has
     if unknown or not names:
         have = ", ".join(f"{name} ({known[name]})" for name in sorted(known))
-        wrong = (
-            f"no sample of {store.path} has {', '.join(unknown)}"
-            if unknown
-            else "an empty list draws nothing"
-        )
+        wrong = f"no sample of {path} has {', '.join(unknown)}" if unknown else "an empty list draws nothing"
         raise Refused(
             f"data.{key}: {wrong}; expected some of (with the number of samples) {have}. What to do: correct "
             "or remove the name, or import such samples (agro import)"
@@ -161,9 +156,8 @@ class _Check:
     def rows(self) -> Iterator[Known]:
         """The samples that may be drawn."""
         share = self.config.data.hold_out
-        for row in self.store.each_known(**chosen(self.config.data)):
-            if not is_held_out(row.prompt_id, share):
-                yield row
+        rows = self.store.each_known(**chosen(self.config.data))
+        return (row for row in rows if not is_held_out(row.prompt_id, share)) if share else rows
 
     def samples(self) -> None:
         """Count the samples, and those without each need."""
