@@ -14,7 +14,6 @@ from agro.prompts import load_prompts
 from agro.rewards.answers import normalize
 from agro.rewards.final import final
 from agro.store import Store
-from agro.store.groups import are_repeats
 from agro.store.surveying import Seen
 from agro.types import Text
 
@@ -137,14 +136,14 @@ class Survey:
         self.equal_at[place] += 1
 
     def _repeats(self, responses: Sequence[str]) -> None:
-        equal = sum(are_repeats(responses))
-        self.repeats += equal
-        self.coverage.add(1 - equal / len(responses))
+        distinct = len(set(responses))
+        self.repeats += len(responses) - distinct
+        self.coverage.add(distinct / len(responses))
         if self.groups % self.stride == 0:
             part = responses[:LARGEST]
             self.inspected += len(part)
             self.near_repeats += near_repeats(part)
-            self.answers.add(1 - sum(are_repeats(map(final_answer, part))) / len(part))
+            self.answers.add(len(set(map(final_answer, part))) / len(part))
 
     def total(self, name: str) -> int:
         """Over all sources."""
