@@ -181,7 +181,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             REWARD,
             "Estimate of how far the regularized reward is below the best. Biased low, and unknown where no "
             "rewards differ.",
-            "β log mean exp(R/β) − mean R in fresh groups; at most β log n",
+            "β log mean exp(R/β) − mean R in fresh groups; at most max R − mean R",
         ),
         Metric(
             "kl_to_reward_spread",

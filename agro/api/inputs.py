@@ -50,10 +50,15 @@ def prompt_record(row: Any, where: str) -> dict[str, Any]:
         return {"prompt": row.text, "prompt_id": row.id, **row.columns}
     if isinstance(row, str | list):
         return {"prompt": row}
-    return log_record(row, where)
+    return _record(row, where)
 
 
 def log_record(row: Any, where: str) -> dict[str, Any]:
+    """A record of a log; NaN is unknown."""
+    return {key: _known(value) for key, value in _record(row, where).items()}
+
+
+def _record(row: Any, where: str) -> dict[str, Any]:
     if not isinstance(row, Mapping):
         raise Refused(f"{where}: expected a dictionary, got {row!r:.80}")
     return dict(row)

@@ -88,12 +88,16 @@ class Trained:
             temperature: of the responses; 0 is greedy.
             seed: of the responses.
         """
+        if not isinstance(n, int) or n < 1:
+            raise Refused(f"n: expected 1 or more responses a prompt, got {n!r}")
         asked = self._prompts(prompts)
         policy, sampler = self._policy, self.config.sampler.of_policy(temperature, n)
         engine = embedded(policy, fused=self.config.engine.fused)
         rollout = load_rollout(policy.encoder, engine, self.config.environment)
         with closing(EpisodeReward(load_reward(self.config.reward, self._rewards))) as reward:
             result = heldout(rollout, reward, asked, sampler, seed)
+            if result.unscored == len(result.samples):
+                raise Refused(f"none of the responses could be scored, such as by: {result.errors[0]}")
             configured = self.config.evaluate.pass_at
             measured = result.to_json(reward.maximum if configured is None else configured)
         return {"prompts": len(asked), "n": n, "temperature": temperature, **measured}

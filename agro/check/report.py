@@ -17,6 +17,7 @@ from agro.objectives import get
 from agro.objectives.needs import REWARD
 from agro.store import Counts, Store
 from agro.train import trainable
+from agro.train.phases import Phase
 from agro.train.scales import scales_apart
 from agro.train.schedule import options_at
 
@@ -79,7 +80,9 @@ def check_store(
     problem = ""
     try:
         trainable.check_names(config.data, counts, store.path, adds=config.data.samples)
-        trainable.check_store(config, store)
+        trainable.check_store(config, store, fills=False)
+        if not config.data.samples_fresh:  # else the default number of groups, which nobody chose
+            trainable.check_enough([Phase("", config, 0, 1)], store.path)
     except Refused as error:
         problem = str(error).replace(str(store.path), str(path or store.path))
     uses_rewards = REWARD in get(objective).needed(options)

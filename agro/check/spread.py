@@ -58,14 +58,17 @@ class Spread:
 
     @property
     def mean(self) -> float | None:
-        return self._first + self._sum / self.count if self.count else None
+        """None of no numbers, and where their differences are too large for a float."""
+        if not self.count or not math.isfinite(self._sum):
+            return None
+        return self._first + self._sum / self.count
 
     @property
     def std(self) -> float | None:
-        """With n − 1; None of fewer than two numbers."""
-        if self.count < 2:
+        """With n − 1; None of fewer than two numbers, and where their squares are too large for a float."""
+        squares = self._squares - self._sum * self._sum / max(self.count, 1)
+        if self.count < 2 or not math.isfinite(squares):
             return None
-        squares = self._squares - self._sum * self._sum / self.count
         return math.sqrt(max(squares, 0.0) / (self.count - 1))
 
     @property

@@ -50,7 +50,10 @@ class Command(TyperCommand):
         return params
 
 
-_NO_PATH = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}  # what is given for a path can't be one
+_NO_PATH = {  # what is given for a path can't be one, or nothing can be there
+    *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.ENOENT, errno.EEXIST, errno.EISDIR),
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+}
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
@@ -63,7 +66,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
         except Refused as error:
             end(2, f"agro: {error}")
         except OSError as error:
-            if error.errno not in _NO_PATH:
+            if error.filename is None or error.errno not in _NO_PATH:
                 raise
             end(2, f"agro: {error.filename}: {error.strerror}; give another path")
         except KeyboardInterrupt:

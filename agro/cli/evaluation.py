@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, chdir, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from agro.cli.common import (
     Responses,
     RewardOption,
     Seed,
+    end,
     options,
     policy_config,
     sampler_config,
@@ -77,19 +79,24 @@ def eval_(
 
     ran = None if run is None else _config(run)
     model = model or _of_run(run, "model", "--model")
-    asked = load_prompts(prompts or _prompts(run, ran), ran.data.columns if ran and not prompts else None)
-    sampler = _sampler(n, temperature, max_new, ran)
+    with _as_started(None if prompts else run):
+        asked = load_prompts(prompts or _prompts(run, ran), ran.data.columns if ran and not prompts else None)
+    sampler = _sampler(n, temperature, max_new, ran or _of_model(model))
     played = environment_of(environment, max_turns)
     if played is None and ran is not None:
         played = ran.environment
-    scorer = EpisodeReward(load_reward(_reward(reward, options(option), ran)))
-    settings = policy_config(model, policy, None if ran is None else ran.policy)
+    with _as_started(None if reward else run):
+        scorer = EpisodeReward(load_reward(_reward(reward, options(option), ran)))
+    located = str(Path(model).absolute()) if Path(model).exists() else model
+    settings = policy_config(located, policy, None if ran is None else ran.policy)
     try:
-        rollout = rollout_of(model, settings, played)
+        with _as_started(None if environment else run):
+            rollout = rollout_of(located, settings, played)
         result = heldout(rollout, scorer, asked, sampler, seed)
     finally:
         scorer.close()
     if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
         lines = (json.dumps(record, ensure_ascii=False) for record in result.by_prompt())
         out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     measured = result.to_json(_least(pass_at, ran, scorer, rollout.environment))
@@ -99,6 +106,8 @@ def eval_(
     else:
         print(f"{len(asked)} prompts × {n} responses of {model} at temperature {temperature}")
         _show(report, result)
+    if result.unscored == len(result.samples):
+        end(2, "agro: none of the responses could be scored, so nothing was measured")
 
 
 def _config(run: Path) -> RunConfig:
@@ -108,6 +117,23 @@ def _config(run: Path) -> RunConfig:
         raise Refused(f"{run}: expected the folder of a run, with config.json; give --model for a model")
     config = RunConfig.load(run / "config.json")
     return config.phase(config.phase_names[-1]) if config.phases else config
+
+
+def _as_started(run: Path | None) -> AbstractContextManager[None]:
+    """In the folder where a run was started: relative paths of its configuration begin there."""
+    if run is None:
+        return nullcontext()
+    started_in = json.loads((run / "config.json").read_text(encoding="utf-8")).get("started_in")
+    folder = run / (started_in or "")
+    return chdir(folder) if started_in and folder.is_dir() else nullcontext()
+
+
+def _of_model(model: str) -> RunConfig | None:
+    """The configuration of the run that saved a model: of RUN/model and RUN/checkpoints/step-N."""
+    for folder in list(Path(model).absolute().parents)[:2]:
+        if (folder / "metrics.jsonl").is_file() and (folder / "config.json").is_file():
+            return _config(folder)
+    return None
 
 
 def _sampler(n: int, temperature: float, max_new: int | None, ran: RunConfig | None) -> Sampler:

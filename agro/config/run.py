@@ -69,7 +69,7 @@ class RunConfig(Section):
         """
         path = recipes.locate(Path(path))
         values = _read(path)
-        for made_by_a_run in ("versions", "run", "inputs", "epochs"):
+        for made_by_a_run in ("versions", "run", "inputs", "epochs", "started_in"):
             values.pop(made_by_a_run, None)
         items = list(overrides)
         for item in items:

@@ -99,6 +99,7 @@ FORMATS = (
         "lmarena-ai/arena-human-preference-140k",
         lambda row: row.keys() >= {*_SIDES, "winner"},
         _conversations,
+        chooses="both_bad",
     ),
     Format(
         "arena-55k",
@@ -108,5 +109,6 @@ FORMATS = (
         lambda row: row.keys() >= {*_TEXTS, *_FLAGS},
         _texts,
         over=("prompt",),
+        chooses="both_bad",
     ),
 )

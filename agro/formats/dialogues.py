@@ -117,6 +117,7 @@ FORMATS = (
         _helpsteer,
         carries=("reward", "group"),
         over=("interchange",),
+        weighs=True,
     ),
     Format(
         "helpsteer-preference",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agro.errors import Refused
 from agro.formats.conversation import split
-from agro.formats.protocol import Context, Row
+from agro.formats.protocol import Context, Item, Row
 from agro.strictjson import loads
 
 
@@ -71,11 +72,14 @@ def _is_unknown(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def total(row: Row, columns: Collection[str], weights: Mapping[str, float]) -> float | None:
+def total(
+    row: Row, columns: Collection[str], weights: Mapping[str, float], *, partial: bool = False
+) -> float | None:
     """The reward of a record with these columns of rewards: the only one, or the weighted sum of the named.
 
-    Of a sum the unknown parts are left out; it is unknown where all are. Raises `Refused` where there are
-    several and none is named, since they may be parts of one sum, or another scale of the same.
+    It is unknown where a part is; with `partial`, for trainers that sum the known parts, where all are.
+    Raises `Refused` where there are several and none is named, since they may be parts of one sum, or another
+    scale of the same.
     """
     if not weights and len(columns) > 1:
         raise Refused(
@@ -88,7 +92,25 @@ def total(row: Row, columns: Collection[str], weights: Mapping[str, float]) -> f
             raise Refused(f"--reward {name}: no such column; there are {', '.join(columns) or 'none'}")
     parts = {name: number(row[name], name) for name in weights}
     known = [weights[name] * part for name, part in parts.items() if part is not None]
+    if len(known) < len(parts) and not partial:
+        return None
     return sum(known) if known else None
+
+
+def summed(items: Sequence[Item], row: Row, context: Context) -> list[Item]:
+    """The items with a reward that --reward sums of the record's columns."""
+    if any(len(item.records) > 1 for item in items):
+        raise Refused("--reward: the record is a pair, and its responses are judged; leave --reward out")
+    columns = {
+        name: parsed(value, name) if context.is_text and isinstance(value, str) else value
+        for name, value in row.items()
+        if name in context.rewards
+    }
+    for name in context.rewards:
+        if name not in row:
+            raise Refused(f"--reward {name}: no such column; there are {', '.join(row)}")
+    reward = total(columns, list(columns), context.rewards)
+    return [replace(item, records=({**item.records[0], "reward": reward},)) for item in items]
 
 
 def one_of(value: Any, known: Mapping[str, str], name: str) -> str:

@@ -164,5 +164,6 @@ FORMATS = (
         identity=lambda row: f"harbor:{row.get('id') or row['trial_name']}",
         once=True,
         repeats="Harbor's trials",
+        weighs=True,
     ),
 )

@@ -139,5 +139,6 @@ FORMATS = (
         carries=("reward",),
         opens=_opens,
         records=_records,
+        weighs=True,
     ),
 )

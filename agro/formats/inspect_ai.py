@@ -117,5 +117,7 @@ FORMATS = (
         carries=("reward",),
         opens=_opens,
         records=_records,
+        weighs=True,
+        chooses="scorer",
     ),
 )

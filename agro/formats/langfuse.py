@@ -134,6 +134,8 @@ FORMATS = (
         identity=lambda row: identified(row, row.get("id")),
         once=True,
         repeats="Langfuse's exports",
+        weighs=True,
+        chooses="scores",
     ),
     Format(
         "langfuse-scores",

@@ -175,6 +175,8 @@ FORMATS = (
         identity=lambda row: identified(row, row.get("id")),
         once=True,
         repeats="LangSmith's exports",
+        weighs=True,
+        chooses="scores",
     ),
     Format(
         "langsmith-feedback",

@@ -94,5 +94,6 @@ FORMATS = (
         lambda row: row.keys() >= {"doc", "model_response", "metric"},
         _details,
         carries=("reward", "tokens"),
+        weighs=True,
     ),
 )

@@ -114,5 +114,7 @@ FORMATS = (
         lambda row: row.keys() >= {"doc_id", "doc", "arguments", "resps", "filtered_resps"},
         _samples,
         carries=("reward",),
+        weighs=True,
+        chooses="filter",
     ),
 )

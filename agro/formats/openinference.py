@@ -107,5 +107,7 @@ FORMATS = (
         _fits,
         _read,
         carries=("reward",),
+        weighs=True,
+        chooses="scores",
     ),
 )

@@ -196,5 +196,7 @@ FORMATS = (
         identity=_identity,
         once=True,
         repeats="exported spans",
+        weighs=True,
+        chooses="scores",
     ),
 )

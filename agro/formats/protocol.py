@@ -83,3 +83,5 @@ class Format:
     a group may have equal responses; with `once`, records of one file that share it are the same as well."""
     once: bool = False
     repeats: str = ""  # what repeats them, for the report, such as "TRL's queue"
+    weighs: bool = False  # whether `read` takes --reward itself; else it names columns of the record
+    chooses: str = ""  # what --choose names, where there may be several

@@ -91,6 +91,10 @@ def read_records(path: str | Path) -> Iterator[Line]:
 def _json(path: Path, file: BinaryIO) -> Iterator[Line]:
     """JSON Lines, or a document that is a list of objects or one object over several lines."""
     first = file.readline(BLOCK)
+    if first.startswith(b"SQLite format 3"):
+        raise Refused(f"{path}: expected a log, got a store; write its samples to a file first (agro export)")
+    if first.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise Refused(f"{path}: expected UTF-8, got UTF-16; convert it (iconv -f UTF-16 -t UTF-8)")
     while first and not first.strip(b"\xef\xbb\xbf \t\r\n"):
         first = file.readline(BLOCK)
     if first.removeprefix(b"\xef\xbb\xbf").strip().startswith(b"["):  # maybe all of it in one line
@@ -136,6 +140,8 @@ def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
     rows = csv.reader(text, "excel-tab" if ".tsv" in path.suffixes else "excel", strict=True)
     try:
         names = next(rows, [])
+        if len(names) == 1 and ";" in names[0]:
+            raise Refused(f"{path}: expected commas between columns, got semicolons; write it with commas")
         if len(set(names)) < len(names):
             raise Refused(f"{path}: expected different columns, got {', '.join(names)}")
         for number, row in enumerate(rows, 1):
@@ -146,7 +152,7 @@ def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
             else:
                 yield Line(where, number, {}, f"expected {len(names)} cells, got {len(row)}")
     except (csv.Error, UnicodeDecodeError) as error:
-        raise Refused(f"{path}:{rows.line_num}: can't be read as CSV: {error}") from None
+        raise Refused(f"{path}: after line {rows.line_num}: can't be read as CSV: {error}") from None
 
 
 def fingerprint(path: str | Path) -> str:

@@ -149,5 +149,7 @@ FORMATS = (
         over=("interchange",),
         opens=_is_torch,
         records=_records,
+        weighs=True,
+        chooses="reward",
     ),
 )

@@ -44,7 +44,7 @@ def _are_numbers(values: list[Any]) -> bool:
 
 def _completion(row: Row, number: int, rewards: list[str], context: Context) -> Item:
     record = exchange(row["prompt"], row["completion"], ("prompt", "completion"))
-    record["reward"] = total(row, rewards, context.rewards)
+    record["reward"] = total(row, rewards, context.rewards, partial=True)
     name = next(name for name in _STEP if name in row)
     meta = record.get("meta", {}) | rest(row, ("prompt", "completion"))
     record["meta"] = meta | {name: integer(row[name], name)}
@@ -193,6 +193,7 @@ FORMATS = (
         identity=_logged,
         once=True,
         repeats="ms-swift's queue",
+        weighs=True,
     ),
     Format(
         "swift-preference",

@@ -48,7 +48,7 @@ def _captured(row: Row, context: Context) -> list[Item]:
         logps = numbers(row["logprobs"], "logprobs", len(sampled))
         record["behavior_logp"] = [None] * len(prompt) + logps
     version = row.get("policy_version")
-    if isinstance(version, str) and version.isdigit():
+    if version is not None and str(version).isdigit():
         record["version"] = int(version)
     if row.get("group_idx") is not None:
         group = f"{row['run_id']}:{row.get('iteration')}:{row['group_idx']}"

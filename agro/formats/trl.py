@@ -23,7 +23,7 @@ def _completions(row: Row, context: Context) -> list[Item]:
     """
     rewards = [name for name, value in row.items() if name not in _COMPLETION and _may_be_reward(value)]
     record = exchange(row["prompt"], row["completion"], ("prompt", "completion"))
-    record["reward"] = total(row, rewards, context.rewards)
+    record["reward"] = total(row, rewards, context.rewards, partial=True)
     meta = record.get("meta", {}) | rest(row, ("prompt", "completion"))
     record["meta"] = meta | {"step": integer(row["step"], "step")}
     return [Item.of(record, "completion")]
@@ -168,6 +168,7 @@ FORMATS = (
         over=("trl-prompt-completion",),
         identity=_queued,
         repeats="TRL's queue",
+        weighs=True,
     ),
     Format(
         "trl-preference",

@@ -95,6 +95,7 @@ FORMATS = (
         lambda row: row.keys() >= set(_TAKEN),
         _group,
         carries=("reward", "group"),
+        chooses="aspect",
     ),
     Format(
         "ultrafeedback-binarized",

@@ -157,6 +157,7 @@ FORMATS = (
         carries=("reward", "tokens", "behavior_logp", "version", "group"),
         identity=lambda row: str(row.get("id")),  # what is in effective/ is in all/ as well
         repeats="verifiers' traces in all/ and effective/",
+        weighs=True,
     ),
     Format(
         "verifiers-results",

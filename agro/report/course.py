@@ -53,7 +53,8 @@ def _facts(run: RunData) -> list[Fact]:
     if seconds:
         facts.append(Fact("time of all steps", duration(seconds), "without loading and evaluations"))
         facts.append(Fact("tokens per second", short(tokens / seconds), "mean over the run"))
-        for name, title in (("seconds_sample", "sampling and scoring"), ("seconds_train", "training")):
+        titles = {"seconds_sample": "drawing, sampling and scoring", "seconds_train": "training"}
+        for name, title in titles.items():
             part = run.total(name)
             if part is not None:
                 facts.append(Fact(title, percent(part / seconds), "of the time"))

@@ -6,6 +6,7 @@ import fcntl
 import importlib.metadata
 import json
 import math
+import os
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,6 +69,7 @@ class Run:
             "versions": versions(),
             "run": self.id,
             "inputs": dict(inputs or {}),
+            "started_in": os.path.relpath(Path.cwd(), folder),  # where its paths begin
         }
         made_of = epochs or before.get("epochs")
         if made_of:

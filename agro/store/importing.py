@@ -12,6 +12,7 @@ from typing import Any, Unpack
 
 from agro.errors import Refused
 from agro.formats.datasets import on_hub
+from agro.formats.fields import summed
 from agro.formats.interchange import from_record
 from agro.formats.mapping import Part, check_map, expand, unmapped
 from agro.formats.privacy import Privacy
@@ -108,6 +109,8 @@ class _Reader:
         self.report = ImportReport(refused_file=f"{store.path}.refused.jsonl")
         self._store, self._options = store, options
         self._mapping = dict(options.get("mapping") or {})
+        if "reward" in self._mapping and options.get("rewards"):
+            raise Refused("--map reward=… and --reward: both say what the reward is; give one of them")
         self._kinds: set[str] = set()
         check_map(self._mapping)
         self._recognizer = Recognizer(options.get("format"), mapped=bool(self._mapping))
@@ -192,11 +195,18 @@ class _Reader:
         if format.kind == "prompts":
             raise Refused(
                 f"these are prompts ({format.title}) and no responses: set data.prompts to this file, or "
-                "sample responses to them (agro sample)"
+                "sample responses to them (agro sample). Where a column has responses, name it: --map "
+                f"response=COLUMN, of {', '.join(part.record)}"
             )
         context = self._of_text if line.is_text else self._context
+        for name in context.choose:
+            if name != format.chooses:
+                known = f"--choose {format.chooses}=NAME" if format.chooses else "none"
+                raise Refused(f"--choose {name}: no such choice for {format.title}; expected {known}")
         try:
             items = format.read(part.record, context)
+            if context.rewards and not format.weighs:
+                items = summed(items, {**line.value, **part.record}, context)
         except Refused:
             raise
         except _OTHER_SHAPE as error:

@@ -51,7 +51,7 @@ def distances(
 
     Both are of groups with two or more scored responses. The first is valid for responses of any origin. The
     second estimates β KL(π ‖ π*), the regret in regularized reward (AGRO, Lemma 5), on samples of the policy
-    itself. It is biased low: the estimate of a group of n is at most β log n.
+    itself. It is biased low, since a group may miss the best responses.
     """
     groups = Groups.of(batch)
     scored_N = ~groups.reward.isnan()

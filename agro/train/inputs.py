@@ -107,8 +107,8 @@ def check_scorable(reward: Reward, asked: Mapping[str, Sequence[Prompt]], most: 
             reward.close()
             has = ", ".join(prompts[0].columns) or "none but the prompt"
             raise Refused(
-                f"{text}. The columns of the first are: {has}. What to do: add the column, or name it, such "
-                'as data.columns.answer = "COLUMN"'
+                f"{text}. The columns of the first are: {has}. What to do: add the column, or say which one "
+                'it is, as in data.columns.NAME = "COLUMN"'
             )
         if bad:
             notes.append(text)

@@ -102,13 +102,17 @@ def _check_named(
         )
 
 
-def check_store(config: RunConfig, store: Store) -> list[str]:
-    """Raise `Refused` where the objective can't train on what would be drawn; returns notes on the rest."""
+def check_store(config: RunConfig, store: Store, *, fills: bool | None = None) -> list[str]:
+    """Raise `Refused` where the objective can't train on what would be drawn; returns notes on the rest.
+
+    `fills`: whether a run adds samples where there are none to draw; by default where some step samples.
+    """
     data = config.data
+    fills = data.samples_fresh if fills is None else fills
     options = options_at(config.objective.options, 0)
     check = _Check(config, store, get(config.objective.name).needed(options))
     check.samples()
-    if not check.total and data.samples_fresh:
+    if not check.total and fills:
         return ["the store is empty: all groups are sampled until it isn't"]
     if not check.total:
         raise Refused(
@@ -118,7 +122,13 @@ def check_store(config: RunConfig, store: Store) -> list[str]:
     check.refuse_missing()
     check.episodes()
     sizes = check.pairs() if PAIRS in check.needs else check.responses()
-    check.groups(sizes, drop=options.get("singletons") == "drop")
+    left = check.groups(sizes, drop=options.get("singletons") == "drop")
+    if left == 0 and not fills:
+        raise Refused(
+            f"data.store: no group of {store.path} is left to draw: {'; '.join(check.notes)}. What to do: "
+            "sample more responses to each prompt (data.complete_groups does it in a run), or score those "
+            "that have no reward (agro score)"
+        )
     if REWARD in check.needs:
         check_scales(data, store)
     return check.notes
@@ -202,11 +212,14 @@ class _Check:
                     "import each row with the reward of the complete episode"
                 )
 
-    def groups(self, sizes: Iterable[tuple[str, int]], *, drop: bool) -> None:
-        """Refuse groups that are too small, unless `drop`. `sizes`: responses, or pairs, by prompt."""
+    def groups(self, sizes: Iterable[tuple[str, int]], *, drop: bool) -> int | None:
+        """Refuse groups that are too small, unless `drop`; returns how many are left, None without groups.
+
+        `sizes`: responses, or pairs, by prompt.
+        """
         need = grouping(self.needs)
         if need is None:
-            return
+            return None
         fresh = self.config.data.complete_groups or 0  # responses that join each of them
         least = 1 if need == PAIRS else need.least
         count, total, first = 0, 0, list[str]()
@@ -219,6 +232,7 @@ class _Check:
             raise need.refusal(self.name, first, total, f"groups in {self.store.path}", count)
         if count:
             self.notes.append(f"{count} of {total} groups don't have {need.what} and aren't drawn")
+        return total - count
 
     def responses(self) -> Iterator[tuple[str, int]]:
         """By prompt the number of responses that can be drawn, where there are any."""

@@ -67,10 +67,13 @@ def test_singletons_are_a_problem_unless_the_recipe_drops_them(tmp_path):
     found = run(tmp_path, rows)
     assert found.exit_code == 2
     assert 'singletons = "drop"' in found.stderr
-    for options in (["--recipe", "log"], ["--set", "objective.singletons=drop"]):
+    for options in (["--recipe", "log", "--set", "train.groups=3"], ["--set", "objective.singletons=drop"]):
         found = run(tmp_path, rows, *options)
         assert found.exit_code == 0, found.output
         assert "1 of 4 prompts have one response, and are left out" in found.stdout
+    too_few = run(tmp_path, rows, "--recipe", "log")
+    assert too_few.exit_code == 2
+    assert "expected 16 groups with 2 or more eligible responses to draw from, got 3" in too_few.stderr
     completed = run(tmp_path, rows, "--set", "data.complete_groups=4").stdout
     assert "1 of 4 prompts have one response; 4 fresh ones are sampled" in completed
     assert "data.complete_groups = 3" not in completed

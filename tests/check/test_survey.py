@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 
@@ -133,3 +134,30 @@ def test_coverage_by_final_answers_counts_other_words_with_the_same_answer_once(
     assert found.coverage.mean == 1.0
     assert found.answers.mean == pytest.approx((2 / 3 + 1) / 2)
     assert found.to_json()["answer_coverage"]["count"] == 2
+
+
+def test_squares_that_are_too_large_for_a_float_have_no_std():
+    spread = Spread()
+    for value in (1e308, -1e308):
+        spread.add(value)
+    assert spread.to_json() == {"count": 2, "mean": None, "std": None, "min": -1e308, "max": 1e308}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data": {"min_reward": 9.0}}, "has no samples that data.roles, data.sources, data.min_reward"),
+        ({"data": {"hold_out": 0.9999999}}, "has no samples that"),
+        (
+            {"objective": {"name": "agro", "singletons": "drop"}},
+            "no group .* is left to draw: 2 of 2",
+        ),
+    ],
+)
+def test_nothing_that_is_left_to_draw_is_a_problem(settings, message, tmp_path):
+    with Store.open(tmp_path / "s.db") as store:
+        store.append([log("1", "a", 1.0), log("2", "a", 0.0)])
+        config = {"objective": {"name": "agro", "singletons": "drop"}, **settings}
+        report = check_store(store, RunConfig.of(config))
+    assert not report.trainable
+    assert re.search(message, report.problem)

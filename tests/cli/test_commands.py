@@ -505,3 +505,45 @@ def test_a_checkpoint_evaluates_like_the_model_that_was_saved_with_it(prompts: P
         "--out",
         tmp_path / "s.db",
     )
+
+
+def test_eval_of_a_run_reads_its_files_from_where_it_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, other = tmp_path / "begun", tmp_path / "other"
+    for folder, value, count in ((begun, 0.25, 2), (other, 9.0, 3)):
+        folder.mkdir()
+        scored = f"return [{value}] * len(completions)"
+        (folder / "reward.py").write_text(f"def fixed(completions, **_): {scored}\n")
+        for name, end in (("prompts.jsonl", ">"), ("held.jsonl", ">>")):
+            rows = (json.dumps({"prompt": f"{i}{end}"}) for i in range(count))
+            (folder / name).write_text("\n".join(rows))
+    (begun / "recipe.toml").write_text(
+        """
+        policy = { new = { alphabet = "0123456789>", hidden = 16, layers = 1, heads = 2, context = 64 } }
+        data = { prompts = "prompts.jsonl", eval_prompts = "held.jsonl" }
+        reward = { name = "reward.py:fixed" }
+        sampler = { n = 2, max_new = 2 }
+        objective = { beta = 0.1 }
+        train = { steps = 1, groups = 2 }
+        """
+    )
+    monkeypatch.chdir(begun)
+    done("train", "recipe.toml", "--out", "runs/a")
+    monkeypatch.chdir(other)
+    out = Path("new/folder/found.jsonl")
+    report = json.loads(done("eval", "../begun/runs/a", "-n", 2, "--out", out, "--json").stdout)
+    assert (report["prompts"], report["reward_mean"]["value"]) == (2, 0.25)
+    assert len(out.read_text().splitlines()) == 2
+    own = ("--prompts", "held.jsonl", "--reward", "reward.py:fixed")
+    report = json.loads(done("eval", "../begun/runs/a", *own, "-n", 2, "--json").stdout)
+    assert (report["prompts"], report["reward_mean"]["value"]) == (3, 9.0)
+
+    done("eval", "--model", "../begun/runs/a/model", *own, "-n", 2, "--out", out)
+    lengths = [len(text) for line in out.read_text().splitlines() for text in json.loads(line)["responses"]]
+    assert max(lengths) <= 2  # as in the run: sampler.max_new
+
+    (other / "broken.py").write_text("def broken(completions, **_): raise ValueError('no')\n")
+    assert "none of the responses could be scored" in refused(
+        "eval", "../begun/runs/a", "--reward", "broken.py:broken", "-n", 2
+    )

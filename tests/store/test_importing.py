@@ -409,3 +409,58 @@ def test_of_many_refusals_all_are_in_a_file(store: Store, folder: Path) -> None:
     assert len(lines) == LISTED + 2
     assert json.loads(lines[-1])["where"] == f"{folder / 'x.jsonl'}:{LISTED + 3}"
     assert report.refused_file in str(report)
+
+
+def test_the_reward_is_a_sum_of_any_columns(store: Store, folder: Path) -> None:
+    path = write(folder / "log.jsonl", record(reward=9, A=1, B=0.5), record(response="B", A=1, B=None))
+    import_files(store, [path], rewards={"A": 0.5, "B": 2.0})
+    assert [sample.reward for sample in store.samples()] == [1.5, None]  # of an unknown part
+
+    table = folder / "log.csv"
+    table.write_text("prompt,response,A\nQ,C,0.25\n")
+    import_files(store, [table], rewards={"A": 1.0})
+    assert [sample.reward for sample in store.samples()][-1] == 0.25
+
+    dump = {"input": "Q", "output": "D", "gts": "1", "score": 1.0, "acc": 0.5, "step": 1}
+    import_files(store, [write(folder / "verl.jsonl", dump)], rewards={"acc": 1.0})
+    assert [sample.reward for sample in store.samples()][-1] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rewards": {"C": 1.0}}, "--reward C: no such column; there are prompt, response, reward, A"),
+        ({"rewards": {"A": 1.0}, "mapping": {"reward": "A"}}, "--map reward=… and --reward: .* give one"),
+        ({"choose": {"filter": "x"}}, "--choose filter: no such choice for agro's interchange record"),
+    ],
+)
+def test_a_choice_that_a_format_does_not_have(options: Any, message: str, store: Store, folder: Path) -> None:
+    with pytest.raises(Refused, match=message):
+        import_files(store, [write(folder / "log.jsonl", record(reward=1, A=2))], **options)
+
+
+def test_a_pair_has_no_reward_of_its_own(store: Store, folder: Path) -> None:
+    pair = {"prompt": "Q", "chosen": "A", "rejected": "B", "score": 1}
+    with pytest.raises(Refused, match="--reward: the record is a pair"):
+        import_files(store, [write(folder / "log.jsonl", pair)], rewards={"score": 1.0})
+
+
+def test_nan_of_a_table_is_an_unknown_reward(store: Store, folder: Path) -> None:
+    rows = {"prompt": ["Q", "Q"], "response": ["A", "B"], "reward": [float("nan"), 1.0]}
+    parquet.write_table(pa.table(rows), folder / "log.parquet")
+    import_files(store, [folder / "log.parquet"])
+    assert [sample.reward for sample in store.samples()] == [None, 1.0]
+
+
+def test_files_that_are_no_logs_are_named(store: Store, folder: Path) -> None:
+    (folder / "wide.jsonl").write_bytes(json.dumps(record()).encode("utf-16"))
+    (folder / "s.csv").write_text("prompt;response\nQ;A\n")
+    with Store.open(folder / "other.db") as other:
+        other.append([sample()])
+    for name, message in (
+        ("wide.jsonl", "expected UTF-8, got UTF-16"),
+        ("s.csv", "expected commas between columns, got semicolons"),
+        ("other.db", "expected a log, got a store; .*agro export"),
+    ):
+        with pytest.raises(Refused, match=message):
+            import_files(store, [folder / name])
