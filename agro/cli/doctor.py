@@ -145,6 +145,8 @@ def _of_store(path: Path) -> tuple[dict[str, Any], list[str]]:
         state["mib"] = round(path.stat().st_size / 2**20, 1)
         with Store.open(path, read_only=True) as store:
             state |= store.counts().to_json()
-    except (Refused, OSError) as error:
+    except Refused as error:
         return state, [str(error)]
+    except OSError as error:
+        return state, [f"{path}: can't be read: {error.strerror}"]
     return state, []

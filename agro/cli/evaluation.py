@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, chdir, nullcontext
@@ -77,6 +78,8 @@ def eval_(
     from agro.rewards import load_reward
     from agro.rollout.reward import EpisodeReward
 
+    if pass_at is not None and not math.isfinite(pass_at):
+        raise Refused(f"--pass-at: expected a finite number, got {pass_at}")
     ran = None if run is None else _config(run)
     model = model or _of_run(run, "model", "--model")
     with _as_started(None if prompts else run):

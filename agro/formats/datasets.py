@@ -39,7 +39,10 @@ def _folder(path: Path) -> Iterator[tuple[dict[str, Any], str | None]]:
         places = " or ".join(str(path / split) for split in splits)
         raise Refused(f"{path}: a folder of several splits; name one: {places}")
     if not (path / "state.json").is_file():
-        raise Refused(f"{path}: expected a file, or a folder with state.json (of datasets' save_to_disk)")
+        raise Refused(
+            f"{path}: expected a file, or a folder with state.json (of datasets' save_to_disk); of a folder "
+            f"of logs give the files, such as {path}/*.jsonl"
+        )
     for item in _json(path / "state.json").get("_data_files", []):
         yield from _arrow(path / item["filename"])
 

@@ -47,7 +47,7 @@ def _check_filter(row: Row, context: Context) -> None:
     first = context.notes.setdefault("filter", name)
     wanted = context.choose.get("filter", first)
     if name != wanted:
-        raise LeftOut(f"of the filter {name}, which has the same responses; taken is {wanted}")
+        raise LeftOut(f"of the filter {name}; taken is {wanted} (--choose filter=NAME)")
 
 
 def _arguments(arguments: Any) -> tuple[Any, dict[str, Any]]:

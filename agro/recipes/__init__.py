@@ -53,8 +53,10 @@ def get(name: str) -> Recipe:
 
 
 def nearest(name: str) -> str:
-    """What to say of a name that there isn't."""
-    near = difflib.get_close_matches(name, recipes(), 1, 0.5)
+    """What to say of a name that there isn't: of a recipe, or of a file."""
+    path = Path(name)
+    files = [str(other) for other in path.parent.glob(f"*{path.suffix}")] if path.suffix else []
+    near = difflib.get_close_matches(name, files or recipes(), 1, 0.5)
     return f"; did you mean {near[0]}?" if near else ""
 
 

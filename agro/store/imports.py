@@ -66,9 +66,14 @@ class Imports(Samples):
 
     def imported(self, file: str) -> Imported | None:
         """What is known of a file of that hash; None where it wasn't imported."""
-        for _, name, options, license in self._entries("imports", "file = ?", [file]):
-            return Imported(file, of_text(name), loads(of_text(options)), of_text(license))
-        return None
+        return next(iter(self._imports("file = ?", [file])), None)
+
+    def samples_of_others(self, name: str, file: str) -> int:
+        """The samples of imported files of this name with another content than that of the hash `file`."""
+        others = [i.file for i in self._imports("name = ? AND file <> ?", [to_text(name), file])]
+        sql = "SELECT count(*) FROM samples WHERE file IN (SELECT value FROM json_each(?)) AND NOT redone"
+        [(count,)] = self._run(sql, [json.dumps(others)])
+        return int(count)
 
     def note_import(self, imported: Imported) -> None:
         options = dumps(imported.options, "options of an import")
@@ -130,6 +135,12 @@ class Imports(Samples):
             groups += 1
             repeats += sum(is_new for is_equal, (_, _, is_new) in zip(equal, by_id) if is_equal)
         return groups, repeats
+
+    def _imports(self, clause: str, args: Sequence[Any]) -> list[Imported]:
+        return [
+            Imported(file, of_text(name), loads(of_text(options)), of_text(license))
+            for file, name, options, license in self._entries("imports", clause, args)
+        ]
 
     def take_back(self, file: str) -> int:
         """Erase a file's samples, so that it can be imported anew; returns how many."""

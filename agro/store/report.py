@@ -30,6 +30,9 @@ class ImportReport:
     repeats: int = 0  # new samples whose response equals another one of their group; they are kept
     repeated: dict[str, int] = field(default_factory=dict)  # samples by their format's rule
     replaced: int = 0  # samples of an earlier import that were erased for this one
+    before: dict[str, int] = field(
+        default_factory=dict
+    )  # samples of files of the same names, with other content
     forgotten: int = 0  # samples that were deleted by `agro forget`
     dropped: dict[str, int] = field(default_factory=dict)  # records that had the field
     redacted: dict[str, int] = field(default_factory=dict)  # by kind
@@ -89,6 +92,11 @@ class ImportReport:
         lines = [f"repeats of {rule}: {count} not taken again" for rule, count in self.repeated.items()]
         if self.replaced:
             lines.append(f"replaced: {self.replaced} samples of an earlier import of the same file")
+        for name, count in self.before.items():
+            lines.append(
+                f"{name}: another file of this name was imported before ({count} samples). Where this is a newer "
+                "version of it, records of both are there twice: import it into a new store instead"
+            )
         if self.forgotten:
             lines.append(f"not taken again: {self.forgotten} samples that were deleted by agro forget")
         return lines

@@ -99,6 +99,9 @@ class Taking:
     def check(self, path: Path, digest: str, *, replacing: bool) -> None:
         """Raise `Refused` for a file that was read with other options, and for one that can't be replaced."""
         known = self._store.imported(digest)
+        if known is None:
+            before = self._store.samples_of_others(path.name, digest)
+            self._report.before |= {path.name: before} if before else {}
         ids, gone = self._store.of_file(digest) if replacing else ([], 0)
         if gone or (known is not None and not known.name):
             raise Refused(

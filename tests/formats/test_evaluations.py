@@ -29,8 +29,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
 @pytest.mark.parametrize(
     ("example", "rule"),
     [
-        (LM_EVAL[0], "of the filter flexible-extract, which has the same responses; taken is strict-match"),
-        (LM_EVAL[1], "of the filter strict-match, which has the same responses; taken is flexible-extract"),
+        (LM_EVAL[0], "of the filter flexible-extract; taken is strict-match (--choose filter=NAME)"),
+        (LM_EVAL[1], "of the filter strict-match; taken is flexible-extract (--choose filter=NAME)"),
         (HELM[0], "log-probs of given answers, no free responses"),
     ],
 )

@@ -57,6 +57,7 @@ def test_interchange_records(store: Store, folder: Path) -> None:
         "scored": 2,
         "pairs": 0,
         "duplicates": 0,
+        "before": {},
         "repeats": 1,
         "repeated": {},
         "replaced": 0,
@@ -464,3 +465,12 @@ def test_files_that_are_no_logs_are_named(store: Store, folder: Path) -> None:
     ):
         with pytest.raises(Refused, match=message):
             import_files(store, [folder / name])
+
+
+def test_a_log_that_grew_says_that_it_was_imported_before(store: Store, folder: Path) -> None:
+    path = write(folder / "log.jsonl", record(reward=1))
+    assert not import_files(store, [path]).before
+    report = import_files(store, [write(path, record(reward=1), record(response="B"))])
+    assert (report.samples, report.before) == (2, {"log.jsonl": 1})
+    assert "log.jsonl: another file of this name was imported before (1 samples)" in str(report)
+    assert not import_files(store, [path]).before  # the same again
