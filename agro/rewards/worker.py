@@ -42,7 +42,7 @@ def main() -> None:
     first = json.loads(requests.readline())
     sys.path[:] = first["path"]
     with time_limit(first["limit"]):
-        function, refused = load(first["function"])
+        function, refused = load_reward(first["function"])
     if function is None:
         return reply(refused=refused)
     reply(**describe(function))
@@ -71,11 +71,19 @@ def time_limit(seconds: float) -> Any:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
+def load_reward(name: str) -> tuple[Callable[..., Any] | None, str]:
+    """`load` of what scores responses, which a class doesn't."""
+    function, problem = load(name)
+    if inspect.isclass(function):
+        return None, f"{name} is a class; give a function, or an object of the class that can be called"
+    return function, problem
+
+
 def load(name: str) -> tuple[Callable[..., Any] | None, str]:
     """The function `name` (module:function or file.py:function), or None and the reason."""
     function, problem = find(name)
     if function is not None and not callable(function):
-        return None, f"{name} is a {type(function).__name__}, not a function"
+        return None, f"{name} is of type {type(function).__name__}, not a function"
     return function, problem
 
 

@@ -94,8 +94,8 @@ class ImportReport:
             lines.append(f"replaced: {self.replaced} samples of an earlier import of the same file")
         for name, count in self.before.items():
             lines.append(
-                f"{name}: another file of this name was imported before ({count} samples). Where this is a newer "
-                "version of it, records of both are there twice: import it into a new store instead"
+                f"{name}: another file of this name was imported before ({count} samples). Where this is a "
+                "newer version of it, records of both are there twice: import it into a new store instead"
             )
         if self.forgotten:
             lines.append(f"not taken again: {self.forgotten} samples that were deleted by agro forget")

@@ -181,7 +181,10 @@ def describe(plan: dict[str, Any]) -> str:
     for phase in plan["phases"]:
         lines += _phase_lines(phase)
     time_left = duration(plan["seconds_at_most"])
-    lines.append(f"at most about {time_left}, if every response has the maximal length, without rewards")
+    lines.append(
+        f"about {time_left} of computation, if every response has the maximal length; rewards, drawing and "
+        "writing come on top"
+    )
     return "\n".join(lines)
 
 

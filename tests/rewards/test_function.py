@@ -475,7 +475,8 @@ def test_a_worker_that_died_between_calls_fails_no_response(write):
         ("{tmp}/mime.py:f", "mime.py; did you mean mine.py?"),
         ("{tmp}/mine.py:rewrad", "mine.py has no 'rewrad'; did you mean reward?"),
         ("{tmp}/mine.py:zzzzzz", "it has reward"),
-        ("{tmp}/mine.py:number", "is a int, not a function"),
+        ("{tmp}/mine.py:number", "is of type int, not a function"),
+        ("{tmp}/mine.py:Scorer", "is a class; give a function, or an object of the class"),
         ("{tmp}/mine.py:", "expected module:function or file.py:function"),
         (
             "{tmp}/mine.py:other",
@@ -492,7 +493,9 @@ def test_a_worker_that_died_between_calls_fails_no_response(write):
     ],
 )
 def test_a_function_that_fails_to_import_is_refused(write, tmp_path, name, message):
-    write("number = 1\ndef reward(completions, **kw): pass\ndef other(x): pass", "mine.py")
+    write(
+        "number = 1\nclass Scorer: pass\ndef reward(completions, **kw): pass\ndef other(x): pass", "mine.py"
+    )
     write("# a comment\n1 / 0", "broken.py")
     write("def f()", "syntax.py")
     write("import os; os._exit(4)", "leaves.py")
