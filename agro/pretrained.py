@@ -52,7 +52,9 @@ def pretrained(name: str, config: configuration.Policy, adapters: tuple[Path, ..
     if not local and (
         folder.exists() or folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
     ):
-        raise Refused(f"{name}: expected the folder of a model, but there is no such folder")
+        others = ", ".join(sorted(path.name for path in Path(name).parent.glob("step-*")))
+        there = f"; there are {others}" if others else ""  # checkpoints, of which the run keeps the last ones
+        raise Refused(f"{name}: expected the folder of a model, but there is no such folder{there}")
     where = str(folder) if local else name
     common = {"trust_remote_code": config.trust_remote_code}
     options = loading_options(config, device_of(config.device))

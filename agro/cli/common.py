@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
@@ -48,6 +49,16 @@ class Command(TyperCommand):
             if getattr(param, "is_flag", False):
                 param.metavar = ""
         return params
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """An option that takes one value is given once: the last one wouldn't tell of those before."""
+        if not ctx.resilient_parsing:
+            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            for param, times in Counter(order).items():
+                takes_one = not (param.multiple or getattr(param, "is_flag", False) or param.nargs != 1)
+                if times > 1 and takes_one:
+                    ctx.fail(f"{param.opts[0]} is given {times} times; it takes one value")
+        return super().parse_args(ctx, args)
 
 
 _NO_PATH = {  # what is given for a path can't be one, or nothing can be there

@@ -32,6 +32,8 @@ def prove(
         objectives.get(name)  # a wrong name is refused before anything is computed
         if name not in objectives.names():
             raise Refused(f"agro prove: nothing is claimed of {name}; only agro's own objectives are proved")
+    if figure is not None:
+        figure.parent.mkdir(parents=True, exist_ok=True)
     results = proving.prove(asked, descents=figure is not None)
     rows = [row for measured in results.values() for row in measured.rows]
     if figure is not None:

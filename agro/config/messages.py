@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -33,10 +33,15 @@ def check_values(value: Any, where: str, *keys: Any) -> None:
             check_values(item, where, *keys, index)
 
 
-def explain(error: Any, config: type[BaseModel], where: str) -> str:
-    """One error of pydantic's, with the dotted key; for an unknown key with the nearest known one."""
+def explain(error: Any, config: type[BaseModel], where: str, given: Sequence[str] = ()) -> str:
+    """One error of pydantic's, with the dotted key; for an unknown key with the nearest known one.
+
+    `where`: what has the values, but those of `given`, KEY=VALUE, which are of the command line.
+    """
     keys = [str(key) for key in error["loc"] if not _ALTERNATIVE.match(str(key))]
     path = ".".join(keys)
+    if path in [item.partition("=")[0].strip() for item in given]:
+        where = "command line"
     if error["type"] != "extra_forbidden":
         problem = error["msg"][0].lower() + error["msg"][1:]
         return f"{where}: {path}: {problem}, got {error['input']!r:.80}"

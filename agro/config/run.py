@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,18 @@ class RunConfig(Section):
     phases: tuple[Phase, ...] = ()
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], where: str = "configuration") -> RunConfig:
-        """The configuration of nested values; `where` names them in messages."""
+    def of(
+        cls, values: Mapping[str, Any], where: str = "configuration", given: Sequence[str] = ()
+    ) -> RunConfig:
+        """The configuration of nested values.
+
+        In messages `where` names them, but those of `given`, KEY=VALUE, which are of the command line.
+        """
         check_values(values, where)
         try:
             config = cls.model_validate(values)
         except ValidationError as error:
-            raise Refused("\n".join(explain(e, cls, where) for e in error.errors())) from None
+            raise Refused("\n".join(explain(e, cls, where, given) for e in error.errors())) from None
         for phase in config.phases:  # a mistake in a phase is refused before the first one trains
             config.phase(phase.name, where)
         names = [phase.name for phase in config.phases]
@@ -76,7 +81,7 @@ class RunConfig(Section):
             drop_other_length(values, item)
         for item in items:
             override(values, item)
-        return cls.of(values, str(path))
+        return cls.of(values, str(path), items)
 
     def phase(self, name: str, where: str = "configuration") -> RunConfig:
         """The configuration of one phase: this one, changed by the phase's values."""

@@ -30,9 +30,7 @@ class ImportReport:
     repeats: int = 0  # new samples whose response equals another one of their group; they are kept
     repeated: dict[str, int] = field(default_factory=dict)  # samples by their format's rule
     replaced: int = 0  # samples of an earlier import that were erased for this one
-    before: dict[str, int] = field(
-        default_factory=dict
-    )  # samples of files of the same names, with other content
+    before: dict[str, int] = field(default_factory=dict)  # samples of other files of the same names
     forgotten: int = 0  # samples that were deleted by `agro forget`
     dropped: dict[str, int] = field(default_factory=dict)  # records that had the field
     redacted: dict[str, int] = field(default_factory=dict)  # by kind

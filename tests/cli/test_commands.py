@@ -530,6 +530,9 @@ def test_eval_of_a_run_reads_its_files_from_where_it_was_started(
     )
     monkeypatch.chdir(begun)
     done("train", "recipe.toml", "--out", "runs/a")
+    assert "held.jsonl: File exists; give another path" in refused(
+        "train", "recipe.toml", "--out", "held.jsonl"
+    )
     monkeypatch.chdir(other)
     out = Path("new/folder/found.jsonl")
     report = json.loads(done("eval", "../begun/runs/a", "-n", 2, "--out", out, "--json").stdout)
@@ -547,3 +550,31 @@ def test_eval_of_a_run_reads_its_files_from_where_it_was_started(
     assert "none of the responses could be scored" in refused(
         "eval", "../begun/runs/a", "--reward", "broken.py:broken", "-n", 2
     )
+
+
+def test_mistakes_of_the_command_line_are_named_as_such(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('train = { lr = 1e-3 }\npolicy = { model = "m" }\n')
+    out = ("--out", tmp_path / "run")
+    assert "agro: command line: unknown key train.step; did you mean" in refused(
+        "train", recipe, "train.step=3", *out
+    )
+    assert "agro: command line: train.lr: input should be greater" in refused(
+        "train", recipe, "train.lr=-1", *out
+    )
+    recipe.write_text("train = { lr = -1 }\n")
+    assert f"agro: {recipe}: train.lr: input" in refused("train", recipe, "train.steps=3", *out)
+    assert f"did you mean {recipe}?" in refused("train", tmp_path / "recpie.toml", *out)
+
+
+def test_an_option_of_one_value_is_given_once(tmp_path: Path) -> None:
+    said = refused("eval", "--reward", "exact", "--reward=math", "--prompts", "p.jsonl", "--model", "m")
+    assert "--reward is given 2 times; it takes one value" in said
+    assert "--pass-at: expected a finite number, got nan" in refused("eval", tmp_path, "--pass-at", "nan")
+
+
+def test_a_checkpoint_that_was_removed_names_those_that_are_left(prompts: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints/step-00000004").mkdir(parents=True)
+    gone = tmp_path / "checkpoints/step-00000002"
+    said = refused("eval", "--model", gone, "--reward", "exact", "--prompts", prompts)
+    assert "there is no such folder; there are step-00000004" in said
