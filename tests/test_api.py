@@ -115,6 +115,14 @@ def test_a_list_and_a_lambda_are_a_run(objects) -> None:
     found = trained.evaluate(prompts=["1>", "2>"], n=4)
     assert (found["prompts"], found["n"]) == (2, 4)
     assert found["reward_mean"]["value"] > 2.5
+    with pytest.raises(agro.Refused, match="n: expected 1 or more responses a prompt, got 0"):
+        trained.evaluate(prompts=["1>"], n=0)
+
+    def fails(completions, **_):
+        raise ValueError("no answer")
+
+    with pytest.raises(agro.Refused, match="none of the responses could be scored.*no answer"):
+        agro.Trained("run", {"object:lambda": fails}).evaluate(prompts=["1>"], n=2)
 
 
 @pytest.mark.report

@@ -96,7 +96,7 @@ class Trained:
         rollout = load_rollout(policy.encoder, engine, self.config.environment)
         with closing(EpisodeReward(load_reward(self.config.reward, self._rewards))) as reward:
             result = heldout(rollout, reward, asked, sampler, seed)
-            if result.unscored == len(result.samples):
+            if result.is_unknown:
                 raise Refused(f"none of the responses could be scored, such as by: {result.errors[0]}")
             configured = self.config.evaluate.pass_at
             measured = result.to_json(reward.maximum if configured is None else configured)

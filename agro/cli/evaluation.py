@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, chdir, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,22 +83,23 @@ def eval_(
         raise Refused(f"--pass-at: expected a finite number, got {pass_at}")
     ran = None if run is None else _config(run)
     model = model or _of_run(run, "model", "--model")
-    with _as_started(None if prompts else run):
+    here, started = Path.cwd(), _started_in(run)
+    with _inside(here if prompts else started):
         asked = load_prompts(prompts or _prompts(run, ran), ran.data.columns if ran and not prompts else None)
     sampler = _sampler(n, temperature, max_new, ran or _of_model(model))
     played = environment_of(environment, max_turns)
     if played is None and ran is not None:
         played = ran.environment
-    with _as_started(None if reward else run):
-        scorer = EpisodeReward(load_reward(_reward(reward, options(option), ran)))
     located = str(Path(model).absolute()) if Path(model).exists() else model
     settings = policy_config(located, policy, None if ran is None else ran.policy)
-    try:
-        with _as_started(None if environment else run):
-            rollout = rollout_of(located, settings, played)
-        result = heldout(rollout, scorer, asked, sampler, seed)
-    finally:
-        scorer.close()
+    with _inside(here if reward else started):
+        scorer = EpisodeReward(load_reward(_reward(reward, options(option), ran)))
+        try:
+            with _inside(here if environment else started):
+                rollout = rollout_of(located, settings, played)
+            result = heldout(rollout, scorer, asked, sampler, seed)
+        finally:
+            scorer.close()
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         lines = (json.dumps(record, ensure_ascii=False) for record in result.by_prompt())
@@ -109,7 +111,7 @@ def eval_(
     else:
         print(f"{len(asked)} prompts × {n} responses of {model} at temperature {temperature}")
         _show(report, result)
-    if result.unscored == len(result.samples):
+    if result.is_unknown:
         end(2, "agro: none of the responses could be scored, so nothing was measured")
 
 
@@ -122,13 +124,25 @@ def _config(run: Path) -> RunConfig:
     return config.phase(config.phase_names[-1]) if config.phases else config
 
 
-def _as_started(run: Path | None) -> AbstractContextManager[None]:
-    """In the folder where a run was started: relative paths of its configuration begin there."""
-    if run is None:
-        return nullcontext()
-    started_in = json.loads((run / "config.json").read_text(encoding="utf-8")).get("started_in")
-    folder = run / (started_in or "")
-    return chdir(folder) if started_in and folder.is_dir() else nullcontext()
+def _started_in(run: Path | None) -> Path:
+    """The folder where a run was started, in which relative paths of its configuration begin; this one where
+    it isn't known."""
+    if run is not None:
+        started_in = json.loads((run / "config.json").read_text(encoding="utf-8")).get("started_in")
+        if started_in is not None and (run / started_in).is_dir():
+            return (run / str(started_in)).resolve()
+    return Path.cwd()
+
+
+@contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    """In a folder, whose modules are found."""
+    with chdir(folder):
+        sys.path.insert(0, str(folder))
+        try:
+            yield
+        finally:
+            sys.path.remove(str(folder))
 
 
 def _of_model(model: str) -> RunConfig | None:

@@ -45,6 +45,11 @@ class Heldout:
     def unscored(self) -> int:
         return int(np.isnan(self.rewards).sum())
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether no response could be scored."""
+        return bool(np.isnan(self.rewards).all())
+
     def _by_prompt(self) -> NDArray[np.float64]:
         scored = self.rewards[~np.isnan(self.rewards).all(1)]
         if not len(scored):

@@ -12,12 +12,13 @@ from typing import Any
 from agro.errors import Refused
 from agro.formats.conversation import split
 from agro.formats.protocol import Context, Item, Row
+from agro.formats.values import is_unknown
 from agro.strictjson import loads
 
 
 def number(value: Any, name: str) -> float | None:
     """A number or true and false; None for null and NaN, which are unknown. Raises `Refused` for others."""
-    if _is_unknown(value):
+    if is_unknown(value):
         return None
     if isinstance(value, bool | int | float) and math.isfinite(value):
         return float(value)
@@ -65,11 +66,7 @@ def exchange(prompt: Any, response: Any, names: tuple[str, str]) -> dict[str, An
 
 def rest(row: Row, taken: Collection[str]) -> dict[str, Any]:
     """The columns that a reader doesn't take, for `meta`; unknown ones (null, NaN) left out."""
-    return {name: value for name, value in row.items() if name not in taken and not _is_unknown(value)}
-
-
-def _is_unknown(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
+    return {name: value for name, value in row.items() if name not in taken and not is_unknown(value)}
 
 
 def total(
@@ -101,15 +98,11 @@ def summed(items: Sequence[Item], row: Row, context: Context) -> list[Item]:
     """The items with a reward that --reward sums of the record's columns."""
     if any(len(item.records) > 1 for item in items):
         raise Refused("--reward: the record is a pair, and its responses are judged; leave --reward out")
-    columns = {
-        name: parsed(value, name) if context.is_text and isinstance(value, str) else value
-        for name, value in row.items()
-        if name in context.rewards
-    }
-    for name in context.rewards:
-        if name not in row:
-            raise Refused(f"--reward {name}: no such column; there are {', '.join(row)}")
-    reward = total(columns, list(columns), context.rewards)
+    values = dict(row)
+    for name in row.keys() & context.rewards.keys():
+        if context.is_text and isinstance(row[name], str):
+            values[name] = parsed(row[name], name)
+    reward = total(values, list(row), context.rewards)
     return [replace(item, records=({**item.records[0], "reward": reward},)) for item in items]
 
 

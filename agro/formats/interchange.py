@@ -129,7 +129,7 @@ def from_record(
     Tokens without a mask are those of the response alone: `tokenizer`, which made them, puts those of the
     prompt before them. Raises `Refused` naming the field.
     """
-    if not is_json and _is_nan(record.get("reward")):  # what tables have in place of an unknown number
+    if not is_json and values.is_unknown(record.get("reward")):
         record = {**record, "reward": None}
     fields = known(record, RECORD)
     if "tokens" in fields and "mask" not in fields and "action" not in fields:
@@ -223,10 +223,6 @@ def _source(fields: Mapping[str, Any], default: str) -> str:
 
 def _is_unknown(version: int | NDArray[np.int32]) -> bool:
     return isinstance(version, int) and version == UNKNOWN_VERSION
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and value != value
 
 
 def _list(value: Any) -> Any:

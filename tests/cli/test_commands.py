@@ -514,7 +514,7 @@ def test_eval_of_a_run_reads_its_files_from_where_it_was_started(
     for folder, value, count in ((begun, 0.25, 2), (other, 9.0, 3)):
         folder.mkdir()
         scored = f"return [{value}] * len(completions)"
-        (folder / "reward.py").write_text(f"def fixed(completions, **_): {scored}\n")
+        (folder / "scoring.py").write_text(f"def fixed(completions, **_): {scored}\n")
         for name, end in (("prompts.jsonl", ">"), ("held.jsonl", ">>")):
             rows = (json.dumps({"prompt": f"{i}{end}"}) for i in range(count))
             (folder / name).write_text("\n".join(rows))
@@ -522,7 +522,7 @@ def test_eval_of_a_run_reads_its_files_from_where_it_was_started(
         """
         policy = { new = { alphabet = "0123456789>", hidden = 16, layers = 1, heads = 2, context = 64 } }
         data = { prompts = "prompts.jsonl", eval_prompts = "held.jsonl" }
-        reward = { name = "reward.py:fixed" }
+        reward = { name = "scoring:fixed" }
         sampler = { n = 2, max_new = 2 }
         objective = { beta = 0.1 }
         train = { steps = 1, groups = 2 }
@@ -538,7 +538,7 @@ def test_eval_of_a_run_reads_its_files_from_where_it_was_started(
     report = json.loads(done("eval", "../begun/runs/a", "-n", 2, "--out", out, "--json").stdout)
     assert (report["prompts"], report["reward_mean"]["value"]) == (2, 0.25)
     assert len(out.read_text().splitlines()) == 2
-    own = ("--prompts", "held.jsonl", "--reward", "reward.py:fixed")
+    own = ("--prompts", "held.jsonl", "--reward", "scoring.py:fixed")
     report = json.loads(done("eval", "../begun/runs/a", *own, "-n", 2, "--json").stdout)
     assert (report["prompts"], report["reward_mean"]["value"]) == (3, 9.0)
 

@@ -136,6 +136,14 @@ def test_captured_samples_need_the_tokenizer(tmp_path: Path) -> None:
         load(tmp_path, [WIRE])
 
 
+@pytest.mark.parametrize(("given", "version"), [("3", 3), (3, 3), ("sha", -1), (None, -1)])
+def test_the_version_of_a_captured_sample_is_a_number_or_text(
+    given: Any, version: int, tmp_path: Path
+) -> None:
+    [sample] = load(tmp_path, [{**WIRE, "policy_version": given}], tokenizer=Characters())
+    assert sample.version == version
+
+
 def test_a_sample_that_was_sent_again_is_the_same() -> None:
     assert same("tinker-capture", WIRE, {**WIRE, "created_at": 9.0})
     assert not same("tinker-capture", WIRE, {**WIRE, "sample_idx": 1})
