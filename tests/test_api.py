@@ -121,7 +121,7 @@ def test_a_list_and_a_lambda_are_a_run(objects) -> None:
     def fails(completions, **_):
         raise ValueError("no answer")
 
-    with pytest.raises(agro.Refused, match="none of the responses could be scored.*no answer"):
+    with pytest.raises(agro.Refused, match=r"none of the responses could be scored.*no answer"):
         agro.Trained("run", {"object:lambda": fails}).evaluate(prompts=["1>"], n=2)
 
 

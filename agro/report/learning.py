@@ -177,7 +177,7 @@ def _regret(run: RunData) -> Panel | None:
     if not run.measures("regret", "eval_regret"):
         return None
     series = [training(run, "regret", smooth=smoothing(len(run.rows))), heldout(run, "eval_regret")]
-    text = f"{caption('regret')} {METRICS['regret'].computed}, R = r − β log π/π_ref."
+    text = f"{caption('regret')} {METRICS['regret'].computed}; R = r − β log π/π_ref."
     return panel(run, "Estimated regret", series, text, Look(METRICS["regret"].unit))
 
 
