@@ -1,6 +1,6 @@
 """The short way in Python: `agro.train` takes objects, and returns what came of the run.
 
-agro's objective in other libraries' trainers. Each file needs the library that it is named after.
+`agro.api.trl` and `agro.api.verl` are agro's objective in other libraries' trainers; each needs its library.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agro.api.inputs import is_path, log_record, model_folder, prompt_record, write_rows
-from agro.api.reward import Function, Given, check_pooled, reward_values
+from agro.api.input_files import is_path, log_record, model_folder, prompt_record, write_rows
+from agro.api.reward_argument import Function, RewardArgument, check_pooled, reward_values
 from agro.api.settings import configured, lora_of, put
 from agro.api.trained import Trained
 from agro.api.trainer import Trainer
@@ -28,7 +28,7 @@ __all__ = ["Trained", "train"]
 def train(
     model: Any = None,
     prompts: Any = None,
-    reward: Given = None,
+    reward: RewardArgument = None,
     log: Any = None,
     objective: str = "agro",
     *,
@@ -79,9 +79,9 @@ def train(
     _prepare(folder, resume)
     if model is not None:
         put(values, ["policy", "model"], model_folder(model, tokenizer, folder / "inputs/model"))
-    for key, given in (("prompts", prompts), ("eval_prompts", eval_prompts)):
-        if given is not None:
-            put(values, ["data", key], prompts_file(given, folder / f"inputs/{key}.jsonl", key))
+    for key, data in (("prompts", prompts), ("eval_prompts", eval_prompts)):
+        if data is not None:
+            put(values, ["data", key], prompts_file(data, folder / f"inputs/{key}.jsonl", key))
     if log is not None:
         _take_log(log, log_map, folder, values)
     config = RunConfig.of(values, "agro.train")
@@ -89,9 +89,9 @@ def train(
     return Trained(folder, functions)
 
 
-def prompts_file(given: Any, path: Path, where: str) -> str:
+def prompts_file(data: Any, path: Path, name: str) -> str:
     """The file of prompts: one that is given, or `path`, with what is given."""
-    return str(given) if is_path(given) else write_rows(given, path, where, prompt_record)
+    return str(data) if is_path(data) else write_rows(data, path, name, prompt_record)
 
 
 def _prepare(folder: Path, resume: bool) -> None:

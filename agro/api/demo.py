@@ -70,10 +70,10 @@ CONFIG: dict[str, Any] = {
 
 def prompts(count: int, rng: random.Random) -> list[str]:
     """Different prompts, such as `520731>`."""
-    drawn: dict[str, None] = {}
-    while len(drawn) < count:
-        drawn["".join(rng.choices(DIGITS, k=LENGTH)) + ">"] = None
-    return list(drawn)
+    unique: dict[str, None] = {}
+    while len(unique) < count:
+        unique["".join(rng.choices(DIGITS, k=LENGTH)) + ">"] = None
+    return list(unique)
 
 
 def answer(prompt: str) -> str:
@@ -85,16 +85,16 @@ def careless(prompt: str, rng: random.Random) -> str:
     return "".join(rng.choice(DIGITS) if rng.random() < SLIP else digit for digit in answer(prompt))
 
 
-def prepare(out: Path, seed: int) -> dict[str, str]:
+def prepare(run_folder: Path, seed: int) -> dict[str, str]:
     """Write training and held-out prompts, and store the teacher's responses to other prompts."""
     from agro.store import Store
     from agro.types import Sample
 
     rng = random.Random(seed)
-    drawn = prompts(TRAIN + HELD_OUT + TAUGHT, rng)
-    parts = {"prompts": drawn[:TRAIN], "eval_prompts": drawn[TRAIN : TRAIN + HELD_OUT]}
-    taught = drawn[TRAIN + HELD_OUT :]
-    folder = out / "data"
+    texts = prompts(TRAIN + HELD_OUT + TAUGHT, rng)
+    parts = {"prompts": texts[:TRAIN], "eval_prompts": texts[TRAIN : TRAIN + HELD_OUT]}
+    taught = texts[TRAIN + HELD_OUT :]
+    folder = run_folder / "data"
     folder.mkdir(parents=True)
     for name, part in parts.items():
         lines = (json.dumps({"prompt": p, "answer": answer(p)}) + "\n" for p in part)
@@ -106,14 +106,14 @@ def prepare(out: Path, seed: int) -> dict[str, str]:
                 p, careless(p, rng), role="expert", source="careless teacher", meta={"answer": answer(p)}
             )
 
-    with Store.open(out / "store.db") as store:
+    with Store.open(run_folder / "store.db") as store:
         store.append(lessons())
     return {name: str(folder / f"{name}.jsonl") for name in parts}
 
 
-def configure(out: Path, seed: int) -> RunConfig:
-    """The demo's configuration, with data written to `out`."""
-    data = prepare(out, seed)
+def configure(folder: Path, seed: int) -> RunConfig:
+    """The demo's configuration, with data written to `folder`."""
+    data = prepare(folder, seed)
     return RunConfig.of({**CONFIG, "data": data, "train": {**CONFIG["train"], "seed": seed}}, "demo")
 
 

@@ -48,6 +48,6 @@ def reward_and_kl(run: RunData, size: Size = WIDE) -> Figure:
 
 
 def _line(axes: Any, steps: Values, values: Values, name: str, color: str, **style: Any) -> None:
-    known = np.isfinite(values)
-    if known.any():
-        axes.plot(steps[known], values[known], label=name, color=color, linewidth=1.4, **style)
+    finite = np.isfinite(values)
+    if finite.any():
+        axes.plot(steps[finite], values[finite], label=name, color=color, linewidth=1.4, **style)

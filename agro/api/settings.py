@@ -8,8 +8,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from agro.config import RunConfig, peers
+from agro.config import RunConfig
 from agro.errors import Refused
+from agro.io import peers
 from agro.objectives import describe
 
 LORA = {"r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}
@@ -35,18 +36,18 @@ def configured(objective: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def put(values: dict[str, Any], keys: list[str], value: Any) -> None:
     """Put a value under nested keys, which must have none yet."""
-    at, last = values, keys[-1]
+    section, key_name = values, keys[-1]
     for key in keys[:-1]:
-        at = at.setdefault(key, {})
-        if not isinstance(at, dict):
+        section = section.setdefault(key, {})
+        if not isinstance(section, dict):
             raise Refused(f"{'.'.join(keys)}: {key} is a value, not a section")
-    if isinstance(value, Mapping) and isinstance(at.get(last), dict):
+    if isinstance(value, Mapping) and isinstance(section.get(key_name), dict):
         for key, item in value.items():
-            put(at, [last, str(key)], item)
-    elif last in at:
-        raise Refused(f"{'.'.join(keys)}: given twice, as {at[last]!r:.80} and as {value!r:.80}")
+            put(section, [key_name, str(key)], item)
+    elif key_name in section:
+        raise Refused(f"{'.'.join(keys)}: given twice, as {section[key_name]!r:.80} and as {value!r:.80}")
     else:
-        at[last] = plain(value)
+        section[key_name] = plain(value)
 
 
 def plain(value: Any) -> Any:
@@ -75,13 +76,13 @@ def _check_option(objective: str, name: str, value: Any) -> None:
 
 def _sections_with(name: str) -> list[str]:
     """The sections of the configuration that have a value of this name."""
-    found = []
+    sections = []
     for section, field in RunConfig.model_fields.items():
         for kind in (field.annotation, *get_args(field.annotation)):
             is_section = isinstance(kind, type) and issubclass(kind, BaseModel)
             if is_section and name in kind.model_fields:
-                found.append(section)
-    return found
+                sections.append(section)
+    return sections
 
 
 def lora_of(peft: Any) -> dict[str, Any]:
@@ -91,18 +92,18 @@ def lora_of(peft: Any) -> dict[str, Any]:
     """
     if type(peft).__name__ != "LoraConfig":
         raise Refused(f"peft: expected a peft.LoraConfig, got {type(peft).__name__}")
-    given, usual = vars(peft), vars(type(peft)())
+    values, defaults = vars(peft), vars(type(peft)())
     if peft.task_type not in (None, "CAUSAL_LM"):
         raise Refused(f"peft: task_type: expected CAUSAL_LM, got {peft.task_type}")
-    known = {*LORA, *OF_THE_MODEL}
-    others = [name for name in given if name not in known and given[name] != usual.get(name)]
-    if others:
-        got = ", ".join(f"{name}={given[name]!r:.40}" for name in others)
+    allowed = {*LORA, *OF_THE_MODEL}
+    unsupported = [name for name in values if name not in allowed and values[name] != defaults.get(name)]
+    if unsupported:
+        got = ", ".join(f"{name}={values[name]!r:.40}" for name in unsupported)
         raise Refused(
             f"peft: agro's adapters have {', '.join(LORA)} alone, got {got}. What to do: leave it out, or "
             "give the folder of an adapter that was made with it as policy__lora={'start': FOLDER}"
         )
-    return {LORA[name]: given[name] for name in ("r", "lora_alpha")} | {"targets": _targets(peft)}
+    return {LORA[name]: values[name] for name in ("r", "lora_alpha")} | {"targets": _targets(peft)}
 
 
 def _targets(peft: Any) -> tuple[str, ...]:

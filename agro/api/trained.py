@@ -12,7 +12,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from agro.api.inputs import is_path, prompt_record, write_rows
+from agro.api.input_files import is_path, prompt_record, write_rows
 from agro.api.plot import reward_and_kl
 from agro.config import RunConfig
 from agro.errors import Refused
@@ -89,36 +89,36 @@ class Trained:
         """
         if not isinstance(n, int) or n < 1:
             raise Refused(f"n: expected 1 or more responses a prompt, got {n!r}")
-        asked = self._prompts(prompts)
+        loaded = self._prompts(prompts)
         policy, sampler = self._policy, self.config.sampler.of_policy(temperature, n)
         engine = embedded(policy, fused=self.config.engine.fused)
         rollout = load_rollout(policy.encoder, engine, self.config.environment)
         with closing(EpisodeReward(load_reward(self.config.reward, self._rewards))) as reward:
-            result = heldout(rollout, reward, asked, sampler, seed)
+            result = heldout(rollout, reward, loaded, sampler, seed)
             if result.is_unknown:
                 raise Refused(f"none of the responses could be scored, such as by: {result.errors[0]}")
             configured = self.config.evaluate.pass_at
             measured = result.to_json(reward.maximum if configured is None else configured)
-        return {"prompts": len(asked), "n": n, "temperature": temperature, **measured}
+        return {"prompts": len(loaded), "n": n, "temperature": temperature, **measured}
 
-    def _prompts(self, given: Any) -> list[Prompt]:
+    def _prompts(self, prompts: Any) -> list[Prompt]:
         data = self.config.data
-        if given is None and data.eval_prompts:
+        if prompts is None and data.eval_prompts:
             return load_prompts(data.paths("eval_prompts"), data.columns)
-        if given is None:
+        if prompts is None:
             raise Refused("prompts: expected some, since the run has no held-out prompts; got none")
-        if is_path(given):
-            return load_prompts(given)
+        if is_path(prompts):
+            return load_prompts(prompts)
         with tempfile.TemporaryDirectory() as folder:
-            return load_prompts(write_rows(given, Path(folder) / "prompts", "prompts", prompt_record))
+            return load_prompts(write_rows(prompts, Path(folder) / "prompts", "prompts", prompt_record))
 
     def push_to_hub(self, repo: str, *, private: bool = True) -> str:
         """Upload RUN/model to USER/NAME on the Hugging Face hub, and return its address."""
         train = self.config.train.model_copy(update={"push": repo, "push_private": private})
         check_push(train)
-        where = push(self.folder / "model", train)
-        assert where is not None
-        return where
+        address = push(self.folder / "model", train)
+        assert address is not None
+        return address
 
     def _repr_html_(self) -> str:
         """The page, in a frame of its own, since it has styles of its own."""

@@ -21,10 +21,10 @@ class Trainer(BaseTrainer):
 
     def run(self) -> Path:
         """Run to the end and return the run folder. Raises `Refused` before any compute for invalid data."""
-        out = super().run()
+        folder = super().run()
         if rank() == 0:
             self.present()
-        return out
+        return folder
 
     def present(self) -> None:
         """Write the page and the cards of a run that has ended, and upload its model where that is set."""
@@ -42,5 +42,5 @@ class Trainer(BaseTrainer):
             self.reward.close()
         with Store.open(path, read_only=True) if exists(path) else nullcontext() as store:
             policy, reference = self._load()
-            found = plan(self.config, policy, reference, self.prompts, self.eval_prompts, store, say)
-            return {**found, "notes": [*self.notes, *notes(policy, self.prompts, self.config)]}
+            report = plan(self.config, policy, reference, self.prompts, self.eval_prompts, store, say)
+            return {**report, "notes": [*self.notes, *notes(policy, self.prompts, self.config)]}

@@ -43,13 +43,13 @@ class AGROTrainer(GRPOTrainer):
         model: Any,
         reward_funcs: Any = None,
         args: GRPOConfig | None = None,
-        *others: Any,
+        *positional: Any,
         options: Mapping[str, Any] | None = None,
         **named: Any,
     ) -> None:
         self.options = dict(options or {})
         check_arguments(args, self.options)
-        super().__init__(model, reward_funcs, args, *others, **named)
+        super().__init__(model, reward_funcs, args, *positional, **named)
         check_model(self)
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
@@ -61,19 +61,19 @@ class AGROTrainer(GRPOTrainer):
             generated = self._generate_and_score_completions(generation_batch)
             self._buffered_inputs = split_tensor_dict(generated, count)
         together = min(count, self.args.gradient_accumulation_steps)
-        at = self._step % count
-        if self.args.per_device_train_batch_size % self.num_generations and at % together == 0:
-            self._put_gradients(self._buffered_inputs[at : at + together])
-        return dict(self._buffered_inputs[at])  # a copy: gradients of its own pass are of this step alone
+        index = self._step % count
+        if self.args.per_device_train_batch_size % self.num_generations and index % together == 0:
+            self._put_gradients(self._buffered_inputs[index : index + together])
+        return dict(self._buffered_inputs[index])  # a copy: gradients of its own pass are of this step alone
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
-        first = self.accelerator.process_index * len(inputs)
-        return {**output, "reward": self._reward_N[first : first + len(inputs)]}
+        start = self.accelerator.process_index * len(inputs)
+        return {**output, "reward": self._reward_N[start : start + len(inputs)]}
 
-    def _calculate_rewards(self, *given: Any) -> Tensor:
+    def _calculate_rewards(self, *arguments: Any) -> Tensor:
         """[N,F] rewards of all processes. Keeps their weighted sum, NaN where no function gave one."""
-        reward_NF: Tensor = super()._calculate_rewards(*given)
+        reward_NF: Tensor = super()._calculate_rewards(*arguments)
         n = self._group_size()
         unknown_GnF = reward_NF.isnan().view(-1, n, reward_NF.shape[1])
         partly_F = (unknown_GnF.any(1) & ~unknown_GnF.all(1)).any(0)
@@ -119,8 +119,8 @@ class AGROTrainer(GRPOTrainer):
             ref_logp=_after_prompt(part["ref_per_token_logps"]) if self.beta else None,
         )
         with torch.enable_grad():  # of the objective alone, in evaluation too
-            found = evaluate("agro", _after_prompt(logp_BT.double()), batch, beta=self.beta, **self.options)
-        return logp_BT.new_tensor(found.loss), found.grad[:, 1:]
+            result = evaluate("agro", _after_prompt(logp_BT.double()), batch, beta=self.beta, **self.options)
+        return logp_BT.new_tensor(result.loss), result.grad[:, 1:]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """The loss, with the gradient Σ g ∂logp/∂θ, g = d loss / d logp over complete groups."""

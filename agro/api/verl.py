@@ -68,13 +68,13 @@ def residual_advantage(
     names, group = np.unique(np.asarray(index), return_inverse=True)
     group_N = torch.as_tensor(group.reshape(-1), device=R_N.device)
     n_G = torch.bincount(group_N)
-    least, most = int(n_G.min()), int(n_G.max())
-    if least < 2 or least < most:
+    smallest, largest = int(n_G.min()), int(n_G.max())
+    if smallest < 2 or smallest < largest:
         raise Refused(
             f"adv_estimator {NAME}: expected two or more responses to each prompt, and equally many, got "
-            f"{least} to {names[int(n_G.argmin())]} and {most} to {names[int(n_G.argmax())]}: verl's mean is "
-            "over responses, AGRO's over prompts. What to do: actor_rollout_ref.rollout.n of 2 or more, and "
-            "no filter of single responses"
+            f"{smallest} to {names[int(n_G.argmin())]} and {largest} to {names[int(n_G.argmax())]}: "
+            "verl's mean is over responses, AGRO's over prompts. What to do: "
+            "actor_rollout_ref.rollout.n of 2 or more, and no filter of single responses"
         )
     sum_N = torch.zeros_like(n_G, dtype=R_N.dtype).index_add(0, group_N, R_N)[group_N]
     advantage_N = R_N - (sum_N - R_N) / (n_G[group_N] - 1)
@@ -103,11 +103,11 @@ def check(config: Any) -> None:
 
 
 def _check(section: str, config: Any, allowed: Mapping[str, tuple[tuple[Any, ...], str]]) -> None:
-    for key, (values, why) in allowed.items():
+    for key, (values, reason) in allowed.items():
         value = _value(config, key)
         if value not in values:
             expected = " or ".join(map(repr, values))
-            raise Refused(f"{section}.{key}: expected {expected} for {NAME}, got {value!r}: {why}")
+            raise Refused(f"{section}.{key}: expected {expected} for {NAME}, got {value!r}: {reason}")
 
 
 def _value(config: Any, key: str) -> Any:

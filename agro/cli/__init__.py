@@ -27,11 +27,11 @@ def __getattr__(name: str) -> Any:
 
 
 def main() -> None:
-    asked = sys.argv[1:]  # two answers at once: Typer takes longer to import than Python to start
-    if asked == ["--help"]:
+    arguments = sys.argv[1:]  # two answers at once: Typer takes longer to import than Python to start
+    if arguments == ["--help"]:
         print(overview(), end="")
         return
-    if asked == ["--version"]:
+    if arguments == ["--version"]:
         print(f"agro-rl {__version__}")
         return
     if os.getcwd() not in sys.path:
@@ -41,7 +41,7 @@ def main() -> None:
             stream, io.TextIOWrapper
         ):  # half of a surrogate pair in a user's text is printed escaped
             stream.reconfigure(errors="backslashreplace")
-    from agro.cli import later, program
+    from agro.cli import deferred, program
 
-    later.install("torch")
+    deferred.install("torch")
     program.app(prog_name="agro")

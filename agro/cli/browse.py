@@ -52,7 +52,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Filter:
+class SampleFilter:
     reward: Range | None
     characters: Range | None
     tokens: Range | None
@@ -104,7 +104,7 @@ def show(
 ) -> None:
     from agro.store import Store
 
-    wanted = Filter(
+    wanted = SampleFilter(
         Range.of(reward, "--reward"),
         Range.of(characters, "--characters"),
         Range.of(tokens, "--tokens"),
@@ -112,11 +112,11 @@ def show(
     )
     with Store.open(store, read_only=True) as opened:
         _check(opened, role, source)
-        place = {"roles": role, "sources": source}
+        selection = {"roles": role, "sources": source}
         if groups:
-            matches: Iterator[Any] = _groups(opened, prompt_id, newest, wanted.fits, place)
+            matches: Iterator[Any] = _groups(opened, prompt_id, newest, wanted.fits, selection)
         else:
-            matches = filter(wanted.fits, _samples(opened, prompt_id, newest, place))
+            matches = filter(wanted.fits, _samples(opened, prompt_id, newest, selection))
         shown = list(islice(matches, limit or None))
         more = bool(limit) and next(matches, None) is not None
         total = opened.counts().samples
@@ -144,46 +144,54 @@ def _check(store: Store, roles: list[str] | None, sources: list[str] | None) -> 
     """Raise `Refused` for a role or source that no sample has."""
     if roles or sources:
         counts = store.counts()
-        for flag, asked, known in (("--role", roles, counts.roles), ("--source", sources, counts.sources)):
-            for value in asked or []:
-                if value not in known:
+        for flag, values, names in (("--role", roles, counts.roles), ("--source", sources, counts.sources)):
+            for value in values or []:
+                if value not in names:
                     raise Refused(
-                        f"{flag} {value!r}: expected one of {', '.join(map(repr, known)) or 'none'}"
+                        f"{flag} {value!r}: expected one of {', '.join(map(repr, names)) or 'none'}"
                     )
 
 
-def _samples(store: Store, prompt_id: str | None, newest: bool, place: dict[str, Any]) -> Iterator[Sample]:
+def _samples(
+    store: Store, prompt_id: str | None, newest: bool, selection: dict[str, Any]
+) -> Iterator[Sample]:
     if not newest:
-        yield from store.samples(prompt_id=prompt_id, **place)
+        yield from store.samples(prompt_id=prompt_id, **selection)
         return
-    ids = [k.id for k in reversed(store.survey.known(**place)) if prompt_id in (None, k.prompt_id)]
-    for at in range(0, len(ids), PAGE):
-        yield from reversed(list(store.samples(ids=ids[at : at + PAGE])))
+    ids = [k.id for k in reversed(store.survey.summaries(**selection)) if prompt_id in (None, k.prompt_id)]
+    for start in range(0, len(ids), PAGE):
+        yield from reversed(list(store.samples(ids=ids[start : start + PAGE])))
 
 
 def _groups(
-    store: Store, prompt_id: str | None, newest: bool, fits: Callable[[Sample], bool], place: dict[str, Any]
+    store: Store,
+    prompt_id: str | None,
+    newest: bool,
+    fits: Callable[[Sample], bool],
+    selection: dict[str, Any],
 ) -> Iterator[list[Sample]]:
     """The fitting responses of each group, the best first, and groups in the order in which they began.
 
     `newest`: the newest response first, and first the group that has the newest one.
     """
-    known = [group.prompt_id for group in store.groups(**place)]
+    prompt_ids = [group.prompt_id for group in store.groups(**selection)]
     if newest:
-        known = list(dict.fromkeys(sample.prompt_id for sample in reversed(store.survey.known(**place))))
-    for group in known:
+        prompt_ids = list(
+            dict.fromkeys(sample.prompt_id for sample in reversed(store.survey.summaries(**selection)))
+        )
+    for group in prompt_ids:
         if prompt_id not in (None, group):
             continue
-        matches = [s for s in store.samples(prompt_id=group, **place) if fits(s)]
+        matches = [s for s in store.samples(prompt_id=group, **selection) if fits(s)]
         if newest:
             matches.reverse()
         else:
-            matches.sort(key=_reward_or_least, reverse=True)
+            matches.sort(key=_sorting_reward, reverse=True)
         if matches:
             yield matches
 
 
-def _reward_or_least(sample: Sample) -> float:
+def _sorting_reward(sample: Sample) -> float:
     return -math.inf if sample.reward is None else sample.reward
 
 
@@ -199,8 +207,8 @@ def _record(s: Sample) -> dict[str, Any]:
 
 
 def _group_json(samples: list[Sample]) -> dict[str, Any]:
-    first = samples[0]
-    return {"prompt_id": first.prompt_id, "prompt": first.prompt, "responses": [_record(s) for s in samples]}
+    responses = [_record(s) for s in samples]
+    return {"prompt_id": samples[0].prompt_id, "prompt": samples[0].prompt, "responses": responses}
 
 
 def _print(shown: list[Any], more: bool, total: int, columns: int, limit: int) -> None:
@@ -221,56 +229,54 @@ def _facts(s: Sample) -> list[str]:
 
     version = s.oldest_version
     length = _tokens(s)
-    kept = []
+    kept_sets = []
     if s.kept_count is not None:
-        some = s.kept_count[s.kept_count > 0]
-        kept = [f"kept sets of {some.mean():.1f} ids" if len(some) else "nothing excluded"]
+        sizes = s.kept_count[s.kept_count > 0]
+        kept_sets = [f"kept sets of {sizes.mean():.1f} ids" if len(sizes) else "nothing excluded"]
     return [
         "no reward" if s.reward is None else f"reward {s.reward:g}",
         visible(s.source or s.role) + (f" ({s.role})" if s.source and s.source != s.role else ""),
         "version unknown" if version < 0 else f"version {version}",
         f"{len(s.response):,} characters" if length is None else f"{length:,} tokens",
-        *kept,
+        *kept_sets,
     ]
 
 
 def _sample(s: Sample, limit: int) -> Iterable[RenderableType]:
     from rich.padding import Padding
-    from rich.text import Text as NotebookFigure
+    from rich.text import Text as RichText
 
     from agro.io.terminal import cut, plain, visible
 
-    yield NotebookFigure(f"sample {s.id}  " + "  ".join(_facts(s)), "bold")
-    yield NotebookFigure(f"prompt {visible(s.prompt_id)}", "dim")
-    yield Padding(NotebookFigure(cut(plain(s.prompt), limit), "cyan"), (0, 0, 0, 2), expand=False)
-    yield Padding(NotebookFigure(cut(s.response, limit) or "(empty)"), (0, 0, 0, 2), expand=False)
+    yield RichText(f"sample {s.id}  " + "  ".join(_facts(s)), "bold")
+    yield RichText(f"prompt {visible(s.prompt_id)}", "dim")
+    yield Padding(RichText(cut(plain(s.prompt), limit), "cyan"), (0, 0, 0, 2), expand=False)
+    yield Padding(RichText(cut(s.response, limit) or "(empty)"), (0, 0, 0, 2), expand=False)
     if s.meta.get("reward_error") is not None:
-        yield NotebookFigure("reward failed: " + cut(str(s.meta["reward_error"]), limit), "red")
+        yield RichText("reward failed: " + cut(str(s.meta["reward_error"]), limit), "red")
 
 
 def _group(console: Console, samples: list[Sample], columns: int, limit: int) -> Iterable[RenderableType]:
     from rich.table import Table
-    from rich.text import Text as NotebookFigure
+    from rich.text import Text as RichText
 
     from agro.io.terminal import cut, plain, visible
 
-    first, some = samples[0], samples[: columns or None]
+    shown = samples[: columns or None]
     rewards = [s.reward for s in samples if s.reward is not None]
     spread = f", rewards {min(rewards):g} to {max(rewards):g}" if rewards else ""
     hidden = ""
-    if len(some) < len(samples):
-        hidden = f", {len(samples) - len(some)} not shown (--columns 0 shows all)"
-    yield NotebookFigure(
-        f"prompt {visible(first.prompt_id)}: {len(samples)} responses{spread}{hidden}", "bold"
+    if len(shown) < len(samples):
+        hidden = f", {len(samples) - len(shown)} not shown (--columns 0 shows all)"
+    yield RichText(
+        f"prompt {visible(samples[0].prompt_id)}: {len(samples)} responses{spread}{hidden}", "bold"
     )
-    yield NotebookFigure(cut(plain(first.prompt), limit), "cyan")
-    wide = max(1, console.width // COLUMN)
-    for at in range(0, len(some), wide):
-        part = some[at : at + wide]
+    yield RichText(cut(plain(samples[0].prompt), limit), "cyan")
+    width = max(1, console.width // COLUMN)
+    for start in range(0, len(shown), width):
+        part = shown[start : start + width]
         table = Table(expand=True, show_edge=False)
         for s in part:
-            table.add_column(
-                NotebookFigure("\n".join([f"sample {s.id}", *_facts(s)])), ratio=1, overflow="fold"
-            )
-        table.add_row(*(NotebookFigure(cut(s.response, limit) or "(empty)") for s in part))
+            table.add_column(RichText("\n".join([f"sample {s.id}", *_facts(s)])), ratio=1, overflow="fold")
+        table.add_row(*(RichText(cut(s.response, limit) or "(empty)") for s in part))
         yield table

@@ -16,7 +16,7 @@ from agro.errors import Refused
 
 if TYPE_CHECKING:
     from agro.config import RunConfig
-    from agro.pages.store.measured import Measured
+    from agro.pages.store.measurements import Measurements
     from agro.store import Store
 
 
@@ -66,7 +66,7 @@ def check(
         if model is not None:
             report = replace(report, measured=_measured(store, model, reference, setting, limit))
     if out is not None:
-        from agro.pages.store.page import write_page
+        from agro.pages.store.check_page import write_page
 
         write_page(report, out)
     from agro.io.terminal import visible
@@ -125,12 +125,12 @@ def _is_store(path: Path) -> bool:
 
 def _measured(
     store: Store, model: str, reference: str | None, setting: list[str] | None, limit: int
-) -> Measured:
+) -> Measurements:
     from agro.models.policy import Policy
-    from agro.pages.store.measured import measure
+    from agro.pages.store.measurements import measure
 
     policy = Policy.load(policy_config(model, setting))
-    known = None
+    reference_policy = None
     if reference is not None:
-        known = Policy.load(policy_config(reference, setting))
-    return measure(store, policy, known, limit)
+        reference_policy = Policy.load(policy_config(reference, setting))
+    return measure(store, policy, reference_policy, limit)

@@ -6,31 +6,31 @@ It imports nothing of agro, so that `agro --help` needs no command's module.
 from typing import NamedTuple
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     name: str
     home: str  # module:function in agro.cli
-    about: str
+    summary: str
     example: str  # of its arguments
     page: str  # in docs/
 
 
 GROUPS = {
     "First steps": [
-        Entry(
+        CommandEntry(
             "init",
             "first:init",
             "A folder to begin with: recipe, prompts, reward, and a README with the next commands.",
             "first --task digits",
             "guide/getting-started.md",
         ),
-        Entry(
+        CommandEntry(
             "recipes",
             "first:recipes",
             "The recipes for `agro train NAME` and the tasks for `agro init`: what each is for, its time.",
             "fresh",
             "guide/getting-started.md",
         ),
-        Entry(
+        CommandEntry(
             "doctor",
             "doctor:doctor",
             "Versions, device, threads, state of a run or store, and what is off, to paste into an issue.",
@@ -39,21 +39,21 @@ GROUPS = {
         ),
     ],
     "Train and sample": [
-        Entry(
+        CommandEntry(
             "train",
             "runs:train",
             "One run: from a configuration to a model, metrics and a report.",
             "recipe.toml train.steps=100 --out runs/first",
             "guide/the-run.md",
         ),
-        Entry(
+        CommandEntry(
             "collect",
             "runs:collect",
             "Sample and score for a run that another process trains (source.kind = elsewhere).",
             "runs/async",
             "guide/the-run.md",
         ),
-        Entry(
+        CommandEntry(
             "sample",
             "models:sample",
             "Sample responses into a store, without rewards; other ones each time, also with the same seed.",
@@ -62,21 +62,21 @@ GROUPS = {
         ),
     ],
     "Results": [
-        Entry(
+        CommandEntry(
             "eval",
-            "evaluation:eval_",
+            "eval_command:eval_",
             "Mean reward, accuracy and pass@k with 95 % intervals; the best and the worst response.",
             "runs/first",
             "guide/getting-started.md",
         ),
-        Entry(
+        CommandEntry(
             "report",
             "runs:report",
             "A run's figures as one self-contained page.",
             "runs/first",
             "guide/reading-the-report.md",
         ),
-        Entry(
+        CommandEntry(
             "compare",
             "runs:compare",
             "Curves of several runs, with intervals over seeds, and what differs in their configurations.",
@@ -85,57 +85,57 @@ GROUPS = {
         ),
     ],
     "Data": [
-        Entry(
+        CommandEntry(
             "import",
-            "importing:import_",
+            "import_command:import_",
             "Import logged responses into a store; reports what was recognized, imported and refused.",
             "log.jsonl.gz --store logs.db --map prompt=question --map response=output --map reward=score "
             "--map meta.user=user",
             "guide/your-data.md",
         ),
-        Entry(
+        CommandEntry(
             "formats",
             "formats:formats",
             "The formats of logs: what each holds and carries, and who writes it.",
             "trl-completions",
             "formats.md",
         ),
-        Entry(
+        CommandEntry(
             "check",
             "checking:check",
             "What is in a store or log, before training; exit 2 where the objective can't train on it.",
             "logs.db --objective agro",
             "guide/your-data.md",
         ),
-        Entry(
+        CommandEntry(
             "show",
             "browse:show",
             "Browse a store: samples, or groups side by side.",
             "runs/first/store.db --groups --reward 0.5: --limit 1 --columns 3",
             "guide/the-run.md",
         ),
-        Entry(
+        CommandEntry(
             "score",
             "stores:score",
             "Fill in or renew the rewards of a store.",
             "logs.db --reward reward.py:prefix",
             "guide/your-reward.md",
         ),
-        Entry(
+        CommandEntry(
             "export",
             "stores:export",
             "Write the samples of a store as interchange records, which agro import takes.",
             "runs/first/store.db samples.jsonl.gz",
             "guide/your-data.md",
         ),
-        Entry(
+        CommandEntry(
             "forget",
             "forgetting:forget",
             "Delete samples for good, with their judgments, and name the runs that trained on them.",
             "logs.db --meta user=alice --yes",
             "guide/your-data.md",
         ),
-        Entry(
+        CommandEntry(
             "recover",
             "stores:recover",
             "Copy all that is undamaged in a store into a new one, and report what is lost.",
@@ -144,14 +144,14 @@ GROUPS = {
         ),
     ],
     "Methods": [
-        Entry(
+        CommandEntry(
             "objectives",
             "explain:objectives",
             "The objectives: what they need, how far they couple, their options and source.",
             "agro",
             "guide/choosing.md",
         ),
-        Entry(
+        CommandEntry(
             "prove",
             "proving:prove",
             "What is proved of objectives by enumeration; exit 1 where a claim is false.",
@@ -184,7 +184,7 @@ def overview() -> str:
     for title, entries in GROUPS.items():
         lines = [f"{title}:"]
         for entry in entries:
-            lines += _wrapped(f"  {entry.name}".ljust(INDENT), entry.about.replace("`", ""))
+            lines += _wrapped(f"  {entry.name}".ljust(INDENT), entry.summary.replace("`", ""))
         parts.append("\n".join(lines) + "\n")
     return "\n".join([*parts, OPTIONS])
 

@@ -107,23 +107,21 @@ def table(*titles: str, wrap_names: bool = False) -> Table:
     """No cell is cut: cells are folded, and so is the first column, of names, where `wrap_names`."""
     from rich.table import Table
 
-    made = Table(show_edge=False)
-    made.add_column(titles[0], no_wrap=not wrap_names, overflow="fold")
+    result = Table(show_edge=False)
+    result.add_column(titles[0], no_wrap=not wrap_names, overflow="fold")
     for title in titles[1:]:
-        made.add_column(title, overflow="fold")
-    return made
+        result.add_column(title, overflow="fold")
+    return result
 
 
-def policy_config(
-    model: str, settings: list[str] | None, of_run: config.Policy | None = None
-) -> config.Policy:
-    """[policy] with this model and these settings. What neither says is as in `of_run`.
+def policy_config(model: str, settings: list[str] | None, base: config.Policy | None = None) -> config.Policy:
+    """[policy] with this model and these settings. What neither says is as in `base`.
 
     Of a checkpoint it is that of its run, which the weights are put into.
     """
     from agro.config import RunConfig, override
 
-    policy: dict[str, Any] = {} if of_run is None else of_run.model_dump(mode="json")
+    policy: dict[str, Any] = {} if base is None else base.model_dump(mode="json")
     policy |= {"model": model, "new": None, "lora": None}
     folder = Path(model).absolute()
     if (folder / "position.json").is_file():
@@ -157,15 +155,15 @@ def options(items: list[str] | None) -> dict[str, Any]:
     """KEY=VALUE with a value as of `agro.config.parse`."""
     from agro.config import check_values, parse
 
-    given = pairs(items, "--option", "KEY=VALUE")
-    parsed = {key: parse(raw, f"--option {key}") for key, raw in given.items()}
+    raw_values = pairs(items, "--option", "KEY=VALUE")
+    parsed = {key: parse(raw, f"--option {key}") for key, raw in raw_values.items()}
     check_values(parsed, "--option")
     return parsed
 
 
 def licenses(store: Store) -> dict[str, str | None]:
     """The licenses of imported samples by source; None: unknown."""
-    found: dict[str, set[str]] = {}
+    sources: dict[str, set[str]] = {}
     for origin in store.imports.provenance():
-        found.setdefault(origin.source, set()).add(origin.license or "")
-    return {source: ", ".join(sorted(some - {""})) or None for source, some in found.items()}
+        sources.setdefault(origin.source, set()).add(origin.license or "")
+    return {source: ", ".join(sorted(names - {""})) or None for source, names in sources.items()}

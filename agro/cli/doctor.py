@@ -58,13 +58,13 @@ def _versions() -> dict[str, Any]:
     """`libraries`: None where one isn't installed."""
     from importlib import metadata  # here, since each command would begin later
 
-    found: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {}
     for name in LIBRARIES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = None
-    return {"agro": __version__, "python": platform.python_version(), "libraries": found}
+            versions[name] = None
+    return {"agro": __version__, "python": platform.python_version(), "libraries": versions}
 
 
 def _machine() -> dict[str, Any]:
@@ -112,32 +112,32 @@ def _state(path: Path) -> tuple[dict[str, Any], list[str]]:
     if not path.exists():
         raise Refused(f"{path}: expected a run's folder or a store; there is no such file")
     if not path.is_dir():
-        return _of_store(path)
+        return _store_state(path)
     if not (path / "config.json").exists():
         raise Refused(f"{path}: expected a run's folder, with config.json, or a store")
     from agro.config import RunConfig
 
     config = RunConfig.load(path / "config.json")
-    state, problems = _of_store(Path(config.data.store or path / "store.db"))
-    return {**_of_run(path, config.phase_names), **state}, problems
+    state, problems = _store_state(Path(config.data.store or path / "store.db"))
+    return {**_run_state(path, config.phase_names), **state}, problems
 
 
-def _of_run(folder: Path, phases: tuple[str, ...]) -> dict[str, Any]:
+def _run_state(folder: Path, phases: tuple[str, ...]) -> dict[str, Any]:
     metrics = folder / "metrics.jsonl"
     lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-    last = json.loads(lines[-1]) if lines else {}
+    row = json.loads(lines[-1]) if lines else {}
     return {
         "run": str(folder),
         "phases": list(phases),
-        "step": last.get("step"),
-        "phase": last.get("phase"),
+        "step": row.get("step"),
+        "phase": row.get("phase"),
         "checkpoints": sorted(p.name for p in folder.glob("checkpoints/step-*")),
         "model": (folder / "model").is_dir(),
         "report": (folder / "report.html").is_file(),
     }
 
 
-def _of_store(path: Path) -> tuple[dict[str, Any], list[str]]:
+def _store_state(path: Path) -> tuple[dict[str, Any], list[str]]:
     from agro.store import Store
 
     state: dict[str, Any] = {"store": str(path), "mib": None}

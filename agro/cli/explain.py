@@ -39,7 +39,7 @@ def _print_all(entries: Mapping[str, Objective]) -> None:
     for name, entry in entries.items():
         defaults = entry.defaults()
         needs = _listed(sorted(map(str, entry.needs(defaults))))
-        shown.add_row(name, entry.of, needs, entry.couples(defaults), entry.source)
+        shown.add_row(name, entry.of, needs, entry.coupling(defaults), entry.source)
     console = terminal()
     console.print(shown)
     console.print("Needs are those of the defaults. One in full, with its options: agro objectives NAME")

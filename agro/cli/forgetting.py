@@ -27,29 +27,30 @@ def forget(
 ) -> None:
     from agro.store import Store
 
-    asked = {"--source": source, "--prompt-id": prompt_id, "--meta": meta}
-    given = [flag for flag, value in asked.items() if value is not None]
-    if len(given) != 1:
-        raise Refused(f"expected one of {', '.join(asked)}, got {' and '.join(given) or 'none'}")
+    conditions = {"--source": source, "--prompt-id": prompt_id, "--meta": meta}
+    flags = [flag for flag, value in conditions.items() if value is not None]
+    if len(flags) != 1:
+        raise Refused(f"expected one of {', '.join(conditions)}, got {' and '.join(flags) or 'none'}")
     with Store.open(store, create=False, timeout=TIMEOUT) as opened:
         ids = opened.experience.find(source=source, prompt_id=prompt_id, meta=_key_and_value(meta))
         if not ids:
             raise Refused(
-                f"{store}: no sample has {given[0]} {asked[given[0]]}; see agro show and agro check"
+                f"{store}: no sample has {flags[0]} {conditions[flags[0]]}; see agro show and agro check"
             )
         trained = opened.draws.trained(ids)
         report: dict[str, Any] = {"samples": len(ids), "runs": [run._asdict() for run in trained]}
         runs = "".join(f"\n  {run}" for run in trained)
-        about = f"runs that trained on them:{runs}" if trained else "no run trained on them"
+        runs_text = f"runs that trained on them:{runs}" if trained else "no run trained on them"
         if not yes:
             raise Refused(
-                f"{store}: {len(ids)} samples would be deleted for good; {about}\nAdd --yes to delete them"
+                f"{store}: {len(ids)} samples would be deleted for good; {runs_text}\n"
+                "Add --yes to delete them"
             )
         opened.imports.forget(ids)
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
         return
-    print(f"deleted: {len(ids)} samples, with their judgments, from {shlex.quote(str(store))}\n{about}")
+    print(f"deleted: {len(ids)} samples, with their judgments, from {shlex.quote(str(store))}\n{runs_text}")
     if trained:
         print(
             "Their weights, pages (report.html) and logs still have what they learned or showed of these "

@@ -13,7 +13,7 @@ from agro.cli.common import Json, table, terminal
 def formats(
     name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None, as_json: Json = False
 ) -> None:
-    from agro.logs.table import FORMATS, get
+    from agro.logs.format_table import FORMATS, get
 
     chosen = [get(name)] if name else list(FORMATS.values())
     described: list[dict[str, Any]] = [

@@ -45,7 +45,7 @@ def sample(
     from agro.rollout import Task, collect
     from agro.store import Store, write_samples
 
-    asked = load_prompts(prompts)
+    loaded = load_prompts(prompts)
     as_file = out.name.endswith((".jsonl", ".jsonl.gz", ".parquet"))
     if as_file and out.exists():
         raise Refused(f"{out}: there is such a file; give another --out, or remove it")
@@ -58,13 +58,13 @@ def sample(
     sampler = sampler_config(n=n, temperature=temperature, max_new=max_new)
     rollout = rollout_of(model, policy_config(model, policy), environment_of(environment, max_turns))
     with TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db" if as_file else out) as store:
-        first = ceil(store.experience.next_number(seed) / n)  # so that no stored response is sampled again
-        task = Task(seed=seed, numbers=tuple(range(first, first + len(asked))))
-        made = collect(rollout, asked, sampler, store, task)
+        start = ceil(store.experience.next_number(seed) / n)  # so that no stored response is sampled again
+        task = Task(seed=seed, numbers=tuple(range(start, start + len(loaded))))
+        report = collect(rollout, loaded, sampler, store, task)
         if as_file:
-            by_id = {s.id: s for s in store.samples()}
-            write_samples(out, (by_id[i] for i in made.ids))
-    print(f"{len(made.ids)} responses to {len(asked)} prompts in {out}", file=sys.stderr)
+            samples_by_id = {s.id: s for s in store.samples()}
+            write_samples(out, (samples_by_id[i] for i in report.ids))
+    print(f"{len(report.ids)} responses to {len(loaded)} prompts in {out}", file=sys.stderr)
 
 
 def environment_of(name: str | None, max_turns: int | None) -> config.Environment | None:

@@ -38,7 +38,7 @@ def command(name: str) -> Any:
     module, _, function = entry.home.partition(":")
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     epilog = f"Example: agro {name} {entry.example}\n\nGuide: docs/{entry.page}"
-    alone.command(name, cls=Command, help=entry.about.replace("`", ""), epilog=epilog)(
+    alone.command(name, cls=Command, help=entry.summary.replace("`", ""), epilog=epilog)(
         guarded(getattr(import_module(f"agro.cli.{module}"), function))
     )
     return typer.main.get_command(alone)
@@ -47,8 +47,8 @@ def command(name: str) -> Any:
 app = typer.Typer(cls=Program, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wanted: bool) -> None:
+    if wanted:
         print(f"agro-rl {__version__}")
         raise typer.Exit
 

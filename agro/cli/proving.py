@@ -27,14 +27,14 @@ def prove(
     from agro import objectives
     from agro.proof import passport
 
-    asked = names or objectives.names()
-    for name in asked:
+    selected = names or objectives.names()
+    for name in selected:
         objectives.get(name)  # a wrong name is refused before anything is computed
         if name not in objectives.names():
             raise Refused(f"agro prove: nothing is claimed of {name}; only agro's own objectives are proved")
     if figure is not None:
         figure.parent.mkdir(parents=True, exist_ok=True)
-    results = passport.prove(asked, descents=figure is not None)
+    results = passport.prove(selected, descents=figure is not None)
     rows = [row for measured in results.values() for row in measured.rows]
     if figure is not None:
         from agro.proof.figure import draw

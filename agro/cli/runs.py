@@ -57,8 +57,8 @@ def train(
         print(json.dumps(plan, ensure_ascii=False) if as_json else describe(plan))
         return
     folder = trainer.run()
-    ended = "done" if trainer.ended_well else "ended with the problems above"
-    print(f"{ended}: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
+    outcome = "done" if trainer.ended_well else "ended with the problems above"
+    print(f"{outcome}: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
 
 
 def collect(run: Annotated[Path, typer.Argument(help="The run folder.")]) -> None:
@@ -70,8 +70,8 @@ def collect(run: Annotated[Path, typer.Argument(help="The run folder.")]) -> Non
     watchdog = Watchdog(0.0, progress.say)
     activity = RunActivity(progress, watchdog, interruption)
     with interruption.on_signals(progress.say, activity.pending):
-        made = Collector(run, activity, progress.say).serve()
-    print(f"done: {made} responses for {run}", file=sys.stderr)
+        count = Collector(run, activity, progress.say).serve()
+    print(f"done: {count} responses for {run}", file=sys.stderr)
 
 
 def report(

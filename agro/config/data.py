@@ -155,8 +155,8 @@ class Data(Section):
     @property
     def replay_text(self) -> str:
         """The share of the store in words: "50%", or "40% to 0%" over the steps of a schedule."""
-        first, last = self.replay_at(0), self.replay_at(self.replay_steps)
-        return percent(first) if first == last else f"{percent(first)} to {percent(last)}"
+        start, end = self.replay_at(0), self.replay_at(self.replay_steps)
+        return percent(start) if start == end else f"{percent(start)} to {percent(end)}"
 
     def part(self, name: str) -> Data:
         """With the role or source of a share as the only one to draw from."""

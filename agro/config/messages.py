@@ -11,13 +11,13 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from agro.config import peers
 from agro.errors import Refused
+from agro.io import peers
 
 _ALTERNATIVE = re.compile(r"literal\[|constrained-")  # in pydantic's path, which of several types was tried
 
 
-def check_values(value: Any, where: str, *keys: Any) -> None:
+def check_values(value: Any, location: str, *keys: Any) -> None:
     """Options of objectives and rewards have any type, but JSON (`config.json`) has no NaN or infinity, and
     tensors no integers beyond 64 bits."""
     problem = ""
@@ -26,39 +26,39 @@ def check_values(value: Any, where: str, *keys: Any) -> None:
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         problem = f"expected an integer of at most 64 bits, got one of {value.bit_length()} bits"
     if problem:
-        raise Refused(f"{where}: {'.'.join(map(str, keys))}: {problem}")
+        raise Refused(f"{location}: {'.'.join(map(str, keys))}: {problem}")
     if isinstance(value, Mapping):
         for key, item in value.items():
-            check_values(item, where, *keys, key)
+            check_values(item, location, *keys, key)
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            check_values(item, where, *keys, index)
+            check_values(item, location, *keys, index)
 
 
-def explain(error: Any, config: type[BaseModel], where: str, given: Sequence[str] = ()) -> str:
+def explain(error: Any, config: type[BaseModel], location: str, overrides: Sequence[str] = ()) -> str:
     """One error of pydantic's, with the dotted key; for an unknown key with the nearest known one.
 
-    `where`: what has the values, but those of `given`, KEY=VALUE, which are of the command line.
+    `location`: what has the values, but those of `overrides`, KEY=VALUE, which are of the command line.
     """
     keys = [str(key) for key in error["loc"] if not _ALTERNATIVE.match(str(key))]
     path = ".".join(keys)
-    if path in [item.partition("=")[0].strip() for item in given]:
-        where = "command line"
+    if path in [item.partition("=")[0].strip() for item in overrides]:
+        location = "command line"
     if error["type"] != "extra_forbidden":
         problem = error["msg"][0].lower() + error["msg"][1:]
-        return f"{where}: {path}: {problem}, got {error['input']!r:.80}"
-    *sections, last = keys
+        return f"{location}: {path}: {problem}, got {error['input']!r:.80}"
+    *sections, name = keys
     model = config
     for key in sections:
         model = section_at(model, key) or model  # a place in a list of sections is none
-    theirs = peers.setting(last, error["input"])
+    theirs = peers.setting(name, error["input"])
     if theirs:
-        return f"{where}: unknown key {path}; {theirs}"
-    known = list(model.model_fields)
-    near = difflib.get_close_matches(last, known, 1, 0.5)
+        return f"{location}: unknown key {path}; {theirs}"
+    names = list(model.model_fields)
+    near = difflib.get_close_matches(name, names, 1, 0.5)
     if near:
-        return f"{where}: unknown key {path}; did you mean {'.'.join([*sections, near[0]])}?"
-    return f"{where}: unknown key {path}; known here: {', '.join(known)}"
+        return f"{location}: unknown key {path}; did you mean {'.'.join([*sections, near[0]])}?"
+    return f"{location}: unknown key {path}; known here: {', '.join(names)}"
 
 
 def section_at(model: type[BaseModel], key: str) -> type[BaseModel] | None:

@@ -29,19 +29,19 @@ def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
 
     Epochs replace steps, and steps epochs.
     """
-    out = dict(base)
+    merged = dict(base)
     for key, value in changes.items():
-        before = out.get(key)
-        if not (isinstance(value, Mapping) and isinstance(before, dict)):
-            out[key] = value
-        elif key == "objective" and value.get("name", before["name"]) != before["name"]:
-            out[key] = dict(value)
+        previous = merged.get(key)
+        if not (isinstance(value, Mapping) and isinstance(previous, dict)):
+            merged[key] = value
+        elif key == "objective" and value.get("name", previous["name"]) != previous["name"]:
+            merged[key] = dict(value)
         elif key == "train" and any(value.get(length) is not None for length in LENGTH):
-            rest = {name: item for name, item in before.items() if name not in LENGTH}
-            out[key] = merge(rest, value)
+            remaining = {name: item for name, item in previous.items() if name not in LENGTH}
+            merged[key] = merge(remaining, value)
         else:
-            out[key] = merge(before, value)
-    return out
+            merged[key] = merge(previous, value)
+    return merged
 
 
 def override(values: dict[str, Any], item: str, config: type[BaseModel]) -> None:
@@ -53,14 +53,14 @@ def override(values: dict[str, Any], item: str, config: type[BaseModel]) -> None
     if not equals or not key.strip():
         raise Refused(f"override {item!r}: expected KEY=VALUE, such as train.steps=20")
     value = parse(raw, f"override {item!r:.80}")
-    at, keys = _target(values, key, raw, item)
+    target, keys = _target(values, key, raw, item)
     if not isinstance(value, (str, list, dict)) and _is_text(types_at(config, keys)):
         value = raw
     for section in keys[:-1]:
-        at = at.setdefault(section, {})
-        if not isinstance(at, dict):
+        target = target.setdefault(section, {})
+        if not isinstance(target, dict):
             raise Refused(f"override {item!r}: {section} is a value, not a section")
-    at[keys[-1]] = value
+    target[keys[-1]] = value
 
 
 def drop_other_length(values: dict[str, Any], item: str) -> None:
@@ -68,8 +68,8 @@ def drop_other_length(values: dict[str, Any], item: str) -> None:
     key, _, raw = item.partition("=")
     if not _sets_length(key.strip().split(".")):
         return
-    at, keys = _target(values, key, raw, item)
-    section = at.get(keys[0])
+    target, keys = _target(values, key, raw, item)
+    section = target.get(keys[0])
     if isinstance(section, dict):
         for length in LENGTH:
             section.pop(length, None)
@@ -79,7 +79,7 @@ def _sets_length(keys: Sequence[str]) -> bool:
     return len(keys) > 1 and keys[-2] == "train" and keys[-1] in LENGTH
 
 
-def parse(raw: str, where: str) -> Any:
+def parse(raw: str, location: str) -> Any:
     """A TOML value, or one with numbers such as .1 and 1.; a bare word or date is text."""
     for text in (raw, _SHORT_NUMBER.sub(_complete_number, raw)):
         try:
@@ -87,7 +87,7 @@ def parse(raw: str, where: str) -> Any:
         except tomllib.TOMLDecodeError:
             continue
         except (ValueError, RecursionError) as error:  # an integer of thousands of digits, many brackets
-            raise Refused(f"{where}: {error}") from None
+            raise Refused(f"{location}: {error}") from None
         return raw if isinstance(value, (date, time)) else value
     return raw
 
@@ -117,11 +117,11 @@ def _target(values: dict[str, Any], key: str, raw: str, item: str) -> tuple[dict
         return phases[keys[1]], keys[2:]
     lengths = [[*keys[:-1], length] for length in LENGTH]
     same = lengths if _sets_length(keys) else [keys]
-    own = [name for name, phase in phases.items() if any(_has(phase, other) for other in same)]
-    if own and len(own) == len(phases):
+    setters = [name for name, phase in phases.items() if any(_has(phase, other) for other in same)]
+    if setters and len(setters) == len(phases):
         raise Refused(
             f"override {item!r} would change nothing: every phase sets {key} itself; "
-            f"say phases.{own[0]}.{key}={raw}"
+            f"say phases.{setters[0]}.{key}={raw}"
         )
     return values, keys
 

@@ -28,11 +28,11 @@ def shared() -> Iterator[tuple[str, str]]:
 def deciding(values: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a configuration, as in `config.json`, that decides what a step computes."""
     free = set(marked("resume"))
-    kept = {section: _without(free, section, values[section]) for section in RunConfig.model_fields}
+    sections = {section: _without(free, section, values[section]) for section in RunConfig.model_fields}
     phases = []
     for phase in as_list(values.get("phases")):
         phases.append({section: _without(free, section, value) for section, value in phase.items()})
-    return kept | {"phases": phases}
+    return sections | {"phases": phases}
 
 
 def take_length(values: dict[str, Any]) -> int | None:

@@ -11,7 +11,6 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from agro import recipes
 from agro.config.data import Data
 from agro.config.messages import check_values, explain
 from agro.config.override import drop_other_length, merge, override
@@ -49,22 +48,22 @@ class RunConfig(Section):
 
     @classmethod
     def of(
-        cls, values: Mapping[str, Any], where: str = "configuration", given: Sequence[str] = ()
+        cls, values: Mapping[str, Any], location: str = "configuration", overrides: Sequence[str] = ()
     ) -> RunConfig:
         """The configuration of nested values.
 
-        In messages `where` names them, but those of `given`, KEY=VALUE, which are of the command line.
+        In messages `location` names them, but those of `overrides`, KEY=VALUE, which are of the command line.
         """
-        check_values(values, where)
+        check_values(values, location)
         try:
             config = cls.model_validate(values)
         except ValidationError as error:
-            raise Refused("\n".join(explain(e, cls, where, given) for e in error.errors())) from None
+            raise Refused("\n".join(explain(e, cls, location, overrides) for e in error.errors())) from None
         for phase in config.phases:  # a mistake in a phase is refused before the first one trains
-            config.phase(phase.name, where)
+            config.phase(phase.name, location)
         names = [phase.name for phase in config.phases]
         if len(set(names)) < len(names):
-            raise Refused(f"{where}: phases: expected different names, got {', '.join(names)}")
+            raise Refused(f"{location}: phases: expected different names, got {', '.join(names)}")
         return config
 
     @classmethod
@@ -73,7 +72,7 @@ class RunConfig(Section):
 
         `path`: the file, or the name of a recipe that agro brings along (`agro.recipes`).
         """
-        path = recipes.locate(Path(path))
+        path = Path(path)
         values = _read(path)
         for made_by_a_run in ("versions", "run", "inputs", "epochs", "started_in"):
             values.pop(made_by_a_run, None)
@@ -84,14 +83,14 @@ class RunConfig(Section):
             override(values, item, cls)
         return cls.of(values, str(path), items)
 
-    def phase(self, name: str, where: str = "configuration") -> RunConfig:
+    def phase(self, name: str, location: str = "configuration") -> RunConfig:
         """The configuration of one phase: this one, changed by the phase's values."""
         if name not in self.phase_names:
             raise Refused(f"phase: expected one of {', '.join(self.phase_names)}, got {name!r}")
         if not self.phases:
             return self
         if name not in self._validated:
-            self._validated[name] = self._validate(name, where)
+            self._validated[name] = self._validate(name, location)
         return self._validated[name]
 
     @cached_property
@@ -105,7 +104,7 @@ class RunConfig(Section):
         vars(copied).pop("_validated", None)
         return copied
 
-    def _validate(self, name: str, where: str) -> RunConfig:
+    def _validate(self, name: str, location: str) -> RunConfig:
         changes: dict[str, Any] = {}
         for phase in self.phases:
             if phase.name == name:
@@ -113,8 +112,8 @@ class RunConfig(Section):
                 break
         for key in ("phases", "track"):
             if key in changes:
-                raise Refused(f"{where}: phase {name}: {key}: a phase has none of its own")
-        return RunConfig.of(merge(self.model_dump(exclude={"phases"}), changes), f"{where}: phase {name}")
+                raise Refused(f"{location}: phase {name}: {key}: a phase has none of its own")
+        return RunConfig.of(merge(self.model_dump(exclude={"phases"}), changes), f"{location}: phase {name}")
 
     def record(self) -> dict[str, Any]:
         """All values, for files that are kept and shared: what looks like a secret is redacted."""
@@ -143,14 +142,7 @@ class RunConfig(Section):
 
 
 def _read(path: Path) -> dict[str, Any]:
-    expected = "expected a TOML recipe or a run's config.json, or a recipe's name (agro recipes)"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        near = recipes.nearest(str(path))
-        raise Refused(f"{path}: can't be read: {error.strerror}; {expected}{near}") from None
-    except UnicodeDecodeError:
-        raise Refused(f"{path}: can't be read: it isn't UTF-8 text; {expected}") from None
+    text = _text(path)
     try:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also integers of thousands of digits
@@ -158,3 +150,20 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise Refused(f"{path}: expected an object of sections, got {text!r:.80}")
     return values
+
+
+def _text(path: Path) -> str:
+    """Of the file; of the recipe of that name where there is no such file."""
+    expected = "expected a TOML recipe or a run's config.json, or a recipe's name (agro recipes)"
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise Refused(f"{path}: can't be read: it isn't UTF-8 text; {expected}") from None
+    except OSError as error:
+        from agro import recipes  # here: recipes of methods are declared by objectives, which import torch
+
+        table = recipes.recipes()
+        if str(path) in table and not path.is_file():
+            return table[str(path)].text
+        near = recipes.nearest(str(path))
+        raise Refused(f"{path}: can't be read: {error.strerror}; {expected}{near}") from None

@@ -14,16 +14,16 @@ ROUNDING = 1e-9  # by which shares may add up to more than 1
 
 
 def are_numbers(value: Mapping[str, Any], keys: Iterable[str]) -> bool:
-    given = [value.get(key) for key in keys]
-    return all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in given)
+    numbers = [value.get(key) for key in keys]
+    return all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in numbers)
 
 
 def is_schedule(value: Any) -> bool:
     """Whether a value is a schedule, and not a malformed one."""
     if not isinstance(value, Mapping) or not value.keys() <= KEYS:
         return False
-    known_shape = value.get("shape", "linear") in ("linear", "cosine")
-    return known_shape and are_numbers(value, {"start", "end", "steps"} | value.keys() - {"shape"})
+    valid_shape = value.get("shape", "linear") in ("linear", "cosine")
+    return valid_shape and are_numbers(value, {"start", "end", "steps"} | value.keys() - {"shape"})
 
 
 def value_at(value: Any, step: int) -> Any:

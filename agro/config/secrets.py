@@ -33,21 +33,21 @@ def redacted(value: Any, name: str = "") -> Any:
     return REDACTED if _VALUES.search(value) or (_NAMES.search(name) and not is_special) else value
 
 
-def from_environment(value: Any, where: str) -> Any:
+def from_environment(value: Any, location: str) -> Any:
     """Nested values with those of the environment for `env:NAME`; raises `Refused` where it isn't set."""
     if isinstance(value, Mapping):
-        return {key: from_environment(item, f"{where}.{key}") for key, item in value.items()}
+        return {key: from_environment(item, f"{location}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [from_environment(item, where) for item in value]
+        return [from_environment(item, location) for item in value]
     variable = _VARIABLE.fullmatch(value) if isinstance(value, str) else None
     if variable is None:
         return value
     if variable[1] not in os.environ:
-        raise Refused(f"{where}: expected {variable[1]} in the environment, but it isn't set; export it")
+        raise Refused(f"{location}: expected {variable[1]} in the environment, but it isn't set; export it")
     return os.environ[variable[1]]
 
 
-def check_texts(value: Any, where: str = "") -> None:
+def check_texts(value: Any, location: str = "") -> None:
     """Raise `Refused` for text that can't be written to files, and where a config.json lost a secret."""
     items: list[tuple[Any, Any]] = []
     if isinstance(value, Mapping):
@@ -55,12 +55,12 @@ def check_texts(value: Any, where: str = "") -> None:
     elif isinstance(value, (list, tuple)):
         items = list(enumerate(value))
     for key, item in items:
-        check_texts(key, where)
-        check_texts(item, f"{where}.{key}".removeprefix("."))
+        check_texts(key, location)
+        check_texts(item, f"{location}.{key}".removeprefix("."))
     if isinstance(value, str) and value.encode("utf-8", "replace").decode() != value:
-        raise Refused(f"{where}: expected Unicode text, got half of a surrogate pair in {value!r:.80}")
+        raise Refused(f"{location}: expected Unicode text, got half of a surrogate pair in {value!r:.80}")
     if value == REDACTED:
         raise Refused(
-            f"{where}: this run's value looked like a secret and wasn't stored. What to do: give it again "
-            f"({where}=VALUE); in new runs give env:NAME, whose value is taken from the environment"
+            f"{location}: this run's value looked like a secret and wasn't stored. What to do: give it again "
+            f"({location}=VALUE); in new runs give env:NAME, whose value is taken from the environment"
         )

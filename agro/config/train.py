@@ -97,10 +97,10 @@ class Train(Section):
         """Either steps or epochs."""
         if not isinstance(values, dict):
             return values
-        given = [key for key in LENGTH if values.get(key) is not None]
-        if len(given) > 1:
+        lengths = [key for key in LENGTH if values.get(key) is not None]
+        if len(lengths) > 1:
             raise PydanticCustomError("length", "expected one of train.steps and train.epochs")
-        return values if given else {**values, "steps": STEPS}
+        return values if lengths else {**values, "steps": STEPS}
 
 
 class Guard(Section):

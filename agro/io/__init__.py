@@ -1,1 +1,1 @@
-"""Files, JSON, numbers and text of unknown origin: what every room reads and writes with."""
+"""Files, JSON, numbers, text and functions of unknown origin: what every room reads and writes with."""

@@ -110,9 +110,9 @@ def sync(path: Path) -> None:
 
 def new_run_folder() -> Path:
     """runs/ and the time, with -2, -3, … where a run of the same second has that name already."""
-    first = Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-    folder, number = first, 1
+    base = Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    folder, number = base, 1
     while folder.exists():
         number += 1
-        folder = first.with_name(f"{first.name}-{number}")
+        folder = base.with_name(f"{base.name}-{number}")
     return folder

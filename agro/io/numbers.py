@@ -53,18 +53,18 @@ def size(count: float) -> str:
 
 def clock(seconds: float) -> str:
     """Minutes and seconds as 1:05, hours as 1:00:05."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{remainder:02d}" if hours else f"{minutes}:{remainder:02d}"
 
 
 def duration(seconds: float) -> str:
     """A time in words, such as 1 h 5 min."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.3g} s"
+    return f"{minutes} min {remainder} s" if minutes else f"{seconds:.3g} s"
 
 
 def progress(done: int | None, total: int | None) -> str:

@@ -14,8 +14,8 @@ from agro.errors import Refused
 LARGE = 1 << 12  # bytes from which NumPy counts faster
 
 
-def dumps(value: Any, where: str, *, ascii: bool = False) -> str:
-    """`value` as one line of JSON. Raises `Refused` at `where` unless `loads` gives the same value back."""
+def dumps(value: Any, location: str, *, ascii: bool = False) -> str:
+    """`value` as one line of JSON. Raises `Refused` unless `loads` gives the same value back."""
     if not ascii:
         fast = _dumped(value)
         if fast is not None:
@@ -24,10 +24,10 @@ def dumps(value: Any, where: str, *, ascii: bool = False) -> str:
         text = (_ASCII if ascii else _UNICODE).encode(value)
         same = loads(text) == value
     except (TypeError, ValueError, RecursionError) as error:
-        raise Refused(f"{where}: expected a value that JSON has, got {value!r:.80}: {error}") from None
+        raise Refused(f"{location}: expected a value that JSON has, got {value!r:.80}: {error}") from None
     if not same:
         raise Refused(
-            f"{where}: JSON doesn't give this value back as it is: {value!r:.80}; expected text, numbers, "
+            f"{location}: JSON doesn't give this value back as it is: {value!r:.80}; expected text, numbers, "
             "true, false, null, lists and objects with text as keys (no tuples, no pairs of surrogates)"
         )
     return text
@@ -49,17 +49,17 @@ def loads(text: str | bytes) -> Any:
         raise ValueError("lists or objects are nested too deeply") from error
 
 
-def _lost_nothing(raw: bytes, again: bytes) -> bool:
-    """Whether orjson read all of `raw`, which it writes as `again`.
+def _lost_nothing(raw: bytes, rewritten: bytes) -> bool:
+    """Whether orjson read all of `raw`, which it writes as `rewritten`.
 
     It drops all but the last of equal keys, and reads integers of more than 64 bits as floats. Each key has a
     colon, and those in texts are written as they are, so that a key less is a colon less. Such an integer has
     19 digits or more, and such a float "e+". A text without any "+", as most are, is answered by the fastest
     search.
     """
-    if _colons(raw) != _colons(again) or b"\\u003" in raw:
+    if _colons(raw) != _colons(rewritten) or b"\\u003" in raw:
         return False
-    return b"+" not in again or b"e+" not in again or _LONG not in raw.translate(_DIGITS)
+    return b"+" not in rewritten or b"e+" not in rewritten or _LONG not in raw.translate(_DIGITS)
 
 
 def _colons(raw: bytes) -> int:

@@ -17,10 +17,11 @@ from agro.logs.fields import (
     integer,
     number,
     objects,
+    omit,
     parsed,
-    rest,
     rewarded,
     scores,
+    split,
     text,
     total,
 )
@@ -75,7 +76,7 @@ class Columns:
         rewards = entry(_at(row, self.rewards), self.rewards)
         if self.rewards:
             record["reward"] = total(rewards, list(rewards), context.rewards)
-        meta = record.get("meta", {}) | rest(row, self._columns | heads([name])) | _named(row, self.meta)
+        meta = record.get("meta", {}) | omit(row, self._columns | heads([name])) | _named(row, self.meta)
         meta |= {column: integer(_at(row, column), column) for column in self.integers}
         if len(rewards) > 1:
             meta["rewards"] = rewards
@@ -103,6 +104,26 @@ class Columns:
 
 
 @dataclass(frozen=True)
+class Conversation:
+    """One response: the last turns of a conversation."""
+
+    name: str  # of the response, and the column in messages
+    compose: Callable[[Row], Any]  # the messages of a record
+    role: str = ""
+    judge: Callable[[Row, Context], float | None] | None = None  # the reward, of other columns
+    dropped: Collection[str] = ()  # columns that aren't for `meta`
+
+    def read(self, row: Row, context: Context) -> list[Item]:
+        record = split({"messages": self.compose(row)})
+        record["meta"] |= omit(row, self.dropped)
+        if self.role:
+            record["role"] = self.role
+        if self.judge is not None:
+            record["reward"] = self.judge(row, context)
+        return [Item.of(record, self.name)]
+
+
+@dataclass(frozen=True)
 class Preference:
     """A better and a worse response to a prompt of several columns, with scores where there are any."""
 
@@ -111,6 +132,7 @@ class Preference:
     parse: Parser  # what is at a side: text or messages
     dropped: Collection[str] = ()  # columns that aren't for `meta`
     sides: tuple[tuple[str, str], ...] = (("chosen", "rejected"),)  # the first two that a record has
+    details: Callable[[Row], dict[str, Any]] | None = None  # for `meta`, of what is inside a dropped column
 
     def columns(self, row: Row) -> tuple[str, str] | None:
         """Those of the two responses; None where there are none."""
@@ -122,14 +144,18 @@ class Preference:
         chosen, rejected = (
             _after(prompt, self.parse(_at(row, name), name), (self.prompt, name)) for name in names
         )
-        return preference(chosen, rejected, row, (*names, *self.dropped))
+        details = {} if self.details is None else self.details(row)
+        items = preference(chosen, rejected, row, (*names, *self.dropped))
+        for record in items[0].records:
+            record["meta"] |= details
+        return items
 
 
 def preference(
     chosen: dict[str, Any], rejected: dict[str, Any], row: Row, columns: Collection[str]
 ) -> list[Item]:
     """The pair of two records, with the scores of the row, and in `meta` what isn't in `columns`."""
-    meta = rest(row, {*columns, *scores(row)})
+    meta = omit(row, {*columns, *scores(row)})
     for record in (chosen, rejected):
         record["meta"] = record.get("meta", {}) | meta
     rewarded(chosen, rejected, row)
@@ -156,7 +182,7 @@ class Ranking:
 
     def read(self, row: Row, context: Context) -> list[Item]:
         common = {"prompt": self.parse(row[self.prompt], self.prompt)}
-        meta = rest(row, (self.prompt, self.each))
+        meta = omit(row, (self.prompt, self.each))
         records, names, ranks = [], [], []
         for i, item in enumerate(objects(row[self.each], self.each)):
             name = f"{self.each}[{i}]"
@@ -165,7 +191,7 @@ class Ranking:
             record = {
                 "response": text(item.get(self.response), f"{name}.{self.response}"),
                 "model": item.get(self.model),
-                "meta": meta | rest(item, (self.response, self.model)),
+                "meta": meta | omit(item, (self.response, self.model)),
             }
             if context.rewards:
                 record["reward"] = total({self.rank: ranks[-1]}, (self.rank,), context.rewards)
@@ -199,7 +225,7 @@ class Comparison:
         prompt = self.parse(_at(row, self.prompt), self.prompt)
         names = self._both(self.response)
         paths = [path for each in (self.model, *self.meta.values()) for path in self._both(each)]
-        meta = rest(row, heads((self.prompt, *names, *paths)))
+        meta = omit(row, heads((self.prompt, *names, *paths)))
         records = []
         for side, name in zip(self.sides, names):
             record = {
@@ -229,8 +255,8 @@ class Comparison:
     def _winner(self, row: Row, context: Context) -> int | None:
         """The side that is better; None where it is unknown."""
         if not self.better:
-            first, second = self._numbers(row, self.score, context)
-            return None if first is None or second is None else int(second > first)
+            a, b = self._numbers(row, self.score, context)
+            return None if a is None or b is None else int(b > a)
         column = self._preference(row, context)
         if is_unknown(row[column]):
             return None
@@ -253,17 +279,17 @@ class Comparison:
     def _votes(self, row: Row, context: Context) -> Votes:
         """The votes for the sides. A score below 0 is no number of votes."""
         if self.votes:
-            first, second = self._numbers(row, self.votes, context)
-            return (None, None) if min(first or 0, second or 0) < 0 else (first, second)
+            a, b = self._numbers(row, self.votes, context)
+            return (None, None) if min(a or 0, b or 0) < 0 else (a, b)
         return score_votes(*self._numbers(row, self.score, context)) if self.score else (None, None)
 
     def _numbers(self, row: Row, path: str, context: Context) -> tuple[float | None, float | None]:
-        first, second = (_number(row, each, context) for each in self._both(path))
-        return first, second
+        a, b = (_number(row, each, context) for each in self._both(path))
+        return a, b
 
     def _both(self, path: str) -> tuple[str, str]:
-        first, second = (path.replace("{}", side) for side in self.sides)
-        return first, second
+        a, b = (path.replace("{}", side) for side in self.sides)
+        return a, b
 
 
 def _at(row: Row, path: str) -> Any:
@@ -289,7 +315,7 @@ def _after(prompt: Any, response: Any, names: tuple[str, str]) -> dict[str, Any]
 
 def _named(row: Row, paths: Mapping[str, str], side: str = "") -> dict[str, Any]:
     """The values at these paths, by their names; without unknown ones."""
-    return rest({name: _at(row, path.replace("{}", side)) for name, path in paths.items()}, ())
+    return omit({name: _at(row, path.replace("{}", side)) for name, path in paths.items()}, ())
 
 
 def _number(row: Row, path: str, context: Context) -> float | None:

@@ -8,12 +8,12 @@ from hashlib import blake2b
 from pathlib import Path
 
 from agro.errors import Refused
+from agro.logs.import_report import ImportReport, Reading, difference
 from agro.logs.protocol import Format, Judgment, Row
-from agro.logs.report import ImportReport, Reading, difference
 from agro.store.imports import ImportedFile, Place, forgotten
 from agro.store.records import OtherPrompt, Pair
 from agro.store.rows import Origin
-from agro.store.samples import Adding
+from agro.store.samples import AppendTransaction
 from agro.store.sqlite import Store
 from agro.types import Sample
 
@@ -36,14 +36,15 @@ class Repeat:
 class Entry:
     """Samples of one record, and which of them are better than which."""
 
-    where: str
+    location: str  # FILE:LINE
     samples: tuple[Sample, ...]
     origins: tuple[Origin, ...]
     judgments: tuple[Judgment, ...] = ()
     same: Repeat | None = None
 
     @property
-    def place(self) -> Place:
+    def record(self) -> Place:
+        """The file, by its hash, and the number of the record in it."""
         return self.origins[0].file, self.origins[0].record
 
 
@@ -75,26 +76,26 @@ def _hash(text: str) -> str:
 class EntryWriter:
     """Adds entries to the store, and reports what is new.
 
-    `how`: the options that files are read with. `license`: of the files; None keeps what is known.
+    `options`: the options that files are read with. `license`: of the files; None keeps what is known.
     """
 
-    def __init__(self, store: Store, report: ImportReport, how: Reading, license: str | None) -> None:
-        self._store, self._report, self._how, self._license = store, report, how, license
+    def __init__(self, store: Store, report: ImportReport, options: Reading, license: str | None) -> None:
+        self._store, self._report, self._options, self._license = store, report, options, license
         self._last = store.experience.last_id()
 
     def check(self, path: Path, digest: str, *, replacing: bool) -> None:
         """Raise `Refused` for a file that was read with other options, and for one that can't be replaced."""
         prior = self._store.imports.imported(digest)
         if prior is None:
-            before = self._store.imports.samples_of_others(path.name, digest)
-            self._report.before |= {path.name: before} if before else {}
-        ids, gone = self._store.imports.of_file(digest) if replacing else ([], 0)
-        if gone or (prior is not None and not prior.name):
+            earlier = self._store.imports.samples_of_others(path.name, digest)
+            self._report.before |= {path.name: earlier} if earlier else {}
+        ids, deleted = self._store.imports.file_samples(digest) if replacing else ([], 0)
+        if deleted or (prior is not None and not prior.name):
             raise Refused(
-                f"{path}: {gone or 'all'} of its samples were deleted by agro forget, and this import might "
-                "bring them back; remove them from the file, or import it into another store"
+                f"{path}: {deleted or 'all'} of its samples were deleted by agro forget, and this import "
+                "might bring them back; remove them from the file, or import it into another store"
             )
-        differs = difference(prior.options, self._how) if prior is not None else ""
+        differs = difference(prior.options, self._options) if prior is not None else ""
         if differs and not replacing:
             raise Refused(
                 f"{path}: imported before with other options: {differs}. What to do: give the same options, "
@@ -114,19 +115,19 @@ class EntryWriter:
             new = self._new(entries, stored)
             pairs = list[Pair]()
             prompt_ids = {sample.prompt_id for entry in new for sample in entry.samples}
-            adding = self._store.experience.adding(prompt_ids)
+            append = self._store.experience.begin_append(prompt_ids)
             identities = self._store.imports.identities({entry.same.identity for entry in new if entry.same})
-            taken: dict[str, Place] = {}
+            added: dict[str, Place] = {}
             for entry in new:
                 same = entry.same
-                if same and (identities | taken).get(same.identity, entry.place) != entry.place:
+                if same and (identities | added).get(same.identity, entry.record) != entry.record:
                     self._count(self._report.repeated, same.rule, entry)
-                elif self._add(entry, adding, pairs) and same:
-                    taken[same.identity] = entry.place
-            adding.write()
+                elif self._add(entry, append, pairs) and same:
+                    added[same.identity] = entry.record
+            append.write()
             if pairs:
                 self._store.add_pairs(pairs)
-            self._store.imports.note_identities(taken)
+            self._store.imports.note_identities(added)
             self._note(path, digest, is_new=bool(new))
 
     def finish(self, digests: Sequence[str]) -> None:
@@ -145,12 +146,12 @@ class EntryWriter:
                 new.append(entry)
         return new
 
-    def _add(self, entry: Entry, adding: Adding, pairs: list[Pair]) -> bool:
+    def _add(self, entry: Entry, append: AppendTransaction, pairs: list[Pair]) -> bool:
         """Add an entry; not where its prompt isn't that of its group."""
         try:
-            ids = adding.add(entry.samples, entry.origins)
+            ids = append.add(entry.samples, entry.origins)
         except OtherPrompt as error:
-            self._report.refuse(entry.where, str(error))
+            self._report.refuse(entry.location, str(error))
             return False
         for judgment in entry.judgments:
             pair = Pair(ids[judgment.winner], ids[judgment.loser], *judgment.votes)
@@ -166,13 +167,13 @@ class EntryWriter:
         """Remember the file, once anything of it was read."""
         prior = self._store.imports.imported(digest)
         license = self._license or (prior.license if prior else None)
-        noted = ImportedFile(digest, path.name, self._how, license)
+        file = ImportedFile(digest, path.name, self._options, license)
         if prior is None and not is_new:
             return
         if prior is not None:
-            noted = noted._replace(name=prior.name)
-        if noted != prior:
-            self._store.imports.note_import(noted)
+            file = file._replace(name=prior.name)
+        if file != prior:
+            self._store.imports.note_import(file)
 
     @staticmethod
     def _count(counts: dict[str, int], name: str, entry: Entry) -> None:

@@ -24,9 +24,9 @@ _CALLS = {  # items of a tool's call: the names of its arguments
     "local_shell_call": "action",
     "web_search_call": "action",
 }
-_KEYS = ("messages", "input", "prompt", "prompts")  # of what is asked, in a request
-_ASKED = (*_KEYS, "role", "content", "kwargs", "data")
-_ANSWERED = (
+_PROMPT_KEYS = ("messages", "input", "prompt", "prompts")  # of what is asked, in a request
+_REQUEST_KEYS = (*_PROMPT_KEYS, "role", "content", "kwargs", "data")
+_RESPONSE_KEYS = (
     "choices",
     "generations",
     "output",
@@ -42,30 +42,32 @@ _OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call
 
 def _opened(value: Any, forms: tuple[str, ...]) -> Any:
     """What is written as JSON in a text, where it has one of these keys; another text is what it is."""
-    inner = first = unpacked(value)
-    while isinstance(first, list) and first:
-        first = first[0]
-    is_form = isinstance(first, dict) and not first.keys().isdisjoint(forms)
+    inner = head = unpacked(value)
+    while isinstance(head, list) and head:
+        head = head[0]
+    is_form = isinstance(head, dict) and not head.keys().isdisjoint(forms)
     return inner if is_form else value
 
 
 def prompt(value: Any, name: str) -> str | list[Message]:
     """What a call was asked: text, or messages, alone or in an object with the settings beside them."""
-    value = _opened(value, _ASKED)
+    value = _opened(value, _REQUEST_KEYS)
     if not isinstance(value, dict):
         return text(value, name) if not isinstance(value, list) else messages(value, name)
-    for key in _KEYS:
+    for key in _PROMPT_KEYS:
         if value.get(key) is None:
             continue
         request = unpacked(value[key])
-        where = f"{name}.{key}"
+        location = f"{name}.{key}"
         if key == "prompts" and isinstance(request, list):
-            request = _only(request, where)
+            request = _only(request, location)
         system = value.get("system", value.get("instructions"))
         if system is None and isinstance(request, str):
             return request
-        before = [] if system is None else messages([{"role": "system", "content": system}], name)
-        return before + (messages(request, where) if isinstance(request, list) else _user(request, where))
+        opening = [] if system is None else messages([{"role": "system", "content": system}], name)
+        return opening + (
+            messages(request, location) if isinstance(request, list) else _user(request, location)
+        )
     raise Refused(f"{name}: expected text or messages, got an object of {', '.join(value) or 'nothing'}")
 
 
@@ -75,7 +77,7 @@ def _user(value: Any, name: str) -> list[Message]:
 
 def replies(value: Any, name: str) -> list[str | Message]:
     """What a call answered, one or several responses."""
-    value = _opened(value, _ANSWERED)
+    value = _opened(value, _RESPONSE_KEYS)
     if isinstance(value, str):
         return [value]
     if isinstance(value, list):
@@ -96,8 +98,8 @@ def replies(value: Any, name: str) -> list[str | Message]:
     if isinstance(message, dict) and not message.keys().isdisjoint(
         ("role", "content", "tool_calls", "kwargs")
     ):
-        bare = {"role": "assistant"} if message.keys().isdisjoint(("role", "kwargs", "data")) else {}
-        return [_one_message(messages([{**bare, **message}], name), name)]
+        defaults = {"role": "assistant"} if message.keys().isdisjoint(("role", "kwargs", "data")) else {}
+        return [_one_message(messages([{**defaults, **message}], name), name)]
     raise Refused(
         f"{name}: expected text, a message, choices or generations, got {', '.join(output) or 'nothing'}"
     )
@@ -148,19 +150,19 @@ def messages(values: Any, name: str) -> list[Message]:
         values = _only(values, name)
     parsed = list[Message]()
     for i, value in enumerate(objects(values, name)):
-        where = f"{name}[{i}]"
+        location = f"{name}[{i}]"
         if _is_item(value):
-            add_item(parsed, value, where)
+            add_item(parsed, value, location)
         elif _has_blocks(value):
-            parsed += providers.anthropic_messages([value], where)
+            parsed += providers.anthropic_messages([value], location)
         elif "role" in value:
-            parsed.append(turn(_bare(value), where))
+            parsed.append(turn(_common_fields(value), location))
         else:
-            parsed.append(_langchain(value, where))
+            parsed.append(_langchain(value, location))
     return parsed
 
 
-def _bare(value: Mapping[str, Any]) -> Message:
+def _common_fields(value: Mapping[str, Any]) -> Message:
     """A message without fields of one program; `refusal` is its text where it has no other."""
     message = {k: x for k, x in value.items() if k not in ("function_call", "provider_specific_fields")}
     refusal = message.pop("refusal", None)
@@ -214,11 +216,11 @@ def add_item(parsed: list[Message], item: Mapping[str, Any], name: str) -> None:
 
 def _current(parsed: list[Message], *, new: bool) -> Message:
     """The assistant's message that an item belongs to. Reasoning begins another one after text or calls."""
-    last = parsed[-1] if parsed and parsed[-1]["role"] == "assistant" else None
-    if last is None or (new and (last["content"] or last.get("tool_calls"))):
-        last = {"role": "assistant", "content": ""}
-        parsed.append(last)
-    return last
+    message = parsed[-1] if parsed and parsed[-1]["role"] == "assistant" else None
+    if message is None or (new and (message["content"] or message.get("tool_calls"))):
+        message = {"role": "assistant", "content": ""}
+        parsed.append(message)
+    return message
 
 
 def _reasoning(item: Mapping[str, Any], name: str) -> str:

@@ -1,10 +1,7 @@
-"""What readers of formats have in common: rewards that may be unknown, texts that may be messages.
+"""What readers of formats have in common: values that are checked and converted, and records made of them.
 
-Records that have a complete conversation in `messages`, as prompt and response.
-
-What providers' formats have in common: a reply to messages, and the settings it was sampled with.
-
-What readers of nested formats have in common: objects that may be written as text, content in parts.
+Rewards may be unknown, and messages and objects may be written as JSON in a text. A conversation becomes a
+prompt and a response, a reply to messages one with the settings that it was sampled with.
 """
 
 from __future__ import annotations
@@ -94,8 +91,8 @@ def split(record: dict[str, Any]) -> dict[str, Any]:
     meta = fields.get("meta", {})
     if len(turns) > 1 or turns[0].keys() != {"role", "content"}:
         meta = {**meta, "continuation": turns}
-    rest = {name: value for name, value in record.items() if name != "messages"}
-    return {**rest, "prompt": messages[:begins], "response": text or "", "meta": meta}
+    remaining = {name: value for name, value in record.items() if name != "messages"}
+    return {**remaining, "prompt": messages[:begins], "response": text or "", "meta": meta}
 
 
 def _response_begins(messages: list[dict[str, Any]], prompt: list[dict[str, Any]] | None) -> int:
@@ -172,9 +169,9 @@ def exchange(prompt: Any, response: Any, names: tuple[str, str]) -> dict[str, An
     return split({"messages": prompt + turns, "prompt": prompt})
 
 
-def rest(row: Row, taken: Collection[str]) -> dict[str, Any]:
+def omit(row: Row, names: Collection[str]) -> dict[str, Any]:
     """The columns that a reader doesn't take, for `meta`; unknown ones (null, NaN) left out."""
-    return {name: value for name, value in row.items() if name not in taken and not is_unknown(value)}
+    return {name: value for name, value in row.items() if name not in names and not is_unknown(value)}
 
 
 def total(
@@ -279,14 +276,44 @@ def fingerprinted(record: dict[str, Any], context: Context) -> dict[str, Any]:
     if context.tokenizer is None:
         return record
     chosen = record.get("action") or record["mask"]
-    last = len(chosen) - chosen[::-1].index(True) if True in chosen else 0
-    decoded = context.tokenizer.decode(record["tokens"][chosen.index(True) if last else 0 : last])
+    positions = [i for i, is_chosen in enumerate(chosen) if is_chosen]
+    span = slice(positions[0], positions[-1] + 1) if positions else slice(0)
+    decoded = context.tokenizer.decode(record["tokens"][span])
     if "".join(record["response"].split()) not in "".join(decoded.split()):
         raise Refused(
             f"tokens: expected those of the response {record['response']!r:.80}, got those of {decoded!r:.80}"
             "; give the tokenizer that made them, or none"
         )
     return record | {"tokenizer": context.tokenizer.fingerprint}
+
+
+def token_fields(prompt_ids: list[int], response_ids: list[int]) -> dict[str, Any]:
+    """The tokens of a prompt and of the response to it, which the mask marks."""
+    mask = [False] * len(prompt_ids) + [True] * len(response_ids)
+    return {"tokens": [*prompt_ids, *response_ids], "mask": mask}
+
+
+def sampled_fields(row: Row, ids: list[int], length: int, *, mask: str, logps: str) -> dict[str, Any]:
+    """Tokens, mask and log-probs of a sequence that ends with a response of `length` tokens.
+
+    The columns `mask` and `logps` have a value for each of these; without a mask all were sampled.
+    """
+    prompt_length = len(ids) - length
+    sampled = [True] * length if row.get(mask) is None else flags(row[mask], mask, length)
+    record: dict[str, Any] = {"tokens": ids, "mask": [False] * prompt_length + sampled}
+    if row.get(logps) is not None:
+        pairs = zip(numbers(row[logps], logps, length), sampled)
+        record["behavior_logp"] = [None] * prompt_length + [x if chosen else None for x, chosen in pairs]
+    return record
+
+
+def joined_record(context: Context, column: str, key: str, file: str, noun: str) -> Row:
+    """The record of --join that a row names in `column`. Raises `Refused` where there is none."""
+    if not context.joined:
+        raise Refused(f"{column}: the prompts are in {file}; name it with --join FILE")
+    if key not in context.joined:
+        raise Refused(f"{column}: the file of --join has no {noun} {key!r}")
+    return context.joined[key]
 
 
 def digest(*values: Any) -> str:
@@ -313,9 +340,9 @@ def reply(prompt: Any, message: Mapping[str, Any], names: tuple[str, str]) -> di
         raise Refused(f"{names[1]}: expected content, a refusal or tool_calls, got {dict(message)!r:.80}")
     turn = {name: message[name] for name in _TURN if name in message}
     turn |= {"role": "assistant", "content": plain_messages(content, names[1])}
-    others = {name: value for name, value in message.items() if name not in {*_TURN, "refusal"}}
+    extras = {name: value for name, value in message.items() if name not in {*_TURN, "refusal"}}
     record = exchange(prompt, _text(turn) if isinstance(prompt, str) else [turn], names)
-    meta |= {"message": others} if others else {}
+    meta |= {"message": extras} if extras else {}
     return record | {"meta": {**record.get("meta", {}), **meta}}
 
 
@@ -323,12 +350,13 @@ def plain_messages(content: Any, name: str) -> str | None:
     """The text of a message's content, which may be a list of parts that are texts."""
     if content is None or isinstance(content, str):
         return content
-    texts = (
-        [part.get("text") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    )
-    if isinstance(content, list) and len(texts) == len(content) and all(isinstance(t, str) for t in texts):
-        return "".join(str(text) for text in texts)
+    if isinstance(content, list) and all(map(_is_text_part, content)):
+        return "".join(part["text"] for part in content)
     raise Refused(f"{name}: content: expected text, or parts of text, got {content!r:.80}")
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("text"), str)
 
 
 def _text(turn: Mapping[str, Any]) -> Any:
@@ -338,9 +366,9 @@ def _text(turn: Mapping[str, Any]) -> Any:
     raise Refused("expected a prompt of messages before tool calls and reasoning, got text")
 
 
-def settings(request: Row) -> dict[str, Any] | None:
-    """The settings of sampling that a request names; None where it names none."""
-    named = {name: request[name] for name in _SETTINGS if request.get(name) is not None}
+def settings(request: Row, names: Sequence[str] = _SETTINGS) -> dict[str, Any] | None:
+    """The settings of sampling that a request has, of these; None where it has none."""
+    named = {name: request[name] for name in names if request.get(name) is not None}
     return named or None
 
 

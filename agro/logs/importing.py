@@ -15,6 +15,8 @@ from agro.io.jsonlines import Line
 from agro.logs.datasets import on_hub
 from agro.logs.entries import Entry, EntryWriter, Repeat, Repeats
 from agro.logs.fields import summed
+from agro.logs.format_table import Recognizer, format_at, joined, lines_of
+from agro.logs.import_report import SHOWN, ImportReport, Options, reading
 from agro.logs.interchange import from_record
 from agro.logs.labels import as_reward
 from agro.logs.mapping import OPTIONAL, Part, check_map, expand, unmapped
@@ -22,9 +24,7 @@ from agro.logs.normalizing import normalize
 from agro.logs.privacy import Privacy
 from agro.logs.prompts import load_prompts
 from agro.logs.protocol import RECORD_ERRORS, Context, Format, Item, SkipRecord, reason_of
-from agro.logs.records import fingerprint
-from agro.logs.report import SHOWN, ImportReport, Options, reading
-from agro.logs.table import Recognizer, format_at, joined, lines_of
+from agro.logs.record_files import fingerprint
 from agro.store.rows import Origin
 from agro.store.sqlite import Store
 from agro.types import Prompt, Sample
@@ -46,8 +46,8 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
         raise Refused(f"limit: expected 1 or more rows, got {limit}")
     reader = _Reader(store, options)
     files = [(Path(path), fingerprint(path)) for path in paths]
-    how = reading(options)
-    writer = EntryWriter(store, reader.report, how, options.get("license"))
+    read_options = reading(options)
+    writer = EntryWriter(store, reader.report, read_options, options.get("license"))
     replacing, strict = options.get("replace", False), options.get("strict", False)
     for path, digest in files:
         writer.check(path, digest, replacing=replacing)
@@ -123,7 +123,7 @@ class _Reader:
         )
         self._repeats = Repeats(store)
         self._file: Format | None = None  # of the file that is read, where it holds no plain records
-        self._context = self._of_text = Context(Path())
+        self._context = self._text_context = Context(Path())
         self._source = ""
         self._parts_read, self._has_words = 0, False
 
@@ -140,11 +140,11 @@ class _Reader:
                     f"--map {name}={self._mapping[name]}: no record has this column; correct it, or leave "
                     f"{name} out"
                 )
-        words = self._options.get("reward_map")
-        if words and self._parts_read and not self._has_words:
+        word_rewards = self._options.get("reward_map")
+        if word_rewards and self._parts_read and not self._has_words:
             raise Refused(
-                f"--reward-map: no record has a reward that is {' or '.join(words)}; name its column with "
-                "--map reward=COLUMN, or leave --reward-map out"
+                f"--reward-map: no record has a reward that is {' or '.join(word_rewards)}; name its column "
+                "with --map reward=COLUMN, or leave --reward-map out"
             )
 
     def finished(self) -> ImportReport:
@@ -166,9 +166,9 @@ class _Reader:
             self._options.get("choose") or {},
             self._joined,
             tokenizer=self._options.get("tokenizer"),
-            words=self._options.get("reward_map") or {},
+            word_rewards=self._options.get("reward_map") or {},
         )
-        self._of_text = replace(self._context, is_text=True)
+        self._text_context = replace(self._context, is_text=True)
         source = self._options.get("source")
         self._source = _origin(path) if source is None else source
         return lines_of(path, self._file)
@@ -233,7 +233,7 @@ class _Reader:
         return format
 
     def _items(self, format: Format, part: Part, line: Line) -> list[Item]:
-        context = self._of_text if line.is_text else self._context
+        context = self._text_context if line.is_text else self._context
         for name in context.choose:
             choices = format.chooses.split(", ")
             if name not in choices:
@@ -253,7 +253,7 @@ class _Reader:
     def _sample(self, record: dict[str, Any], line: Line) -> Sample:
         if record.get("prompt") is None:
             record = _join(record, self._prompts)
-        if isinstance(record.get("reward"), str) or self._context.words:
+        if isinstance(record.get("reward"), str) or self._context.word_rewards:
             record = {**record, "reward": as_reward(record.get("reward"), self._context, "reward")}
         return from_record(
             self._privacy.apply(record),
@@ -296,14 +296,15 @@ def _join(record: dict[str, Any], prompts: Mapping[str, Prompt]) -> dict[str, An
 
 def _prompts_by_id(prompts: Sequence[Prompt]) -> dict[str, Prompt]:
     """By `prompt_id`, and by an `id` among the columns where that is another one."""
-    by_id = {str(p.columns["id"]): p for p in prompts if p.columns.get("id") is not None}
-    return by_id | {p.id: p for p in prompts}
+    named = {str(p.columns["id"]): p for p in prompts if p.columns.get("id") is not None}
+    return named | {p.id: p for p in prompts}
 
 
 def _strictly(report: ImportReport) -> str:
-    first = "\n".join(f"  {r.where}: {r.reason}" for r in report.refused[:SHOWN])
+    examples = "\n".join(f"  {r.where}: {r.reason}" for r in report.refused[:SHOWN])
     return (
-        f"--strict: expected all records to be taken, got {report.refused_count} refused, such as\n{first}\n"
+        f"--strict: expected all records to be taken, got {report.refused_count} refused, such as\n"
+        f"{examples}\n"
         "Nothing is stored. What to do: mend them, or import without --strict, which leaves them out"
     )
 
@@ -315,5 +316,5 @@ def _nothing(paths: Sequence[str | Path], report: ImportReport) -> str:
         return f"{names}: all records are left out\n{rules}"
     if not report.refused:
         return f"{names}: expected records, got none"
-    first = "\n".join(f"  {r.where}: {r.reason}" for r in report.refused[:3])
-    return f"{names}: all records are refused ({report.refused_count}), such as\n{first}"
+    examples = "\n".join(f"  {r.where}: {r.reason}" for r in report.refused[:3])
+    return f"{names}: all records are refused ({report.refused_count}), such as\n{examples}"

@@ -134,7 +134,7 @@ def _after_prompt(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> dic
             f"tokens: expected those of the response {fields['response']!r:.80}, got those of {text!r:.80}; "
             "give the tokenizer that made them, or drop the column"
         )
-    before = tokenizer.prompt(fields["prompt"])
+    prompt_tokens = tokenizer.prompt(fields["prompt"])
     changes: dict[str, Any] = {}
     unknowns = {"behavior_logp": np.nan, "token_reward": np.nan, "version": UNKNOWN_VERSION, "kept_count": 0}
     for name, unknown in unknowns.items():
@@ -145,10 +145,10 @@ def _after_prompt(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> dic
                     f"{name}: expected one value for each of the response's {len(tokens)} tokens, "
                     f"got {len(column)}"
                 )
-            changes[name] = np.concatenate([np.full(len(before), unknown, column.dtype), column])
-    mask = np.arange(len(before) + len(tokens)) >= len(before)
+            changes[name] = np.concatenate([np.full(len(prompt_tokens), unknown, column.dtype), column])
+    mask = np.arange(len(prompt_tokens) + len(tokens)) >= len(prompt_tokens)
     sequence = {
-        "tokens": np.array(before + tokens, np.int32),
+        "tokens": np.array(prompt_tokens + tokens, np.int32),
         "mask": mask,
         "tokenizer": tokenizer.fingerprint,
     }
@@ -158,28 +158,28 @@ def _after_prompt(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> dic
 def _check_prompt_is_empty(fields: Mapping[str, Any]) -> None:
     """Raise `Refused` for prompts that only the tokens have: without ids all of them would be one group."""
     actions = fields.get("action", fields.get("mask"))
-    before = 0 if actions is None or not actions.any() else int(actions.argmax())
-    if before > 1:
+    prompt_length = 0 if actions is None or not actions.any() else int(actions.argmax())
+    if prompt_length > 1:
         raise Refused(
-            f"prompt: expected the text of the {before} tokens before the response, got an empty text; "
-            "decode them, or give the prompt_id"
+            f"prompt: expected the text of the {prompt_length} tokens before the response, got an empty "
+            "text; decode them, or give the prompt_id"
         )
 
 
 def _meta(fields: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
     """The record's `meta`, and all values without a field of a sample."""
     meta: dict[str, Any] = fields.get("meta", {})
-    others = {name: value for name, value in record.items() if name not in RECORD}
+    extras = {name: value for name, value in record.items() if name not in RECORD}
     if "answer" in fields:
-        others["answer"] = fields["answer"]
+        extras["answer"] = fields["answer"]
     if "model" in fields and "source" in fields:
-        others["model"] = fields["model"]
-    for name, value in others.items():
+        extras["model"] = fields["model"]
+    for name, value in extras.items():
         if name in meta and meta[name] != value:
             raise Refused(
                 f"{name}: the record has {value!r:.80}, and its meta {meta[name]!r:.80}; keep one of them"
             )
-    return meta | others
+    return meta | extras
 
 
 def _source(fields: Mapping[str, Any], default: str) -> str:

@@ -21,18 +21,18 @@ _TONES = re.compile("[\ufe0f\U0001f3fb-\U0001f3ff]")  # of the skin of an emoji
 
 def parse_words(text: str) -> dict[str, float | None]:
     """The rewards of `up=1,down=0,skip=null`. Raises `Refused` for other texts."""
-    words: dict[str, float | None] = {}
+    rewards: dict[str, float | None] = {}
     for item in text.split(","):
         word, equals, value = (part.strip() for part in item.rpartition("="))
         if not (word and equals):
             raise Refused(f"--reward-map {item.strip()!r}: expected WORD=NUMBER, such as up=1,down=0")
-        if word in words:
-            raise Refused(f"--reward-map {item.strip()!r}: {word} is {words[word]} already")
+        if word in rewards:
+            raise Refused(f"--reward-map {item.strip()!r}: {word} is {rewards[word]} already")
         number = number_in(value)
         if isinstance(number, str | list | dict):
             raise Refused(f"--reward-map {item.strip()!r}: expected a number, or null where it is unknown")
-        words[word] = None if number is None else float(number)
-    return words
+        rewards[word] = None if number is None else float(number)
+    return rewards
 
 
 def as_reward(value: Any, context: Context, name: str) -> Any:
@@ -42,19 +42,19 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
     """
     if is_unknown(value):
         return None
-    words, key = context.words, _written(value)
-    if words and key in words:
+    word_rewards, key = context.word_rewards, _written(value)
+    if word_rewards and key in word_rewards:
         context.notes["words"] = True
-        return words[key]
+        return word_rewards[key]
     if not isinstance(value, str):
-        if words and any(map(_is_number, words)):
-            raise _other(value, words, name)
+        if word_rewards and any(map(_is_number, word_rewards)):
+            raise _unknown_word(value, word_rewards, name)
         return value
     plain = " ".join(re.split(r"[\s_-]+", _TONES.sub("", value).strip().casefold()))
     if plain in _UNKNOWN:
         return None
-    if words or plain not in WORDS:
-        raise _other(value, words or WORDS, name)
+    if word_rewards or plain not in WORDS:
+        raise _unknown_word(value, word_rewards or WORDS, name)
     return WORDS[plain]
 
 
@@ -76,10 +76,10 @@ def _is_number(word: str) -> bool:
     return bool(re.fullmatch(r"-?[0-9.]+", word))
 
 
-def _other(value: Any, words: Iterable[str], name: str) -> Refused:
+def _unknown_word(value: Any, expected: Iterable[str], name: str) -> Refused:
     return Refused(
-        f"{name}: expected a finite number, or one of the words {', '.join(words)}, got {value!r:.80}; say "
-        f"what it is worth: --reward-map {_written(value)[:40]}=NUMBER, and so on for every word"
+        f"{name}: expected a finite number, or one of the words {', '.join(expected)}, got {value!r:.80}; "
+        f"say what it is worth: --reward-map {_written(value)[:40]}=NUMBER, and so on for every word"
     )
 
 
@@ -89,11 +89,13 @@ def labeled(row: Row, context: Context) -> float | None:
     if len(names) > 1:
         raise Refused(f"label: expected one of the columns {', '.join(LABELS)}, got {', '.join(names)}")
     value = row[names[0]]
-    if value is None or isinstance(value, bool):
-        return value if value is None else float(value)
-    if not context.words and str(value) in _FLAGS:
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return float(value)
+    if not context.word_rewards and str(value) in _FLAGS:
         return _FLAGS[str(value)]
-    if not isinstance(value, str) and not context.words:
+    if not isinstance(value, str) and not context.word_rewards:
         raise Refused(f"{names[0]}: expected true or false, or thumbs as 1 and -1, got {value!r:.80}")
     reward: float | None = as_reward(value, context, names[0])
     return reward

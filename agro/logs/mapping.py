@@ -54,8 +54,8 @@ def check_map(mapping: Mapping[str, str]) -> None:
                 f"--map {name}={column}: the record has no field {name}; {hint} (meta.{name} keeps the "
                 "column under its own name)"
             )
-        place = _parse(column)
-        for expression in (place.before, place.after or ""):
+        path = _parse(column)
+        for expression in (path.prefix, path.suffix or ""):
             try:
                 _compiled(expression)
             except JMESPathError as error:
@@ -83,7 +83,7 @@ def unmapped(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[str]:
         return []
     used = heads(mapping.values()) | set(mapping.values())
     for column in mapping.values():
-        if _parse(column).before == "":  # a wildcard for columns
+        if _parse(column).prefix == "":  # a wildcard for columns
             used |= {key for key in _matches(row, column) if isinstance(key, str)}
     return [name for name in row if name not in used and name not in MAPPABLE]
 
@@ -98,11 +98,11 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
         return [Part(dict(row))]
     fields, missing = _fields(row, mapping)
     used = heads(mapping.values())
-    others = {name: row[name] for name in MAPPABLE if name in row and name not in {*mapping, *used}}
+    common = {name: row[name] for name in MAPPABLE if name in row and name not in {*mapping, *used}}
     keys = dict.fromkeys(key for matches in fields.values() for key in matches if key is not None)
     parts = []
     for key in keys or (None,):
-        record, columns = dict(others), dict[str, str]()
+        record, columns = dict(common), dict[str, str]()
         for name, matches in fields.items():
             match = matches.get(key) or matches.get(None)
             if match is None:
@@ -128,13 +128,15 @@ def _fields(row: Mapping[str, Any], mapping: Mapping[str, str]) -> tuple[dict[st
     """The values of the fields; and those fields of `OPTIONAL` that are unknown since there is no column."""
     fields, missing = dict[str, _Matches](), []
     for name, column in mapping.items():
+        is_optional = name in OPTIONAL
         try:
-            matches = _matches(row, column, KleeneInterpreter if name in OPTIONAL else TreeInterpreter)
+            matches = _matches(row, column, KleeneInterpreter if is_optional else TreeInterpreter)
         except Refused as error:
             raise Refused(f"{name}: {error}") from None
-        if not matches and name in OPTIONAL and _parse(column).after is None:
+        if not matches and is_optional and _parse(column).suffix is None:
             matches[None] = _Match(column, None)
-            missing += [name] if row.keys().isdisjoint(heads([column])) else []
+            if row.keys().isdisjoint(heads([column])):
+                missing.append(name)
         if not matches:
             raise Refused(
                 f"{name}: no column {column}; there are {', '.join(row) or 'none'} (an item of a list is "
@@ -209,32 +211,38 @@ def _is_messages(name: str, value: list[Any]) -> bool:
 
 
 def _with_meta(record: dict[str, Any]) -> dict[str, Any]:
-    named = {name.removeprefix("meta."): value for name, value in record.items() if name.startswith("meta.")}
+    """The record with its fields `meta.NAME` inside `meta`."""
+    named, fields = dict[str, Any](), dict[str, Any]()
+    for name, value in record.items():
+        if name.startswith("meta."):
+            named[name.removeprefix("meta.")] = value
+        else:
+            fields[name] = value
     if not named:
         return record
     meta = record.get("meta")
     if meta is not None and not isinstance(meta, dict):
         raise Refused(f"meta: expected an object, got {meta!r:.80}")
-    return {k: v for k, v in record.items() if not k.startswith("meta.")} | {
-        "meta": {**(meta or {}), **named}
-    }
+    return fields | {"meta": {**(meta or {}), **named}}
 
 
 # The first wildcard of an expression, with the dots around it; what stands in quotes isn't one.
 _STAR = re.compile(r"""^((?:[^"'`*]|"[^"]*"|'[^']*'|`[^`]*`)*?)(?:(?:^|\.)\*(?=\.|$)|\[\*\])""")
 
 
-class _Place(NamedTuple):
+class _ColumnPath(NamedTuple):
     """Where a column is: an expression, or the two around its first wildcard."""
 
-    before: str
-    after: str | None  # None without a wildcard
+    prefix: str
+    suffix: str | None  # None without a wildcard
 
 
 @cache
-def _parse(column: str) -> _Place:
+def _parse(column: str) -> _ColumnPath:
     star = _STAR.match(column)
-    return _Place(star[1], column[star.end() :].removeprefix(".")) if star else _Place(column, None)
+    if star is None:
+        return _ColumnPath(column, None)
+    return _ColumnPath(star[1], column[star.end() :].removeprefix("."))
 
 
 def _matches(
@@ -243,11 +251,11 @@ def _matches(
     """The values at a column; one that isn't there has none."""
     if column in row:
         return {None: _Match(column, row[column])}
-    before, after = _parse(column)
-    exists, value = value_at(row, before, interpreter)
+    prefix, suffix = _parse(column)
+    exists, value = value_at(row, prefix, interpreter)
     if not exists:
         return {}
-    if after is None:
+    if suffix is None:
         return {None: _Match(column, value)}
     items: Iterable[tuple[str | int, Any]] = ()
     if isinstance(value, dict):
@@ -256,9 +264,9 @@ def _matches(
         items = enumerate(value)
     matches: _Matches = {}
     for key, item in items:
-        exists, inner = value_at(item, after, interpreter)
+        exists, inner = value_at(item, suffix, interpreter)
         if exists:
-            path = ".".join(step for step in (before, str(key), after) if step)
+            path = ".".join(step for step in (prefix, str(key), suffix) if step)
             matches[key] = _Match(path, inner)
     return matches
 
@@ -300,7 +308,7 @@ def _is_null(value: Any, tree: Mapping[str, Any]) -> bool:
 
 def heads(expressions: Iterable[str]) -> set[str]:
     """The columns of a record in which the paths of expressions begin."""
-    return {head for column in expressions for head in _heads_of(_compiled(_parse(column).before).parsed)}
+    return {head for column in expressions for head in _heads_of(_compiled(_parse(column).prefix).parsed)}
 
 
 def _heads_of(tree: Mapping[str, Any]) -> set[str]:
@@ -318,7 +326,7 @@ _SEVERAL = (
     *("multi_select_list", "multi_select_dict"),
 )
 _CONDITIONS = ("comparator", "not_expression")
-_OF_TEXTS = ("contains", "starts_with", "ends_with")
+_TEXT_FUNCTIONS = ("contains", "starts_with", "ends_with")
 _TAKE_NULL = ("not_null", "type", "to_array", "to_string", "to_number")
 
 
@@ -332,42 +340,42 @@ class KleeneInterpreter(TreeInterpreter):  # type: ignore[misc]  # jmespath has 
     """
 
     def visit_comparator(self, node: Any, value: Any) -> Any:
-        left, right = (self.visit(child, value) for child in node["children"])
+        lhs, rhs = (self.visit(child, value) for child in node["children"])
         is_equality = node["value"] in ("eq", "ne")
         if is_equality and any(map(_is_literal_null, node["children"])):
-            return self.COMPARATOR_FUNC[node["value"]](left, right)
-        if left is None or right is None:
+            return self.COMPARATOR_FUNC[node["value"]](lhs, rhs)
+        if lhs is None or rhs is None:
             return None
-        numbers = [type(x) in (int, float) for x in (left, right)]
-        texts = [isinstance(x, str) for x in (left, right)]
+        numbers = [type(x) in (int, float) for x in (lhs, rhs)]
+        texts = [isinstance(x, str) for x in (lhs, rhs)]
         if not all(numbers) and (not is_equality or (any(numbers) and any(texts))):
             raise Refused(
-                f"expected two numbers to compare, got {left!r:.80} and {right!r:.80}; to_number(COLUMN) "
+                f"expected two numbers to compare, got {lhs!r:.80} and {rhs!r:.80}; to_number(COLUMN) "
                 "reads one that is written as text"
             )
-        return self.COMPARATOR_FUNC[node["value"]](left, right)
+        return self.COMPARATOR_FUNC[node["value"]](lhs, rhs)
 
     def visit_not_expression(self, node: Any, value: Any) -> Any:
         operand = self.visit(node["children"][0], value)
         return None if operand is None else super().visit_not_expression(node, value)
 
     def visit_and_expression(self, node: Any, value: Any) -> Any:
-        left = self.visit(node["children"][0], value)
-        if left is not None and self._is_false(left):
-            return left
-        right = self.visit(node["children"][1], value)
-        decides = left is not None or (right is not None and self._is_false(right))
-        return right if decides else None
+        lhs = self.visit(node["children"][0], value)
+        if lhs is not None and self._is_false(lhs):
+            return lhs
+        rhs = self.visit(node["children"][1], value)
+        decides = lhs is not None or (rhs is not None and self._is_false(rhs))
+        return rhs if decides else None
 
     def visit_or_expression(self, node: Any, value: Any) -> Any:
-        first, second = node["children"]
-        left = self.visit(first, value)
-        if self._is_true(left):
-            return left
-        right = self.visit(second, value)
-        if left is None and _is_condition(first) and (second["type"] == "literal" or self._is_false(right)):
-            return None
-        return right
+        operand, alternative = node["children"]
+        lhs = self.visit(operand, value)
+        if self._is_true(lhs):
+            return lhs
+        rhs = self.visit(alternative, value)
+        is_open = lhs is None and _is_condition(operand)
+        decides = alternative["type"] != "literal" and not self._is_false(rhs)
+        return None if is_open and not decides else rhs
 
     def visit_function_expression(self, node: Any, value: Any) -> Any:
         if node["value"] not in _TAKE_NULL:
@@ -386,7 +394,7 @@ def _is_condition(node: Mapping[str, Any]) -> bool:
     if node["type"] in ("and_expression", "or_expression"):
         return any(map(_is_condition, node["children"]))
     return node["type"] in _CONDITIONS or (
-        node["type"] == "function_expression" and node["value"] in _OF_TEXTS
+        node["type"] == "function_expression" and node["value"] in _TEXT_FUNCTIONS
     )
 
 

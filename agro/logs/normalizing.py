@@ -36,9 +36,9 @@ class Statistics:
 
     def add(self, reward: float) -> None:
         self.count += 1
-        before = reward - self.mean
-        self.mean += before / self.count
-        self.squares += before * (reward - self.mean)
+        difference = reward - self.mean
+        self.mean += difference / self.count
+        self.squares += difference * (reward - self.mean)
 
     @property
     def std(self) -> float:
@@ -104,7 +104,7 @@ def _score(sample: Sample, field: str, key: str, statistics: Statistics) -> tupl
 
 def _scored(store: Store, files: Sequence[str], field: str) -> Iterator[tuple[Sample, str]]:
     """The scored samples that aren't normalized, with the value of the field as JSON."""
-    ids = [i for file in files for i in store.imports.of_file(file)[0]]
+    ids = [i for file in files for i in store.imports.file_samples(file)[0]]
     for sample in store.samples(ids=ids, scored=True):
         if "normalizer" not in sample.meta:
             yield sample, json.dumps(_value(sample, field), sort_keys=True)

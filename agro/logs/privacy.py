@@ -15,13 +15,13 @@ from typing import Any
 from agro.errors import Refused
 from agro.logs.interchange import FIELDS
 
-Path = tuple[str, ...]
-OF_TOKENS = (  # what has a value for each token of the texts
+FieldPath = tuple[str, ...]
+TOKEN_FIELDS = (  # what has a value for each token of the texts
     *("tokens", "mask", "action", "tokenizer", "behavior_logp", "context_tokens", "token_reward"),
     *("kept", "kept_count"),
 )
 _NAMES = ("prompt_id", "episode")  # texts that tell records apart
-_FIXED = ("role", "version", *OF_TOKENS)  # in which there is no text of anyone's
+_FIXED = ("role", "version", *TOKEN_FIELDS)  # in which there is no text of anyone's
 _NEEDED = ("prompt", "response", "role")
 PATTERNS = (  # kind, expression, what stands in its place
     (
@@ -65,28 +65,28 @@ class Privacy:
         """The record without what isn't to be stored; the given one isn't changed."""
         if not self._paths and not self._rules:
             return record
-        after = record
+        result = record
         for name, path in self._paths.items():
-            after, has_field = _without(after, path)
+            result, has_field = _without(result, path)
             self.dropped[name] += has_field
         if self._rules:
-            after = self._redacted(after)
-        changed = any(after.get(text) != record.get(text) for text in ("prompt", "response"))
-        if changed and after.get("tokens") is not None:
+            result = self._redacted(result)
+        changed = any(result.get(text) != record.get(text) for text in ("prompt", "response"))
+        if changed and result.get("tokens") is not None:
             self.tokens += 1
-            after = _without_tokens(after)
-        return after
+            result = _without_tokens(result)
+        return result
 
     def _redacted(self, record: dict[str, Any]) -> dict[str, Any]:
-        after: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for name, value in record.items():
             if name in _FIXED:
-                after[name] = value
+                result[name] = value
             elif name in _NAMES:
-                after[name] = self._name(value)
+                result[name] = self._name(value)
             else:
-                after[self._text(name)] = self._value(value)
-        return after
+                result[self._text(name)] = self._value(value)
+        return result
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -111,7 +111,7 @@ class Privacy:
         return blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def _path(name: str) -> Path:
+def _path(name: str) -> FieldPath:
     path = tuple(name.split("."))
     if not all(path):
         raise Refused(f"--drop {name}: expected the name of a field, such as meta.user")
@@ -130,28 +130,28 @@ def _compiled(text: str) -> re.Pattern[str]:
     return expression
 
 
-def _without(record: dict[str, Any], path: Path) -> tuple[dict[str, Any], bool]:
+def _without(record: dict[str, Any], path: FieldPath) -> tuple[dict[str, Any], bool]:
     """The record without a field, and whether it had it. `meta` has the record's other columns too."""
     if path == ("tokens",) and record.get("tokens") is not None:
         return _without_tokens(record), True
-    after, has_field = _removed(record, path)
+    result, has_field = _removed(record, path)
     if path[0] == "meta" and len(path) > 1 and path[1] not in FIELDS:
-        after, also = _removed(after, path[1:])
-        has_field = has_field or also
+        result, had_field = _removed(result, path[1:])
+        has_field = has_field or had_field
     elif path[0] not in FIELDS:
-        after, also = _removed(after, ("meta", *path))
-        has_field = has_field or also
-    return after, has_field
+        result, had_field = _removed(result, ("meta", *path))
+        has_field = has_field or had_field
+    return result, has_field
 
 
 def _without_tokens(record: dict[str, Any]) -> dict[str, Any]:
-    after = {name: value for name, value in record.items() if name not in OF_TOKENS}
-    if isinstance(after.get("version"), list):
-        del after["version"]
-    return after
+    result = {name: value for name, value in record.items() if name not in TOKEN_FIELDS}
+    if isinstance(result.get("version"), list):
+        del result["version"]
+    return result
 
 
-def _removed(value: Any, path: Path) -> tuple[Any, bool]:
+def _removed(value: Any, path: FieldPath) -> tuple[Any, bool]:
     """The value without what is at `path`, in all items of the lists on the way."""
     if isinstance(value, list):
         both = list(map(partial(_removed, path=path), value))
@@ -160,5 +160,5 @@ def _removed(value: Any, path: Path) -> tuple[Any, bool]:
         return value, False
     if len(path) == 1:
         return {key: item for key, item in value.items() if key != path[0]}, True
-    inside, has_field = _removed(value[path[0]], path[1:])
-    return {**value, path[0]: inside}, has_field
+    inner, has_field = _removed(value[path[0]], path[1:])
+    return {**value, path[0]: inner}, has_field

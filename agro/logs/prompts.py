@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from agro.errors import Refused
 from agro.io.jsonlines import Line
 from agro.logs.fields import messages_in
+from agro.logs.format_table import FORMATS
 from agro.logs.mapping import check_columns, renamed
 from agro.logs.protocol import RECORD_ERRORS, Context, reason_of
-from agro.logs.records import read_records
-from agro.logs.table import FORMATS
+from agro.logs.record_files import read_records
 from agro.types import Prompt
 
 SHOWN = 3  # problems that a message names
@@ -47,29 +47,29 @@ def read_prompts(
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
     check_columns(columns or {})
-    by_id: dict[str, tuple[Prompt, str]] = {}  # by id, with its place
+    located: dict[str, tuple[Prompt, str]] = {}  # by id, with FILE:LINE
     problems: list[str] = []
     repeated: list[str] = []
     for line, context in _lines(paths):
         try:
             prompt = _read_prompt(line, context, columns or {})
-            if prompt.id not in by_id:
-                by_id[prompt.id] = prompt, line.where
+            if prompt.id not in located:
+                located[prompt.id] = prompt, line.where
                 continue
-            before, place = by_id[prompt.id]
-            if before.text != prompt.text:
+            earlier, location = located[prompt.id]
+            if earlier.text != prompt.text:
                 raise Refused(
-                    f"prompt_id: {prompt.id} is that of {place} too, which is another prompt; give ids that "
-                    "are unique, or none"
+                    f"prompt_id: {prompt.id} is that of {location} too, which is another prompt; give ids "
+                    "that are unique, or none"
                 )
-            repeated.append(f"{line.where}: prompt_id: {prompt.id} is that of {place} too")
+            repeated.append(f"{line.where}: prompt_id: {prompt.id} is that of {location} too")
         except RECORD_ERRORS as error:
             problems.append(f"{line.where}: {reason_of(error)}")
     if problems:
         raise Refused(_several(problems, "lines are refused"))
-    if not by_id:
+    if not located:
         raise Refused(f"{', '.join(map(str, paths))}: expected at least one prompt, got none")
-    return Prompts([prompt for prompt, _ in by_id.values()], repeated)
+    return Prompts([prompt for prompt, _ in located.values()], repeated)
 
 
 def _lines(paths: Sequence[str | Path]) -> Iterator[tuple[Line, Context]]:
@@ -79,12 +79,12 @@ def _lines(paths: Sequence[str | Path]) -> Iterator[tuple[Line, Context]]:
             yield line, context
 
 
-def _several(problems: Sequence[str], what: str) -> str:
+def _several(problems: Sequence[str], summary: str) -> str:
     """The first problems in words, and how many there are."""
     if len(problems) == 1:
         return problems[0]
-    first = "\n".join(f"  {problem}" for problem in problems[:SHOWN])
-    return f"{len(problems)} {what}, such as\n{first}\n"
+    examples = "\n".join(f"  {problem}" for problem in problems[:SHOWN])
+    return f"{len(problems)} {summary}, such as\n{examples}\n"
 
 
 def _read_prompt(line: Line, context: Context, columns: Mapping[str, str]) -> Prompt:

@@ -48,12 +48,12 @@ def reason_of(error: Exception) -> str:
     return f"expected a record of its format, got one of another shape: {name}: {error!s:.200}"
 
 
-def line_of(where: str, number: int, read: Callable[[], dict[str, Any]]) -> Line:
+def line_of(location: str, number: int, read: Callable[[], dict[str, Any]]) -> Line:
     """The record that `read` gives, or why it can't be read."""
     try:
-        return Line(where, number, read())
+        return Line(location, number, read())
     except RECORD_ERRORS as error:
-        return Line(where, number, {}, reason_of(error))
+        return Line(location, number, {}, reason_of(error))
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Context:
     """Records of the file in --join by their id, for formats that are split over two files."""
     is_text: bool = False  # whether numbers and objects are written as text, as in CSV
     tokenizer: Tokenizer | None = None  # what made the tokens, from --tokenizer
-    words: Mapping[str, float | None] = field(default_factory=dict)
+    word_rewards: Mapping[str, float | None] = field(default_factory=dict)
     """Rewards of words, from --reward-map; empty where it isn't given."""
     notes: dict[str, Any] = field(default_factory=dict)  # what a reader keeps from one record to the next
 

@@ -8,21 +8,21 @@ from itertools import combinations
 from agro.logs.protocol import TIE, Judgment, Votes
 
 
-def score_votes(first: float | None, second: float | None) -> Votes:
+def score_votes(a: float | None, b: float | None) -> Votes:
     """The votes for two responses with these scores: equal scores are a tie, others no number of votes."""
-    return TIE if first is not None and first == second else (None, None)
+    return TIE if a is not None and a == b else (None, None)
 
 
 def rank_judgments(ranks: Sequence[float | None]) -> tuple[Judgment, ...]:
     """Of every two responses with a rank the one with the lower rank is better; equal ranks are a tie."""
     judgments = []
-    for (i, first), (j, second) in combinations(enumerate(ranks), 2):
-        if first is None or second is None:
+    for (i, a), (j, b) in combinations(enumerate(ranks), 2):
+        if a is None or b is None:
             continue
-        if first == second:
+        if a == b:
             judgments.append(Judgment(i, j, TIE))
         else:
-            judgments.append(Judgment(i, j) if first < second else Judgment(j, i))
+            judgments.append(Judgment(i, j) if a < b else Judgment(j, i))
     return tuple(judgments)
 
 
@@ -41,7 +41,7 @@ def tally(judgments: Iterable[Judgment]) -> tuple[Judgment, ...]:
         else:
             counts[pair.index(judgment.winner)] += 1.0
     total = []
-    for (i, j), (first, second) in votes.items():
-        ahead = first >= second
-        total.append(Judgment(i, j, (first, second)) if ahead else Judgment(j, i, (second, first)))
+    for (i, j), (a, b) in votes.items():
+        ahead = a >= b
+        total.append(Judgment(i, j, (a, b)) if ahead else Judgment(j, i, (b, a)))
     return tuple(total)

@@ -14,7 +14,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.logs import exchanges
-from agro.logs.fields import rest
+from agro.logs.fields import omit
 from agro.logs.formats.model_calls import Message, responses, scored
 from agro.logs.protocol import Context, Item, Row
 
@@ -48,8 +48,8 @@ class _Conversation:
     def continues_in(self, prompt: str | list[Message]) -> bool:
         if isinstance(self.prompt, str) or isinstance(prompt, str) or len(self.replies) != 1:
             return False
-        before = [*self.prompt, *self.turns, *self.replies]
-        return len(prompt) > len(before) and all(map(_is_same, before, prompt))
+        history = [*self.prompt, *self.turns, *self.replies]
+        return len(prompt) > len(history) and all(map(_is_same, history, prompt))
 
     def add(self, prompt: list[Message], replies: list[Message], span: Span, name: str) -> None:
         self.turns += [*self.replies, *prompt[len(self.prompt) + len(self.turns) + 1 :]]
@@ -72,8 +72,10 @@ def read(
     worked = [(i, span) for i, span in calls if span.error is None]
     if not worked:
         errors = [span.error for _, span in calls]
-        why = f"error: the trace has no response: {errors[0]!r:.200}" if errors else ""
-        raise Refused(why or "spans: expected a call of a model, or a root with input and output, got none")
+        reason = f"error: the trace has no response: {errors[0]!r:.200}" if errors else ""
+        raise Refused(
+            reason or "spans: expected a call of a model, or a root with input and output, got none"
+        )
     conversations = list[_Conversation]()
     for i, span in worked:
         name = f"spans[{i}]"
@@ -85,21 +87,25 @@ def read(
         else:
             assert isinstance(prompt, list)
             earlier.add(prompt, replies, span, name)
-    at = {i for i, _ in calls}
-    others = _merged([scores, *(span.scores for i, span in enumerate(spans) if i not in at)])
-    lost = {"failed_calls": len(calls) - len(worked)} if len(worked) < len(calls) else {}
-    return [item for one in conversations for item in _items(one, others, context, {**meta, **lost}, answer)]
+    call_indices = {i for i, _ in calls}
+    trace_scores = _merged([scores, *(span.scores for i, span in enumerate(spans) if i not in call_indices)])
+    if len(worked) < len(calls):
+        meta = {**meta, "failed_calls": len(calls) - len(worked)}
+    items = list[Item]()
+    for conversation in conversations:
+        items += _items(conversation, trace_scores, context, meta, answer)
+    return items
 
 
 def _calls(spans: Sequence[Span]) -> list[tuple[int, Span]]:
     """The outermost calls of a model that aren't a judge's; without any, the root. With their positions."""
-    by_id = {span.id: span for span in spans}
+    spans_by_id = {span.id: span for span in spans}
 
     def ancestors(span: Span) -> Iterator[Span]:
         seen = {span.id}
-        while span.parent in by_id and span.parent not in seen:
+        while span.parent in spans_by_id and span.parent not in seen:
             seen.add(span.parent)
-            span = by_id[span.parent]
+            span = spans_by_id[span.parent]
             yield span
 
     usual = [
@@ -108,7 +114,7 @@ def _calls(spans: Sequence[Span]) -> list[tuple[int, Span]]:
         if not span.is_judge and not any(a.is_judge or a.is_call for a in ancestors(span))
     ]
     calls = [(i, span) for i, span in usual if span.is_call]
-    return calls or [(i, span) for i, span in usual if span.parent not in by_id][:1]
+    return calls or [(i, span) for i, span in usual if span.parent not in spans_by_id][:1]
 
 
 def _message(reply: str | Message) -> Message:
@@ -124,25 +130,27 @@ def _merged(parts: Sequence[Scores]) -> Scores:
 
 
 def _items(
-    one: _Conversation, scores: Scores, context: Context, meta: Mapping[str, Any], answer: Any
+    conversation: _Conversation, scores: Scores, context: Context, meta: Mapping[str, Any], answer: Any
 ) -> list[Item]:
-    judged = scores | _merged([span.scores for span in one.spans])
-    last = one.spans[-1]
+    judged = scores | _merged([span.scores for span in conversation.spans])
+    final = conversation.spans[-1]
     common = {
         "reward": scored(judged, context),
         "answer": answer,
-        "model": last.model,
-        "sampling": last.sampling,
+        "model": final.model,
+        "sampling": final.sampling,
         "meta": {**meta, **({"scores": judged} if judged else {})},
     }
-    plain = isinstance(one.prompt, str) and not one.turns
-    replies = [
-        message["content"] if plain and message.keys() == {"role", "content"} else [*one.turns, message]
-        for message in one.replies
-    ]
-    return responses(one.prompt, replies, one.name, common)
+    is_text = isinstance(conversation.prompt, str) and not conversation.turns
+    replies = list[str | Message | list[Message]]()
+    for message in conversation.replies:
+        if is_text and message.keys() == {"role", "content"}:
+            replies.append(message["content"])
+        else:
+            replies.append([*conversation.turns, message])
+    return responses(conversation.prompt, replies, conversation.name, common)
 
 
-def described(row: Row, taken: Sequence[str]) -> dict[str, Any]:
+def described(row: Row, names: Sequence[str]) -> dict[str, Any]:
     """The columns of a trace for `meta`, without empty ones."""
-    return {name: value for name, value in rest(row, taken).items() if value not in ([], {}, "")}
+    return {name: value for name, value in omit(row, names).items() if value not in ([], {}, "")}

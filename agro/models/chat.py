@@ -1,14 +1,12 @@
-"""Prompts and conversations as text: the chat template and its options.
+"""Conversations as text by a chat template, and what ends a response.
 
 The generation prompt, which opens the assistant's turn, is added by `Chat.prompt` only. All of it belongs
 to the prompt, including a thinking block that the template opens.
 
-A model's generation_config.json: only its end tokens are used.
-
-A response ends with the tokenizer's EOS, with any token of `eos_token_id`, or with the token by which the
-chat template ends an assistant's turn. Temperature, top-k, penalties and the like are ignored, because they
-would change the sampling distribution: `[sampler]` decides. The ignored values are shown when a run starts.
-The file is saved with the model without changes.
+A response ends with the tokenizer's EOS, with an `eos_token_id` of the model's generation_config.json, or
+with the token by which the chat template ends an assistant's turn. Nothing else of generation_config.json is
+used: temperature, top-k, penalties and the like would change the sampling distribution, which `[sampler]`
+sets. The values that are ignored are shown when a run starts. The file is saved with the model, unchanged.
 """
 
 from __future__ import annotations
@@ -31,6 +29,19 @@ from agro.types import Messages, Text
 
 _FREE = {"tools", "documents"}  # parameters of apply_chat_template that are the user's
 _SYSTEM = ("system", "developer")
+_SAMPLER = ("temperature", "top_k", "top_p", "min_p")
+_OFF = {  # values without an effect
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "bad_words_ids": None,
+    "sequence_bias": None,
+    "num_beams": 1,
+}
 
 
 class Rewritten(ValueError):
@@ -133,20 +144,20 @@ class Chat:
         history, so_far = list(self.messages(prompt)), ""
         for turn in turns:
             if turn["role"] == "assistant":
-                asked = self.prompt(history)
-                answered = self._rendered([*history, turn])
-                if not (asked.startswith(so_far) and answered.startswith(asked)):
+                opening = self.prompt(history)
+                with_turn = self._rendered([*history, turn])
+                if not (opening.startswith(so_far) and with_turn.startswith(opening)):
                     raise Rewritten(
                         f"turn {len(history)}: the text before it is rendered in more than one way"
                     )
-                own = self._own(answered[len(asked) :], ends)
-                parts += [(asked[len(so_far) :], False), (own, True)]
-                so_far = asked + own
+                answer = self._assistant_part(with_turn[len(opening) :], ends)
+                parts += [(opening[len(so_far) :], False), (answer, True)]
+                so_far = opening + answer
             history.append(turn)
         if not closed:
-            last = parts[-1][0]
-            end = next((end for end in ends if last.endswith(end)), "")
-            parts[-1] = (last.removesuffix(end), True)
+            answer = parts[-1][0]
+            end = next((end for end in ends if answer.endswith(end)), "")
+            parts[-1] = (answer.removesuffix(end), True)
         return parts
 
     @cached_property
@@ -175,25 +186,27 @@ class Chat:
     @cached_property
     def end_id(self) -> int | None:
         """The special token that ends an assistant's turn; None without one."""
-        known = self.tokenizer.added_tokens_decoder
+        added = self.tokenizer.added_tokens_decoder
         ids = self.tokenizer(self.ending, add_special_tokens=False)["input_ids"]
-        return next((i for i in ids if i in known and known[i].special), None)
+        return next((i for i in ids if i in added and added[i].special), None)
 
-    def _own(self, text: str, ends: Collection[str]) -> str:
+    def _assistant_part(self, text: str, ends: Collection[str]) -> str:
         """The assistant's part of a rendered turn."""
         stops = [text.find(end) + len(end) for end in ends if end in text]
         if stops:
             return text[: min(stops)]
         return text.removesuffix(self.ending)
 
-    def _rendered(self, messages: Messages, **how: bool) -> str:
+    def _rendered(self, messages: Messages, **options: bool) -> str:
         if not self.tokenizer.chat_template:
             raise Refused(
                 f"prompt {messages!r:.80}: messages, but the tokenizer has no chat template; "
                 "give prompts as text, or set policy.chat.template"
             )
         try:
-            text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, **how, **self.options)
+            text: str = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, **options, **self.options
+            )
         except (TemplateError, ValueError, TypeError, KeyError) as error:
             raise Refused(f"prompt {messages!r:.80}: the chat template fails: {error}") from None
         return text
@@ -208,27 +221,12 @@ def _read(path: str) -> str:
         ) from None
 
 
-_SAMPLER = ("temperature", "top_k", "top_p", "min_p")
-_OFF = {  # values without an effect
-    "typical_p": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "suppress_tokens": None,
-    "begin_suppress_tokens": None,
-    "bad_words_ids": None,
-    "sequence_bias": None,
-    "num_beams": 1,
-}
-
-
 def end_tokens(model: Any, chat: Chat) -> tuple[int, ...]:
     """The tokens that end a response; the first one ends plain text."""
     listed = getattr(model.generation_config, "eos_token_id", None)
     listed = listed if isinstance(listed, list) else [listed]
-    known = (chat.tokenizer.eos_token_id, *listed, chat.end_id)
-    return tuple(dict.fromkeys(int(i) for i in known if i is not None))
+    ids = (chat.tokenizer.eos_token_id, *listed, chat.end_id)
+    return tuple(dict.fromkeys(int(i) for i in ids if i is not None))
 
 
 def ignored_settings(model: Any, sampler: configuration.Sampler) -> list[str]:
@@ -236,9 +234,9 @@ def ignored_settings(model: Any, sampler: configuration.Sampler) -> list[str]:
     config = model.generation_config
     ignored = []
     for name in _SAMPLER:
-        value, own = getattr(config, name, None), getattr(sampler, name)
-        if value is not None and value != own:
-            ignored.append(f"{name} = {value} (sampler.{name} = {own})")
+        value, configured = getattr(config, name, None), getattr(sampler, name)
+        if value is not None and value != configured:
+            ignored.append(f"{name} = {value} (sampler.{name} = {configured})")
     for name, off in _OFF.items():
         value = getattr(config, name, None)
         if value is not None and value != off:

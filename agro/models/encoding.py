@@ -23,8 +23,6 @@ Reason = Literal[
     "template rewrites history",
     "needs a space before it",
 ]
-
-
 _CONTEXTS = ("=", "0", "a", ".")  # a text may follow without becoming one token with them
 
 
@@ -54,9 +52,9 @@ class Encoder:
     def _prefix(self) -> list[int]:
         """Ids that the tokenizer adds before a plain text."""
         full = list(self.chat.tokenizer("a0.", add_special_tokens=True)["input_ids"])
-        bare = list(self.chat.tokenizer("a0.", add_special_tokens=False)["input_ids"])
-        at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
-        return full[:at]
+        plain = list(self.chat.tokenizer("a0.", add_special_tokens=False)["input_ids"])
+        start = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
+        return full[:start]
 
     @property
     def fingerprint(self) -> str:
@@ -71,14 +69,15 @@ class Encoder:
         """
         return any(self._text(self.ids(c) * 2) != self._text(self.ids(c * 2)) for c in _CONTEXTS)
 
-    def decode(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
-        """Text without special tokens, as it continues the tokens `after`, unless these end with a special
-        token.
+    def decode(self, ids: Sequence[int], preceding: Sequence[int] = ()) -> str:
+        """Text without special tokens.
+
+        It continues the tokens `preceding`, unless these end with a special token.
         """
-        if after and self._marks_start:
-            before, text = self._text(after[-1:]), self._text([after[-1], *ids])
-            if text.startswith(before):
-                return text.removeprefix(before)
+        if preceding and self._marks_start:
+            beginning, text = self._text(preceding[-1:]), self._text([preceding[-1], *ids])
+            if text.startswith(beginning):
+                return text.removeprefix(beginning)
         return self._text(ids)
 
     def _text(self, ids: Sequence[int]) -> str:
@@ -100,9 +99,9 @@ class Encoder:
         An empty text is the BOS alone, or the EOS where the tokenizer has no BOS. Messages (and texts, with
         policy.chat.wrap) are rendered by the chat template, with its generation prompt.
         """
-        return self._begun(self.render(text), text)
+        return self._rendered_ids(self.render(text), text)
 
-    def asked(self, prompt: Prompt) -> list[int]:
+    def checked_prompt(self, prompt: Prompt) -> list[int]:
         """Ids of a prompt. Raises `InvalidSample` where the tokenizer doesn't know a character, or where
         they leave no room for a response."""
         ids = self.prompt(prompt.text)
@@ -123,45 +122,46 @@ class Encoder:
             return text
         return self.chat.prompt(self.chat.messages(text))
 
-    def _begun(self, rendered: str, prompt: Text) -> list[int]:
+    def _rendered_ids(self, rendered: str, prompt: Text) -> list[int]:
         """Ids of a rendered `prompt`, with which a sequence starts."""
         ids = self.ids(rendered)
         if self.chat.is_text(prompt):
             ids = self._prefix + ids
-        start = [i for i in (self.chat.tokenizer.bos_token_id, *self.eos_ids) if i is not None][:1]
-        if not ids and not start:
-            raise Refused(
-                f"{self.name}: an empty prompt, and a tokenizer with neither BOS nor EOS to start from"
-            )
-        return ids or start
+        if ids:
+            return ids
+        for start in (self.chat.tokenizer.bos_token_id, *self.eos_ids):
+            if start is not None:
+                return [start]
+        raise Refused(f"{self.name}: an empty prompt, and a tokenizer with neither BOS nor EOS to start from")
 
     def ids(self, text: str) -> list[int]:
         """Ids of the text alone, without special tokens around it."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            where = f"text {text!r:.80}"
+            label = f"text {text!r:.80}"
             problem = f"expected Unicode text, got half of a surrogate pair at index {error.start}"
-            raise InvalidSample("unknown characters", f"{where}: {problem}") from None
+            raise InvalidSample("unknown characters", f"{label}: {problem}") from None
         return list(self.chat.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def following(self, before: str, text: str) -> list[int]:
-        """Ids of `text` where it follows `before`: without the space that SentencePiece puts before a text.
+    def following(self, preceding: str, text: str) -> list[int]:
+        """Ids of `text` after the text `preceding`: without the space that SentencePiece puts before a text.
 
         Raises `InvalidSample` where the tokenizer can't write it without that space.
         """
         alone = self.ids(text)
-        if not (before and alone and self._marks_start):
+        if not (preceding and alone and self._marks_start):
             return alone
-        for context in (before, *_CONTEXTS):
+        for context in (preceding, *_CONTEXTS):
             start, ids = self.ids(context), self.ids(context + text)
-            known = start and self.chat.tokenizer.unk_token_id not in start
-            if known and ids[: len(start)] == start:
+            if not start or self.chat.tokenizer.unk_token_id in start:
+                continue
+            if ids[: len(start)] == start:
                 return ids[len(start) :]
         raise InvalidSample(
             "needs a space before it",
-            f"text {text!r:.80}: the tokenizer has no tokens for it right after {before[-20:]!r}; begin it "
-            "with a space, or use another model",
+            f"text {text!r:.80}: the tokenizer has no tokens for it right after {preceding[-20:]!r}; begin "
+            "it with a space, or use another model",
         )
 
     def encode(self, sample: Sample, max_length: int | None = None) -> Sample:
@@ -178,49 +178,49 @@ class Encoder:
         unknown to the tokenizer, an empty response, ids outside the model's vocabulary, several turns with a
         template that rewrites earlier ones.
         """
-        where = f"prompt {sample.prompt_id}"
+        label = f"prompt {sample.prompt_id}"
         if sample.id is not None:
-            where = f"sample {sample.id} of {where}"
-        out = sample
+            label = f"sample {sample.id} of {label}"
+        encoded = sample
         if sample.tokens is None or sample.tokenizer != self.chat.fingerprint:
-            out = self._encoded(sample, where)
-        assert out.tokens is not None
-        for name, ids in (("tokens", out.tokens), ("kept", out.kept)):
+            encoded = self._encoded(sample, label)
+        assert encoded.tokens is not None
+        for name, ids in (("tokens", encoded.tokens), ("kept", encoded.kept)):
             if ids is not None and ids.max(initial=0) >= self.vocab_size:
                 raise InvalidSample(
                     "tokens outside the vocabulary",
-                    f"{where}: {name}: expected ids below {self.vocab_size}, got {ids.max()} at index "
+                    f"{label}: {name}: expected ids below {self.vocab_size}, got {ids.max()} at index "
                     f"{ids.argmax()}; encode it with the model's own tokenizer",
                 )
         limit = min(self.context, max_length or self.context)
-        if len(out.tokens) > limit:
+        if len(encoded.tokens) > limit:
             raise InvalidSample(
                 "too long",
-                f"{where}: {len(out.tokens)} tokens, expected {limit} at most "
+                f"{label}: {len(encoded.tokens)} tokens, expected {limit} at most "
                 f"(the model's context is {self.context}, train.max_length {max_length})",
             )
-        return out
+        return encoded
 
-    def _encoded(self, sample: Sample, where: str) -> Sample:
-        parts = self._parts(sample, where)
+    def _encoded(self, sample: Sample, label: str) -> Sample:
+        parts = self._parts(sample, label)
         pieces: list[list[int]] = []
-        before = ""
+        preceding = ""
         for text, chosen in parts:
-            part = f"{where}: {'response' if chosen else 'prompt'}"
+            part = f"{label}: {'response' if chosen else 'prompt'}"
             try:
-                ids = self.following(before, text)
+                ids = self.following(preceding, text)
             except InvalidSample as error:
                 raise InvalidSample(error.reason, f"{part}: {error}") from None
             self._check_known(text, ids, part)
             pieces.append(ids)
-            before += text
-        pieces[0] = self._begun(parts[0][0], sample.prompt)
+            preceding += text
+        pieces[0] = self._rendered_ids(parts[0][0], sample.prompt)
         if not pieces[-1] or pieces[-1][-1] not in self.eos_ids:
             pieces[-1] += self._closing(sample)
         if not pieces[-1]:
-            raise InvalidSample("empty", f"{where}: the response has neither tokens nor an end token")
-        tokens = np.array([i for piece in pieces for i in piece], dtype=np.int32)
-        action = np.array([chosen for piece, (_, chosen) in zip(pieces, parts) for _ in piece])
+            raise InvalidSample("empty", f"{label}: the response has neither tokens nor an end token")
+        tokens = np.concatenate([np.array(piece, np.int32) for piece in pieces])
+        action = np.repeat([chosen for _, chosen in parts], [len(piece) for piece in pieces])
         if _equal(sample.tokens, tokens) and _equal(sample.action, action):
             return sample.replace(tokenizer=self.chat.fingerprint)
         version = sample.version if isinstance(sample.version, int) else UNKNOWN_VERSION
@@ -236,7 +236,7 @@ class Encoder:
             version=version,
         )
 
-    def _parts(self, sample: Sample, where: str) -> list[tuple[str, bool]]:
+    def _parts(self, sample: Sample, label: str) -> list[tuple[str, bool]]:
         """Prompt and response, or the turns: (text, whether the policy chose it)."""
         turns = sample.meta.get("continuation")
         if turns is None:
@@ -244,15 +244,15 @@ class Encoder:
             if several or sample.context_tokens is not None:
                 raise InvalidSample(
                     "turns of another tokenizer",
-                    f"{where}: the response has tokens that the policy didn't choose, or another context "
+                    f"{label}: the response has tokens that the policy didn't choose, or another context "
                     "than the prompt, and this is known for the tokens of another tokenizer only; use a "
                     "model with that tokenizer, or remove the sample",
                 )
             return [(self.render(sample.prompt), False), (sample.response, True)]
-        check_turns(turns, f"{where}: meta.continuation")
+        check_turns(turns, f"{label}: meta.continuation")
         if self.chat.is_text(sample.prompt):
             raise Refused(
-                f"{where}: the response is a conversation, but the prompt is plain text; give messages, or "
+                f"{label}: the response is a conversation, but the prompt is plain text; give messages, or "
                 "set policy.chat.wrap"
             )
         ends = [self.chat.tokenizer.convert_ids_to_tokens(i) for i in self.eos_ids]
@@ -261,7 +261,7 @@ class Encoder:
         except Rewritten as error:
             raise InvalidSample(
                 "template rewrites history",
-                f"{where}: the chat template of {self.name} changes earlier turns, so no single sequence "
+                f"{label}: the chat template of {self.name} changes earlier turns, so no single sequence "
                 f"contains the context of every turn ({error}); make each turn a sample, or use another "
                 "policy.chat.template",
             ) from None
@@ -274,7 +274,7 @@ class Encoder:
             return [self.chat.end_id]
         return list(self.eos_ids[:1])
 
-    def _check_known(self, text: str, ids: list[int], where: str) -> None:
+    def _check_known(self, text: str, ids: list[int], label: str) -> None:
         """Raise `InvalidSample` for characters that become the unknown token."""
         unknown = self.chat.tokenizer.unk_token_id
         if unknown is None or unknown not in ids:
@@ -288,10 +288,10 @@ class Encoder:
             shown = bad[:5] + ["…"] * (len(bad) > 5) or [f"{text:.20} without a space before it"]
             raise InvalidSample(
                 "unknown characters",
-                f"{where}: the tokenizer doesn't know {', '.join(shown)}; use a model with a larger "
+                f"{label}: the tokenizer doesn't know {', '.join(shown)}; use a model with a larger "
                 "vocabulary, or remove the sample",
             )
 
 
-def _equal(known: NDArray[Any] | None, found: NDArray[Any]) -> bool:
-    return known is not None and np.array_equal(known, found)
+def _equal(stored: NDArray[Any] | None, encoded: NDArray[Any]) -> bool:
+    return stored is not None and np.array_equal(stored, encoded)

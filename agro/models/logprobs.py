@@ -4,8 +4,8 @@ The hidden state at t-1 predicts tokens[t]. The forward pass adds up sums over t
 `agro.models.tiles`; the backward pass computes each tile once more, turns it into its gradient in place, and
 adds that to the gradients of the hidden states and of the head. So neither pass has more than a few tiles in
 memory, the weights of the head are read once for many positions, and their gradient exists once.
-Where tokens have kept sets (see `agro.types.kept`), log π is over them: z is -inf outside. The other streams
-remain over the vocabulary; logits are computed once more for them.
+Where tokens have kept sets (see `agro.types.kept_sets`), log π is over them: z is -inf outside. The other
+streams remain over the vocabulary; logits are computed once more for them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from agro.errors import Refused
-from agro.models.tiles import Head, Plan, Slopes, Sums, add_tile, after_tiles, d_logits, fill, keys, wide
-from agro.types import Kept
+from agro.models.tiles import Head, Plan, Slopes, Sums, add_tile, after_tiles, d_logits, fill, keys, sum_dtype
+from agro.types import KeptSets
 
 STREAMS = ("logp", "entropy", "kl", "proposal", "proposal_mean")
 
@@ -31,7 +31,7 @@ class Outputs(NamedTuple):
 
     hidden: Tensor  # [B,T,H] last hidden states
     head: Head
-    kept: Kept | None = None  # what log-probs are normalized over; None: the vocabulary
+    kept: KeptSets | None = None  # what log-probs are normalized over; None: the vocabulary
 
 
 def token_streams(
@@ -69,10 +69,10 @@ def token_streams(
         raise ValueError("the stream 'kl' needs a reference")
     hidden, head, kept = Outputs(*outputs)
     vocab = head.weight.shape[0]
-    at = mask[:, 1:]
+    predicts = mask[:, 1:]  # the positions whose hidden states predict a token of the mask
     ref_hidden, ref_head = None, None
     if "kl" in want and reference is not None:
-        ref_hidden, ref_head = reference[0][:, :-1][at].detach(), reference[1]
+        ref_hidden, ref_head = reference[0][:, :-1][predicts].detach(), reference[1]
         if ref_head.weight.shape[0] != vocab:
             raise Refused(
                 f"kl: expected a reference with the policy's vocabulary of {vocab} tokens, "
@@ -83,19 +83,19 @@ def token_streams(
     plan = Plan(head, ref_head, temperature, chunk, frozenset(map(str, want)), kappa, draws=draws)
     if draws:
         plan = replace(plan, keys=keys(tokens, getattr(proposal, "seed", 0.0))[mask])
-    chosen, own = tokens[:, 1:][at].long(), hidden[:, :-1][at]
-    out: dict[str, Tensor] = {}
-    for part in [plan] if kept is None else _split(plan, kept.at(mask)):
+    chosen, states = tokens[:, 1:][predicts].long(), hidden[:, :-1][predicts]
+    streams: dict[str, Tensor] = {}
+    for part in [plan] if kept is None else _split(plan, kept.masked(mask)):
         other = ref_hidden if "kl" in part.want else None
-        values = _Streams.apply(own, head.weight, head.bias, chosen, other, part)  # type: ignore[no-untyped-call]
+        values = _Streams.apply(states, head.weight, head.bias, chosen, other, part)  # type: ignore[no-untyped-call]
         for name, value in zip(STREAMS, values):
             if value is not None:
                 empty = torch.full(mask.shape, math.nan, dtype=value.dtype, device=value.device)
-                out[name] = empty.masked_scatter(mask, value)
-    return out
+                streams[name] = empty.masked_scatter(mask, value)
+    return streams
 
 
-def _split(plan: Plan, kept: Kept) -> list[Plan]:
+def _split(plan: Plan, kept: KeptSets) -> list[Plan]:
     """Log-probs over the kept sets, the other streams over the vocabulary."""
     both = replace(plan, want=plan.want & {"logp"}, kept=kept), replace(plan, want=plan.want - {"logp"})
     return [part for part in both if part.want]
@@ -117,7 +117,7 @@ class _Streams(torch.autograd.Function):
         ref: Tensor | None,
         plan: Plan,
     ) -> tuple[Tensor | None, ...]:
-        values = torch.empty((len(STREAMS), len(tokens)), dtype=wide(weight), device=hidden.device)
+        values = torch.empty((len(STREAMS), len(tokens)), dtype=sum_dtype(weight), device=hidden.device)
         blocks = []
         for c, part in plan.blocks(len(tokens)):
             sums = Sums.empty(len(tokens[c]), hidden.device)
@@ -137,13 +137,13 @@ class _Streams(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, tokens, ref = ctx.saved_tensors
         plan: Plan = ctx.plan
-        d_hidden = torch.zeros_like(hidden, dtype=wide(weight)) if ctx.needs_input_grad[0] else None
-        d_weight = torch.zeros_like(weight, dtype=wide(weight)) if ctx.needs_input_grad[1] else None
-        d_bias = torch.zeros_like(bias, dtype=wide(weight)) if ctx.needs_input_grad[2] else None
+        d_hidden = torch.zeros_like(hidden, dtype=sum_dtype(weight)) if ctx.needs_input_grad[0] else None
+        d_weight = torch.zeros_like(weight, dtype=sum_dtype(weight)) if ctx.needs_input_grad[1] else None
+        d_bias = torch.zeros_like(bias, dtype=sum_dtype(weight)) if ctx.needs_input_grad[2] else None
         for (c, part), sums in zip(plan.blocks(len(tokens)), ctx.blocks, strict=True):
             h, h_ref = hidden[c], None if ref is None else ref[c]
-            of_block = [None if g is None else g[c] for g in grads]
-            slopes = Slopes.of(of_block, sums, wide(weight))
+            block_grads = [None if g is None else g[c] for g in grads]
+            slopes = Slopes.of(block_grads, sums, sum_dtype(weight))
             for tile in plan.tiles():
                 d = d_logits(part, sums, slopes, h, tokens[c], h_ref, tile).to(weight.dtype)
                 if d_hidden is not None:

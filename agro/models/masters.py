@@ -28,16 +28,16 @@ class Masters:
     def _take_gradient(self, name: str, p: Tensor) -> None:
         """Add the gradient of one backward pass to that of the float32 weight, and free it."""
         assert p.grad is not None
-        own = self.weights[name]
-        if own.grad is None:
-            own.grad = p.grad.float()
+        master = self.weights[name]
+        if master.grad is None:
+            master.grad = p.grad.float()
         else:
-            own.grad += p.grad
+            master.grad += p.grad
         p.grad = None
 
     def zero_grad(self) -> None:
-        for own in self.weights.values():
-            own.grad = None
+        for master in self.weights.values():
+            master.grad = None
 
     @torch.no_grad()
     def round(self) -> None:

@@ -27,40 +27,42 @@ WORTH = 0.9  # share of the padded positions from which copying costs more than 
 class PackedRows(NamedTuple):
     """The different positions of B sequences."""
 
-    at: Tensor  # [B,T] number of the position, 0 … N-1; any where the sequence is padded
-    first: Tensor  # [N] index into B·T of a sequence that has the position
+    number: Tensor  # [B,T] number of the position, 0 … N-1; any where the sequence is padded
+    source: Tensor  # [N] index into B·T of a sequence that has the position
 
     @classmethod
     def of(cls, tokens: Tensor, lengths: Tensor) -> PackedRows:
         """From right-padded tokens [B,T] of lengths [B]."""
         ids, counts = tokens.cpu().numpy(), lengths.tolist()
         rows = [row[:count].tolist() for row, count in zip(ids, counts, strict=True)]
-        at, first = np.zeros(ids.shape, np.int64), []
-        before, n = -1, 0
-        for i in sorted(range(len(rows)), key=rows.__getitem__):  # so neighbors begin alike
+        index, source = np.zeros(ids.shape, np.int64), []
+        previous, total = None, 0
+        for row in sorted(range(len(rows)), key=rows.__getitem__):  # so neighbors begin alike
             begin = 0
-            if before >= 0:
-                begin = _shared(ids[before, : counts[before]], ids[i, : counts[i]])
-                at[i, :begin] = at[before, :begin]
-            added = np.arange(begin, counts[i])
-            at[i, begin : counts[i]] = n - begin + added
-            first.append(i * ids.shape[1] + added)
-            before, n = i, n + len(added)
-        both = torch.from_numpy(at), torch.from_numpy(np.concatenate(first))
-        return cls(*(x.to(tokens.device) for x in both))
+            if previous is not None:
+                begin = _shared(ids[previous, : counts[previous]], ids[row, : counts[row]])
+                index[row, :begin] = index[previous, :begin]
+            columns = np.arange(begin, counts[row])  # those that no row before has
+            index[row, begin : counts[row]] = total + columns - begin
+            source.append(row * ids.shape[1] + columns)
+            previous, total = row, total + len(columns)
+        return cls(
+            torch.from_numpy(index).to(tokens.device),
+            torch.from_numpy(np.concatenate(source)).to(tokens.device),
+        )
 
     @property
     def pays(self) -> bool:
-        return len(self.first) <= WORTH * self.at.numel()
+        return len(self.source) <= WORTH * self.number.numel()
 
     def spread(self, x: Tensor) -> Tensor:
         """[N,…] -> [B,T,…]."""
-        copied: Tensor = x.index_select(0, self.at.flatten()).unflatten(0, self.at.shape)
+        copied: Tensor = x.index_select(0, self.number.flatten()).unflatten(0, self.number.shape)
         return copied
 
     def gather(self, x: Tensor) -> Tensor:
         """[B,T,…] -> [N,…]."""
-        return x.flatten(0, 1).index_select(0, self.first)
+        return x.flatten(0, 1).index_select(0, self.source)
 
 
 def _shared(a: Any, b: Any) -> int:
@@ -89,12 +91,12 @@ def last_hidden(model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool) -> 
     return packed.spread(states[0])
 
 
-def _states(model: Any, tokens: Tensor, places: Tensor, **of_attention: Any) -> Tensor:
+def _states(model: Any, tokens: Tensor, places: Tensor, **attention_options: Any) -> Tensor:
     mask = torch.ones_like(tokens)
-    out = model.base_model(
-        input_ids=tokens, attention_mask=mask, position_ids=places, use_cache=False, **of_attention
+    output = model.base_model(
+        input_ids=tokens, attention_mask=mask, position_ids=places, use_cache=False, **attention_options
     )
-    states: Tensor = out.last_hidden_state
+    states: Tensor = output.last_hidden_state
     return states
 
 
@@ -138,11 +140,11 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """Attention of [1,heads,N,width] over the sequences -> [1,N,heads,width]; transformers' own if padded."""
     if packed is None:
-        own: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
-        return own
+        attended: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+        return attended
     padded = (packed.spread(x[0].transpose(0, 1)).transpose(1, 2) for x in (query, key, value))
-    found, _ = sdpa_attention_forward(module, *padded, None, **kwargs)
-    return packed.gather(found)[None], None
+    states, _ = sdpa_attention_forward(module, *padded, None, **kwargs)
+    return packed.gather(states)[None], None
 
 
 AttentionInterface.register(NAME, _attend)

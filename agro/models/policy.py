@@ -1,9 +1,4 @@
-"""A policy: a causal language model, its tokenizer, and the temperature of its log-probs.
-
-A learned value: the expected reward of a prefix, from the policy's own hidden states.
-
-Gradient checkpointing for the length of a forward pass.
-"""
+"""A policy: a causal language model, its tokenizer, the temperature of its log-probs, and a value head."""
 
 from __future__ import annotations
 
@@ -30,10 +25,9 @@ from agro.models.newmodel import new_model
 from agro.models.packing import can_pack, last_hidden
 from agro.models.pretrained import device_of, pretrained, saved_weights, set_threads, without_bars
 from agro.models.tiles import Head
-from agro.types import Kept, Sample, Text
+from agro.types import KeptSets, Sample, Text
 
 __all__ = ["InvalidSample", "Policy", "new_model"]
-
 
 VALUES = frozenset({"prefix_value", "value"})  # the streams of a value head
 
@@ -54,9 +48,9 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[…,H] -> […]"""
-        wide = hidden.detach().to(self.linear.weight.dtype)
-        out: Tensor = self.linear(nn.functional.normalize(wide, dim=-1))[..., 0]
-        return out
+        states = hidden.detach().to(self.linear.weight.dtype)
+        values: Tensor = self.linear(nn.functional.normalize(states, dim=-1))[..., 0]
+        return values
 
     def streams(self, hidden: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """The streams "prefix_value" [B,T] and "value" [B].
@@ -64,10 +58,10 @@ class ValueHead(nn.Module):
         "prefix_value" is V of the tokens before each token, NaN outside the mask. "value" is that of the
         first token in the mask.
         """
-        before = torch.full(mask.shape, torch.nan, dtype=self.linear.weight.dtype, device=mask.device)
-        before[:, 1:] = self(hidden[:, :-1])
-        first = mask.int().argmax(1, keepdim=True)
-        return {"prefix_value": torch.where(mask, before, torch.nan), "value": before.gather(1, first)[:, 0]}
+        values = torch.full(mask.shape, torch.nan, dtype=self.linear.weight.dtype, device=mask.device)
+        values[:, 1:] = self(hidden[:, :-1])
+        start = mask.int().argmax(1, keepdim=True)
+        return {"prefix_value": torch.where(mask, values, torch.nan), "value": values.gather(1, start)[:, 0]}
 
 
 @contextmanager
@@ -147,14 +141,14 @@ class Policy:
                 "policy: expected either policy.model (a folder or hub name) or [policy.new] (random "
                 f"weights), got {got}"
             )
-        where = device_of(config.device)
+        device = device_of(config.device)
         with tempfile.TemporaryDirectory() as folder, without_bars():
             if config.new is not None:
                 new_model(folder, config.new, seed)
             model, tokenizer = pretrained(config.model or folder, config)
         set_threads(config.threads, model)
         if config.quantize is None:  # else it is there already
-            model.to(where)
+            model.to(device)
         adapter = None
         if config.lora is not None:
             with torch.random.fork_rng():
@@ -163,7 +157,7 @@ class Policy:
         masters = None
         if config.dtype == "mixed" and adapter is None:
             masters = Masters(dict(model.named_parameters()))
-        made = cls(
+        policy = cls(
             model,
             tokenizer,
             temperature=config.temperature,
@@ -171,8 +165,8 @@ class Policy:
             adapter=adapter,
             chat=config.chat,
         )
-        made.masters = masters
-        return made
+        policy.masters = masters
+        return policy
 
     @property
     def device(self) -> torch.device:
@@ -225,9 +219,9 @@ class Policy:
         """The text of a prompt that is encoded; see `Encoder.render`."""
         return self.encoder.render(text)
 
-    def decode(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
+    def decode(self, ids: Sequence[int], preceding: Sequence[int] = ()) -> str:
         """Text without special tokens; see `Encoder.decode`."""
-        return self.encoder.decode(ids, after)
+        return self.encoder.decode(ids, preceding)
 
     def hidden(self, tokens: Tensor, lengths: Tensor, *, packs: bool = True) -> Tensor:
         """[B,T], [B] -> [B,T,H] last hidden states of right-padded sequences; padding is ignored.
@@ -256,7 +250,7 @@ class Policy:
         mask: Tensor,
         want: Collection[str] = ("logp",),
         reference: Policy | None = None,
-        kept: Kept | None = None,
+        kept: KeptSets | None = None,
     ) -> dict[str, Tensor]:
         """The streams named by `want`: per token, in nats, or of the value head.
 
@@ -277,7 +271,7 @@ class Policy:
             with torch.no_grad():
                 other = Outputs(reference.hidden(tokens, lengths), Head.of(reference.model))
         hidden = self.hidden(tokens, lengths)
-        out = token_streams(
+        streams = token_streams(
             Outputs(hidden, Head.of(self.model), None if kept is None else kept.to(self.device)),
             tokens,
             mask,
@@ -288,8 +282,8 @@ class Policy:
         )
         if VALUES & set(want):
             assert self.value is not None
-            out |= {s: v for s, v in self.value.streams(hidden, mask).items() if s in want}
-        return out
+            streams |= {s: v for s, v in self.value.streams(hidden, mask).items() if s in want}
+        return streams
 
     def save(self, folder: str | Path, *, merge: bool = True) -> None:
         """Write model (safetensors) and tokenizer in transformers format; an adapter merged, or by itself."""
@@ -308,8 +302,8 @@ class Policy:
         """
         assert self.adapter is None, "an adapter is published merged into its model"
         saved = saved_weights(folder, self.model)
-        for name, own in self.model.state_dict().items():
-            own.copy_(saved[name])
+        for name, weight in self.model.state_dict().items():
+            weight.copy_(saved[name])
 
     @property
     def tolerance(self) -> float:
@@ -329,14 +323,14 @@ class Policy:
         ]
         self.model.eval()
         logp, largest = zip(*(architecture.own_logp(self.model, row, self.temperature) for row in rows))
-        own = torch.cat(logp)
+        expected = torch.cat(logp)
         architecture.without_randomness(self.model)
         # The same products in other shapes are rounded differently, by a few units in the last place of the
         # largest logit.
         rounding = 8 * torch.finfo(self.dtype).eps * max(largest)
         alone = torch.cat([self._chunked([row]) for row in rows])
-        architecture.refuse_difference(self.name, alone - own, 1e-5 + rounding)
-        architecture.refuse_difference(self.name, self._chunked(rows) - own, self.tolerance)
+        architecture.refuse_difference(self.name, alone - expected, 1e-5 + rounding)
+        architecture.refuse_difference(self.name, self._chunked(rows) - expected, self.tolerance)
         self.packs = can_pack(self.model, rows[-1], 1e-5 + rounding)
 
     def _chunked(self, rows: list[Tensor]) -> Tensor:

@@ -1,10 +1,7 @@
-"""Models and tokenizers from folders and from the hub.
+"""Models and tokenizers from folders and from the hub, and what agro has to know of their architecture.
 
-What needs a CUDA GPU and a package of its own: flash attention, 4-bit weights and 8-bit optimizer states.
-
-None of it was run: there was no GPU.
-
-What log-probs depend on besides the weights: lengths in a model's configuration, and its random parts.
+Flash attention, 4-bit weights and 8-bit optimizer states need a CUDA GPU and packages of their own. They were
+never run: there was no GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +27,13 @@ from agro.errors import Refused
 from agro.models.adapters import base_of, is_adapter, merged_with
 
 EXTRA = "pip install 'peft>=0.17' 'bitsandbytes>=0.46.1' 'accelerate>=1.1'"
+LARGE = 30_000_000  # parameters from which one pass keeps several cores busy
 _PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
+_PROBED = (7, 16)  # tokens of the rows that are probed at least
+_LONGEST = 256  # a probe of more tokens would take too long on a CPU
+_LENGTHS = ("sliding_window", "window_size", "attention_chunk_size", "original_max_position_embeddings")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
+_PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")  # fully described by tokenizer.json
 
 
 def loading_options(config: configuration.Policy, device: torch.device) -> dict[str, Any]:
@@ -73,8 +76,8 @@ def adamw_8bit(groups: list[dict[str, Any]], device: torch.device, **settings: A
     _require("train.optimizer = adamw_8bit", "bitsandbytes", EXTRA, device)
     import bitsandbytes
 
-    made: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(groups, **settings)
-    return made
+    optimizer: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(groups, **settings)
+    return optimizer
 
 
 def _require(key: str, package: str, install: str, device: torch.device) -> None:
@@ -82,11 +85,6 @@ def _require(key: str, package: str, install: str, device: torch.device) -> None
         raise Refused(f"{key}: expected a CUDA GPU, got device {device}; leave it out, or use a GPU")
     if find_spec(package) is None:
         raise Refused(f"{key}: expected the package {package}, which isn't installed: {install}")
-
-
-_PROBED = (7, 16)  # tokens of the rows that are probed at least
-_LONGEST = 256  # a probe of more tokens would take too long on a CPU
-_LENGTHS = ("sliding_window", "window_size", "attention_chunk_size", "original_max_position_embeddings")
 
 
 def decoder_layers(model: Any) -> list[torch.nn.Module]:
@@ -119,10 +117,8 @@ def context_of(model: Any) -> int:
     angles of dynamic NTK change beyond `max_position_embeddings` only, where every context ends.)
     """
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    of_layers = [rope] if "rope_type" in rope else [r for r in rope.values() if isinstance(r, Mapping)]
-    limits = [
-        int(r["original_max_position_embeddings"]) for r in of_layers if r.get("rope_type") == "longrope"
-    ]
+    layers = [rope] if "rope_type" in rope else [r for r in rope.values() if isinstance(r, Mapping)]
+    limits = [int(r["original_max_position_embeddings"]) for r in layers if r.get("rope_type") == "longrope"]
     return min([positions_of(model), *limits])
 
 
@@ -161,9 +157,9 @@ def without_randomness(model: torch.nn.Module) -> None:
 def own_logp(model: Any, tokens: Tensor, temperature: float) -> tuple[Tensor, float]:
     """Log-probs [T-1] of tokens [T] from the logits that the model returns, and the largest logit."""
     logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-    logp = torch.log_softmax(wide, -1).gather(1, tokens[1:, None])[:, 0]
-    return logp, wide.abs().max().item()
+    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    logp = torch.log_softmax(scaled, -1).gather(1, tokens[1:, None])[:, 0]
+    return logp, scaled.abs().max().item()
 
 
 @contextmanager
@@ -186,11 +182,6 @@ def refuse_difference(name: str, difference: Tensor, allowed: float) -> None:
             f"(expected at most {allowed:.2g}): the model changes its logits in a way that agro doesn't "
             "support, is random in training, or mixes the sequences of a batch; use another model"
         )
-
-
-LARGE = 30_000_000  # parameters from which one pass keeps several cores busy
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
-_PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")  # fully described by tokenizer.json
 
 
 def pretrained(name: str, config: configuration.Policy, adapters: tuple[Path, ...] = ()) -> tuple[Any, Any]:
@@ -216,22 +207,20 @@ def pretrained(name: str, config: configuration.Policy, adapters: tuple[Path, ..
             f"{name}: the folder has no tokenizer (expected {_TOKENIZER_FILES[0]}); "
             "save the model's tokenizer there: tokenizer.save_pretrained(folder)"
         )
-    if not local and (
-        folder.exists() or folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
-    ):
-        others = ", ".join(sorted(path.name for path in Path(name).parent.glob("step-*")))
-        there = f"; there are {others}" if others else ""  # checkpoints, of which the run keeps the last ones
+    if not local and _is_path(name):
+        checkpoints = ", ".join(sorted(path.name for path in folder.parent.glob("step-*")))
+        there = f"; there are {checkpoints}" if checkpoints else ""  # the run keeps the last ones
         raise Refused(f"{name}: expected the folder of a model, but there is no such folder{there}")
-    where = str(folder) if local else name
+    source = str(folder) if local else name
     common = {"trust_remote_code": config.trust_remote_code}
     options = loading_options(config, device_of(config.device))
     try:
         # AutoTokenizer ignores the splitting of tokenizer.json for some architectures, such as Qwen2
-        plain = get_tokenizer_config(where).get("tokenizer_class") in _PLAIN_TOKENIZERS
-        kind = PreTrainedTokenizerFast if plain else AutoTokenizer
-        tokenizer = kind.from_pretrained(where, **common)
+        plain = get_tokenizer_config(source).get("tokenizer_class") in _PLAIN_TOKENIZERS
+        loader = PreTrainedTokenizerFast if plain else AutoTokenizer
+        tokenizer = loader.from_pretrained(source, **common)
         model, report = AutoModelForCausalLM.from_pretrained(
-            where,
+            source,
             dtype=_dtype(config),
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # refused below, by name
@@ -246,13 +235,20 @@ def pretrained(name: str, config: configuration.Policy, adapters: tuple[Path, ..
             "the hub (pickled weights are not read: convert them with save_pretrained)"
             + _offline(name, local)
         ) from error
-    for what in ("missing_keys", "mismatched_keys"):
-        if names := _names(report, what):
+    for kind in ("missing_keys", "mismatched_keys"):
+        names = _names(report, kind)
+        if names:
             raise Refused(
                 f"{name}: {names}: they would be random; expected the complete model, as "
                 "save_pretrained writes it"
             )
     return model, tokenizer
+
+
+def _is_path(name: str) -> bool:
+    """Whether a name can't be one of the hub, which has at most one slash."""
+    path = Path(name).expanduser()
+    return path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
 
 
 def _dtype(config: configuration.Policy) -> torch.dtype:
@@ -283,16 +279,19 @@ def saved_weights(folder: Path, model: Any) -> dict[str, Tensor]:
             )
     except (OSError, ValueError, KeyError, RuntimeError, safetensors.SafetensorError) as error:
         raise Refused(f"{folder}: expected weights in model.safetensors: {error}") from error
-    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if names := _names(report, what):
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        names = _names(report, kind)
+        if names:
             raise Refused(f"{folder}: expected the weights of this {type(model).__name__}, got {names}")
     return dict(saved.state_dict())
 
 
-def _names(report: dict[str, Any], what: str) -> str:
-    """How many of such keys transformers reports, and the first of them; nothing where there are none."""
-    keys = sorted(key if isinstance(key, str) else key[0] for key in report[what])
-    return f"{len(keys)} {what.replace('_', ' ')} in its weights ({', '.join(keys[:3])}, …)" if keys else ""
+def _names(report: dict[str, Any], kind: str) -> str:
+    """How many keys of a kind transformers reports, and the first of them; nothing where there are none."""
+    keys = sorted(key if isinstance(key, str) else key[0] for key in report[kind])
+    if not keys:
+        return ""
+    return f"{len(keys)} {kind.replace('_', ' ')} in its weights ({', '.join(keys[:3])}, …)"
 
 
 def _offline(name: str, local: bool) -> str:
@@ -340,15 +339,15 @@ def device_of(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        known = device.type in ("cpu", "cuda")
+        is_supported = device.type in ("cpu", "cuda")
     except RuntimeError:
-        known = False
+        is_supported = False
     if name.partition(":")[0] == "mps":
         raise Refused(
             "policy.device: mps: Apple's GPU has no float64, in which tokens are drawn and gradients are "
             "summed; use device = 'cpu' or 'auto'"
         )
-    if not known:
+    if not is_supported:
         raise Refused(f"policy.device: expected auto, cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cuda" and not (
         torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()

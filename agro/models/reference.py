@@ -53,11 +53,11 @@ def frozen(policy: Policy) -> Policy:
     """A copy that isn't trained."""
     if policy.adapter is not None:
         return SharedReference(policy)
-    out = copy.copy(policy)
-    out.value = None
-    out.masters = None
-    out.model = copy.deepcopy(policy.model).requires_grad_(False)
-    return out
+    reference = copy.copy(policy)
+    reference.value = None
+    reference.masters = None
+    reference.model = copy.deepcopy(policy.model).requires_grad_(False)
+    return reference
 
 
 def load_reference(config: configuration.Policy, policy: Policy) -> Policy:
@@ -70,13 +70,13 @@ def load_reference(config: configuration.Policy, policy: Policy) -> Policy:
     dtype = "bfloat16" if config.dtype == "mixed" else config.dtype
     changes = {"model": config.reference_model, "new": None, "lora": None, "dtype": dtype}
     other = Policy.load(config.model_copy(update=changes))
-    for what, ours, theirs in (
+    for part, ours, theirs in (
         ("tokenizer", policy.fingerprint, other.fingerprint),
         ("vocabulary", policy.vocab_size, other.vocab_size),
     ):
         if ours != theirs:
             raise Refused(
-                f"policy.reference_model: {config.reference_model}: expected the {what} of policy.model "
+                f"policy.reference_model: {config.reference_model}: expected the {part} of policy.model "
                 f"({ours}), got {theirs}: the log-probs of other tokens can't be compared; use a reference "
                 "with the same tokens"
             )
@@ -90,11 +90,11 @@ def fingerprint(policy: Policy) -> str:
     A second and a half for a GiB of weights on one core, in up to four threads: less than reading the weights
     from a disk.
     """
-    own = policy.weights()
+    replaced = policy.weights()
 
     def digest(named: tuple[str, Tensor]) -> bytes:
         name, p = named
-        weights = own.get(name, p).detach().cpu().contiguous().view(torch.uint8).numpy().data
+        weights = replaced.get(name, p).detach().cpu().contiguous().view(torch.uint8).numpy().data
         return hashlib.sha256(name.encode() + hashlib.sha256(weights).digest()).digest()
 
     total = hashlib.sha256(f"{policy.model.config.to_json_string()}{policy.temperature}".encode())
@@ -118,5 +118,5 @@ def follow(reference: Policy, policy: Policy, config: configuration.Policy, step
     else:
         return
     live = policy.trained()
-    for name, own in reference.weights().items():
-        own.lerp_(live[name].to(own.dtype), share)
+    for name, weight in reference.weights().items():
+        weight.lerp_(live[name].to(weight.dtype), share)

@@ -9,13 +9,10 @@ and of q = softmax(z/κ), a constant, d Σ q log π = q - π. All of them follow
 multiples, which are added up tile by tile, with m the largest logit so far; they are rescaled where m grows
 (the online softmax of Milakov and Gimelshein, arXiv:1805.02867).
 
-K tokens drawn at each position from q ∝ π^(1/κ), a tile of logits at a time.
-
-They are where uniform numbers fall in the distribution function of q. The numbers are a hash of the tokens
-before a position and of a seed. So both passes of a step draw the same tokens, in micro-batches of any size,
-and so do equal beginnings with the same seed.
-
-The output layer of a model.
+In place of q, K tokens may be drawn from it at each position: where uniform numbers fall in its distribution
+function, in another pass over the tiles. The numbers are a hash of the tokens before a position and of a
+seed. So both passes of a step draw the same tokens, in micro-batches of any size, and so do equal beginnings
+with the same seed.
 """
 
 from __future__ import annotations
@@ -30,19 +27,21 @@ import torch
 from torch import Tensor, nn
 
 from agro.errors import Refused
-from agro.types import Kept
+from agro.types import KeptSets
 
+TILE = 1024  # tokens of the vocabulary whose logits are computed at once
+LOWEST = torch.finfo(torch.float32).min  # below any logit; finite, since -inf - -inf is NaN
 _GAMMA = -0x61C8864680B583EB  # SplitMix64's constants (Steele, Lea and Flood 2014), as signed numbers
 _FIRST, _SECOND = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 
 
 def keys(tokens: Tensor, seed: float) -> Tensor:
     """[B,T] int64: for each token a hash of those before it and of the seed; of rows [B,T] of tokens."""
-    place = torch.arange(tokens.shape[1], device=tokens.device)
-    parts = _mixed(_mixed(tokens.long() + 1) + _GAMMA * (place + 1))
-    before = parts.cumsum(1) - parts
+    position = torch.arange(tokens.shape[1], device=tokens.device)
+    parts = _mixed(_mixed(tokens.long() + 1) + _GAMMA * (position + 1))
+    prefix = parts.cumsum(1) - parts
     (bits,) = struct.unpack("<q", struct.pack("<d", seed))
-    return _mixed(before + _mixed(torch.tensor(bits, device=tokens.device)))
+    return _mixed(prefix + _mixed(torch.tensor(bits, device=tokens.device)))
 
 
 def uniforms(key: Tensor, count: int) -> Tensor:
@@ -58,13 +57,13 @@ def _mixed(x: Tensor) -> Tensor:
     return x ^ _shifted(x, 31)
 
 
-def _shifted(x: Tensor, by: int) -> Tensor:
+def _shifted(x: Tensor, count: int) -> Tensor:
     """A logical shift to the right: int64 tensors shift their sign in."""
-    out: Tensor = (x >> by) & (2 ** (64 - by) - 1)
-    return out
+    shifted: Tensor = (x >> count) & (2 ** (64 - count) - 1)
+    return shifted
 
 
-class Draws:
+class TokenDraws:
     """The tokens that [n,K] targets fall on, found as the masses of tiles come by, in order.
 
     `targets` are numbers from 0 to the total mass of their position.
@@ -73,24 +72,24 @@ class Draws:
     def __init__(self, targets: Tensor) -> None:
         self.targets = targets
         self.tokens = torch.full_like(targets, -1, dtype=torch.long)
-        self.of_x = torch.zeros_like(targets)
+        self.values = torch.zeros_like(targets)
         self.reached = torch.zeros_like(targets[:, :1])
 
     def add(self, mass: Tensor, x: Tensor, tile: slice) -> None:
         """A tile's masses and values x, [n,v]. What rounding leaves beyond the last tile falls on its end."""
         ends = self.reached + mass.cumsum(1, dtype=torch.float64)
-        place = torch.searchsorted(ends, self.targets, right=True).clamp(max=mass.shape[1] - 1)
+        column = torch.searchsorted(ends, self.targets, right=True).clamp(max=mass.shape[1] - 1)
         here = self.targets >= self.reached
-        self.tokens = torch.where(here, tile.start + place, self.tokens)
-        self.of_x = torch.where(here, x.gather(1, place).double(), self.of_x)
+        self.tokens = torch.where(here, tile.start + column, self.tokens)
+        self.values = torch.where(here, x.gather(1, column).double(), self.values)
         self.reached = ends[:, -1:].contiguous()
 
 
 def add_counts(d: Tensor, tokens: Tensor, factor: Tensor, tile: slice) -> None:
     """Add `factor` [n,1] to d [n,v], in place, for each of the drawn tokens [n,K] that is in the tile."""
-    inside = (tokens >= tile.start) & (tokens < tile.stop)
-    place = (tokens - tile.start).clamp(0, d.shape[1] - 1)
-    d.scatter_add_(1, place, factor * inside.to(d.dtype))
+    in_tile = (tokens >= tile.start) & (tokens < tile.stop)
+    column = (tokens - tile.start).clamp(0, d.shape[1] - 1)
+    d.scatter_add_(1, column, factor * in_tile.to(d.dtype))
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ class Head:
         return cls(linear.weight, linear.bias, scale, cap)
 
     def part(self, tile: slice) -> Head:
-        """That of some tokens of the vocabulary."""
+        """The head of some tokens of the vocabulary."""
         bias = None if self.bias is None else self.bias[tile]
         return replace(self, weight=self.weight[tile], bias=bias)
 
@@ -130,7 +129,7 @@ class Head:
 
         The product is computed in the type of the weights.
         """
-        z = nn.functional.linear(hidden, self.weight, self.bias).to(wide(self.weight))
+        z = nn.functional.linear(hidden, self.weight, self.bias).to(sum_dtype(self.weight))
         if self.scale != 1:
             z.mul_(self.scale)
         if self.cap is None:
@@ -138,34 +137,32 @@ class Head:
         return z.div_(self.cap).tanh_().mul_(self.cap)
 
 
-def wide(weight: Tensor) -> torch.dtype:
-    """Of what is computed from weights: float64 from float64, else float32."""
+def sum_dtype(weight: Tensor) -> torch.dtype:
+    """The type of logits and sums that are computed from weights: float64 from float64, else float32."""
     return torch.float64 if weight.dtype == torch.float64 else torch.float32
-
-
-TILE = 1024  # tokens of the vocabulary whose logits are computed at once
-LOWEST = torch.finfo(torch.float32).min  # below any logit; finite, since -inf - -inf is NaN
 
 
 @dataclass(frozen=True)
 class Plan:
+    """Which streams to compute, from which heads, and how many positions at once."""
+
     head: Head
     reference: Head | None
     temperature: float
     size: int  # positions of a tile
     want: frozenset[str]
     kappa: float  # of q ∝ π^(1/κ)
-    kept: Kept | None = None  # [N], of log π
+    kept: KeptSets | None = None  # [N], of log π
     draws: int = 0  # K tokens in place of q; 0: q itself
     keys: Tensor | None = None  # [N], of the draws
 
     def blocks(self, n: int) -> Iterator[tuple[slice, Plan]]:
         """Slices of n positions, each with the plan for it."""
         for i in range(0, n, self.size):
-            c = slice(i, i + self.size)
-            kept = None if self.kept is None else self.kept.part(c)
-            keys = None if self.keys is None else self.keys[c]
-            yield c, replace(self, kept=kept, keys=keys)
+            block = slice(i, i + self.size)
+            kept = None if self.kept is None else self.kept.part(block)
+            keys = None if self.keys is None else self.keys[block]
+            yield block, replace(self, kept=kept, keys=keys)
 
     def tiles(self) -> Iterator[slice]:
         """Slices of the vocabulary."""
@@ -188,36 +185,36 @@ class Sums(NamedTuple):
 
     largest: Tensor
     total: Tensor  # Σ e^x
-    of_x: Tensor  # Σ e^x x
+    x_sum: Tensor  # Σ e^x x
     token: Tensor  # x of the token
     ref_largest: Tensor
     ref_total: Tensor  # Σ e^x_ref
-    of_ref: Tensor  # Σ e^x x_ref
+    ref_sum: Tensor  # Σ e^x x_ref
     q_total: Tensor  # Σ e^(x/κ)
-    of_q: Tensor  # Σ e^(x/κ) x
+    q_sum: Tensor  # Σ e^(x/κ) x
     q_token: Tensor  # e^(x/κ) of the token, after the last tile
-    drawn: Tensor | None = None  # [n,K] tokens; then q_total is K, and the sums of q count them
+    drawn_tokens: Tensor | None = None  # [n,K] tokens; then q_total is K, and the sums of q count them
 
     @classmethod
     def empty(cls, n: int, device: torch.device) -> Sums:
         """Of n positions, before the first tile."""
-        out = cls(*torch.zeros((len(cls._fields) - 1, n), dtype=torch.float64, device=device))
-        out.largest.fill_(LOWEST)
-        out.ref_largest.fill_(LOWEST)
-        return out
+        sums = cls(*torch.zeros((len(cls._fields) - 1, n), dtype=torch.float64, device=device))
+        sums.largest.fill_(LOWEST)
+        sums.ref_largest.fill_(LOWEST)
+        return sums
 
     @property
     def entropy(self) -> Tensor:
-        return self.total.log() - self.of_x / self.total
+        return self.total.log() - self.x_sum / self.total
 
     @property
     def kl(self) -> Tensor:
-        return (self.of_x - self.of_ref) / self.total - (self.total.log() - self.ref_total.log())
+        return (self.x_sum - self.ref_sum) / self.total - (self.total.log() - self.ref_total.log())
 
 
 def add_tile(sums: Sums, plan: Plan, h: Tensor, tokens: Tensor, h_ref: Tensor | None, tile: slice) -> None:
     """Add a tile to the sums, in place."""
-    z = plan.over_kept(plan.logits(plan.head, h, tile, wide(plan.head.weight)), tile)
+    z = plan.over_kept(plan.logits(plan.head, h, tile, sum_dtype(plan.head.weight)), tile)
     rise = _raise_largest(sums.largest, z)
     x = _minus(z, sums.largest)
     sums.token.sub_(rise)
@@ -230,13 +227,13 @@ def add_tile(sums: Sums, plan: Plan, h: Tensor, tokens: Tensor, h_ref: Tensor | 
         sums.total.mul_(shrink).add_(x.exp_().sum(1))
         return
     e = x.exp()
-    sums.of_x.sub_(sums.total * rise).mul_(shrink).add_((e * x).sum(1))
+    sums.x_sum.sub_(sums.total * rise).mul_(shrink).add_((e * x).sum(1))
     if h_ref is not None:
         assert plan.reference is not None
         z_ref = plan.logits(plan.reference, h_ref, tile, x.dtype)
         ref_rise = _raise_largest(sums.ref_largest, z_ref)
         x_ref = _minus(z_ref, sums.ref_largest)
-        sums.of_ref.sub_(sums.total * ref_rise).mul_(shrink).add_((e * x_ref).sum(1))
+        sums.ref_sum.sub_(sums.total * ref_rise).mul_(shrink).add_((e * x_ref).sum(1))
         sums.ref_total.mul_((-ref_rise).exp()).add_(x_ref.exp_().sum(1))
     sums.total.mul_(shrink).add_(e.sum(1))
 
@@ -244,7 +241,7 @@ def add_tile(sums: Sums, plan: Plan, h: Tensor, tokens: Tensor, h_ref: Tensor | 
 def _add_proposal(sums: Sums, x: Tensor, rise: Tensor, kappa: float) -> None:
     e = (x / kappa).exp_()
     shrink = (-rise / kappa).exp()
-    sums.of_q.sub_(sums.q_total * rise).mul_(shrink).add_((e * x).sum(1))
+    sums.q_sum.sub_(sums.q_total * rise).mul_(shrink).add_((e * x).sum(1))
     sums.q_total.mul_(shrink).add_(e.sum(1))
 
 
@@ -255,23 +252,23 @@ def after_tiles(sums: Sums, plan: Plan, h: Tensor, tokens: Tensor) -> Sums:
     if not plan.draws:
         return sums._replace(q_token=(sums.token / plan.kappa).exp())
     assert plan.keys is not None
-    found = Draws(uniforms(plan.keys, plan.draws) * sums.q_total[:, None])
+    draws = TokenDraws(uniforms(plan.keys, plan.draws) * sums.q_total[:, None])
     for tile in plan.tiles():
-        x = _minus(plan.logits(plan.head, h, tile, wide(plan.head.weight)), sums.largest)
-        found.add((x / plan.kappa).exp_(), x, tile)
+        x = _minus(plan.logits(plan.head, h, tile, sum_dtype(plan.head.weight)), sums.largest)
+        draws.add((x / plan.kappa).exp_(), x, tile)
     return sums._replace(
         q_total=torch.full_like(sums.q_total, plan.draws),
-        of_q=found.of_x.sum(1),
-        q_token=(found.tokens == tokens[:, None]).double().sum(1),
-        drawn=found.tokens,
+        q_sum=draws.values.sum(1),
+        q_token=(draws.tokens == tokens[:, None]).double().sum(1),
+        drawn_tokens=draws.tokens,
     )
 
 
 def _raise_largest(largest: Tensor, z: Tensor) -> Tensor:
     """Raise `largest` [n] to the largest of z [n,v], in place; returns by how much, 0 for a first tile."""
-    before = largest.clone()
+    previous = largest.clone()
     torch.maximum(largest, z.amax(1).double(), out=largest)
-    return (largest - before).masked_fill_(before == LOWEST, 0)
+    return (largest - previous).masked_fill_(previous == LOWEST, 0)
 
 
 def _minus(z: Tensor, largest: Tensor) -> Tensor:
@@ -294,39 +291,39 @@ def fill(values: Tensor, sums: Sums, plan: Plan) -> None:
         values[2] = sums.kl
     if {"proposal", "proposal_mean"} & plan.want:
         values[3] = sums.q_token / sums.q_total
-        values[4] = sums.of_q / sums.q_total - sums.total.log()
+        values[4] = sums.q_sum / sums.q_total - sums.total.log()
 
 
 class Slopes(NamedTuple):
     """Factors of the gradient of z, each [n,1], None where it is 0.
 
-    The gradient is e^x (by_x x + by_ref x_ref + by_one) + by_q e^(x/κ), and `by_token` more at the token.
-    Where tokens were drawn, by_q is added at each of them instead.
+    The gradient is e^x (x_factor x + ref_factor x_ref + constant) + q_factor e^(x/κ), and `token_factor` more
+    at the token. Where tokens were drawn, q_factor is added at each of them instead.
     """
 
-    by_one: Tensor
-    by_token: Tensor
-    by_x: Tensor | None
-    by_ref: Tensor | None
-    by_q: Tensor | None
+    constant: Tensor
+    token_factor: Tensor
+    x_factor: Tensor | None
+    ref_factor: Tensor | None
+    q_factor: Tensor | None
 
     @classmethod
     def of(cls, grads: list[Tensor | None], sums: Sums, dtype: torch.dtype) -> Slopes:
         """From the gradients of the streams."""
         zero = torch.zeros_like(sums.total)
-        by_logp, by_entropy, by_kl, _, by_mean = (zero if g is None else g.double() for g in grads)
-        one = -(by_logp + by_mean)
-        by_x, by_ref, by_q = None, None, None
+        d_logp, d_entropy, d_kl, _, d_mean = (zero if g is None else g.double() for g in grads)
+        constant = -(d_logp + d_mean)
+        x_factor, ref_factor, q_factor = None, None, None
         if grads[1] is not None or grads[2] is not None:
-            by_x = (by_kl - by_entropy) / sums.total
+            x_factor = (d_kl - d_entropy) / sums.total
         if grads[1] is not None:
-            one = one + by_entropy * (sums.total.log() - sums.entropy)
+            constant = constant + d_entropy * (sums.total.log() - sums.entropy)
         if grads[2] is not None:
-            one = one - by_kl * (sums.total.log() - sums.ref_total.log() + sums.kl)
-            by_ref = -by_kl / sums.total
+            constant = constant - d_kl * (sums.total.log() - sums.ref_total.log() + sums.kl)
+            ref_factor = -d_kl / sums.total
         if grads[4] is not None:
-            by_q = by_mean / sums.q_total
-        factors = (one / sums.total, by_logp, by_x, by_ref, by_q)
+            q_factor = d_mean / sums.q_total
+        factors = (constant / sums.total, d_logp, x_factor, ref_factor, q_factor)
         return cls(*(None if f is None else f[:, None].to(dtype) for f in factors))  # type: ignore[arg-type]
 
 
@@ -334,31 +331,31 @@ def d_logits(
     plan: Plan, sums: Sums, slopes: Slopes, h: Tensor, tokens: Tensor, h_ref: Tensor | None, tile: slice
 ) -> Tensor:
     """Gradient with respect to h Wᵀ + b [n,v] of a tile, from the sums over all tiles."""
-    z = plan.logits(plan.head, h, tile, wide(plan.head.weight))
+    z = plan.logits(plan.head, h, tile, sum_dtype(plan.head.weight))
     slope = None
     if plan.head.cap is not None:
         slope = (z * (plan.temperature / plan.head.cap)).square_().neg_().add_(1)
     x = _minus(plan.over_kept(z, tile), sums.largest)
     q = None
-    if slopes.by_q is not None and sums.drawn is None:
-        q = (x / plan.kappa).exp_().mul_(slopes.by_q)
-    if slopes.by_x is None:
-        d = x.exp_().mul_(slopes.by_one)
+    if slopes.q_factor is not None and sums.drawn_tokens is None:
+        q = (x / plan.kappa).exp_().mul_(slopes.q_factor)
+    if slopes.x_factor is None:
+        d = x.exp_().mul_(slopes.constant)
     else:
         e = x.exp()
-        d = x.mul_(slopes.by_x).add_(slopes.by_one)
-        if slopes.by_ref is not None:
+        d = x.mul_(slopes.x_factor).add_(slopes.constant)
+        if slopes.ref_factor is not None:
             assert h_ref is not None
             assert plan.reference is not None
             z_ref = plan.logits(plan.reference, h_ref, tile, d.dtype)
-            d.addcmul_(_minus(z_ref, sums.ref_largest), slopes.by_ref)
+            d.addcmul_(_minus(z_ref, sums.ref_largest), slopes.ref_factor)
         d.mul_(e)
     if q is not None:
         d.add_(q)
-    if slopes.by_q is not None and sums.drawn is not None:
-        add_counts(d, sums.drawn, slopes.by_q, tile)
+    if slopes.q_factor is not None and sums.drawn_tokens is not None:
+        add_counts(d, sums.drawn_tokens, slopes.q_factor, tile)
     rows, columns = _at_token(tokens, tile)
-    d[rows, columns] += slopes.by_token[rows, 0]
+    d[rows, columns] += slopes.token_factor[rows, 0]
     if plan.head.scale != plan.temperature:
         d.mul_(plan.head.scale / plan.temperature)
     return d if slope is None else d.mul_(slope)

@@ -133,13 +133,13 @@ def after_drops(groups: Groups) -> Tensor:
     below_N = -centered(groups) > ROUNDING * (largest_G - smallest_G)[group]
     negative_N = below_N.double()
     M_N, P_N = groups.sum(negative_N)[group], groups.sum(1 - negative_N)[group]
-    of_negatives_N = groups.sum(negative_N * r_N)[group]
-    of_positives_N = groups.sum((1 - negative_N) * r_N)[group]
+    negative_sum_N = groups.sum(negative_N * r_N)[group]
+    positive_sum_N = groups.sum((1 - negative_N) * r_N)[group]
     # The expected sum of the negatives that are left: of all, and where this one is left.
-    left_N = P_N * of_negatives_N / M_N
-    left_with_it_N = r_N + (P_N - 1) * (of_negatives_N - r_N) / (M_N - 1)
-    positive_N = r_N - (of_positives_N + left_N) / (2 * P_N)
-    may_drop_N = P_N / M_N * (r_N - (of_positives_N + left_with_it_N) / (2 * P_N))
+    expected_sum_N = P_N * negative_sum_N / M_N
+    sum_with_it_N = r_N + (P_N - 1) * (negative_sum_N - r_N) / (M_N - 1)
+    positive_N = r_N - (positive_sum_N + expected_sum_N) / (2 * P_N)
+    may_drop_N = P_N / M_N * (r_N - (positive_sum_N + sum_with_it_N) / (2 * P_N))
     dropping_N = torch.where(negative_N > 0, may_drop_N, positive_N)
     return torch.where(M_N > P_N, dropping_N, centered(groups))
 

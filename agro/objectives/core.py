@@ -31,6 +31,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from agro.errors import Refused
+from agro.io.worker import explain, find
+from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import (
     GROUPS,
     NEEDS,
@@ -40,6 +42,7 @@ from agro.objectives.needs import (
     Column,
     Need,
     Stream,
+    grouping,
     ordered,
 )
 from agro.objectives.options import REQUIRED, Singletons, checked, defaults_of, model_of
@@ -88,8 +91,8 @@ class Ingredient:
         """What it needs with these options, defaults filled in."""
         return set()
 
-    def conflict(self, options: Options, given: Options) -> str:
-        """Why these options exclude each other, "" where they don't. `given`: without defaults."""
+    def conflict(self, options: Options, explicit: Options) -> str:
+        """Why these options exclude each other, "" where they don't. `explicit`: without defaults."""
         return ""
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
@@ -107,13 +110,13 @@ SINGLETONS = SmallGroups()
 
 
 @dataclass(frozen=True)
-class Warnings:
+class MethodWarnings:
     """What a method has to say of its own: functions that return a text, or None."""
 
-    of_options: Callable[[Options], str | None] = lambda options: None  # before a run
-    of_rewards: Callable[[NDArray[np.float64], Options], str | None] = lambda rewards, options: None
+    options_warning: Callable[[Options], str | None] = lambda options: None  # before a run
+    rewards_warning: Callable[[NDArray[np.float64], Options], str | None] = lambda rewards, options: None
     """Before the first step, from held-out rewards [prompts, responses], NaN where unknown."""
-    of_metrics: Callable[[Mapping[str, float], Options], str | None] = lambda metrics, options: None
+    metrics_warning: Callable[[Mapping[str, float], Options], str | None] = lambda metrics, options: None
     """In each step, from `Evaluation.metrics`."""
 
 
@@ -138,12 +141,14 @@ class Objective:
     anchor: Callable[[Options], Column | None] = lambda options: None
     """The log-probs in ρ, where it weighs a response by r − βρ; None where β's term is separate, token by
     token."""
-    warnings: Warnings = Warnings()
+    warnings: MethodWarnings = MethodWarnings()
     certainty: Certainty = "paper"
     called: str = ""  # in other libraries, such as 'TRL loss_type = "dapo"'
     of: str = ""  # of a preset: the objective whose function it is
     preset: Options = field(default_factory=dict)  # its defaults that differ from that function's
     about: str = ""  # of a preset: what it is, with its equation
+    recipe: MethodRecipe | None = None
+    """What `agro train NAME` trains with; None where the recipe of this name is a file of `agro/recipes/`."""
 
     @cached_property
     def options(self) -> type[BaseModel]:
@@ -159,43 +164,59 @@ class Objective:
         """What it computes."""
         return self.about or (self.function.__doc__ or "").strip()
 
-    def with_preset(self, given: Options) -> dict[str, Any]:
+    def with_preset(self, explicit: Options) -> dict[str, Any]:
         """The given options, and of a preset its own values of the others."""
-        return {key: value for key, value in self.preset.items() if value is not REQUIRED} | dict(given)
+        return {key: value for key, value in self.preset.items() if value is not REQUIRED} | dict(explicit)
 
-    def of_function(self, options: Options) -> dict[str, Any]:
+    def function_options(self, options: Options) -> dict[str, Any]:
         """Those of `options` that the function takes."""
         return {key: value for key, value in options.items() if key not in self._added()}
 
     def needs(self, options: Options) -> set[Need]:
         """What it needs with these options, defaults filled in."""
         # Of two with one name the ingredient's stays: a weight allows for stale samples, which it corrects.
-        return set[Need]().union(*(part.needs(options) for part in self.ingredients), self.requires(options))
+        needs = set[Need]().union(*(part.needs(options) for part in self.ingredients), self.requires(options))
+        return needs - {GROUPS} if options.get("singletons") == "pool" else needs
 
-    def conflict(self, options: Options, given: Options) -> str:
-        """Why these options exclude each other, "" where they don't. `given`: without defaults."""
-        reasons = (self.excludes(options), *(part.conflict(options, given) for part in self.ingredients))
-        return next(filter(None, reasons), "")
+    def conflict(self, options: Options, explicit: Options) -> str:
+        """Why these options exclude each other, "" where they don't. `explicit`: without defaults."""
+        reasons = (self.excludes(options), *(part.conflict(options, explicit) for part in self.ingredients))
+        return next(filter(None, (*reasons, self._cannot_pool(options))), "")
+
+    def _cannot_pool(self, options: Options) -> str:
+        """Why groups of one response can't be one group, "" where they can or needn't."""
+        if options.get("singletons") != "pool":
+            return ""
+        need = grouping(self.needs({**options, "singletons": "error"}))
+        if need == GROUPS:
+            return ""
+        compared = "doesn't compare responses" if need is None else f"needs {need.what}"
+        return f'singletons = "pool" is for objectives that compare rewards in a group; this one {compared}'
+
+    def coupling(self, options: Options) -> Coupling:
+        """`couples`, and by step where groups of one response are one group."""
+        couples = self.couples(options)
+        return "step" if options.get("singletons") == "pool" and couples == "group" else couples
 
     def defaults(self) -> dict[str, Any]:
         return defaults_of(self.function, self.preset, self._added())
 
-    def checked(self, name: str, given: Options) -> dict[str, Any]:
+    def checked(self, name: str, explicit: Options) -> dict[str, Any]:
         """The given options and the defaults of the others; raises `Refused` for an unknown or invalid
         one."""
-        return checked(name, self.options, given, partial=True)
+        return checked(name, self.options, explicit, partial=True)
 
-    def resolve(self, name: str, given: Options) -> dict[str, Any]:
+    def resolve(self, name: str, explicit: Options) -> dict[str, Any]:
         """All options with defaults filled in; raises `Refused` for an unknown, missing or invalid one."""
-        out = checked(name, self.options, given, partial=False)
-        why = self.conflict(out, given)
-        if why:
-            raise Refused(f"objective {name}: {why}")
-        return out
+        resolved = checked(name, self.options, explicit, partial=False)
+        reason = self.conflict(resolved, explicit)
+        if reason:
+            raise Refused(f"objective {name}: {reason}")
+        return resolved
 
-    def needed(self, given: Options) -> set[Need]:
+    def needed(self, explicit: Options) -> set[Need]:
         """`needs` of options that may be schedules, without defaults."""
-        return self.needs(self.defaults() | dict(given))
+        return self.needs(self.defaults() | dict(explicit))
 
     def averages(self, options: Options) -> str:
         """How ρ is taken over the tokens of a response: "sum" or "token", their mean."""
@@ -225,17 +246,17 @@ def always(*needs: Need) -> Callable[[Options], set[Need]]:
 def regularized(*needs: Need) -> Callable[[Options], set[Need]]:
     """These, and the reference's log-probs unless β is 0."""
 
-    def given(options: Options) -> set[Need]:
+    def needs_regularized(options: Options) -> set[Need]:
         return set(needs) if options.get("beta") == 0 else {*needs, REF_LOGP}
 
-    return given
+    return needs_regularized
 
 
-def by(coupling: Coupling) -> Callable[[Options], Coupling]:
-    return lambda options: coupling
+def coupling(scope: Coupling) -> Callable[[Options], Coupling]:
+    return lambda options: scope
 
 
-def by_regularized_reward(options: Options) -> Coupling:
+def couples_regularized_reward(options: Options) -> Coupling:
     """By group through the R_i of the others, unless β is 0."""
     return "row" if options.get("beta") == 0 else "group"
 
@@ -247,9 +268,9 @@ def needs_baseline(options: Options) -> set[Need]:
 
 def couples_baseline(options: Options) -> Coupling:
     """By group through the others' R, unless the baseline is stored or β is 0, or by their weights."""
-    if options.get("weight_baseline") == "lower":
+    if options.get("weight_baseline", "mean") != "mean":
         return "group"
-    return "row" if options["baseline"] == "stored" else by_regularized_reward(options)
+    return "row" if options["baseline"] == "stored" else couples_regularized_reward(options)
 
 
 def to_reference(options: Options) -> Column:
@@ -264,31 +285,37 @@ def preset(
     *,
     certainty: Certainty = "paper",
     called: str = "",
+    recipe: MethodRecipe | None = None,
     **options: Any,
 ) -> Objective:
     """An entry for objective `of` with other defaults, under the name that its paper gives it."""
     return replace(
-        base, source=source, certainty=certainty, called=called, of=of, preset=options, about=about
+        base,
+        source=source,
+        certainty=certainty,
+        called=called,
+        of=of,
+        preset=options,
+        about=about,
+        recipe=recipe,
     )
 
 
 @cache
 def load(name: str) -> Objective:
     """The entry that `name` stands for; raises `Refused` where there is none. A file is run once."""
-    from agro.rewards.worker import find  # here, since it takes as long to import as all objectives
-
-    found, problem = find(name)
+    target, problem = find(name)
     if problem:
         raise Refused(f"objective.name: {problem}")
-    if isinstance(found, Objective):
-        return found
-    if not inspect.isfunction(found):
-        raise Refused(f"objective.name: {name}: expected a function or an Objective, got {found!r}")
+    if isinstance(target, Objective):
+        return target
+    if not inspect.isfunction(target):
+        raise Refused(f"objective.name: {name}: expected a function or an Objective, got {target!r}")
     needs = {REWARD, GROUPS}
-    if "beta" in inspect.signature(found).parameters:
+    if "beta" in inspect.signature(target).parameters:
         needs.add(REF_LOGP)
     return Objective(
-        _refusing(name, found), name, requires=lambda options: set(needs), couples=lambda options: "step"
+        _refusing(name, target), name, requires=lambda options: set(needs), couples=lambda options: "step"
     )
 
 
@@ -302,8 +329,6 @@ def _refusing(name: str, function: Callable[..., Terms]) -> Callable[..., Terms]
         except Refused:
             raise
         except Exception as error:
-            from agro.rewards.worker import explain
-
             raise Refused(f"objective {name}: {explain(error, function.__code__.co_filename)}") from error
         if not isinstance(terms, Terms):
             raise Refused(f"objective {name}: expected Terms(loss, …), got {type(terms).__name__}")

@@ -11,7 +11,8 @@ import torch
 
 from agro.errors import Refused
 from agro.objectives.core import Gradient, Objective, Options, Streams, Terms, blank, masked, wanted_streams
-from agro.objectives.needs import LogProb, Need, grouping, judging, least_responses, ordered
+from agro.objectives.needs import GROUPS, LogProb, Need, grouping, judging, least_responses, ordered
+from agro.objectives.reduce import Groups
 from agro.objectives.table import get
 from agro.types import Batch
 
@@ -57,13 +58,13 @@ def evaluate(
             f"objective {name}: streams: logp is the second argument; streams are what is needed beside it"
         )
     needs = entry.needs(resolved)
-    given = {"logp": as_stream(logp, "logp")}
+    tensors = {"logp": as_stream(logp, "logp")}
     for key, value in (streams or {}).items():
         if key in needs:
-            given[key] = as_stream(value, key)
-    out = differentiate(name, entry, given, batch.to(given["logp"].device), resolved)
-    grads = {key: like(grad, logp) for key, grad in out.grads.items()}
-    return Evaluation(out.loss, grads, out.metrics)
+            tensors[key] = as_stream(value, key)
+    result = differentiate(name, entry, tensors, batch.to(tensors["logp"].device), resolved)
+    grads = {key: like(grad, logp) for key, grad in result.grads.items()}
+    return Evaluation(result.loss, grads, result.metrics)
 
 
 def differentiate(
@@ -83,27 +84,45 @@ def differentiate(
     check(name, needs, streams, batch)
     judged = batch
     batch, dropped = _without_ties(needs, batch)
-    keep = _kept_rows(name, needs, batch, options, judged)
+    if options.get("singletons") == "pool":
+        judged = batch = pool_singletons(batch)
+        needs = needs | {GROUPS}
+    keep = _usable_rows(name, needs, batch, options, judged)
     part = batch if keep is None else batch.rows(keep)
     if not part.weight.any():
         raise Refused(
             f"objective {name}: weight: all of the {len(part.weight)} rows weigh 0: nothing to learn from"
         )
     leaves = {s: _leaf(name, s, streams[s], part, keep) for s in wanted_streams(needs)}
-    terms = objective.function(leaves, part, **objective.of_function(options))
+    terms = objective.function(leaves, part, **objective.function_options(options))
     gradients = _gradients(terms, leaves, part)
     metrics = {key: float(value.detach()) for key, value in terms.metrics.items()}
     gradient = Gradient(float(terms.loss.detach()), gradients["logp"], metrics)
     for ingredient in objective.ingredients:
         gradient = ingredient.apply(options, leaves["logp"], part, gradient)
     gradients["logp"], metrics = gradient.logp_BT, dict(gradient.metrics)
-    grads = {stream: _of_all_rows(grad, batch, stream, keep) for stream, grad in gradients.items()}
+    grads = {stream: _scatter_rows(grad, batch, stream, keep) for stream, grad in gradients.items()}
     _check_gradients(name, needs, grads, streams, batch, rows)
     if least_responses(needs) > 1:
         metrics["singletons_dropped"] = float(batch.n_groups - part.n_groups)
     if dropped:
         metrics["ties_dropped"] = float(dropped)
     return Evaluation(gradient.loss, grads, metrics)
+
+
+def pool_singletons(batch: Batch) -> Batch:
+    """The batch with its groups of one response as one group, which weighs as much as they did together."""
+    groups = Groups.of(batch)
+    alone_G = groups.n == 1
+    if not alone_G.any():
+        return batch
+    alone_B, count = alone_G[batch.group], int(alone_G.sum())
+    pooled = batch.replace(
+        group=torch.where(alone_B, batch.n_groups, batch.group),
+        group_names=(*batch.group_names, "groups of one response"),
+        weight=torch.where(alone_B, count * batch.weight, batch.weight),
+    )
+    return pooled.rows(torch.arange(len(batch.mask), device=batch.mask.device))
 
 
 def check(name: str, needs: set[Need], streams: Streams, batch: Batch) -> None:
@@ -125,12 +144,12 @@ def _without_ties(needs: set[Need], batch: Batch) -> tuple[Batch, int]:
     need = judging(needs)
     if need is None or batch.pairs is None:
         return batch, 0
-    out = need.without_ties(batch)
-    assert out.pairs is not None
-    return out, len(batch.pairs) - len(out.pairs)
+    remaining = need.without_ties(batch)
+    assert remaining.pairs is not None
+    return remaining, len(batch.pairs) - len(remaining.pairs)
 
 
-def _kept_rows(name: str, needs: set[Need], batch: Batch, options: Options, judged: Batch) -> Tensor | None:
+def _usable_rows(name: str, needs: set[Need], batch: Batch, options: Options, judged: Batch) -> Tensor | None:
     """[K] rows of groups that are large enough, or have a pair where pairs are needed; None where all are.
 
     `judged`: the batch with its ties. A group that has nothing else is dropped, as they are.
@@ -140,7 +159,7 @@ def _kept_rows(name: str, needs: set[Need], batch: Batch, options: Options, judg
     if need is None or small_G is None or not small_G.any():
         return None
     lacking_G = small_G if judged is batch else need.too_small(judged)
-    if options.get("singletons") != "drop" and lacking_G.any():
+    if options.get("singletons", "error") == "error" and lacking_G.any():
         groups = [batch.group_names[g] for g in lacking_G.nonzero().flatten().tolist()]
         raise need.refusal(name, groups, batch.n_groups, "groups")
     if small_G.all():
@@ -152,8 +171,8 @@ def _kept_rows(name: str, needs: set[Need], batch: Batch, options: Options, judg
 
 def _leaf(name: str, stream: str, value: Tensor, part: Batch, keep: Tensor | None) -> Tensor:
     """A stream of the kept rows in float64 that gradients flow to, 0 outside the mask; raises `NotFinite`."""
-    kept = value if keep is None else value[keep]
-    leaf = masked(part, kept.detach().double()).requires_grad_()
+    selected = value if keep is None else value[keep]
+    leaf = masked(part, selected.detach().double()).requires_grad_()
     bad_B = ~leaf.isfinite().view(len(leaf), -1).all(1)
     if bad_B.any():
         raise NotFinite(
@@ -172,7 +191,7 @@ def _gradients(terms: Terms, leaves: Streams, part: Batch) -> dict[str, Tensor]:
     return grads
 
 
-def _of_all_rows(grad: Tensor, batch: Batch, stream: str, keep: Tensor | None) -> Tensor:
+def _scatter_rows(grad: Tensor, batch: Batch, stream: str, keep: Tensor | None) -> Tensor:
     """The gradient of the kept rows, and 0 in the dropped ones."""
     return grad if keep is None else blank(batch, stream).index_copy(0, keep, grad)
 
@@ -214,9 +233,9 @@ def as_stream(value: Any, name: str) -> Tensor:
         raise Refused(f"stream {name}: expected numbers of shape {shape}, got {value!r:.80}") from error
 
 
-def like(value: Tensor, given: Any) -> Any:
-    """`value` in the kind and dtype of `given`: a tensor for a tensor, else an array."""
-    if isinstance(given, torch.Tensor):
-        return value.to(given.dtype if given.is_floating_point() else torch.float64)
-    dtype = np.asarray(given).dtype
+def like(value: Tensor, example: Any) -> Any:
+    """`value` in the kind and dtype of `example`: a tensor for a tensor, else an array."""
+    if isinstance(example, torch.Tensor):
+        return value.to(example.dtype if example.is_floating_point() else torch.float64)
+    dtype = np.asarray(example).dtype
     return value.cpu().numpy().astype(dtype if np.issubdtype(dtype, np.floating) else np.float64)

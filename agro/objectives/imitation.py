@@ -48,13 +48,13 @@ class Imitation(Ingredient):
         """What says which responses are imitated, where the objective needs it not already."""
         return set() if options["imitation_reward"] is None else {REWARD}
 
-    def conflict(self, options: Options, given: Options) -> str:
+    def conflict(self, options: Options, explicit: Options) -> str:
         """A schedule may go through 0."""
-        if given.get("imitation_reward") is None or "imitation" in given:
+        if explicit.get("imitation_reward") is None or "imitation" in explicit:
             return ""
         return (
-            f"imitation_reward = {given['imitation_reward']} says what is imitated, but imitation isn't set; "
-            "set imitation, its share in the loss, or leave imitation_reward out"
+            f"imitation_reward = {explicit['imitation_reward']} says what is imitated, but imitation isn't "
+            "set; set imitation, its share in the loss, or leave imitation_reward out"
         )
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
@@ -75,11 +75,11 @@ class Imitation(Ingredient):
 IMITATION, IMITATION_OF_WINNERS = Imitation(), Imitation(winners=True)
 
 
-def _imitated(least: float | None, batch: Batch, winners: bool) -> Tensor:
+def _imitated(minimum: float | None, batch: Batch, winners: bool) -> Tensor:
     """[N] which responses are imitated."""
     groups = Groups.of(batch)
-    if least is not None:
-        return groups.reward >= least
+    if minimum is not None:
+        return groups.reward >= minimum
     if winners:
         return torch.zeros_like(groups.group, dtype=torch.bool).index_fill(
             0, Pairs.of(batch).won().winner, True

@@ -108,9 +108,9 @@ class Column(Need):
             missing_B = (batch.mask & ~value.isfinite()).any(1)
         else:
             missing_B = ~value.isfinite()
-        return self._of_those_asked(missing_B, batch)
+        return self._required(missing_B, batch)
 
-    def _of_those_asked(self, missing_B: Tensor, batch: Batch) -> Tensor:
+    def _required(self, missing_B: Tensor, batch: Batch) -> Tensor:
         return missing_B & ~by_experts(batch) if self.but_experts else missing_B
 
     def check(self, name: str, batch: Batch) -> None:
@@ -159,7 +159,7 @@ class Fresh(Column):
         return batch.age
 
     def missing(self, batch: Batch) -> Tensor:
-        return self._of_those_asked(~(batch.age == 0), batch)
+        return self._required(~(batch.age == 0), batch)
 
     def without(self, batch: Batch) -> Batch:
         return batch.replace(age=torch.full_like(batch.age, math.nan))
@@ -177,8 +177,8 @@ class GroupSize(Need):
         groups = Groups.of(batch)
         if not self.but_experts:
             return groups.n < self.least
-        own_G = groups.sum((~groups.by_expert).double())
-        return (own_G > 0) & (own_G < self.least)
+        policy_G = groups.sum((~groups.by_expert).double())
+        return (policy_G > 0) & (policy_G < self.least)
 
     def without(self, batch: Batch) -> Batch:
         """The first response in a group of its own."""
@@ -209,10 +209,10 @@ class JudgedPairs(GroupSize):
         group, response = batch.group[pairs], batch.response[pairs]
         wrong_P = (group[:, 0] != group[:, 1]) | (response[:, 0] == response[:, 1])
         if wrong_P.any():
-            some = "; ".join(_named(batch, wrong_P)[:3])
+            examples = "; ".join(_named(batch, wrong_P)[:3])
             raise Refused(
                 f"objective {name}: pairs: expected each to join two responses to one prompt, but "
-                f"{int(wrong_P.sum())} of {len(pairs)} pairs don't (for one: {some}). What to do: remove "
+                f"{int(wrong_P.sum())} of {len(pairs)} pairs don't (for one: {examples}). What to do: remove "
                 "these pairs."
             )
         if not self.reads_ties and ties(batch).all():
@@ -258,16 +258,16 @@ class Proposal(Stream):
 
     def at(self, temperature: float, draws: int = 0, seed: float = 0.0) -> Proposal:
         """The same of this temperature; with `draws` shares of so many tokens drawn from q stand for q."""
-        out = copy(self)
-        out.temperature, out.draws, out.seed = temperature, draws, seed
-        return out
+        proposal = copy(self)
+        proposal.temperature, proposal.draws, proposal.seed = temperature, draws, seed
+        return proposal
 
 
 def with_ties(need: JudgedPairs) -> JudgedPairs:
     """The same need, to which ties are pairs as well."""
-    own = copy(need)
-    own.reads_ties = True
-    return own
+    copied = copy(need)
+    copied.reads_ties = True
+    return copied
 
 
 N = TypeVar("N", bound=Need)
@@ -275,9 +275,9 @@ N = TypeVar("N", bound=Need)
 
 def except_experts(need: N) -> N:
     """The same need, which rows of role "expert" needn't fulfil: nothing of it is read of them."""
-    own = copy(need)
-    own.but_experts = True
-    return own
+    copied = copy(need)
+    copied.but_experts = True
+    return copied
 
 
 def _named(batch: Batch, chosen_P: Tensor) -> list[str]:
@@ -362,8 +362,8 @@ NEEDS: tuple[Need, ...] = (
 
 def ordered(needs: Collection[Need]) -> list[Need]:
     """In the order in which they are checked. Of needs with one name it keeps the one that is given."""
-    given = {need: need for need in needs}
-    return [given[need] for need in NEEDS if need in given]
+    chosen = {need: need for need in needs}
+    return [chosen[need] for need in NEEDS if need in chosen]
 
 
 def provided_by(provider: Provider, needs: Collection[Need]) -> list[Need]:

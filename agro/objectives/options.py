@@ -20,8 +20,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from agro.config import peers
 from agro.errors import Refused
+from agro.io import peers
 
 COUNTS = {1: "a number", 2: "two numbers", 3: "three numbers"}
 
@@ -61,6 +61,8 @@ class Option:
         lowest = " above " + f"{self.gt:g}" if self.gt is not None else ""
         if self.ge is not None:
             lowest = f", {self.ge:g} or more"
+        if self.le is not None and self.gt is not None:
+            return f"{lowest} and at most {self.le:g}"
         if self.le is not None:
             return f" from {self.ge:g} to {self.le:g}"
         if self.lt is not None and self.gt is not None:
@@ -112,7 +114,11 @@ Baseline = Annotated[
     ),
 ]
 Singletons = Annotated[
-    Literal["error", "drop"], Option("what to do with groups that have too few responses, or no pair")
+    Literal["error", "drop", "pool"],
+    Option(
+        'what to do with groups that have too few responses, or no pair; "pool" makes one group of all '
+        "groups of one response in a step, which compares responses to different prompts"
+    ),
 ]
 
 
@@ -149,49 +155,50 @@ def _field(annotation: Any, default: Any) -> tuple[Any, Any]:
     if get_origin(annotation) is not Annotated:  # of a user's own function
         annotation = Annotated[annotation, Option("not described", "not stated")]
     kind, option = get_args(annotation)
-    about = {"unit": option.unit, "expected": option.expected(kind)}
+    extra = {"unit": option.unit, "expected": option.expected(kind)}
     value = ... if default in _NOT_GIVEN else default
-    return option.constrained(kind), Field(value, description=option.meaning, json_schema_extra=about)
+    return option.constrained(kind), Field(value, description=option.meaning, json_schema_extra=extra)
 
 
 def described(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
     """By option: default (None where it is required), required, unit, meaning, expected."""
-    out = {}
+    descriptions = {}
     for key, field in model.model_fields.items():
         required = field.is_required()
-        about = {"default": None if required else field.default, "required": required}
+        description = {"default": None if required else field.default, "required": required}
         assert isinstance(field.json_schema_extra, dict)
-        out[key] = about | {"meaning": field.description} | field.json_schema_extra
-    return out
+        descriptions[key] = description | {"meaning": field.description} | field.json_schema_extra
+    return descriptions
 
 
-def checked(name: str, model: type[BaseModel], given: Mapping[str, Any], *, partial: bool) -> dict[str, Any]:
+def checked(name: str, model: type[BaseModel], values: Mapping[str, Any], *, partial: bool) -> dict[str, Any]:
     """The options of objective `name`, defaults filled in; with `partial` without the required ones that
     aren't given.
 
     Raises `Refused` for an unknown, invalid or missing option.
     """
-    plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in given.items()}
+    plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in values.items()}
     problems = []
     try:
         return dict(model(**plain))
     except ValidationError as error:
         problems = error.errors()
-    about = described(model)
+    descriptions = described(model)
     missing = [str(p["loc"][0]) for p in problems if p["type"] == "missing" and len(p["loc"]) == 1]
     for problem in problems:
         key = str(problem["loc"][0])
         if problem["type"] == "extra_forbidden":
-            raise Refused(f"objective {name}: unknown option {key}; {_nearest(key, given[key], list(about))}")
-        if key not in missing:
             raise Refused(
-                f"objective {name}: option {key}: expected {about[key]['expected']}, got {given[key]!r}"
+                f"objective {name}: unknown option {key}; {_nearest(key, values[key], list(descriptions))}"
             )
+        if key not in missing:
+            expected = descriptions[key]["expected"]
+            raise Refused(f"objective {name}: option {key}: expected {expected}, got {values[key]!r}")
     if not partial:
         key = missing[0]
         raise Refused(
             f"objective {name}: option {key} has no default; set it "
-            f"({about[key]['meaning']}, in {about[key]['unit']})"
+            f"({descriptions[key]['meaning']}, in {descriptions[key]['unit']})"
         )
     # Something valid in the places of the missing ones, which are then taken out again.
     filled = checked(name, model, plain | dict.fromkeys(missing, 1.0), partial=False)
@@ -205,9 +212,9 @@ def _choices(kind: Any) -> str:
     return ", ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal else ""
 
 
-def _nearest(key: str, value: Any, known: list[str]) -> str:
+def _nearest(key: str, value: Any, names: list[str]) -> str:
     theirs = peers.option(key, value)
     if theirs:
         return theirs
-    near = difflib.get_close_matches(key, known, 1, 0.5)
-    return f"did you mean {near[0]}?" if near else f"it has: {', '.join(known) or 'none'}"
+    near = difflib.get_close_matches(key, names, 1, 0.5)
+    return f"did you mean {near[0]}?" if near else f"it has: {', '.join(names) or 'none'}"

@@ -33,26 +33,26 @@ class Groups:
     @classmethod
     def of(cls, batch: Batch) -> Groups:
         N = int(batch.response.max()) + 1
-        first = _first(batch.response, N)
-        group, row_weight = _of_response(batch, "group", batch.group, first), batch.weight.double()
-        weight = row_weight[_first(batch.group, batch.n_groups)]
+        first_row = _first_positions(batch.response, N)
+        group, row_weight = _response_values(batch, "group", batch.group, first_row), batch.weight.double()
+        weight = row_weight[_first_positions(batch.group, batch.n_groups)]
         differs = weight[batch.group] != row_weight
         if differs.any():
             raise Refused(
                 f"weight: {batch.ids[int(differs.int().argmax())]}: expected one weight for each "
                 "group, got different ones"
             )
-        return cls(batch, group, first, torch.bincount(group), weight)
+        return cls(batch, group, first_row, torch.bincount(group), weight)
 
     @cached_property
     def reward(self) -> Tensor:
         """[N] float64; computed on first use, since not every objective needs rewards."""
-        return _of_response(self.batch, "reward", self.batch.reward.double(), self.first_row)
+        return _response_values(self.batch, "reward", self.batch.reward.double(), self.first_row)
 
     @cached_property
     def by_expert(self) -> Tensor:
         """[N] whether each response is of role "expert"."""
-        return _of_response(self.batch, "role", by_experts(self.batch), self.first_row)
+        return _response_values(self.batch, "role", by_experts(self.batch), self.first_row)
 
     def sum_tokens(self, x: Tensor) -> Tensor:
         """[B,T] -> [N]: the sum over the mask and over the rows of a response."""
@@ -90,14 +90,14 @@ class Groups:
 
     def extremes(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """[N] -> [G], [G]: the largest and the smallest known value; −∞ and ∞ where all are NaN."""
-        known_N = ~v.isnan()
-        largest_G = self.largest(torch.where(known_N, v, -torch.inf))
-        return largest_G, -self.largest(torch.where(known_N, -v, -torch.inf))
+        number_N = ~v.isnan()
+        largest_G = self.largest(torch.where(number_N, v, -torch.inf))
+        return largest_G, -self.largest(torch.where(number_N, -v, -torch.inf))
 
     def soft_maximum(self, v: Tensor, beta: float) -> Tensor:
         """[N] -> [N]: β log of the mean of exp(v/β) in each response's group."""
-        most = self.largest(v)[self.group]
-        return most + beta * (self.sum(((v - most) / beta).exp()) / self.n)[self.group].log()
+        maximum_N = self.largest(v)[self.group]
+        return maximum_N + beta * (self.sum(((v - maximum_N) / beta).exp()) / self.n)[self.group].log()
 
     def mean_others(self, v: Tensor) -> Tensor:
         """[N] -> [N]: the leave-one-out mean, v̄_{-i}."""
@@ -160,18 +160,18 @@ def in_several_rows(batch: Batch) -> str | None:
     return batch.ids[int(several.int().argmax())] if several.any() else None
 
 
-def _of_response(batch: Batch, name: str, of_row: Tensor, first: Tensor) -> Tensor:
+def _response_values(batch: Batch, name: str, value_B: Tensor, first_row: Tensor) -> Tensor:
     """[B] -> [N]: of the first row of each; raises `Refused` where another one says something else."""
-    of_response = of_row[first]
-    differs = (of_response[batch.response] != of_row) & ~(of_row != of_row)
+    value_N = value_B[first_row]
+    differs = (value_N[batch.response] != value_B) & ~(value_B != value_B)
     if differs.any():
         raise Refused(
             f"{name}: {batch.ids[int(differs.int().argmax())]}: rows of one response have different values"
         )
-    return of_response
+    return value_N
 
 
-def _first(index: Tensor, size: int) -> Tensor:
+def _first_positions(index: Tensor, size: int) -> Tensor:
     """[size] the first position at which each of 0 … size-1 stands in `index`."""
     B = len(index)
     return torch.full((size,), B, device=index.device).scatter_reduce(
@@ -213,8 +213,8 @@ class Pairs:
         worst_N = differ_N & (groups.reward == worst_G[groups.group])
         winners, losers = best_N.nonzero()[:, 0], worst_N.nonzero()[:, 0]
         together = groups.group[winners][:, None] == groups.group[losers]
-        first, second = together.nonzero().unbind(1)
-        return cls(groups, winners[first], losers[second], torch.zeros_like(first, dtype=torch.bool))
+        best, worst = together.nonzero().unbind(1)
+        return cls(groups, winners[best], losers[worst], torch.zeros_like(best, dtype=torch.bool))
 
     def won(self) -> Pairs:
         """The pairs without the ties."""

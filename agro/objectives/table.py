@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agro.config import peers
 from agro.errors import Refused
+from agro.io import peers
 from agro.objectives import core
 from agro.objectives.core import Objective
 from agro.objectives.methods import (
@@ -56,7 +56,7 @@ def get(name: str) -> Objective:
     if ":" in name:
         return core.load(name)
     if name not in OBJECTIVES:
-        called = {own: entry.called for own, entry in OBJECTIVES.items()}
+        called = {ours: entry.called for ours, entry in OBJECTIVES.items()}
         hint = peers.objective(name, called) or f"there are {', '.join(OBJECTIVES)}"
         raise Refused(
             f"objective: expected one of `agro objectives`, file.py:NAME or module:NAME, got {name!r}; {hint}"
@@ -67,7 +67,7 @@ def get(name: str) -> Objective:
 def describe(name: str, **options: Any) -> dict[str, Any]:
     """What an objective needs and how far it couples (both given the options), its options, its source."""
     entry = get(name)
-    given = entry.checked(name, options)
+    resolved = entry.checked(name, options)
     return {
         "name": name,
         "source": entry.source,
@@ -75,7 +75,7 @@ def describe(name: str, **options: Any) -> dict[str, Any]:
         "preset_of": entry.of or None,
         "certainty": entry.certainty,
         "called": entry.called or None,
-        "needs": sorted(map(str, entry.needs(given))),
-        "couples": entry.couples(given),
+        "needs": sorted(map(str, entry.needs(resolved))),
+        "couples": entry.coupling(resolved),
         "options": described(entry.options),
     }

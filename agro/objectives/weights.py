@@ -16,6 +16,11 @@ masked token adds what a token of ratio 0 adds, nothing, the others count as muc
 the estimate stays that of E_μ[w g 1{within bounds}]. Divided by the kept tokens alone, the step would grow as
 more are masked, and a response's tokens would weigh more the more of them are wrong.
 
+A baseline of a group is what its R are compared with. Every mean Σ_j c_j R_j with weights c_j ≥ 0 that don't
+read rewards leaves π* the only stationary point, with noisy rewards too. The least variance has c ∝ w g, g
+the squared norm of ∇log π (Greensmith et al., JMLR 2004), for which Σ_t (1 − π_t)² stands. See
+docs/guide/weights.md.
+
 Ratios of the trained policy to what the samples were drawn from.
 """
 
@@ -23,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
@@ -31,7 +36,7 @@ import torch
 from agro.objectives.core import Gradient, Ingredient, Options
 from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, OLD_LOGP, REF_LOGP, Need
 from agro.objectives.options import Option
-from agro.objectives.reduce import Groups
+from agro.objectives.reduce import Groups, Pairs
 from agro.types import Batch
 
 if TYPE_CHECKING:
@@ -64,8 +69,8 @@ def of_level(groups: Groups, log_ratio_BT: Tensor, level: str) -> Tensor:
     if level == "token":
         return log_ratio_BT
     average = "sum" if level == "sequence" else "token"
-    of_response = groups.over_tokens(log_ratio_BT, average)[groups.batch.response]
-    return of_response[:, None].expand_as(log_ratio_BT)
+    response_N = groups.over_tokens(log_ratio_BT, average)[groups.batch.response]
+    return response_N[:, None].expand_as(log_ratio_BT)
 
 
 Kind = Annotated[
@@ -84,11 +89,15 @@ WeightLevel = Annotated[
 Rule = Annotated[
     Literal["truncate", "mask"], Option("a ratio outside the bounds becomes the bound, or the weight 0")
 ]
+Power = Annotated[
+    float, Option("of the ratio, before it is bounded: 0.5 is its root", "exponent", gt=0, le=1)
+]
 WeightBaseline = Annotated[
-    Literal["mean", "lower"],
+    Literal["mean", "weighted", "lower", "optimal", "balanced"],
     Option(
-        "what the R of a group are compared with: their mean, or the lower one of it and of their weighted "
-        "mean, with which a group as a whole is never pushed down"
+        "what the R of a group are compared with: their mean; their mean by the weights; the lower one of "
+        "these two; the mean of nearly least variance, by w Σ_t (1 − π_t)²; or the lower one of that and of "
+        "the weighted mean, with which a group as a whole is never pushed down"
     ),
 ]
 NEEDED: dict[str, set[Need]] = {
@@ -108,6 +117,7 @@ class Weight(Ingredient):
         "weight_min": (WeightMin, 0.0),
         "weight_level": (WeightLevel, "sequence"),
         "weight_rule": (Rule, "truncate"),
+        "weight_power": (Power, 1.0),
     }
     metrics: ClassVar = ("weight_mean",)
 
@@ -115,12 +125,12 @@ class Weight(Ingredient):
         """What the ratio is of, beside the policy."""
         return NEEDED[options["weight"]]
 
-    def conflict(self, options: Options, given: Options) -> str:
+    def conflict(self, options: Options, explicit: Options) -> str:
         if options["weight"] == "none":
             return _without_weight(self, options)
-        least, most = options["weight_min"], options["weight_max"]
-        if most is not None and least > most:
-            return f"weight_min = {least:g} is above weight_max = {most:g}"
+        minimum, maximum = options["weight_min"], options["weight_max"]
+        if maximum is not None and minimum > maximum:
+            return f"weight_min = {minimum:g} is above weight_max = {maximum:g}"
         return ""
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
@@ -132,31 +142,51 @@ class Weight(Ingredient):
         return replace(gradient, logp_BT=weight_BT * gradient.logp_BT, metrics=metrics)
 
 
-class LowerBaseline(Ingredient):
-    """The lower one of two baselines of a group, for objectives whose gradients without a weight sum to 0
-    in it."""
+@dataclass(frozen=True)
+class GroupBaseline(Ingredient):
+    """What the R of a group are compared with, for objectives whose gradients sum to 0 in it.
+
+    Entries list it before the weight, whose multiplication it allows for.
+    """
 
     options: ClassVar = {"weight_baseline": (WeightBaseline, "mean")}
+    judged: bool = False  # whether a group's responses are those of judged pairs alone
 
-    def conflict(self, options: Options, given: Options) -> str:
-        if options["weight_baseline"] == "mean":
+    def conflict(self, options: Options, explicit: Options) -> str:
+        kind = options["weight_baseline"]
+        if kind == "mean":
             return ""
-        if options["weight"] == "none":
+        if options["weight"] == "none" and kind in ("weighted", "lower"):
             return _without_weight(self, options)
         # What doesn't compare the R of complete responses in a group.
-        for key, needed in (("weight_level", "sequence"), ("baseline", "others"), ("average", "sum")):
-            if options.get(key, needed) != needed:
-                return f'weight_baseline = "lower" needs {key} = "{needed}", got "{options[key]}"'
+        for key, value in COMPARED.items():
+            if options.get(key, value) != value:
+                return f'weight_baseline = "{kind}" needs {key} = "{value}", got "{options[key]}"'
         return ""
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
-        if options["weight_baseline"] == "mean":
+        kind = options["weight_baseline"]
+        if kind == "mean":
             return gradient
-        weight_BT = weights(options, logp_BT, batch)
-        return replace(gradient, logp_BT=lower_baseline(gradient.logp_BT, weight_BT, Groups.of(batch)))
+        groups, weight_BT = Groups.of(batch), weights(options, logp_BT, batch)
+        compared_N = self._compared(groups, batch)
+        weight_BT = weight_BT * groups.at_tokens(compared_N)
+        excess_G = EXCESS[kind](groups, groups.mean_tokens(gradient.logp_BT), weight_BT, logp_BT.detach())
+        excess_BT = groups.at_tokens(compared_N * excess_G[groups.group])
+        return replace(gradient, logp_BT=gradient.logp_BT - torch.where(batch.mask, excess_BT, 0.0))
+
+    def _compared(self, groups: Groups, batch: Batch) -> Tensor:
+        """[N] 1 for the responses that are compared, else 0."""
+        if not self.judged:
+            return torch.ones_like(groups.group, dtype=torch.float64)
+        pairs = Pairs.of(batch)
+        in_pair_N = torch.zeros_like(groups.group, dtype=torch.float64)
+        in_pair_N[torch.cat([pairs.winner, pairs.loser])] = 1.0
+        return in_pair_N
 
 
-WEIGHT, WEIGHT_BASELINE = Weight(), LowerBaseline()
+WEIGHT, WEIGHT_BASELINE, WEIGHT_BASELINE_OF_PAIRS = Weight(), GroupBaseline(), GroupBaseline(judged=True)
+COMPARED = {"weight_level": "sequence", "baseline": "others", "average": "sum", "regularizer": "sequence"}
 
 
 def _without_weight(ingredient: Ingredient, options: Options) -> str:
@@ -171,29 +201,49 @@ def _without_weight(ingredient: Ingredient, options: Options) -> str:
 
 
 def weights(options: Options, logp_BT: Tensor, batch: Batch) -> Tensor:
-    """[B,T] the weight of each token, of its response but with `weight_level` "token"."""
-    level, least, most = options["weight_level"], options["weight_min"], options["weight_max"]
+    """[B,T] the weight of each token, of its response but with `weight_level` "token"; 1 without a weight."""
+    if options["weight"] == "none":
+        return torch.ones_like(logp_BT)
+    level, minimum, maximum = options["weight_level"], options["weight_min"], options["weight_max"]
     ratio_BT = torch.where(batch.mask, _log_ratio(options["weight"], logp_BT.detach(), batch), 0.0)
-    log_BT = of_level(Groups.of(batch), ratio_BT, level)
-    lowest = math.log(least) if least > 0 else -math.inf
-    highest = math.inf if most is None else math.log(most)
+    log_BT = float(options["weight_power"]) * of_level(Groups.of(batch), ratio_BT, level)
+    lower = math.log(minimum) if minimum > 0 else -math.inf
+    upper = math.inf if maximum is None else math.log(maximum)
     if options["weight_rule"] == "truncate":
-        return log_BT.clamp(lowest, highest).exp()
-    return torch.where((log_BT >= lowest) & (log_BT <= highest), log_BT, -math.inf).exp()
+        return log_BT.clamp(lower, upper).exp()
+    return torch.where((log_BT >= lower) & (log_BT <= upper), log_BT, -math.inf).exp()
 
 
-def lower_baseline(gradient_BT: Tensor, weight_BT: Tensor, groups: Groups) -> Tensor:
-    """[B,T] the weighted gradient of a loss, with the lower one of the plain and the weighted mean of R.
+def _weighted(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
+    """[G] how far the mean by the weights w lies below the mean of R, in units of the gradient.
 
-    Takes the weighted gradient with the plain mean: w_i (R̄ − R_i) at each token of response i, times a
-    constant of the group. Where it pushes the group down, Σ_i w_i (R̄ − R_i) > 0, the weighted mean R̄_w is the
-    lower one, and w_i (R̄ − R̄_w) is subtracted. What is left sums to 0.
+    `slope_N`: R̄ − R_i, times a constant of the group. That of a baseline Σ_j c_j R_j is Σ_j c_j (R̄ − R_j).
     """
-    push_G = groups.sum(groups.mean_tokens(gradient_BT)).clamp(min=0.0)
-    weight_G = groups.sum(groups.mean_tokens(weight_BT))
-    excess_G = torch.where(push_G > 0, push_G / weight_G, 0.0)
-    excess_BT = weight_BT * groups.at_tokens(excess_G[groups.group])
-    return gradient_BT - torch.where(groups.batch.mask, excess_BT, 0.0)
+    return _average(groups, groups.mean_tokens(weight_BT), slope_N)
+
+
+def _optimal(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
+    """[G] the same by w g, g = Σ_t (1 − π_t)² for the squared norm of a response's ∇log π."""
+    norm_N = groups.sum_tokens((1.0 - logp_BT.exp()).square())
+    return _average(groups, groups.mean_tokens(weight_BT) * norm_N, slope_N)
+
+
+def _lower(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
+    return _weighted(groups, slope_N, weight_BT, logp_BT).clamp(min=0.0)
+
+
+def _balanced(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
+    weighted_G = _weighted(groups, slope_N, weight_BT, logp_BT)
+    return torch.maximum(weighted_G, _optimal(groups, slope_N, weight_BT, logp_BT))
+
+
+def _average(groups: Groups, share_N: Tensor, v_N: Tensor) -> Tensor:
+    """[G] the mean of v by shares in each group; 0 where all shares are 0."""
+    total_G = groups.sum(share_N)
+    return torch.where(total_G > 0, groups.sum(share_N * v_N) / total_G, 0.0)
+
+
+EXCESS = {"weighted": _weighted, "lower": _lower, "optimal": _optimal, "balanced": _balanced}
 
 
 def _log_ratio(weight: str, logp_BT: Tensor, batch: Batch) -> Tensor:

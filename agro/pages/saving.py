@@ -12,9 +12,10 @@ from agro.runs.card import push, write_cards
 from agro.runs.outcome import Outcome
 from agro.runs.problems import problems
 from agro.runs.rundata import RunData, load_run
+from agro.runs.verdict import Verdict
 
 
-def present(out: Path, train: Train, say: Callable[[str], None]) -> bool:
+def present(folder: Path, train: Train, say: Callable[[str], None]) -> bool:
     """What was wrong, where the run was best, page, cards and upload.
 
     A page that fails doesn't keep back the others; then its error is raised. Returns whether the run ended
@@ -22,27 +23,32 @@ def present(out: Path, train: Train, say: Callable[[str], None]) -> bool:
     """
     failure: Exception | None = None
     ended_well = True
-    with writing(out):
+    with writing(folder):
         try:
-            ended_well = summarize(load_run(out), say)
-            report(out)
+            ended_well = summarize(load_run(folder), say)
+            report(folder)
         except Exception as error:  # noqa: BLE001
             failure = error
-        write_cards(out)
-        if where := push(out / "model", train):
-            say(f"uploaded to {where}")
+        write_cards(folder)
+        address = push(folder / "model", train)
+        if address:
+            say(f"uploaded to {address}")
         if failure is not None:
-            say(f"only the report failed; try again with: agro report {out}")
+            say(f"only the report failed; try again with: agro report {folder}")
             raise failure
     return ended_well
 
 
 def summarize(run: RunData, say: Callable[[str], None]) -> bool:
-    """The problems, then the best measurement; returns whether no problem contradicts it."""
-    found, outcome = problems(run), Outcome.of(run)
-    for problem in found:
+    """The problems, the best measurement, and whether the model got better.
+
+    Returns whether no problem contradicts the measurement.
+    """
+    report, outcome = problems(run), Outcome.of(run)
+    for problem in report:
         say(f"problem: {problem.text}" + (f". {problem.detail}" if problem.detail else ""))
-    ended_well = not any(problem.serious for problem in found)
+    ended_well = not any(problem.serious for problem in report)
     if outcome is not None:
         say(outcome.text if ended_well else f"measured all the same: {outcome.text}")
+    say(Verdict.of(run).sentence)
     return ended_well

@@ -15,7 +15,7 @@ from agro.models.encoding import InvalidSample
 from agro.models.policy import Policy
 from agro.objectives.core import wanted_streams
 from agro.objectives.needs import REF_LOGP
-from agro.plan.probes import Rates, Row, decoding, operations, rates, update
+from agro.plan.probes import Rates, StepSequence, decoding, operations, rates, update
 from agro.rollout.engines.capabilities import capabilities
 from agro.rollout.rollout import embedded
 from agro.store import Store
@@ -31,13 +31,13 @@ INSPECTED = 256  # prompts and stored samples, for the lengths
 class Work:
     """The sequences of a step, the longest that they may be."""
 
-    fresh: list[Row]
-    stored: list[Row]
-    passes: list[list[Row]]
+    fresh: list[StepSequence]
+    stored: list[StepSequence]
+    passes: list[list[StepSequence]]
     twice: bool  # whether log-probs of all passes are needed before the first backward pass
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[StepSequence]:
         return self.fresh + self.stored
 
     @property
@@ -47,21 +47,21 @@ class Work:
 
 
 def work(
-    phase: Phase, policy: Policy, prompts: Sequence[Prompt], store: Store | None, drawn: float | None
+    phase: Phase, policy: Policy, prompts: Sequence[Prompt], store: Store | None, group_size: float | None
 ) -> Work:
-    """Of the last step of a phase. `drawn`: responses of a stored group, None where that is unknown."""
+    """Of the last step of a phase. `group_size`: responses of a stored group, None where that is unknown."""
     config = phase.config
     groups = phase.stored_groups(phase.steps - 1)
     fresh = _fresh(config, policy, prompts, config.train.groups - groups)
-    stored: list[Row] = []
-    if groups and store is not None and drawn is not None:
-        stored = _stored(config, policy, store, round(groups * drawn), round(drawn))
+    stored: list[StepSequence] = []
+    if groups and store is not None and group_size is not None:
+        stored = _stored(config, policy, store, round(groups * group_size), round(group_size))
     rows = fresh + stored
     micro, lengths = MicroBatch.of(config.train), [len(row.tokens) for row in rows]
     packed = micro.pack([[i] for i in range(len(rows))], lengths)
     assert packed is not None  # single rows always fit
     options = phase.resolved(options_at(config.objective.options, 0))
-    couples, blocks = phase.entry.couples(options), dict[int, list[int]]()
+    couples, blocks = phase.entry.coupling(options), dict[int, list[int]]()
     for i, row in enumerate(rows):
         blocks.setdefault({"row": i, "group": row.group, "step": 0}[couples], []).append(i)
     together = micro.pack(list(blocks.values()), lengths)
@@ -74,33 +74,33 @@ def most_new(config: RunConfig) -> int:
     return config.sampler.max_new * (config.environment.max_turns if config.environment else 1)
 
 
-def _fresh(config: RunConfig, policy: Policy, prompts: Sequence[Prompt], groups: int) -> list[Row]:
+def _fresh(config: RunConfig, policy: Policy, prompts: Sequence[Prompt], groups: int) -> list[StepSequence]:
     """The longest prompts come first, with random responses as long as they may be."""
     random, limit = np.random.default_rng(0), min(policy.context, config.train.max_length or policy.context)
-    asked = sorted((policy.encode_prompt(p.text) for p in prompts[:INSPECTED]), key=len, reverse=True)
+    encoded = sorted((policy.encode_prompt(p.text) for p in prompts[:INSPECTED]), key=len, reverse=True)
     rows = []
-    for group in range(groups if asked else 0):
-        ids = asked[group % len(asked)]
+    for group in range(groups if encoded else 0):
+        ids = encoded[group % len(encoded)]
         new = max(0, min(most_new(config), limit - len(ids)))
         for _ in range(config.sampler.n):
-            rows.append(Row(ids + random.integers(0, policy.vocab_size, new).tolist(), new, group))
+            rows.append(StepSequence(ids + random.integers(0, policy.vocab_size, new).tolist(), new, group))
     return rows
 
 
-def _stored(config: RunConfig, policy: Policy, store: Store, count: int, size: int) -> list[Row]:
+def _stored(config: RunConfig, policy: Policy, store: Store, count: int, size: int) -> list[StepSequence]:
     """So many rows like the first in the store, in groups of `size`."""
-    rows: list[Row] = []
+    rows: list[StepSequence] = []
     for sample in islice(store.samples(**chosen(config.data)), INSPECTED):
         with suppress(InvalidSample):  # the run drops it as well
             encoded = policy.encode(sample, config.train.max_length)
             assert encoded.tokens is not None
             assert encoded.mask is not None
-            rows.append(Row(encoded.tokens.tolist(), int(encoded.mask.sum()), 0))
-    out = []
+            rows.append(StepSequence(encoded.tokens.tolist(), int(encoded.mask.sum()), 0))
+    repeated = []
     for i in range(count if rows else 0):
         row = rows[i % len(rows)]
-        out.append(Row(row.tokens, row.learned, -1 - i // max(1, size)))
-    return out
+        repeated.append(StepSequence(row.tokens, row.learned, -1 - i // max(1, size)))
+    return repeated
 
 
 def seconds(
@@ -127,8 +127,8 @@ def seconds(
     if not unknown_sampling(config):
         say("measuring sampling")
         row = step.rows[0]
-        of_token = rate.scoring * operations(policy, [row]) / len(row.tokens)
-        tokens = int(3 * limit / of_token)
+        seconds_per_token = rate.scoring * operations(policy, [row]) / len(row.tokens)
+        tokens = int(3 * limit / seconds_per_token)
         parts["sampling"] = _sampling(config, policy, step.fresh, tokens) if step.fresh else 0.0
     count = operations(policy, step.rows)
     parts["reference"] = _scored_rows(config, needs, policy, step) * rate.reference
@@ -151,18 +151,18 @@ def unknown_sampling(config: RunConfig) -> str:
     return ", ".join(reason for reason, holds in reasons.items() if holds and config.data.samples)
 
 
-def _sampling(config: RunConfig, policy: Policy, rows: Sequence[Row], tokens: int) -> float | None:
+def _sampling(config: RunConfig, policy: Policy, rows: Sequence[StepSequence], tokens: int) -> float | None:
     contexts: dict[int, list[int]] = {}  # one list for all responses to a prompt
     for row in rows:
         contexts.setdefault(row.group, row.tokens[: len(row.tokens) - row.learned])
     new, batch = max(row.learned for row in rows), min(config.sampler.batch, len(rows))
     engine = embedded(policy, fused=config.engine.fused)
-    asked = [contexts[row.group] for row in rows[:batch]]
-    found = decoding(engine, asked, new, config.sampler, policy.device, tokens)
-    if found is None:
+    batch_contexts = [contexts[row.group] for row in rows[:batch]]
+    time = decoding(engine, batch_contexts, new, config.sampler, policy.device, tokens)
+    if time is None:
         return None
     waves = -(-len(rows) // batch)
-    return waves * (found.begin + new * (found.first + found.last) / 2)
+    return waves * (time.begin + new * (time.early + time.late) / 2)
 
 
 def _scored_rows(config: RunConfig, needs: Any, policy: Policy, step: Work) -> float:

@@ -9,7 +9,7 @@ from torch import nn
 
 from agro.config import RunConfig
 from agro.models.policy import Policy
-from agro.models.tiles import TILE, wide
+from agro.models.tiles import TILE, sum_dtype
 from agro.plan.cost import Work
 from agro.plan.probes import Rates, operations
 from agro.rollout.engines.capabilities import capabilities
@@ -29,7 +29,7 @@ def resident(device: torch.device) -> int | None:
     return int(pages.read_text().split()[1]) * 4096
 
 
-def by_purpose(
+def memory_by_purpose(
     policy: Policy, reference: Policy | None, config: RunConfig, step: Work, rate: Rates | None
 ) -> dict[str, int | None]:
     """Bytes. Activations are those of the largest pass; None: the step's sequences are unknown."""
@@ -38,7 +38,7 @@ def by_purpose(
     if config.train.weights_average is not None:
         average = sum(w.numel() * max(w.itemsize, 4) for w in policy.trained().values())
     head = policy.model.get_output_embeddings().weight
-    of_head = head.numel() * wide(head).itemsize if head.requires_grad else 0
+    head_gradient = head.numel() * sum_dtype(head).itemsize if head.requires_grad else 0
     return {
         "weights": sum(p.nbytes for p in policy.model.parameters()),
         "float32_weights": 0 if policy.masters is None else trained,
@@ -47,13 +47,13 @@ def by_purpose(
         "average": average,
         "reference": 0 if reference is None else sum(w.nbytes for w in reference.weights().values()),
         "keys_and_values": _keys_and_values(policy, config, step),
-        "sampler": _of_sampler(policy, config, step),
+        "sampler": _sampler_bytes(policy, config, step),
         "activations": _activations(policy, config, step, rate),
-        "logits": of_head + 4 * config.policy.chunk * min(TILE, policy.vocab_size) * 4,
+        "logits": head_gradient + 4 * config.policy.chunk * min(TILE, policy.vocab_size) * 4,
     }
 
 
-def peak(found: dict[str, int | None], before: int | None, passes: int, *, heap: bool) -> int | None:
+def peak(purposes: dict[str, int | None], loaded: int | None, passes: int, *, heap: bool) -> int | None:
     """The largest sum at once: while responses are sampled, or in a pass. None where a part is unknown.
 
     In the only pass of a step, gradients come as activations go. On a CPU (`heap`) the C library keeps what
@@ -62,17 +62,17 @@ def peak(found: dict[str, int | None], before: int | None, passes: int, *, heap:
     Args:
         before: bytes that are allocated when everything is loaded.
     """
-    if before is None or found["activations"] is None:
+    if loaded is None or purposes["activations"] is None:
         return None
-    size = {name: count or 0 for name, count in found.items()}
-    kept = before + size["optimizer"] + size["average"]
+    size = {name: count or 0 for name, count in purposes.items()}
+    constant = loaded + size["optimizer"] + size["average"]
     sampling = size["keys_and_values"] + size["sampler"]
     in_pass = size["activations"] + size["logits"]
     if heap:
-        return kept + size["gradients"] + sampling + in_pass + size["activations"]
+        return constant + size["gradients"] + sampling + in_pass + size["activations"]
     if passes > 1:
         in_pass += size["gradients"]
-    return kept + max(size["gradients"] + sampling, in_pass)
+    return constant + max(size["gradients"] + sampling, in_pass)
 
 
 def _moments(policy: Policy, config: RunConfig) -> int:
@@ -101,7 +101,7 @@ def _keys_and_values(policy: Policy, config: RunConfig, step: Work) -> int:
     return batch * columns * per_token
 
 
-def _of_sampler(policy: Policy, config: RunConfig, step: Work) -> int:
+def _sampler_bytes(policy: Policy, config: RunConfig, step: Work) -> int:
     """Logits of a batch, twice, and the copies of weights that the fused sampler packs."""
     batch = _batch(config, step)
     count = 2 * batch * policy.vocab_size * 4
@@ -118,14 +118,14 @@ def _activations(policy: Policy, config: RunConfig, step: Work, rate: Rates | No
     """Of the largest pass, with one layer's more for its backward pass."""
     if rate is None:
         return None
-    most = max(operations(policy, rows) for rows in step.passes)
+    largest = max(operations(policy, rows) for rows in step.passes)
     layers: int = policy.model.config.get_text_config().num_hidden_layers
-    kept = rate.kept * most
-    of_layer = kept / layers
+    activations = rate.saved * largest
+    per_layer = activations / layers
     if "activations" in config.train.offload and policy.device.type == "cuda":
-        return round(2 * of_layer)
+        return round(2 * per_layer)
     if policy.recompute:
         width: int = policy.model.config.get_text_config().hidden_size * policy.dtype.itemsize
         tokens = max(sum(len(row.tokens) for row in rows) for rows in step.passes)
-        return round(2 * of_layer + layers * tokens * width)
-    return round(kept + of_layer)
+        return round(2 * per_layer + layers * tokens * width)
+    return round(activations + per_layer)

@@ -19,7 +19,7 @@ from agro.config import RunConfig
 from agro.io.numbers import UNKNOWN, count, duration, size
 from agro.models.policy import Policy
 from agro.plan.cost import Work, most_new, seconds, unknown_sampling, work
-from agro.plan.memory import by_purpose, peak, resident
+from agro.plan.memory import memory_by_purpose, peak, resident
 from agro.plan.probes import Rates
 from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs
@@ -42,7 +42,7 @@ def phase_counts(phase: Phase, store: Store | None, heldout: int) -> dict[str, A
     """
     config = phase.config
     train, sampler, every = config.train, config.sampler, config.evaluate.every
-    shares = [phase.stored_groups(at) for at in range(phase.steps)]
+    shares = [phase.stored_groups(step) for step in range(phase.steps)]
     stored = sum(shares)
     fresh = phase.steps * train.groups - stored
     joining = config.data.complete_groups or 0
@@ -92,9 +92,9 @@ def _stored_responses(phase: Phase, store: Store | None) -> float | None:
     rule = phase.rule(1)
     sizes: list[int] = []
     if rule.pairs:
-        judged = pairs_among(store.survey.known(**chosen(rule.data)), phase.needs, store)
-        for of_group in judged.values():
-            pairs = [(p.winner, p.loser) for p in of_group]
+        judged = pairs_among(store.survey.summaries(**chosen(rule.data)), phase.needs, store)
+        for preferences in judged.values():
+            pairs = [(p.winner, p.loser) for p in preferences]
             sizes.append(len(pick_pairs(pairs, rule, At("", 0, 0, 0), "")))
     else:
         for group in store.groups(**chosen(rule.data)):
@@ -117,14 +117,13 @@ def plan(
 
     `say` gets what is being measured.
     """
-    before = resident(policy.device)
+    loaded = resident(policy.device)
     load, began, cpu = _load_average(), time.perf_counter(), time.process_time()
     phases = []
     every = Phase.all(config)
     for phase in every:
         measure = partial(seconds, budget=PROBING / len(every), say=partial(_say_in_phase, say, phase.name))
-        asked = (prompts, eval_prompts)
-        phases.append(_of_phase(phase, policy, reference, asked, store, before, measure))
+        phases.append(_plan_phase(phase, policy, reference, (prompts, eval_prompts), store, loaded, measure))
     times = ("seconds_sampling_at_most", "seconds_training_at_most")
     return {
         "model": policy.name,
@@ -157,16 +156,16 @@ def _say_in_phase(say: Callable[[str], None], name: str, text: str) -> None:
     say(f"{name}: {text}")
 
 
-def _of_phase(
+def _plan_phase(
     phase: Phase,
     policy: Policy,
     reference: Policy | None,
     prompts: tuple[Sequence[Prompt], Sequence[Prompt]],
     store: Store | None,
-    before: int | None,
+    loaded: int | None,
     measure: Callable[..., tuple[dict[str, float | None], Rates | None]],
 ) -> dict[str, Any]:
-    """`prompts`: to train on, and held-out ones. `before`: bytes that are allocated before any step.
+    """`prompts`: to train on, and held-out ones. `loaded`: bytes that are allocated before any step.
 
     `measure`: `agro.plan.cost.seconds`.
     """
@@ -176,9 +175,9 @@ def _of_phase(
         counts |= _kl_counts(phase)
     step = work(phase, policy, prompts[0], store, _stored_responses(phase, store))
     policy.checkpoint_gradients(config.train.gradient_checkpointing)
-    of_phase = reference if phase.reads_reference else None
-    parts, rate = measure(phase, policy, of_phase, step)
-    found = by_purpose(policy, reference, config, step, rate)
+    phase_reference = reference if phase.reads_reference else None
+    parts, rate = measure(phase, policy, phase_reference, step)
+    memory = memory_by_purpose(policy, reference, config, step, rate)
     return {
         "phase": phase.name,
         **counts,
@@ -186,8 +185,8 @@ def _of_phase(
         "step_seconds": parts,
         "step_unknown": unknown_sampling(config),
         **_totals(phase, counts, parts, step),
-        "memory": found,
-        "peak": peak(found, before, len(step.passes), heap=policy.device.type == "cpu"),
+        "memory": memory,
+        "peak": peak(memory, loaded, len(step.passes), heap=policy.device.type == "cpu"),
     }
 
 
@@ -196,17 +195,17 @@ def _totals(
 ) -> dict[str, float | None]:
     """Upper bounds of the seconds of a phase, as far as they are known, and tokens per second."""
     sampled, trained = sum(row.learned for row in step.fresh), sum(len(row.tokens) for row in step.rows)
-    rest = [parts[name] for name in ("reference", "training", "update")]
-    training = None if None in rest else sum(filter(None, rest))
-    out: dict[str, float | None] = {"sampled_tokens_per_second": None, "trained_tokens_per_second": None}
+    computing = [parts[name] for name in ("reference", "training", "update")]
+    training = None if None in computing else sum(filter(None, computing))
+    totals: dict[str, float | None] = {"sampled_tokens_per_second": None, "trained_tokens_per_second": None}
     if parts["sampling"]:
-        out["sampled_tokens_per_second"] = speed = sampled / parts["sampling"]
+        totals["sampled_tokens_per_second"] = speed = sampled / parts["sampling"]
         evaluated = counts["responses_evaluated"] * most_new(phase.config)
-        out["seconds_sampling_at_most"] = (counts["tokens_sampled_at_most"] + evaluated) / speed
+        totals["seconds_sampling_at_most"] = (counts["tokens_sampled_at_most"] + evaluated) / speed
     if training and counts["responses_trained"] is not None:
-        out["trained_tokens_per_second"] = trained * phase.config.train.updates / training
-        out["seconds_training_at_most"] = phase.steps * training
-    return out
+        totals["trained_tokens_per_second"] = trained * phase.config.train.updates / training
+        totals["seconds_training_at_most"] = phase.steps * training
+    return totals
 
 
 def describe(plan: dict[str, Any]) -> str:
@@ -234,7 +233,8 @@ def _measured_lines(m: dict[str, Any]) -> list[str]:
     lines = [f"{took}, on {m['threads']} of {m['cores']} cores"]
     load = m["load_before"]
     if load is not None and load - 1 + m["threads"] > m["cores"]:
-        effect = "beside them the run takes longer"  # one thread's times are of the CPU, see `probes.now`
+        # One thread's times are of the CPU, see `probes.read_clock`.
+        effect = "beside them the run takes longer"
         if m["threads"] > 1:
             effect = "beside them the run takes this long, and less alone"
         lines.append(
@@ -275,13 +275,13 @@ def _phase_lines(p: dict[str, Any]) -> list[str]:
 
 def _step_line(p: dict[str, Any]) -> str:
     """The time of a step and of its parts."""
-    known = {name: part for name, part in p["step_seconds"].items() if part}
-    words = ", ".join(f"{name} {duration(part)}" for name, part in known.items())
-    line = f"  a step: {duration(sum(known.values()))} at the maximal lengths ({words}), without rewards"
+    measured = {name: part for name, part in p["step_seconds"].items() if part}
+    listed = ", ".join(f"{name} {duration(part)}" for name, part in measured.items())
+    line = f"  a step: {duration(sum(measured.values()))} at the maximal lengths ({listed}), without rewards"
     missing = [name for name, part in p["step_seconds"].items() if part is None]
     if missing:
-        why = f" ({p['step_unknown']})" if p["step_unknown"] else ""
-        line += f"; unknown: {', '.join(missing)}{why}"
+        reason = f" ({p['step_unknown']})" if p["step_unknown"] else ""
+        line += f"; unknown: {', '.join(missing)}{reason}"
     return line
 
 

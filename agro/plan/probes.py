@@ -28,7 +28,7 @@ WEIGHTS = 2**22  # whose update is timed, at most
 
 
 @dataclass(frozen=True)
-class Row:
+class StepSequence:
     """A sequence of a step. The last `learned` tokens have log-probs."""
 
     tokens: list[int]
@@ -43,7 +43,7 @@ class Rates:
     training: float  # forward and backward
     scoring: float  # forward alone
     reference: float  # forward of the reference; 0 where there is none
-    kept: float  # bytes that are kept for the backward pass
+    saved: float  # bytes that are saved for the backward pass
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class SamplingTime:
     """Seconds of sampling one batch of responses."""
 
     begin: float  # before the first token: prompts are read
-    first: float  # of the first tokens, each
-    last: float  # of the last tokens, each
+    early: float  # of the first tokens, each
+    late: float  # of the last tokens, each
 
 
-def now(device: torch.device) -> float:
+def read_clock(device: torch.device) -> float:
     """A time in seconds. Of one thread it is the CPU's, which other programs don't prolong."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -64,13 +64,13 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def operations(policy: Policy, rows: Sequence[Row]) -> float:
+def operations(policy: Policy, rows: Sequence[StepSequence]) -> float:
     """Of a forward pass: two for each weight and position, and those of attention to earlier tokens."""
     config = policy.model.config.get_text_config()
     head = policy.model.get_output_embeddings().weight
     embeddings = {id(m.weight): m.weight for m in policy.model.modules() if isinstance(m, nn.Embedding)}
-    apart = sum(w.numel() for w in {**embeddings, id(head): head}.values())
-    body = sum(p.numel() for p in policy.model.parameters()) - apart
+    embedded = sum(w.numel() for w in {**embeddings, id(head): head}.values())
+    body = sum(p.numel() for p in policy.model.parameters()) - embedded
     total = 0.0
     for row in rows:
         attention = config.num_hidden_layers * config.hidden_size * len(row.tokens) ** 2
@@ -79,7 +79,11 @@ def operations(policy: Policy, rows: Sequence[Row]) -> float:
 
 
 def rates(
-    policy: Policy, reference: Policy | None, rows: Sequence[Row], want: Collection[str], limit: float
+    policy: Policy,
+    reference: Policy | None,
+    rows: Sequence[StepSequence],
+    want: Collection[str],
+    limit: float,
 ) -> Rates:
     """Measured on the first of `rows`, which the step has in one pass. No gradient remains.
 
@@ -87,13 +91,13 @@ def rates(
     """
     short = [_last_tokens(rows[0], SHORT)]
     _Pass(short, want).train(policy, reference)  # the first pass of a process takes longer
-    began = now(policy.device)
+    began = read_clock(policy.device)
     _Pass(short, want).train(policy, reference)
-    each = max(now(policy.device) - began, 1e-6) / operations(policy, short)
+    each = max(read_clock(policy.device) - began, 1e-6) / operations(policy, short)
     rows = _within(policy, rows, limit / each)
     probe, count = _Pass(rows, want), operations(policy, rows)
     recomputes, policy.recompute = policy.recompute, False
-    with _kept_for_backward(policy.model) as kept:
+    with _saved_for_backward(policy.model) as saved:
         probe.train(policy, reference)
     policy.recompute = recomputes
     device = policy.device
@@ -102,23 +106,23 @@ def rates(
         training=_seconds(lambda: probe.train(policy, reference), device, limit) / count,
         scoring=_seconds(lambda: probe.score(policy), device, limit) / count,
         reference=read / count,
-        kept=sum(kept.values()) / count,
+        saved=sum(saved.values()) / count,
     )
 
 
-def _last_tokens(row: Row, count: int) -> Row:
-    return Row(row.tokens[-count:], min(row.learned, count - 1), row.group)
+def _last_tokens(row: StepSequence, count: int) -> StepSequence:
+    return StepSequence(row.tokens[-count:], min(row.learned, count - 1), row.group)
 
 
-def _within(policy: Policy, rows: Sequence[Row], most: float) -> list[Row]:
+def _within(policy: Policy, rows: Sequence[StepSequence], limit: float) -> list[StepSequence]:
     """The first rows of at most so many operations; of the first row a part, where it alone has more."""
-    first = rows[0]
-    while operations(policy, [first]) > most and len(first.tokens) > SHORT:
-        first = _last_tokens(first, max(SHORT, len(first.tokens) // 2))
-    chosen, left = [first], most - operations(policy, [first])
+    head = rows[0]
+    while operations(policy, [head]) > limit and len(head.tokens) > SHORT:
+        head = _last_tokens(head, max(SHORT, len(head.tokens) // 2))
+    chosen, remaining = [head], limit - operations(policy, [head])
     for row in rows[1:]:
-        left -= operations(policy, [row])
-        if left < 0:
+        remaining -= operations(policy, [row])
+        if remaining < 0:
             break
         chosen.append(row)
     return chosen
@@ -127,7 +131,7 @@ def _within(policy: Policy, rows: Sequence[Row], most: float) -> list[Row]:
 class _Pass:
     """One pass over some sequences."""
 
-    def __init__(self, rows: Sequence[Row], want: Collection[str]) -> None:
+    def __init__(self, rows: Sequence[StepSequence], want: Collection[str]) -> None:
         self.want = want
         self.lengths = torch.tensor([len(row.tokens) for row in rows])
         self.tokens = torch.zeros((len(rows), int(self.lengths.max())), dtype=torch.long)
@@ -151,26 +155,26 @@ def _seconds(work: Callable[[], None], device: torch.device, limit: float) -> fl
     """The median of three times, or of fewer that take long."""
     seconds: list[float] = []
     while len(seconds) < 3 and sum(seconds) < limit / 4:
-        began = now(device)
+        began = read_clock(device)
         work()
-        seconds.append(now(device) - began)
+        seconds.append(read_clock(device) - began)
     return median(seconds)
 
 
 @contextmanager
-def _kept_for_backward(model: nn.Module) -> Iterator[dict[int, int]]:
-    """Bytes that autograd keeps, by address, without the model's weights."""
+def _saved_for_backward(model: nn.Module) -> Iterator[dict[int, int]]:
+    """Bytes that autograd saves, by address, without the model's weights."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
+    saved: dict[int, int] = {}
 
     def pack(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
+            saved[storage.data_ptr()] = storage.nbytes()
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        yield kept
+        yield saved
 
 
 def decoding(
@@ -186,21 +190,21 @@ def decoding(
     Responses to one prompt share the list, which is then read once. `tokens`: processed at most, about.
     Where the batch has more, fewer and shorter responses are timed, and it takes longer in proportion.
     """
-    asked = len(contexts)
+    batch = len(contexts)
     contexts = _read_within(contexts, tokens)
-    factor = asked / len(contexts)
+    factor = batch / len(contexts)
     timed = min(new, max(tokens - len(contexts[0]), DECODED + 1))
     if len(contexts) == 1:
         contexts = [contexts[0]] * 2
     sampler = sampler.model_copy(update={"batch": len(contexts), "stop": ()})
-    begin, first = _decoded(engine, contexts, new, sampler, device)
+    begin, early = _decoded(engine, contexts, new, sampler, device)
     longest = max(contexts, key=len)
     more = np.random.default_rng(0).choice(longest, max(0, timed - DECODED - 1)).tolist()
-    _, last = _decoded(engine, [longest + more] * len(contexts), timed, sampler, device)
-    if first is None or last is None:
+    _, late = _decoded(engine, [longest + more] * len(contexts), timed, sampler, device)
+    if early is None or late is None:
         return None
-    last = first + max(0.0, last - first) * new / timed
-    return SamplingTime(factor * max(0.0, begin - first), factor * first, factor * last)
+    late = early + max(0.0, late - early) * new / timed
+    return SamplingTime(factor * max(0.0, begin - early), factor * early, factor * late)
 
 
 def _read_within(contexts: Sequence[list[int]], tokens: int) -> Sequence[list[int]]:
@@ -222,11 +226,11 @@ def _decoded(
     """Seconds until the first response has its only token, and of a token of the others."""
     requests = [Request(i, ids, min(new, 1 + DECODED)) for i, ids in enumerate(contexts)]
     requests[0] = Request(0, contexts[0], 1)
-    ended: list[tuple[int, float]] = []
-    began = now(device)
+    finished: list[tuple[int, float]] = []
+    began = read_clock(device)
     for done in engine.decode(deque(requests), sampler, 0):
-        ended.append((len(done.tokens), now(device) - began))
-    (early, begin), (late, end) = ended[0], ended[-1]
+        finished.append((len(done.tokens), read_clock(device) - began))
+    (early, begin), (late, end) = finished[0], finished[-1]
     return begin, (end - begin) / (late - early) if late > early else None
 
 

@@ -61,7 +61,7 @@ class Claims:
         return bool({"groups", "pairs", "triples"} & set(self.needs))
 
     @property
-    def least(self) -> int:
+    def min_responses(self) -> int:
         """The fewest responses that a group may have, without that of an expert."""
-        least = max({"groups": 2, "pairs": 2, "triples": 3}.get(need, 1) for need in ("", *self.needs))
-        return max(1, least - (self.expert in ("member", "hinted")))
+        minimum = max({"groups": 2, "pairs": 2, "triples": 3}.get(need, 1) for need in ("", *self.needs))
+        return max(1, minimum - (self.expert in ("member", "hinted")))

@@ -27,7 +27,7 @@ class Path:
 
 
 @dataclass(frozen=True)
-class How:
+class DescentSettings:
     """How to descend: responses in a group, a seed to draw one group of each prompt at each update, Adam's
     rate, second beta and the share of the rate that is left at the end.
 
@@ -39,7 +39,7 @@ class How:
     updates: int = 1000
     lr: float = 0.1
     beta2: float = 0.999
-    left: float = 0.01
+    final_share: float = 0.01
     looks: int = 50  # numbers of updates at which the distance is measured
 
 
@@ -50,7 +50,7 @@ def descend(
     star: Tensor,
     name: str,
     options: Mapping[str, Any],
-    how: How,
+    settings: DescentSettings,
 ) -> Path:
     """Follow the expected gradient, or with a seed that of drawn groups.
 
@@ -61,36 +61,38 @@ def descend(
     resolved = entry.resolve(name, options)
     want = wanted_streams(entry.needs(resolved))
     moves = data.behavior is start or data.behavior.follows
-    groups: AllGroups | SampledGroups = AllGroups(data, reference, (how.n,))
-    if how.seed is not None:
-        groups = SampledGroups(data, reference, how.n, torch.Generator().manual_seed(how.seed))
+    groups: AllGroups | SampledGroups = AllGroups(data, reference, (settings.n,))
+    if settings.seed is not None:
+        groups = SampledGroups(data, reference, settings.n, torch.Generator().manual_seed(settings.seed))
 
     def backward(update: int) -> None:
         if isinstance(groups, SampledGroups):
-            gradient(start, reference, groups.again(), name, options)
+            gradient(start, reference, groups.next_batch(), name, options)
         else:
-            batch = groups.again() if update and moves else groups.batch
+            batch = groups.next_batch() if update and moves else groups.batch
             _gradient(start, reference, batch, name, resolved, want)
 
-    return follow(start, star, backward, how)
+    return follow(start, star, backward, settings)
 
 
-def follow(policy: Enumerable, star: Tensor, backward: Callable[[int], None], how: How) -> Path:
+def follow(
+    policy: Enumerable, star: Tensor, backward: Callable[[int], None], settings: DescentSettings
+) -> Path:
     """Adam on the gradients that `backward(update)` gives; its rate falls over the last two thirds."""
-    updates = how.updates
-    optimizer = torch.optim.Adam(policy.parameters(), lr=how.lr, betas=(0.9, how.beta2), fused=True)
-    at = sorted({round(updates * (i / how.looks) ** 2) for i in range(how.looks + 1)})
+    updates = settings.updates
+    optimizer = torch.optim.Adam(policy.parameters(), lr=settings.lr, betas=(0.9, settings.beta2), fused=True)
+    measured = sorted({round(updates * (i / settings.looks) ** 2) for i in range(settings.looks + 1)})
     seen = []
     for update in range(updates + 1):
-        if update in at:
+        if update in measured:
             seen.append(kl(policy.logp().detach(), star))
         if update == updates:
             break
         for group in optimizer.param_groups:
-            group["lr"] = how.lr * how.left ** max(0.0, 1.5 * update / updates - 0.5)
+            group["lr"] = settings.lr * settings.final_share ** max(0.0, 1.5 * update / updates - 0.5)
         backward(update)
         optimizer.step()
-    return Path(torch.tensor(at), torch.stack(seen), policy)
+    return Path(torch.tensor(measured), torch.stack(seen), policy)
 
 
 def _gradient(

@@ -1,8 +1,7 @@
 """Where exact gradient descent goes, and what random tool output does to it.
 
-Where descent ends, of methods that don't end at the optimum π_ref exp(r/β)/Z: closed forms.
-
-μ is the policy that the samples are from, which stays as it is.
+For methods that don't end at the optimum π_ref exp(r/β)/Z, the end is a closed form. In it μ is the policy
+that the samples are from, which stays as it is.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from agro.proof.claim import End
-from agro.proof.descent import How, Path, descend
+from agro.proof.descent import DescentSettings, Path, descend
 from agro.proof.enumerable import Enumerable, Space, kl, optimum
 from agro.proof.expectation import Data
 from agro.proof.formulas import Situation, wins
@@ -41,16 +40,16 @@ def tools(subject: Subject) -> Iterator[Row]:
         star = _optimum_with_tool(reference, reward, chance_Y)
         start = Enumerable.table(space, 2)
         data = Data(reference, reward, noise=chance_Y.expand(6, -1))
-        how = How(updates=subject.claims.updates, beta2=0.95, left=1e-5)
-        descend(start, reference, data, star, subject.name, subject.options(), how)
+        settings = DescentSettings(updates=subject.claims.updates, beta2=0.95, final_share=1e-5)
+        descend(start, reference, data, star, subject.name, subject.options(), settings)
         logp = start.logp().detach()
         value = (chance_Y * logp.exp() * (logp - star)).sum(1).median().item()
         setting = f"{output} output between two actions, data from reference, median of 6 instances"
         if output == "random":
-            what = "a tool's random output moves the fixed point off the optimum"
-            yield subject.row(what, setting, value, least=1e-4)
+            title = "a tool's random output moves the fixed point off the optimum"
+            yield subject.row(title, setting, value, lower=1e-4)
         else:
-            yield subject.row(DISTANCE, setting, max(value, 0.0), most=EXACT)
+            yield subject.row(DISTANCE, setting, max(value, 0.0), upper=EXACT)
 
 
 def _optimum_with_tool(reference: Enumerable, reward: Tensor, chance_Y: Tensor) -> Tensor:
@@ -60,14 +59,14 @@ def _optimum_with_tool(reference: Enumerable, reward: Tensor, chance_Y: Tensor) 
     `reward` [X,Y], `chance_Y` of the output, over the responses of Space(2, 3).
     """
     X, logp = len(reward), reference.logp_next().detach()
-    after = [i for i, context in enumerate(reference.space.contexts) if len(context) == 2]
-    last = logp[:, after].view(X, 2, 2, 2)  # action, output, action
+    ends_output = [i for i, context in enumerate(reference.space.contexts) if len(context) == 2]
+    last_logp = logp[:, ends_output].view(X, 2, 2, 2)  # action, output, action
     r = reward.view(X, 2, 2, 2)
-    later = BETA * (last + r / BETA).logsumexp(-1)  # the value after the output
+    later = BETA * (last_logp + r / BETA).logsumexp(-1)  # the value after the output
     expected = (later * chance_Y.view(2, 2, 2)[:, :, 0]).sum(-1)
-    first = (logp[:, 0] + expected / BETA).log_softmax(-1)
-    second = (last + r / BETA).log_softmax(-1)
-    return (first[:, :, None, None] + second).reshape(X, 8)
+    first_logp = (logp[:, 0] + expected / BETA).log_softmax(-1)
+    second = (last_logp + r / BETA).log_softmax(-1)
+    return (first_logp[:, :, None, None] + second).reshape(X, 8)
 
 
 def ends(subject: Subject) -> Iterator[Row]:
@@ -75,20 +74,20 @@ def ends(subject: Subject) -> Iterator[Row]:
     elsewhere."""
     if not subject.claims.updates:
         return
-    for where, start in _descents(subject):
-        claim = "unknown" if where == "lacks support" else subject.claims.ends
-        last = end(subject, where, start).distance[-1]
-        value, which, most, least = last.median(), "median", None, None
+    for source, start in _descents(subject):
+        claim = "unknown" if source == "lacks support" else subject.claims.ends
+        distance = end(subject, source, start).distance[-1]
+        value, which, upper, lower = distance.median(), "median", None, None
         if claim == "optimum":
             # What a policy hardly ever samples it learns slowly: from afar on its own samples it takes
             # longer.
-            value, which = last.max(), "worst"
-            most = 1e-3 if (where, start) == ("policy", "elsewhere") else EXACT
-        elif claim == "elsewhere" and where != "policy":
-            least = FAR
-        setting = f"data from {where}, start at {start}, {subject.claims.updates} updates"
+            value, which = distance.max(), "worst"
+            upper = 1e-3 if (source, start) == ("policy", "elsewhere") else EXACT
+        elif claim == "elsewhere" and source != "policy":
+            lower = FAR
+        setting = f"data from {source}, start at {start}, {subject.claims.updates} updates"
         setting += f", {which} of {INSTANCES.prompts} instances"
-        yield subject.row(DISTANCE, setting, max(value.item(), 0.0), most=most, least=least)
+        yield subject.row(DISTANCE, setting, max(value.item(), 0.0), upper=upper, lower=lower)
 
 
 def own_ends(subject: Subject) -> Iterator[Row]:
@@ -97,30 +96,30 @@ def own_ends(subject: Subject) -> Iterator[Row]:
         return
     _, reference, behaviors, reward = problem(INSTANCES)
     reached = _descent(subject).policy.logp().detach()
-    for i, (where, start) in enumerate(_descents(subject)):
-        if where in ("policy", "lacks support"):
+    for i, (source, start) in enumerate(_descents(subject)):
+        if source in ("policy", "lacks support"):
             continue
-        policy = behaviors[where]  # an end doesn't depend on the policy that is trained
-        situation = Situation(policy, reference, behaviors[where], reward, BETA, subject.claims.n[0])
+        policy = behaviors[source]  # an end doesn't depend on the policy that is trained
+        situation = Situation(policy, reference, behaviors[source], reward, BETA, subject.claims.n[0])
         claimed = subject.claims.end.of(situation).detach()
         part = slice(i * INSTANCES.prompts, (i + 1) * INSTANCES.prompts)
         value = kl(reached[part], claimed).max().item()
-        setting = f"data from {where}, start at {start}, worst of {INSTANCES.prompts} instances"
-        what = f"KL to {subject.claims.end.name} at the end of descent"
-        yield subject.row(what, setting, max(value, 0.0), most=NEAR)
+        setting = f"data from {source}, start at {start}, worst of {INSTANCES.prompts} instances"
+        title = f"KL to {subject.claims.end.name} at the end of descent"
+        yield subject.row(title, setting, max(value, 0.0), upper=NEAR)
 
 
-def end(subject: Subject, where: str, start: str = "reference") -> Path:
+def end(subject: Subject, source: str, start: str = "reference") -> Path:
     """Descent on data of that behavior."""
     path = _descent(subject)
-    first = _descents(subject).index((where, start)) * INSTANCES.prompts
-    return replace(path, distance=path.distance[:, first : first + INSTANCES.prompts])
+    offset = _descents(subject).index((source, start)) * INSTANCES.prompts
+    return replace(path, distance=path.distance[:, offset : offset + INSTANCES.prompts])
 
 
 def _descents(subject: Subject) -> list[tuple[str, str]]:
     """(behavior, start) of each."""
     elsewhere = "reference" if "reference" in subject.behaviors else "policy"
-    return [*((where, "reference") for where in subject.behaviors), (elsewhere, "elsewhere")]
+    return [*((source, "reference") for source in subject.behaviors), (elsewhere, "elsewhere")]
 
 
 @cache
@@ -129,15 +128,17 @@ def _descent(subject: Subject) -> Path:
     _, reference, behaviors, reward = problem(INSTANCES)
     descents = _descents(subject)
     times = len(descents)
-    begun = Enumerable.joined([Enumerable.table(INSTANCES, SEEDS[start]) for _, start in descents])
-    behavior = Enumerable.joined([behaviors[where] for where, _ in descents])
-    is_own = torch.tensor([where == "policy" for where, _ in descents])
-    behavior = behavior.following(begun, is_own.repeat_interleave(INSTANCES.prompts))
+    initial = Enumerable.joined([Enumerable.table(INSTANCES, SEEDS[start]) for _, start in descents])
+    behavior = Enumerable.joined([behaviors[source] for source, _ in descents])
+    is_own = torch.tensor([source == "policy" for source, _ in descents])
+    behavior = behavior.following(initial, is_own.repeat_interleave(INSTANCES.prompts))
     reference, reward = Enumerable.joined([reference] * times), reward.repeat(times, 1)
     star = optimum(reference.logp().detach(), reward, BETA)
     data = subject.data(behavior, reward, reference)
-    how = How(n=subject.claims.n[0], updates=subject.claims.updates, beta2=0.95, left=1e-5)
-    return descend(begun, reference, data, star, subject.name, subject.options(), how)
+    settings = DescentSettings(
+        n=subject.claims.n[0], updates=subject.claims.updates, beta2=0.95, final_share=1e-5
+    )
+    return descend(initial, reference, data, star, subject.name, subject.options(), settings)
 
 
 def _lambert(s: Situation) -> Tensor:
@@ -167,8 +168,8 @@ def _log_ratio(A_XY: Tensor, beta: float, nu_X1: Tensor) -> Tensor:
     return x_XY
 
 
-def _tilted(logp_XY: Tensor, by_XY: Tensor) -> Tensor:
-    return (logp_XY + by_XY).log_softmax(1)
+def _tilted(logp_XY: Tensor, change_XY: Tensor) -> Tensor:
+    return (logp_XY + change_XY).log_softmax(1)
 
 
 SAMPLER = End("μ", lambda s: s.behavior.logp())

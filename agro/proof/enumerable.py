@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -60,8 +61,8 @@ class Space:
     @cached_property
     def mask(self) -> Tensor:
         """[Y,T] the policy's tokens."""
-        own = torch.tensor([t not in self.observed for t in range(self.length)])
-        return (torch.arange(self.length)[None] < self.lengths[:, None]) & own
+        is_chosen = torch.tensor([t not in self.observed for t in range(self.length)])
+        return (torch.arange(self.length)[None] < self.lengths[:, None]) & is_chosen
 
     def find(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """[B,T'], [B] -> [B] the numbers of these responses; what stands beyond their lengths isn't read."""
@@ -69,21 +70,24 @@ class Space:
 
     def _code(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """A response as a number in base V + 1, whose digit 0 is no token."""
-        at = torch.arange(tokens.shape[1])
-        return (torch.where(at < lengths[:, None], tokens + 1, 0) * (self.vocabulary + 1) ** at).sum(1)
+        position = torch.arange(tokens.shape[1])
+        digits = torch.where(position < lengths[:, None], tokens + 1, 0)
+        return (digits * (self.vocabulary + 1) ** position).sum(1)
 
     @cached_property
     def _number(self) -> Tensor:
-        out = torch.full(((self.vocabulary + 1) ** self.length,), -1)
-        return out.index_put((self._code(self.tokens, self.lengths),), torch.arange(len(self.responses)))
+        numbers = torch.full(((self.vocabulary + 1) ** self.length,), -1)
+        return numbers.index_put((self._code(self.tokens, self.lengths),), torch.arange(len(self.responses)))
 
     @cached_property
     def places(self) -> Tensor:
         """[Y,T] the context in which each token is chosen; 0 beyond the length."""
         number = {c: i for i, c in enumerate(self.contexts)}
-        return torch.tensor(
-            [[number[y[:t]] if t < len(y) else 0 for t in range(self.length)] for y in self.responses]
-        )
+        places = torch.zeros(len(self.responses), self.length, dtype=torch.long)
+        for i, y in enumerate(self.responses):
+            for t in range(len(y)):
+                places[i, t] = number[y[:t]]
+        return places
 
 
 class Table(nn.Module):
@@ -130,7 +134,7 @@ class Network(nn.Module):
         return torch.tanh((self.prompt[:, None] + read[None]) @ self.mix) @ self.out
 
 
-class Values(nn.Module):
+class TabularValues(nn.Module):
     """A value of each context [X,C]; that of a row is the one where its first token is chosen."""
 
     def __init__(self, space: Space, scale: float, generator: torch.Generator) -> None:
@@ -150,39 +154,39 @@ class Enumerable:
     adapter = None
     packs = False  # a prompt has no common beginning to compute once
 
-    def __init__(self, space: Space, model: nn.Module, value: Values) -> None:
+    def __init__(self, space: Space, model: nn.Module, value: TabularValues) -> None:
         self.space, self.model, self.value = space, model, value
 
     @classmethod
     def table(cls, space: Space, seed: int = 0, scale: float = 1.0) -> Enumerable:
         generator = torch.Generator().manual_seed(seed)
-        return cls(space, Table(space, scale, generator), Values(space, scale, generator))
+        return cls(space, Table(space, scale, generator), TabularValues(space, scale, generator))
 
     @classmethod
     def network(cls, space: Space, seed: int = 0, scale: float = 0.7) -> Enumerable:
         generator = torch.Generator().manual_seed(seed)
-        return cls(space, Network(space, scale, generator), Values(space, scale, generator))
+        return cls(space, Network(space, scale, generator), TabularValues(space, scale, generator))
 
     @classmethod
     def of(cls, space: Space, logp: Tensor) -> Enumerable:
         """The table that gives responses these log-probs [X,Y]."""
-        out = cls.table(space, scale=0.0)
+        policy = cls.table(space, scale=0.0)
         with torch.no_grad():
-            logits = out.weights()["logits"]
+            logits = policy.weights()["logits"]
             for c, prefix in enumerate(space.contexts):
                 for v in range(space.vocabulary):
                     begins = [y[: len(prefix) + 1] == (*prefix, v) for y in space.responses]
                     logits[:, c, v] = logp[:, begins].logsumexp(1)
-        return out
+        return policy
 
     @classmethod
     def joined(cls, tables: Sequence[Enumerable]) -> Enumerable:
         """Tables over spaces that differ in their prompts alone, as one over all their prompts; a copy."""
         spaces = [t.space for t in tables]
-        out = cls.table(replace(spaces[0], prompts=sum(s.prompts for s in spaces)))
+        policy = cls.table(replace(spaces[0], prompts=sum(s.prompts for s in spaces)))
         with torch.no_grad():
-            out.weights()["logits"].copy_(torch.cat([t.weights()["logits"] for t in tables]))
-        return out
+            policy.weights()["logits"].copy_(torch.cat([t.weights()["logits"] for t in tables]))
+        return policy
 
     def following(self, policy: Enumerable, is_own: Tensor) -> Enumerable:
         """A behavior that is `policy` as it is trained at the prompts `is_own` [X], else this one."""
@@ -207,8 +211,8 @@ class Enumerable:
 
     def logp_next(self) -> Tensor:
         """[X,C,V] log π of every next token, with gradient."""
-        out: Tensor = self.model().log_softmax(-1)
-        return out
+        logp: Tensor = self.model().log_softmax(-1)
+        return logp
 
     def logp_tokens(self) -> Tensor:
         """[X,Y,T] log π(y_t | y_<t), 0 beyond the length."""
@@ -231,8 +235,8 @@ class Enumerable:
         if not need.draws:
             return q
         generator = torch.Generator().manual_seed(int(need.seed))
-        drawn = torch.multinomial(q.flatten(0, 1), need.draws, replacement=True, generator=generator)
-        return torch.nn.functional.one_hot(drawn, q.shape[-1]).double().mean(1).view(q.shape)
+        tokens = torch.multinomial(q.flatten(0, 1), need.draws, replacement=True, generator=generator)
+        return torch.nn.functional.one_hot(tokens, q.shape[-1]).double().mean(1).view(q.shape)
 
     def streams(
         self,
@@ -246,18 +250,18 @@ class Enumerable:
         """As `agro.models.policy.Policy.streams`, over the vocabulary alone."""
         Y = len(self.space.responses)
         prompt, response = tokens[:, 0], self.space.find(tokens[:, 1:], lengths - 1)
-        of_space = {k: v for k, v in self._streams(want, reference).items() if k in want}
+        tables = {k: v for k, v in self._streams(want, reference).items() if k in want}
         width = min(tokens.shape[1], self.space.length + 1)
-        out = {}
-        for k, table in of_space.items():
+        streams = {}
+        for k, table in tables.items():
             rows = table.flatten(0, 1).index_select(0, prompt * Y + response)
             value = torch.nn.functional.pad(rows[:, : width - 1], (1, mask.shape[1] - width))
-            out[k] = torch.where(mask, value, math.nan)
+            streams[k] = torch.where(mask, value, math.nan)
         if "value" in want:
-            first = mask.int().argmax(1) - 1  # the first column is the prompt
-            places = self.space.places[response, first]
-            out["value"] = self.value.prefix[prompt, places]
-        return out
+            start = mask.int().argmax(1) - 1  # the first column is the prompt
+            places = self.space.places[response, start]
+            streams["value"] = self.value.prefix[prompt, places]
+        return streams
 
     def _streams(self, want: Collection[str], reference: Enumerable | None) -> dict[str, Tensor]:
         """[X,Y,T] of the tokens of all responses; beyond their lengths, anything."""
@@ -271,8 +275,8 @@ class Enumerable:
         for need in want:
             if isinstance(need, Proposal):
                 q = self.proposal(need)
-                mean, of_token = (q * logp).sum(-1)[:, places], q[:, places, self.space.tokens]
-                streams[need] = mean if need == "proposal_mean" else of_token
+                mean, share = (q * logp).sum(-1)[:, places], q[:, places, self.space.tokens]
+                streams[need] = mean if need == "proposal_mean" else share
         if "prefix_value" in want:
             streams["prefix_value"] = self.value.prefix[:, places]
         return streams
@@ -292,5 +296,10 @@ def kl(p: Tensor, q: Tensor) -> Tensor:
 def multisets(responses: int, n: int) -> tuple[Tensor, Tensor]:
     """All groups of n responses up to order: [G,n] numbers, and [G] in how many orders each comes."""
     groups = list(itertools.combinations_with_replacement(range(responses), n))
-    orders = [math.factorial(n) / math.prod(math.factorial(g.count(y)) for y in set(g)) for g in groups]
+    orders = [math.factorial(n) / _repetitions(group) for group in groups]
     return torch.tensor(groups), torch.tensor(orders, dtype=torch.float64)
+
+
+def _repetitions(group: tuple[int, ...]) -> int:
+    """In how many orders the equal responses of a group come."""
+    return math.prod(math.factorial(count) for count in Counter(group).values())

@@ -1,5 +1,4 @@
-"""Groups of n responses, all of them or drawn, and expected gradients, through the objectives and the step
-that train."""
+"""Groups of n responses, all or drawn, and expected gradients, by the objectives and the step that train."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ class Data:
     expert: Expert | None = None  # who adds one response to each group
 
     @property
-    def own(self) -> Tensor:
+    def behavior_responses(self) -> Tensor:
         """[O] the responses of the behavior policy's outcomes."""
         return torch.arange(len(self.behavior.space.responses)) if self.response is None else self.response
 
@@ -59,12 +58,12 @@ class Data:
     def outcomes(self) -> Tensor:
         """[O] the responses of all outcomes; those of an expert are the last Y of them."""
         if self.expert is None:
-            return self.own
-        return torch.cat([self.own, torch.arange(len(self.behavior.space.responses))])
+            return self.behavior_responses
+        return torch.cat([self.behavior_responses, torch.arange(len(self.behavior.space.responses))])
 
     def probability(self) -> Tensor:
         """[X,O] current probabilities: the behavior may be the policy that is trained."""
-        p = self.behavior.logp().detach().exp()[:, self.own]
+        p = self.behavior.logp().detach().exp()[:, self.behavior_responses]
         if self.noise is not None:
             p = p * self.noise
         return p if self.expert is None else torch.cat([p, self.expert.policy.logp().detach().exp()], 1)
@@ -74,14 +73,14 @@ class Data:
         """[X,O]"""
         return self.reward if self.expert is None else torch.cat([self.reward, self.expert.reward], 1)
 
-    def behavior_logp(self, asked: Tensor, outcome: Tensor) -> Tensor:
+    def behavior_logp(self, prompt: Tensor, outcome: Tensor) -> Tensor:
         """[B,T] as it is recorded: NaN where an expert wrote the response, unless it is a hinted one."""
-        logp = _shifted(self.behavior, asked, self.outcomes[outcome])
+        logp = _shifted(self.behavior, prompt, self.outcomes[outcome])
         if self.expert is None:
             return logp
-        of_expert = _shifted(self.expert.policy, asked, self.outcomes[outcome])
-        recorded = of_expert if self.expert.hinted else torch.full_like(logp, math.nan)
-        return torch.where((outcome >= len(self.own))[:, None], recorded, logp)
+        expert_logp = _shifted(self.expert.policy, prompt, self.outcomes[outcome])
+        recorded = expert_logp if self.expert.hinted else torch.full_like(logp, math.nan)
+        return torch.where((outcome >= len(self.behavior_responses))[:, None], recorded, logp)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +99,7 @@ class AllGroups:
         """Of one prompt: [M] the outcomes of all groups, [M] the group of each, [G] in how many orders a
         group comes."""
         outcomes = self.data.reward.shape[1]
-        parts = [self._with_expert(*self._of_size(outcomes, n)) for n in self.sizes]
+        parts = [self._with_expert(*self._groups_of(outcomes, n)) for n in self.sizes]
         sizes = [group.shape[1] for group, _ in parts for _ in group]
         return (
             torch.cat([groups.flatten() for groups, _ in parts]),
@@ -108,7 +107,7 @@ class AllGroups:
             torch.cat([orders for _, orders in parts]),
         )
 
-    def _of_size(self, outcomes: int, n: int) -> tuple[Tensor, Tensor]:
+    def _groups_of(self, outcomes: int, n: int) -> tuple[Tensor, Tensor]:
         """[G,n], [G]"""
         if not self.data.judged:
             return multisets(outcomes, n)
@@ -117,27 +116,26 @@ class AllGroups:
 
     def _with_expert(self, groups: Tensor, orders: Tensor) -> tuple[Tensor, Tensor]:
         """Each group with each response of the expert behind it."""
-        first, total = self.data.reward.shape[1], len(self.data.outcomes)
-        if first == total:
+        sampled, total = self.data.reward.shape[1], len(self.data.outcomes)
+        if sampled == total:
             return groups, orders
-        added = torch.arange(first, total).repeat(len(groups))[:, None]
-        of_expert = total - first
-        return torch.cat([groups.repeat_interleave(of_expert, 0), added], 1), orders.repeat_interleave(
-            of_expert
-        )
+        experts = torch.arange(sampled, total)
+        added = experts.repeat(len(groups))[:, None]
+        extended = torch.cat([groups.repeat_interleave(len(experts), 0), added], 1)
+        return extended, orders.repeat_interleave(len(experts))
 
     @cached_property
     def pairs(self) -> Tensor:
         """[P,2] the first two of each group that has two, as positions among the outcomes of one prompt."""
         position = torch.arange(len(self.groups[1]))
-        first = torch.cat([torch.ones(1, dtype=torch.bool), self.groups[1].diff() > 0])
-        second = torch.cat([torch.zeros(1, dtype=torch.bool), first[:-1]]) & ~first
-        return torch.stack([position[second] - 1, position[second]], 1)
+        is_first = torch.cat([torch.ones(1, dtype=torch.bool), self.groups[1].diff() > 0])
+        is_second = torch.cat([torch.zeros(1, dtype=torch.bool), is_first[:-1]]) & ~is_first
+        return torch.stack([position[is_second] - 1, position[is_second]], 1)
 
     @cached_property
     def batch(self) -> Batch:
         """Group g of prompt x weighs as much as it is probable; so means over groups are expectations."""
-        asked, outcome = self._rows
+        prompt, outcome = self._rows
         X, (_, group, orders) = self.data.behavior.space.prompts, self.groups
         number_X1 = torch.arange(X)[:, None]
         judgments = {}
@@ -146,14 +144,14 @@ class AllGroups:
             judgments = {"pairs": pairs, "votes": torch.tensor(VOTES).expand(len(pairs), 2)}
         batch = Batch.of(
             group=(number_X1 * len(orders) + group).flatten().tolist(),
-            age=torch.full((len(asked),), self.data.age, dtype=torch.float64),
+            age=torch.full((len(prompt),), self.data.age, dtype=torch.float64),
             weight=self._weight(),
             **judgments,
-            **_rows(self.data, self.reference, asked, outcome),
+            **_rows(self.data, self.reference, prompt, outcome),
         )
         return batch if self._comes is None else batch.rows(self._comes)
 
-    def again(self) -> Batch:
+    def next_batch(self) -> Batch:
         """The batch with current probabilities, where the behavior has changed, and its support hasn't."""
         behavior_logp = self.data.behavior_logp(*self._rows)
         changed = {"weight": self._weight(), "behavior_logp": behavior_logp}
@@ -198,13 +196,13 @@ def in_two_rows(batch: Batch) -> Batch:
     is_first = torch.arange(batch.mask.shape[1]) == 1  # after the prompt
     takes_first = torch.arange(len(index)) % 2 == 0
     mask = batch.mask[index] & (is_first == takes_first[:, None])
-    kept = mask.any(1)
-    out, mask = batch.rows(index[kept]), mask[kept]
-    own: dict[str, Tensor] = {"mask": mask}
+    nonempty = mask.any(1)
+    rows, mask = batch.rows(index[nonempty]), mask[nonempty]
+    columns: dict[str, Tensor] = {"mask": mask}
     for name in LOGPS:
-        value = getattr(out, name)
-        own[name] = torch.where(mask, value, math.nan)
-    return out.replace(**own)
+        value = getattr(rows, name)
+        columns[name] = torch.where(mask, value, math.nan)
+    return rows.replace(**columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,16 +217,16 @@ class SampledGroups:
 
     @cached_property
     def batch(self) -> Batch:
-        asked = self._asked
-        age = torch.full((len(asked),), self.data.age, dtype=torch.float64)
-        return Batch.of(group=asked.tolist(), age=age, **self._drawn())
+        prompt = self._prompt
+        age = torch.full((len(prompt),), self.data.age, dtype=torch.float64)
+        return Batch.of(group=prompt.tolist(), age=age, **self._drawn())
 
-    def again(self) -> Batch:
+    def next_batch(self) -> Batch:
         """Other groups, of the current behavior."""
         return self.batch.replace(**self._drawn())
 
     @property
-    def _asked(self) -> Tensor:
+    def _prompt(self) -> Tensor:
         return torch.arange(self.data.behavior.space.prompts).repeat_interleave(self.n)
 
     def _drawn(self) -> dict[str, Any]:
@@ -237,36 +235,36 @@ class SampledGroups:
         outcome = torch.multinomial(
             self.data.probability(), self.n, replacement=True, generator=self.generator
         )
-        return _rows(self.data, self.reference, self._asked, outcome.flatten())
+        return _rows(self.data, self.reference, self._prompt, outcome.flatten())
 
 
-def _rows(data: Data, reference: Enumerable, asked: Tensor, outcome: Tensor) -> dict[str, Any]:
+def _rows(data: Data, reference: Enumerable, prompt: Tensor, outcome: Tensor) -> dict[str, Any]:
     """The columns of a batch for these outcomes of these prompts, [B] each."""
     space, response = data.behavior.space, data.outcomes[outcome]
-    first = torch.zeros(len(asked), 1, dtype=torch.bool)
-    behavior_logp = data.behavior_logp(asked, outcome)
-    old_logp = behavior_logp if data.old is None else _shifted(data.old, asked, response)
-    by_expert = (outcome >= len(data.own)).tolist()
+    no_mask = torch.zeros(len(prompt), 1, dtype=torch.bool)
+    behavior_logp = data.behavior_logp(prompt, outcome)
+    old_logp = behavior_logp if data.old is None else _shifted(data.old, prompt, response)
+    from_expert = (outcome >= len(data.behavior_responses)).tolist()
     hinted = data.expert is not None and data.expert.hinted
-    extra = {} if data.stored_value is None else {"stored_value": data.stored_value[asked]}
-    extra["hinted"] = torch.tensor(by_expert, dtype=torch.float64) * hinted
+    extra = {} if data.stored_value is None else {"stored_value": data.stored_value[prompt]}
+    extra["hinted"] = torch.tensor(from_expert, dtype=torch.float64) * hinted
     return {
-        "mask": torch.cat([first, space.mask[response]], 1),
-        "reward": data.rewards[asked, outcome],
-        "role": ["expert" if x and not hinted else "policy" for x in by_expert],
-        "ref_logp": _shifted(reference, asked, response),
+        "mask": torch.cat([no_mask, space.mask[response]], 1),
+        "reward": data.rewards[prompt, outcome],
+        "role": ["expert" if x and not hinted else "policy" for x in from_expert],
+        "ref_logp": _shifted(reference, prompt, response),
         "behavior_logp": behavior_logp,
         "old_logp": old_logp,
-        "tokens": torch.cat([asked[:, None], space.tokens[response]], 1),
+        "tokens": torch.cat([prompt[:, None], space.tokens[response]], 1),
         "lengths": space.lengths[response] + 1,
         "extra": extra,
     }
 
 
-def _shifted(policy: Enumerable, asked: Tensor, response: Tensor) -> Tensor:
+def _shifted(policy: Enumerable, prompt: Tensor, response: Tensor) -> Tensor:
     """[B,T+1] log-probs of the tokens; index 0 is the prompt's."""
     logp = torch.where(policy.space.mask, policy.logp_tokens().detach(), math.nan)
-    return torch.nn.functional.pad(logp, (1, 0), value=math.nan)[asked, response]
+    return torch.nn.functional.pad(logp, (1, 0), value=math.nan)[prompt, response]
 
 
 def all_groups(data: Data, reference: Enumerable, *sizes: int) -> Batch:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from agro.proof import formulas
 from agro.proof.claim import Claims
-from agro.proof.formulas import CorrectionWeight, Situation, half_variance, lower_baseline
+from agro.proof.formulas import CorrectionWeight, Situation, group_baseline, half_variance
 
 REGULARIZED = ("reward", "ref_logp")
 GROUPED = ("reward", "ref_logp", "groups")
@@ -33,7 +33,7 @@ def per_beta(expects: Callable[[Situation], Tensor]) -> Callable[[Situation], Te
     return lambda s: expects(s) / s.beta
 
 
-def of_agro(needs: tuple[str, ...], **options: Any) -> Claims:
+def agro_claims(needs: tuple[str, ...], **options: Any) -> Claims:
     return Claims(
         per_beta(half_variance),
         "optimum",
@@ -45,7 +45,7 @@ def of_agro(needs: tuple[str, ...], **options: Any) -> Claims:
     )
 
 
-def of_stored() -> Claims:
+def stored_claims() -> Claims:
     """With V* as the baseline: −E_μ (R − V*) ∇log π. Another value has the same on-policy gradient, and
     another end off-policy."""
     return Claims(
@@ -59,22 +59,28 @@ def of_stored() -> Claims:
     )
 
 
-def weighted(of: Claims, weight: str, most: float = 1.0, updates: int = 600) -> Claims:
+def weighted(claims: Claims, weight: str, maximum: float = 1.0, updates: int = 600) -> Claims:
     """Statement 25: the optimum stays. A response that the policy has left comes back slowly: its weight is
     small."""
-    of_responses = corrected(of, CorrectionWeight(weight, most), ends=of.ends)  # type: ignore[arg-type]
-    return replace(of_responses, updates=updates)
+    changed = corrected(claims, CorrectionWeight(weight, maximum), ends=claims.ends)  # type: ignore[arg-type]
+    return replace(changed, updates=updates)
 
 
-def of_lower_baseline(most: float, updates: int = 600) -> Claims:
-    """Weighted, with the lower one of the plain and the weighted mean: noise moves it."""
+def baseline_claims(
+    kind: str, maximum: float | None = None, power: float = 1.0, updates: int = 600
+) -> Claims:
+    """Statement 26, with a weight where `maximum` is given.
+
+    Noise moves the baselines that are the lower one of two, since which one that is depends on rewards.
+    """
+    weight = {"weight": "reference", "weight_max": maximum, "weight_power": power}
     return Claims(
-        lambda s: lower_baseline(s, most),
+        lambda s: group_baseline(s, kind, maximum, power),
         "optimum",
         GROUPED,
-        {"weight": "reference", "weight_max": most, "weight_baseline": "lower"},
-        reference_shift=False,
-        noise=False,
+        {"weight_baseline": kind} if maximum is None else {"weight_baseline": kind, **weight},
+        reference_shift=maximum is None,
+        noise=kind in ("weighted", "optimal"),
         updates=updates,
     )
 
@@ -87,38 +93,38 @@ RATIOS = {
 
 
 def corrected(
-    of: Claims, by: CorrectionWeight, ends: Literal["optimum", "elsewhere", "unknown"] = "unknown"
+    claims: Claims, correction: CorrectionWeight, ends: Literal["optimum", "elsewhere", "unknown"] = "unknown"
 ) -> Claims:
     """With a correction weight."""
     return replace(
-        of,
-        expects=by(of.expects),
+        claims,
+        expects=correction(claims.expects),
         ends=ends,
-        needs=tuple(dict.fromkeys([*of.needs, *RATIOS[by.weight]])),
+        needs=tuple(dict.fromkeys([*claims.needs, *RATIOS[correction.weight]])),
         options={
-            **of.options,
-            "weight": by.weight,
-            "weight_max": by.most,
-            "weight_min": by.least,
-            "weight_level": by.level,
-            "weight_rule": by.rule,
+            **claims.options,
+            "weight": correction.weight,
+            "weight_max": correction.maximum,
+            "weight_min": correction.minimum,
+            "weight_level": correction.level,
+            "weight_rule": correction.rule,
         },
-        reference_shift=of.reference_shift and by.weight != "reference",
+        reference_shift=claims.reference_shift and correction.weight != "reference",
         policy_gradient=None,
         limits=False,
-        drifted=by.weight == "mismatch",
+        drifted=correction.weight == "mismatch",
         updates=0,
     )
 
 
-def imitating(of: Claims, k: Callable[[Situation], Tensor], shift: bool = True, **options: Any) -> Claims:
+def imitating(claims: Claims, k: Callable[[Situation], Tensor], shift: bool = True, **options: Any) -> Claims:
     """With a share of imitation of responses that are chosen with probability k [X,Y]. Its end is another."""
     share = 0.7
     return replace(
-        of,
-        expects=lambda s: of.expects(s) + share * formulas.imitation(s, k(s)),
+        claims,
+        expects=lambda s: claims.expects(s) + share * formulas.imitation(s, k(s)),
         ends="unknown",
-        options={**of.options, "imitation": share, **options},
+        options={**claims.options, "imitation": share, **options},
         shift=shift,
         noise=False,
         policy_gradient=None,
@@ -128,7 +134,7 @@ def imitating(of: Claims, k: Callable[[Situation], Tensor], shift: bool = True, 
     )
 
 
-def of_onpolicy(**options: Any) -> Claims:
+def onpolicy_claims(**options: Any) -> Claims:
     plain = options.get("squared", "sequence") == "sequence"
     return Claims(
         formulas.half_variance_on_policy,
@@ -141,7 +147,7 @@ def of_onpolicy(**options: Any) -> Claims:
     )
 
 
-def of_squares(
+def squares_claims(
     factor: Callable[[Situation], float], scale: str, policy_gradient: float, power: int
 ) -> Claims:
     """`policy_gradient` · β^power of groups of three."""
@@ -154,12 +160,12 @@ def of_squares(
     )
 
 
-def of_soft(expects: Callable[[Situation], Tensor], updates: int, **options: Any) -> Claims:
+def soft_claims(expects: Callable[[Situation], Tensor], updates: int, **options: Any) -> Claims:
     chosen = {"anchor": "behavior", "baseline": "soft", "scale": "square", **options}
     return Claims(expects, "unknown", BEHAVIOR, chosen, noise=False, updates=updates)
 
 
-def of_dro(slope: Callable[[float], float], scale: str) -> Claims:
+def dro_claims(slope: Callable[[float], float], scale: str) -> Claims:
     """Policy and value learn at once, which takes long where the behavior policy hardly ever shows some
     response."""
     return Claims(
@@ -175,7 +181,7 @@ def of_dro(slope: Callable[[float], float], scale: str) -> Claims:
     )
 
 
-def of_prefixes(slope: Callable[[float], float], scale: str, updates: int) -> Claims:
+def prefix_claims(slope: Callable[[float], float], scale: str, updates: int) -> Claims:
     return Claims(
         lambda s: formulas.prefix_residuals(s, slope(s.beta)),
         "optimum",
@@ -189,11 +195,11 @@ def of_prefixes(slope: Callable[[float], float], scale: str, updates: int) -> Cl
     )
 
 
-def of_reinforce(constant: float, **options: Any) -> Claims:
+def reinforce_claims(constant: float, **options: Any) -> Claims:
     return Claims(lambda s: formulas.reinforce(s, constant), "elsewhere", ("reward",), options, shift=False)
 
 
-def of_topr(expects: Callable[[Situation], Tensor], updates: int = 600, **options: Any) -> Claims:
+def topr_claims(expects: Callable[[Situation], Tensor], updates: int = 600, **options: Any) -> Claims:
     """A response whose reward crosses the baseline changes its weight, so a shift and noise matter."""
     return Claims(
         expects,
@@ -207,7 +213,7 @@ def of_topr(expects: Callable[[Situation], Tensor], updates: int = 600, **option
     )
 
 
-def of_ratio(
+def ratio_claims(
     expects: Callable[[Situation], Tensor],
     needs: tuple[str, ...] = BEHAVIOR,
     updates: int = 0,

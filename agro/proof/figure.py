@@ -8,10 +8,10 @@ from pathlib import Path
 
 from agro.proof.claims import CLAIMS
 from agro.proof.measuring import INSTANCES, described
-from agro.proof.passport import Measured
+from agro.proof.passport import Proof
 
 
-def draw(subjects: Mapping[str, Measured], path: Path) -> None:
+def draw(subjects: Mapping[str, Proof], path: Path) -> None:
     """A PNG or SVG, by the ending of `path`: median and quartiles over the instances."""
     import matplotlib
 
@@ -27,13 +27,13 @@ def draw(subjects: Mapping[str, Measured], path: Path) -> None:
         1, len(panels), figsize=(4.2 * len(panels), 4.2), sharey=True, layout="constrained"
     )
     for i, (name, measured) in enumerate(subjects.items()):
-        for (j, where), went in measured.paths.items():
+        for (j, source), went in measured.paths.items():
             quartiles = went.distance.new_tensor([0.25, 0.5, 0.75])
             low, middle, high = went.distance.clamp(min=1e-17).quantile(quartiles, 1)
             options = described(CLAIMS[name][j])
             label = f"{name} ({options})" if options else name
             style = ("-", "--", ":")[0 if j == 0 else 1 + (j - 1) % 2]
-            axis = axes[list(panels).index(where)]
+            axis = axes[list(panels).index(source)]
             color = colormaps["tab20"](2 * i % 20 + i // 10)  # the ten strong ones first
             axis.plot(went.updates + 1, middle, style, color=color, label=label)
             axis.fill_between(went.updates + 1, low, high, color=color, alpha=0.15, linewidth=0)

@@ -1,13 +1,10 @@
-"""What each objective's source claims, as formulas that are written apart from the objective: its expected
-gradient.
+"""The expected gradients that sources claim, as formulas that are written apart from the objectives.
 
 A claim is a scalar whose gradient in the policy's weights is the expected gradient. It is a formula over all
 responses of the exact distributions, with no groups and no estimators in it.
 
-Letters: π the policy, μ the behavior policy, f the reference; p [X,Y] = μ(y), l [X,Y] = log π(y), d = l − log
-f(y).
-
-Consistency with other means of a group; see `agro.proof.formulas`.
+Letters: π the policy, μ the behavior policy, f the reference; p [X,Y] = μ(y), l [X,Y] = log π(y),
+d = l − log f(y).
 """
 
 from __future__ import annotations
@@ -129,8 +126,8 @@ class CorrectionWeight:
     """A correction weight of the gradient, as the options of `agro.objectives.weights` say it."""
 
     weight: Literal["reference", "behavior", "mismatch"] = "reference"
-    most: float | None = 1.0
-    least: float = 0.0
+    maximum: float | None = 1.0
+    minimum: float = 0.0
     level: Literal["token", "sequence", "mean"] = "sequence"
     rule: Literal["truncate", "mask"] = "truncate"
 
@@ -148,10 +145,10 @@ class CorrectionWeight:
         if self.level != "token":
             tokens = s.policy.space.lengths[:, None] if self.level == "mean" else 1
             log_XYT = (log_XYT.sum(2, keepdim=True) / tokens).expand_as(log_XYT)
-        ratio_XYT, most = log_XYT.exp(), math.inf if self.most is None else self.most
+        ratio_XYT, maximum = log_XYT.exp(), math.inf if self.maximum is None else self.maximum
         if self.rule == "truncate":
-            return ratio_XYT.clamp(self.least, most)
-        return ratio_XYT * ((ratio_XYT >= self.least) & (ratio_XYT <= most))
+            return ratio_XYT.clamp(self.minimum, maximum)
+        return ratio_XYT * ((ratio_XYT >= self.minimum) & (ratio_XYT <= maximum))
 
 
 def half_variance_on_policy(s: Situation) -> Tensor:
@@ -306,11 +303,31 @@ def square_to_reward(s: Situation, ratio_XY: Tensor) -> Tensor:
     return s.mean_groups((u_XY[:, s.groups[:, 0]] - r_XKn.mean(-1)).square())
 
 
-def lower_baseline(s: Situation, most: float) -> Tensor:
-    """−n/(n−1) E w_1 (R_1 − min(R̄, R̄_w)) log π(y_1), w = min(most, π/f), R̄ and R̄_w the plain and the weighted
-    mean of a group (statement 25 with the lower baseline)."""
-    R_XKn = (s.reward - s.beta * s.d).detach()[:, s.groups]
-    w_XKn = s.d.detach().exp().clamp(max=most)[:, s.groups]
-    lower_XK = torch.minimum(R_XKn.mean(-1), (w_XKn * R_XKn).sum(-1) / w_XKn.sum(-1))
-    part_XK = w_XKn[..., 0] * (R_XKn[..., 0] - lower_XK) * s.policy.logp()[:, s.groups[:, 0]]
+def squared_norm(s: Situation) -> Tensor:
+    """[X,Y] Σ_t (1 − π_t)², which stands for |∇log π|²."""
+    left_XYT = torch.where(s.policy.space.mask, 1.0 - s.policy.logp_tokens().detach().exp(), 0.0)
+    return left_XYT.square().sum(2)
+
+
+def group_baseline(s: Situation, kind: str, maximum: float | None = None, power: float = 1.0) -> Tensor:
+    """−n/(n−1) E w_1 (R_1 − b) log π(y_1), b a baseline of the group (statement 26).
+
+    w = min(maximum, (π/f)^power), or 1 without `maximum`. b is R̄_w, the mean by w, for "weighted"; that by
+    w g, g = Σ_t (1 − π_t)², for "optimal"; the lower one of R̄_w and R̄ for "lower", of R̄_w and the optimal
+    one for "balanced".
+    """
+    w_XY = torch.ones_like(s.p)
+    if maximum is not None:
+        w_XY = (power * s.d.detach()).exp().clamp(max=maximum)
+    R_XKn, w_XKn = (s.reward - s.beta * s.d).detach()[:, s.groups], w_XY[:, s.groups]
+    wg_XKn = (w_XY * squared_norm(s))[:, s.groups]
+    weighted_XK = (w_XKn * R_XKn).sum(-1) / w_XKn.sum(-1)
+    optimal_XK = (wg_XKn * R_XKn).sum(-1) / wg_XKn.sum(-1)
+    baseline_XK = {
+        "weighted": weighted_XK,
+        "lower": torch.minimum(R_XKn.mean(-1), weighted_XK),
+        "optimal": optimal_XK,
+        "balanced": torch.minimum(weighted_XK, optimal_XK),
+    }[kind]
+    part_XK = w_XKn[..., 0] * (R_XKn[..., 0] - baseline_XK) * s.policy.logp()[:, s.groups[:, 0]]
     return -s.n / (s.n - 1) * s.mean_groups(part_XK)

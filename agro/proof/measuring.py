@@ -1,8 +1,4 @@
-"""What measurements share: the row that one gives, the subject of one, the random problems that they are
-made on.
-
-How much the gradient of one group varies.
-"""
+"""What measurements share, their rows, subjects and random problems; and the variance of gradients."""
 
 from __future__ import annotations
 
@@ -112,22 +108,22 @@ class Subject:
         setting: str,
         value: float,
         *,
-        most: float | None = None,
-        least: float | None = None,
+        upper: float | None = None,
+        lower: float | None = None,
     ) -> Row:
-        """A measurement that may be `most` at most, or `least` at least, or is reported without a claim."""
-        where = ", ".join(filter(None, (described(self.claims), setting)))
-        if most is not None:
-            return Row(self.name, property_, where, value, most, "at most", value <= most)
-        if least is not None:
-            return Row(self.name, property_, where, value, least, "at least", value >= least)
-        return Row(self.name, property_, where, value, None, None, None)
+        """A measurement that may be `upper` at most, or `lower` at least, or is reported without a claim."""
+        full_setting = ", ".join(filter(None, (described(self.claims), setting)))
+        if upper is not None:
+            return Row(self.name, property_, full_setting, value, upper, "at most", value <= upper)
+        if lower is not None:
+            return Row(self.name, property_, full_setting, value, lower, "at least", value >= lower)
+        return Row(self.name, property_, full_setting, value, None, None, None)
 
-    def changes(self, claimed: bool, kept: str, changed: str, setting: str, value: float) -> Row:
+    def changes(self, claimed: bool, invariant: str, changed: str, setting: str, value: float) -> Row:
         """That something changes nothing, where that is claimed, or else matters."""
         if claimed:
-            return self.row(kept, setting, value, most=EXACT)
-        return self.row(changed, setting, value, least=1e-4)
+            return self.row(invariant, setting, value, upper=EXACT)
+        return self.row(changed, setting, value, lower=1e-4)
 
 
 def described(claims: Claims) -> str:
@@ -148,11 +144,11 @@ def problem(
     unsupported = Enumerable.table(space, 4)
     with torch.no_grad():  # the last token is never the first one
         unsupported.weights()["logits"][:, 0, -1] = -math.inf
-    made = (policy, reference, Enumerable.table(space, 0, 0.0), make(space, 3), unsupported)
+    policies = (policy, reference, Enumerable.table(space, 0, 0.0), make(space, 3), unsupported)
     generator = torch.Generator().manual_seed(7)
     shape = (space.prompts, len(space.responses))
     reward = torch.rand(shape, generator=generator, dtype=torch.float64)
-    return policy, reference, dict(zip(BEHAVIORS, made)), reward
+    return policy, reference, dict(zip(BEHAVIORS, policies)), reward
 
 
 def derivative(value: Tensor, policy: Enumerable) -> Tensor:
@@ -173,14 +169,16 @@ def variances(subject: Subject) -> Iterator[Row]:
     if not {"groups", "triples"} & set(subject.claims.needs):
         return
     policy, reference, _, reward = problem(Space(3, 2, 1))
-    by_n = {}
+    spread_by_n = {}
     for n in range(subject.claims.n[0], 5):
         total, mean = _variance(subject, policy, reference, reward, n)
-        by_n[n] = total / mean
-        what = "variance of a group's gradient over its squared mean"
-        yield subject.row(what, f"on-policy, n={n}", by_n[n])
-    first = min(by_n)
-    yield subject.row(f"its fall from n = {first} to 4", "on-policy", by_n[4] / by_n[first], most=1.0)
+        spread_by_n[n] = total / mean
+        title = "variance of a group's gradient over its squared mean"
+        yield subject.row(title, f"on-policy, n={n}", spread_by_n[n])
+    smallest = min(spread_by_n)
+    yield subject.row(
+        f"its fall from n = {smallest} to 4", "on-policy", spread_by_n[4] / spread_by_n[smallest], upper=1.0
+    )
 
 
 def estimates(subject: Subject) -> Iterator[Row]:
@@ -191,17 +189,17 @@ def estimates(subject: Subject) -> Iterator[Row]:
     option, length = subject.claims.estimates
     policy, reference, _, reward = problem(Space(3, length, 1))
     logits = f"logits of π [{_listed(policy)}], of π_ref [{_listed(reference)}]"
-    before = math.inf
+    previous = math.inf
     for kind in ("sequence", "triangular", "local"):
         other = Subject(subject.name, replace(subject.claims, options={"beta": 1.0, option: kind}))
         value, _ = _variance(other, policy, reference, torch.zeros_like(reward), 2)
         setting = f"{option}={kind}, on-policy, n=2, {logits}"
-        what = "variance of the regularizer's estimate, below the one before"
-        if before == math.inf:
-            yield Row(subject.name, what, setting, value, None, None, None)
+        title = "variance of the regularizer's estimate, below the one before"
+        if previous == math.inf:
+            yield Row(subject.name, title, setting, value, None, None, None)
         else:
-            yield Row(subject.name, what, setting, value, before, "at most", value < before)
-        before = value
+            yield Row(subject.name, title, setting, value, previous, "at most", value < previous)
+        previous = value
 
 
 def _listed(table: Enumerable) -> str:

@@ -1,7 +1,4 @@
-"""A passport: what is measured of an objective on enumerable policies, against what its source claims.
-
-Passports of several objectives, one process a core.
-"""
+"""A passport: what is measured of an objective on enumerable policies, against what its source claims."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from agro.objectives.core import STREAMS, Ingredient
 from agro.objectives.imitation import IMITATION, IMITATION_OF_WINNERS
 from agro.objectives.kl_term import KL_TERM
 from agro.objectives.needs import NEEDS, PAIRS, GroupSize, withhold
-from agro.objectives.weights import WEIGHT
+from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE, WEIGHT_BASELINE_OF_PAIRS
 from agro.proof.claims import CLAIMS
 from agro.proof.descent import Path
 from agro.proof.ends import end, ends, own_ends, tools
@@ -48,20 +45,35 @@ from agro.types import Batch
 # The objective that claims the options of an ingredient for all that have it.
 CLAIMED_BY: dict[Ingredient, str] = {
     WEIGHT: "agro",
+    WEIGHT_BASELINE: "agro",
+    WEIGHT_BASELINE_OF_PAIRS: "agro",
     IMITATION: "agro",
     IMITATION_OF_WINNERS: "agro",
     KL_TERM: "grpo",
 }
 
+DRAWN_BEHAVIORS = ("policy", "reference", "uniform")  # behaviors whose descent is drawn
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Of one objective: its passport, and where descent went from π_ref, by number of its claims and
+    behavior."""
+
+    rows: list[Row]
+    paths: dict[tuple[int, str], Path]
+
 
 def passport(name: str) -> Iterator[Row]:
+    """All rows of an objective, claim by claim."""
+    measurements: tuple[Callable[[Subject], Iterator[Row]], ...] = (
+        *(expectations, episodes, bias, invariances, limits, variances, estimates, noise, tools),
+        *(ends, own_ends, needs),
+    )
     for claims in CLAIMS[name]:
         subject = Subject(name, claims)
-        for measure in (
-            *(expectations, episodes, bias, invariances, limits, variances, estimates, noise, tools),
-            *(ends, own_ends, needs),
-        ):
-            yield from measure(subject)
+        for measure_property in measurements:
+            yield from measure_property(subject)
     yield unclaimed(name)
 
 
@@ -72,45 +84,47 @@ def expectations(subject: Subject) -> Iterator[Row]:
     """
     claims = subject.claims
     for space, kind in ((SMALL, "table"), (SMALL, "network"), (RAGGED, "network")):
-        for where in subject.behaviors:
+        for source in subject.behaviors:
             for n in claims.n:
-                yield _expectation(subject, space, kind, where, (n,))
-    for where in subject.behaviors[::3]:  # policy and stale
-        yield _expectation(subject, RAGGED, "network", where, (2, 3) if claims.judged else claims.n)
+                yield _expectation(subject, space, kind, source, (n,))
+    for source in subject.behaviors[::3]:  # policy and stale
+        yield _expectation(subject, RAGGED, "network", source, (2, 3) if claims.judged else claims.n)
         if claims.grouped:
             dropping = replace(claims, options={**claims.options, "singletons": "drop"})
             sizes = (1, claims.n[0])
-            yield _expectation(Subject(subject.name, dropping), RAGGED, "network", where, sizes)
+            yield _expectation(Subject(subject.name, dropping), RAGGED, "network", source, sizes)
 
 
 def episodes(subject: Subject) -> Iterator[Row]:
     """The same of responses in two rows each, or that they are refused."""
     if subject.claims.episodes:
-        for where in subject.behaviors[::3]:  # policy and stale
+        for source in subject.behaviors[::3]:  # policy and stale
             sizes = subject.claims.n[-1:]
-            yield _expectation(subject, RAGGED, "network", where, sizes, two_rows=True)
+            yield _expectation(subject, RAGGED, "network", source, sizes, two_rows=True)
         return
     policy, reference, _, reward = problem(RAGGED)
-    batch = subject.batch(policy, reward, reference, subject.claims.least, two_rows=True)
+    batch = subject.batch(policy, reward, reference, subject.claims.min_responses, two_rows=True)
     refused = _refuses(lambda: subject.gradient(policy, reference, batch))
-    yield subject.row("responses in several rows are refused", "", float(refused), least=1.0)
+    yield subject.row("responses in several rows are refused", "", float(refused), lower=1.0)
 
 
 def _expectation(
-    subject: Subject, space: Space, kind: str, where: str, sizes: tuple[int, ...], *, two_rows: bool = False
+    subject: Subject, space: Space, kind: str, source: str, sizes: tuple[int, ...], *, two_rows: bool = False
 ) -> Row:
     policy, reference, behaviors, reward = problem(space, kind)
-    batch = subject.batch(behaviors[where], reward, reference, *sizes, two_rows=two_rows)
+    batch = subject.batch(behaviors[source], reward, reference, *sizes, two_rows=two_rows)
     old, expert = subject.old(space), subject.expert(space)
-    situation = Situation(policy, reference, behaviors[where], reward, BETA, 0, two_rows, old, expert)
-    claimed = [subject.claims.expects(replace(situation, n=n)) for n in sizes if n >= subject.claims.least]
+    situation = Situation(policy, reference, behaviors[source], reward, BETA, 0, two_rows, old, expert)
+    claimed = [
+        subject.claims.expects(replace(situation, n=n)) for n in sizes if n >= subject.claims.min_responses
+    ]
     exact = derivative(torch.stack(claimed).mean(), policy)
     worst = (subject.gradient(policy, reference, batch) - exact).abs().max().item()
     lengths = "ragged" if space.early_end else "full"
-    setting = f"{kind}, {lengths}, from {where}, n={' and '.join(map(str, sizes))}"
+    setting = f"{kind}, {lengths}, from {source}, n={' and '.join(map(str, sizes))}"
     if two_rows:
         setting += ", two rows each"
-    return subject.row("expected gradient", setting, worst, most=EXACT)
+    return subject.row("expected gradient", setting, worst, upper=EXACT)
 
 
 def _refuses(work: Callable[[], object]) -> bool:
@@ -130,15 +144,15 @@ def bias(subject: Subject) -> Iterator[Row]:
     claims, n = subject.claims, subject.claims.n[-1]
     penalty = subject.options().get("beta", 0.0) * (policy.logp() - reference.logp().detach())
     exact = derivative((policy.logp().exp() * (penalty - reward)).sum(1).mean(), policy)
-    factor, most, setting = 1.0, None, f"on-policy, n={n}"
+    factor, bound, setting = 1.0, None, f"on-policy, n={n}"
     if claims.policy_gradient is not None:
-        factor, most = claims.policy_gradient(BETA), EXACT
+        factor, bound = claims.policy_gradient(BETA), EXACT
     if factor != 1:
         setting += f", divided by {factor:g}"
     got = subject.gradient(policy, reference, subject.batch(policy, reward, reference, n))
-    own = sum(w.numel() for w in policy.weights().values())  # the policy's, without the value's
-    share = ((got / factor - exact)[:own].norm() / exact.norm()).item()
-    yield subject.row("bias against the regularized policy gradient", setting, share, most=most)
+    size = sum(w.numel() for w in policy.weights().values())  # the policy's, without the value's
+    share = ((got / factor - exact)[:size].norm() / exact.norm()).item()
+    yield subject.row("bias against the regularized policy gradient", setting, share, upper=bound)
 
 
 def invariances(subject: Subject) -> Iterator[Row]:
@@ -155,32 +169,32 @@ def invariances(subject: Subject) -> Iterator[Row]:
     shift_X = torch.tensor([0.7, -1.3], dtype=torch.float64)
     shifted = reward + shift_X[:, None]
     moved = change(subject.batch(behavior, shifted, reference, n, two_rows=claims.episodes))
-    what = "a reward shift per prompt"
-    yield subject.changes(claims.shift, what, f"{what} matters", f"n={n}", moved)
+    title = "a reward shift per prompt"
+    yield subject.changes(claims.shift, title, f"{title} matters", f"n={n}", moved)
     if "ref_logp" in claims.needs:
         assert batch.ref_logp is not None
         assert batch.tokens is not None
         shift_BT = torch.zeros_like(batch.ref_logp)
         shift_BT[:, 1] = shift_X[batch.tokens[:, 0]]
         moved = change(batch.replace(ref_logp=batch.ref_logp + shift_BT))
-        what = "a shift of log π_ref per prompt"
-        yield subject.changes(claims.reference_shift, what, f"{what} matters", f"n={n}", moved)
+        title = "a shift of log π_ref per prompt"
+        yield subject.changes(claims.reference_shift, title, f"{title} matters", f"n={n}", moved)
     order = torch.randperm(len(batch.mask), generator=torch.Generator().manual_seed(0))
-    for what, setting, moved in (
+    for title, setting, moved in (
         ("the order of rows", "", change(batch.rows(order))),
         ("padding", "three more columns, ", change(_padded(batch, 3))),
         ("the micro-batch", "1 row, ", change(batch, 1)),
         ("the micro-batch", "7 rows, ", change(batch, 7)),
     ):
-        yield subject.row(what, f"{setting}n={n}", moved, most=EXACT)
+        yield subject.row(title, f"{setting}n={n}", moved, upper=EXACT)
 
 
-def _padded(batch: Batch, by: int) -> Batch:
-    """The batch with `by` more columns outside the mask, of NaN or the token 0."""
+def _padded(batch: Batch, count: int) -> Batch:
+    """The batch with `count` more columns outside the mask, of NaN or the token 0."""
     wider = {}
     for field, fill in (("mask", False), ("tokens", 0), *((name, math.nan) for name in LOGPS)):
         value = getattr(batch, field)
-        wider[field] = torch.cat([value, torch.full((len(value), by), fill, dtype=value.dtype)], 1)
+        wider[field] = torch.cat([value, torch.full((len(value), count), fill, dtype=value.dtype)], 1)
     return batch.replace(**wider)
 
 
@@ -193,12 +207,12 @@ def limits(subject: Subject) -> Iterator[Row]:
     rloo = Subject("rloo", CLAIMS["rloo"][0]).gradient(policy, reference, batch)
     for beta in (0.0, 1e-9):
         off = (subject.gradient(policy, reference, batch, beta) - rloo).abs().max().item()
-        yield subject.row("RLOO as β → 0", f"β={beta:g}, from stale", off, most=1e-8)
+        yield subject.row("RLOO as β → 0", f"β={beta:g}, from stale", off, upper=1e-8)
     beta = 1e9
     situation = Situation(policy, reference, behaviors["stale"], torch.zeros_like(reward), 1.0, 2)
     exact = derivative(half_variance(situation), policy)
     off = (subject.gradient(policy, reference, batch, beta) / beta - exact).abs().max().item()
-    yield subject.row("½ ∇Var[ρ] as β → ∞", f"β={beta:g}, divided by it, from stale", off, most=1e-8)
+    yield subject.row("½ ∇Var[ρ] as β → ∞", f"β={beta:g}, divided by it, from stale", off, upper=1e-8)
 
 
 def noise(subject: Subject) -> Iterator[Row]:
@@ -221,8 +235,8 @@ def noise(subject: Subject) -> Iterator[Row]:
         subject.gradient(policy, reference, all_groups(d, reference, n)) for d in (noisy, data)
     )
     moved = (with_noise - plain).abs().max().item()
-    kept, changed = "noisy rewards count with their mean", "noise in the rewards matters"
-    yield subject.changes(subject.claims.noise, kept, changed, f"n={n}", moved)
+    invariant, changed = "noisy rewards count with their mean", "noise in the rewards matters"
+    yield subject.changes(subject.claims.noise, invariant, changed, f"n={n}", moved)
 
 
 def needs(subject: Subject) -> Iterator[Row]:
@@ -230,41 +244,42 @@ def needs(subject: Subject) -> Iterator[Row]:
     changes."""
     policy, reference, _, reward = problem(SMALL)
     claims, resolved = subject.claims, subject.entry.resolve(subject.name, subject.options())
-    batch = subject.batch(policy, reward, reference, claims.least)
+    batch = subject.batch(policy, reward, reference, claims.min_responses)
     assert batch.tokens is not None
     assert batch.lengths is not None
     with torch.no_grad():
         live = policy.streams(batch.tokens, batch.lengths, batch.mask, STREAMS, reference)
 
     def gradient(without: Collection[Need]) -> Tensor:
-        left, streams = batch, dict(live)
+        remaining, streams = batch, dict(live)
         for need in without:
-            left, streams = withhold(need, left, streams)
-        grads = differentiate(subject.name, subject.entry, streams, left, resolved).grads
+            remaining, streams = withhold(need, remaining, streams)
+        grads = differentiate(subject.name, subject.entry, streams, remaining, resolved).grads
         return torch.cat([grad.flatten() for grad in grads.values()])
 
     refused = [_refuses(partial(gradient, [need])) for need in NEEDS if need in claims.needs]
     share = sum(refused) / len(refused) if refused else 1.0
     setting = ", ".join(claims.needs) or "nothing"
-    yield subject.row("what it needs and doesn't get is refused", setting, share, least=1.0)
+    yield subject.row("what it needs and doesn't get is refused", setting, share, lower=1.0)
     # Groups have the least size that is claimed.
-    rest = [n for n in NEEDS if n not in claims.needs and (n is PAIRS or not isinstance(n, GroupSize))]
+    unneeded = [n for n in NEEDS if n not in claims.needs and (n is PAIRS or not isinstance(n, GroupSize))]
     try:
-        enough = torch.equal(gradient(rest), gradient([]))
+        enough = torch.equal(gradient(unneeded), gradient([]))
     except Refused:
         enough = False
-    yield subject.row("what it is claimed to need is enough", setting, float(enough), least=1.0)
+    yield subject.row("what it is claimed to need is enough", setting, float(enough), lower=1.0)
 
 
 def unclaimed(name: str) -> Row:
     """The choices of options that no claim makes, and the options whose numbers are their defaults in all
     claims. The options of ingredients, which several objectives share, are those of one of them; those of a
     preset are those of the objective that it is of."""
-    entry, left = get(name), []
+    entry, missing = get(name), []
     subjects = [Subject(name, claims) for claims in CLAIMS[name]]
-    given = [entry.defaults() | subject.options() for subject in subjects]
+    settings = [entry.defaults() | subject.options() for subject in subjects]
     if any(claims.grouped for claims in CLAIMS[name]):
-        given.append({"singletons": "drop"})  # measured with the expected gradient
+        settings.append({"singletons": "drop"})  # measured with the expected gradient
+        settings.append({"singletons": "pool"})  # no group of the enumeration has one response; see the tests
     shared = {"advantage": "rec"}
     for ingredient, owner in CLAIMED_BY.items():
         if ingredient in entry.ingredients:
@@ -272,12 +287,13 @@ def unclaimed(name: str) -> Row:
     for key, option in entry.options.model_fields.items():
         if entry.of or shared.get(key, name) != name:
             continue
-        values = [options[key] for options in given if key in options]
+        values = [options[key] for options in settings if key in options]
         choices, is_number = _choices(option.annotation)
-        left += [f"{key}={choice}" for choice in choices if choice not in values]
+        missing += [f"{key}={choice}" for choice in choices if choice not in values]
         if is_number and all(v in choices or v is None or v == option.default for v in values):
-            left.append(key)
-    return Row(name, "options without a claim", ", ".join(left) or "none", float(len(left)), None, None, None)
+            missing.append(key)
+    listed = ", ".join(missing) or "none"
+    return Row(name, "options without a claim", listed, float(len(missing)), None, None, None)
 
 
 def _choices(kind: Any) -> tuple[list[Any], bool]:
@@ -292,31 +308,19 @@ def _choices(kind: Any) -> tuple[list[Any], bool]:
     return [], True
 
 
-WHERES = ("policy", "reference", "uniform")  # behaviors whose descent is drawn
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Of one objective: its passport, and where descent went from π_ref, by number of its claims and
-    behavior."""
-
-    rows: list[Row]
-    paths: dict[tuple[int, str], Path]
-
-
-def measure(name: str, descents: bool) -> Measured:
+def measure(name: str, descents: bool) -> Proof:
     """`descents`: with its paths."""
     torch.set_num_threads(1)  # the tensors are small: a second thread would only wait for the first
     rows, paths = list(passport(name)), {}
     for i, claims in enumerate(CLAIMS[name] if descents else ()):
         subject = Subject(name, claims)
-        for where in WHERES:
-            if claims.updates and where in subject.behaviors:
-                paths[i, where] = end(subject, where)
-    return Measured(rows, paths)
+        for source in DRAWN_BEHAVIORS:
+            if claims.updates and source in subject.behaviors:
+                paths[i, source] = end(subject, source)
+    return Proof(rows, paths)
 
 
-def prove(names: Sequence[str], *, descents: bool = False) -> dict[str, Measured]:
+def prove(names: Sequence[str], *, descents: bool = False) -> dict[str, Proof]:
     """Each of `names`, in this order; `descents`: with their paths."""
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):

@@ -1,20 +1,53 @@
-"""The recipes that agro brings along: TOML files by name, beside this module."""
+"""The recipes that agro brings along, by name: files, and what the entries of objectives declare."""
 
 from __future__ import annotations
 
 import difflib
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
 from agro.errors import Refused
+from agro.objectives.table import OBJECTIVES
+from agro.recipes.methodtext import method_text, method_title
 
 FOLDER = Path(__file__).parent
 
 
+class Recipe(ABC):
+    """A configuration as text, which `agro train NAME` trains with."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """situation (what is at hand), or method (of an objective's or a rule's name)."""
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """TOML, with a comment at its head that says what it is for and how it is started."""
+
+    @property
+    def title(self) -> str:
+        """The first lines of the comment, up to the indented commands."""
+        comment = re.match(r"(?:# .*\n)+?(?=#   )", self.text)
+        assert comment, f"{self.name}: expected a title and an indented command in its first lines"
+        return " ".join(line.removeprefix("# ") for line in comment[0].splitlines())
+
+    @property
+    def missing(self) -> str:
+        """What the recipe lacks of the method that it is named after; empty where it has all."""
+        return self.title.partition("Missing here: ")[2]
+
+
 @dataclass(frozen=True)
-class Recipe:
-    """A file of this folder. `title`: the first lines of its comment, which say what it is for."""
+class FileRecipe(Recipe):
+    """A file of this folder: of a situation, or of a method that has phases or is a rule of data."""
 
     path: Path
 
@@ -24,37 +57,51 @@ class Recipe:
 
     @property
     def kind(self) -> str:
-        """situation (what is at hand), or method (of an objective's or a rule's name)."""
         return "method" if self.path.parent.name == "methods" else "situation"
 
     @property
     def text(self) -> str:
         return self.path.read_text(encoding="utf-8")
 
-    @property
-    def title(self) -> str:
-        comment = re.match(r"(?:# .*\n)+?(?=#   )", self.text)
-        assert comment, f"{self.path}: expected a title and an indented command in its first lines"
-        return " ".join(line.removeprefix("# ") for line in comment[0].splitlines())
+
+@dataclass(frozen=True)
+class EntryRecipe(Recipe):
+    """What the entry of an objective declares beyond its base."""
+
+    objective: str
 
     @property
-    def missing(self) -> str:
-        """What the recipe lacks of the method that it is named after; empty where it has all."""
-        return self.title.partition("Missing here: ")[2]
+    def name(self) -> str:
+        return self.objective
+
+    @property
+    def kind(self) -> str:
+        return "method"
+
+    @property
+    def text(self) -> str:
+        return method_text(self.objective, OBJECTIVES[self.objective])
+
+    @property
+    def title(self) -> str:
+        """As of the text, without making it."""
+        return method_title(OBJECTIVES[self.objective])
 
 
 def recipes() -> dict[str, Recipe]:
     """By name: those of situations, then those of methods."""
-    paths = [*sorted(FOLDER.glob("*.toml")), *sorted(FOLDER.glob("methods/*.toml"))]
-    return {path.stem: Recipe(path) for path in paths}
+    situations = [FileRecipe(path) for path in sorted(FOLDER.glob("*.toml"))]
+    methods: list[Recipe] = [FileRecipe(path) for path in FOLDER.glob("methods/*.toml")]
+    methods += [EntryRecipe(name) for name, entry in OBJECTIVES.items() if entry.recipe is not None]
+    return {recipe.name: recipe for recipe in [*situations, *sorted(methods, key=lambda recipe: recipe.name)]}
 
 
 def get(name: str) -> Recipe:
     """Raises `Refused`, with the nearest name, where there is no such recipe."""
-    known = recipes()
-    if name not in known:
+    table = recipes()
+    if name not in table:
         raise Refused(f"recipe: there is none called {name!r}{nearest(name)}; agro recipes lists them")
-    return known[name]
+    return table[name]
 
 
 def nearest(name: str) -> str:
@@ -63,11 +110,3 @@ def nearest(name: str) -> str:
     files = [str(other) for other in path.parent.glob(f"*{path.suffix}")] if path.suffix else []
     near = difflib.get_close_matches(name, files or recipes(), 1, 0.5)
     return f"; did you mean {near[0]}?" if near else ""
-
-
-def locate(path: Path) -> Path:
-    """`path`, or the recipe of that name where it is a bare name and no file."""
-    known = recipes()
-    if path.is_file() or str(path) not in known:
-        return path
-    return known[str(path)].path

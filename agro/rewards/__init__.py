@@ -43,15 +43,15 @@ def load_reward(config: config.Reward, objects: Mapping[str, Callable[..., Any]]
 
     Raises `Refused` where there is no such reward or function, or where it has no such option.
     """
-    known = objects or {}
+    functions = objects or {}
     if not config.functions:
         assert config.name is not None
-        return _load(config.name, config.options, config, known)
+        return _load(config.name, config.options, config, functions)
     parts: dict[str, tuple[Reward, float]] = {}
     with ExitStack() as opened:
         for i, part in enumerate(config.functions):
             try:
-                reward = opened.enter_context(closing(_load(part.name, part.options, config, known)))
+                reward = opened.enter_context(closing(_load(part.name, part.options, config, functions)))
             except Refused as error:
                 raise Refused(f"reward.functions.{i}: {error}") from None
             parts[part.label or part.name] = reward, part.weight

@@ -37,11 +37,11 @@ def after_marker(text: str, marker: str = MARKER) -> str | None:
     Case is ignored. A marker that starts with a letter or digit starts a word: "A:" isn't in "area:".
     """
     start = r"(?<!\w)" if re.match(r"\w", marker) else ""
-    found = list(re.finditer(start + re.escape(marker), text, re.IGNORECASE))
-    if not found:
+    markers = list(re.finditer(start + re.escape(marker), text, re.IGNORECASE))
+    if not markers:
         return None
-    rest = _BEFORE_ANSWER.sub("", text[found[-1].end() :], count=1)
-    return rest.splitlines()[0] if rest else ""
+    answer = _BEFORE_ANSWER.sub("", text[markers[-1].end() :], count=1)
+    return answer.splitlines()[0] if answer else ""
 
 
 def conclusion(text: str) -> str:
@@ -52,20 +52,20 @@ def conclusion(text: str) -> str:
     boxed: a box is unboxed if, before the next one, a sentence ends or a word such as "but" or "thus"
     revises it.
     """
-    _, thought, rest = text.rpartition("</think>")
+    _, thought, solution = text.rpartition("</think>")
     if thought:
-        text = rest
+        text = solution
     else:
         text = text.partition("<think>")[0]
-    last = text.rstrip().rpartition("\n")[2].lstrip()
-    if last.startswith("####"):
-        return last.lstrip("#").strip()
-    found = boxes(text)
-    joined = len(found) - 1
-    while joined > 0 and not _REPLACES.search(text, found[joined - 1][2], found[joined][0]):
-        joined -= 1
-    for start, inside, end in reversed(found[: max(joined, 0)]):
-        text = text[:start] + text[inside : end - 1] + text[end:]
+    line = text.rstrip().rpartition("\n")[2].lstrip()
+    if line.startswith("####"):
+        return line.lstrip("#").strip()
+    boxed = boxes(text)
+    answer = max(len(boxed) - 1, 0)  # the first of the boxes that make up the answer
+    while answer > 0 and not _REPLACES.search(text, boxed[answer - 1][2], boxed[answer][0]):
+        answer -= 1
+    for start, content, end in reversed(boxed[:answer]):
+        text = text[:start] + text[content : end - 1] + text[end:]
     return text
 
 
@@ -73,21 +73,24 @@ def boxes(text: str) -> list[tuple[int, int, int]]:
     r"""The outermost \boxed{…}: its start, the start of its content, and its end."""
     if r"\boxed" not in text:
         return []
-    open_, found = list[re.Match[str]](), list[tuple[int, int, int]]()
+    unclosed, spans = list[re.Match[str]](), list[tuple[int, int, int]]()
     for brace in _BRACE.finditer(text):
         if brace[0] != "}":
-            open_.append(brace)
-        elif open_ and len((first := open_.pop())[0]) > 1:
-            while found and found[-1][0] > first.start():
-                found.pop()
-            found.append((first.start(), first.end(), brace.end()))
-    return found
+            unclosed.append(brace)
+            continue
+        opening = unclosed.pop() if unclosed else None
+        if opening is None or opening[0] == "{":
+            continue
+        while spans and spans[-1][0] > opening.start():  # boxes within this one
+            spans.pop()
+        spans.append((opening.start(), opening.end(), brace.end()))
+    return spans
 
 
 def last_match(text: str, pattern: str) -> str | None:
     """The group of the last match of `pattern`; None without a match."""
-    found = list(re.finditer(pattern, text))
-    return found[-1][1] if found else None
+    matches = list(re.finditer(pattern, text))
+    return matches[-1][1] if matches else None
 
 
 def normalize(answer: str) -> str:
@@ -97,13 +100,13 @@ def normalize(answer: str) -> str:
     ($…$, \(…\), \[…\], \boxed{…}, \text{…}, **…**, *…*, `…`, "…"); a leading $; thousands separators, a
     plus, leading zeros and trailing zeros of the fraction of a decimal number: "$1,000.00" becomes "1000".
     """
-    text, before = " ".join(answer.split()), None
-    while text != before:
-        before = text
+    text, previous = " ".join(answer.split()), None
+    while text != previous:
+        previous = text
         text = text.rstrip(".,;:! ")
-        for left, right in _WRAPPINGS:
-            inner = text[len(left) : len(text) - len(right)]
-            if text == left + inner + right and _is_pair(inner, left, right):
+        for opening, closing in _WRAPPINGS:
+            inner = text[len(opening) : len(text) - len(closing)]
+            if text == opening + inner + closing and _is_pair(inner, opening, closing):
                 text = inner.strip()
         if text.startswith(("$", r"\$")) and _number(text.lstrip("\\$")) is not None:
             text = text.lstrip("\\$")
@@ -111,39 +114,44 @@ def normalize(answer: str) -> str:
     return text if number is None else number
 
 
-def _is_pair(inner: str, left: str, right: str) -> bool:
-    r"""Whether `left` and `right` belong together: not in "$1$ and $2$" or "\boxed{1} or {2}"."""
-    if right != "}":
-        return bool(inner) and left not in inner and right not in inner
+def _is_pair(inner: str, opening: str, closing: str) -> bool:
+    r"""Whether `opening` and `closing` belong together: not in "$1$ and $2$" or "\boxed{1} or {2}"."""
+    if closing != "}":
+        return bool(inner) and opening not in inner and closing not in inner
     depth = 0
-    for c in inner:
-        depth += (c == "{") - (c == "}")
+    for character in inner:
+        if character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
         if depth < 0:
             return False
     return depth == 0
 
 
 def _number(text: str) -> str | None:
-    found = _NUMBER.fullmatch(text)
-    if not found or not (found[2] or found[3]):
+    """A decimal number in its canonical form; None of another text."""
+    match = _NUMBER.fullmatch(text)
+    if not match or not (match[2] or match[3]):
         return None
-    whole = found[2].replace(",", "").lstrip("0") or "0"
-    fraction = (found[3] or "").rstrip("0")
-    size = whole + ("." + fraction if fraction else "")
-    return ("-" if found[1] == "-" and size != "0" else "") + size
+    integer = match[2].replace(",", "").lstrip("0") or "0"
+    fraction = (match[3] or "").rstrip("0")
+    size = f"{integer}.{fraction}" if fraction else integer
+    is_negative = match[1] == "-" and size != "0"
+    return f"-{size}" if is_negative else size
 
 
-def matches(found: str | None, answer: str) -> float:
-    """1.0 where the text `found` in a response is the `answer`, else 0.0.
+def matches(conclusion: str | None, answer: str) -> float:
+    """1.0 where the text `conclusion` in a response is the `answer`, else 0.0.
 
     Further sentences on the line are ignored: "18. I hope it is correct." is the answer 18.
     """
-    if found is None:
+    if conclusion is None:
         return 0.0
-    sentence = re.split(r"[.!]\s", found, maxsplit=1)[0]
-    return float(normalize(answer) in (normalize(found), normalize(sentence)))
+    sentence = re.split(r"[.!]\s", conclusion, maxsplit=1)[0]
+    return float(normalize(answer) in (normalize(conclusion), normalize(sentence)))
 
 
-def by_pattern(completions: list[str], answer: list[str], pattern: str) -> list[float]:
+def match_pattern(completions: list[str], answer: list[str], pattern: str) -> list[float]:
     """`matches` on the last match of a user's pattern. It may never end, so it runs in a worker."""
     return [matches(last_match(text, pattern), a) for text, a in zip(completions, answer)]

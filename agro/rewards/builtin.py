@@ -36,7 +36,9 @@ class AnswerReward:
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         return score_known(
-            samples, self._answer, lambda known, found: self._scorer([s.response for s in known], found)
+            samples,
+            self._answer,
+            lambda answered, expected: self._scorer([s.response for s in answered], expected),
         )
 
     def problem(self, columns: Mapping[str, Any]) -> str | None:
@@ -59,10 +61,10 @@ class AnswerReward:
             raise LookupError(f"the sample's answer is a {kind}, expected text or a finite number")
         if self._marker is None:
             return str(answer)
-        found = answers.after_marker(str(answer), self._marker)
-        if found is None:
+        marked = answers.after_marker(str(answer), self._marker)
+        if marked is None:
             raise LookupError(f"the sample's answer has no {self._marker!r}")
-        return found
+        return marked
 
     def close(self) -> None:
         if self._pool is not None:
@@ -74,15 +76,15 @@ def exact(options: Mapping[str, Any], **_: Any) -> AnswerReward:
 
     Options: `strip` (true): ignore surrounding white space; `case` (true): letter case counts.
     """
-    given = _options("exact", options, strip=True, case=True)
+    settings = _options("exact", options, strip=True, case=True)
 
     def form(text: str) -> str:
-        if given["strip"]:
+        if settings["strip"]:
             text = text.strip()
-        return text if given["case"] else text.casefold()
+        return text if settings["case"] else text.casefold()
 
-    def score(responses: list[str], known: list[str]) -> list[Score]:
-        return [Score(float(form(r) == form(a))) for r, a in zip(responses, known)]
+    def score(responses: list[str], expected: list[str]) -> list[Score]:
+        return [Score(float(form(r) == form(a))) for r, a in zip(responses, expected)]
 
     return AnswerReward("exact", score)
 
@@ -95,17 +97,17 @@ def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> Answer
     sample's answer follows this marker in its column (GSM8K's "#### 18"). A pattern runs in worker
     processes, because it may never end.
     """
-    given = _options("regex", options, marker=answers.MARKER, pattern="", answer_marker="")
-    marker, pattern = given["marker"], given["pattern"]
+    settings = _options("regex", options, marker=answers.MARKER, pattern="", answer_marker="")
+    marker, pattern = settings["marker"], settings["pattern"]
     if not pattern:
         if not marker.strip():
             raise Refused("reward.options.marker: expected text, got none")
 
-        def score(responses: list[str], known: list[str]) -> list[Score]:
+        def score(responses: list[str], expected: list[str]) -> list[Score]:
             finals = [answers.after_marker(response, marker) for response in responses]
-            return [Score(answers.matches(final, answer)) for final, answer in zip(finals, known)]
+            return [Score(answers.matches(final, answer)) for final, answer in zip(finals, expected)]
 
-        return AnswerReward("regex", score, given["answer_marker"] or None)
+        return AnswerReward("regex", score, settings["answer_marker"] or None)
 
     if "marker" in options:
         raise Refused("reward.options: marker and pattern exclude each other; give one of them")
@@ -119,17 +121,17 @@ def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> Answer
             "write (?:…) for other groups"
         )
     pool = Pool(
-        f"{Path(answers.__file__).resolve()}:by_pattern",
+        f"{Path(answers.__file__).resolve()}:match_pattern",
         {"pattern": pattern},
         timeout=timeout,
         workers=workers,
     )
 
-    def score_in_worker(responses: list[str], known: list[str]) -> list[Score]:
-        outcomes = pool.call({"completions": responses, "answer": known}, len(known))
+    def score_in_worker(responses: list[str], expected: list[str]) -> list[Score]:
+        outcomes = pool.call({"completions": responses, "answer": expected}, len(expected))
         return [Score(value, error) for value, error in outcomes]
 
-    return AnswerReward("regex", score_in_worker, given["answer_marker"] or None, pool)
+    return AnswerReward("regex", score_in_worker, settings["answer_marker"] or None, pool)
 
 
 def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) -> AnswerReward:
@@ -147,18 +149,18 @@ def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) ->
     file = Path(answers.__file__).resolve().with_name("mathematics.py")  # an import would load SymPy here
     pool = Pool(f"{file}:grade", {}, timeout=timeout, workers=workers)
 
-    def score(responses: list[str], known: list[str]) -> list[Score]:
-        correct = {answer: final(answer) for answer in set(known)}
-        finals = [(final(response), correct[answer]) for response, answer in zip(responses, known)]
+    def score(responses: list[str], expected: list[str]) -> list[Score]:
+        correct = {answer: final(answer) for answer in set(expected)}
+        finals = [(final(response), correct[answer]) for response, answer in zip(responses, expected)]
         scores: list[Score | None] = [_without_sympy(*pair) for pair in finals]
-        rest = [i for i, score in enumerate(scores) if score is None]
+        undecided = [i for i, score in enumerate(scores) if score is None]
         columns = {
-            "completions": [finals[i][0].source for i in rest],
-            "answer": [finals[i][1].source for i in rest],
+            "completions": [finals[i][0].source for i in undecided],
+            "answer": [finals[i][1].source for i in undecided],
         }
-        for i, (value, error) in zip(rest, pool.call(columns, len(rest), at_once=AT_ONCE)):
+        for i, (value, error) in zip(undecided, pool.call(columns, len(undecided), at_once=AT_ONCE)):
             if error == "returned None":
-                error = f"no mathematics can be read in the sample's answer {known[i]!r:.80}"
+                error = f"no mathematics can be read in the sample's answer {expected[i]!r:.80}"
             scores[i] = Score(value, error)
         return cast(list[Score], scores)
 
@@ -171,15 +173,15 @@ def _without_sympy(response: Final, answer: Final) -> Score | None:
     value = compare(response, answer)
     if value is not None:
         return Score(value)
-    for of, text in (("sample's", answer.source), ("response's", response.source)):
+    for owner, text in (("sample's", answer.source), ("response's", response.source)):
         problem = too_large(text)
         if problem:
-            return Score(None, f"the {of} answer {problem}")
+            return Score(None, f"the {owner} answer {problem}")
     return None
 
 
-def _options(name: str, given: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
-    for key, value in given.items():
+def _options(name: str, options: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
+    for key, value in options.items():
         if key not in defaults:
             near = get_close_matches(key, defaults, 1, 0.5)
             hint = f"it has {', '.join(defaults) or 'none'}"
@@ -190,4 +192,4 @@ def _options(name: str, given: Mapping[str, Any], **defaults: Any) -> dict[str, 
         if not isinstance(value, kind):
             expected = "true or false" if kind is bool else "text"
             raise Refused(f"reward.options.{key}: expected {expected}, got {value!r:.80}")
-    return defaults | dict(given)
+    return defaults | dict(options)

@@ -23,10 +23,10 @@ class CombinedReward:
 
     @property
     def maximum(self) -> float | None:
-        known = [(reward.maximum, weight) for reward, weight in self._parts.values() if weight]
-        if any(most is None or weight < 0 for most, weight in known):
+        maxima = [(reward.maximum, weight) for reward, weight in self._parts.values() if weight]
+        if any(maximum is None or weight < 0 for maximum, weight in maxima):
             return None
-        return sum((most or 0.0) * weight for most, weight in known)
+        return sum((maximum or 0.0) * weight for maximum, weight in maxima)
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         columns = [reward.score(samples) for reward, _ in self._parts.values()]

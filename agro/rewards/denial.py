@@ -113,31 +113,31 @@ _DEPENDS = re.compile(
 )
 
 
-def is_denied(before: str, answer: str, after: str) -> bool:
+def is_denied(prefix: str, answer: str, suffix: str) -> bool:
     """Whether the text around an answer, or the answer itself, says that it isn't the answer or isn't all."""
-    before = before[-NEAR:]
+    prefix = prefix[-NEAR:]
     return bool(
-        is_negated(before[-NEAR // 2 :])
-        or (_BARE.fullmatch(answer) and _DROPS.search(before))
-        or _CLAUSE.search(_CLAUSE_END.split(before)[-1])
+        is_negated(prefix[-NEAR // 2 :])
+        or (_BARE.fullmatch(answer) and _DROPS.search(prefix))
+        or _CLAUSE.search(_CLAUSE_END.split(prefix)[-1])
         or _NO_VALUE.match(answer)
         or _DEPENDS.search(answer)
-        or is_refuted(after[:NEAR])
+        or is_refuted(suffix[:NEAR])
     )
 
 
-def is_negated(before: str) -> bool:
+def is_negated(prefix: str) -> bool:
     """Whether a text ends with a negation, or with a factor such as "twice", of what follows it."""
-    return _OBJECT.search(before) is not None
+    return _OBJECT.search(prefix) is not None
 
 
-def is_refuted(after: str) -> bool:
+def is_refuted(suffix: str) -> bool:
     """Whether a text starts by saying that what precedes it is wrong."""
-    return _AFTERWARDS.match(after) is not None
+    return _AFTERWARDS.match(suffix) is not None
 
 
-def is_bounded(before: str, sentence: str) -> bool:
-    """Whether a number after `before` is only bounded, or its sentence states several values."""
+def is_bounded(prefix: str, sentence: str) -> bool:
+    """Whether a number after `prefix` is only bounded, or its sentence states several values."""
     return bool(
-        _ONLY_BOUND.fullmatch(before) or _BOUNDED.search(before[-20:]) or _DEPENDS.search(sentence, 1)
+        _ONLY_BOUND.fullmatch(prefix) or _BOUNDED.search(prefix[-20:]) or _DEPENDS.search(sentence, 1)
     )

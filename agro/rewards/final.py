@@ -123,13 +123,13 @@ def final(solution: str) -> Final:
     text = typography(answers.conclusion(solution).strip())
     boxes = answers.boxes(text)
     if boxes:
-        insides = [text[inside : end - 1].strip() for _, inside, end in boxes]
-        before, after = text[: boxes[0][0]], text[boxes[-1][2] :]
-        tail = _tail(after)
-        source = ", ".join(rf"\boxed{{{inside}}}" for inside in insides)
-        joined = ", ".join(insides) + tail
-        words = insides[-1].partition(r"\text")[2].lstrip("{ ")
-        denied = is_denied(before, joined, after) or is_refuted(words)
+        contents = [text[content : end - 1].strip() for _, content, end in boxes]
+        prefix, suffix = text[: boxes[0][0]], text[boxes[-1][2] :]
+        tail = _tail(suffix)
+        source = ", ".join(rf"\boxed{{{content}}}" for content in contents)
+        joined = ", ".join(contents) + tail
+        comment = contents[-1].partition(r"\text")[2].lstrip("{ ")
+        denied = is_denied(prefix, joined, suffix) or is_refuted(comment)
         return _name_set(Final(joined, source + tail, denied, is_boxed=True))
     text = text[-TAIL:-NEAR] + _CONCESSION.sub(r"\1", _CONTRAST.sub("", text[-NEAR:]))
     markers = list(_MARKER.finditer(text))
@@ -140,8 +140,8 @@ def final(solution: str) -> Final:
         sentence = text[start:stop].strip(" *_")
         if sentence:
             inner = _unboxed(sentence)
-            before = text[:start] + sentence.rpartition(inner.text)[0]
-            denied = inner.is_denied or is_denied(before, inner.text, text[stop:])
+            prefix = text[:start] + sentence.rpartition(inner.text)[0]
+            denied = inner.is_denied or is_denied(prefix, inner.text, text[stop:])
             return _name_set(Final(inner.text, inner.source, denied))
     return _name_set(_unboxed(text))
 
@@ -150,9 +150,9 @@ def _name_set(answer: Final) -> Final:
     """`answer`, or the symbol of the empty set or of the real numbers where it says it in words."""
     if re.search(r"\d", answer.text):
         return answer
-    words = plain(answer.text).strip(" .$").lower()
+    phrase = plain(answer.text).strip(" .$").lower()
     for pattern, symbol in ((_EMPTY, r"\emptyset"), (_REALS, r"\mathbb{R}")):
-        if pattern.fullmatch(words):
+        if pattern.fullmatch(phrase):
             return Final(symbol, f"${symbol}$", answer.is_denied, answer.is_boxed)
     return answer
 
@@ -171,17 +171,17 @@ def _formula(text: str) -> Final | None:
     spans = list(_SPAN.finditer(text))
     if not spans:
         return None
-    last = spans[-1]
-    before = text[: last.start()]
-    rest = text[last.end() :]
-    is_one_of_several = len(spans) > 1 and _JOINS.fullmatch(text, spans[-2].end(), last.start())
-    if is_one_of_several or "\\" in rest:
+    formula = spans[-1]
+    prefix = text[: formula.start()]
+    suffix = text[formula.end() :]
+    is_one_of_several = len(spans) > 1 and _JOINS.fullmatch(text, spans[-2].end(), formula.start())
+    if is_one_of_several or "\\" in suffix:
         return None
-    if re.search(r"\d", rest):
+    if re.search(r"\d", suffix):
         return _last_number(text)
-    inside = next(group for group in last.groups() if group).strip()
-    tail = _tail(rest)
-    return Final(inside + tail, f"${inside}${tail}", is_denied(before, inside, rest))
+    content = next(group for group in formula.groups() if group).strip()
+    tail = _tail(suffix)
+    return Final(content + tail, f"${content}${tail}", is_denied(prefix, content, suffix))
 
 
 def _bare_formula(text: str) -> Final | None:
@@ -204,18 +204,17 @@ def _everything(text: str) -> Final:
 
 
 def _last_number(text: str) -> Final | None:
-    found = None
-    for found in _NUMBER.finditer(text):  # noqa: B007 the last one
-        pass
-    if found is None:
+    numbers = list(_NUMBER.finditer(text))
+    if not numbers:
         return None
-    start = found.start()
+    match = numbers[-1]
+    start = match.start()
     while earlier := _BEFORE_NUMBER.search(text, max(0, start - 50), start):
         start = earlier.start()
-    before, after = text[:start], text[found.end() :]
+    prefix, suffix = text[:start], text[match.end() :]
     answer = _SENTENCE_END.split(text[start:], maxsplit=1)[0].strip(" *_")
-    sentence = _SENTENCE_END.split(before)[-1] + answer
-    denied = is_denied(before, answer, after) or is_bounded(before, sentence)
+    sentence = _SENTENCE_END.split(prefix)[-1] + answer
+    denied = is_denied(prefix, answer, suffix) or is_bounded(prefix, sentence)
     return Final(answer, answer, denied)
 
 
@@ -228,9 +227,9 @@ def _spelled(text: str) -> Final | None:
     return Final(answer, answer, is_denied(sentence[: len(sentence) - len(answer)], answer, ""))
 
 
-def _tail(rest: str) -> str:
+def _tail(suffix: str) -> str:
     """A percent sign, or a unit at the end of the sentence, after a formula."""
-    sentence = _SENTENCE_END.split(rest, maxsplit=1)[0].strip(" $*")
+    sentence = _SENTENCE_END.split(suffix, maxsplit=1)[0].strip(" $*")
     is_part = re.match(r"\\?%|percent|pct", sentence) or unit(plain(sentence))
     return f" {sentence}" if is_part else ""
 
@@ -239,46 +238,52 @@ def compare(response: Final, answer: Final) -> float | None:
     """1.0 where a response's answer is the sample's, 0.0 where it isn't, None where SymPy has to decide."""
     if max(len(response.text), len(answer.text)) > TAIL:
         return float(response == answer) or None
-    found, known = plain(response.text), plain(answer.text)
-    if _RATIO.fullmatch(known):
-        found = re.sub(r"(?<=\d) to (?=\d)", ":", found)
-    if _squeeze(found) == _squeeze(known):
+    candidate, expected = plain(response.text), plain(answer.text)
+    if _RATIO.fullmatch(expected):
+        candidate = re.sub(r"(?<=\d) to (?=\d)", ":", candidate)
+    if _squeeze(candidate) == _squeeze(expected):
         return float(response.is_denied == answer.is_denied)
     if response.is_denied or answer.is_denied:
         return 0.0
-    value = _compare_numbers(found, known)
+    value = _compare_numbers(candidate, expected)
     if value is not None:
         return value
-    if number(known) and "\\" not in response.text and _UNREADABLE.search(response.text):
+    if number(expected) and "\\" not in response.text and _UNREADABLE.search(response.text):
         return 0.0
-    units = [unit(plain(text[-1])) for text in map(_TEXT.findall, (response.text, answer.text)) if text]
-    if len(units) == 2 and all(units) and units[0] != units[1]:
+    response_unit, answer_unit = _last_unit(response.text), _last_unit(answer.text)
+    if response_unit and answer_unit and response_unit != answer_unit:
         return 0.0
-    letter = _LETTER.fullmatch(known)
+    letter = _LETTER.fullmatch(expected)
     if letter:
-        return float(_choice(found) == (letter[1] or letter[2]).upper())
-    is_words = _WORDS.fullmatch(known) and (_PROSE.search(known) or _TEXT.search(answer.text))
-    if is_words and "\\" not in found:
-        return float(_says(found, known, response.is_boxed))
+        return float(_choice(candidate) == (letter[1] or letter[2]).upper())
+    is_words = _WORDS.fullmatch(expected) and (_PROSE.search(expected) or _TEXT.search(answer.text))
+    if is_words and "\\" not in candidate:
+        return float(_says(candidate, expected, response.is_boxed))
     return None
 
 
-def _compare_numbers(found: str, known: str) -> float | None:
+def _last_unit(text: str) -> str | None:
+    r"""The unit of measure in the last \text{…}."""
+    texts = _TEXT.findall(text)
+    return unit(plain(texts[-1])) if texts else None
+
+
+def _compare_numbers(candidate: str, expected: str) -> float | None:
     """Whether two numbers, lists of numbers, times or dates are equal; None where one is none of these."""
-    day = moment(known)
+    day = moment(expected)
     if day and day.is_complete:
-        other = moment(found)
+        other = moment(candidate)
         return float(other is not None and other.equals(day))
-    right = number(known)
+    right = number(expected)
     if right is None:
-        several, expected = _several(found), _several(known)
-        if several and expected:
-            return float(_same(several, expected))
-        return _compare_solutions(found, known)
-    readings = _readings(found)
+        candidates, solutions = _several(candidate), _several(expected)
+        if candidates and solutions:
+            return float(_same(candidates, solutions))
+        return _compare_solutions(candidate, expected)
+    readings = _readings(candidate)
     if readings:
         return float(any(reading.equals(right) for reading in readings))
-    return None if re.search(r"[\d\\*]", found) else 0.0
+    return None if re.search(r"[\d\\*]", candidate) else 0.0
 
 
 def _readings(text: str) -> list[Number]:
@@ -294,13 +299,13 @@ def _readings(text: str) -> list[Number]:
     return numbers if is_rounding else []
 
 
-def _compare_solutions(found: str, known: str) -> float | None:
+def _compare_solutions(candidate: str, expected: str) -> float | None:
     """Whether two texts state the same values of several unknowns: "y = -1, x = 2" is (2, -1)."""
-    mine, expected = _solutions(found), _solutions(known)
-    if mine and expected:
-        return float(mine == expected)
-    named = mine or expected
-    point = _point(known if mine else found)
+    candidates, solutions = _solutions(candidate), _solutions(expected)
+    if candidates and solutions:
+        return float(candidates == solutions)
+    named = candidates or solutions
+    point = _point(expected if candidates else candidate)
     if not named or not point or len(named) > 1:
         return None
     values = dict(next(iter(named)))
@@ -322,13 +327,12 @@ def _several(text: str) -> list[Number] | None:
     """The numbers of a list without an order, such as roots: "1,2", "x = 1 or x = 2", "{1, 2}"."""
     text = _EITHER_SIGN.sub(r"\1, -\1", text)
     items = _JOINED.split(text.removeprefix(r"\{").removesuffix(r"\}").strip(" .{}"))
-    names = [found[1] for found in map(_NAMED.match, items) if found]
+    names = [match[1] for match in map(_NAMED.match, items) if match]
     if len(items) < 2 or len(set(names)) > 1:
         return None
     numbers = [number(_NAMED.sub("", item, count=1)) for item in items]
-    if None in numbers:
-        return None
-    return [n for n in numbers if n is not None]
+    values = [n for n in numbers if n is not None]
+    return values if len(values) == len(numbers) else None
 
 
 def _solutions(text: str) -> set[frozenset[tuple[str, Fraction]]] | None:
@@ -352,13 +356,13 @@ def _solutions(text: str) -> set[frozenset[tuple[str, Fraction]]] | None:
 
 def _same(several: list[Number], expected: list[Number]) -> bool:
     """Whether each of the expected numbers is in the list once, and no other is."""
-    rest = list(several)
+    unmatched = list(several)
     for answer in expected:
-        equal = next((n for n in rest if n.equals(answer)), None)
+        equal = next((n for n in unmatched if n.equals(answer)), None)
         if equal is None:
             return False
-        rest.remove(equal)
-    return not rest
+        unmatched.remove(equal)
+    return not unmatched
 
 
 def _squeeze(text: str) -> str:
@@ -370,24 +374,28 @@ def _squeeze(text: str) -> str:
 def _choice(text: str) -> str | None:
     """The letter of a multiple choice; None where it is denied."""
     text = text.strip(" .*")
-    first = _CHOICE.fullmatch(text)
+    letter = _CHOICE.fullmatch(text)
     options = list(_OPTION.finditer(text))
-    found = options[-1] if options else first
-    if found is None:
+    choice = options[-1] if options else letter
+    if choice is None:
         return None
-    end = found.end(found.lastindex or 0)
-    if is_denied(text[: found.start()], "", text[end:]):
+    end = choice.end(choice.lastindex or 0)
+    if is_denied(text[: choice.start()], "", text[end:]):
         return None
-    return str(found[found.lastindex or 0]).upper()
+    return str(choice[choice.lastindex or 0]).upper()
 
 
-def _says(found: str, known: str, is_boxed: bool) -> bool:
+def _says(candidate: str, expected: str, is_boxed: bool) -> bool:
     """Whether a text is the words of the answer or, outside a box, ends with them."""
-    found, known = (re.sub(r"\b(?:an?|the) ", "", text.lower().strip(" .!")) for text in (found, known))
-    if is_boxed or not found.endswith(f" {known}"):
-        return found == known
-    before = found[: -len(known)]
-    return not is_negated(before) and not _ELSEWHERE.search(before)
+    candidate, expected = _without_articles(candidate), _without_articles(expected)
+    if is_boxed or not candidate.endswith(f" {expected}"):
+        return candidate == expected
+    prefix = candidate[: -len(expected)]
+    return not is_negated(prefix) and not _ELSEWHERE.search(prefix)
+
+
+def _without_articles(text: str) -> str:
+    return re.sub(r"\b(?:an?|the) ", "", text.lower().strip(" .!"))
 
 
 def too_large(text: str) -> str | None:
@@ -396,7 +404,10 @@ def too_large(text: str) -> str | None:
         return f"has {len(text)} characters, at most {LONGEST} are compared"
     depth = deepest = 0
     for character in text:
-        depth += (character in "([{") - (character in ")]}")
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
         deepest = max(deepest, depth)
     if deepest > DEEPEST:
         return f"has {deepest} brackets within brackets, at most {DEEPEST} are compared"
@@ -406,10 +417,10 @@ def too_large(text: str) -> str | None:
 
 
 def _is_large(text: str) -> bool:
-    """Computes the powers and factorials of numbers, the innermost first, until one is too large."""
-    before = None
-    while text != before:
-        before = text
+    """Whether a power, a factorial or another number is too large: they are computed, the innermost first."""
+    previous = None
+    while text != previous:
+        previous = text
         if _LARGE.search(text):
             return True
         for factorial in _FACTORIAL.finditer(text):
@@ -418,7 +429,7 @@ def _is_large(text: str) -> bool:
         for power in _POWER.finditer(text):
             if int(power[2]) * math.log10(max(2, int(power[1]))) > DIGITS:
                 return True
-        text = _FACTORIAL.sub(lambda found: str(math.factorial(int(found[1]))), text, count=1)
-        text = _POWER.sub(lambda found: str(int(found[1]) ** int(found[2])), text, count=1)
+        text = _FACTORIAL.sub(lambda match: str(math.factorial(int(match[1]))), text, count=1)
+        text = _POWER.sub(lambda match: str(int(match[1]) ** int(match[2])), text, count=1)
         text = _BRACKETED.sub(r"\1", text)
     return False

@@ -47,14 +47,14 @@ class Flow(nn.Module):
         )
 
     def forward(self, x: Tensor, time: Tensor, context: Tensor) -> Tensor:
-        out: Tensor = self.layers(torch.cat([x, context, time[:, None]], 1))
-        return out
+        velocity: Tensor = self.layers(torch.cat([x, context, time[:, None]], 1))
+        return velocity
 
 
 def flow_errors(velocity: Velocity, states: Tensor, context: Tensor, noise: Tensor, time: Tensor) -> Tensor:
     """[N] mean over H of (v − u)², of states, contexts and noise [N,H] at times [N] in [0,1)."""
-    at = time[:, None]
-    x = at * states + (1 - at) * noise
+    t = time[:, None]
+    x = t * states + (1 - t) * noise
     return (velocity(x, time, context) - (states - noise)).square().mean(1)
 
 
@@ -86,28 +86,30 @@ def token_rewards(
         s = torch.where(differs, 2 * s - 1, 0.0)
     s = torch.where(s.abs() < threshold, 0.0, s)
     if top_k is not None and top_k < s.shape[1]:
-        least = s.abs().argsort(dim=1, descending=True, stable=True)[:, top_k:]
-        s = s.scatter(1, least, 0.0)
+        smallest = s.abs().argsort(dim=1, descending=True, stable=True)[:, top_k:]
+        s = s.scatter(1, smallest, 0.0)
     return -coef * s
 
 
 @torch.no_grad()
 def hidden_states(policy: Policy, samples: Sequence[Sample], layer: int) -> list[Tensor]:
     """The output [T,H] of a layer for each encoded sample; negative numbers count from the last layer."""
-    out: list[Tensor] = []
-    seen: list[Tensor] = []
+    states_per_sample: list[Tensor] = []
+    outputs: list[Tensor] = []
     block = decoder_layers(policy.model)[layer]
-    handle = block.register_forward_hook(lambda module, args, states: seen.append(states))
+    handle = block.register_forward_hook(lambda module, args, states: outputs.append(states))
     try:
         for start in range(0, len(samples), ROWS):
             tokens = [torch.tensor(s.tokens, dtype=torch.long) for s in samples[start : start + ROWS]]
             lengths = torch.tensor([len(row) for row in tokens], device=policy.device)
             padded = pad_sequence(tokens, batch_first=True).to(policy.device)
             policy.hidden(padded, lengths, packs=False)
-            out += [row[:n].float() for row, n in zip(seen.pop(), lengths.tolist(), strict=True)]
+            states_per_sample += [
+                row[:n].float() for row, n in zip(outputs.pop(), lengths.tolist(), strict=True)
+            ]
     finally:
         handle.remove()
-    return out
+    return states_per_sample
 
 
 @dataclass(frozen=True)
@@ -169,16 +171,16 @@ class FlowReward:
         for time in times:
             for _ in range(draws):
                 z = torch.randn(states.shape, generator=noise).to(states.device)
-                at = torch.full((len(states),), time, device=states.device)
-                total += time / (1 - time) * flow_errors(self.flow, states, context, z, at)
+                t = torch.full((len(states),), time, device=states.device)
+                total += time / (1 - time) * flow_errors(self.flow, states, context, z, t)
         values = iter(total.div_(len(times) * draws).cpu().numpy())
-        out = []
+        scores = []
         for sample in encoded:
             assert sample.action is not None
             row = np.full(len(sample.action), np.nan, np.float32)
             row[_scored(sample)] = [next(values) for _ in range(int(_scored(sample).sum()))]
-            out.append(row)
-        return out
+            scores.append(row)
+        return scores
 
     def reward(
         self,
@@ -190,20 +192,20 @@ class FlowReward:
         top_k: int | None = None,
     ) -> list[Sample]:
         """The encoded samples with `token_reward`, which training adds to `reward`; see `token_rewards`."""
-        out = []
+        rewarded = []
         for sample, score in zip(samples, self.scores(samples), strict=True):
-            known = ~np.isnan(score)
+            is_scored = ~np.isnan(score)
             reward = token_rewards(
                 torch.from_numpy(score)[None],
-                torch.from_numpy(known)[None],
+                torch.from_numpy(is_scored)[None],
                 coef=coef,
                 threshold=threshold,
                 bilateral=bilateral,
                 top_k=top_k,
             )[0].numpy()
             encoded = self.policy.encode(sample)
-            out.append(encoded.replace(token_reward=np.where(known, reward, np.nan)))
-        return out
+            rewarded.append(encoded.replace(token_reward=np.where(is_scored, reward, np.nan)))
+        return rewarded
 
 
 def _scored(sample: Sample) -> NDArray[np.bool_]:
@@ -215,9 +217,9 @@ def _scored(sample: Sample) -> NDArray[np.bool_]:
 def _pairs(policy: Policy, samples: Sequence[Sample], layer: int) -> tuple[Tensor, Tensor]:
     """Hidden states [N,H] after and before each token that the policies of the samples chose."""
     encoded = [policy.encode(sample) for sample in samples]
-    after, before = [], []
+    current, previous = [], []
     for sample, states in zip(encoded, hidden_states(policy, encoded, layer)):
-        at = torch.from_numpy(np.flatnonzero(_scored(sample))).to(states.device)
-        after.append(states[at])
-        before.append(states[at - 1])
-    return torch.cat(after), torch.cat(before)
+        positions = torch.from_numpy(np.flatnonzero(_scored(sample))).to(states.device)
+        current.append(states[positions])
+        previous.append(states[positions - 1])
+    return torch.cat(current), torch.cat(previous)

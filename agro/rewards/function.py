@@ -79,20 +79,22 @@ class FunctionReward:
             raise
 
     def _check(self) -> None:
-        known = sorted(self._pool.parameters)
+        parameters = sorted(self._pool.parameters)
         passed = VERL if self._is_verl else PASSED
-        taken = sorted(self._options.keys() & set(passed))
-        if taken:
-            raise Refused(f"reward.options.{taken[0]}: {', '.join(passed)} come from the samples; remove it")
+        reserved = sorted(self._options.keys() & set(passed))
+        if reserved:
+            raise Refused(
+                f"reward.options.{reserved[0]}: {', '.join(passed)} come from the samples; remove it"
+            )
         if not self._is_verl and not self._pool.accepts("completions"):
             raise Refused(
                 f"reward.name: {self.name}: expected f(prompts, completions, **columns) or "
-                f"f(data_source, solution_str, ground_truth, extra_info), got f({', '.join(known)})"
+                f"f(data_source, solution_str, ground_truth, extra_info), got f({', '.join(parameters)})"
             )
         for option in self._options:
             if not self._pool.accepts(option):
-                near = get_close_matches(option, known, 1, 0.5)
-                hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
+                near = get_close_matches(option, parameters, 1, 0.5)
+                hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(parameters)}"
                 raise Refused(f"reward.options.{option}: {self.name} takes no such argument; {hint}")
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
@@ -107,8 +109,8 @@ class FunctionReward:
             except LookupError as error:
                 return str(error.args[0])
             return None
-        given = {*columns, *self._options, *PASSED, *RESERVED}
-        missing = sorted(set(self._pool.required) - given)
+        available = {*columns, *self._options, *PASSED, *RESERVED}
+        missing = sorted(set(self._pool.required) - available)
         return f"the sample has no {missing[0]}, which {self.name} takes" if missing else None
 
     def _compute_scores(self, samples: list[Sample], ground_truths: list[Any]) -> list[Score]:
@@ -164,12 +166,12 @@ def _ground_truth_in(columns: Mapping[str, Any]) -> Any:
 
 def _located(name: str) -> str:
     """`name` with the absolute path of its file."""
-    place, colon, function = name.rpartition(":")
-    if not colon or not place or not function:
+    module, colon, function = name.rpartition(":")
+    if not colon or not module or not function:
         raise Refused(f"reward.name: expected module:function or file.py:function, got {name!r}")
-    if not place.endswith(".py"):
+    if not module.endswith(".py"):
         return name
-    path = Path(place).expanduser().resolve()
+    path = Path(module).expanduser().resolve()
     if not path.is_file():
         near = get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], 1, 0.5)
         raise Refused(

@@ -64,15 +64,15 @@ def comprehension(
     return (1 - share) * max(0.0, s - without) + share * format
 
 
-def asks_for_hint(rewards: Sequence[float], *, least: float = 1e-3) -> bool:
+def asks_for_hint(rewards: Sequence[float], *, threshold: float = 1e-3) -> bool:
     """Whether a group is sampled again with a hint (Guide, arXiv 2506.13923): its accuracy is at most
-    `least`."""
-    return math.fsum(rewards) / len(rewards) <= least
+    `threshold`."""
+    return math.fsum(rewards) / len(rewards) <= threshold
 
 
-def keeps_hinted(rewards: Sequence[float], *, least: float = 1e-3) -> bool:
+def keeps_hinted(rewards: Sequence[float], *, threshold: float = 1e-3) -> bool:
     """Whether the hinted group is trained on: neither all wrong nor all right."""
-    return least <= math.fsum(rewards) / len(rewards) <= 1 - least
+    return threshold <= math.fsum(rewards) / len(rewards) <= 1 - threshold
 
 
 def propagate(parents: Sequence[K], rewards: Sequence[float]) -> dict[K, float]:
@@ -90,14 +90,14 @@ def shortest_right(samples: Sequence[Sample], alpha: float, *, right: float = 1.
     prompt without such a response isn't there. The first of equally short ones is kept.
     """
     rewards = [_reward(sample) for sample in samples]
-    of_parent = propagate([_parent(sample) for sample in samples], rewards)
+    parent_rewards = propagate([_parent(sample) for sample in samples], rewards)
     encoded = all(sample.action is not None for sample in samples)
     best: dict[str, Sample] = {}
     for sample, reward in zip(samples, rewards):
-        if reward < right or of_parent[_parent(sample)] <= alpha:
+        if reward < right or parent_rewards[_parent(sample)] <= alpha:
             continue
-        kept = best.get(sample.prompt_id)
-        if kept is None or _length(sample, encoded) < _length(kept, encoded):
+        shortest = best.get(sample.prompt_id)
+        if shortest is None or _length(sample, encoded) < _length(shortest, encoded):
             best[sample.prompt_id] = sample
     return list(best.values())
 

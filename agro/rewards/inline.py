@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from agro.errors import Refused
-from agro.rewards.worker import OneValue, call, call_each, describe, explain, file_of
+from agro.io.worker import OneValue, call, call_each, describe, explain, file_of
 from agro.rewards.workers import Outcome
 
 PREFIX = "object:"  # of the names that configurations have for such functions
@@ -44,12 +44,12 @@ class Inline:
         arguments = {name: list(values) for name, values in columns.items()}
         rows = call_each if each else call
         try:
-            found = _outside_a_loop(rows, self._function, arguments, self._options, n)
+            outcomes = _outside_a_loop(rows, self._function, arguments, self._options, n)
         except OneValue as error:
             raise Refused(f"reward: the function {error}") from None
         except Exception as error:  # noqa: BLE001 any function may raise anything
             return [(None, explain(error, file_of(self._function)))] * n
-        return [(value, error) for value, error in found]
+        return [(value, error) for value, error in outcomes]
 
     def close(self) -> None:
         """Nothing is open."""

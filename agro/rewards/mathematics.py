@@ -69,7 +69,7 @@ _LATEX = [
         ),  # {x : x < 3}
         (r"\\log_\{?e\}?(?![A-Za-z])", r"\\ln"),
         (r"\\varnothing", r"\\emptyset"),
-        (r"\\[lr]angle", lambda found: "()"[found[0][1] == "r"]),
+        (r"\\[lr]angle", lambda match: "()"[match[0][1] == "r"]),
         (r"[^={$]*\\[cl]?dots\b[^=]*=", ""),  # 1 + 2 + … + n = n(n+1)/2
     )
 ]
@@ -91,7 +91,7 @@ _NAME = re.compile(r"(?<![A-Za-z\\])(pi|sin|cos|tan|log|ln|exp)(?![A-Za-z])")
 
 def grade(completions: list[str], answer: list[str]) -> list[float | None]:
     """For each response 1.0 where its answer is correct, 0.0 where it is not; None: see `equal`."""
-    return [equal(text, known) for text, known in zip(completions, answer)]
+    return [equal(text, expected) for text, expected in zip(completions, answer)]
 
 
 def equal(response: str, answer: str) -> float | None:
@@ -100,29 +100,29 @@ def equal(response: str, answer: str) -> float | None:
     if all(moduli) and moduli[0] != moduli[1]:
         return 0.0
     response, answer = _latex(response, answer), _latex(answer, response)
-    known = _read(answer)
-    if not known:
+    expected = _read(answer)
+    if not expected:
         return None
-    found = _read(response)
-    if not any(isinstance(k, Relational | And) for k in known):
-        is_equation = not _SEGMENT.search(response) and any(map(_is_equation, found))
-        if is_equation or (not _UNIT.search(response) and any(map(_is_false, found))):
+    candidate = _read(response)
+    if not any(isinstance(k, Relational | And) for k in expected):
+        is_equation = not _SEGMENT.search(response) and any(map(_is_equation, candidate))
+        if is_equation or (not _UNIT.search(response) and any(map(_is_false, candidate))):
             return 0.0
-    if "\\{" in response and "\\{" not in answer and isinstance(known[0], Interval | Tuple):
+    if "\\{" in response and "\\{" not in answer and isinstance(expected[0], Interval | Tuple):
         return 0.0  # math-verify takes the set of its two numbers for an open interval
     if (
         "\\{" in answer
-        and found
-        and isinstance(found[0], Interval | Tuple)
-        and isinstance(known[0], FiniteSet)
+        and candidate
+        and isinstance(candidate[0], Interval | Tuple)
+        and isinstance(expected[0], FiniteSet)
     ):
         return 0.0  # and a tuple for the set of its components
-    if len(known) == len(found) == 1:
-        value = _evaluated(known[0], found[0])
+    if len(expected) == len(candidate) == 1:
+        value = _evaluated(expected[0], candidate[0])
         if value is not None:
             return value
     return float(
-        verify(known, found, timeout_seconds=None, raise_on_error=True, allow_set_relation_comp=True)
+        verify(expected, candidate, timeout_seconds=None, raise_on_error=True, allow_set_relation_comp=True)
     )
 
 
@@ -151,12 +151,12 @@ def _is_false(expression: Any) -> bool:
         return False
     if not isinstance(expression, Eq):
         return True
-    left, right = expression.lhs, expression.rhs
+    lhs, rhs = expression.lhs, expression.rhs
     try:
-        x, y = complex(left.evalf()), complex(right.evalf())
+        x, y = complex(lhs.evalf()), complex(rhs.evalf())
     except (AttributeError, TypeError, ValueError, ArithmeticError):
         return False
-    tolerance = 5e-3 if left.has(Float) or right.has(Float) else 1e-9
+    tolerance = 5e-3 if lhs.has(Float) or rhs.has(Float) else 1e-9
     return abs(x - y) > tolerance * (abs(x) + abs(y))
 
 
@@ -167,9 +167,9 @@ def _is_equation(expression: Any) -> bool:
     """
     if not isinstance(expression, Eq):
         return False
-    left = expression.lhs
-    is_name = isinstance(left, Symbol | Tuple | Function) and not isinstance(left, Abs)
-    return bool(left.free_symbols) and not is_name
+    lhs = expression.lhs
+    is_name = isinstance(lhs, Symbol | Tuple | Function) and not isinstance(lhs, Abs)
+    return bool(lhs.free_symbols) and not is_name
 
 
 def _evaluated(a: Any, b: Any) -> float | None:
@@ -220,7 +220,7 @@ def _read(text: str) -> list[Any]:
     math-verify looks for LaTeX between delimiters, then for the last number. A bare expression ("x^2 + 1")
     has no delimiters: it is parsed as LaTeX first. A number is parsed as LaTeX last.
     """
-    text = _EXPONENT.sub(lambda found: f"{Decimal(found[0]):f}", text.strip())
+    text = _EXPONENT.sub(lambda match: f"{Decimal(match[0]):f}", text.strip())
     if _MARKUP.search(text):
         return _parse(text)
     latex = _NAME.sub(r"\\\1 ", _ROOT.sub(r"\\sqrt{\1\2}", text))

@@ -172,6 +172,11 @@ class Number:
     base: int | None = None
     unit: str | None = None
 
+    @property
+    def share(self) -> Fraction:
+        """The value with its percent sign applied: 0.35 of 35%."""
+        return self.value / 100 if self.percent else self.value
+
     def equals(self, answer: Number) -> bool:
         """Whether the number of a response is the answer.
 
@@ -180,16 +185,16 @@ class Number:
         number below 1 doesn't: 0.15% isn't 0.15.
         """
         if self.unit and answer.unit and self.unit != answer.unit:
-            (quantity, size), (expected, other) = (_measure(n.unit) for n in (self, answer) if n.unit)
-            return quantity == expected and self.value * size == answer.value * other
+            quantity, size = _measure(self.unit)
+            answer_quantity, answer_size = _measure(answer.unit)
+            return quantity == answer_quantity and self.value * size == answer.value * answer_size
         if (self.percent and answer.unit) or (self.unit and answer.percent):
             return False
         if (self.base or 10) != (answer.base or 10):
             return False
         if self.percent == answer.percent:
             return _close(self, answer, self.value, answer.value)
-        smaller = (n.value / 100 if n.percent else n.value for n in (self, answer))
-        if _close(self, answer, *smaller):
+        if _close(self, answer, self.share, answer.share):
             return True
         counts_percents = answer.percent or abs(answer.value) >= 1
         return counts_percents and _close(self, answer, self.value, answer.value)
@@ -199,27 +204,29 @@ class Number:
 class Moment:
     """A time of day (hour, minute, "a" or "p") or a date (month from 0, day, year).
 
-    `rest`, the half of the day or the year, may be left out.
+    `qualifier`, the half of the day or the year, may be left out.
     """
 
     kind: str
-    first: int
-    second: int
-    rest: str | None = None
+    major: int
+    minor: int
+    qualifier: str | None = None
 
     @property
     def is_complete(self) -> bool:
         """Whether it is surely one: "3:45" may be a ratio."""
-        return self.kind == "date" or self.rest is not None
+        return self.kind == "date" or self.qualifier is not None
 
     def equals(self, answer: Moment) -> bool:
-        same = (self.kind, self.first, self.second) == (answer.kind, answer.first, answer.second)
-        return same and (self.rest == answer.rest or None in (self.rest, answer.rest))
+        same = (self.kind, self.major, self.minor) == (answer.kind, answer.major, answer.minor)
+        return same and (self.qualifier == answer.qualifier or None in (self.qualifier, answer.qualifier))
 
 
 def _close(a: Number, b: Number, x: Fraction, y: Fraction) -> bool:
-    places = min((p for p in (a.places, b.places) if p >= ROUNDED), default=None)
-    return abs(x - y) <= (0 if places is None else Fraction(1, 2 * 10**places))
+    """Whether values x of `a` and y of `b` are equal, up to the rounding of a long decimal."""
+    rounded = [number.places for number in (a, b) if number.places >= ROUNDED]
+    tolerance = Fraction(1, 2 * 10 ** min(rounded)) if rounded else 0
+    return abs(x - y) <= tolerance
 
 
 def typography(text: str) -> str:
@@ -227,7 +234,7 @@ def typography(text: str) -> str:
     if text.isascii():
         return text
     text = _ROOT.sub(r"\\sqrt{\1}", text)
-    text = _RAISED.sub(lambda found: f"^{{{found[0].translate(_LOWERED)}}}", text)
+    text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_LOWERED)}}}", text)
     return text.translate(_TYPOGRAPHY)
 
 
@@ -238,38 +245,40 @@ def plain(text: str) -> str:
         return text
     for pattern, replacement in _PLAIN:
         text = pattern.sub(replacement, text)
-    text = _GROUPS.sub(lambda found: re.sub("[,_'. ]", "", found[0]), text)
+    text = _GROUPS.sub(lambda match: re.sub("[,_'. ]", "", match[0]), text)
     text = _MODULO.sub(_remainder, text)
     return digits(" ".join(text.split()))
 
 
-def _remainder(found: re.Match[str]) -> str:
-    divisor = int(found[2])
-    return str(int(found[1]) % divisor) if divisor else found[0]
+def _remainder(match: re.Match[str]) -> str:
+    divisor = int(match[2])
+    return str(int(match[1]) % divisor) if divisor else match[0]
 
 
 def digits(text: str) -> str:
     """`text` with digits for the number in words that it starts with: "twenty-one ways" is "21 ways"."""
-    found = _SPELLED.match(text)
-    if not found:
+    match = _SPELLED.match(text)
+    if not match:
         return text
-    count = _count(found["number"]) if found["number"] else 1
+    count = _count(match["number"]) if match["number"] else 1
     value = f"{count}"
-    if found["half"]:
+    if match["half"]:
         value = f"{2 * count + 1}/2"
-    elif part := found["part"] or found["part_alone"]:
+    elif part := match["part"] or match["part_alone"]:
         value = f"{count}/{_PARTS[part.lower().split()[-1]]}"
-    return ("-" if found["sign"] else "") + value + text[found.end() :]
+    return ("-" if match["sign"] else "") + value + text[match.end() :]
 
 
-def _count(words: str) -> int:
+def _count(phrase: str) -> int:
     """The whole number of words such as "two hundred and ten"."""
-    total = part = 0
-    for word in re.findall("[a-z]+", words.lower()):
+    total = 0  # up to the last thousand, million, …
+    part = 0  # what came after it
+    for word in re.findall("[a-z]+", phrase.lower()):
         if word == "hundred":
             part = max(1, part) * 100
         elif word in _MAGNITUDES:
-            total, part = total + max(1, part) * _MAGNITUDES[word], 0
+            total += max(1, part) * _MAGNITUDES[word]
+            part = 0
         else:
             part += _COUNTS.get(word, 0)
     return total + part
@@ -277,16 +286,16 @@ def _count(words: str) -> int:
 
 def moment(text: str) -> Moment | None:
     """The time of day or the date with which a plain text ends; None without one."""
-    found = list(_TIME.finditer(text)) or list(_DATE.finditer(text))
-    if not found or text[found[-1].end() :].strip(" .,;:*"):
+    matches = list(_TIME.finditer(text)) or list(_DATE.finditer(text))
+    if not matches or text[matches[-1].end() :].strip(" .,;:*"):
         return None
-    last = found[-1]
-    if last.re is _TIME:
+    match = matches[-1]
+    if match.re is _TIME:
         return Moment(
-            "time", int(last["hour"]), int(last["minute"] or 0), last["half"] and last["half"].lower()
+            "time", int(match["hour"]), int(match["minute"] or 0), match["half"] and match["half"].lower()
         )
-    month = (last["month"] or last["month_after"])[:3].lower()
-    return Moment("date", _MONTHS.index(month), int(last["day"] or last["day_before"]), last["year"])
+    month = (match["month"] or match["month_after"])[:3].lower()
+    return Moment("date", _MONTHS.index(month), int(match["day"] or match["day_before"]), match["year"])
 
 
 @lru_cache(1024)
@@ -295,24 +304,24 @@ def number(text: str) -> Number | None:
     in_base = _DIGITS.fullmatch(text)
     if in_base and not in_base["digits"].isdigit():
         return _number_in_base(in_base["digits"], _base(in_base["base"]))
-    found = _NUMBER.match(text)
-    if not found:
+    match = _NUMBER.match(text)
+    if not match:
         return None
-    rest = text[found.end() :].rstrip(" .,;:")
-    if re.fullmatch("[A-Za-z]", rest):
+    suffix = text[match.end() :].rstrip(" .,;:")
+    if re.fullmatch("[A-Za-z]", suffix):
         return None  # a variable: 5m, where 5 m has a unit
-    rest = rest.lstrip()
-    known = unit(found["currency"] + rest)
-    if rest and not known and not _WORDS.fullmatch(rest):
+    suffix = suffix.lstrip()
+    unit_name = unit(match["currency"] + suffix)
+    if suffix and not unit_name and not _WORDS.fullmatch(suffix):
         return None
-    value = _value(found)
+    value = _value(match)
     if value is None:
         return None
-    base = _base(found["base"]) if found["base"] else None
-    if found["base"] and base is None:
+    base = _base(match["base"]) if match["base"] else None
+    if match["base"] and base is None:
         return None  # a variable with an index
-    places = len(found["top"].partition(".")[2]) - int(found["exponent"] or 0)
-    return Number(value, max(0, places), bool(found["percent"]), base, known)
+    places = len(match["top"].partition(".")[2]) - int(match["exponent"] or 0)
+    return Number(value, max(0, places), bool(match["percent"]), base, unit_name)
 
 
 def _base(text: str) -> int | None:
@@ -331,33 +340,37 @@ def _number_in_base(written: str, base: int | None) -> Number | None:
         return None
 
 
-def _value(found: re.Match[str]) -> Fraction | None:
-    exponent, bottom = int(found["exponent"] or 0), Fraction(found["bottom"] or 1)
+def _value(match: re.Match[str]) -> Fraction | None:
+    """The value of a match of `_NUMBER`; None where it is too large to compute, or divided by 0."""
+    exponent, bottom = int(match["exponent"] or 0), Fraction(match["bottom"] or 1)
     if abs(exponent) > LARGEST_EXPONENT or not bottom:
         return None
-    top = Fraction(found["top"])
-    if found["cycle"]:
-        places = len(found["top"].partition(".")[2])
-        cycle = len(found["cycle"])
-        top += Fraction(int(found["cycle"]), 10**places * (10**cycle - 1))
-    size = int(found["count"] or 0) + top * Fraction(10) ** exponent / bottom
-    if found["magnitude"]:
-        size *= _MAGNITUDES[found["magnitude"].lower()]
-    return size * (-1 if found["sign"] == "-" else 1) * (-1 if found["minus"] else 1)
+    top = Fraction(match["top"])
+    if match["cycle"]:  # 0.1(6) is 1/10 + 6/90
+        places = len(match["top"].partition(".")[2])
+        nines = 10 ** len(match["cycle"]) - 1
+        top += Fraction(int(match["cycle"]), 10**places * nines)
+    size = int(match["count"] or 0) + top * Fraction(10) ** exponent / bottom
+    if match["magnitude"]:
+        size *= _MAGNITUDES[match["magnitude"].lower()]
+    is_negative = (match["sign"] == "-") != bool(match["minus"])  # -$5 or $-5
+    return -size if is_negative else size
 
 
 def unit(text: str) -> str | None:
     """The unit of measure at the start of a text in its short form ("cm^2"), None where there is none."""
-    found = _UNIT.match(text)
-    if not found:
+    match = _UNIT.match(text)
+    if not match:
         return None
-    name = _unit(found["unit"])
-    power = _POWERS.get(found["shape"] or found["power"], found["power"])
-    per = _unit(found["per"]) if found["per"] else None
-    if name is None or (found["per"] and (per is None or found["shape"] or "/" in name + per)):
+    name = _unit(match["unit"])
+    per = _unit(match["per"]) if match["per"] else None
+    power = _POWERS.get(match["shape"] or match["power"], match["power"])
+    if name is None:
         return None
-    rest = text[found.end() :].strip(" .,;:")
-    if rest and (name == "in" or not _WORDS.match(rest)):
+    if match["per"] and (per is None or match["shape"] or "/" in name + per):
+        return None
+    suffix = text[match.end() :].strip(" .,;:")
+    if suffix and (name == "in" or not _WORDS.match(suffix)):
         return None  # "3 in total", "5 m + 2"
     return name + (f"/{per}" if per else "") + (f"^{power}" if power else "")
 
@@ -374,6 +387,8 @@ def _measure(unit: str) -> tuple[str, Fraction]:
 
 
 def _unit(name: str) -> str | None:
+    """The short form of a unit's name, also of a plural; None for another word."""
     name = name.lower()
-    name = _SPEEDS.get(name, name)
-    return _UNITS.get(name) or _UNITS.get(name.removesuffix("s"), name if "/" in name else None)
+    if name in _SPEEDS:
+        return _SPEEDS[name]
+    return _UNITS.get(name) or _UNITS.get(name.removesuffix("s"))

@@ -72,14 +72,14 @@ def score_known(
     scorer: Callable[[list[Sample], list[T]], list[Score]],
 ) -> list[Score]:
     """`scorer` on the samples for which `get` returns. For the others, its `LookupError` is the error."""
-    known: dict[int, T] = {}
+    inputs: dict[int, T] = {}
     scores: dict[int, Score] = {}
     for i, sample in enumerate(samples):
         try:
-            known[i] = get(sample)
+            inputs[i] = get(sample)
         except LookupError as error:
             scores[i] = Score(None, str(error.args[0]))
-    scores.update(zip(known, scorer([samples[i] for i in known], list(known.values())), strict=True))
+    scores.update(zip(inputs, scorer([samples[i] for i in inputs], list(inputs.values())), strict=True))
     return [scores[i] for i in range(len(samples))]
 
 
@@ -100,8 +100,8 @@ def check_failures(samples: Sequence[Sample], scores: Sequence[Score], max_faile
     common = sorted(causes.values(), key=len, reverse=True)
     lines = []
     for cases in common[:3]:
-        some = ", ".join(_name(sample) for sample, _ in cases[:3])
-        lines.append(f"  {len(cases)} × {cases[0][1]}: {some}")
+        examples = ", ".join(_name(sample) for sample, _ in cases[:3])
+        lines.append(f"  {len(cases)} × {cases[0][1]}: {examples}")
     if len(common) > 3:
         lines.append(f"  {sum(map(len, common[3:]))} of other causes")
     share = f"{len(failed)} of {len(scores)} ({percent(len(failed) / len(scores))})"
@@ -115,9 +115,9 @@ def check_failures(samples: Sequence[Sample], scores: Sequence[Score], max_faile
 
 def _cause(error: str) -> tuple[str, ...]:
     """What errors of one cause have in common: type and line of code, or the text without quoted values."""
-    place = re.search(r"\(([^()]*:\d+)\)$", error)
-    if place:
-        return error.split(":", 1)[0], place[1]
+    location = re.search(r"\(([^()]*:\d+)\)$", error)
+    if location:
+        return error.split(":", 1)[0], location[1]
     return (re.sub(r"(?<!\w)(['\"]).*\1", "", error),)
 
 

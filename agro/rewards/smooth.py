@@ -28,10 +28,10 @@ ROWS = 64  # responses of an update
 
 def slope_penalty(network: nn.Module, points: Tensor, slope: float) -> Tensor:
     """[] the mean of (‖∇D‖ − slope)² at points [N,H], differentiable in the network's weights."""
-    at = points.detach().requires_grad_()
-    (gradient,) = torch.autograd.grad(network(at).sum(), at, create_graph=True)
-    off: Tensor = gradient.norm(dim=1) - slope
-    return off.square().mean()
+    inputs = points.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(network(inputs).sum(), inputs, create_graph=True)
+    excess: Tensor = gradient.norm(dim=1) - slope
+    return excess.square().mean()
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class SmoothReward:
             network = _network(states.shape[1]).to(states.device)
             optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
             for _ in range(steps):
-                rows, others = torch.randint(len(states), (2, ROWS), device=states.device)
+                rows, partners = torch.randint(len(states), (2, ROWS), device=states.device)
                 share = torch.rand(ROWS, 1, device=states.device)
-                between = share * states[rows] + (1 - share) * states[others]
+                between = share * states[rows] + (1 - share) * states[partners]
                 loss = (network(states[rows])[:, 0] - target[rows]).square().mean()
                 loss = loss + penalty * slope_penalty(network, between, slope)
                 optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Worker processes that call a Python function with a time limit; `worker` runs in them."""
+"""Worker processes that call a Python function with a time limit; `agro/io/worker.py` runs in them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 from agro.errors import Refused
+from agro.io import supervisor
 
 START_SECONDS = 120.0  # for a worker to start and import the function
 END_SECONDS = 10.0  # for a worker to kill what the function has started
@@ -131,7 +131,7 @@ class Pool:
 
     def _start(self) -> None:
         process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(__file__).with_name("supervisor.py"))],
+            [sys.executable, "-P", supervisor.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C goes to the parent only, and the group can be killed
@@ -162,7 +162,7 @@ class Pool:
         """Wait for an event and return the calls that ended."""
         busy = [w for w in self._workers if w.rows or not w.ready]
         soonest = min(w.deadline for w in busy)
-        ended = []
+        finished = []
         for key, _ in self._selector.select(max(0.0, soonest - time.monotonic())):
             worker: _Worker = key.data
             if worker not in self._workers:
@@ -170,14 +170,14 @@ class Pool:
             if key.fileobj is worker.process.stdin:
                 self._write(worker)
             else:
-                ended += self._read(worker)
+                finished += self._read(worker)
         busy = [w for w in self._workers if w.rows or not w.ready]
         for worker in [w for w in busy if time.monotonic() >= w.deadline]:
             if not worker.ready:
                 function = self._first["function"]
                 raise Refused(f"reward.name: importing {function} took more than {START_SECONDS:g} s")
-            ended.append(self._fail(worker, f"timed out after {worker.deadline - worker.since:g} s"))
-        return ended
+            finished.append(self._fail(worker, f"timed out after {worker.deadline - worker.since:g} s"))
+        return finished
 
     def _write(self, worker: _Worker) -> None:
         assert worker.process.stdin
@@ -254,8 +254,8 @@ def _death(process: subprocess.Popen[bytes]) -> str:
         return "its process closed the pipe of the replies"
     if code >= 0:
         return f"its process ended with status {code}"
-    known = {number.value: number.name for number in signal.Signals}
-    name = known.get(-code) or signal.strsignal(-code)  # a real-time signal has no name
+    signals = {number.value: number.name for number in signal.Signals}
+    name = signals.get(-code) or signal.strsignal(-code)  # a real-time signal has no name
     return f"its process was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
 
 

@@ -117,7 +117,8 @@ def _sample(
     """The responses as they are in the store, in the order in which they finished."""
     total = len(prompts) * sampler.n
     numbers = task.numbers or tuple(range(len(prompts)))
-    stored = _earlier(store, task, numbers)
+    ids = store.experience.find_in_ledger(task.ledger, numbers) if task.ledger else []
+    stored = list(store.samples(ids=ids)) if ids else []  # by an earlier process
     skip = {s.meta["index"] for s in stored}
     finished: list[Sample] = []
     flushed = time.monotonic()
@@ -160,15 +161,8 @@ def _sample(
     return stored
 
 
-def _earlier(store: Store, task: Task, numbers: Sequence[int]) -> list[Sample]:
-    """The responses to these prompts that an earlier process finished."""
-    if not task.ledger:
-        return []
-    return list(store.samples(ids=store.experience.by_origin(task.ledger, numbers)))
-
-
-def _origin(task: Task, sample: Sample, n: int, place: int) -> Origin:
+def _origin(task: Task, sample: Sample, n: int, number: int) -> Origin:
     """The place of a response in the ledger; samples of one episode are stored together."""
     index = sample.meta["index"]
-    part = f"{index % n}" if sample.episode is None else f"{index % n}.{place}"
+    part = f"{index % n}" if sample.episode is None else f"{index % n}.{number}"
     return Origin(task.ledger, index // n, part)

@@ -27,26 +27,26 @@ def demonstrate(
     the episode does not end with the last turn, if the environment raises an error, and for unknown
     characters.
     """
-    where = f"demonstration for prompt {prompt.id}"
+    location = f"demonstration for prompt {prompt.id}"
     episode = Episode(environment, encoder, prompt, encoder.prompt(prompt.text), len(turns) + 1)
     unknown = encoder.chat.tokenizer.unk_token_id
     more = True
     for i, text in enumerate(turns):
         if not more:
-            raise Refused(f"{where}: the episode ended ({episode.finish}) after {i} of {len(turns)} turns")
+            raise Refused(f"{location}: the episode ended ({episode.finish}) after {i} of {len(turns)} turns")
         ids = encoder.following(episode.transcript.text, text)
         if unknown is not None and unknown in ids:
             raise Refused(
-                f"{where}: the tokenizer of {encoder.name} doesn't know all characters of {text!r:.80}"
+                f"{location}: the tokenizer of {encoder.name} doesn't know all characters of {text!r:.80}"
             )
         if not text.endswith(environment.stop or ("\0",)):
             ids = ids + list(encoder.eos_ids[:1])
         more = episode.turn(ids, None, cut=False)
     if episode.error:
-        raise Refused(f"{where}: {episode.error}")
+        raise Refused(f"{location}: {episode.error}")
     if more or not turns:
-        raise Refused(f"{where}: the episode goes on after the last turn: {repr(turns)[:80]}; add turns")
+        raise Refused(f"{location}: the episode goes on after the last turn: {repr(turns)[:80]}; add turns")
     if len(episode.ids) > encoder.context:
-        raise Refused(f"{where}: {len(episode.ids)} tokens, but the model's context is {encoder.context}")
+        raise Refused(f"{location}: {len(episode.ids)} tokens, but the model's context is {encoder.context}")
     samples = episode.samples(uuid.uuid4().hex, turns[-1], {}, {})
     return [s.replace(role="expert", source=source) for s in samples]

@@ -19,11 +19,11 @@ import numpy as np
 
 from agro.errors import Refused
 from agro.io.strictjson import dumps
+from agro.io.worker import explain
 from agro.models.encoding import Encoder
-from agro.rewards.worker import explain
 from agro.rollout.envs.protocol import Environment, Turn
 from agro.types import UNKNOWN_VERSION, Messages, Prompt, Sample
-from agro.types.kept import ALL, Ids, flat
+from agro.types.kept_sets import ALL, Ids, flat
 
 
 @dataclass
@@ -88,12 +88,12 @@ class Transcript:
     ) -> None:
         """A turn of the policy, its end token included."""
         self.rows[-1].act(tokens, logp, version, kept)
-        ended = tokens[-1] in self.encoder.eos_ids
+        is_closed = tokens[-1] in self.encoder.eos_ids
         written = self.encoder.chat.tokenizer.decode(
-            tokens[:-1] if ended else tokens, clean_up_tokenization_spaces=False
+            tokens[:-1] if is_closed else tokens, clean_up_tokenization_spaces=False
         )
         self.text += written
-        self._end = self.encoder.chat.tokenizer.decode(tokens[-1:]) if ended else ""
+        self._end = self.encoder.chat.tokenizer.decode(tokens[-1:]) if is_closed else ""
         if self.messages is not None:
             self.messages.append({"role": "assistant", "content": written})
 
@@ -194,15 +194,15 @@ class Episode:
 
     def reward(self) -> float | None:
         """The sum of the environment's rewards; None where it returned none, or failed."""
-        known = [r for r in self.rewards if r is not None]
-        if self.error is None and known and len(known) < len(self.rewards):
+        rewards = [r for r in self.rewards if r is not None]
+        if self.error is None and rewards and len(rewards) < len(self.rewards):
             self.error = (
                 f"environment {self.environment.name}: expected a reward at each turn (0.0 where a turn "
-                f"earns nothing) or at none, got a reward at {len(known)} of {len(self.rewards)} turns"
+                f"earns nothing) or at none, got a reward at {len(rewards)} of {len(self.rewards)} turns"
             )
-        if not known or self.error is not None:
+        if not rewards or self.error is not None:
             return None
-        return math.fsum(known)
+        return math.fsum(rewards)
 
     def samples(
         self, name: str, last_turn: str, meta: dict[str, Any], sampling: dict[str, Any]

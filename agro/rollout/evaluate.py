@@ -52,9 +52,9 @@ def bootstrap(values: NDArray[np.float64], seed: int = 0) -> Interval:
     error = float(values.std(ddof=1)) / math.sqrt(n)
     if error == 0:
         return mean, mean
-    drawn = values[np.random.default_rng(seed).integers(n, size=(RESAMPLES, n))]
-    errors = drawn.std(axis=1, ddof=1) / math.sqrt(n)
-    t = (drawn.mean(axis=1) - mean)[errors > 0] / errors[errors > 0]
+    resampled = values[np.random.default_rng(seed).integers(n, size=(RESAMPLES, n))]
+    errors = resampled.std(axis=1, ddof=1) / math.sqrt(n)
+    t = (resampled.mean(axis=1) - mean)[errors > 0] / errors[errors > 0]
     low, high = np.quantile(t, (0.025, 0.975))
     return mean - float(high) * error, mean - float(low) * error
 
@@ -96,39 +96,47 @@ class Heldout:
             return np.empty(0)
         return np.asarray(np.nanmean(scored, axis=1))
 
-    def passed(self, k: int, least: float) -> NDArray[np.float64]:
-        """pass@k of each prompt with k scored responses; a reward of `least` or more passes."""
-        rows = [pass_at_k(int((~np.isnan(r)).sum()), int((r >= least).sum()), k) for r in self.rewards]
+    def mean_rewards(self) -> list[float | None]:
+        """The mean over the scored responses to each prompt; None where there are none."""
+        means: list[float | None] = []
+        for row in self.rewards:
+            scored = row[~np.isnan(row)]
+            means.append(float(scored.mean()) if len(scored) else None)
+        return means
+
+    def passed(self, k: int, threshold: float) -> NDArray[np.float64]:
+        """pass@k of each prompt with k scored responses; a reward of `threshold` or more passes."""
+        rows = [pass_at_k(int((~np.isnan(r)).sum()), int((r >= threshold).sum()), k) for r in self.rewards]
         return np.array([x for x in rows if not math.isnan(x)])
 
-    def to_json(self, least: float | None) -> dict[str, Any]:
+    def to_json(self, threshold: float | None) -> dict[str, Any]:
         """Mean reward, accuracy and pass@k (k = 1, 2, 4, … ≤ n) with 95 % intervals, see
         `agro.rollout.evaluate`.
 
-        `least`: the reward from which a response passes; where it is None, nothing is said of passing.
+        `threshold`: the reward from which a response passes; where it is None, nothing is said of passing.
         """
         rows = {"reward_mean": self._by_prompt()}
-        if least is not None:
-            rows["accuracy"] = self.passed(1, least)
+        if threshold is not None:
+            rows["accuracy"] = self.passed(1, threshold)
             for i in range(self.rewards.shape[1].bit_length()):
-                rows[f"pass@{2**i}"] = self.passed(2**i, least)
+                rows[f"pass@{2**i}"] = self.passed(2**i, threshold)
         described = {name: _described(values) for name, values in rows.items()}
-        return {**described, "pass_at": least, "unscored": self.unscored}
+        return {**described, "pass_at": threshold, "unscored": self.unscored}
 
     def by_prompt(self) -> list[dict[str, Any]]:
         """One record a prompt: its id, text, rewards (None where unknown) and responses."""
-        last = {int(s.meta["index"]): s for s in self.samples}  # of an episode its last row
-        responses = [last[i] for i in sorted(last)]
+        samples = {int(s.meta["index"]): s for s in self.samples}  # of an episode its last row
+        responses = [samples[i] for i in sorted(samples)]
         n = self.rewards.shape[1]
         records = []
         for row, rewards in enumerate(self.rewards.tolist()):
-            own = responses[row * n : (row + 1) * n]
+            members = responses[row * n : (row + 1) * n]
             records.append(
                 {
-                    "prompt_id": own[0].prompt_id,
-                    "prompt": own[0].prompt,
+                    "prompt_id": members[0].prompt_id,
+                    "prompt": members[0].prompt,
                     "rewards": [None if math.isnan(reward) else reward for reward in rewards],
-                    "responses": [sample.response for sample in own],
+                    "responses": [sample.response for sample in members],
                 }
             )
         return records
@@ -168,10 +176,10 @@ def heldout(
     scores = reward.score(samples)
     values = [math.nan if score.value is None else score.value for score in scores]
     scored = [s.replace(reward=score.value) for s, score in zip(samples, scores, strict=True)]
-    last = {int(s.meta["index"]): i for i, s in enumerate(samples)}  # sample of each response
-    errors = [scores[i].error for i in last.values()]
+    rows = {int(s.meta["index"]): i for i, s in enumerate(samples)}  # sample of each response
+    errors = [scores[i].error for i in rows.values()]
     return Heldout(
-        np.array([values[i] for i in last.values()], dtype=np.float64).reshape(len(prompts), sampler.n),
+        np.array([values[i] for i in rows.values()], dtype=np.float64).reshape(len(prompts), sampler.n),
         tuple(scored),
         tuple(error for error in errors if error),
     )

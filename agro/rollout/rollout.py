@@ -20,13 +20,13 @@ from agro.errors import Refused
 from agro.models.encoding import Encoder
 from agro.models.policy import Policy
 from agro.rewards import Reward, Score
-from agro.rollout.engines import Continuation, Engine, Request
+from agro.rollout.engines import Engine, Request
 from agro.rollout.engines.capabilities import check_section, declared
 from agro.rollout.envs import load_environment
 from agro.rollout.envs.protocol import Environment
 from agro.rollout.episode import Episode
 from agro.types import Prompt, Sample
-from agro.types.kept import ALL, flat
+from agro.types.kept_sets import ALL, flat
 
 
 class Rollout:
@@ -77,53 +77,58 @@ class Rollout:
         refuse_empty("sampler.stop", options.stop)
         if self.environment is not None:
             refuse_empty(f"environment {self.environment.name}: stop", self.environment.stop)
-        asked: dict[int, Prompt] = {}
+        prompt_of: dict[int, Prompt] = {}
         waiting: deque[Request] = deque()
         for number, prompt in zip(numbers or range(len(prompts)), prompts, strict=True):
-            ids = self.encoder.asked(prompt)
+            ids = self.encoder.checked_prompt(prompt)
             room = min(options.max_new, self.encoder.context - len(ids))
             for index in range(number * n, (number + 1) * n):
                 if index not in skip:
-                    asked[index] = prompt
+                    prompt_of[index] = prompt
                     waiting.append(Request(index, ids, room))
         if self.environment is None:
-            return self._responses(asked, waiting, options, seed)
-        return self._episodes(self.environment, asked, waiting, options, seed)
+            return self._responses(prompt_of, waiting, options, seed)
+        return self._episodes(self.environment, prompt_of, waiting, options, seed)
 
     def _responses(
-        self, asked: dict[int, Prompt], waiting: deque[Request], sampler: Sampler, seed: int
+        self, prompt_of: dict[int, Prompt], waiting: deque[Request], sampler: Sampler, seed: int
     ) -> Iterator[Sample]:
+        """Each response is a sample as soon as it finishes."""
+        sampling = recorded(sampler, seed)
         for done in self.engine.decode(waiting, sampler, seed):
-            yield self._sample(asked[done.request.number], done, sampler, seed)
-
-    def _sample(self, prompt: Prompt, done: Continuation, sampler: Sampler, seed: int) -> Sample:
-        ids, before = done.tokens.tolist(), len(done.request.ids)
-        text, stopped = before_stop(self.encoder.decode(ids, done.request.ids), sampler.stop)
-        ended = stopped or ids[-1] in self.encoder.eos_ids
-        kept, kept_count = None, None
-        if done.kept is not None:
-            kept, kept_count = flat([ALL] * before + list(done.kept))
-        return Sample(
-            prompt=prompt.text,
-            response=text,
-            prompt_id=prompt.id,
-            tokens=np.concatenate([np.array(done.request.ids, np.int32), done.tokens.astype(np.int32)]),
-            action=np.arange(before + len(ids)) >= before,
-            tokenizer=self.encoder.fingerprint,
-            behavior_logp=np.concatenate([np.full(before, np.nan, np.float32), done.logp.astype(np.float32)]),
-            sampling=recorded(sampler, seed) | dict(done.sampling),
-            kept=kept,
-            kept_count=kept_count,
-            version=done.version,
-            role="policy",
-            source=self.source,
-            meta={**prompt.columns, "finish": "stop" if ended else "length", "index": done.request.number},
-        )
+            prompt, context = prompt_of[done.request.number], done.request.ids
+            tokens, length = done.tokens.tolist(), len(done.request.ids)
+            text, stopped = before_stop(self.encoder.decode(tokens, context), sampler.stop)
+            is_complete = stopped or tokens[-1] in self.encoder.eos_ids
+            kept, kept_count = None, None
+            if done.kept is not None:
+                kept, kept_count = flat([ALL] * length + list(done.kept))
+            unknown = np.full(length, np.nan, np.float32)
+            yield Sample(
+                prompt=prompt.text,
+                response=text,
+                prompt_id=prompt.id,
+                tokens=np.concatenate([np.array(context, np.int32), done.tokens.astype(np.int32)]),
+                action=np.arange(length + len(tokens)) >= length,
+                tokenizer=self.encoder.fingerprint,
+                behavior_logp=np.concatenate([unknown, done.logp.astype(np.float32)]),
+                sampling=sampling | dict(done.sampling),
+                kept=kept,
+                kept_count=kept_count,
+                version=done.version,
+                role="policy",
+                source=self.source,
+                meta={
+                    **prompt.columns,
+                    "finish": "stop" if is_complete else "length",
+                    "index": done.request.number,
+                },
+            )
 
     def _episodes(
         self,
         environment: Environment,
-        asked: dict[int, Prompt],
+        prompt_of: dict[int, Prompt],
         waiting: deque[Request],
         sampler: Sampler,
         seed: int,
@@ -135,22 +140,26 @@ class Rollout:
         """
         live: dict[int, Episode] = {}
         stops = tuple(dict.fromkeys((*sampler.stop, *environment.stop)))
-        of_turn = sampler.model_copy(update={"stop": stops})
-        for done in self.engine.decode(waiting, of_turn, seed):
+        turn_sampler = sampler.model_copy(update={"stop": stops})
+        for done in self.engine.decode(waiting, turn_sampler, seed):
             number, tokens = done.request.number, done.tokens.tolist()
             episode = live.pop(number, None)
             if episode is None:
-                episode = Episode(environment, self.encoder, asked[number], done.request.ids, self.max_turns)
+                episode = Episode(
+                    environment, self.encoder, prompt_of[number], done.request.ids, self.max_turns
+                )
             text = self.encoder.decode(tokens, done.request.ids)
-            ended = tokens[-1] in self.encoder.eos_ids or before_stop(text, stops)[1]
-            if episode.turn(tokens, done.logp.tolist(), cut=not ended, version=done.version, kept=done.kept):
+            is_complete = tokens[-1] in self.encoder.eos_ids or before_stop(text, stops)[1]
+            if episode.turn(
+                tokens, done.logp.tolist(), cut=not is_complete, version=done.version, kept=done.kept
+            ):
                 live[number] = episode
                 room = min(sampler.max_new, self.encoder.context - len(episode.ids))
                 waiting.appendleft(Request(number, episode.ids, room, episode.sampled))
                 continue
             last_turn = before_stop(episode.turns[-1], sampler.stop)[0]
             name = f"{self._name}-{seed}-{number}"
-            sampling = recorded(of_turn, seed) | dict(done.sampling)
+            sampling = recorded(turn_sampler, seed) | dict(done.sampling)
             for sample in episode.samples(name, last_turn, {"index": number}, sampling):
                 yield sample.replace(source=self.source)
 
@@ -198,15 +207,15 @@ class EpisodeReward:
         scores: dict[int, Score] = {}
         unscored: dict[int, Sample] = {}
         for rows in episodes.values():
-            first = samples[rows[0]]
-            if first.reward is not None or first.meta.get("reward_error") is not None:
+            head = samples[rows[0]]
+            if head.reward is not None or head.meta.get("reward_error") is not None:
                 self.of_environment = True
-                scores[rows[0]] = Score(first.reward, first.meta.get("reward_error"))
+                scores[rows[0]] = Score(head.reward, head.meta.get("reward_error"))
             else:
                 transcript = "".join(samples[i].response for i in rows)
-                response = first.meta.get("last_turn", transcript)
-                meta = {**first.meta, "transcript": transcript}
-                unscored[rows[0]] = first.replace(response=response, meta=meta)
+                response = head.meta.get("last_turn", transcript)
+                meta = {**head.meta, "transcript": transcript}
+                unscored[rows[0]] = head.replace(response=response, meta=meta)
         scores.update(zip(unscored, self.inner.score(list(unscored.values())), strict=True))
         for rows in episodes.values():
             for i in rows:

@@ -22,13 +22,13 @@ class Attempt:
         """α · searched + (1 − α) · critic; where one is unknown, the other."""
         if self.searched is not None and self.critic is not None:
             return alpha * self.searched + (1 - alpha) * self.critic
-        known = self.critic if self.searched is None else self.searched
-        if known is None:
+        value = self.critic if self.searched is None else self.searched
+        if value is None:
             raise Refused(
                 f"sample {self.sample}: expected a value by the search or by a critic, got neither. What to "
                 "do: leave out actions that nobody valued."
             )
-        return known
+        return value
 
 
 def step_pairs(
@@ -48,5 +48,5 @@ def step_pairs(
         for (better, winner), (worse, loser) in itertools.combinations(ranked, 2)
         if better - worse > theta
     ]
-    gaps.sort(key=lambda found: -found[0])
+    gaps.sort(key=lambda gap: -gap[0])
     return [pair for _, pair in gaps[:most]]

@@ -1,8 +1,7 @@
-"""The model card of a run: README.md, made from the files of the run folder, so that it can be made again.
+"""The model card of a run, README.md, and the upload of RUN/model to the Hugging Face hub.
 
-Upload of RUN/model to the Hugging Face hub.
-
-The token comes from `hf auth login` or HF_TOKEN, never from a configuration.
+A card is made from the files of the run folder, so that it can be made again. The token of
+the hub comes from `hf auth login` or HF_TOKEN, never from a configuration.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ from agro.io.terminal import visible
 from agro.models.adapters import base_of, is_adapter
 from agro.runs.metrics import FOLLOWED
 from agro.runs.problems import problems
-from agro.runs.rundata import Measured, RunData, Span, load_run
+from agro.runs.rundata import Measurement, RunData, Span, load_run
+from agro.runs.verdict import Verdict
 from agro.store import Store
 
 UNKNOWN = "not measured"
@@ -59,7 +59,7 @@ def card(run: RunData, folder: Path) -> huggingface_hub.ModelCard:
         pipeline_tag="text-generation",
         tags=["agro", "reinforcement-learning"],
     )
-    made: huggingface_hub.ModelCard = huggingface_hub.ModelCard.from_template(
+    model_card: huggingface_hub.ModelCard = huggingface_hub.ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
         run=run,
@@ -72,9 +72,10 @@ def card(run: RunData, folder: Path) -> huggingface_hub.ModelCard:
         problems=problems(run),
         training=_training(run),
         results=_results(run, best),
+        verdict=Verdict.of(run).sentence,
         **_chat(run),
     )
-    return made
+    return model_card
 
 
 def _chosen_by(best: dict[str, Any] | None) -> str:
@@ -82,7 +83,7 @@ def _chosen_by(best: dict[str, Any] | None) -> str:
     if best is None:
         return ""
     followed = FOLLOWED[best["metric"]]
-    return f"{'lowest' if followed.lower else 'highest'} {followed.words}"
+    return f"{'lowest' if followed.lower else 'highest'} {followed.title}"
 
 
 def _base(run: RunData) -> str | None:
@@ -172,26 +173,26 @@ def _objective(run: RunData, span: Span) -> str:
 
 
 def _results(run: RunData, best: dict[str, Any] | None) -> dict[str, str]:
-    last = run.steps
-    kl = run.at(last, "eval_kl_ref")
+    end = run.steps
+    kl = run.value_at(end, "eval_kl_ref")
     results = {
         "held-out reward before": _reward(run, run.heldout(0, 0)),
-        f"held-out reward after {last} steps": _reward(run, run.heldout(last, last)),
+        f"held-out reward after {end} steps": _reward(run, run.heldout(end, end)),
         "KL to the reference then, nats per response": UNKNOWN,
     }
     if kl is not None:
         results["KL to the reference then, nats per response"] = f"{fixed(kl)}, on the held-out prompts"
     name = run.followed
     if name is not None and name != "eval_reward":
-        for step, when in ((0, "before"), (last, f"after {last} steps")):
-            value = _measured(run.at(step, name), run.at(step, f"{name}_se"))
-            results[f"{FOLLOWED[name].words} {when}"] = value
+        for step, when in ((0, "before"), (end, f"after {end} steps")):
+            value = _measured(run.value_at(step, name), run.value_at(step, f"{name}_se"))
+            results[f"{FOLLOWED[name].title} {when}"] = value
     if best is not None:
         metric = best["metric"]
         value = _measured(best[metric], best.get(f"{metric}_se"))
         if metric == "eval_reward":
             value = _figure(best[metric], best.get("eval_reward_se"), best.get("eval_n"))
-        results[f"{FOLLOWED[metric].words} at step {best['step']}"] = value
+        results[f"{FOLLOWED[metric].title} at step {best['step']}"] = value
     return results
 
 
@@ -199,10 +200,10 @@ def _measured(value: float | None, se: float | None) -> str:
     return UNKNOWN if value is None else with_error(value, se, 4)
 
 
-def _reward(run: RunData, measured: Measured | None) -> str:
+def _reward(run: RunData, measured: Measurement | None) -> str:
     if measured is None:
         return UNKNOWN
-    return _figure(measured.value, measured.se, run.at(measured.step, "eval_n"))
+    return _figure(measured.value, measured.se, run.value_at(measured.step, "eval_n"))
 
 
 def _figure(value: float, se: float | None, n: int | None) -> str:
@@ -259,11 +260,11 @@ def check_push(train: Train) -> None:
         raise Refused(f"train.push: expected USER/NAME, got {train.push!r}: {error}") from None
     if train.push.count("/") != 1:
         raise Refused(f"train.push: expected USER/NAME, got {train.push!r}")
-    where = f"train.push = {train.push}"
+    setting = f"train.push = {train.push}"
     if huggingface_hub.is_offline_mode():
-        raise Refused(f"{where}: HF_HUB_OFFLINE is set; unset it, or remove train.push")
+        raise Refused(f"{setting}: HF_HUB_OFFLINE is set; unset it, or remove train.push")
     if huggingface_hub.get_token() is None:
-        raise Refused(f"{where}: no token of the hub; log in with hf auth login, or set HF_TOKEN")
+        raise Refused(f"{setting}: no token of the hub; log in with hf auth login, or set HF_TOKEN")
 
 
 def push(folder: Path, train: Train) -> str | None:
@@ -276,7 +277,7 @@ def push(folder: Path, train: Train) -> str | None:
     api = huggingface_hub.HfApi()
     message = "Upload a model trained with agro"
     try:
-        where = api.create_repo(train.push, private=train.push_private, exist_ok=True)
+        url = api.create_repo(train.push, private=train.push_private, exist_ok=True)
         api.upload_folder(repo_id=train.push, folder_path=folder, commit_message=message)
     except Exception as error:  # noqa: BLE001  # of the network or of any of huggingface_hub's libraries
         private = " --private" if train.push_private else ""
@@ -284,4 +285,4 @@ def push(folder: Path, train: Train) -> str | None:
             f"train.push: {folder} was not uploaded to {train.push}: {str(error).strip():.500}\n"
             f"The run is done and kept. Try again with: hf upload {train.push} {folder} .{private}"
         ) from None
-    return str(where)
+    return str(url)

@@ -54,7 +54,7 @@ class Run:
             )
         self.changed = False  # since the run was stopped, in what ends it
         self.notes: list[str] = []
-        before = self._before(config, inputs or {}, accept) if resume else {}
+        previous = self._before(config, inputs or {}, accept) if resume else {}
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = (folder / ".lock").open("w")
@@ -65,7 +65,9 @@ class Run:
             raise Refused(
                 f"{folder}: another process is training in this folder; wait for it, or set another --out"
             ) from None
-        self.id = str(before.get("run", uuid.uuid4().hex))  # a run killed before its first step keeps its id
+        self.id = str(
+            previous.get("run", uuid.uuid4().hex)
+        )  # a run killed before its first step keeps its id
         record = {
             **config.record(),
             "versions": versions(),
@@ -73,7 +75,7 @@ class Run:
             "inputs": dict(inputs or {}),
             "started_in": os.path.relpath(Path.cwd(), folder),  # where its paths begin
         }
-        made_of = epochs or before.get("epochs")
+        made_of = epochs or previous.get("epochs")
         if made_of:
             record["epochs"] = made_of
         try:
@@ -101,19 +103,19 @@ class Run:
             return {}
         saved = RunConfig.load(self.config_file)
         self.changed = ending(saved) != ending(config)
-        then, now = (deciding(c.record()) for c in (saved, config))
-        before, after = take_length(then), take_length(now)
-        if before is not None and after is not None and after < before:
+        saved_values, current_values = (deciding(c.record()) for c in (saved, config))
+        saved_steps, steps = take_length(saved_values), take_length(current_values)
+        if saved_steps is not None and steps is not None and steps < saved_steps:
             raise Refused(
-                f"{self.folder}: --resume expects at least the steps of before: the last phase had {before}, "
-                f"now it has {after}; to end early, stop the run with Ctrl-C"
+                f"{self.folder}: --resume expects at least the steps of before: the last phase had "
+                f"{saved_steps}, now it has {steps}; to end early, stop the run with Ctrl-C"
             )
-        if before != after and config.train.schedule != "constant":
+        if saved_steps != steps and config.train.schedule != "constant":
             self.notes.append(
-                f"train.schedule = {config.train.schedule} now runs over {after} steps, not {before}: "
+                f"train.schedule = {config.train.schedule} now runs over {steps} steps, not {saved_steps}: "
                 "the learning rate is not that of one run of that length"
             )
-        different = list(differences(then, now))
+        different = list(differences(saved_values, current_values))
         if different:
             values = "; ".join(f"{key} was {old}, now it is {new}" for key, old, new in different)
             raise Refused(f"{self.folder}: --resume expects the same configuration, but {values}")
@@ -122,20 +124,20 @@ class Run:
         return record
 
     def _check_inputs(
-        self, before: Mapping[str, str], inputs: Mapping[str, str], accept: Sequence[str]
+        self, recorded: Mapping[str, str], inputs: Mapping[str, str], accept: Sequence[str]
     ) -> None:
-        names = list({**before, **inputs})
-        known = ", ".join(names)
+        names = list({**recorded, **inputs})
+        allowed = ", ".join(names)
         for name in accept:
-            if name not in known.split(", "):
-                raise Refused(f"--accept {name}: expected an input of the run: {known}")
-        unknown = [name for name in names if name not in before]
+            if name not in allowed.split(", "):
+                raise Refused(f"--accept {name}: expected an input of the run: {allowed}")
+        unknown = [name for name in names if name not in recorded]
         if unknown:
             self.notes.append(
                 f"when the run began, no fingerprint of what {', '.join(unknown)} names was recorded, so it "
                 "isn't known whether it has changed"
             )
-        changed = [name for name in before if before[name] != inputs.get(name)]
+        changed = [name for name in recorded if recorded[name] != inputs.get(name)]
         refused = [name for name in changed if set(accept).isdisjoint(name.split(", "))]
         if refused:
             flags = " ".join(f"--accept {name.split(', ')[0]}" for name in refused)
@@ -162,19 +164,19 @@ class Run:
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Append one object; what isn't a finite number is unknown: null."""
         with writing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as f:
-            f.write(json.dumps(known(metrics), allow_nan=False) + "\n")
+            f.write(json.dumps(to_json_values(metrics), allow_nan=False) + "\n")
 
     def log_held_out(self, step: int, samples: Sequence[Sample]) -> None:
         """Append the first response to each of the first held-out prompts; of an episode its last sample."""
-        last = {int(s.meta["index"]): s for s in samples}
-        first: dict[str, Sample] = {}
-        for index in sorted(last):
-            first.setdefault(last[index].prompt_id, last[index])
+        episode_ends = {int(s.meta["index"]): s for s in samples}
+        prompt_ends: dict[str, Sample] = {}
+        for index in sorted(episode_ends):
+            prompt_ends.setdefault(episode_ends[index].prompt_id, episode_ends[index])
         responses = []
-        for sample in list(first.values())[:KEPT]:
+        for sample in list(prompt_ends.values())[:KEPT]:
             answer = sample.meta.get("answer")
-            kept = {"prompt": sample.prompt, "response": sample.response, "reward": sample.reward}
-            responses.append(kept if answer is None else {**kept, "answer": answer})
+            record = {"prompt": sample.prompt, "response": sample.response, "reward": sample.reward}
+            responses.append(record if answer is None else {**record, "answer": answer})
         with writing(self.held_out_file), self.held_out_file.open("a", encoding="utf-8") as f:
             f.write(json.dumps({"step": step, "responses": responses}) + "\n")
 
@@ -187,17 +189,17 @@ class Run:
 
 def _drop_after(path: Path, step: int) -> list[int]:
     """Drop the lines of later steps; return the numbers of unreadable lines, without a torn last one."""
-    kept, unreadable = [], []
+    remaining, unreadable = [], []
     lines = path.read_bytes().splitlines()
     for number, line in enumerate(lines, 1):
-        at = _step(line)
-        if at is None:
+        line_step = _step(line)
+        if line_step is None:
             unreadable.append(number)
-        elif at <= step:
-            kept.append(line.decode())
+        elif line_step <= step:
+            remaining.append(line.decode())
     if unreadable[-1:] == [len(lines)]:  # of a run that was killed
         unreadable.pop()
-    write(path, "".join(line + "\n" for line in kept))
+    write(path, "".join(line + "\n" for line in remaining))
     return unreadable
 
 
@@ -209,32 +211,32 @@ def _step(line: bytes) -> int | None:
         return None
 
 
-def known(value: Any) -> Any:
+def to_json_values(value: Any) -> Any:
     """For JSON: None in place of what isn't a finite number."""
     if isinstance(value, Mapping):
-        return {k: known(v) for k, v in value.items()}
+        return {k: to_json_values(v) for k, v in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def versions() -> dict[str, str]:
-    by_library = {"python": sys.version.split()[0], "agro": __version__}
+    installed = {"python": sys.version.split()[0], "agro": __version__}
     for name in LIBRARIES:
         try:
-            by_library[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:  # run from a folder that isn't installed
-            by_library[name] = "unknown"
-    return by_library
+            installed[name] = "unknown"
+    return installed
 
 
-def differences(before: Any, after: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
+def differences(old_values: Any, new_values: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
     """(dotted key, old value, new value) of what differs; phases have their names as keys."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        for name in {**before, **after}:
+    if isinstance(old_values, dict) and isinstance(new_values, dict):
+        for name in {**old_values, **new_values}:
             inner = f"{key}.{name}".removeprefix(".")
-            yield from differences(before.get(name), after.get(name), inner)
-    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        for number, (old, new) in enumerate(zip(before, after, strict=True)):
+            yield from differences(old_values.get(name), new_values.get(name), inner)
+    elif isinstance(old_values, list) and isinstance(new_values, list) and len(old_values) == len(new_values):
+        for number, (old, new) in enumerate(zip(old_values, new_values, strict=True)):
             name = new.get("name", number) if isinstance(new, dict) else number
             yield from differences(old, new, f"{key}.{name}")
-    elif before != after:
-        yield key, json.dumps(before, ensure_ascii=False), json.dumps(after, ensure_ascii=False)
+    elif old_values != new_values:
+        yield key, json.dumps(old_values, ensure_ascii=False), json.dumps(new_values, ensure_ascii=False)

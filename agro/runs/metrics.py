@@ -1,8 +1,7 @@
-"""The metrics of `metrics.jsonl`, each declared once. Rows, report and guide are made from `METRICS`.
+"""The metrics of `metrics.jsonl`, each declared once, and those that may say which model is best.
 
-`python -m agro.runs.metrics` prints the table of docs/guide/reading-the-report.md.
-
-The held-out metrics that say which model is best: the choices of `evaluate.metric`.
+Rows, report and guide are made from `METRICS`: `python -m agro.runs.metrics` prints the table of
+docs/guide/reading-the-report.md. `FOLLOWED` has the choices of `evaluate.metric`.
 """
 
 from __future__ import annotations
@@ -10,8 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+GAIN = "eval_gain"  # the difference to the start; its interval and test have this prefix
 REWARD, TOKENS, NATS = "reward", "tokens", "nats per response"
 RESPONSES, STEPS, SECONDS = "responses", "optimizer steps", "s"
+
+
+PAIRED_INTERVAL = "Bonett and Price's of right and wrong, else a studentized bootstrap over prompts"
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,27 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             "mean over prompts of the mean over `evaluate.n` responses",
         ),
         _se("eval_reward", REWARD, "prompts"),
+        Metric(
+            GAIN,
+            REWARD,
+            "How much the held-out reward is above that of the start.",
+            "mean over prompts of the difference in their mean reward, paired",
+        ),
+        Metric(f"{GAIN}_low", REWARD, "Lower end of the 95 % interval of `eval_gain`.", PAIRED_INTERVAL),
+        Metric(f"{GAIN}_high", REWARD, "Upper end of the 95 % interval of `eval_gain`.", PAIRED_INTERVAL),
+        Metric(
+            f"{GAIN}_p",
+            "probability",
+            "Probability of such a difference or a larger one if nothing had been learned.",
+            "two-sided: McNemar's exact test of right and wrong, else random signs",
+        ),
+        Metric(f"{GAIN}_n", "prompts", "Prompts in `eval_gain`.", "those with a reward at both steps"),
+        Metric(
+            f"{GAIN}_detectable",
+            REWARD,
+            "The difference that so many prompts show four times out of five.",
+            "2.8 standard errors of `eval_gain`",
+        ),
         Metric("eval_n", RESPONSES, "Held-out responses with a reward.", "count"),
         Metric("eval_unscored", RESPONSES, "Held-out responses without a reward.", "count"),
         Metric(
@@ -305,15 +329,11 @@ def table() -> str:
     return "\n".join(lines)
 
 
-if __name__ == "__main__":
-    print(table(), end="")
-
-
 @dataclass(frozen=True)
 class SelectionMetric:
     """A held-out metric that says which model is best."""
 
-    words: str  # for people
+    title: str  # for people
     needs: str  # what it is measured on
     lower: bool = False  # whether lower values are better
 
@@ -325,3 +345,7 @@ FOLLOWED = {
     "eval_consistency": SelectionMetric("held-out ½ Var(R)", f"{LOG} and a β (evaluate.beta)", lower=True),
     "eval_log_ratio_best": SelectionMetric("held-out log-ratio of the best responses", LOG),
 }
+
+
+if __name__ == "__main__":
+    print(table(), end="")

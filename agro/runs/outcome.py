@@ -8,18 +8,18 @@ import numpy as np
 
 from agro.io.numbers import fixed
 from agro.runs.metrics import FOLLOWED
-from agro.runs.rundata import Measured, RunData
+from agro.runs.rundata import Measurement, RunData
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The best of several measurements, and the last one. `kept`: the model of the best is in best/."""
+    """The best of several measurements, and the latest. `has_model`: the model of the best is in best/."""
 
     metric: str
-    best: Measured
-    last: Measured
-    at_end: bool  # whether the last one is of the run's last step
-    kept: bool
+    best: Measurement
+    latest: Measurement
+    at_end: bool  # whether the latest one is of the run's last step
+    has_model: bool
 
     @classmethod
     def of(cls, run: RunData) -> Outcome | None:
@@ -27,28 +27,31 @@ class Outcome:
         metric, row = run.followed, run.best_row
         if metric is None or row is None:
             return None
-        known = np.flatnonzero(np.isfinite(run.column(metric)))
-        if len(known) < 2:
+        measured = np.flatnonzero(np.isfinite(run.column(metric)))
+        if len(measured) < 2:
             return None
-        best, last = (_measured(run, metric, int(at)) for at in (row, known[-1]))
-        kept = run.kept is not None and (run.kept.metric, run.kept.measured.step) == (metric, best.step)
-        return cls(metric, best, last, last.step == run.steps, kept)
+        best, latest = (_measured(run, metric, int(index)) for index in (row, measured[-1]))
+        has_model = run.best_model is not None and (run.best_model.metric, run.best_model.measured.step) == (
+            metric,
+            best.step,
+        )
+        return cls(metric, best, latest, latest.step == run.steps, has_model)
 
     @property
-    def words(self) -> str:
+    def title(self) -> str:
         """The metric for people."""
-        return FOLLOWED[self.metric].words
+        return FOLLOWED[self.metric].title
 
     @property
     def text(self) -> str:
         """One line for the terminal."""
         best = f"best {self.metric} {fixed(self.best.value)} at step {self.best.step}"
-        if self.best.step == self.last.step:
+        if self.best.step == self.latest.step:
             return f"{best}, the last measurement"
-        end = "the end" if self.at_end else f"step {self.last.step}"
-        return f"{best}; {end} {fixed(self.last.value)}"
+        end = "the end" if self.at_end else f"step {self.latest.step}"
+        return f"{best}; {end} {fixed(self.latest.value)}"
 
 
-def _measured(run: RunData, metric: str, row: int) -> Measured:
+def _measured(run: RunData, metric: str, row: int) -> Measurement:
     values = run.rows[row]
-    return Measured(values[metric], values.get(f"{metric}_se"), values["step"])
+    return Measurement(values[metric], values.get(f"{metric}_se"), values["step"])

@@ -55,43 +55,43 @@ class Problem:
 def problems(run: RunData) -> list[Problem]:
     """The problems of a run; those that make the headline first."""
     rows = [row for row in run.rows if row["phase"] == run.spans[-1].name]
-    found = _of_heldout(run.rows)
+    report = _heldout_problems(run.rows)
     if run.spans[-1].name in run.config.phase_names:
-        found += of_phase(rows, run.config.phase(run.spans[-1].name))
+        report += phase_problems(rows, run.config.phase(run.spans[-1].name))
     totals = {title: run.total(name) for name, title in COUNTED.items()}
-    found += [Problem(title, count(n)) for title, n in totals.items() if n]
+    report += [Problem(title, count(n)) for title, n in totals.items() if n]
     signal, share = without_signal(run), without_share(run)
     if signal is not None and signal.is_said:
         value = f"{steps_of(signal)}, {signal.reasons[0]}"
-        found.append(Problem("steps from which nothing could be learned", value))
+        report.append(Problem("steps from which nothing could be learned", value))
     if share is not None and share.is_said:
-        found.append(Problem("steps with less of the store than data.replay", steps_of(share)))
-    return sorted(found, key=lambda problem: not problem.serious)
+        report.append(Problem("steps with less of the store than data.replay", steps_of(share)))
+    return sorted(report, key=lambda problem: not problem.serious)
 
 
-def of_phase(rows: Sequence[Row], config: RunConfig) -> list[Problem]:
+def phase_problems(rows: Sequence[Row], config: RunConfig) -> list[Problem]:
     """What is wrong at the end of a phase; `rows`: its metrics so far, in order.
 
     Of a run on others' samples whose held-out reward has risen, the distance from the reference isn't a
     problem, nor is it where the objective uses no rewards: to imitate is to leave a reference that writes
     otherwise.
     """
-    found = [_best_that_fall(rows, config), _stillness(rows, config)]
+    report = [_best_that_fall(rows, config), _stillness(rows, config)]
     if REWARD in get(config.objective.name).needed(config.objective.options) and not _has_risen(rows):
-        found += [_distance(rows, config), _ratios(rows, config)]
-    return [problem for problem in found if problem is not None]
+        report += [_distance(rows, config), _ratios(rows, config)]
+    return [problem for problem in report if problem is not None]
 
 
-def _of_heldout(rows: Sequence[Row]) -> list[Problem]:
+def _heldout_problems(rows: Sequence[Row]) -> list[Problem]:
     change = _change(rows)
     if change is None or change[1] + 2 * change[2] >= 0:
         return []
-    first, difference, _ = change
+    start, difference, _ = change
     detail = (
         "The policy is worse than it was before. What to do: a lower train.lr; evaluate.keep_best keeps the "
         "best model, and evaluate.patience ends a run that gets worse"
     )
-    value = f"from {fixed(first)} to {fixed(first + difference)}"
+    value = f"from {fixed(start)} to {fixed(start + difference)}"
     return [Problem("held-out reward fell", value, detail, serious=True)]
 
 
@@ -108,19 +108,19 @@ def _change(rows: Sequence[Row]) -> tuple[float, float, float] | None:
     measured = [row for row in rows if row.get("eval_reward") is not None]
     if len(measured) < 2:
         return None
-    first, last = measured[0], measured[-1]
-    errors = [row.get("eval_reward_se") for row in (first, last)]
+    start, end = measured[0], measured[-1]
+    errors = [row.get("eval_reward_se") for row in (start, end)]
     if not all(map(is_known, errors)):
         return None
-    return first["eval_reward"], last["eval_reward"] - first["eval_reward"], math.hypot(*map(_known, errors))
+    return start["eval_reward"], end["eval_reward"] - start["eval_reward"], math.hypot(*map(_error, errors))
 
 
 def _best_that_fall(rows: Sequence[Row], config: RunConfig) -> Problem | None:
     """Where log π/π_ref of the best stored responses is below 0 by more than its error."""
-    last = [row["log_ratio_best"] for row in rows if row.get("log_ratio_best") is not None][-WINDOW:]
-    if len(last) < WINDOW:
+    ratios = [row["log_ratio_best"] for row in rows if row.get("log_ratio_best") is not None][-WINDOW:]
+    if len(ratios) < WINDOW:
         return None
-    mean, error = fmean(last), stdev(last) / math.sqrt(WINDOW)
+    mean, error = fmean(ratios), stdev(ratios) / math.sqrt(WINDOW)
     if mean + 2 * error >= 0:
         return None
     detail = (
@@ -137,15 +137,15 @@ def _distance(rows: Sequence[Row], config: RunConfig) -> Problem | None:
     evaluated = [number for number, row in enumerate(rows) if row.get("eval_kl_ref") is not None]
     if not evaluated:
         return None
-    row, before = rows[evaluated[-1]], rows[: evaluated[-1] + 1]
+    row, earlier = rows[evaluated[-1]], rows[: evaluated[-1] + 1]
     if row["step"] == 0 or row.get("staleness_mean") is not None:
         return None
-    limits = _last([row for row in before if row.get("staleness_mean") is None], "kl_of_best")
+    limits = _recent([row for row in earlier if row.get("staleness_mean") is None], "kl_of_best")
     limit = row.get("eval_kl_of_best")
     if limit is None and limits:
         limit = fmean(limits)
     kl = row["eval_kl_ref"]
-    if limit is None or kl - 2 * _known(row.get("eval_kl_ref_se")) <= limit:
+    if limit is None or kl - 2 * _error(row.get("eval_kl_ref_se")) <= limit:
         return None
     detail = (
         f"eval_kl_ref is {kl:.3g} nats per response. If the reference writes as the store does, a policy "
@@ -158,8 +158,8 @@ def _distance(rows: Sequence[Row], config: RunConfig) -> Problem | None:
 
 def _ratios(rows: Sequence[Row], config: RunConfig) -> Problem | None:
     """Where π/π_ref of stored responses, which is 1 on average for the reference's own, is far above that."""
-    others = [row for row in rows if row.get("staleness_mean") is None]
-    held_out, trained = _last(others, "eval_ratio_mean"), _last(others, "ratio_mean")
+    on_stored = [row for row in rows if row.get("staleness_mean") is None]
+    held_out, trained = _recent(on_stored, "eval_ratio_mean"), _recent(on_stored, "ratio_mean")
     if not held_out and len(trained) < WINDOW:
         return None
     ratio = held_out[-1] if held_out else median(trained)
@@ -177,10 +177,12 @@ def _stillness(rows: Sequence[Row], config: RunConfig) -> Problem | None:
     trained = [row for row in rows if row.get("loss") is not None and not row.get("no_signal")]
     if config.policy.reference not in ("start", "phase") or len(trained) < config.train.warmup + WINDOW:
         return None
-    moved = [abs(x) for name in ("log_ratio_best", "log_ratio_worst", "kl_ref") for x in _last(trained, name)]
+    moved = [
+        abs(x) for name in ("log_ratio_best", "log_ratio_worst", "kl_ref") for x in _recent(trained, name)
+    ]
     for row in rows[-WINDOW:]:
         if row["step"] != 0 and row.get("eval_kl_ref") is not None:
-            moved.append(abs(row["eval_kl_ref"]) + 2 * _known(row.get("eval_kl_ref_se")))
+            moved.append(abs(row["eval_kl_ref"]) + 2 * _error(row.get("eval_kl_ref_se")))
     if not moved or max(moved) >= STILL:
         return None
     detail = (
@@ -191,12 +193,12 @@ def _stillness(rows: Sequence[Row], config: RunConfig) -> Problem | None:
     return Problem("nothing moves", f"log π/π_ref is below {STILL:g} nats", detail, serious=True)
 
 
-def _last(rows: Sequence[Row], name: str) -> list[float]:
+def _recent(rows: Sequence[Row], name: str) -> list[float]:
     """The values of a metric in the last steps, where it is known."""
     return [row[name] for row in rows[-WINDOW:] if row.get(name) is not None]
 
 
-def _known(error: float | None) -> float:
+def _error(error: float | None) -> float:
     """A standard error, 0 where there is none."""
     return error if error is not None and is_known(error) else 0.0
 

@@ -1,10 +1,8 @@
-"""The terminal of a run: a line per step, or on a terminal a display that is redrawn in place.
+"""The activity of a process: shown on the terminal, watched for hanging, and stopped on request.
 
-Ctrl-C and SIGTERM: work stops at the next point where nothing is incomplete.
-
-A thread that names the stage that makes no progress. It only reports: the stage may still recover.
-
-The activity of a process: shown on the terminal, watched for hanging, and stopped on request.
+The terminal has a line per step, or a display that is redrawn in place. A thread names the stage that makes
+no progress; it only reports, since the stage may still recover. After Ctrl-C and SIGTERM work stops at the
+next point where nothing is incomplete.
 """
 
 from __future__ import annotations
@@ -38,33 +36,34 @@ REMEMBERED = 32  # rewards in the display's small curve
 PACE = 20  # steps whose median duration predicts the time left
 LONGEST = 600  # characters of a text that is shown
 PAUSE = 0.1  # seconds at least between two redrawings
+PACKAGE = str(Path(__file__).parents[1])
 
 
 class Progress:
-    """One line per step: phase, step, reward, KL, speed, time left. `last`: the run's last step."""
+    """One line per step: phase, step, reward, KL, speed, time left. `final_step`: of the run."""
 
-    def __init__(self, last: int, out: TextIO | None = None) -> None:
-        self.last = last
-        self.out = out or sys.stderr
+    def __init__(self, final_step: int, stream: TextIO | None = None) -> None:
+        self.final_step = final_step
+        self.stream = stream or sys.stderr
         self.durations: list[float] = []  # of the last steps
 
     @classmethod
-    def on(cls, last: int, store: Path) -> Progress:
+    def on(cls, final_step: int, store: Path) -> Progress:
         """On stderr: a display where that is a terminal that can redraw, else plain lines."""
         plain_only = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
         if plain_only or not sys.stderr.isatty():
-            return Progress(last)
-        return Display(last, store)
+            return Progress(final_step)
+        return Display(final_step, store)
 
     def say(self, text: str) -> None:
-        print(visible(text), file=self.out, flush=True)
+        print(visible(text), file=self.stream, flush=True)
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """What the run is doing, and how far it is."""
 
     def step(self, m: Mapping[str, Any]) -> None:
         """A row of metrics."""
-        parts = [f"{m['phase']} {m['step']}/{self.last}"]
+        parts = [f"{m['phase']} {m['step']}/{self.final_step}"]
         if m["seconds"] is not None:
             parts += [
                 f"loss {short(m['loss'])}",
@@ -81,7 +80,7 @@ class Progress:
     def _time_left(self, m: Mapping[str, Any]) -> float:
         """Seconds, at the median speed of the last steps."""
         self.durations = [*self.durations, m["seconds"]][-PACE:]
-        return float((self.last - m["step"]) * sorted(self.durations)[len(self.durations) // 2])
+        return float((self.final_step - m["step"]) * sorted(self.durations)[len(self.durations) // 2])
 
 
 class Display(Progress):
@@ -90,15 +89,15 @@ class Display(Progress):
     It is redrawn when something is reported, not by a thread of its own.
     """
 
-    def __init__(self, last: int, store: Path, console: Console | None = None) -> None:
-        super().__init__(last)
+    def __init__(self, final_step: int, store: Path, console: Console | None = None) -> None:
+        super().__init__(final_step)
         self.store = store
         self.console = console or Console(stderr=True, markup=False, highlight=False)
         self.metrics: Mapping[str, Any] = {}  # of the last step
         self.rewards: list[float | None] = []
-        self.left: float | None = None
-        self.name = self.at = ""  # the stage, without and with how far it is
-        self.drawn = 0.0
+        self.remaining_seconds: float | None = None
+        self.stage_name = self.stage_text = ""  # the stage, without and with how far it is
+        self.redraw_time = 0.0
         self.live = Live(
             get_renderable=self._render,
             console=self.console,
@@ -110,33 +109,34 @@ class Display(Progress):
         self.console.print(Styled(visible(text)))
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        is_new, self.name = name != self.name, name
-        self.at = f"{name} {numbers.progress(done, total)}".strip()
-        self._redraw(now=is_new)
+        is_new, self.stage_name = name != self.stage_name, name
+        self.stage_text = f"{name} {numbers.progress(done, total)}".strip()
+        self._redraw(immediately=is_new)
 
     def step(self, m: Mapping[str, Any]) -> None:
         self.metrics = m
         if m["seconds"] is not None:
-            self.left = self._time_left(m)
+            self.remaining_seconds = self._time_left(m)
             self.rewards = [*self.rewards, m["reward_mean"]][-REMEMBERED:]
-        if events := _events(m):
-            where = f"{m['phase']} {m['step']}/{self.last}"
-            self.say("  ".join([where, f"reward {short(m['reward_mean'])}", *events]))
-        self._redraw(now=m["step"] == self.last)
+        events = _events(m)
+        if events:
+            prefix = f"{m['phase']} {m['step']}/{self.final_step}"
+            self.say("  ".join([prefix, f"reward {short(m['reward_mean'])}", *events]))
+        self._redraw(immediately=m["step"] == self.final_step)
 
     def close(self) -> None:
-        self.at = ""
+        self.stage_text = ""
         self.live.stop()
 
-    def _redraw(self, *, now: bool) -> None:
+    def _redraw(self, *, immediately: bool) -> None:
         if not self.live.is_started:
             self.live.start()
-        if now or time.monotonic() - self.drawn >= PAUSE:
-            self.drawn = time.monotonic()
+        if immediately or time.monotonic() - self.redraw_time >= PAUSE:
+            self.redraw_time = time.monotonic()
             self.live.refresh()
 
     def _render(self) -> Group:
-        stage = Styled(self.at, "cyan", no_wrap=True, overflow="ellipsis")
+        stage = Styled(self.stage_text, "cyan", no_wrap=True, overflow="ellipsis")
         return Group(self._position(), self._numbers(), stage)
 
     def _position(self) -> Table:
@@ -146,9 +146,9 @@ class Display(Progress):
             row.add_column(no_wrap=True)
         row.add_row(
             Styled(str(self.metrics.get("phase", "")), "bold"),
-            Styled(f"{step}/{self.last}"),
-            ProgressBar(self.last, step, width=max(10, min(40, self.console.width - 50))),
-            Styled("" if self.left is None else f"{clock(self.left)} left", "dim"),
+            Styled(f"{step}/{self.final_step}"),
+            ProgressBar(self.final_step, step, width=max(10, min(40, self.console.width - 50))),
+            Styled("" if self.remaining_seconds is None else f"{clock(self.remaining_seconds)} left", "dim"),
         )
         return row
 
@@ -178,7 +178,7 @@ def _events(m: Mapping[str, Any]) -> list[str]:
     if m.get("eval_auc") is not None:
         events.append(f"held-out AUC {with_error(m['eval_auc'], m['eval_auc_se'])}")
     if m["dropped"]:
-        events.append("dropped " + ", ".join(f"{n} ({why})" for why, n in m["dropped_reasons"].items()))
+        events.append("dropped " + ", ".join(f"{n} ({reason})" for reason, n in m["dropped_reasons"].items()))
     if m["skipped"]:
         events.append("update skipped")
     return events
@@ -204,10 +204,10 @@ def _indented(text: Text) -> str:
 
 def _curve(values: Sequence[float | None]) -> str:
     """One bar per value, from the lowest to the highest; a blank where it is unknown."""
-    known = [v for v in values if v is not None and math.isfinite(v)]
-    if not known:
+    finite = [v for v in values if v is not None and math.isfinite(v)]
+    if not finite:
         return ""
-    low, span = min(known), max(known) - min(known)
+    low, span = min(finite), max(finite) - min(finite)
     top = len(BARS) - 1
     bars = ""
     for value in values:
@@ -230,11 +230,11 @@ class Interruption:
     """Whether a stop was requested."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
 
     def check(self) -> None:
         """Called between pieces of work: raises `Interrupted` if a stop was requested."""
-        if self.asked:
+        if self.requested:
             raise Interrupted
 
     @contextmanager
@@ -245,26 +245,23 @@ class Interruption:
         """
 
         def ask(number: int, frame: object) -> None:
-            if self.asked:
+            if self.requested:
                 raise KeyboardInterrupt
-            self.asked = True
+            self.requested = True
             say(
                 f"stopping, with a checkpoint, when {pending()}. Again: stop at once, with everything up to "
                 "the last checkpoint"
             )
 
         try:
-            before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+            previous = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
         except ValueError:  # not the main thread: signals are the caller's
-            before = {}
+            previous = {}
         try:
             yield
         finally:
-            for s, handler in before.items():
+            for s, handler in previous.items():
                 signal.signal(s, handler)
-
-
-PACKAGE = str(Path(__file__).parents[1])
 
 
 class Watchdog:
@@ -276,10 +273,10 @@ class Watchdog:
     def __init__(self, seconds: float, say: Callable[[str], None]) -> None:
         self.seconds, self.say = seconds, say
         self._watched = threading.get_ident()
-        self._at = ""
+        self._stage_text = ""
         self._since = time.monotonic()
         self._limit = seconds
-        self._ended = threading.Event()
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="agro watchdog", daemon=True)
 
     def __enter__(self) -> Self:
@@ -288,13 +285,13 @@ class Watchdog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
+        self._stop.set()
         if self.seconds:
             self._thread.join()
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """A stage starts, or `done` of `total` of it are done."""
-        self._at = f"{name} {numbers.progress(done, total)}".strip()
+        self._stage_text = f"{name} {numbers.progress(done, total)}".strip()
         self.beat()
 
     def beat(self) -> None:
@@ -302,13 +299,15 @@ class Watchdog:
         self._since, self._limit = time.monotonic(), self.seconds
 
     def _watch(self) -> None:
-        while not self._ended.wait(min(1.0, self.seconds / 4)):
+        while not self._stop.wait(min(1.0, self.seconds / 4)):
             idle = time.monotonic() - self._since
             if idle >= self._limit:
                 self._limit *= 2
-                self.say(f"{self._at or 'the run'} has made no progress for {idle:.0f} s{self._place()}")
+                self.say(
+                    f"{self._stage_text or 'the run'} has made no progress for {idle:.0f} s{self._location()}"
+                )
 
-    def _place(self) -> str:
+    def _location(self) -> str:
         """The innermost line of agro in the watched thread."""
         frame = sys._current_frames().get(self._watched)
         if frame is None:
@@ -316,8 +315,9 @@ class Watchdog:
         frames = [f for f in traceback.extract_stack(frame) if f.filename.startswith(PACKAGE)]
         if not frames:
             return ""
-        last = frames[-1]
-        return f"; it is in {Path(last.filename).relative_to(PACKAGE)}:{last.lineno} ({last.name})"
+        innermost = frames[-1]
+        path = Path(innermost.filename).relative_to(PACKAGE)
+        return f"; it is in {path}:{innermost.lineno} ({innermost.name})"
 
 
 class RunActivity:
@@ -325,14 +325,14 @@ class RunActivity:
 
     def __init__(self, progress: Progress, watchdog: Watchdog, interruption: Interruption) -> None:
         self.progress, self.watchdog, self.interruption = progress, watchdog, interruption
-        self._stage, self._began = "", time.monotonic()
+        self._stage, self._start = "", time.monotonic()
         self._seconds: dict[str, float] = {}  # that each stage took when it ran last
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
         if name != self._stage:
-            now = time.monotonic()
-            self._seconds[self._stage] = now - self._began
-            self._stage, self._began = name, now
+            moment = time.monotonic()
+            self._seconds[self._stage] = moment - self._start
+            self._stage, self._start = name, moment
         self.progress.stage(name, done, total)
         self.watchdog.stage(name, done, total)
 
@@ -344,8 +344,8 @@ class RunActivity:
         """The present stage, which may end before the run can stop, and how long it still takes at most."""
         if not self._stage:
             return "the model is loaded"
-        before = self._seconds.get(self._stage)
-        if before is None:
+        previous = self._seconds.get(self._stage)
+        if previous is None:
             return f"{self._stage} can be interrupted or ends, after an unknown time: it runs the first time"
-        left = max(0.0, before - (time.monotonic() - self._began))
-        return f"{self._stage} can be interrupted or ends, in about {duration(left)} at most by the last time"
+        remaining = duration(max(0.0, previous - (time.monotonic() - self._start)))
+        return f"{self._stage} can be interrupted or ends, in about {remaining} at most by the last time"

@@ -22,7 +22,7 @@ NUMBERS = [m.name for m in METRICS.values() if m.kind == "number" and m.name != 
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """A held-out measurement, its standard error (None: unknown), and its step."""
 
     value: float
@@ -31,11 +31,11 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Kept:
+class BestModel:
     """The model in best/: the metric that it was chosen by, and its measurement."""
 
     metric: str
-    measured: Measured
+    measured: Measurement
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Span:
 class RunData:
     """A run. `values`: config.json as it is. `torn`: the last line of the metrics is incomplete.
 
-    `kept`: the model in best/, where there is one.
+    `best_model`: the one in best/, where there is one.
     """
 
     folder: Path
@@ -59,7 +59,7 @@ class RunData:
     config: RunConfig
     rows: list[Row]
     torn: bool
-    kept: Kept | None = None
+    best_model: BestModel | None = None
 
     @property
     def name(self) -> str:
@@ -73,12 +73,12 @@ class RunData:
         """Whether any row has any of these metrics."""
         return any(np.isfinite(self.column(name)).any() for name in names)
 
-    def last(self, name: str) -> Any:
+    def latest(self, name: str) -> Any:
         """The latest known value of a metric; None where there is none."""
-        known = [row[name] for row in self.rows if row.get(name) is not None]
-        return known[-1] if known else None
+        values = [row[name] for row in self.rows if row.get(name) is not None]
+        return values[-1] if values else None
 
-    def at(self, step: int, name: str) -> Any:
+    def value_at(self, step: int, name: str) -> Any:
         """A metric of one step; None where it is unknown."""
         for row in self.rows:
             if row["step"] == step:
@@ -135,11 +135,11 @@ class RunData:
         several = np.isfinite(self.column(metric)).sum() > 1
         return self.best_row if several and metric == self.followed else None
 
-    def heldout(self, first: int, last: int) -> Measured | None:
+    def heldout(self, start: int, end: int) -> Measurement | None:
         """The latest held-out reward of steps `first` to `last`."""
         for row in reversed(self.rows):
-            if first <= row["step"] <= last and row.get("eval_reward") is not None:
-                return Measured(row["eval_reward"], row.get("eval_reward_se"), row["step"])
+            if start <= row["step"] <= end and row.get("eval_reward") is not None:
+                return Measurement(row["eval_reward"], row.get("eval_reward_se"), row["step"])
         return None
 
     def total(self, name: str) -> float | None:
@@ -160,10 +160,10 @@ def load_run(folder: Path) -> RunData:
     fields = {key: value for key, value in values.items() if key in RunConfig.model_fields}
     config = RunConfig.of(fields, str(path))
     rows, torn = _read_metrics(folder / "metrics.jsonl")
-    return RunData(folder, values, config, rows, torn, _read_kept(folder / "best" / "best.json"))
+    return RunData(folder, values, config, rows, torn, _read_best_model(folder / "best" / "best.json"))
 
 
-def _read_kept(path: Path) -> Kept | None:
+def _read_best_model(path: Path) -> BestModel | None:
     if not path.exists():
         return None
     values = _read_object(path, "the measurement of the best model")
@@ -173,14 +173,14 @@ def _read_kept(path: Path) -> Kept | None:
     for key in ("step", metric):
         if not _is_number(values.get(key)):
             raise Refused(f"{path}: {key}: expected a number, got {values.get(key)!r:.80}")
-    return Kept(metric, Measured(values[metric], values.get(f"{metric}_se"), values["step"]))
+    return BestModel(metric, Measurement(values[metric], values.get(f"{metric}_se"), values["step"]))
 
 
-def _read_object(path: Path, what: str) -> dict[str, Any]:
+def _read_object(path: Path, description: str) -> dict[str, Any]:
     try:
         values = loads(_read_bytes(path).decode("utf-8"))
     except ValueError as error:
-        raise Refused(f"{path}: expected {what} as JSON: {error}") from None
+        raise Refused(f"{path}: expected {description} as JSON: {error}") from None
     if not isinstance(values, dict):
         raise Refused(f"{path}: expected a JSON object, got {type(values).__name__}")
     return values
@@ -212,39 +212,39 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
-def _read_row(line: bytes, where: str) -> Any:
+def _read_row(line: bytes, location: str) -> Any:
     if not line:
-        raise Refused(f"{where}: expected a JSON object, got an empty line")
+        raise Refused(f"{location}: expected a JSON object, got an empty line")
     try:
         return loads(line.decode("utf-8"))
     except ValueError as error:
-        raise Refused(f"{where}: {error}; only the last line may be torn, all others are JSON") from None
+        raise Refused(f"{location}: {error}; only the last line may be torn, all others are JSON") from None
 
 
-def _check(row: Any, before: int, where: str) -> None:
-    """Raise `Refused` where a row is not what a run writes. `before`: the previous row's step."""
+def _check(row: Any, previous: int, location: str) -> None:
+    """Raise `Refused` where a row is not what a run writes. `previous`: the step of the row above it."""
     if not isinstance(row, dict):
-        raise Refused(f"{where}: expected a JSON object, got {row!r:.80}")
+        raise Refused(f"{location}: expected a JSON object, got {row!r:.80}")
     step, phase = row.get("step"), row.get("phase")
-    if isinstance(step, bool) or not isinstance(step, int) or step <= before:
-        raise Refused(f"{where}: step: expected a whole number above {before}, got {step!r:.80}")
+    if isinstance(step, bool) or not isinstance(step, int) or step <= previous:
+        raise Refused(f"{location}: step: expected a whole number above {previous}, got {step!r:.80}")
     if not isinstance(phase, str):
-        raise Refused(f"{where}: phase: expected text, got {phase!r:.80}")
-    why = row.get("no_signal")
-    if why is not None and not isinstance(why, str):
-        raise Refused(f"{where}: no_signal: expected text or null, got {why!r:.80}")
+        raise Refused(f"{location}: phase: expected text, got {phase!r:.80}")
+    reason = row.get("no_signal")
+    if reason is not None and not isinstance(reason, str):
+        raise Refused(f"{location}: no_signal: expected text or null, got {reason!r:.80}")
     for key in NUMBERS:
-        _check_number(row.get(key), f"{where}: {key}")
+        _check_number(row.get(key), f"{location}: {key}")
     parts = row.get("reward_parts")
     if parts is not None and not isinstance(parts, dict):
-        raise Refused(f"{where}: reward_parts: expected an object or null, got {parts!r:.80}")
+        raise Refused(f"{location}: reward_parts: expected an object or null, got {parts!r:.80}")
     for name, value in (parts or {}).items():
-        _check_number(value, f"{where}: reward_parts: {name}")
+        _check_number(value, f"{location}: reward_parts: {name}")
 
 
-def _check_number(value: Any, where: str) -> None:
+def _check_number(value: Any, location: str) -> None:
     if value is not None and not _is_number(value):
-        raise Refused(f"{where}: expected a number or null, got {value!r:.80}")
+        raise Refused(f"{location}: expected a number or null, got {value!r:.80}")
 
 
 def _is_number(value: Any) -> bool:

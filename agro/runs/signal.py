@@ -37,11 +37,11 @@ SPREAD = (
 )
 
 
-def way_out(why: str, data: Data) -> str:
+def way_out(reason: str, data: Data) -> str:
     """What to do about a reason, a key of `WAYS_OUT`; `data`: of the phase."""
-    is_equal = why in ("all rewards are 0", "equal rewards within groups")
-    before = SPREAD if is_equal and data.draws_stored and not data.spread else ""
-    return before + WAYS_OUT[why]
+    is_equal = reason in ("all rewards are 0", "equal rewards within groups")
+    prefix = SPREAD if is_equal and data.draws_stored and not data.spread else ""
+    return prefix + WAYS_OUT[reason]
 
 
 def longest_run(flags: Sequence[bool]) -> int:
@@ -74,9 +74,9 @@ def without_signal(run: RunData) -> Shortfall | None:
     if not rows:
         return None
     reasons = [row["no_signal"] for row in rows]
-    known = Counter(reason for reason in reasons if reason)
+    counts = Counter(reason for reason in reasons if reason)
     in_a_row = longest_run([bool(reason) for reason in reasons])
-    return Shortfall(known.total(), len(rows), in_a_row, tuple(why for why, _ in known.most_common()))
+    return Shortfall(counts.total(), len(rows), in_a_row, tuple(reason for reason, _ in counts.most_common()))
 
 
 def without_share(run: RunData) -> Shortfall | None:

@@ -17,7 +17,7 @@ from typing import Any
 from agro.store import queries
 from agro.store.database import Database
 from agro.store.draw_rules import At, Candidate, DrawRule, is_held_out, place_of
-from agro.store.rows import of_text, to_text
+from agro.store.rows import decode_text, encode_text
 
 Condition = Callable[[], tuple[str, list[Any]]]
 TOUCHED = "temp.touched"
@@ -45,13 +45,13 @@ class Candidates:
 
     def update(self, at: At, condition: Condition) -> None:
         """Bring the table up to date. `condition`: that the run may draw a row, and its arguments."""
-        [(sample, change, first)] = self.database.run(
+        [(sample, change, oldest)] = self.database.run(
             "SELECT (SELECT ifnull(max(id), 0) FROM samples), (SELECT ifnull(max(number), 0) FROM changes), "
             "(SELECT ifnull(min(number), 1) FROM changes)"
         )
         if (
             self.database.rollbacks != self._rollbacks
-            or first > self._change + 1
+            or oldest > self._change + 1
             or at.version < self._version
         ):
             self._stale = True  # the table is of what was undone, or changes were missed
@@ -67,19 +67,19 @@ class Candidates:
         """The first groups in the order of the rule."""
         return self._ids(f"ORDER BY {BY[self.rule.data.order]}, prompt_id LIMIT ?", n)
 
-    def between(self, asked: Sequence[tuple[int, int, int]]) -> list[str | None]:
+    def between(self, slots: Sequence[tuple[int, int, int]]) -> list[str | None]:
         """For each (low, high, n): group `n` (from 0) of those whose place is at least `low` and at most
         `high`, by place."""
         group = (
             f"(SELECT prompt_id FROM temp.{self.name} WHERE place BETWEEN ? AND ? "
             "ORDER BY place, prompt_id LIMIT 1 OFFSET ?)"
         )
-        found: list[str | None] = []
-        for at in range(0, len(asked), LOOKS):
-            part = asked[at : at + LOOKS]
+        groups: list[str | None] = []
+        for start in range(0, len(slots), LOOKS):
+            part = slots[start : start + LOOKS]
             [row] = self.database.run(f"SELECT {', '.join([group] * len(part))}", list(chain(*part)))
-            found += map(of_text, row)
-        return found
+            groups += map(decode_text, row)
+        return groups
 
     def of_version(self, version: int) -> list[str]:
         """The groups whose newest samples have this version, by place."""
@@ -93,9 +93,9 @@ class Candidates:
         self.database.run(f"DROP TABLE IF EXISTS temp.{self.name}")
         self.forget()
 
-    def _ids(self, rest: str, *args: int) -> list[str]:
-        rows = self.database.run(f"SELECT prompt_id FROM temp.{self.name} {rest}", args)
-        return [of_text(prompt_id) for (prompt_id,) in rows]
+    def _ids(self, clause: str, *args: int) -> list[str]:
+        rows = self.database.run(f"SELECT prompt_id FROM temp.{self.name} {clause}", args)
+        return [decode_text(prompt_id) for (prompt_id,) in rows]
 
     def _make(self, condition: tuple[str, list[Any]]) -> None:
         self.drop()
@@ -114,14 +114,14 @@ class Candidates:
         self._touch(version)
         if not self.database.run(f"SELECT 1 FROM {TOUCHED} LIMIT 1"):
             return
-        gone = self.database.run(
+        removed = self.database.run(
             f"DELETE FROM temp.{self.name} WHERE prompt_id IN (SELECT prompt_id FROM {TOUCHED}) "
             "RETURNING newest"
         )
-        come = self._insert(condition(), TOUCHED)
-        self.versions.subtract(newest for (newest,) in gone)
-        self.versions.update(newest for (newest,) in come)
-        self.count += len(come) - len(gone)
+        added = self._insert(condition(), TOUCHED)
+        self.versions.subtract(newest for (newest,) in removed)
+        self.versions.update(newest for (newest,) in added)
+        self.count += len(added) - len(removed)
 
     def _touch(self, version: int) -> None:
         """List the groups that changed."""
@@ -131,11 +131,11 @@ class Candidates:
         add = f"INSERT OR IGNORE INTO {TOUCHED}"
         run(f"{add} SELECT prompt_id FROM samples WHERE id > ?", [self._sample])
         run(f"{add} SELECT prompt_id FROM changes WHERE number > ?", [self._change])
-        most = self.rule.data.max_age
-        if most is not None:  # those that became too stale
-            first, last = self._version - most, version - most
+        max_age = self.rule.data.max_age
+        if max_age is not None:  # those that became too stale
+            start, end = self._version - max_age, version - max_age
             sql = "SELECT prompt_id FROM samples WHERE run = ? AND version >= ? AND version < ?"
-            run(f"{add} {sql}", [to_text(self.run), first, last])
+            run(f"{add} {sql}", [encode_text(self.run), start, end])
         if self.rule.data.max_uses is not None or "uses" in BY[self.rule.data.order]:
             self.database.run_many(f"{add} VALUES (?)", [(prompt_id,) for prompt_id in self.drawn])
 
@@ -148,7 +148,7 @@ class Candidates:
 
     def _place(self, prompt_id: Any, uses: int) -> int:
         """Of a group in the table; below 0 for one that is held out."""
-        name = of_text(prompt_id)
+        name = decode_text(prompt_id)
         if is_held_out(name, self.rule.data.hold_out):
             return -1
         return place_of(Candidate(name, uses), self.rule, self.seed)

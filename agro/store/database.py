@@ -9,12 +9,13 @@ import os
 import shlex
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from agro.errors import Refused, Unwritable
+from agro.store.paging import PAGE_BYTES, Page
 from agro.store.rows import SAMPLE
 
 APPLICATION_ID = int.from_bytes(b"AGRO", "big")
@@ -113,7 +114,6 @@ DERIVED = ("group_uses", "requests")  # those that can be made again from sample
 
 BUSY_TIMEOUT = 30.0  # seconds that a writer waits for another one
 _ERRORS = (OverflowError, UnicodeError, sqlite3.DatabaseError)
-FETCHED = 256  # rows of a long query that are read at once
 
 
 class Database:
@@ -124,7 +124,7 @@ class Database:
         self.timeout = timeout
         self.rollbacks = 0  # transactions that were undone
         try:
-            _check_place(self.path, read_only, create)
+            _check_path(self.path, read_only, create)
         except OSError as error:
             raise Refused(f"{path}: can't be opened: {error.strerror}") from None
         mode = "rwc" if create else "rw"
@@ -183,16 +183,20 @@ class Database:
         except _ERRORS as error:
             self._refuse(error)
 
-    def each(self, sql: str, args: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
-        """The rows of a query one by one, in constant memory."""
-        with self._plainly():
-            cursor = self._connection.execute(sql, args)
-        while True:
-            with self._plainly():
-                rows = cursor.fetchmany(FETCHED)
-            if not rows:
-                return
-            yield from rows
+    def page(
+        self, sql: str, args: Sequence[Any], *, rows: int, size: int = PAGE_BYTES
+    ) -> Page[tuple[Any, ...]]:
+        """The first rows of a query, whose first column is the cursor: `rows` of them, or fewer that have
+        `size` bytes."""
+        items: list[tuple[Any, ...]] = []
+        length = 0
+        with self._plainly(), closing(self._connection.execute(sql, args)) as query:
+            for row in query:
+                items.append(row)
+                length += sum(len(value) for value in row if isinstance(value, str | bytes))
+                if len(items) == rows or length >= size:
+                    return Page(items, row[0])
+        return Page(items, None)
 
     def run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         try:
@@ -211,9 +215,8 @@ class Database:
         """Raise what an error of SQLite means for a user; the error itself where it is none of theirs."""
         if isinstance(error, OverflowError):
             raise Refused(f"{self.path}: expected integers of 64 bits: {error}") from None
-        if isinstance(
-            error, UnicodeError
-        ):  # in SQLite's own message, or in damaged text that is written again
+        # In SQLite's own message, or in damaged text that is written again.
+        if isinstance(error, UnicodeError):
             raise Refused(f"{self.path}: {DAMAGED.format(way_out=way_out(self.path))}") from error
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code not in _REASONS:
@@ -298,7 +301,9 @@ class Database:
                 f"{self.path}: expected a store of schema {SCHEMA}, got {schema}: another version of agro "
                 "wrote it; export it with that version, and import it with this one"
             )
-        if not columns_fit(self.run):
+        with self._plainly():
+            fits = columns_fit(self._connection)
+        if not fits:
             raise Refused(f"{self.path}: {DAMAGED.format(way_out=way_out(self.path))}")
 
 
@@ -336,10 +341,10 @@ def exists(store: Path) -> bool:
     return store.exists() and store.stat().st_size > 0
 
 
-def columns_fit(run: Callable[[str, list[str]], Iterable[tuple[str]]]) -> bool:
-    """Whether the tables have the columns of a store; `run` gives the rows of a statement."""
+def columns_fit(connection: sqlite3.Connection) -> bool:
+    """Whether the tables have the columns of a store."""
     for table, columns in {"samples": SAMPLE, **LEDGERS}.items():
-        names = {name for (name,) in run("SELECT name FROM pragma_table_info(?)", [table])}
+        names = {name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", [table])}
         if names != {*columns, "checksum"}:
             return False
     return True
@@ -354,7 +359,7 @@ def way_out(path: Path) -> str:
     )
 
 
-def _check_place(path: Path, read_only: bool, create: bool) -> None:
+def _check_path(path: Path, read_only: bool, create: bool) -> None:
     if path.is_dir():
         raise Refused(f"{path}: expected the file of a store, got a folder")
     there = path.exists()
@@ -372,9 +377,8 @@ def _check_place(path: Path, read_only: bool, create: bool) -> None:
     if there:
         with path.open("rb") as file:
             head = file.read(len(_MAGIC))
-        if (
-            head and head != _MAGIC
-        ):  # SQLite itself would take a short file for an empty one, and overwrite it
+        # SQLite itself would take a short file for an empty one, and overwrite it.
+        if head and head != _MAGIC:
             raise Refused(f"{path}: {_REASONS[sqlite3.SQLITE_NOTADB]}")
 
 

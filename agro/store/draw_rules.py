@@ -143,21 +143,25 @@ def _uniform(groups: Groups, n: int, at: At, taken: Collection[str]) -> list[str
     if groups.count <= 4 * (n + len(taken)) or groups.count < SLOTS:
         free = [group for group in groups.first(groups.count) if group not in taken]
         return sorted(free, key=lambda group: (noise(at.seed, at.step, group), group))[:n]
-    bits = (groups.count // PER_INTERVAL).bit_length() - 1
-    width = 2 ** (PLACE_BITS - bits)
-    looks = n * SLOTS // PER_INTERVAL  # at once
+    intervals = 2 ** ((groups.count // PER_INTERVAL).bit_length() - 1)
+    looks = n * SLOTS // PER_INTERVAL  # in one query
     picked: dict[str, None] = {}
-    for first in itertools.count(0, looks):
-        asked = []
-        for trial in range(first, first + looks):
-            number = noise(at.seed, at.step, "trial", trial)
-            slot, interval = number % SLOTS, number // SLOTS % 2**bits
-            asked.append((interval * width, (interval + 1) * width - 1, slot))
-        found = groups.between(asked)
-        picked |= dict.fromkeys(group for group in found if group is not None and group not in taken)
-        if len(picked) >= n:
-            break
+    trial = 0
+    while len(picked) < n:
+        slots = [_random_slot(intervals, at, number) for number in range(trial, trial + looks)]
+        for group in groups.between(slots):
+            if group is not None and group not in taken:
+                picked[group] = None
+        trial += looks
     return list(picked)[:n]
+
+
+def _random_slot(intervals: int, at: At, trial: int) -> tuple[int, int, int]:
+    """The lowest and the highest place of one of the intervals, and a number of a group in it."""
+    interval, slot = divmod(noise(at.seed, at.step, "trial", trial), SLOTS)
+    width = 2**PLACE_BITS // intervals
+    start = interval % intervals * width
+    return start, start + width - 1, slot
 
 
 def _by_age(groups: Groups, n: int, decay: float, at: At, taken: Collection[str]) -> list[str]:
@@ -174,15 +178,15 @@ def _by_age(groups: Groups, n: int, decay: float, at: At, taken: Collection[str]
     for trial in range(TRIALS * n if below else 0):
         share = noise(at.seed, at.step, "version", trial) / 2**64
         version = versions[min(bisect(below, share * below[-1]), len(versions) - 1)]
-        inside = groups.of_version(version)
-        group = inside[noise(at.seed, at.step, "trial", trial) % len(inside)]
+        members = groups.of_version(version)
+        group = members[noise(at.seed, at.step, "trial", trial) % len(members)]
         if group not in taken:
             picked[group] = None
         if len(picked) == n:
             return list(picked)
     for version in sorted(groups.versions, reverse=True):
-        rest = [group for group in groups.of_version(version) if group not in taken]
-        picked |= dict.fromkeys(rest)
+        remaining = [group for group in groups.of_version(version) if group not in taken]
+        picked |= dict.fromkeys(remaining)
         if len(picked) >= n:
             break
     return list(picked)[:n]
@@ -213,8 +217,8 @@ def pick_pairs(pairs: Sequence[tuple[int, int]], rule: DrawRule, at: At, prompt_
 
     Pairs are visited in the order of a hash. One that would exceed `data.group_size` responses is not taken.
     """
-    size, taken = rule.data.group_size, set[int]()
+    size, selected = rule.data.group_size, set[int]()
     for p in sorted(range(len(pairs)), key=lambda p: noise(at.seed, at.step, prompt_id, "pair", p)):
-        if size is None or len(taken | set(pairs[p])) <= size:
-            taken |= set(pairs[p])
-    return sorted(taken)
+        if size is None or len(selected | set(pairs[p])) <= size:
+            selected |= set(pairs[p])
+    return sorted(selected)

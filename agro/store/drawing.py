@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from agro.errors import Refused
@@ -24,8 +25,8 @@ from agro.store.draw_rules import (
     pick_pairs,
     pick_responses,
 )
-from agro.store.records import DamagedSample, Draw, DrawnGroups, Pair, Trained
-from agro.store.rows import ledger_of, of_text, to_text
+from agro.store.records import DamagedSample, Draw, DrawnGroups, Pair, RunUse
+from agro.store.rows import decode_text, encode_text, ledger_of
 from agro.store.samples import Experience
 from agro.store.tables import Tables
 from agro.types import UNKNOWN_VERSION, Sample
@@ -88,29 +89,29 @@ class Draws:
         """The groups that `pick` chooses from, found among all samples."""
         self._tables.check_once("structure", "group_uses")
         rows = self._database.run(*queries.drawable(rule, run, self._fits(rule, run, version)))
-        found = [Candidate(of_text(prompt_id), uses, newest) for prompt_id, uses, newest in rows]
+        candidates = [Candidate(decode_text(prompt_id), uses, newest) for prompt_id, uses, newest in rows]
         share = rule.data.hold_out
-        return [c for c in found if not is_held_out(c.prompt_id, share)] if share else found
+        return [c for c in candidates if not is_held_out(c.prompt_id, share)] if share else candidates
 
     def require(self, rule: DrawRule, at: At) -> None:
         """Raise `Refused`, as `pick` does, where there are fewer groups than `rule` draws."""
-        found = len(self.candidates(rule, at.run, at.version))
-        if found < rule.groups:
-            raise Refused(self._too_few(rule, found, at))
+        count = len(self.candidates(rule, at.run, at.version))
+        if count < rule.groups:
+            raise Refused(self._too_few(rule, count, at))
 
     def record(self, run: str, step: int, ids: Iterable[int]) -> None:
         """Record that `run` trains on these samples at `step`, which never falls; `draw` does so itself.
 
         Raises `Refused` where the counts of earlier draws, which a draw depends on, are damaged.
         """
-        ids, name = list(ids), to_text(run)
+        ids, name = list(ids), encode_text(run)
         with self._database.transaction():
             self._tables.check_ids(ids)
             self._tables.check_once("structure", "group_uses")
             self._tables.put("draws", [(name, step, i) for i in ids])
             counts = []
-            for group, uses, last in self._database.run(queries.USES_OF, [name, json.dumps(ids)]):
-                counts.append((name, to_text(of_text(group)), uses + (last != step), step))
+            for group, uses, latest in self._database.run(queries.USES_OF, [name, json.dumps(ids)]):
+                counts.append((name, encode_text(decode_text(group)), uses + (latest != step), step))
             self._tables.put("group_uses", counts)
             self._note_uses(run, [group for _, group, _, _ in counts])
 
@@ -120,14 +121,14 @@ class Draws:
         `versions`: the learner's when it drew at each step; without it staleness is unknown.
         """
         draws = []
-        for step, i, reward, role, source, own, version, action in self._database.run(
-            queries.DRAWN, [to_text(run)]
+        for step, i, reward, role, source, is_own, version, action in self._database.run(
+            queries.DRAWN, [encode_text(run)]
         ):
             learner = (versions or {}).get(step)
-            known = learner is not None and version is not None
-            staleness = learner - version if known else None
+            is_known = learner is not None and version is not None
+            staleness = learner - version if is_known else None
             length = None if action is None else int.from_bytes(action, "big").bit_count()
-            draws.append(Draw(step, i, reward, role, of_text(source), bool(own), staleness, length))
+            draws.append(Draw(step, i, reward, role, decode_text(source), bool(is_own), staleness, length))
         return draws
 
     def uses(self, ids: Iterable[int]) -> dict[int, int]:
@@ -144,33 +145,33 @@ class Draws:
         )
         return dict.fromkeys(ids, 0) | dict(rows)
 
-    def trained(self, ids: Sequence[int]) -> list[Trained]:
+    def trained(self, ids: Sequence[int]) -> list[RunUse]:
         """The runs that drew any of these samples."""
         rows = self._database.run(
             "SELECT run, count(DISTINCT sample), min(step), max(step) FROM draws "
             "WHERE sample IN (SELECT value FROM json_each(?)) GROUP BY run ORDER BY run",
             [json.dumps(list(ids))],
         )
-        return [Trained(of_text(run), *counts) for run, *counts in rows]
+        return [RunUse(decode_text(run), *counts) for run, *counts in rows]
 
     def recount_uses(self, run: str) -> None:
         """Count what `run` used of each group anew, from its draws."""
-        name = to_text(run)
+        name = encode_text(run)
         with self._database.transaction():
             self._database.run("DELETE FROM group_uses WHERE run = ?", [name])
             counts = self._database.run(queries.COUNTED_USES, [name])
             self._tables.put(
-                "group_uses", [(name, to_text(of_text(group)), *uses) for group, *uses in counts]
+                "group_uses", [(name, encode_text(decode_text(group)), *uses) for group, *uses in counts]
             )
             self._note_uses(run, None)
 
     def _note_uses(self, run: str, groups: Sequence[Any] | None) -> None:
         """The uses of these groups by `run` changed; None: of any."""
-        for kept in self._orders.values():
+        for candidates in self._orders.values():
             if groups is None:
-                kept.forget()
-            elif kept.run == run:
-                kept.drawn.update(groups)
+                candidates.forget()
+            elif candidates.run == run:
+                candidates.drawn.update(groups)
 
     def _ordered(self, rule: DrawRule, at: At) -> Candidates:
         """The same groups in a table that is kept from draw to draw, up to date."""
@@ -181,9 +182,9 @@ class Draws:
                 self._orders.pop(next(iter(self._orders))).drop()
             self._orders_made += 1
             self._orders[key] = Candidates(self._database, f"candidates_{self._orders_made}", rule, at)
-        kept = self._orders[key]
-        kept.update(at, lambda: self._fits(rule, at.run, at.version))
-        return kept
+        candidates = self._orders[key]
+        candidates.update(at, lambda: self._fits(rule, at.run, at.version))
+        return candidates
 
     def draw(
         self,
@@ -230,9 +231,9 @@ class Draws:
             valid = {s.id: s for s in self._experience.samples(ids=ids, redone=True, skip_damaged=True)}
             foreign = self._foreign(ids, at.run)
             pairs = self._judged([picked.rule for picked in picks], ids)
-        known = [valid[i] for i in ids if i in valid]
+        intact = [valid[i] for i in ids if i in valid]
         damaged = [chosen[i] for i in sorted(chosen.keys() - valid.keys())]
-        return DrawnGroups([_without_version(s) if s.id in foreign else s for s in known], pairs, damaged)
+        return DrawnGroups([_without_version(s) if s.id in foreign else s for s in intact], pairs, damaged)
 
     def look(self, picked: Selection, at: At) -> list[Sample]:
         """The samples that `draw_picked` draws of these groups, without the record; damaged ones left out."""
@@ -242,7 +243,7 @@ class Draws:
 
     def _recorded(self, at: At) -> dict[int, DamagedSample]:
         """What was drawn at a step before, in its order; see `_choose`."""
-        rows = self._tables.entries("draws", "run = ? AND step = ?", [to_text(at.run), at.step])
+        rows = self._tables.entries("draws", "run = ? AND step = ?", [encode_text(at.run), at.step])
         if not rows:
             return {}
         ids = [i for _, _, i in rows]
@@ -255,13 +256,13 @@ class Draws:
         """Raise `Refused` where the recorded draw of a step isn't of these groups and samples."""
         groups = {group for picked in picks for group in picked.groups}
         groups |= {row.prompt_id for row in self._groups_of(made).values()}
-        others = [i for i, row in recorded.items() if row.prompt_id not in groups]
-        others += set(made) - recorded.keys()
-        if others:
+        foreign = [i for i, row in recorded.items() if row.prompt_id not in groups]
+        foreign += set(made) - recorded.keys()
+        if foreign:
             raise Refused(
                 f"{self._database.path}: run {at.run} has drawn other samples at step {at.step}: the two "
-                f"draws differ in sample {others[0]}. What to do: draw at a later step, or take the run back "
-                "before this one (`ledger.rewind`)"
+                f"draws differ in sample {foreign[0]}. What to do: draw at a later step, or take the run "
+                "back before this one (`ledger.rewind`)"
             )
 
     def _choose_all(
@@ -282,11 +283,15 @@ class Draws:
         """The condition that a sample may be drawn by `rule`. One that waits to be a fresh one may not."""
         fits, args = queries.eligible(rule, run, version)
         if not self._database.run(
-            "SELECT 1 FROM requests WHERE run = ? AND step IS NULL LIMIT 1", [to_text(run)]
+            "SELECT 1 FROM requests WHERE run = ? AND step IS NULL LIMIT 1", [encode_text(run)]
         ):
             return fits, args
         waiting = "file IS ? AND record IN (SELECT number FROM requests WHERE run = ? AND step IS NULL)"
-        return f"({fits} AND NOT ifnull({waiting}, 0))", [*args, to_text(ledger_of(run)), to_text(run)]
+        return f"({fits} AND NOT ifnull({waiting}, 0))", [
+            *args,
+            encode_text(ledger_of(run)),
+            encode_text(run),
+        ]
 
     def _choose(self, picked: Selection, at: At, made: frozenset[int]) -> dict[int, DamagedSample]:
         """The samples to draw of the picked groups."""
@@ -295,21 +300,19 @@ class Draws:
         groups = self._eligible(picked.groups, fits, args, made)
         judged: list[Pair] = []
         if rule.pairs:
-            every = [i for group in groups.values() for ids in group.values() for i in ids]
-            judged = self._judged([rule], every)
+            ids_of_responses = [ids for group in groups.values() for ids in group.values()]
+            judged = self._judged([rule], list(chain(*ids_of_responses)))
         chosen: dict[int, DamagedSample] = {}
-        for prompt_id, group in groups.items():
+        for prompt_id, responses in groups.items():
             if rule.pairs:
-                place = {i: k for k, ids in enumerate(group.values()) for i in ids}
-                inside = [p for p in judged if p.winner in place and p.loser in place]
-                both = [(place[p.winner], place[p.loser]) for p in inside]
-                different = [p for p in both if p[0] != p[1]]
-                places = pick_pairs(different, rule, at, prompt_id)
+                positions = pick_pairs(_positions(judged, responses), rule, at, prompt_id)
             else:
-                places = pick_responses(len(group), rule, at, prompt_id)
-            responses = list(group.items())
-            for key, ids in (responses[k] for k in places):
-                chosen |= {i: DamagedSample(i, prompt_id, None if isinstance(key, int) else key) for i in ids}
+                positions = pick_responses(len(responses), rule, at, prompt_id)
+            keys = list(responses)
+            for key in (keys[position] for position in positions):
+                episode = key if isinstance(key, str) else None
+                for i in responses[key]:
+                    chosen[i] = DamagedSample(i, prompt_id, episode)
         return chosen
 
     def _judged(self, rules: Sequence[DrawRule], ids: Sequence[int]) -> list[Pair]:
@@ -324,14 +327,14 @@ class Draws:
         sql = "SELECT id, prompt_id, episode FROM samples WHERE id IN (SELECT value FROM json_each(?))"
         rows = self._database.run(f"{sql} {queries.BY_NUMBER}", [json.dumps(list(ids))])
         return {
-            i: DamagedSample(i, of_text(prompt_id), None if e is None else of_text(e))
+            i: DamagedSample(i, decode_text(prompt_id), None if e is None else decode_text(e))
             for i, prompt_id, e in rows
         }
 
     def _foreign(self, ids: Sequence[int], run: str) -> set[int]:
         """Those of the samples that another run generated, or whose run is unknown."""
         sql = "SELECT id FROM samples WHERE run IS NOT ? AND id IN (SELECT value FROM json_each(?))"
-        return {i for (i,) in self._database.run(sql, [to_text(run), json.dumps(list(ids))])}
+        return {i for (i,) in self._database.run(sql, [encode_text(run), json.dumps(list(ids))])}
 
     def _eligible(
         self, picked: Sequence[str], fits: str, args: Sequence[Any], made: frozenset[int]
@@ -340,7 +343,7 @@ class Draws:
         groups: dict[str, dict[str | int, list[int]]] = {prompt_id: {} for prompt_id in picked}
         broken: dict[str, set[str | int]] = {prompt_id: set() for prompt_id in picked}
         for prompt_id, i, episode, ok in self._rows_of(picked, fits, args):
-            group, key = of_text(prompt_id), i if episode is None else of_text(episode)
+            group, key = decode_text(prompt_id), i if episode is None else decode_text(episode)
             groups[group].setdefault(key, []).append(i)
             if not ok or i in made:
                 broken[group].add(key)
@@ -351,17 +354,17 @@ class Draws:
 
     def _rows_of(self, picked: Sequence[str], fits: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
         """The rows of these groups, oldest first, and whether each may be drawn."""
-        names = list(map(to_text, picked))
+        names = list(map(encode_text, picked))
         rows: list[tuple[Any, ...]] = []
-        for at in range(0, len(names), ASKED):
-            some = names[at : at + ASKED]
-            chosen = f"prompt_id IN ({', '.join('?' * len(some))}) AND NOT redone"
+        for start in range(0, len(names), ASKED):
+            chunk = names[start : start + ASKED]
+            chosen = f"prompt_id IN ({', '.join('?' * len(chunk))}) AND NOT redone"
             sql = f"SELECT prompt_id, id, episode, {fits} FROM samples WHERE {chosen} {queries.BY_NUMBER}"
-            rows += self._database.run(sql, [*args, *some])
+            rows += self._database.run(sql, [*args, *chunk])
         return rows
 
     def _too_few(self, rule: DrawRule, got: int, at: At) -> str:
-        clause, args = queries.where(**queries.chosen(rule.data))
+        clause, args = queries.build_condition(**queries.chosen(rule.data))
         fits, more = queries.eligible(rule, at.run, at.version)
         [(rows, groups, chosen, unscored, failed, fit)] = self._database.run(
             f"""
@@ -391,6 +394,17 @@ class Draws:
             f"requested roles, sources and rewards{scores}; {fit:.0f} are eligible{stale}. What to do: "
             f"request fewer groups, {add}, or widen the choice"
         )
+
+
+def _positions(pairs: Iterable[Pair], responses: Mapping[str | int, Sequence[int]]) -> list[tuple[int, int]]:
+    """The pairs of a group, as positions of their responses: of the winner, and of the loser."""
+    position = {i: number for number, ids in enumerate(responses.values()) for i in ids}
+    positions = []
+    for pair in pairs:
+        winner, loser = position.get(pair.winner), position.get(pair.loser)
+        if winner is not None and loser is not None and winner != loser:  # not two rows of one episode
+            positions.append((winner, loser))
+    return positions
 
 
 def _without_version(sample: Sample) -> Sample:

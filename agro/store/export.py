@@ -52,11 +52,11 @@ def _write(path: Path, file: BinaryIO, records: Iterable[dict[str, Any]]) -> int
 def _write_lines(file: Any, records: Iterable[dict[str, Any]]) -> int:
     count = 0
     for count, record in enumerate(records, 1):
-        where = f"sample {count} of the export (prompt {record['prompt_id']})"
+        prefix = f"sample {count} of the export (prompt {record['prompt_id']})"
         try:
-            line = dumps(record, where).encode()
+            line = dumps(record, prefix).encode()
         except UnicodeEncodeError:  # UTF-8 has lone surrogates only escaped
-            line = dumps(record, where, ascii=True).encode()
+            line = dumps(record, prefix, ascii=True).encode()
         file.write(line + b"\n")
     return count
 
@@ -128,7 +128,7 @@ def _write_parquet(file: BinaryIO, records: Iterable[dict[str, Any]]) -> int:
 
 
 def _to_row(record: dict[str, Any], number: int) -> dict[str, Any]:
-    where = f"sample {number} of the export (prompt {record['prompt_id']})"
+    prefix = f"sample {number} of the export (prompt {record['prompt_id']})"
     row = dict(record)
     if "answer" in row:
         row["meta"] = {**row.get("meta", {}), "answer": row.pop("answer")}
@@ -145,7 +145,7 @@ def _to_row(record: dict[str, Any], number: int) -> dict[str, Any]:
         row["exact"] = exact
     for name in JSON:
         if name in row:
-            row[name] = dumps(row[name], f"{where}: {name}", ascii=True)
+            row[name] = dumps(row[name], f"{prefix}: {name}", ascii=True)
     return row
 
 

@@ -20,9 +20,10 @@ from agro.store import queries
 from agro.store.database import Database
 from agro.store.drawing import Draws
 from agro.store.ledger import Ledger
+from agro.store.paging import PAGE_GROUPS, PAGE_ROWS
 from agro.store.records import are_repeats
-from agro.store.rows import SAMPLE, SELECT, Origin, of_text, sample_checksum, to_text
-from agro.store.tables import BLOCK, Tables
+from agro.store.rows import SAMPLE, SELECT, Origin, decode_text, encode_text, sample_checksum
+from agro.store.tables import Tables
 from agro.types import ROLES
 
 Place = tuple[str, int]  # hash of a file, and number of a record
@@ -67,16 +68,16 @@ class Imports:
 
     def samples_of_others(self, name: str, file: str) -> int:
         """The samples of imported files of this name with another content than that of the hash `file`."""
-        others = [i.file for i in self._imports("name = ? AND file <> ?", [to_text(name), file])]
+        replaced = [i.file for i in self._imports("name = ? AND file <> ?", [encode_text(name), file])]
         sql = "SELECT count(*) FROM samples WHERE file IN (SELECT value FROM json_each(?)) AND NOT redone"
-        [(count,)] = self._database.run(sql, [json.dumps(others)])
+        [(count,)] = self._database.run(sql, [json.dumps(replaced)])
         return int(count)
 
     def note_import(self, imported: ImportedFile) -> None:
         options = dumps(imported.options, "options of an import")
         texts = (imported.name, options, imported.license)
         with self._database.transaction():
-            self._tables.put("imports", [(imported.file, *map(to_text, texts))])
+            self._tables.put("imports", [(imported.file, *map(encode_text, texts))])
 
     def identities(self, identities: Iterable[str]) -> dict[str, Place]:
         """Where the responses that are known by these identities were taken from."""
@@ -86,62 +87,66 @@ class Imports:
 
     def note_identities(self, places: Mapping[str, Place]) -> None:
         with self._database.transaction():
-            self._tables.put("identities", [(identity, *place) for identity, place in places.items()])
+            self._tables.put("identities", [(identity, *source) for identity, source in places.items()])
 
     def provenance(self, run: str | None = None) -> list[Provenance]:
         """By source and file the imported samples; with `run` those that it trained on."""
         clause, args = "NOT redone", list[Any]()
         if run is not None:
             clause = f"{clause} AND id IN (SELECT sample FROM draws WHERE run = ?)"
-            args.append(to_text(run))
+            args.append(encode_text(run))
         rows = self._database.run(
             f"SELECT source, file, count(*) FROM samples WHERE {clause} AND file IS NOT NULL "
             "GROUP BY source, file ORDER BY source, min(id)",
             args,
         )
-        found = []
+        report = []
         for source, file, count in rows:
-            known = self.imported(of_text(file))
-            if known is not None:
-                found.append(Provenance(of_text(source), count, known.name, known.file, known.license))
-        return found
+            imported = self.imported(decode_text(file))
+            if imported is not None:
+                report.append(
+                    Provenance(decode_text(source), count, imported.name, imported.file, imported.license)
+                )
+        return report
 
-    def of_file(self, file: str) -> tuple[list[int], int]:
+    def file_samples(self, file: str) -> tuple[list[int], int]:
         """The ids of a file's samples, and how many of it were forgotten."""
         rows = self._database.run("SELECT id, prompt_id = '' FROM samples WHERE file = ?", [file])
         ids = [i for i, erased in rows if not erased]
         return ids, len(rows) - len(ids)
 
-    def origins(self, file: str, first: int, last: int) -> set[Origin]:
-        """The origins of stored samples among records `first` to `last` of a file."""
+    def origins(self, file: str, start: int, end: int) -> set[Origin]:
+        """The origins of stored samples among records `start` to `end` of a file."""
         sql = "SELECT record, part FROM samples WHERE file = ? AND record BETWEEN ? AND ?"
         return {
-            Origin(file, record, of_text(part))
-            for record, part in self._database.run(sql, [file, first, last])
+            Origin(file, record, decode_text(part))
+            for record, part in self._database.run(sql, [file, start, end])
         }
 
-    def repeats(self, files: Sequence[str], after: int) -> tuple[int, int]:
-        """Of the samples of these files with higher ids than `after`, how many groups there are, and how
+    def repeats(self, files: Sequence[str], last_id: int) -> tuple[int, int]:
+        """Of the samples of these files with higher ids than `last_id`, how many groups there are, and how
         many of them have the response of an earlier sample of their group."""
-        groups, repeats = 0, 0
-        rows = self._database.each(queries.NEW_GROUPS, [after, json.dumps(files)])
-        for _, group in groupby(rows, key=itemgetter(0)):
-            by_id = sorted((i, of_text(response), is_new) for _, i, response, is_new in group)
-            equal = are_repeats(response for _, response, _ in by_id)
-            groups += 1
-            repeats += sum(is_new for is_equal, (_, _, is_new) in zip(equal, by_id) if is_equal)
+        names = json.dumps(files)
+        self._database.run("DROP TABLE IF EXISTS temp.new_groups")
+        self._database.run(queries.NEW_GROUPS, [last_id, names])
+        [(groups,)] = self._database.run("SELECT count(*) FROM temp.new_groups")
+        repeats = 0
+        for start in range(0, groups, PAGE_GROUPS):
+            rows = self._database.run(queries.NEW_GROUP_ROWS, [last_id, names, start, start + PAGE_GROUPS])
+            for _, group in groupby(rows, key=itemgetter(0)):
+                repeats += _count_new_repeats(group)
         return groups, repeats
 
     def _imports(self, clause: str, args: Sequence[Any]) -> list[ImportedFile]:
         return [
-            ImportedFile(file, of_text(name), loads(of_text(options)), of_text(license))
+            ImportedFile(file, decode_text(name), loads(decode_text(options)), decode_text(license))
             for file, name, options, license in self._tables.entries("imports", clause, args)
         ]
 
     def take_back(self, file: str) -> int:
         """Erase a file's samples, so that it can be imported anew; returns how many."""
         with self._database.transaction():
-            ids, _ = self.of_file(file)
+            ids, _ = self.file_samples(file)
             self._tables.note_changes(ids)
             self._erase(ids, forget=False)
             self._database.run("DELETE FROM identities WHERE file = ?", [file])
@@ -170,24 +175,24 @@ class Imports:
             [json.dumps(ids)],
         )
         for run, number in rows:
-            commit = self._ledger.committed(of_text(run))
-            last = commit.step if commit else 0
+            commit = self._ledger.committed(decode_text(run))
+            committed_step = commit.step if commit else 0
             clause = "run = ? AND number = ? AND (step IS NULL OR step > ?)"
-            for request in self._tables.entries("requests", clause, [run, number, last]):
+            for request in self._tables.entries("requests", clause, [run, number, committed_step]):
                 self._tables.put("requests", [(*request[:2], "forgotten", 0, None)])
 
     def _forget_names(self) -> None:
         """Erase the names and options of files of which nothing is left."""
-        left = "SELECT 1 FROM samples s WHERE s.file = imports.file AND NOT s.redone"
-        for file, _, _, _ in self._tables.entries("imports", f"NOT EXISTS ({left})", []):
+        remaining = "SELECT 1 FROM samples s WHERE s.file = imports.file AND NOT s.redone"
+        for file, _, _, _ in self._tables.entries("imports", f"NOT EXISTS ({remaining})", []):
             self._tables.put("imports", [(file, "", "{}", None)])
 
     def _erase(self, ids: Sequence[int], *, forget: bool) -> None:
         """Empty the rows of samples, and delete their judgments and cached log-probs."""
         columns = ", ".join(f"{name} = ?" for name in SAMPLE[1:])
         chosen = "(SELECT value FROM json_each(?1))"
-        for at in range(0, len(ids), BLOCK):
-            args = [json.dumps(ids[at : at + BLOCK])]
+        for start in range(0, len(ids), PAGE_ROWS):
+            args = [json.dumps(ids[start : start + PAGE_ROWS])]
             self._database.run(f"DELETE FROM pairs WHERE winner IN {chosen} OR loser IN {chosen}", args)
             self._database.run(f"DELETE FROM reference_logp WHERE sample IN {chosen}", args)
             rows = [
@@ -218,6 +223,13 @@ class KeyCounts:
         return numbers
 
 
+def _count_new_repeats(group: Iterable[tuple[Any, int, Any, int]]) -> int:
+    """The new ones among the rows (prompt_id, id, response, is new) that have an earlier one's response."""
+    rows = sorted((i, decode_text(response), is_new) for _, i, response, is_new in group)
+    equal = are_repeats(response for _, response, _ in rows)
+    return sum(is_new for is_repeat, (_, _, is_new) in zip(equal, rows) if is_repeat)
+
+
 def forgotten(origin: Origin) -> Origin:
     """What stands in place of the origin of a sample that was forgotten, so that it isn't taken again."""
     digest = blake2b(origin.part.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
@@ -226,28 +238,28 @@ def forgotten(origin: Origin) -> Origin:
 
 def _erased(row: Sequence[Any], forget: bool) -> tuple[Any, ...]:
     """A row of `SAMPLE` that says only that there was one, and for forgotten records of a file which."""
-    before = dict(zip(SAMPLE, row, strict=True))
-    after: dict[str, Any] = dict.fromkeys(SAMPLE)
-    after |= {name: before[name] for name in ("id", "version", "run", "step")}
-    after |= dict.fromkeys(("state", "knows_behavior", "knows_tokens", "knows_kept"), 0)
-    after |= dict.fromkeys(("prompt_id", "prompt", "response"), "")
-    after["role"] = before["role"] if before["role"] in ROLES else ROLES[0]
-    after["source"] = "(forgotten)" if forget else "(replaced)"
-    after["redone"] = 1
-    after |= {"meta": _number(before["meta"], "index") or "{}"}
-    after |= {"sampling": _number(before["sampling"], "seed")}
-    file = before["file"]
+    original = dict(zip(SAMPLE, row, strict=True))
+    erased: dict[str, Any] = dict.fromkeys(SAMPLE)
+    erased |= {name: original[name] for name in ("id", "version", "run", "step")}
+    erased |= dict.fromkeys(("state", "knows_behavior", "knows_tokens", "knows_kept"), 0)
+    erased |= dict.fromkeys(("prompt_id", "prompt", "response"), "")
+    erased["role"] = original["role"] if original["role"] in ROLES else ROLES[0]
+    erased["source"] = "(forgotten)" if forget else "(replaced)"
+    erased["redone"] = 1
+    erased |= {"meta": _number(original["meta"], "index") or "{}"}
+    erased |= {"sampling": _number(original["sampling"], "seed")}
+    file = original["file"]
     if forget and isinstance(file, str) and not file.startswith("run:"):
-        origin = forgotten(Origin(file, before["record"], of_text(before["part"])))
-        after |= origin._asdict()
-    values = [after[name] for name in SAMPLE[:-1]]
+        origin = forgotten(Origin(file, original["record"], decode_text(original["part"])))
+        erased |= origin._asdict()
+    values = [erased[name] for name in SAMPLE[:-1]]
     return (*values, sample_checksum(values))
 
 
 def _number(text: Any, name: str) -> str | None:
     """An object with nothing but this number, by which a sampler knows which noise it has used."""
     try:
-        values = loads(of_text(text))
+        values = loads(decode_text(text))
     except (TypeError, ValueError):
         return None
     if not isinstance(values, dict) or not isinstance(values.get(name), int):

@@ -1,10 +1,17 @@
-"""What runs did: commits, going back to a commit, and the log-probs that they cache."""
+"""What runs did: commits, going back to a commit, the log-probs that they cache, and requests.
+
+A request is one prompt of a run's endless order, by its number. A collector claims it, stores its responses
+under the ledger of the run, scores them and marks it done; the trainer takes requests that are done. The
+claim of a dead collector goes to the next one, which samples only the missing responses.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +20,10 @@ from agro.errors import Refused
 from agro.io.strictjson import dumps, loads
 from agro.store import queries
 from agro.store.drawing import Draws
+from agro.store.paging import PAGE_ENTRIES, Page, read_pages
 from agro.store.records import Commit, Rewind
-from agro.store.rows import checksum, insert_into, is_valid, to_text
+from agro.store.rows import checksum, encode_text, insert_into, is_valid, ledger_of
+from agro.store.samples import Experience
 from agro.store.tables import Tables
 
 
@@ -40,7 +49,7 @@ class Ledger:
         valid: list[Commit] = []
         rows = self._database.run(
             "SELECT run, step, digest, cursor, files, checksum FROM commits WHERE run = ? ORDER BY rowid",
-            [to_text(run)],
+            [encode_text(run)],
         )
         for row in rows:
             if is_valid(row):
@@ -55,7 +64,7 @@ class Ledger:
 
     def knows(self, run: str) -> bool:
         """Whether there is anything of a run: samples, draws or commits."""
-        name = to_text(run)
+        name = encode_text(run)
         tables = ("samples", "draws", "commits")
         return any(
             self._database.run(f"SELECT 1 FROM {table} WHERE run = ? LIMIT 1", [name]) for table in tables
@@ -65,9 +74,13 @@ class Ledger:
         """SHA-256 over the checksums of all samples and pairs."""
         total = hashlib.sha256()
         for table in ("samples", "pairs"):
-            for row in self._database.each(f"SELECT rowid, checksum FROM {table} ORDER BY rowid"):
+            sql = f"SELECT rowid, checksum FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT {PAGE_ENTRIES}"
+            for row in read_pages(partial(self._checksums_page, sql)):
                 total.update(f"{table} {row}\n".encode())
         return total.hexdigest()
+
+    def _checksums_page(self, sql: str, cursor: int) -> Page[tuple[Any, ...]]:
+        return self._database.page(sql, [cursor], rows=PAGE_ENTRIES)
 
     def rewind(self, run: str, step: int | None = None, *, to: Commit | None = None) -> Rewind:
         """Take `run` back to a commit: delete its later draws, mark its later samples as redone.
@@ -76,45 +89,46 @@ class Ledger:
         Without a commit, all draws of the run are deleted and all its samples marked. `step`: take the run
         back only to the end of this later step. Raises `Refused` for a step before the commit.
         """
-        name = to_text(run)
+        name = encode_text(run)
         with self._database.transaction():
             commits = self.commits(run)
-            at = to or next(reversed(commits), None)
+            target = to or next(reversed(commits), None)
             if to is not None and to not in commits:
                 raise ValueError(f"{self._database.path}: run {run} has no commit {to}")
-            if step is not None and at and step < at.step:
+            if step is not None and target and step < target.step:
                 raise Refused(
-                    f"{self._database.path}: run {run}: expected to go back to step {at.step} or later, "
+                    f"{self._database.path}: run {run}: expected to go back to step {target.step} or later, "
                     f"got {step}"
                 )
-            if at is not None and self._database.run(queries.LAST_STEP, [name]) != [(at.step,)]:
-                self._append_commit(run, at)
-            last = step
-            if last is None and at is not None:
-                last = at.step
+            if target is not None and self._database.run(queries.LAST_STEP, [name]) != [(target.step,)]:
+                self._append_commit(run, target)
+            last_step = step
+            if last_step is None and target is not None:
+                last_step = target.step
             draws = self._database.run(
-                "DELETE FROM draws WHERE run = ?1 AND (?2 IS NULL OR step > ?2) RETURNING rowid", [name, last]
+                "DELETE FROM draws WHERE run = ?1 AND (?2 IS NULL OR step > ?2) RETURNING rowid",
+                [name, last_step],
             )
             self._database.run(
-                "DELETE FROM reference_logp WHERE run = ?1 AND (?2 IS NULL OR step > ?2)", [name, last]
+                "DELETE FROM reference_logp WHERE run = ?1 AND (?2 IS NULL OR step > ?2)", [name, last_step]
             )
             later = "run = ?1 AND step IS NOT NULL AND (?2 IS NULL OR step > ?2)"
-            taken = self._tables.entries("requests", later, [name, last])
-            self._tables.put("requests", [(*request, None) for *request, _ in taken])
+            requests = self._tables.entries("requests", later, [name, last_step])
+            self._tables.put("requests", [(*request, None) for *request, _ in requests])
             self._draws.recount_uses(run)
             samples = self._database.run(
                 "UPDATE samples SET redone = 1, checksum = checksum + 1 "
                 "WHERE run = ?1 AND id > ?2 AND NOT redone AND step IS NOT NULL "
                 "AND (?3 IS NULL OR step > ?3) RETURNING id",
-                [name, at.cursor if at else 0, step],
+                [name, target.cursor if target else 0, step],
             )
             self._tables.note_changes(i for (i,) in samples)
         return Rewind(len(draws), len(samples))
 
     def last_reference_logp(self) -> int:
         """The number of the newest entry of the cache; see `reference_logp`."""
-        [(last,)] = self._database.run("SELECT ifnull(max(rowid), 0) FROM reference_logp")
-        return int(last)
+        [(number,)] = self._database.run("SELECT ifnull(max(rowid), 0) FROM reference_logp")
+        return int(number)
 
     def reference_logp(
         self, run: str, key: str, ids: Iterable[int], *, until: int
@@ -127,7 +141,7 @@ class Ledger:
         rows = self._database.run(
             "SELECT sample, key, run, step, logp, checksum FROM reference_logp WHERE key = ?1 AND sample IN "
             "(SELECT value FROM json_each(?2)) AND (run = ?3 OR rowid <= ?4) ORDER BY rowid DESC",
-            [key, json.dumps(list(ids)), to_text(run), until],
+            [key, json.dumps(list(ids)), encode_text(run), until],
         )
         return {row[0]: np.frombuffer(row[4], "<f4") for row in rows if is_valid(row)}
 
@@ -136,7 +150,9 @@ class Ledger:
     ) -> None:
         """Add log-probs to the cache; `rewind` deletes those that a run added after the step that it goes
         back to."""
-        entries = [(i, key, to_text(run), step, logp.astype("<f4").tobytes()) for i, logp in logps.items()]
+        entries = [
+            (i, key, encode_text(run), step, logp.astype("<f4").tobytes()) for i, logp in logps.items()
+        ]
         columns = ("sample", "key", "run", "step", "logp", "checksum")
         with self._database.transaction():
             self._database.run_many(
@@ -145,4 +161,84 @@ class Ledger:
 
     def _append_commit(self, run: str, c: Commit) -> None:
         files = dumps(c.files, "files of a commit")
-        self._tables.put("commits", [(to_text(run), c.step, c.digest, c.cursor, files)])
+        self._tables.put("commits", [(encode_text(run), c.step, c.digest, c.cursor, files)])
+
+
+class Request(NamedTuple):
+    """A row of `requests`."""
+
+    run: Any  # as SQLite stores it, see `encode_text`
+    number: int
+    collector: str
+    done: int = 0
+    step: int | None = None  # that trained on it
+
+
+class Requests:
+    """What collectors and the trainer share."""
+
+    def __init__(self, tables: Tables, experience: Experience) -> None:
+        self._tables, self._database, self._experience = tables, tables.database, experience
+
+    def claim(
+        self, run: str, collector: str, *, maximum: int, ahead: int, dead: Collection[str] = ()
+    ) -> list[int]:
+        """Up to `maximum` numbers for `collector` to sample: those that it hasn't finished, so that a claim
+        can be repeated, those of the `dead` ones among `collectors`, then new ones.
+
+        At most `ahead` new ones.
+        """
+        name = encode_text(run)
+        with self._database.transaction():
+            self._tables.check_once("structure", "requests")
+            claims = self._requests("run = ? AND NOT done", [name])
+            unfinished = [claim for claim in claims if claim.collector == collector]
+            abandoned = [claim for claim in claims if claim.collector in dead and claim not in unfinished]
+            reclaimed = (unfinished + abandoned)[:maximum]
+            [(newest,)] = self._database.run(
+                "SELECT ifnull(max(number), -1) FROM requests WHERE run = ?", [name]
+            )
+            count = max(0, min(maximum - len(reclaimed), ahead))
+            new = [Request(name, newest + 1 + i, collector) for i in range(count)]
+            claimed = [claim._replace(collector=collector) for claim in reclaimed] + new
+            self._tables.put("requests", claimed)
+        return [claim.number for claim in claimed]
+
+    def collectors(self, run: str) -> list[str]:
+        """Those that have claimed requests which aren't done."""
+        return sorted(
+            {claim.collector for claim in self._requests("run = ? AND NOT done", [encode_text(run)])}
+        )
+
+    def finish(self, run: str, numbers: Collection[int]) -> None:
+        """Mark requests as done: all their responses are stored and scored."""
+        self._update(run, numbers, done=1)
+
+    def ready(self, run: str, maximum: int) -> list[int]:
+        """The first requests that are done and were not trained on."""
+        self._tables.check_once("structure", "requests")
+        waiting = self._requests("run = ? AND step IS NULL AND done", [encode_text(run)])
+        return [request.number for request in waiting][:maximum]
+
+    def backlog(self, run: str, trained: int) -> int:
+        """Requests that were claimed and on which no step up to `trained` has trained."""
+        sql = "SELECT count(*) FROM requests WHERE run = ? AND (step IS NULL OR step > ?)"
+        [(count,)] = self._database.run(sql, [encode_text(run), trained])
+        return int(count)
+
+    def take(self, run: str, step: int, numbers: Collection[int]) -> None:
+        """Record that `run` trains on these requests at `step`; `rewind` undoes it after the last commit."""
+        with self._database.transaction():
+            self._update(run, numbers, step=step)
+            self._tables.note_changes(self._experience.find_in_ledger(ledger_of(run), list(numbers)))
+
+    def _update(self, run: str, numbers: Collection[int], **changes: Any) -> None:
+        clause = "run = ? AND number IN (SELECT value FROM json_each(?))"
+        with self._database.transaction():
+            chosen = self._requests(clause, [encode_text(run), json.dumps(list(numbers))])
+            self._tables.put("requests", [request._replace(**changes) for request in chosen])
+
+    def _requests(self, clause: str, args: Sequence[Any]) -> list[Request]:
+        """By number. Raises `Refused` for one that isn't as it was written."""
+        requests = [Request(*row) for row in self._tables.entries("requests", clause, args)]
+        return sorted(requests, key=lambda request: request.number)

@@ -7,7 +7,7 @@ from typing import Any, TypedDict, Unpack
 
 from agro.config import Data
 from agro.store.draw_rules import DrawRule
-from agro.store.rows import SELECT, STATES, State, to_text
+from agro.store.rows import SELECT, STATES, State, encode_text
 
 UNSCORED, FAILED, SCORED = range(len(STATES))
 PRESENT = "prompt_id <> ''"  # not erased, see `agro.store.imports`
@@ -43,23 +43,23 @@ class Filter(SampleFilter, total=False):
     redone: bool
 
 
-def where(**asked: Unpack[Filter]) -> tuple[str, list[Any]]:
+def build_condition(**filters: Unpack[Filter]) -> tuple[str, list[Any]]:
     """The condition, never NULL, that a row of samples fits a `Filter`, and its arguments."""
-    terms, args = [PRESENT if asked.get("redone") else "NOT redone"], list[Any]()
-    for column, value in (("prompt_id", asked.get("prompt_id")), ("run", asked.get("run"))):
+    terms, args = [PRESENT if filters.get("redone") else "NOT redone"], list[Any]()
+    for column, value in (("prompt_id", filters.get("prompt_id")), ("run", filters.get("run"))):
         if value is not None:
             terms.append(f"{column} IS ?")
-            args.append(to_text(value))
-    origin, of_origin = _of_origin(asked.get("roles"), asked.get("sources"))
+            args.append(encode_text(value))
+    origin, origin_args = _origin_terms(filters.get("roles"), filters.get("sources"))
     terms += origin
-    args += of_origin
-    if asked.get("best_of_group"):
+    args += origin_args
+    if filters.get("best_of_group"):
         terms += ["reward IS NOT NULL", NONE_BETTER.format(origin="".join(f" AND {term}" for term in origin))]
-        args += of_origin
-    least, scored, state = asked.get("min_reward"), asked.get("scored"), asked.get("state")
-    if least is not None:
+        args += origin_args
+    min_reward, scored, state = filters.get("min_reward"), filters.get("scored"), filters.get("state")
+    if min_reward is not None:
         terms.append("ifnull(reward >= ?, 0)")
-        args.append(least)
+        args.append(min_reward)
     if scored is not None:
         terms.append(f"state {'=' if scored else '<>'} {SCORED}")
     if state is not None:
@@ -68,13 +68,15 @@ def where(**asked: Unpack[Filter]) -> tuple[str, list[Any]]:
     return " AND ".join(terms), args
 
 
-def _of_origin(roles: Collection[str] | None, sources: Collection[str] | None) -> tuple[list[str], list[Any]]:
+def _origin_terms(
+    roles: Collection[str] | None, sources: Collection[str] | None
+) -> tuple[list[str], list[Any]]:
     """The conditions that a row is of these roles and sources, and their arguments."""
     terms, args = list[str](), list[Any]()
     for column, values in (("role", roles), ("source", sources)):
         if values is not None:
             terms.append(f"{column} IN ({', '.join('?' * len(values))})")
-            args += map(to_text, values)
+            args += map(encode_text, values)
     return terms, args
 
 
@@ -92,11 +94,11 @@ def chosen(data: Data) -> SampleFilter:
 def eligible(rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:
     """The condition that `run`, at `version`, may draw a row, and its arguments."""
     data = rule.data
-    clause, args = where(**chosen(data), scored=True if rule.scored_only else None)
+    clause, args = build_condition(**chosen(data), scored=True if rule.scored_only else None)
     if data.max_age is not None or data.order == "age_weighted":
-        first = 0 if data.max_age is None else max(0, version - data.max_age)
+        oldest = 0 if data.max_age is None else max(0, version - data.max_age)
         clause += " AND version BETWEEN ? AND ? AND run = ?"  # other runs' versions count other steps
-        args += [first, version, to_text(run)]
+        args += [oldest, version, encode_text(run)]
     return f"({clause})", args
 
 
@@ -148,12 +150,12 @@ def drawable(
     """
     condition, args = eligible
     only = f" AND prompt_id IN (SELECT prompt_id FROM {within})" if within else ""
-    name, most = to_text(run), NO_LIMIT if rule.data.max_uses is None else rule.data.max_uses
+    name, max_uses = encode_text(run), NO_LIMIT if rule.data.max_uses is None else rule.data.max_uses
     if rule.pairs:
         won = "" if rule.ties else f" AND {WON}"
-        return JUDGED.format(eligible=condition, within=only, won=won), [*args, name, name, most]
+        return JUDGED.format(eligible=condition, within=only, won=won), [*args, name, name, max_uses]
     sql = DRAWABLE.format(eligible=condition, within=only, spread=SPREAD if rule.data.spread else "")
-    return sql, [name, *args, rule.min_group, name, most]
+    return sql, [name, *args, rule.min_group, name, max_uses]
 
 
 # An episode is one response, scored when all of its rows are.
@@ -162,7 +164,19 @@ SELECT prompt_id, count(*), sum(scored), avg(reward), min(reward), max(reward) F
   SELECT prompt_id, min(id) AS first, min(state) = {SCORED} AS scored,
     CASE WHEN min(state) = {SCORED} THEN min(reward) END AS reward
   FROM samples WHERE {{where}} GROUP BY prompt_id, ifnull(episode, id)
-) GROUP BY prompt_id ORDER BY min(first)
+) GROUP BY prompt_id ORDER BY {{order}}
+"""
+
+# Groups by prompt_id, each with one of its samples, after the group of a sample: samples_draw has this order.
+NEXT_GROUPS = """
+SELECT min(id), count(*) FROM samples INDEXED BY samples_draw
+WHERE prompt_id > ifnull((SELECT prompt_id FROM samples WHERE id = ?), '') AND {where}
+GROUP BY prompt_id ORDER BY prompt_id LIMIT ?
+"""
+# The condition that a row is of a group after that of one sample, and up to that of another one.
+BETWEEN_GROUPS = """
+prompt_id > ifnull((SELECT prompt_id FROM samples WHERE id = ?), '')
+AND prompt_id <= (SELECT prompt_id FROM samples WHERE id = ?)
 """
 
 # The first row of each response of a run to a prompt.
@@ -184,12 +198,17 @@ IS_PROMPT = """
 SELECT id, prompt IS ?2 AND messages IS ?3 FROM samples WHERE prompt_id = ?1 AND NOT redone LIMIT 1
 """
 
-# The rows of each group that has samples of some files with higher ids than one, and which of them these are.
+# The groups that have samples of some files with higher ids than one, and the rows of some of these groups:
+# which of them are those samples.
 NEW_GROUPS = """
-WITH new AS (SELECT prompt_id FROM samples WHERE id > ?1 AND file IN (SELECT value FROM json_each(?2)))
+CREATE TEMP TABLE new_groups AS SELECT DISTINCT prompt_id FROM samples
+WHERE id > ?1 AND file IN (SELECT value FROM json_each(?2)) AND prompt_id <> '' AND NOT redone
+"""
+NEW_GROUP_ROWS = """
 SELECT prompt_id, id, response, id > ?1 AND ifnull(file IN (SELECT value FROM json_each(?2)), 0)
 FROM samples INDEXED BY samples_draw
-WHERE prompt_id IN new AND NOT redone ORDER BY prompt_id
+WHERE prompt_id IN (SELECT prompt_id FROM temp.new_groups WHERE rowid > ?3 AND rowid <= ?4) AND NOT redone
+ORDER BY prompt_id
 """
 
 # The use of groups by a run, counted from its draws: the steps that drew from a group, and the last of them.

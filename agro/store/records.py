@@ -67,12 +67,12 @@ class Draw(NamedTuple):
     reward: float | None
     role: str
     source: str
-    own: bool  # sampled by this run
+    is_own: bool  # sampled by this run
     staleness: int | None  # optimizer steps from sampling to drawing; None: another run's, or unknown
     length: int | None  # actions; None where the store has no tokens
 
 
-class Trained(NamedTuple):
+class RunUse(NamedTuple):
     """A run that drew some samples, and at which steps."""
 
     run: str
@@ -81,7 +81,9 @@ class Trained(NamedTuple):
     last: int
 
     def __str__(self) -> str:
-        steps = f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
+        steps = f"steps {self.first} to {self.last}"
+        if self.first == self.last:
+            steps = f"step {self.first}"
         return f"{self.run} ({self.samples} samples, {steps})"
 
 
@@ -159,8 +161,8 @@ class Damage:
         for name, rows in tables:
             if rows:
                 plural = "s" if len(rows) > 1 else ""
-                first = ", ".join(map(str, rows[:5])) + (", …" if len(rows) > 5 else "")
-                lines.append(f"{len(rows)} {name}{plural} not as written: {name} {first}")
+                ids = ", ".join(map(str, rows[:5])) + (", …" if len(rows) > 5 else "")
+                lines.append(f"{len(rows)} {name}{plural} not as written: {name} {ids}")
         return "; ".join(lines) or "intact"
 
 
@@ -189,12 +191,12 @@ AROUND = 20  # characters shown before the first difference of two prompts
 class OtherPrompt(Refused):
     """A prompt_id that names another prompt already."""
 
-    def __init__(self, prompt_id: str, known: Text, place: str, got: Text) -> None:
-        """`place`: where the known prompt is."""
-        before, now = _apart(_text(known), _text(got))
+    def __init__(self, prompt_id: str, prompt: Text, location: str, got: Text) -> None:
+        """`location`: of the prompt that the id names, `got`: the other one."""
+        expected_text, text = _apart(_text(prompt), _text(got))
         super().__init__(
-            f"prompt_id: expected {prompt_id} to name one prompt, {before!r} ({place}), got {now!r}; "
-            "give ids that are unique, or leave prompt_id out so that the prompt's hash is used"
+            f"prompt_id: expected {prompt_id} to name one prompt, {expected_text!r} ({location}), got "
+            f"{text!r}; give ids that are unique, or leave prompt_id out so that the prompt's hash is used"
         )
 
 
@@ -214,7 +216,7 @@ def _text(prompt: Text) -> str:
 
 def _apart(a: str, b: str) -> tuple[str, str]:
     """80 characters of each of two texts, from shortly before their first difference."""
-    first = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-    start = max(0, first - AROUND)
+    difference = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+    start = max(0, difference - AROUND)
     dots = "…" if start else ""
     return dots + a[start : start + 80], dots + b[start : start + 80]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sqlite3
 import tempfile
@@ -14,18 +15,23 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.files import writing
 from agro.store.database import DERIVED, LEDGERS, columns_fit, read_text
-from agro.store.rows import INSERT, SAMPLE, insert_into, is_valid, is_valid_sample, of_text
+from agro.store.rows import INSERT, SAMPLE, decode_text, insert_into, is_valid, is_valid_sample
 from agro.store.sqlite import Store
 
 Row = tuple[Any, ...]
 BLOCK = 1024  # rowids per query
 PAGE_SIZE = 4096  # of every store: SQLite's own choice when it makes one
-LEAST_ROW = 32  # bytes, pages and indexes included
+SMALLEST_ROW = 32  # bytes, pages and indexes included
+# Fields of a store's first page; see https://www.sqlite.org/fileformat2.html#the_database_header.
+CHANGE_COUNTER = slice(24, 28)
+PAGE_COUNT = slice(28, 32)
+PAGE_COUNT_VALID_FOR = slice(92, 96)  # the change counter with which SQLite believes the number of pages
 NOTHING = "{path}: no sample of a store can be read in it; go back to a copy"
 SHOWN = 10  # ids that a printed report spells out
 COPIED = tuple(table for table in LEDGERS if table not in DERIVED)
+SAMPLES_OF = {"pairs": ("winner", "loser"), "draws": ("sample",)}  # columns of small tables that name samples
 # Ways to the last rowid of a table: by its own pages, by an index, and by other tables that name it.
-_LAST = {
+LAST_ROWIDS = {
     "samples": (
         "SELECT max(id) FROM samples",
         "SELECT max(id) FROM samples INDEXED BY samples_state WHERE state >= 0",
@@ -83,48 +89,49 @@ class RecoveryReport:
         return "\n".join(lines)
 
 
-def recover(path: str | Path, out: str | Path) -> RecoveryReport:
-    """Write all rows of the store at `path` that are as they were written to a new store at `out`; ids stay.
+def recover(path: str | Path, target: str | Path) -> RecoveryReport:
+    """Write all rows of the store at `path` that are as they were written to a new store at `target`; ids
+    stay.
 
-    `path` isn't changed: a copy of it is read, which takes room beside `out` meanwhile. Who then replaces
-    `path` by `out` has to remove PATH-wal and PATH-shm first. Raises `Refused` where `out` exists, or no
-    sample can be read.
+    `path` isn't changed: a copy of it is read, which takes room beside `target` meanwhile. Who then replaces
+    `path` by `target` has to remove PATH-wal and PATH-shm first. Raises `Refused` where `target` exists, or
+    no sample can be read.
     """
-    path, out = Path(path), Path(out)
+    path, target = Path(path), Path(target)
     if not path.is_file():
         raise Refused(f"{path}: no such store")
-    if out.exists():
-        raise Refused(f"{out}: there is such a file; give another --out")
-    with writing(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
+    if target.exists():
+        raise Refused(f"{target}: there is such a file; give another --out")
+    with writing(target), tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
         copy, new = Path(folder) / "copy.db", Path(folder) / "new.db"
         for ending in ("", "-wal"):
             part = Path(f"{path}{ending}")
             if part.exists():
                 shutil.copyfile(part, f"{copy}{ending}")
         with Store.open(new) as store, closing(_open(path, copy, _fresh(Path(folder)))) as damaged:
-            report = _take_over(damaged, store, copy.stat().st_size)
+            report = _copy_all(damaged, store, copy.stat().st_size)
         if not report.samples:
             raise Refused(NOTHING.format(path=path))
-        new.rename(out)
+        new.rename(target)
     return report
 
 
-def _take_over(damaged: sqlite3.Connection, store: Store, size: int) -> RecoveryReport:
-    report, ids = RecoveryReport(), set[int]()
+def _copy_all(damaged: sqlite3.Connection, store: Store, size: int) -> RecoveryReport:
+    """`size`: of the damaged file, in bytes."""
+    report = RecoveryReport()
     with store.transaction():
-        last = _last(damaged, "samples", size, report)
-        for row in _rows(damaged, "samples", SAMPLE, last):
-            if row is not None and is_valid_sample(row[1:]) and _is_taken(store, INSERT, row[1:]):
-                ids.add(row[0])
+        end = _end(damaged, "samples", size, report)
+        ids = _copy_samples(damaged, store, end)
+        if "samples" in report.may_miss:
+            end = max(ids, default=0)
         report.samples = len(ids)
-        known = max(ids, default=0) if "samples" in report.may_miss else last
-        report.lost = [i for i in range(1, known + 1) if i not in ids]
+        report.lost = [i for i in range(1, end + 1) if i not in ids]
         for table in COPIED:
-            taken, lost = _take_ledger(damaged, store, table, _last(damaged, table, size, report), ids)
-            setattr(report, table, taken)
+            copied, lost = _copy_ledger(damaged, store, table, _end(damaged, table, size, report), ids)
+            setattr(report, table, copied)
             setattr(report, f"lost_{table}", 0 if table in report.may_miss else lost)
         for (run,) in store._database.run("SELECT DISTINCT run FROM draws"):
-            store.draws.recount_uses(of_text(run))
+            store.draws.recount_uses(decode_text(run))
         store.tables.put("requests", store._database.run(_REQUESTS))
     return report
 
@@ -137,29 +144,38 @@ WHERE s.file LIKE 'run:%' GROUP BY s.file, s.record
 """
 
 
-def _take_ledger(
-    damaged: sqlite3.Connection, store: Store, table: str, last: int, ids: set[int]
+def _copy_samples(damaged: sqlite3.Connection, store: Store, end: int) -> set[int]:
+    """Copy the samples up to rowid `end`, and return the ids of those that could be copied."""
+    ids = set[int]()
+    for row in _rows(damaged, "samples", SAMPLE, end):
+        if row is not None and is_valid_sample(row[1:]) and _insert(store, INSERT, row[1:]):
+            ids.add(row[0])
+    return ids
+
+
+def _copy_ledger(
+    damaged: sqlite3.Connection, store: Store, table: str, end: int, ids: set[int]
 ) -> tuple[int, int]:
-    """How many rows of a small table were taken, and how many lost, those of a lost sample among them."""
+    """How many rows of a small table were copied, and how many lost, those of a lost sample among them."""
     columns = (*LEDGERS[table], "checksum")
     insert = insert_into(table, ("rowid", *columns))
-    taken = lost = 0
-    for row in _rows(damaged, table, columns, last):
-        samples: Row = ()
-        if row is not None and table == "pairs":
-            samples = row[1:3]
-        elif row is not None and table == "draws":
-            samples = row[3:4]
-        intact = row is not None and is_valid(row[1:]) and ids.issuperset(samples)
-        if row is not None and intact and _is_taken(store, insert, row):
-            taken += 1
+    copied = lost = 0
+    for row in _rows(damaged, table, columns, end):
+        if row is not None and _is_intact(table, row[1:], ids) and _insert(store, insert, row):
+            copied += 1
         else:
             lost += 1
-    return taken, lost
+    return copied, lost
 
 
-def _is_taken(store: Store, insert: str, row: Row) -> bool:
-    """Not where the row is there already: in a damaged tree it may be read twice."""
+def _is_intact(table: str, row: Row, ids: set[int]) -> bool:
+    """Whether a row of a small table is as it was written, and the samples that it names were copied."""
+    values = dict(zip(LEDGERS[table], row))
+    return is_valid(row) and ids.issuperset(values[column] for column in SAMPLES_OF.get(table, ()))
+
+
+def _insert(store: Store, insert: str, row: Row) -> bool:
+    """False where the row is there already: in a damaged tree it may be read twice."""
     try:
         store._database.run(insert, row)
     except sqlite3.IntegrityError:
@@ -184,7 +200,7 @@ def _open(path: Path, copy: Path, fresh: Path) -> sqlite3.Connection:
         with suppress(sqlite3.DatabaseError, UnicodeDecodeError):  # the latter in SQLite's own message
             with closing(sqlite3.connect(fresh)) as new:
                 same = _schema(connection) == _schema(new)
-            if same and columns_fit(connection.execute):
+            if same and columns_fit(connection):
                 return connection
         connection.close()
         _replace_first_page(copy, fresh)
@@ -196,50 +212,53 @@ def _schema(connection: sqlite3.Connection) -> list[Row]:
 
 
 def _replace_first_page(copy: Path, fresh: Path) -> None:
-    """See "The Database Header" in https://www.sqlite.org/fileformat2.html."""
+    """Give the copy the first page of a new store, with the number of its own pages."""
     page = bytearray(fresh.read_bytes()[:PAGE_SIZE])
-    page[24:28] = page[92:96]  # the number of pages is valid for this change counter
-    page[28:32] = (-(-copy.stat().st_size // PAGE_SIZE)).to_bytes(4, "big")
+    pages = math.ceil(copy.stat().st_size / PAGE_SIZE)
+    page[PAGE_COUNT] = pages.to_bytes(4, "big")
+    page[CHANGE_COUNTER] = page[PAGE_COUNT_VALID_FOR]
     with copy.open("r+b") as file:
         file.write(page)
 
 
-def _last(damaged: sqlite3.Connection, table: str, size: int, report: RecoveryReport) -> int:
-    """The last rowid that anything in the store names; else more than fit into `size` bytes."""
-    numbers = []
-    for sql in _LAST[table]:
+def _end(damaged: sqlite3.Connection, table: str, size: int, report: RecoveryReport) -> int:
+    """The last rowid that anything in the store names; else as many rows as `size` bytes can have."""
+    rowids = []
+    for sql in LAST_ROWIDS[table]:
         try:
-            [(last,)] = damaged.execute(sql)
+            [(rowid,)] = damaged.execute(sql)
         except sqlite3.DatabaseError:
             continue
-        if isinstance(last, int) and last <= size:  # a damaged rowid can be any number
-            numbers.append(last)
-        elif last is None:
-            numbers.append(0)
-    if not numbers:
+        if rowid is None:
+            rowids.append(0)
+        elif isinstance(rowid, int) and rowid <= size:  # a damaged rowid can be any number
+            rowids.append(rowid)
+    if not rowids:
         report.may_miss.append(table)
-    return max(numbers, default=size // LEAST_ROW)
+        return size // SMALLEST_ROW
+    return max(rowids)
 
 
 def _rows(
-    damaged: sqlite3.Connection, table: str, columns: tuple[str, ...], last: int
+    damaged: sqlite3.Connection, table: str, columns: tuple[str, ...], end: int
 ) -> Iterator[Row | None]:
-    """(rowid, *columns) of all rows up to `last`; None for each that can't be read."""
+    """(rowid, *columns) of all rows up to rowid `end`; None for each that can't be read.
+
+    An interval of rowids that can't be read as one is halved, down to the single rows.
+    """
     names = ", ".join(("rowid", *columns))
     sql = f"SELECT {names} FROM {table} NOT INDEXED WHERE rowid BETWEEN ? AND ? ORDER BY rowid"
-
-    def interval(first: int, last: int) -> Iterator[Row | None]:
+    intervals = [(start, min(start + BLOCK - 1, end)) for start in range(1, end + 1, BLOCK)]
+    intervals.reverse()  # a stack, whose top is the next one
+    while intervals:
+        low, high = intervals.pop()
         try:
-            rows = damaged.execute(sql, [first, last]).fetchall()
+            rows = damaged.execute(sql, [low, high]).fetchall()
         except sqlite3.DatabaseError:
-            if first == last:
+            if low == high:
                 yield None
-                return
-            middle = (first + last) // 2
-            yield from interval(first, middle)
-            yield from interval(middle + 1, last)
+            else:
+                middle = (low + high) // 2
+                intervals += [(middle + 1, high), (low, middle)]
         else:
             yield from rows
-
-    for first in range(1, last + 1, BLOCK):
-        yield from interval(first, min(first + BLOCK - 1, last))

@@ -66,24 +66,28 @@ _NO_ARRAYS = (None,) * 9  # of `_array_columns`
 
 
 def checksum(values: Iterable[Any]) -> int:
-    """62 bits, and a lowest one of 0, of values as SQLite returns them: their types and all of their
-    bytes."""
+    """Of values as SQLite returns them: their types and all of their bytes.
+
+    An even number of 63 bits, since SQLite's integers have a sign, and the lowest bit is that of `redone`.
+    """
     digest = blake2b(marshal.dumps(tuple(values), MARSHAL), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 2 << 1
+    bits = int.from_bytes(digest, "little") >> 2
+    return bits * 2
 
 
-def reward_checksum(i: int, state: int, reward: float | None, meta: Any) -> int:
-    """The share of the values of `REWARD` in the checksum of sample `i`."""
-    return checksum((i, state, reward, meta))
+def replace_reward(total: int, i: int, previous: Sequence[Any], current: Sequence[Any]) -> int:
+    """The checksum of sample `i`, until now `total`, after a change of its values of `REWARD`."""
+    without = total ^ checksum((i, *previous))  # xor with the same number again takes it out
+    return without ^ checksum((i, *current))
 
 
 def sample_checksum(row: Sequence[Any]) -> int:
-    """Of a row of `SAMPLE` up to `redone` or more: of what never changes, xor of the reward, plus redone.
+    """Of a row of `SAMPLE` up to `redone` or more: of what never changes, xor of the reward, plus `redone`.
 
     So a change of the reward or of `redone` updates the checksum from the old one alone, and hides no damage.
     """
-    fixed = checksum(_fixed(row))
-    return (fixed ^ checksum(_reward(row))) + int(row[_REDONE])
+    even = checksum(_fixed(row)) ^ checksum(_reward(row))
+    return even + int(row[_REDONE])
 
 
 def is_valid(row: Sequence[Any]) -> bool:
@@ -115,28 +119,28 @@ def to_row(
 
     Raises `Refused` where `meta` or the like can't be stored as JSON.
     """
-    where = f"sample of prompt {sample.prompt_id}"
+    prefix = f"sample of prompt {sample.prompt_id}"
     is_text = sample.tokens is None and sample.context_tokens is None
     row = (
         i,
-        to_text(sample.prompt_id),
-        to_text(sample.episode),
+        encode_text(sample.prompt_id),
+        encode_text(sample.episode),
         state_of(sample.reward, sample.meta),
         sample.role,
-        to_text(sample.source),
+        encode_text(sample.source),
         sample.oldest_version,
-        to_text(run),
+        encode_text(run),
         step,
         int(sample.knows_behavior),
         int(sample.tokens is not None),
         int(sample.kept is not None),
-        *((origin.file, origin.record, to_text(origin.part)) if origin else (None,) * 3),
+        *((origin.file, origin.record, encode_text(origin.part)) if origin else (None,) * 3),
         sample.reward,
         *prompt,
-        to_text(sample.response),
-        to_text(sample.tokenizer),
-        None if sample.sampling is None else to_text(dumps(sample.sampling, f"{where}: sampling")),
-        to_text(dumps(sample.meta, f"{where}: meta")) if sample.meta else "{}",
+        encode_text(sample.response),
+        encode_text(sample.tokenizer),
+        None if sample.sampling is None else encode_text(dumps(sample.sampling, f"{prefix}: sampling")),
+        encode_text(dumps(sample.meta, f"{prefix}: meta")) if sample.meta else "{}",
         *(_NO_ARRAYS if is_text else _array_columns(sample)),
         0,
     )
@@ -158,27 +162,27 @@ def _array_columns(sample: Sample) -> tuple[bytes | None, ...]:
     )
 
 
-def prompt_columns(prompt: Text, where: str) -> tuple[Any, Any]:
+def prompt_columns(prompt: Text, prefix: str) -> tuple[Any, Any]:
     """The values of the columns `prompt` and `messages`, of which one is NULL."""
     if isinstance(prompt, str):
-        return to_text(prompt), None
-    return None, to_text(dumps(prompt, f"{where}: prompt"))
+        return encode_text(prompt), None
+    return None, encode_text(dumps(prompt, f"{prefix}: prompt"))
 
 
 def from_row(row: tuple[Any, ...]) -> Sample:
     r = dict(zip(SAMPLE, row, strict=True))
     return Sample(
-        prompt=loads(of_text(r["messages"])) if r["prompt"] is None else of_text(r["prompt"]),
-        response=of_text(r["response"]),
+        prompt=loads(decode_text(r["messages"])) if r["prompt"] is None else decode_text(r["prompt"]),
+        response=decode_text(r["response"]),
         reward=r["reward"],
-        prompt_id=of_text(r["prompt_id"]),
-        episode=of_text(r["episode"]),
-        tokenizer=of_text(r["tokenizer"]),
-        sampling=None if r["sampling"] is None else loads(of_text(r["sampling"])),
+        prompt_id=decode_text(r["prompt_id"]),
+        episode=decode_text(r["episode"]),
+        tokenizer=decode_text(r["tokenizer"]),
+        sampling=None if r["sampling"] is None else loads(decode_text(r["sampling"])),
         context_tokens=_unblob(r["context_tokens"], "<i4"),
         role=r["role"],
-        source=of_text(r["source"]),
-        meta={} if r["meta"] == "{}" else loads(of_text(r["meta"])),
+        source=decode_text(r["source"]),
+        meta={} if r["meta"] == "{}" else loads(decode_text(r["meta"])),
         id=r["id"],
         **_arrays(r),
     )
@@ -201,7 +205,7 @@ def _arrays(r: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def to_text(text: Any) -> Any:
+def encode_text(text: Any) -> Any:
     """The value that SQLite stores for a text, None included."""
     try:
         if text is not None and not text.isascii():
@@ -211,7 +215,7 @@ def to_text(text: Any) -> Any:
     return text
 
 
-def of_text(value: Any) -> Any:
+def decode_text(value: Any) -> Any:
     return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
 
 

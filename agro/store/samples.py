@@ -1,6 +1,6 @@
 """The samples of a store: adding, finding, reading and scoring them, and judgments of them.
 
-Samples that are added together: each is checked by itself, and all are written at once.
+Samples that are added together are each checked by itself, and all written at once.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from agro.errors import Refused
 from agro.io.strictjson import dumps, loads
 from agro.store import queries
 from agro.store.database import Database
+from agro.store.paging import PAGE_ENTRIES, PAGE_ROWS, Page, read_pages
 from agro.store.queries import Filter
 from agro.store.records import Damage, OtherPrompt, Pair
 from agro.store.rows import (
     INSERT,
     REWARD,
     Origin,
+    decode_text,
+    encode_text,
     from_row,
     is_valid_sample,
-    of_text,
     prompt_columns,
-    reward_checksum,
+    replace_reward,
     state_of,
     to_row,
-    to_text,
 )
 from agro.store.tables import Tables
 from agro.types import Sample, Text
@@ -35,27 +36,28 @@ from agro.types import Sample, Text
 TOGETHER = "added together with it"
 
 
-class _Known(NamedTuple):
-    """The prompt of a group, and where it is."""
+class _GroupPrompt(NamedTuple):
+    """The prompt of a group, and its columns."""
 
     prompt: Text
-    place: str
+    location: str  # for messages
     columns: tuple[Any, Any]
 
 
-class Adding:
-    """What is added to a store in one transaction, from the first `add` to `write`.
+class AppendTransaction:
+    """Samples that are added to a store together: what `add` takes is stored by `write`.
 
     `prompt_ids`: those that will be added; which of them the store has is asked once for all.
     """
 
     def __init__(self, database: Database, prompt_ids: Collection[str]) -> None:
         self._database = database
-        self._new = set(filter(_is_plain, prompt_ids))
+        # SQLite reads other text from JSON as another one.
+        self._new = {prompt_id for prompt_id in prompt_ids if prompt_id.isascii() and prompt_id.isprintable()}
         rows = database.run(queries.STORED_PROMPTS, [json.dumps(list(self._new))])
         self._new -= {prompt_id for (prompt_id,) in rows}
-        [(self._last,)] = database.run("SELECT ifnull(max(id), 0) FROM samples")
-        self._known: dict[str, _Known] = {}
+        [(self._newest,)] = database.run("SELECT ifnull(max(id), 0) FROM samples")
+        self._group_prompts: dict[str, _GroupPrompt] = {}
         self._rows: list[tuple[Any, ...]] = []
 
     def add(
@@ -69,18 +71,14 @@ class Adding:
 
         Raises `OtherPrompt` where a prompt_id names another prompt, in the store or among what is added.
         """
-        known = self._prompts((sample.prompt_id, sample.prompt) for sample in samples)
+        prompts = self.check((sample.prompt_id, sample.prompt) for sample in samples)
         rows = []
-        for i, (sample, origin) in enumerate(zip(samples, origins, strict=True), self._last + 1):
-            rows.append(to_row(i, sample, known[sample.prompt_id].columns, run, step, origin))
-        self._known |= known
+        for i, (sample, origin) in enumerate(zip(samples, origins, strict=True), self._newest + 1):
+            rows.append(to_row(i, sample, prompts[sample.prompt_id].columns, run, step, origin))
+        self._group_prompts |= prompts
         self._rows += rows
-        self._last += len(rows)
+        self._newest += len(rows)
         return [row[0] for row in rows]
-
-    def check(self, prompts: Iterable[tuple[str, Text]]) -> None:
-        """Raise `OtherPrompt` as `add` does, for samples with these prompts by their prompt_ids."""
-        self._prompts(prompts)
 
     def write(self) -> list[int]:
         """Store what was added, and return its ids."""
@@ -89,33 +87,31 @@ class Adding:
         self._rows = []
         return ids
 
-    def _prompts(self, prompts: Iterable[tuple[str, Text]]) -> dict[str, _Known]:
-        found: dict[str, _Known] = {}
+    def check(self, prompts: Iterable[tuple[str, Text]]) -> dict[str, _GroupPrompt]:
+        """The prompts of groups by their ids. Raises `OtherPrompt` as `add` does."""
+        group_prompts: dict[str, _GroupPrompt] = {}
         for prompt_id, prompt in prompts:
-            known = found.get(prompt_id) or self._known.get(prompt_id) or self._look_up(prompt_id, prompt)
-            if known.prompt != prompt:
-                raise OtherPrompt(prompt_id, known.prompt, known.place, prompt)
-            found[prompt_id] = known
-        return found
+            group_prompt = group_prompts.get(prompt_id) or self._group_prompts.get(prompt_id)
+            if group_prompt is None:
+                group_prompt = self._look_up(prompt_id, prompt)
+            if group_prompt.prompt != prompt:
+                raise OtherPrompt(prompt_id, group_prompt.prompt, group_prompt.location, prompt)
+            group_prompts[prompt_id] = group_prompt
+        return group_prompts
 
-    def _look_up(self, prompt_id: str, prompt: Text) -> _Known:
+    def _look_up(self, prompt_id: str, prompt: Text) -> _GroupPrompt:
         """The prompt of a group in the store, where it isn't stored as this one is. Damaged ones don't
         count."""
         columns = prompt_columns(prompt, f"prompt {prompt_id}")
         if prompt_id in self._new:
-            return _Known(prompt, TOGETHER, columns)
-        rows = self._database.run(queries.IS_PROMPT, [to_text(prompt_id), *columns])
+            return _GroupPrompt(prompt, TOGETHER, columns)
+        rows = self._database.run(queries.IS_PROMPT, [encode_text(prompt_id), *columns])
         if rows and not rows[0][1]:
             [row] = self._database.run(queries.BY_ID, [rows[0][0]])
             if is_valid_sample(row):
                 other = from_row(row)
-                return _Known(other.prompt, f"sample {other.id}, of {other.source}", columns)
-        return _Known(prompt, TOGETHER, columns)
-
-
-def _is_plain(prompt_id: str) -> bool:
-    """Whether SQLite reads the text from JSON as it is."""
-    return prompt_id.isascii() and prompt_id.isprintable()
+                return _GroupPrompt(other.prompt, f"sample {other.id}, of {other.source}", columns)
+        return _GroupPrompt(prompt, TOGETHER, columns)
 
 
 class Experience:
@@ -142,31 +138,26 @@ class Experience:
         """
         samples = list(samples)  # before the lock is taken
         with self._database.transaction():
+            append = AppendTransaction(self._database, {sample.prompt_id for sample in samples})
             if origins is None:
-                return self._add(samples, [None] * len(samples), run, step)
-            stored = self._ids_of(origins)
+                append.add(samples, [None] * len(samples), run, step)
+                return append.write()
+            ids = self._ids_of(origins)
             new: dict[Origin, Sample] = {}
             for origin, sample in zip(origins, samples, strict=True):
-                if origin not in stored:
+                if origin not in ids:
                     new.setdefault(origin, sample)
-            stored |= zip(new, self._add(list(new.values()), list(new), run, step))
-            return [stored[origin] for origin in origins]
+            append.add(list(new.values()), list(new), run, step)
+            ids |= zip(new, append.write())
+            return [ids[origin] for origin in origins]
 
-    def adding(self, prompt_ids: Collection[str]) -> Adding:
-        """Add samples one after the other, which are written together. Inside of a transaction."""
-        return Adding(self._database, prompt_ids)
+    def begin_append(self, prompt_ids: Collection[str]) -> AppendTransaction:
+        """Begin to add samples that are written together. Inside of a transaction."""
+        return AppendTransaction(self._database, prompt_ids)
 
     def last_id(self) -> int:
         """The id of the sample that was added last; 0 where there is none."""
-        [(last,)] = self._database.run("SELECT ifnull(max(id), 0) FROM samples")
-        return int(last)
-
-    def _add(
-        self, samples: Sequence[Sample], origins: Sequence[Origin | None], run: str | None, step: int | None
-    ) -> list[int]:
-        adding = self.adding({sample.prompt_id for sample in samples})
-        adding.add(samples, origins, run, step)
-        return adding.write()
+        return self._tables.last_id()
 
     def _ids_of(self, origins: Iterable[Origin]) -> dict[Origin, int]:
         """The ids of the samples that are stored with these origins."""
@@ -180,7 +171,7 @@ class Experience:
         stored = {}
         for file, numbers in records.items():
             for record, part, i in self._database.run(sql, [file, json.dumps(list(numbers))]):
-                stored[Origin(file, record, of_text(part))] = i
+                stored[Origin(file, record, decode_text(part))] = i
         return stored
 
     def check_prompts(self, prompts: Iterable[tuple[str, Text]]) -> None:
@@ -189,7 +180,7 @@ class Experience:
         `prompts`: (prompt_id, prompt). Redone and damaged samples don't count.
         """
         prompts = list(prompts)
-        self.adding({prompt_id for prompt_id, _ in prompts}).check(prompts)
+        AppendTransaction(self._database, {prompt_id for prompt_id, _ in prompts}).check(prompts)
 
     def samples(
         self,
@@ -204,19 +195,45 @@ class Experience:
         Raises `Refused` for ids that aren't there, and for samples that aren't as they were written, which
         `skip_damaged` leaves out.
         """
-        clause, args = queries.where(**chosen)
         if ids is None:
             self._tables.check_once("structure")
-        else:
-            ids = sorted(set(ids))
-            self._tables.check_ids(ids)
+            until = self._tables.last_id()
+            yield from read_pages(
+                lambda cursor: self.samples_page(cursor, until, skip_damaged=skip_damaged, **chosen)
+            )
+            return
+        rising = sorted(set(ids))
+        self._tables.check_ids(rising)
+        for start in range(0, len(rising), PAGE_ROWS):
+            block = rising[start : start + PAGE_ROWS]
+            cursor: int | None = 0
+            while cursor is not None:
+                page = self.samples_page(cursor, block[-1], ids=block, skip_damaged=skip_damaged, **chosen)
+                yield from page.items
+                cursor = page.cursor
+
+    def samples_page(
+        self,
+        cursor: int,
+        until: int,
+        *,
+        ids: Sequence[int] | None = None,
+        skip_damaged: bool = False,
+        **chosen: Unpack[Filter],
+    ) -> Page[Sample]:
+        """Samples as `samples` has them, those after the id `cursor` and up to the id `until`.
+
+        `ids`: of which those that aren't in the store are left out.
+        """
+        clause, args = queries.build_condition(**chosen)
+        if ids is not None:
             clause += " AND id IN (SELECT value FROM json_each(?))"
             args.append(json.dumps(ids))
-        for row in self._tables.sample_rows(clause, args):
-            if is_valid_sample(row):
-                yield from_row(row)
-            elif not skip_damaged:
-                raise self._tables.refusal(Damage(samples=self._tables.damaged("samples")))
+        page = self._tables.sample_rows(cursor, until, clause, args)
+        samples = [from_row(row) for row in page.items if is_valid_sample(row)]
+        if len(samples) < len(page.items) and not skip_damaged:
+            raise self._tables.refusal(Damage(samples=self._tables.damaged("samples")))
+        return Page(samples, page.cursor)
 
     def find(
         self,
@@ -234,9 +251,9 @@ class Experience:
         for column, value in (("source", source), ("prompt_id", prompt_id)):
             if value is not None:
                 terms.append(f"{column} = ?")
-                args.append(to_text(value))
+                args.append(encode_text(value))
         if meta is not None:
-            term, values = _of_meta(*meta)
+            term, values = _meta_condition(*meta)
             terms.append(term)
             args += values
         fits = " AND ".join(terms)
@@ -248,12 +265,12 @@ class Experience:
         )
         return [i for (i,) in rows]
 
-    def by_origin(self, ledger: str, numbers: Sequence[int]) -> list[int]:
+    def find_in_ledger(self, ledger: str, numbers: Sequence[int]) -> list[int]:
         """Ids of the samples that are stored under these numbers of a ledger."""
         rows = self._database.run(
             "SELECT id FROM samples WHERE file = ? AND record IN (SELECT value FROM json_each(?)) "
             "ORDER BY record, id",
-            [to_text(ledger), json.dumps(list(numbers))],
+            [encode_text(ledger), json.dumps(list(numbers))],
         )
         return [i for (i,) in rows]
 
@@ -264,11 +281,11 @@ class Experience:
 
         Of an episode the first row's. Rewards of tokens don't count.
         """
-        found: dict[str, list[tuple[int, float]]] = {}
+        rewards: dict[str, list[tuple[int, float]]] = {}
         for prompt_id in prompt_ids:
-            rows = self._database.run(queries.REWARDS, [to_text(prompt_id), to_text(run)])
-            found[prompt_id] = [(version, reward) for i, version, reward in rows if i not in without]
-        return found
+            rows = self._database.run(queries.REWARDS, [encode_text(prompt_id), encode_text(run)])
+            rewards[prompt_id] = [(version, reward) for i, version, reward in rows if i not in without]
+        return rewards
 
     def next_number(self, seed: int) -> int:
         """The number after the last response (`meta["index"]`) that was sampled with this seed; from 0.
@@ -291,16 +308,18 @@ class Experience:
         sql = f"SELECT {columns} FROM samples WHERE id IN (SELECT value FROM json_each(?))"
         with self._database.transaction():
             self._tables.check_ids(ids)
-            known = {i: rest for i, *rest in self._database.run(sql, [json.dumps(ids)])}
+            stored = {row[0]: row[1:] for row in self._database.run(sql, [json.dumps(ids)])}
             for i, reward, entries in scores:
-                *before, checksum = known[i]
-                meta = self._meta(i, before[-1])
+                *previous, total = stored[i]
+                try:
+                    meta = dict(loads(decode_text(previous[-1])))
+                except (TypeError, ValueError):
+                    raise self._tables.refusal(Damage(samples=[i])) from None
                 for earlier in ("reward_error", "reward_parts"):
                     meta.pop(earlier, None)
-                after = _scored(i, reward, {**meta, **entries})
-                checksum ^= reward_checksum(i, *before) ^ reward_checksum(i, *after)
-                known[i] = [*after, checksum]
-                rows.append((*after, checksum, i))
+                current = _scored(i, reward, {**meta, **entries})
+                stored[i] = (*current, replace_reward(total, i, previous, current))
+                rows.append((*stored[i], i))
             self._database.run_many(
                 "UPDATE samples SET state = ?, reward = ?, meta = ?, checksum = ? WHERE id = ?", rows
             )
@@ -323,18 +342,19 @@ class Experience:
 
         Raises `Refused` for one of them that isn't as it was written.
         """
-        clause, args = "TRUE", list[str]()
-        if ids is not None:
-            some = "(SELECT value FROM json_each(?1))"
-            clause, args = f"winner IN {some} AND loser IN {some}", [json.dumps(list(ids))]
-        for judged in self._tables.entries("pairs", clause, args):
-            yield Pair(*judged)
+        if ids is None:
+            return read_pages(self.pairs_page)
+        chosen = "(SELECT value FROM json_each(?1))"
+        clause = f"winner IN {chosen} AND loser IN {chosen}"
+        rows = self._tables.entries("pairs", clause, [json.dumps(list(ids))])
+        return (Pair(*row) for row in rows)
 
-    def _meta(self, i: int, text: Any) -> dict[str, Any]:
-        try:
-            return dict(loads(of_text(text)))
-        except (TypeError, ValueError):
-            raise self._tables.refusal(Damage(samples=[i])) from None
+    def pairs_page(self, cursor: int) -> Page[Pair]:
+        """Judgments as `pairs` has them, those after the row `cursor`."""
+        [(newest,)] = self._database.run("SELECT ifnull(max(rowid), 0) FROM pairs")
+        end = cursor + PAGE_ENTRIES
+        rows = self._tables.entries("pairs", "rowid > ? AND rowid <= ?", [cursor, end])
+        return Page([Pair(*row) for row in rows], end if end < newest else None)
 
 
 def _scored(i: int, reward: float | None, meta: dict[str, Any]) -> list[Any]:
@@ -342,10 +362,10 @@ def _scored(i: int, reward: float | None, meta: dict[str, Any]) -> list[Any]:
     if reward is not None and not math.isfinite(reward):
         raise Refused(f"sample {i}: reward: expected a finite number, or None where unknown, got {reward}")
     number = None if reward is None else float(reward)
-    return [state_of(reward, meta), number, to_text(dumps(meta, f"sample {i}: meta"))]
+    return [state_of(reward, meta), number, encode_text(dumps(meta, f"sample {i}: meta"))]
 
 
-def _of_meta(key: str, value: str) -> tuple[str, list[str]]:
+def _meta_condition(key: str, value: str) -> tuple[str, list[str]]:
     """The condition that `meta` has a value at a key, and its arguments."""
     if '"' in key:
         raise Refused(f"--meta {key}: expected a key without quotes")

@@ -14,10 +14,9 @@ from agro.store.draw_rules import At, DrawRule
 from agro.store.drawing import Draws
 from agro.store.export import write_samples
 from agro.store.imports import Imports
-from agro.store.ledger import Ledger
+from agro.store.ledger import Ledger, Requests
 from agro.store.queries import Filter
 from agro.store.records import Counts, DrawnGroups, Group, Pair
-from agro.store.requests import Requests
 from agro.store.rows import Origin
 from agro.store.samples import Experience
 from agro.store.survey import Survey

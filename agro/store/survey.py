@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, NamedTuple, Unpack
 
+from agro.errors import Refused
 from agro.io.strictjson import loads
 from agro.store import queries
+from agro.store.paging import PAGE_ENTRIES, PAGE_GROUPS, PAGE_RESPONSES, Page, read_pages
 from agro.store.queries import Filter
 from agro.store.records import Counts, Group, SampleSummary
-from agro.store.rows import STATES, of_text
+from agro.store.rows import STATES, decode_text
 from agro.store.tables import Tables
 from agro.types import Text, truncation
 
@@ -47,17 +50,13 @@ class Scale(NamedTuple):
         return max(abs(self.lowest), abs(self.highest))
 
 
-# samples_draw has the rows in this order, so that nothing is sorted. Its prompt_id comes first.
-BY_GROUP = """
+# Of some groups, in the order of samples_draw, so that nothing is sorted.
+GROUP_ROWS = f"""
 SELECT id, prompt_id, episode, reward, role, source, version, knows_behavior, knows_tokens, action,
   CASE WHEN json_valid(CAST(meta AS TEXT)) THEN json_extract(CAST(meta AS TEXT), '$.finish') END, response
-FROM samples INDEXED BY samples_draw WHERE prompt_id <> '' AND NOT redone ORDER BY prompt_id
+FROM samples INDEXED BY samples_draw WHERE {queries.BETWEEN_GROUPS} AND NOT redone ORDER BY prompt_id
 """
-PROMPTS = """
-SELECT prompt, messages FROM samples WHERE id IN (
-  SELECT min(id) FROM samples INDEXED BY samples_draw WHERE prompt_id <> '' AND NOT redone GROUP BY prompt_id
-)
-"""
+PROMPTS = "SELECT id, prompt, messages FROM samples WHERE id IN (SELECT value FROM json_each(?))"
 SCALES = """
 SELECT source, min(reward), max(reward) FROM samples
 WHERE prompt_id <> '' AND NOT redone AND reward IS NOT NULL GROUP BY source
@@ -77,26 +76,67 @@ class Survey:
     def __init__(self, tables: Tables) -> None:
         self._tables, self._database = tables, tables.database
 
-    def by_group(self) -> Iterator[list[SurveyRow]]:
-        """The rows of each group, without checking that they are as they were written."""
+    def each_group_rows(self) -> Iterator[list[SurveyRow]]:
+        """The rows of each group, by prompt_id, without checking that they are as they were written."""
         self._tables.check_once("structure")
-        for _, rows in groupby(self._database.each(BY_GROUP), key=itemgetter(1)):
-            yield [_seen(row) for row in rows]
+        return read_pages(self.group_rows_page)
 
-    def prompts(self) -> Iterator[Text]:
+    def group_rows_page(self, cursor: int) -> Page[list[SurveyRow]]:
+        """Groups as `each_group_rows` has them, those after the group of the sample `cursor`."""
+        ids, following = self._next_groups(cursor)
+        rows = self._database.run(GROUP_ROWS, [cursor, ids[-1]]) if ids else []
+        groups = groupby(map(_to_survey_row, rows), key=attrgetter("prompt_id"))
+        return Page([list(group) for _, group in groups], following)
+
+    def each_prompt(self) -> Iterator[Text]:
         """The prompt of each group."""
-        for prompt, messages in self._database.each(PROMPTS):
-            yield of_text(prompt) if messages is None else loads(of_text(messages))
+        return read_pages(self.prompts_page)
+
+    def prompts_page(self, cursor: int) -> Page[Text]:
+        """The prompts of groups after that of the sample `cursor`."""
+        ids, following = self._next_groups(cursor)
+        rows = self._database.run(PROMPTS, [json.dumps(ids)])
+        prompts = {i: _to_prompt(prompt, messages) for i, prompt, messages in rows}
+        return Page([prompts[i] for i in ids], following)
 
     def groups(self, **chosen: Unpack[Filter]) -> list[Group]:
         """The groups of the chosen samples in the order in which they began."""
-        return list(self.each_group(**chosen))
+        clause, args = queries.build_condition(**chosen)
+        rows = self._database.run(queries.GROUPS.format(where=clause, order="min(first)"), args)
+        return [_to_group(row) for row in rows]
 
     def each_group(self, **chosen: Unpack[Filter]) -> Iterator[Group]:
-        """The same one by one, in constant memory."""
-        clause, args = queries.where(**chosen)
-        for prompt_id, *numbers in self._database.each(queries.GROUPS.format(where=clause), args):
-            yield Group(of_text(prompt_id), *numbers)
+        """The groups of the chosen samples by prompt_id."""
+        return read_pages(lambda cursor: self.groups_page(cursor, **chosen))
+
+    def groups_page(self, cursor: int, **chosen: Unpack[Filter]) -> Page[Group]:
+        """Groups as `each_group` has them, those after the group of the sample `cursor`."""
+        ids, following = self._next_groups(cursor, **chosen)
+        if not ids:
+            return Page([], None)
+        clause, args = queries.build_condition(**chosen)
+        sql = queries.GROUPS.format(where=f"{queries.BETWEEN_GROUPS} AND {clause}", order="prompt_id")
+        return Page([_to_group(row) for row in self._database.run(sql, [cursor, ids[-1], *args])], following)
+
+    def _next_groups(self, cursor: int, **chosen: Unpack[Filter]) -> tuple[list[int], int | None]:
+        """A sample of each of the next groups, by prompt_id, and the cursor of those after them.
+
+        Raises `Refused` where the sample of the cursor was erased meanwhile.
+        """
+        if self._database.run("SELECT 1 FROM samples WHERE id = ? AND prompt_id = ''", [cursor]):
+            raise Refused(
+                f"{self._database.path}: samples were replaced or forgotten while the store was read. What "
+                "to do: start again"
+            )
+        clause, args = queries.build_condition(**chosen)
+        sql = queries.NEXT_GROUPS.format(where=clause)
+        ids, responses = list[int](), 0
+        for i, count in self._database.run(sql, [cursor, *args, PAGE_GROUPS]):
+            ids.append(i)
+            responses += count
+            if responses >= PAGE_RESPONSES:
+                return ids, i
+        return ids, ids[-1] if len(ids) == PAGE_GROUPS else None
 
     def counts(self) -> Counts:
         self._tables.check_once("structure")
@@ -105,10 +145,10 @@ class Survey:
         )
         # Alone it reads only samples_draw, in its order.
         [(groups,)] = self._database.run("SELECT count(DISTINCT prompt_id) FROM samples WHERE NOT redone")
-        by: dict[str, dict[Any, int]] = {}
+        counts: dict[str, dict[Any, int]] = {}
         for column in ("state", "source", "role"):
             sql = f"SELECT {column}, count(*) FROM samples WHERE NOT redone GROUP BY {column}"
-            by[column] = dict(self._database.run(sql))
+            counts[column] = dict(self._database.run(sql))
         [(pairs, ties)] = self._database.run(f"SELECT count(*), total(NOT {queries.WON}) FROM pairs")
         return Counts(
             samples=samples,
@@ -117,35 +157,37 @@ class Survey:
             with_behavior=int(behavior),
             pairs=pairs - int(ties),
             ties=int(ties),
-            sources={of_text(k): n for k, n in by["source"].items()},
-            roles=by["role"],
-            **{name: by["state"].get(i, 0) for i, name in enumerate(STATES)},
+            sources={decode_text(k): n for k, n in counts["source"].items()},
+            roles=counts["role"],
+            **{name: counts["state"].get(i, 0) for i, name in enumerate(STATES)},
         )
 
-    def known(self, **chosen: Unpack[Filter]) -> list[SampleSummary]:
+    def summaries(self, **chosen: Unpack[Filter]) -> list[SampleSummary]:
         """What is known of each of the chosen samples, without reading it."""
-        return list(self.each_known(**chosen))
+        return list(self.each_summary(**chosen))
 
-    def each_known(self, **chosen: Unpack[Filter]) -> Iterator[SampleSummary]:
+    def each_summary(self, **chosen: Unpack[Filter]) -> Iterator[SampleSummary]:
         """The same one by one, in constant memory."""
-        clause, args = queries.where(**chosen)
-        names = "knows_behavior, sampling, knows_kept, episode, role"
-        columns = f"id, prompt_id, state = {queries.SCORED}, {names}"
-        rows = self._database.each(f"SELECT {columns} FROM samples WHERE {clause} ORDER BY id", args)
-        for i, group, scored, knows, how, kept, episode, role in rows:
-            excluded = "" if how is None else _truncation(how, kept)
-            yield SampleSummary(
-                i, of_text(group), bool(scored), bool(knows), excluded, of_text(episode), role
-            )
+        return read_pages(lambda cursor: self.summaries_page(cursor, **chosen))
+
+    def summaries_page(self, cursor: int, **chosen: Unpack[Filter]) -> Page[SampleSummary]:
+        """Summaries of samples with higher ids than `cursor`."""
+        clause, args = queries.build_condition(**chosen)
+        sql = (
+            f"SELECT id, prompt_id, state = {queries.SCORED}, knows_behavior, sampling, knows_kept, episode, "
+            f"role FROM samples WHERE {clause} AND id > ? ORDER BY id LIMIT {PAGE_ENTRIES}"
+        )
+        page = self._database.page(sql, [*args, cursor], rows=PAGE_ENTRIES)
+        return Page([_to_summary(row) for row in page.items], page.cursor)
 
     def scales(self) -> list[Scale]:
         """The range of the known rewards of each source that has any."""
-        return [Scale(of_text(source), *rewards) for source, *rewards in self._database.run(SCALES)]
+        return [Scale(decode_text(source), *rewards) for source, *rewards in self._database.run(SCALES)]
 
     def meetings(self, clause: str, args: Sequence[Any]) -> list[tuple[list[str], int, str]]:
         """The sets of sources that have scored responses to one prompt: how many prompts, and one of them."""
         rows = self._database.run(TOGETHER.format(where=clause), args)
-        return [(loads(names), count, of_text(prompt_id)) for names, count, prompt_id in rows]
+        return [(loads(names), count, decode_text(prompt_id)) for names, count, prompt_id in rows]
 
     def spread_of_rewards(self) -> tuple[float, float] | None:
         """The lowest and the highest known reward."""
@@ -155,32 +197,55 @@ class Survey:
         return min(s.lowest for s in scales), max(s.highest for s in scales)
 
 
-def _seen(row: tuple[Any, ...]) -> SurveyRow:
+def _to_group(row: tuple[Any, ...]) -> Group:
+    prompt_id, *numbers = row
+    return Group(decode_text(prompt_id), *numbers)
+
+
+def _to_prompt(prompt: Any, messages: Any) -> Text:
+    text: Text = decode_text(prompt) if messages is None else loads(decode_text(messages))
+    return text
+
+
+def _to_summary(row: tuple[Any, ...]) -> SampleSummary:
+    i, prompt_id, scored, knows_behavior, sampling, knows_kept, episode, role = row
+    return SampleSummary(
+        i,
+        decode_text(prompt_id),
+        bool(scored),
+        bool(knows_behavior),
+        "" if sampling is None else _truncation(sampling, knows_kept),
+        decode_text(episode),
+        role,
+    )
+
+
+def _to_survey_row(row: tuple[Any, ...]) -> SurveyRow:
     i, prompt_id, episode, reward, role, source, version, behavior, tokens, action, finish, response = row
     length = None if action is None else int.from_bytes(action, "big").bit_count()
     return SurveyRow(
         i,
-        of_text(prompt_id),
-        of_text(episode),
+        decode_text(prompt_id),
+        decode_text(episode),
         reward,
         role,
-        of_text(source),
+        decode_text(source),
         version,
         bool(behavior),
         bool(tokens),
         length,
         finish,
-        of_text(response),
+        decode_text(response),
     )
 
 
 @lru_cache(maxsize=1024)
-def _truncation(sampling: str | bytes | None, kept: int) -> str:
+def _truncation(sampling: str | bytes, knows_kept: int) -> str:
     """`Sample.truncation`, from the JSON text of `sampling` and whether there are kept sets.
 
     Empty where the text is damaged: the row is refused when it is read.
     """
     try:
-        return truncation(None if sampling is None else loads(of_text(sampling)), recorded=bool(kept))
+        return truncation(loads(decode_text(sampling)), recorded=bool(knows_kept))
     except (TypeError, ValueError):
         return ""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from agro.errors import Refused
 from agro.store.database import LEDGERS, Database, way_out
+from agro.store.paging import PAGE_ROWS, Page, read_pages
 from agro.store.records import Damage
 from agro.store.rows import SELECT, checksum, insert_into, is_valid, is_valid_sample
 
-BLOCK = 256  # samples read at once
 CHANGES = 100_000  # of groups, that connections can still read
 
 
@@ -40,7 +40,9 @@ class Tables:
     def damaged(self, table: str) -> list[int]:
         """The rowids, which are the ids of samples, of the rows that aren't as they were written."""
         if table == "samples":
-            return [row[0] for row in self.sample_rows() if not is_valid_sample(row)]
+            newest = self.last_id()
+            samples = read_pages(lambda cursor: self.sample_rows(cursor, newest))
+            return [row[0] for row in samples if not is_valid_sample(row)]
         columns = ", ".join(LEDGERS[table])
         rows = self.database.run(f"SELECT rowid, {columns}, checksum FROM {table} ORDER BY rowid")
         return [row[0] for row in rows if not is_valid(row[1:])]
@@ -52,9 +54,9 @@ class Tables:
         """
         for part in parts:
             if part not in self._checked:
-                found: Any = self._structure() if part == "structure" else self.damaged(part)
-                if found:
-                    raise self.refusal(Damage(**{part: found}))
+                damage: Any = self._structure() if part == "structure" else self.damaged(part)
+                if damage:
+                    raise self.refusal(Damage(**{part: damage}))
                 self._checked |= {part}
 
     def refusal(self, damage: Damage) -> Refused:
@@ -64,16 +66,17 @@ class Tables:
         lines = [" ".join(str(line).split()) for (line,) in self.database.run("PRAGMA integrity_check(10)")]
         return [] if lines == ["ok"] else lines
 
-    def sample_rows(self, clause: str = "TRUE", args: Iterable[Any] = ()) -> Iterator[tuple[Any, ...]]:
-        """The rows of samples in the order of their ids, those that are there when it begins."""
-        args = list(args)
-        [(last,)] = self.database.run("SELECT ifnull(max(id), 0) FROM samples")
-        after = 0
-        sql = f"{SELECT} WHERE {clause} AND id > ? AND id <= ? ORDER BY id LIMIT {BLOCK}"
-        while after < last:
-            block = self.database.run(sql, [*args, after, last])
-            yield from block
-            after = block[-1][0] if len(block) == BLOCK else last
+    def last_id(self) -> int:
+        """The id of the sample that was added last; 0 where there is none."""
+        [(newest,)] = self.database.run("SELECT ifnull(max(id), 0) FROM samples")
+        return int(newest)
+
+    def sample_rows(
+        self, cursor: int, until: int, clause: str = "TRUE", args: Sequence[Any] = ()
+    ) -> Page[tuple[Any, ...]]:
+        """Rows of samples in the order of their ids, those after `cursor` and up to the id `until`."""
+        sql = f"{SELECT} WHERE ({clause}) AND id > ? AND id <= ? ORDER BY id LIMIT {PAGE_ROWS}"
+        return self.database.page(sql, [*args, cursor, until], rows=PAGE_ROWS)
 
     def entries(self, table: str, clause: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
         """The rows of one of `LEDGERS`, without their checksums.

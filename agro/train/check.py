@@ -7,7 +7,13 @@ from collections.abc import Collection, Iterable, Sequence
 from agro.config import LoRA, RunConfig, check_texts, shared
 from agro.errors import Refused
 from agro.objectives.needs import REF_LOGP
-from agro.rollout.engines.capabilities import capabilities, check_section
+from agro.rollout.engines.capabilities import CAPABILITIES, capabilities, check_section
+from agro.train.abilities import (
+    check_learner,
+    check_source,
+    learner_capabilities,
+    source_capabilities,
+)
 from agro.train.check_objective import check_followed, check_phase
 from agro.train.phases import Phase
 from agro.types import ROLES
@@ -25,15 +31,16 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
     phases = Phase.all(config)
     _check_shared(config, phases)
     _check_references(config, phases)
-    _check_policy(phases[0].config)
+    _check_adapter(phases[0].config)
+    _check_reference(phases[0].config, phases)
     for phase in phases:
-        where = f"phase {phase.name}: " if config.phases else ""
-        _check_rules(phase.config, where)
-        _check_shares(phase.config, where)
-        _check_engine(phase.config, where)
-        check_phase(phase, where)
+        prefix = f"phase {phase.name}: " if config.phases else ""
+        _check_rules(phase.config, prefix)
+        _check_shares(phase.config, prefix)
+        _check_engine(phase.config, prefix)
+        check_phase(phase, prefix)
     _check_used(config, phases)
-    _check_elsewhere(config, phases)
+    _check_source(config, phases)
     _check_measured(config, phases)
     check_followed(phases)
     return phases
@@ -41,61 +48,52 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
 
 def check_sharded(config: RunConfig) -> None:
     """Raise `Refused` for settings that don't work on several ranks."""
-    for given, name in (
-        (config.policy.lora is not None, "policy.lora"),
-        (config.policy.cache_reference, "policy.cache_reference"),
-        (bool(config.train.offload), "train.offload"),
-        (config.train.gradient_checkpointing, "train.gradient_checkpointing"),
-        ("serves_ranks" not in capabilities(config.engine.kind), "engine.kind"),
-        (config.policy.dtype == "mixed", "policy.dtype"),
-        (any(config.phase(n).train.weights_average for n in config.phase_names), "train.weights_average"),
-    ):
-        if given:
-            raise Refused(
-                f"{name} doesn't work on several ranks yet (torchrun); remove it, or train in one process"
-            )
+    if "serves_ranks" not in capabilities(config.engine.kind):
+        raise Refused(
+            f"engine.kind doesn't work on several ranks (torchrun): it needs an engine that "
+            f'{CAPABILITIES["serves_ranks"]}. What to do: use engine.kind = "hf", or train in one process'
+        )
+    can = learner_capabilities(ranks=2)
+    for name in config.phase_names:
+        check_learner(config.phase(name), can, "on several ranks (torchrun)")
 
 
-def _check_engine(config: RunConfig, where: str) -> None:
+def _check_engine(config: RunConfig, prefix: str) -> None:
     """Settings of a phase that the engine can't serve."""
     kind = config.engine.kind
     for name in ("sampler", "train", "source"):
-        check_section(name, getattr(config, name), capabilities(kind), f'engine.kind = "{kind}"', where)
+        check_section(name, getattr(config, name), capabilities(kind), f'engine.kind = "{kind}"', prefix)
 
 
-def _check_elsewhere(config: RunConfig, phases: Sequence[Phase]) -> None:
-    """What collectors in other processes can't do yet."""
-    if config.source.kind != "elsewhere":
-        return
+def _check_source(config: RunConfig, phases: Sequence[Phase]) -> None:
+    """Settings of phases that the source can't serve."""
+    can = source_capabilities(config.source.kind)
     for phase in phases:
-        own = phase.config
-        if own.sampler != config.sampler or own.environment != config.environment:
+        check_source(phase.config, can, f"phase {phase.name}: " if config.phases else "")
+        sampling = phase.config.sampler, phase.config.environment
+        if "follows_phases" not in can and sampling != (config.sampler, config.environment):
             raise Refused(
-                f'phase {phase.name}: with source.kind = "elsewhere" all phases share [sampler] and '
-                "[environment], since collectors sample ahead of training; remove the change"
+                f'phase {phase.name}: with source.kind = "{config.source.kind}" all phases share [sampler] '
+                "and [environment], since its samples may be made ahead of training; remove the change"
             )
 
 
 def _check_used(config: RunConfig, phases: Sequence[Phase]) -> None:
-    """Settings that no phase would use."""
-    asks = config.data.prompts or config.data.eval_prompts
-    if not asks and any(phase.config.environment for phase in phases):
+    """Refuse settings that no phase would use: an environment without prompts, a stored value without an
+    objective that reads it, and the reverse."""
+    has_prompts = config.data.prompts or config.data.eval_prompts
+    if not has_prompts and any(phase.config.environment for phase in phases):
         raise Refused(
             "environment: episodes are played from data.prompts or data.eval_prompts, and neither is set; "
             "set one, or remove [environment]"
         )
-    if config.policy.cache_reference and not any(REF_LOGP in phase.needs for phase in phases):
-        raise Refused(
-            "policy.cache_reference keeps log-probs of the reference, but no phase's objective needs them; "
-            "remove it"
-        )
-    takes = any(phase.takes_stored_value for phase in phases)
-    given = [key for key in ("value_store", "value_half_life") if getattr(config.data, key) is not None]
-    if len(given) != takes:
-        got = " and ".join(f"data.{key} = {getattr(config.data, key)}" for key in given) or "none of them"
+    is_read = any(phase.takes_stored_value for phase in phases)
+    keys = [key for key in ("value_store", "value_half_life") if getattr(config.data, key) is not None]
+    if len(keys) != is_read:
+        got = " and ".join(f"data.{key} = {getattr(config.data, key)}" for key in keys) or "none of them"
         raise Refused(
             'data.value_store, or data.value_half_life, and an objective with baseline = "stored" go '
-            f"together: got {got} and {'such an' if takes else 'another'} objective"
+            f"together: got {got} and {'such an' if is_read else 'another'} objective"
         )
 
 
@@ -148,7 +146,7 @@ def _check_shared(config: RunConfig, phases: Sequence[Phase]) -> None:
                 )
 
 
-def _check_policy(config: RunConfig) -> None:
+def _check_adapter(config: RunConfig) -> None:
     policy = config.policy
     if policy.lora is not None and policy.model is None:
         raise Refused(
@@ -156,13 +154,21 @@ def _check_policy(config: RunConfig) -> None:
             "policy.model, or remove one of the two"
         )
     if policy.lora is not None and policy.lora.start is not None:
-        own = LoRA(start=policy.lora.start, merge=policy.lora.merge)
-        both = [key for key in ("rank", "alpha", "targets") if getattr(policy.lora, key) != getattr(own, key)]
+        start_only = LoRA(start=policy.lora.start, merge=policy.lora.merge)
+        both = [
+            key
+            for key in ("rank", "alpha", "targets")
+            if getattr(policy.lora, key) != getattr(start_only, key)
+        ]
         if both:
             raise Refused(
                 f"policy.lora.start has its own rank, alpha and targets, but policy.lora.{both[0]} is set "
                 "too; set one of them"
             )
+
+
+def _check_reference(config: RunConfig, phases: Sequence[Phase]) -> None:
+    policy = config.policy
     for key, kind in (
         ("reference_model", "model"),
         ("reference_decay", "ema"),
@@ -174,6 +180,11 @@ def _check_policy(config: RunConfig) -> None:
                 f'policy.{key} and policy.reference = "{kind}" go together: got policy.{key} = {value} and '
                 f'policy.reference = "{policy.reference}"'
             )
+    if policy.cache_reference and not any(REF_LOGP in phase.needs for phase in phases):
+        raise Refused(
+            "policy.cache_reference keeps log-probs of the reference, but no phase's objective needs them; "
+            "remove it"
+        )
     if policy.cache_reference and policy.reference in ("ema", "periodic"):
         raise Refused(
             "policy.cache_reference keeps log-probs of one reference, but policy.reference = "
@@ -192,24 +203,24 @@ def _check_policy(config: RunConfig) -> None:
         )
 
 
-def _check_rules(config: RunConfig, where: str) -> None:
+def _check_rules(config: RunConfig, prefix: str) -> None:
     """Contradictions in the settings of the guard."""
     guard = config.guard
     if guard.action == "skip" and guard.kl is not None:
         raise Refused(
-            f'{where}guard.kl and guard.action = "skip": a policy whose updates are skipped keeps its KL, so '
-            'every later step would be skipped; use "stop" or "rollback"'
+            f'{prefix}guard.kl and guard.action = "skip": a policy whose updates are skipped keeps its KL, '
+            'so every later step would be skipped; use "stop" or "rollback"'
         )
 
 
-def _check_shares(config: RunConfig, where: str) -> None:
+def _check_shares(config: RunConfig, prefix: str) -> None:
     """Shares of what isn't drawn."""
     for name in filter(None, config.data.shares_at(0)):
         key = "roles" if name in ROLES else "sources"
-        drawn = getattr(config.data, key)
-        if drawn is not None and name not in drawn:
+        allowed = getattr(config.data, key)
+        if allowed is not None and name not in allowed:
             raise Refused(
-                f"{where}data.replay has a share of {name}, which data.{key} doesn't name, so nothing of it "
+                f"{prefix}data.replay has a share of {name}, which data.{key} doesn't name, so nothing of it "
                 f"would be drawn; remove the share, or data.{key}"
             )
 
@@ -219,10 +230,10 @@ def _check_references(config: RunConfig, phases: Sequence[Phase]) -> None:
     policies = [phase.config.policy for phase in phases]
     kinds = [p.reference for p in policies]
     keys = [key for key in type(config.policy).model_fields if key.startswith("reference")]
-    of_run = {key: getattr(config.policy, key) for key in keys}
+    references = {key: getattr(config.policy, key) for key in keys}
     for policy in policies:
         same_phase = policy.model_copy(update={"reference": kinds[0]}) == policies[0]
-        if not same_phase or policy.model_copy(update=of_run) != config.policy:
+        if not same_phase or policy.model_copy(update=references) != config.policy:
             raise Refused(
                 "phases: a phase can't change [policy], except for policy.reference; remove the change"
             )
@@ -233,12 +244,14 @@ def _check_references(config: RunConfig, phases: Sequence[Phase]) -> None:
         )
 
 
-def check_heldout(prompts: Iterable[str], heldout: Collection[str], where: str = "data.eval_prompts") -> None:
+def check_heldout(
+    prompts: Iterable[str], heldout: Collection[str], setting: str = "data.eval_prompts"
+) -> None:
     """Raise `Refused` where a held-out prompt (both by id) is trained on."""
     shared = set(prompts) & set(heldout)
     if shared:
         raise Refused(
-            f"{where}: {len(shared)} of {len(heldout)} held-out prompts are in the training data "
+            f"{setting}: {len(shared)} of {len(heldout)} held-out prompts are in the training data "
             f"(for one: {', '.join(sorted(shared)[:3])}); remove them from one of the two"
         )
 
@@ -252,6 +265,6 @@ def has_groups_to_measure(config: RunConfig) -> bool:
     """Whether a phase has groups for ½ Var(R) or regret: fresh ones, an evaluation's, or held-out ones."""
     rule, data = config.evaluate, config.data
     fresh = data.samples_fresh and config.sampler.n > 1
-    of_policy = rule.kl and rule.temperature == config.policy.temperature
-    evaluated = data.eval_prompts is not None and rule.n > 1 and of_policy
+    is_on_policy = rule.kl and rule.temperature == config.policy.temperature
+    evaluated = data.eval_prompts is not None and rule.n > 1 and is_on_policy
     return fresh or evaluated or data.has_held_out_groups

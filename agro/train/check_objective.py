@@ -14,19 +14,21 @@ from agro.objectives import Need, least_responses
 from agro.objectives.needs import BEHAVIOR_LOGP, FRESH, PAIRS, REF_LOGP, grouping, ordered
 from agro.rollout.engines.capabilities import capabilities
 from agro.runs.metrics import FOLLOWED
+from agro.train.abilities import source_capabilities
 from agro.train.phases import Phase, is_tuned, lr_at, options_at
 from agro.types.sample import ROLES
 
-DECIDING = ("metric", "keep_best", "patience", "target")
+# Settings that follow a held-out measurement, each with the value that follows none.
+DECIDING = {"metric": None, "keep_best": False, "patience": 0, "target": None}
 
 
 def check_followed(phases: Sequence[Phase]) -> None:
     """Raise `Refused` where a run would wait for what no phase measures."""
     configs = [phase.config for phase in phases]
     for config in configs:
-        for key in DECIDING:
+        for key, unset in DECIDING.items():
             value = getattr(config.evaluate, key)
-            if not _is_unset(value) and not any(map(measures_followed, phases)):
+            if value != unset and not any(map(measures_followed, phases)):
                 raise _nothing_to_follow(key, value, config)
     if any(config.evaluate.metric == "eval_consistency" for config in configs):
         _check_one_beta(phases)
@@ -60,8 +62,8 @@ def measures_followed(phase: Phase) -> bool:
 def measures_heldout_kl(config: RunConfig) -> bool:
     """Whether a phase measures eval_kl_ref, on held-out prompts or on a few prompts of the store."""
     rule = config.evaluate
-    of_policy = rule.temperature == config.policy.temperature
-    return samples_kl(config) or (rule.kl and config.data.eval_prompts is not None and of_policy)
+    is_on_policy = rule.temperature == config.policy.temperature
+    return samples_kl(config) or (rule.kl and config.data.eval_prompts is not None and is_on_policy)
 
 
 def samples_kl(config: RunConfig) -> bool:
@@ -71,12 +73,11 @@ def samples_kl(config: RunConfig) -> bool:
     responses are episodes, whose prompts need more than the store has.
     """
     wanted = config.data.draws_stored and config.evaluate.kl and config.evaluate.kl_samples > 0
-    shares = "shares_weights" in capabilities(config.engine.kind) and config.source.kind == "inline"
-    return wanted and shares and config.environment is None and config.data.eval_prompts is None
-
-
-def _is_unset(value: Any) -> bool:
-    return value is None or value is False or (isinstance(value, int) and value == 0)
+    shares_weights = "shares_weights" in capabilities(config.engine.kind)
+    shares_engine = "shares_engine" in source_capabilities(config.source.kind)
+    if not (wanted and shares_weights and shares_engine):
+        return False
+    return config.environment is None and config.data.eval_prompts is None
 
 
 def _nothing_to_follow(key: str, value: Any, phase: RunConfig) -> Refused:
@@ -97,120 +98,121 @@ def _check_one_beta(phases: Sequence[Phase]) -> None:
     """½ Var(R) under another β is another measure, in which no best can be chosen."""
     measured = [phase for phase in phases if phase.config.data.has_held_out_groups]
     betas = [phase.diagnostic_beta(phase.config.objective.options) for phase in measured]
-    known = [beta for beta in betas if beta is not None]
-    changes = [beta for beta in known if isinstance(beta, Mapping) or beta != known[0]]
+    values = [beta for beta in betas if beta is not None]
+    changes = [beta for beta in values if isinstance(beta, Mapping) or beta != values[0]]
     if changes:
         raise Refused(
             "evaluate.metric = eval_consistency compares ½ Var(R) over the run, which needs one β, but "
-            f"objective.beta changes: got {', '.join(map(str, known))}. What to do: set evaluate.beta"
+            f"objective.beta changes: got {', '.join(map(str, values))}. What to do: set evaluate.beta"
         )
 
 
-def check_phase(phase: Phase, where: str) -> None:
+def check_phase(phase: Phase, prefix: str) -> None:
     """Raise `Refused` where the settings of a phase contradict what its objective needs."""
     config, entry = phase.config, phase.entry
     name, data = config.objective.name, config.data
     needs = entry.needs(phase.resolved(options_at(config.objective.options, 0)))
     if is_tuned(config.objective.options.get("beta")):
-        _check_tuned(config, needs, where)
+        _check_tuned(config, needs, prefix)
     if config.train.steps is not None:  # else it isn't known yet
         phase.resolved(options_at(config.objective.options, config.train.steps))
         lr_at(config.train, 0, config.train.steps)
     if data.samples_fresh and not data.prompts:
         raise Refused(
-            f"{where}data.replay = {data.replay} samples from prompts, but data.prompts isn't set; set it, "
+            f"{prefix}data.replay = {data.replay} samples from prompts, but data.prompts isn't set; set it, "
             "or data.replay = 1"
         )
     if data.experts and data.store is None:
         raise Refused(
-            f"{where}data.experts = {data.experts} draws stored responses, but data.store isn't set; set it, "
-            "or leave data.experts out"
+            f"{prefix}data.experts = {data.experts} draws stored responses, but data.store isn't set; set "
+            "it, or leave data.experts out"
         )
-    _check_origin(config, needs, where)
-    _check_best_of_group(config, needs, where)
-    _check_spread(config, needs, where)
-    least = least_responses(needs)
-    if data.samples_fresh and config.sampler.n < least:
+    _check_origin(config, needs, prefix)
+    _check_best_of_group(config, needs, prefix)
+    _check_spread(config, needs, prefix)
+    minimum = least_responses(needs)
+    if data.samples_fresh and config.sampler.n < minimum:
         raise Refused(
-            f"{where}objective {name} needs groups of at least {least} responses, but sampler.n is "
-            f"{config.sampler.n}. What to do: {_ways_to_smaller(phase, least)}a larger sampler.n"
+            f"{prefix}objective {name} needs groups of at least {minimum} responses, but sampler.n is "
+            f"{config.sampler.n}. What to do: {_ways_to_smaller(phase, minimum)}a larger sampler.n"
         )
-    _check_completing(config, needs, where)
-    least = least_responses(needs, "expert") - (data.complete_groups or 0)
-    if data.group_size is not None and data.draws_stored and data.group_size < least:
+    _check_completing(config, needs, prefix)
+    minimum = least_responses(needs, "expert") - (data.complete_groups or 0)
+    if data.group_size is not None and data.draws_stored and data.group_size < minimum:
         raise Refused(
-            f"{where}objective {name} needs groups of at least {least} responses, but data.group_size is "
-            f"{data.group_size}. What to do: {_ways_to_smaller(phase, least)}a larger data.group_size"
+            f"{prefix}objective {name} needs groups of at least {minimum} responses, but data.group_size is "
+            f"{data.group_size}. What to do: {_ways_to_smaller(phase, minimum)}a larger data.group_size"
         )
     if FRESH in needs:
-        _check_on_policy(config, where)
+        _check_on_policy(config, prefix)
 
 
-def _ways_to_smaller(phase: Phase, least: int) -> str:
+def _ways_to_smaller(phase: Phase, minimum: int) -> str:
     """The options without which the objective trains on smaller groups, such as a baseline of the group."""
-    given = phase.config.objective.options
+    options = phase.config.objective.options
     ways = ""
-    for key, value in given.items():
-        others = {name: other for name, other in given.items() if name != key}
-        if least_responses(phase.entry.needed(others)) < least:
+    for key, value in options.items():
+        remaining = {name: other for name, other in options.items() if name != key}
+        if least_responses(phase.entry.needed(remaining)) < minimum:
             ways += f"remove objective.{key} = {value!r} or give it another value, or "
     return ways
 
 
-def _check_tuned(config: RunConfig, needs: set[Need], where: str) -> None:
+def _check_tuned(config: RunConfig, needs: set[Need], prefix: str) -> None:
     """Refuse a β that follows the KL where no KL is measured after the first step."""
     evaluates = bool(config.evaluate.every) and measures_heldout_kl(config)
     if REF_LOGP not in needs or not (config.data.samples or evaluates):
         raise Refused(
-            f"{where}objective.beta with target_kl follows kl_ref, the KL to the reference of an objective "
+            f"{prefix}objective.beta with target_kl follows kl_ref, the KL to the reference of an objective "
             f"that needs it, got {config.objective.name}. It is measured on fresh samples, got data.replay = "
             f"{config.data.replay}, or at evaluations, which need evaluate.every, evaluate.kl, and "
             "evaluate.kl_samples or data.eval_prompts. What to do: set these, or a number for beta"
         )
 
 
-def _check_origin(config: RunConfig, needs: set[Need], where: str) -> None:
+def _check_origin(config: RunConfig, needs: set[Need], prefix: str) -> None:
     """Refuse needs that fresh samples, or stored ones, can't satisfy."""
     name, data = config.objective.name, config.data
     if PAIRS in needs and data.samples_fresh:
         raise Refused(
-            f"{where}objective {name} needs pairs, which fresh samples don't have, but data.replay = "
+            f"{prefix}objective {name} needs pairs, which fresh samples don't have, but data.replay = "
             f"{data.replay}. What to do: data.replay = 1, from a data.store with judged pairs (agro import), "
             "or an objective on rewards, such as agro."
         )
     if BEHAVIOR_LOGP in needs and data.samples:
-        _check_truncation(config, where)
-    stale = config.source.kind == "elsewhere" and data.max_age != 0
+        _check_truncation(config, prefix)
+    is_current = "samples_current_weights" in source_capabilities(config.source.kind)
+    may_be_stale = not is_current and data.max_age != 0
     for need in ordered(needs):
-        if need.fresh_only and stale:
+        if need.fresh_only and may_be_stale:
             raise Refused(
-                f'{where}objective {name} needs {need.what}, but with source.kind = "elsewhere" samples may '
-                f"be stale (data.max_age = {data.max_age}). What to do: data.max_age = 0, or "
+                f'{prefix}objective {name} needs {need.what}, but with source.kind = "{config.source.kind}" '
+                f"samples may be stale (data.max_age = {data.max_age}). What to do: data.max_age = 0, or "
                 f"{need.way_out}."
             )
         stored = [role for role in data.roles or ROLES if need.applies_to(role)]
         if need.fresh_only and data.draws_stored and stored:
             raise Refused(
-                f"{where}objective {name} needs {need.what}, but data.replay = {data.replay} draws stored "
+                f"{prefix}objective {name} needs {need.what}, but data.replay = {data.replay} draws stored "
                 f"samples. What to do: {need.way_out}."
             )
 
 
-def _check_completing(config: RunConfig, needs: set[Need], where: str) -> None:
+def _check_completing(config: RunConfig, needs: set[Need], prefix: str) -> None:
     """What data.complete_groups and data.reward_scale can't be combined with."""
     data = config.data
     stored = [
         name
-        for name, given in (
+        for name, is_set in (
             ("min_reward", data.min_reward is not None),
             ("best_of_group", data.best_of_group),
             ("spread", data.spread),
         )
-        if given
+        if is_set
     ]
     if data.reward_scale and stored:
         raise Refused(
-            f"{where}data.reward_scale maps rewards after the draw, but data.{stored[0]} compares them as "
+            f"{prefix}data.reward_scale maps rewards after the draw, but data.{stored[0]} compares them as "
             "they are stored; remove one of the two"
         )
     if data.complete_groups is None:
@@ -220,17 +222,15 @@ def _check_completing(config: RunConfig, needs: set[Need], where: str) -> None:
         problem = "completes stored groups, but none is drawn: set data.store and data.replay"
     elif PAIRS in needs:
         problem = f"samples responses without judgments, but objective {config.objective.name} needs pairs"
-    elif config.source.kind != "inline":
-        problem = f'samples in the step, but source.kind is "{config.source.kind}"'
     elif data.spread:
         problem = "and data.spread exclude each other: whether rewards differ isn't known before it samples"
     if problem:
         raise Refused(
-            f"{where}data.complete_groups = {data.complete_groups} {problem}; change one of the two"
+            f"{prefix}data.complete_groups = {data.complete_groups} {problem}; change one of the two"
         )
 
 
-def _check_truncation(config: RunConfig, where: str) -> None:
+def _check_truncation(config: RunConfig, prefix: str) -> None:
     """Ratios need the kept sets of truncated samples; to a greedy choice there is none."""
     sampler = config.sampler
     reports = "reports_kept_sets" in capabilities(config.engine.kind)
@@ -241,24 +241,24 @@ def _check_truncation(config: RunConfig, where: str) -> None:
     if sampler.temperature > 0:
         way += ', or record which tokens it keeps (engine.kind = "hf" and sampler.keep_sets = true)'
     raise Refused(
-        f"{where}objective {config.objective.name} needs {BEHAVIOR_LOGP} over the same tokens as the "
+        f"{prefix}objective {config.objective.name} needs {BEHAVIOR_LOGP} over the same tokens as the "
         f"trainer's, but sampler has {sampler.truncation}: what it excludes makes ratios to the policy "
         f"biased. What to do: {way}, or use an objective that doesn't need them, such as agro."
     )
 
 
-def _check_best_of_group(config: RunConfig, needs: set[Need], where: str) -> None:
+def _check_best_of_group(config: RunConfig, needs: set[Need], prefix: str) -> None:
     """The responses that it draws of a group have one reward, so there is nothing to compare."""
     need = grouping(needs)
     if config.data.best_of_group and need is not None:
         raise Refused(
-            f"{where}objective {config.objective.name} compares the responses of a group (it needs "
+            f"{prefix}objective {config.objective.name} compares the responses of a group (it needs "
             f"{need.what}), but data.best_of_group draws only those of its highest reward. What to do: leave "
             "data.best_of_group out, or use an objective of single responses, such as sft."
         )
 
 
-def _check_spread(config: RunConfig, needs: set[Need], where: str) -> None:
+def _check_spread(config: RunConfig, needs: set[Need], prefix: str) -> None:
     """Where no group can have rewards that differ, or where they aren't looked at."""
     data = config.data
     if not data.spread:
@@ -272,22 +272,22 @@ def _check_spread(config: RunConfig, needs: set[Need], where: str) -> None:
         problem = "sampler.n = 1 makes groups of one response"
     if problem:
         raise Refused(
-            f"{where}data.spread = true trains only on groups whose rewards differ, but {problem}. What to "
+            f"{prefix}data.spread = true trains only on groups whose rewards differ, but {problem}. What to "
             "do: data.spread = false, or change the other"
         )
 
 
-def _check_on_policy(config: RunConfig, where: str) -> None:
+def _check_on_policy(config: RunConfig, prefix: str) -> None:
     """Samples have to be of the policy itself, with its current weights."""
     name, sampler, updates = config.objective.name, config.sampler, config.train.updates
     if updates > 1:
         raise Refused(
-            f"{where}objective {name} needs {FRESH.what}, but train.updates = {updates}. What to do: "
+            f"{prefix}objective {name} needs {FRESH.what}, but train.updates = {updates}. What to do: "
             f"{FRESH.way_out}."
         )
     if not sampler.is_of_policy(config.policy.temperature):
         raise Refused(
-            f"{where}objective {name} needs samples of the policy itself: sampler.temperature = "
+            f"{prefix}objective {name} needs samples of the policy itself: sampler.temperature = "
             f"policy.temperature ({config.policy.temperature}), no truncation and no skipped layers; got "
             f"temperature {sampler.temperature}, top_k {sampler.top_k}, top_p {sampler.top_p}, min_p "
             f"{sampler.min_p}, skip_layers {sampler.skip_layers}"

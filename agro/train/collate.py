@@ -25,7 +25,7 @@ from agro.rollout.engines.capabilities import capabilities
 from agro.store import Pair, Store
 from agro.train.learner import Learner
 from agro.train.phases import Phase
-from agro.types import Batch, Kept, Sample, Text
+from agro.types import Batch, KeptSets, Sample, Text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +48,7 @@ def collate(
     lengths = [len(s.tokens) for s in samples if s.tokens is not None]
     T = max(lengths)
     behavior = [s.behavior_logp for s in samples]
+    has_behavior = any(value is not None for value in behavior)
     token_reward = [s.token_reward for s in samples]
     extra = {}
     if any(value is not None for value in token_reward):
@@ -58,8 +59,8 @@ def collate(
         mask=mask,
         reward=[total_reward(s) for s in samples],
         group=[s.prompt_id for s in samples],
-        response=[response_of(s, i) for i, s in enumerate(samples)],
-        behavior_logp=None if _all_unknown(behavior) else _padded(behavior, T, math.nan, torch.float32),
+        response=[i if s.episode is None else (s.prompt_id, s.episode) for i, s in enumerate(samples)],
+        behavior_logp=_padded(behavior, T, math.nan, torch.float32) if has_behavior else None,
         age=[staleness(s, version) for s in samples],
         role=[s.role for s in samples],
         extra=extra,
@@ -71,7 +72,7 @@ def collate(
     )
     if not over_kept:
         return batch
-    return batch.replace(kept=Kept.of([kept_sets(s) for s in samples], mask))
+    return batch.replace(kept=KeptSets.of([kept_sets(s) for s in samples], mask))
 
 
 def kept_sets(sample: Sample) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
@@ -79,11 +80,6 @@ def kept_sets(sample: Sample) -> tuple[NDArray[np.int32], NDArray[np.int32]] | N
     if sample.kept is None or sample.kept_count is None:
         return None
     return sample.kept, sample.kept_count
-
-
-def response_of(sample: Sample, number: int) -> tuple[str, str] | int:
-    """A key for the response of sample `number`: all samples of an episode have the same one."""
-    return number if sample.episode is None else (sample.prompt_id, sample.episode)
 
 
 def staleness(sample: Sample, version: int) -> int | None:
@@ -97,23 +93,19 @@ def total_reward(sample: Sample) -> float:
     """Of the response and of its tokens; NaN where neither is known."""
     if sample.token_reward is None:
         return math.nan if sample.reward is None else sample.reward
-    known = sample.token_reward[~torch.as_tensor(sample.token_reward.copy()).isnan().numpy()]
-    if sample.reward is None and not len(known):
+    token_rewards = sample.token_reward[~torch.as_tensor(sample.token_reward.copy()).isnan().numpy()]
+    if sample.reward is None and not len(token_rewards):
         return math.nan
-    return (sample.reward or 0.0) + float(known.sum(dtype="float64"))
-
-
-def _all_unknown(values: Sequence[Any]) -> bool:
-    return all(value is None for value in values)
+    return (sample.reward or 0.0) + float(token_rewards.sum(dtype="float64"))
 
 
 def _padded(values: Sequence[Any], T: int, fill: float, dtype: torch.dtype) -> Tensor:
     """[B,T] one value a sample, or None, padded on the right with `fill`."""
-    out = torch.full((len(values), T), fill, dtype=dtype)
-    for padded, value in zip(out, values, strict=True):
+    rows = torch.full((len(values), T), fill, dtype=dtype)
+    for padded, value in zip(rows, values, strict=True):
         if value is not None:
             padded[: len(value)] = torch.as_tensor(value.copy())
-    return out
+    return rows
 
 
 OVER_KEPT = ", over kept sets"  # in the key of a batch whose log-probs are
@@ -136,18 +128,20 @@ class ReferenceCache:
         key = self.key if batch.kept is None else self.key + OVER_KEPT
         ids = [s.id for s in samples if s.id is not None]
         assert len(ids) == len(samples)
-        known = self.store.ledger.reference_logp(self.run, key, ids, until=self.until)
+        cached = self.store.ledger.reference_logp(self.run, key, ids, until=self.until)
         wanted = batch.mask.sum(1).tolist()
-        missing = [row for row, i in enumerate(ids) if i not in known or len(known[i]) != wanted[row]]
-        out = torch.zeros(batch.mask.shape, dtype=torch.float64, device=batch.mask.device)
+        missing = [row for row, i in enumerate(ids) if i not in cached or len(cached[i]) != wanted[row]]
+        ref_logp = torch.zeros(batch.mask.shape, dtype=torch.float64, device=batch.mask.device)
         if missing:
             rows = torch.tensor(missing, device=batch.mask.device)
-            out[rows] = self.learner.logp(batch.rows(rows), "reference").to(out.device)
-            new = {ids[row]: out[row][batch.mask[row]].float().cpu().numpy() for row in missing}
+            ref_logp[rows] = self.learner.logp(batch.rows(rows), "reference").to(ref_logp.device)
+            new = {ids[row]: ref_logp[row][batch.mask[row]].float().cpu().numpy() for row in missing}
             self.store.ledger.keep_reference_logp(self.run, step, key, new)
         for row in set(range(len(ids))) - set(missing):
-            out[row, batch.mask[row]] = torch.tensor(known[ids[row]], dtype=torch.float64, device=out.device)
-        return batch.replace(ref_logp=out)
+            ref_logp[row, batch.mask[row]] = torch.tensor(
+                cached[ids[row]], dtype=torch.float64, device=ref_logp.device
+            )
+        return batch.replace(ref_logp=ref_logp)
 
 
 def has_ratios(needs: Collection[str]) -> bool:
@@ -211,13 +205,13 @@ class StoredValues:
 
         `prompts`: by id. Raises `Refused` where one of them has none, or is another prompt in the store.
         """
-        by_response: dict[str, dict[str | int | None, float]] = {}
+        rewards_of: dict[str, dict[str | int | None, float]] = {}
         with Store.open(path, read_only=True, create=False) as store:
             store.experience.check_prompts(prompts.items())
             for s in store.samples(scored=True):
                 response = s.id if s.episode is None else s.episode
-                by_response.setdefault(s.prompt_id, {})[response] = total_reward(s)
-        missing = sorted(prompts.keys() - by_response.keys())
+                rewards_of.setdefault(s.prompt_id, {})[response] = total_reward(s)
+        missing = sorted(prompts.keys() - rewards_of.keys())
         if missing:
             raise Refused(
                 f"data.value_store: {path}: expected scored samples of the reference for all {len(prompts)} "
@@ -225,7 +219,7 @@ class StoredValues:
                 f"{', '.join(missing[:3])}). What to do: agro sample --model REFERENCE --prompts FILE --out "
                 "STORE -n 8, then agro score"
             )
-        return cls({prompt: np.array(list(rewards.values())) for prompt, rewards in by_response.items()})
+        return cls({prompt: np.array(list(rewards.values())) for prompt, rewards in rewards_of.items()})
 
     def value(self, prompt_id: str, beta: float) -> float:
         """The estimate, in units of reward; NaN for an unknown prompt, which the objective refuses."""
@@ -266,18 +260,18 @@ class TrackedValues:
         """NaN for a prompt without earlier responses in a batch without other prompts."""
         ids = {s.id for s in samples if s.id is not None}
         names = list(dict.fromkeys(s.prompt_id for s in samples))
-        known = self.store.experience.rewards(self.run, names, without=ids)
+        rewards = self.store.experience.rewards(self.run, names, without=ids)
         means = self._means(samples)
         values = {}
         for name in names:
-            others = [mean for other, mean in means.items() if other != name]
+            other_means = [mean for other, mean in means.items() if other != name]
             weights = [
-                2 ** (-(self.learner.version - version) / self.half_life) for version, _ in known[name]
+                2 ** (-(self.learner.version - version) / self.half_life) for version, _ in rewards[name]
             ]
-            total = math.fsum(w * reward for w, (_, reward) in zip(weights, known[name], strict=True))
+            total = math.fsum(w * reward for w, (_, reward) in zip(weights, rewards[name], strict=True))
             count = math.fsum(weights)
-            if others:
-                total, count = total + math.fsum(others) / len(others), count + 1
+            if other_means:
+                total, count = total + math.fsum(other_means) / len(other_means), count + 1
             values[name] = total / count if count else math.nan
         column = torch.tensor(
             [values[s.prompt_id] for s in samples], dtype=torch.float64, device=batch.mask.device

@@ -77,11 +77,11 @@ def ranking(batch: Batch, logp_BT: Tensor, average: str = "sum") -> NDArray[np.f
     return np.array(auc)
 
 
-def unequal(groups: Groups, least: float = 0.0) -> Tensor:
-    """[G] whether the known rewards of a group differ, by more than `least` times the largest |reward|."""
+def unequal(groups: Groups, share: float = 0.0) -> Tensor:
+    """[G] whether the known rewards of a group differ, by more than `share` times the largest |reward|."""
     highest_G, lowest_G = groups.extremes(groups.reward)
     largest = groups.reward.abs().nan_to_num().max()
-    return highest_G - lowest_G > least * largest
+    return highest_G - lowest_G > share * largest
 
 
 def summary(name: str, values: NDArray[np.float64]) -> dict[str, float]:
@@ -242,9 +242,9 @@ def _extremes(groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
 
 def _rewards(groups: Groups) -> Tensor:
     """[N] NaN also where the rows of a response have different rewards: not every objective refuses that."""
-    of_row, response = groups.batch.reward.double(), groups.batch.response
-    some_N = of_row[groups.first_row]
-    differs_B = some_N[response] != of_row
+    reward_B, response = groups.batch.reward.double(), groups.batch.response
+    some_N = reward_B[groups.first_row]
+    differs_B = some_N[response] != reward_B
     return torch.where(groups.mean_rows(differs_B.double()) > 0, torch.nan, some_N)
 
 
@@ -264,10 +264,10 @@ def exponential(name: str, logs: Values, *, error: bool = True) -> dict[str, flo
         return {}
     scale = float(logs.max())
     scaled = np.exp(logs - scale)  # at most 1
-    found = {name: float(scaled.mean())}
+    metrics = {name: float(scaled.mean())}
     if error:
-        found = summary(name, scaled)
-    return {key: _times_exp(value, scale) for key, value in found.items()}
+        metrics = summary(name, scaled)
+    return {key: _times_exp(value, scale) for key, value in metrics.items()}
 
 
 def _times_exp(value: float, scale: float) -> float:

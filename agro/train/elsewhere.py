@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from agro.config import RunConfig, check_texts
 from agro.errors import Refused
@@ -35,6 +36,7 @@ from agro.rollout.engines import Engine
 from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
 from agro.store import Store
 from agro.store.rows import ledger_of
+from agro.train.abilities import SourceCapability
 from agro.train.collate import recording
 from agro.train.fingerprints import of_prompts_and_scoring
 from agro.train.inputs import configured_prompts, valid_prompts
@@ -49,6 +51,8 @@ KEPT = 3  # published weights: a collector may still be loading the ones before 
 
 class CollectorSource:
     """Waits until collectors have added the fresh groups of a step."""
+
+    can: ClassVar[frozenset[SourceCapability]] = frozenset()
 
     def __init__(self, phase: Phase, store: Store, run: str, folder: Path, activity: Activity) -> None:
         """`folder`: of the run, into whose weights/ the learner publishes."""
@@ -70,7 +74,7 @@ class CollectorSource:
         self.step = wanted.step
         tokens = sum(int(s.action.sum()) for s in samples if s.action is not None)
         failed = sum(s.reward is None for s in samples)
-        ids = self.store.experience.by_origin(ledger_of(self.run), numbers)
+        ids = self.store.experience.find_in_ledger(ledger_of(self.run), numbers)
         return CollectResult(tuple(ids), failed, tokens, too_stale=skipped, failed_requests=None)
 
     def publish(self, learner: Learner) -> None:
@@ -91,10 +95,10 @@ class CollectorSource:
         numbers: list[int] = []
         skipped = 0
         while len(numbers) < groups:
-            before = len(numbers)
+            previous = len(numbers)
             numbers, stale = self._valid(self.store.requests.ready(self.run, groups))
             skipped += stale
-            if len(numbers) > before or stale:
+            if len(numbers) > previous or stale:
                 deadline = time.monotonic() + seconds
             self.activity.stage("waiting for samples", len(numbers), groups)
             self.activity.check()
@@ -111,14 +115,14 @@ class CollectorSource:
 
     def _valid(self, numbers: list[int]) -> tuple[list[int], int]:
         """The requests at most `data.max_age` optimizer steps behind; skips and counts the others."""
-        most = self.config.data.max_age
-        if most is None:
+        max_age = self.config.data.max_age
+        if max_age is None:
             return numbers, 0
         valid, stale, responses = [], [], 0
         for number in numbers:
             samples = self._samples([number])
             oldest = min((s.oldest_version for s in samples), default=self.version)
-            if self.version - oldest > most:
+            if self.version - oldest > max_age:
                 stale.append(number)
                 responses += len(samples)
             else:
@@ -128,7 +132,7 @@ class CollectorSource:
 
     def _samples(self, numbers: Collection[int]) -> list[Sample]:
         """What the requests brought; damaged samples are for the draw to report."""
-        ids = self.store.experience.by_origin(ledger_of(self.run), list(numbers))
+        ids = self.store.experience.find_in_ledger(ledger_of(self.run), list(numbers))
         return list(self.store.samples(ids=ids, skip_damaged=True))
 
 
@@ -193,9 +197,9 @@ class Collector:
             )
         if not self.config.data.prompts:
             raise Refused(f"{run}: data.prompts isn't set, so there is nothing to sample from")
-        before = record["inputs"]
-        for key, now in of_prompts_and_scoring(self.config, {}).items():
-            if before.get(key, now) != now:
+        inputs = record["inputs"]
+        for key, digest in of_prompts_and_scoring(self.config, {}).items():
+            if inputs.get(key, digest) != digest:
                 raise Refused(
                     f"{run}: what {key} names has changed since the run began. What to do: put it back, or "
                     f"start a new run; --resume --accept {key} lets the trainer, and then this, go on with it"
@@ -208,7 +212,7 @@ class Collector:
         """Collect until the run ends; returns the number of responses."""
         policy, published = self._load()
         self.prompts, _ = valid_prompts(self.prompts, policy.encoder, self.config.data, "prompts")
-        made = 0
+        responses = 0
         reward = EpisodeReward(load_reward(self.config.reward))
         with closing(reward), Store.open(self.store_file, create=False) as store, alive(self.run, self.name):
             engine = embedded(policy, published.version, fused=self.config.engine.fused)
@@ -219,7 +223,7 @@ class Collector:
                 numbers = self._claim(store, config, published.step)
                 if numbers:
                     rollout = load_rollout(policy.encoder, engine, config.environment)
-                    made += self._collect(rollout, config, published, store, reward, numbers)
+                    responses += self._collect(rollout, config, published, store, reward, numbers)
                     deadline = self._deadline()
                 elif is_locked(self.run / ".lock"):  # by the trainer, which is at work
                     deadline = self._deadline()
@@ -234,7 +238,7 @@ class Collector:
                     time.sleep(POLL_SECONDS)
                 self.activity.check()
                 published = self._renew(engine, published)
-        return made
+        return responses
 
     def _collect(
         self,
@@ -269,7 +273,7 @@ class Collector:
         return store.requests.claim(
             self.id,
             self.name,
-            most=min(at_once, config.train.groups),
+            maximum=min(at_once, config.train.groups),
             ahead=ahead(config) - store.requests.backlog(self.id, trained),
             dead=[name for name in store.requests.collectors(self.id) if not is_alive(self.run, name)],
         )

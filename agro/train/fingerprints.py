@@ -22,7 +22,7 @@ from typing import Any
 
 from agro.config import RunConfig
 from agro.io.files import digest
-from agro.logs import records
+from agro.logs import record_files
 from agro.models.policy import Policy
 from agro.models.reference import fingerprint
 from agro.store import Store
@@ -41,35 +41,35 @@ def fingerprints(
         names.append("lora.start")
     if config.policy.chat.template is not None:
         names.append("chat.template")
-    found = {", ".join(f"policy.{name}" for name in names): fingerprint(policy)}
+    digests = {", ".join(f"policy.{name}" for name in names): fingerprint(policy)}
     if reference is not None and config.policy.reference == "model":
-        found["policy.reference_model"] = fingerprint(reference)
-    found |= of_prompts_and_scoring(config, functions)
-    found |= _of_phases(config, _objective_and_stores)
-    return found
+        digests["policy.reference_model"] = fingerprint(reference)
+    digests |= of_prompts_and_scoring(config, functions)
+    digests |= _of_phases(config, _objective_and_stores)
+    return digests
 
 
 def of_prompts_and_scoring(config: RunConfig, functions: Functions) -> dict[str, str]:
     """By key, of what responses are sampled to and scored with."""
-    found = {}
+    digests = {}
     for key in ("prompts", "eval_prompts"):
         if paths := config.data.paths(key):
-            found[f"data.{key}"] = " ".join(map(records.fingerprint, paths))
+            digests[f"data.{key}"] = " ".join(map(record_files.fingerprint, paths))
     if config.scores:
-        found |= _of_code("reward", config.reward.name, config.reward.options, functions)
+        digests |= _of_code("reward", config.reward.name, config.reward.options, functions)
         for i, part in enumerate(config.reward.functions):
-            found |= _of_code(f"reward.functions.{i}", part.name, part.options, functions)
-    return found | _of_phases(config, _environment)
+            digests |= _of_code(f"reward.functions.{i}", part.name, part.options, functions)
+    return digests | _of_phases(config, _environment)
 
 
-def _of_phases(config: RunConfig, of_phase: Callable[[RunConfig], dict[str, str]]) -> dict[str, str]:
-    """What `of_phase` returns for each phase. A key that differs from an earlier phase's has a prefix."""
-    found: dict[str, str] = {}
+def _of_phases(config: RunConfig, describe: Callable[[RunConfig], dict[str, str]]) -> dict[str, str]:
+    """What `describe` returns for each phase. A key that differs from an earlier phase's has a prefix."""
+    digests: dict[str, str] = {}
     for name in config.phase_names:
-        for key, value in of_phase(config.phase(name)).items():
-            if found.setdefault(key, value) != value:
-                found[f"phases.{name}.{key}"] = value
-    return found
+        for key, value in describe(config.phase(name)).items():
+            if digests.setdefault(key, value) != value:
+                digests[f"phases.{name}.{key}"] = value
+    return digests
 
 
 def _environment(config: RunConfig) -> dict[str, str]:
@@ -80,24 +80,24 @@ def _environment(config: RunConfig) -> dict[str, str]:
 
 def _objective_and_stores(config: RunConfig) -> dict[str, str]:
     """The objective's code, and the samples of stores that are only read."""
-    found = _of_code("objective", config.objective.name, {}, {})
+    digests = _of_code("objective", config.objective.name, {}, {})
     for key in ("value_store", "eval_store"):
         path = getattr(config.data, key)
         if path is not None and path != config.data.store and exists(Path(path)):
             with Store.open(path, read_only=True) as store:
-                found[f"data.{key}"] = store.ledger.fingerprint()
-    return found
+                digests[f"data.{key}"] = store.ledger.fingerprint()
+    return digests
 
 
 def _of_code(
     section: str, name: str | None, options: Mapping[str, Any], functions: Functions
 ) -> dict[str, str]:
     """Of the code that `name` stands for, and of the files that options name."""
-    found = {f"{section}.options.{key}": digest(path) for key, path in _files(options)}
+    digests = {f"{section}.options.{key}": digest(path) for key, path in _files(options)}
     if name is None:
-        return found
+        return digests
     code = _of_object(functions[name]) if name in functions else _of_module(name)
-    return found if code is None else found | {f"{section}.name": code}
+    return digests if code is None else digests | {f"{section}.name": code}
 
 
 def _files(options: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
@@ -122,18 +122,18 @@ def _of_object(function: Callable[..., Any]) -> str | None:
 
 def _of_module(name: str) -> str | None:
     """Of file.py:NAME, module:NAME or verifiers:ENV_ID; None without a file, as of a built-in name."""
-    place, _, rest = name.rpartition(":")
-    if place == "verifiers":
-        place = rest.rpartition("/")[2].replace("-", "_")
+    location, _, attribute = name.rpartition(":")
+    if location == "verifiers":
+        location = attribute.rpartition("/")[2].replace("-", "_")
     importlib.invalidate_caches()
     folders = _folders_of_code()
     files: dict[str, Path] = {}
-    if place.endswith(".py"):
-        path = Path(place).expanduser()
+    if location.endswith(".py"):
+        path = Path(location).expanduser()
         folders.insert(0, str(path.resolve().parent))
         files = {"": path} if path.is_file() else {}
-    elif place:
-        files = dict(_find(place, folders)) or _installed(place)
+    elif location:
+        files = dict(_find(location, folders)) or _installed(location)
     if not files:
         return None
     total = hashlib.sha256()
@@ -144,18 +144,18 @@ def _of_module(name: str) -> str | None:
 
 def _with_imports(files: Mapping[str, Path], folders: Sequence[str]) -> dict[str, str]:
     """SHA-256 by module, of files and of what they import from `folders`."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     pending = list(files.items())
     while pending:
         module, path = pending.pop()
-        if module in found:
+        if module in digests:
             continue
-        found[module] = digest(path)
+        digests[module] = digest(path)
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
         for imported in _imports(path, package):
             if imported.partition(".")[0] != "agro":  # its version is in config.json
                 pending += _find(imported, folders)
-    return found
+    return digests
 
 
 def _imports(path: Path, package: str) -> Iterator[str]:
@@ -175,16 +175,16 @@ def _imports(path: Path, package: str) -> Iterator[str]:
 
 def _find(module: str, folders: Sequence[str]) -> Iterator[tuple[str, Path]]:
     """A module's file and those of the packages that it is in, without importing them."""
-    inside: Sequence[str] | None = folders
+    locations: Sequence[str] | None = folders
     name = ""
     for part in module.split("."):
-        spec = PathFinder.find_spec(part, inside) if inside else None
+        spec = PathFinder.find_spec(part, locations) if locations else None
         if spec is None:
             return
         name = f"{name}.{part}".removeprefix(".")
         if spec.has_location and spec.origin is not None:
             yield name, Path(spec.origin)
-        inside = spec.submodule_search_locations and list(spec.submodule_search_locations)
+        locations = spec.submodule_search_locations and list(spec.submodule_search_locations)
 
 
 def _installed(module: str) -> dict[str, Path]:

@@ -48,7 +48,7 @@ def configured_prompts(data: Data, key: str) -> tuple[list[Prompt], list[str]]:
     if not paths:
         return [], []
     prompts, repeated = read_prompts(paths, data.columns)
-    if key == "prompts":
+    if key == "prompts" and data.hold_out:
         prompts = _without_held_out(prompts, data)
     if not repeated:
         return prompts, []
@@ -60,26 +60,28 @@ def configured_prompts(data: Data, key: str) -> tuple[list[Prompt], list[str]]:
 
 def _without_held_out(prompts: Sequence[Prompt], data: Data) -> list[Prompt]:
     """The prompts without those of `data.hold_out`; raises `Refused` where none is left."""
-    kept = [prompt for prompt in prompts if not is_held_out(prompt.id, data.hold_out)]
-    if prompts and not kept:
+    remaining = [prompt for prompt in prompts if not is_held_out(prompt.id, data.hold_out)]
+    if prompts and not remaining:
         raise Refused(
             f"data.hold_out = {data.hold_out:g} holds out all {len(prompts)} prompts of data.prompts; lower "
             "it"
         )
-    return kept
+    return remaining
 
 
-def check_scorable(reward: Reward, asked: Mapping[str, Sequence[Prompt]], most: float) -> list[str]:
+def check_scorable(
+    reward: Reward, prompts_of: Mapping[str, Sequence[Prompt]], max_failed: float
+) -> list[str]:
     """Notes on prompts whose responses can't be scored, since they lack a column that `reward` reads.
 
-    Where more than the share `most` of those of one key of `asked` do, closes it and raises `Refused`.
+    Where more than the share `max_failed` of those of one key do, closes it and raises `Refused`.
     """
     notes = []
-    for key, prompts in asked.items():
+    for key, prompts in prompts_of.items():
         problems = [(prompt, reward.problem(prompt.columns)) for prompt in prompts]
         bad = [f"{problem} (prompt {prompt.id})" for prompt, problem in problems if problem]
         text = f"data.{key}: {len(bad)} of {len(prompts)} prompts can't be scored: {'; '.join(bad[:3])}"
-        if len(bad) > most * len(prompts):
+        if len(bad) > max_failed * len(prompts):
             reward.close()
             has = ", ".join(prompts[0].columns) or "none but the prompt"
             raise Refused(
@@ -101,7 +103,7 @@ def valid_prompts(
     valid, problems = [], []
     for prompt in prompts:
         try:
-            encoder.asked(prompt)
+            encoder.checked_prompt(prompt)
             valid.append(prompt)
         except InvalidSample as error:
             problems.append(str(error))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,7 +19,8 @@ from agro.io.files import complete_folder
 from agro.models.encoding import Encoder
 from agro.models.policy import Policy
 from agro.models.reference import fingerprint, follow
-from agro.runs.folder import known
+from agro.runs.folder import to_json_values
+from agro.train.abilities import LearnerCapability
 from agro.train.micro import MicroBatch
 from agro.train.optimizer import Average, Optimizer, denormals_as_zero
 from agro.train.step import Passes, Step, backward, streams_of
@@ -31,8 +32,12 @@ LEARNER, AVERAGE = "learner.json", "average.safetensors"
 
 
 class Learner(Protocol):
-    """What the loop needs of the weights. `version` counts optimizer steps."""
+    """What the loop needs of the weights. `version` counts optimizer steps.
 
+    `can` is what it can do beyond that, see `agro.train.abilities`.
+    """
+
+    can: ClassVar[frozenset[LearnerCapability]]
     version: int
     encoder: Encoder
 
@@ -93,6 +98,17 @@ class Learner(Protocol):
 
 class Local:
     """A learner in this process."""
+
+    can: ClassVar[frozenset[LearnerCapability]] = frozenset(
+        (
+            "trains_adapters",
+            "caches_reference",
+            "offloads",
+            "recomputes_activations",
+            "mixes_precision",
+            "averages_weights",
+        )
+    )
 
     def __init__(self, policy: Policy, reference: Policy | None, say: Callable[[str], None]) -> None:
         self.policy, self.reference, self.say = policy, reference, say
@@ -199,12 +215,12 @@ class Local:
 
     def _optimizer_state(self) -> dict[str, Tensor]:
         names = self._names()
-        out = {}
+        tensors = {}
         # Not the state_dict of bitsandbytes, which nests its tensors.
         for i, entry in torch.optim.Optimizer.state_dict(self.optimizer.adam)["state"].items():
             for kind, value in entry.items():
-                out[f"{names[i]}/{kind}"] = torch.as_tensor(value)
-        return out
+                tensors[f"{names[i]}/{kind}"] = torch.as_tensor(value)
+        return tensors
 
     def _load_optimizer(self, file: Path) -> None:
         numbers = {name: i for i, name in enumerate(self._names())}
@@ -262,25 +278,25 @@ def read_weights(file: Path, weights: Mapping[str, Tensor]) -> dict[str, Tensor]
     return saved
 
 
-def save_model(learner: Learner, out: Path, lora: LoRA | None) -> None:
+def save_model(learner: Learner, run: Path, lora: LoRA | None) -> None:
     """Write RUN/model, and RUN/adapter where an adapter was merged into it; each is complete or missing."""
-    with complete_folder(out / "model") as folder:
+    with complete_folder(run / "model") as folder:
         learner.save_model(folder, merge=lora is None or lora.merge)
     if lora is not None and lora.merge:
-        with complete_folder(out / "adapter") as folder:
+        with complete_folder(run / "adapter") as folder:
             learner.save_model(folder, merge=False)
 
 
 def keep_best(
-    learner: Learner, out: Path, lora: LoRA | None, metric: str, measured: Mapping[str, Any]
+    learner: Learner, run: Path, lora: LoRA | None, metric: str, measured: Mapping[str, Any]
 ) -> None:
     """Write RUN/best: the model, and in best.json the metric that chose it and all held-out ones of its step.
 
     The folder is complete or missing.
     """
-    with complete_folder(out / "best") as folder:
+    with complete_folder(run / "best") as folder:
         learner.save_model(folder, merge=lora is None or lora.merge)
         heldout = {k: v for k, v in measured.items() if k.startswith("eval_") and v is not None}
-        content = known({"step": measured["step"], "metric": metric, **heldout})
+        content = to_json_values({"step": measured["step"], "metric": metric, **heldout})
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"
         (folder / "best.json").write_text(text, encoding="utf-8")

@@ -12,22 +12,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from agro.errors import Interrupted, Refused, Unwritable
 from agro.rollout import Activity
 from agro.runs.folder import Run
 from agro.runs.metrics import empty_metrics
-from agro.store import At, DrawnGroups, Selection, Store
-from agro.store.drawing import wait_for_groups
+from agro.store import Store
 from agro.train.feed import Feed
 from agro.train.learner import Learner
 from agro.train.measure import describe_batch
 from agro.train.monitors import Monitor, View
 from agro.train.phases import Phase
-from agro.train.recovery import go_back, prune, start_of
-from agro.train.source import FillRequest, FillResult, Source, complete, fill
-from agro.train.state import Position, digest_of, write_checkpoint
+from agro.train.recovery import Checkpoints, go_back, start_of
+from agro.train.sampling import Sampling
+from agro.train.source import Source
+from agro.train.state import Position
 from agro.train.update import Updates, observe
 
 
@@ -55,6 +54,7 @@ class Loop:
     ) -> None:
         self.phases, self.learner, self.store, self.folder = phases, learner, store, folder
         self.activity, self.say, self.build = activity, say, build
+        self.checkpoints = Checkpoints(learner, store, folder, activity)
         self.stop = ""  # why the run ends after its first step, where the measurement before it requests that
 
     def run(self, published: int = 0) -> Position:
@@ -67,6 +67,7 @@ class Loop:
             position = replace(position, version=published + 1)
         if position.digest:
             self.learner.load(self.folder.checkpoint(position.step), position.version)
+            self.checkpoints.saved = position.step
         self.learner.version = position.version
         if self.folder.changed:
             position = replace(position, stopped="")
@@ -75,7 +76,7 @@ class Loop:
                 position = self._phase(phase, position)
             if position.stopped and position.step <= phase.ends:
                 break
-        prune(self.store, self.folder, phase.begins, phase.config.train.keep)
+        self.checkpoints.prune(phase)
         return position
 
     def _phase(self, phase: Phase, position: Position) -> Position:
@@ -87,28 +88,29 @@ class Loop:
                 position = self._step(phase, position)
                 self.updates.check_skipped(phase, position)
         except Unwritable as error:  # no checkpoint can be written now, and a step may be half logged
-            saved = max(self.saved, 0)
+            saved = max(self.checkpoints.saved, 0)
             raise Unwritable(f"{error}. The run resumes from step {saved} with --resume") from error
         except (Interrupted, Refused) as error:
-            self._keep(phase, position)
+            self.checkpoints.commit_done(phase, position)
             if isinstance(error, Interrupted):
                 self.say(f"interrupted after step {position.step}; continue with --resume")
             raise
         return position
 
     def _enter(self, phase: Phase, position: Position) -> Position:
+        """Build what the steps of the phase use, and let learner and monitors continue where they were."""
         if position.phase != phase.name:
             position = replace(position, phase=phase.name, prompts=0, beta=None, anchor=position.digest)
         if phase.config.policy.cache_reference and position.cached < 0:
             position = replace(position, cached=self.store.ledger.last_reference_logp())
-        self.saved = position.step if position.digest else -1
         resumed = self.folder.checkpoint(position.step) if position.step > phase.begins else None
         self.learner.enter(phase.config, began=start_of(self.folder, phase), resumed=resumed)
-        self.parts = self.build(phase, position)
-        self.updates = Updates(
-            self.learner, self.store, self.folder, self.activity, self.say, self.parts.monitors
+        self.parts = parts = self.build(phase, position)
+        self.sampling = Sampling(
+            parts.source, parts.feed, self.learner, self.store, self.folder.id, self.activity, self.say
         )
-        for monitor in self.parts.monitors:
+        self.updates = Updates(self.learner, self.store, self.folder, self.activity, self.say, parts.monitors)
+        for monitor in parts.monitors:
             if monitor.name in position.monitors:
                 monitor.restore(position.monitors[monitor.name])
         return position
@@ -116,12 +118,12 @@ class Loop:
     def _start(self, phase: Phase, position: Position) -> Position:
         """Measure before the first step, and commit a checkpoint that the first steps may roll back to."""
         if position.step == 0:
-            view = View(phase, 0, phase.options(position), empty_metrics() | self._place(position))
+            view = View(phase, 0, phase.options(position), empty_metrics() | position.columns())
             position = self._show(view, position)
             self.stop = position.stopped
             position = replace(position, stopped="")
-        if phase.config.guard.action == "rollback" and self.saved < 0:
-            position = self._commit(phase, position)
+        if phase.config.guard.action == "rollback" and self.checkpoints.saved < 0:
+            position = self.checkpoints.commit(phase, position)
         return position
 
     def _step(self, phase: Phase, position: Position) -> Position:
@@ -130,76 +132,33 @@ class Loop:
         began = time.perf_counter()
         # Not at the end of a step: where it fails, the step before is done and can be committed.
         self.parts.source.publish(self.learner)
-        filled, drawn, missing = self._draw(phase, position)
-        made = filled.made
-        valid = self.parts.feed.valid(drawn, made.ids)
-        if made.too_stale:
-            valid.dropped["too stale"] += made.too_stale
-        if filled.equal:
-            valid.dropped["equal rewards in its group"] += filled.equal
+        data = self.sampling.take(phase, position)
         sampled = time.perf_counter()
-        metrics = empty_metrics() | describe_batch(valid, made, self.learner.version)
-        metrics["replay_missing"] = missing
-        view = View(phase, position.step + 1, phase.options(position), metrics, valid.samples, self.stop)
+        metrics = empty_metrics() | describe_batch(data.valid, data.collected, self.learner.version)
+        metrics["replay_missing"] = data.missing
+        view = View(phase, position.step + 1, phase.options(position), metrics, self.stop)
         self.activity.stage("updating", 1, train.updates)
-        batch = self.parts.feed.batch(valid, view.step, view.options)
-        position = self.updates.make(view, position, valid, batch)
+        batch = self.parts.feed.batch(data.valid, view.step, view.options)
+        for monitor in self.parts.monitors:
+            monitor.receive(data.valid.samples)
+        position = self.updates.make(view, position, batch)
         self.learner.follow(view.at)
-        position = replace(position, step=view.step, prompts=position.prompts + filled.prompts)
+        position = replace(position, step=view.step, prompts=position.prompts + data.prompts)
         trained = time.perf_counter()
-        view.metrics |= self._place(position) | {
+        view.metrics |= position.columns() | {
             "seconds_sample": sampled - began,
             "seconds_train": trained - sampled,
             "seconds": trained - began,
-            "tokens_per_second": (made.tokens + metrics["tokens"]) / (trained - began),
+            "tokens_per_second": (data.collected.tokens + metrics["tokens"]) / (trained - began),
         }
         position = self._show(view, position)
         if view.last or metrics["rolled_back"] or phase.at(position) % train.checkpoint_every == 0:
-            position = self._commit(phase, position)
+            position = self.checkpoints.commit(phase, position)
         return position
 
-    def _draw(self, phase: Phase, position: Position) -> tuple[FillResult, DrawnGroups, int]:
-        """What was generated for the step, what it trains on, and how many groups the store didn't have."""
-        data, at_step = phase.config.data, phase.at(position)
-        at = At(self.folder.id, position.step + 1, phase.config.train.seed, self.learner.version)
-        picks: list[Selection] = []
-        taken: set[str] = set()
-        for rule in phase.rules(at_step):
-            self.activity.stage("waiting for the store")
-            groups = wait_for_groups(self.store.draws, rule, at, taken, self.activity.check)
-            picks.append(self.parts.feed.choose(self.store, Selection(rule, groups), at))
-            taken |= set(picks[-1].groups)
-        source = self.parts.source
-        wanted = FillRequest(at.step, phase.config.train.groups - len(taken), position.prompts)
-        filled = fill(source, self.store, wanted, spread=data.spread)
-        if data.complete_groups:
-            filled, picks = complete(source, self.store, filled, picks, wanted, self.learner.encoder)
-        drawn = self.store.draws.draw_picked(picks, at, filled.made.ids, phase.joining())
-        for sample in drawn.damaged:
-            self.say(f"damaged: sample {sample.id} of {self.store.path}; dropped from step {at.step}")
-        return filled, drawn, phase.stored_groups(at_step) - len(taken)
-
     def _show(self, view: View, position: Position) -> Position:
+        """Let the monitors look at a step that is done."""
         if view.is_due:
             self.parts.source.publish(self.learner)
         with self.learner.averaged():
             return observe(view, position, self.parts.monitors)
-
-    def _commit(self, phase: Phase, position: Position) -> Position:
-        self.activity.stage("saving")
-        files = write_checkpoint(self.folder.checkpoint(position.step), position, self.learner.save)
-        position = replace(position, digest=digest_of(files))
-        self.folder.sync()
-        self.store.ledger.commit(self.folder.id, position.step, position.digest, files=files)
-        self.saved = position.step
-        prune(self.store, self.folder, phase.begins, phase.config.train.keep)
-        return position
-
-    def _keep(self, phase: Phase, position: Position) -> None:
-        """Commit the last step that was done, unless the weights moved since then."""
-        if position.step != self.saved and self.learner.version == position.version:
-            self.store.ledger.rewind(self.folder.id, position.step)
-            self._commit(phase, position)
-
-    def _place(self, position: Position) -> dict[str, Any]:
-        return {"step": position.step, "phase": position.phase, "version": position.version}

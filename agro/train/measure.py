@@ -17,22 +17,22 @@ from agro.train.diagnostics import distances, spreads, stored_metrics, unequal
 from agro.train.feed import Valid, one_each
 from agro.train.phases import Phase
 from agro.train.step import Step
-from agro.types import Batch, Sample, truncation
+from agro.types import Batch, Sample
 
 
-def describe_batch(valid: Valid, made: CollectResult, version: int) -> dict[str, Any]:
+def describe_batch(valid: Valid, collected: CollectResult, version: int) -> dict[str, Any]:
     """Metrics of a step's samples before any forward pass. `version` is the learner's."""
     samples, responses = valid.samples, one_each(valid.samples)
-    by_prompt: dict[str, list[float]] = defaultdict(list)
+    rewards_of: dict[str, list[float]] = defaultdict(list)
     for s in responses:
         total = total_reward(s)
         if not math.isnan(total):
-            by_prompt[s.prompt_id].append(total)
+            rewards_of[s.prompt_id].append(total)
     rewards = [s.reward for s in responses if s.reward is not None]
     fresh = {s.prompt_id for s in samples if s.id in valid.made}
     stored = {s.prompt_id for s in samples if s.id not in valid.made}
     stale = [staleness(s, version) for s in samples]
-    known = [steps for steps in stale if steps is not None]
+    known_staleness = [steps for steps in stale if steps is not None]
     finishes = [s.meta["finish"] for s in responses if s.meta.get("finish") is not None]
     actions = sum(int(s.action.sum()) for s in samples if s.action is not None)
     return {
@@ -40,17 +40,17 @@ def describe_batch(valid: Valid, made: CollectResult, version: int) -> dict[str,
         "reward_std": float(np.std(rewards, ddof=1)) if len(rewards) > 1 else None,
         "reward_parts": _reward_parts(responses),
         "tokens": sum(int(s.mask.sum()) for s in samples if s.mask is not None),
-        "sampled_tokens": made.tokens,
-        "staleness_mean": _mean(known),
-        "staleness_max": max(known, default=None),
+        "sampled_tokens": collected.tokens,
+        "staleness_mean": _mean(known_staleness),
+        "staleness_max": max(known_staleness, default=None),
         "length_mean": actions / len(responses) if responses else None,
         "truncated_share": finishes.count("length") / len(finishes) if finishes else None,
         "groups": len(fresh | stored),
         "groups_merged": len(fresh & stored),
-        "groups_equal": sum(min(r) == max(r) for r in by_prompt.values()),
-        "rewards_failed": made.failed,
-        "requests_failed": made.failed_requests,
-        "draft_accepted": made.draft_accepted,
+        "groups_equal": sum(min(r) == max(r) for r in rewards_of.values()),
+        "rewards_failed": collected.failed,
+        "requests_failed": collected.failed_requests,
+        "draft_accepted": collected.draft_accepted,
         "dropped": sum(valid.dropped.values()),
         "dropped_reasons": dict(valid.dropped),
         "skipped": 0,
@@ -67,13 +67,13 @@ def _reward_parts(responses: Sequence[Sample]) -> dict[str, float | None] | None
     """The mean of each part of a combined reward. An imported log may have anything under that name."""
     parts: dict[str, list[float]] = defaultdict(list)
     for sample in responses:
-        noted = sample.meta.get("reward_parts")
-        if not isinstance(noted, dict):
+        recorded = sample.meta.get("reward_parts")
+        if not isinstance(recorded, dict):
             continue
-        for name, value in noted.items():
-            known = parts[name]
+        for name, value in recorded.items():
+            known_values = parts[name]
             if isinstance(value, (int, float)):
-                known.append(value)
+                known_values.append(value)
     return {name: _mean(values) for name, values in parts.items()} or None
 
 
@@ -103,7 +103,8 @@ def describe_step(
     if spread is not None:
         nats, reward = spread
         metrics["kl_to_reward_spread"] = options["beta"] * nats / reward
-    metrics |= stored_metrics(batch, logp, recent)
+    if not all(recent):
+        metrics |= stored_metrics(batch, logp, recent)
     rows = torch.tensor(recent, device=logp.device).nonzero()[:, 0]
     if not len(rows):
         return metrics
@@ -118,30 +119,21 @@ def describe_step(
     return metrics
 
 
-def logp_differences(
-    step: Step, samples: Sequence[Sample], recent: Sequence[bool], temperature: float
-) -> dict[str, float]:
-    """|log π − log μ| of trainer and sampler, over tokens where both are of one distribution (`draws_from`).
+def logp_differences(step: Step, comparable: Sequence[bool]) -> dict[str, float]:
+    """|log π − log μ| of trainer and sampler, over the tokens where both are known.
 
     Without the metrics that have no such token. For samples of earlier weights a difference also shows how
     far the policy has moved. On fresh ones, of staleness 0, it is rounding.
 
     Args:
-        samples: [B] of the step's batch.
-        recent: [B] see `Valid.recent`.
-        temperature: of the policy.
+        comparable: [B] the rows where both are of one distribution, see `StepBatch`.
     """
     batch = step.batch
     if batch.behavior_logp is None:
         return {}
-    over_kept = batch.kept is not None
-    same_B = [
-        is_recent and draws_from(sample, temperature, over_kept=over_kept)
-        for sample, is_recent in zip(samples, recent, strict=True)
-    ]
     off_BT = (step.streams["logp"] - batch.behavior_logp).abs()
     known_BT = batch.mask & batch.behavior_logp.isfinite()
-    compared_BT = known_BT & torch.tensor(same_B, device=off_BT.device)[:, None]
+    compared_BT = known_BT & torch.tensor(comparable, device=off_BT.device)[:, None]
     off, off_fresh = off_BT[compared_BT], off_BT[compared_BT & (batch.age == 0)[:, None]]
     metrics: dict[str, float] = {}
     if len(off):
@@ -149,24 +141,6 @@ def logp_differences(
     if len(off_fresh):
         metrics["logp_diff_fresh"] = off_fresh.mean().item()
     return metrics
-
-
-def draws_from(sample: Sample, temperature: float, *, over_kept: bool) -> bool:
-    """Whether a sample was drawn from the distribution that the trainer's log-probs are of.
-
-    That is the policy at its `temperature`, in the same context, with all of its layers, and without
-    truncation, or (`over_kept`) with kept sets that the log-probs are over too. Not where it isn't known.
-    """
-    sampling, context = sample.sampling, sample.context_tokens
-    if not isinstance(sampling, dict) or sampling.get("temperature") != temperature:
-        return False
-    if sampling.get("skipped_layers") or sample.meta.get("hint") is not None:
-        return False
-    if context is not None:
-        assert sample.tokens is not None
-        if not np.array_equal(context, sample.tokens[: len(context)]):
-            return False
-    return not truncation(sampling, recorded=over_kept and sample.kept is not None)
 
 
 def kl_of(batch: Batch, logp: torch.Tensor) -> float:

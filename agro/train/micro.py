@@ -44,18 +44,18 @@ class MicroBatch:
         A single row that is too long is a pass of its own. None where a larger block doesn't fit.
         """
         widest = [max(length[r] for r in rows) for rows in blocks]
-        out: list[list[int]] = []
+        passes: list[list[int]] = []
         width = 0  # of the last pass, whose first block is its longest
         for i in sorted(range(len(blocks)), key=lambda i: -widest[i]):
             rows = list(blocks[i])
-            if out and self.holds(len(out[-1]) + len(rows), width):
-                out[-1] += rows
+            if passes and self.holds(len(passes[-1]) + len(rows), width):
+                passes[-1] += rows
             elif len(rows) == 1 or self.holds(len(rows), widest[i]):
-                out.append(rows)
+                passes.append(rows)
                 width = widest[i]
             else:
                 return None
-        return out
+        return passes
 
     def within_memory(self, work: Callable[[], R], step: int) -> R:
         """`work()`, repeated with smaller passes when memory runs out. `step`: sequences of the step."""
@@ -65,18 +65,18 @@ class MicroBatch:
             except (RuntimeError, MemoryError) as error:
                 if not (self.adapts and _is_out_of_memory(error)):
                     raise
-                why = str(error).partition("\n")[0]
+                message = str(error).partition("\n")[0]
             # Only here are the failed pass's tensors freed: the exception referred to them.
-            self._halve(step, why)
+            self._halve(step, message)
 
-    def _halve(self, step: int, why: str) -> None:
-        before = min(self.sequences or step, step)
-        if before == 1:
+    def _halve(self, step: int, message: str) -> None:
+        previous = min(self.sequences or step, step)
+        if previous == 1:
             raise Refused(
-                f"out of memory on a single sequence ({why:.200}). What to do: a lower train.max_length, "
+                f"out of memory on a single sequence ({message:.200}). What to do: a lower train.max_length, "
                 "train.gradient_checkpointing = true, a lower policy.chunk, or an adapter ([policy.lora])"
             )
-        self.sequences = -(-before // 2)
+        self.sequences = -(-previous // 2)
         self.tokens = None if self.tokens is None else -(-self.tokens // 2)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -39,8 +39,8 @@ def activations(model: nn.Module, active: bool) -> Iterator[None]:
     def pack(x: Tensor) -> tuple[torch.device, Tensor]:
         if x.numel() < SMALL or x.untyped_storage().data_ptr() in weights:
             return x.device, x
-        kept = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
-        return x.device, kept.copy_(x, non_blocking=x.is_cuda)
+        copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+        return x.device, copy.copy_(x, non_blocking=x.is_cuda)
 
     def unpack(packed: tuple[torch.device, Tensor]) -> Tensor:
         return packed[1].to(packed[0], non_blocking=True)
@@ -89,21 +89,21 @@ class Average:
         """Follow the parameters after an optimizer step."""
         warm = (1 + self.updates) / (10 + self.updates)
         share = 1 - min(decay, warm)
-        for name, own in self.weights.items():
-            own.lerp_(self.trained[name].to(own.dtype), share)
+        for name, average in self.weights.items():
+            average.lerp_(self.trained[name].to(average.dtype), share)
         self.updates += 1
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """While it lasts, the parameters have the average's values."""
-        own = {name: p.data for name, p in self.live.items()}
+        current = {name: p.data for name, p in self.live.items()}
         try:
             for name, p in self.live.items():
                 p.data = self.weights[name].to(p.dtype)
             yield
         finally:
             for name, p in self.live.items():
-                p.data = own[name]
+                p.data = current[name]
 
 
 @contextmanager
@@ -112,12 +112,12 @@ def denormals_as_zero() -> Iterator[None]:
 
     Not longer: rewards and records keep all of their bits.
     """
-    before = _flushed()
+    previous = _flushed()
     torch.set_flush_denormal(True)
     try:
         yield
     finally:
-        torch.set_flush_denormal(before)
+        torch.set_flush_denormal(previous)
 
 
 def _flushed() -> bool:

@@ -35,13 +35,13 @@ from agro.types.sample import ROLES
 TUNED = {"start", "target_kl", "rate"}
 
 
-def lr_at(config: Train, step: int, last: int) -> float:
-    """The learning rate of optimizer step `step` (from 0) of a phase with `last` steps."""
+def lr_at(config: Train, step: int, steps: int) -> float:
+    """The learning rate of optimizer step `step` (from 0) of a phase with `steps` steps."""
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
     if config.schedule == "constant":
         return config.lr
-    done = (step - config.warmup) / max(1, last - config.warmup)
+    done = (step - config.warmup) / max(1, steps - config.warmup)
     if config.schedule == "linear":
         return config.lr * (1 - done)
     return config.lr * (0.5 * (1 + math.cos(math.pi * done)))
@@ -81,14 +81,14 @@ def is_tuned(value: Any) -> bool:
     return True
 
 
-def tune(value: Mapping[str, float], now: float, kl: float) -> float:
+def tune(value: Mapping[str, float], beta: float, kl: float) -> float:
     """β after a step whose fresh samples, or evaluation, had a KL to the reference of `kl` nats per response.
 
     log β moves by rate · (kl / target_kl − 1), by at most `rate` up or down. This is dual ascent on the
     Lagrangian of E r subject to KL <= target_kl. It is done in log β so that β stays positive, as for the
     temperature of SAC (arXiv 1812.05905).
     """
-    return now * math.exp(value["rate"] * max(-1.0, min(1.0, kl / value["target_kl"] - 1)))
+    return beta * math.exp(value["rate"] * max(-1.0, min(1.0, kl / value["target_kl"] - 1)))
 
 
 GOLDEN = (5**0.5 - 1) / 2  # its multiples are spread evenly, so that each of several shares is met over steps
@@ -109,8 +109,8 @@ class Phase:
         phases: list[Phase] = []
         begins = 0
         for name in config.phase_names:
-            of_phase = config.phase(name)
-            phases.append(cls(name, of_phase, begins, begins + (of_phase.train.steps or 0)))
+            own_config = config.phase(name)
+            phases.append(cls(name, own_config, begins, begins + (own_config.train.steps or 0)))
             begins = phases[-1].ends
         return tuple(phases)
 
@@ -188,39 +188,39 @@ class Phase:
         done = self.at(position) * train.updates + update
         return lr_at(train, done, self.steps * train.updates) * 0.5**position.rollbacks
 
-    def stored_groups(self, at: int) -> int:
-        """Groups that step `at` (from 0) draws from the store: data.replay is met exactly over many steps."""
-        return self.config.train.groups - (int(self._fresh(at + 1) + 1e-9) - int(self._fresh(at) + 1e-9))
+    def stored_groups(self, step: int) -> int:
+        """Groups that a step (from 0) draws from the store: data.replay is met exactly over many steps."""
+        return self.config.train.groups - (int(self._fresh(step + 1) + 1e-9) - int(self._fresh(step) + 1e-9))
 
-    def _fresh(self, at: int) -> float:
-        """Groups to sample in the steps before `at`, not rounded."""
+    def _fresh(self, steps: int) -> float:
+        """Groups to sample in the first `steps` steps, not rounded."""
         data = self.config.data
-        changing = min(at, data.replay_steps)
+        changing = min(steps, data.replay_steps)
         shares = sum(1 - data.replay_at(step) for step in range(changing))
-        rest = (at - changing) * (1 - data.replay_at(data.replay_steps))
-        return self.config.train.groups * (shares + rest)
+        constant = (steps - changing) * (1 - data.replay_at(data.replay_steps))
+        return self.config.train.groups * (shares + constant)
 
-    def rules(self, at: int) -> list[DrawRule]:
-        """What step `at` draws from the store, for each role or source that has a share of its own."""
-        stored, shares = self.stored_groups(at), self.config.data.shares_at(at)
-        total, offset = sum(shares.values()), at * GOLDEN % 1.0
-        rules, before = [], 0
+    def rules(self, step: int) -> list[DrawRule]:
+        """What a step (from 0) draws from the store, for each role or source that has a share of its own."""
+        stored, shares = self.stored_groups(step), self.config.data.shares_at(step)
+        total, offset = sum(shares.values()), step * GOLDEN % 1.0
+        rules, start = [], 0
         for name, below in zip(shares, itertools.accumulate(shares.values())):
-            until = math.floor(stored * below / total + offset) if total else 0
-            if until > before:
-                rules.append(self.rule(until - before, name))
-            before = until
+            end = math.floor(stored * below / total + offset) if total else 0
+            if end > start:
+                rules.append(self.rule(end - start, name))
+            start = end
         return rules
 
     def rule(self, groups: int, name: str = "") -> DrawRule:
         """So many groups from the store; `name`: of the role or source, see data.replay."""
         data, source, needs = self.config.data, self.config.source, self.needs
-        least = least_responses(needs, "expert") - (data.complete_groups or 0)  # these join each group
+        min_group = least_responses(needs, "expert") - (data.complete_groups or 0)  # these join each group
         judged = judging(needs)
         return DrawRule(
             groups,
             data.part(name),
-            min_group=max(1, least),
+            min_group=max(1, min_group),
             scored_only=any(n == REWARD and n.applies_to(r) for n in needs for r in data.roles or ROLES),
             pairs=judged is not None,
             ties=judged is not None and judged.reads_ties,
@@ -233,9 +233,9 @@ class Phase:
         data = self.config.data
         if not data.experts:
             return None
-        of_experts = data.model_copy(update={"roles": ("expert",), "group_size": data.experts})
+        experts = data.model_copy(update={"roles": ("expert",), "group_size": data.experts})
         scored = any(need == REWARD and need.applies_to("expert") for need in self.needs)
-        return DrawRule(1, of_experts, scored_only=scored)
+        return DrawRule(1, experts, scored_only=scored)
 
 
 def derive(*parts: object) -> int:
@@ -253,15 +253,15 @@ class Epochs(TypedDict):
 
 
 def resolve(
-    config: RunConfig, phases: Sequence[Phase], out: Path, *, resume: bool
+    config: RunConfig, phases: Sequence[Phase], folder: Path, *, resume: bool
 ) -> tuple[RunConfig, dict[str, Epochs]]:
     """The configuration with steps in place of epochs, and what they were computed from, by phase.
 
     A run that is resumed keeps its steps, although its store may have grown. Raises `Refused` where a phase
     or one before it samples, and where the store has no groups for it.
     """
-    before = _recorded(out / "config.json") if resume else {}
-    found: dict[str, Epochs] = {}
+    recorded = _recorded(folder / "config.json") if resume else {}
+    epochs_of: dict[str, Epochs] = {}
     only_stored = True
     for phase in phases:
         name, epochs = phase.name, phase.config.train.epochs
@@ -275,24 +275,24 @@ def resolve(
                 f"{', '.join(f'{p.config.data.replay} ({p.name})' for p in phases)}. What to do: set "
                 "train.steps"
             )
-        if name in before and before[name]["epochs"] == epochs:
-            found[name] = before[name]
+        if name in recorded and recorded[name]["epochs"] == epochs:
+            epochs_of[name] = recorded[name]
         else:
-            found[name] = _count(phase, epochs, out)
-    return (_with_steps(config, found), found) if found else (config, {})
+            epochs_of[name] = _count(phase, epochs, folder)
+    return (_with_steps(config, epochs_of), epochs_of) if epochs_of else (config, {})
 
 
-def describe(name: str, found: Epochs) -> str:
+def describe(name: str, epochs: Epochs) -> str:
     """One line for people."""
     return (
-        f"{name}: train.epochs = {found['epochs']:g}: {count(found['steps'])} steps over "
-        f"{count(found['groups'])} stored groups"
+        f"{name}: train.epochs = {epochs['epochs']:g}: {count(epochs['steps'])} steps over "
+        f"{count(epochs['groups'])} stored groups"
     )
 
 
-def _count(phase: Phase, epochs: float, out: Path) -> Epochs:
+def _count(phase: Phase, epochs: float, folder: Path) -> Epochs:
     config = phase.config
-    path = Path(config.data.store) if config.data.store else out / "store.db"
+    path = Path(config.data.store) if config.data.store else folder / "store.db"
     groups = 0
     if exists(path):
         with Store.open(path, read_only=True) as store:
@@ -307,17 +307,17 @@ def _count(phase: Phase, epochs: float, out: Path) -> Epochs:
     return {"epochs": epochs, "groups": groups, "steps": max(1, steps)}
 
 
-def _with_steps(config: RunConfig, found: dict[str, Epochs]) -> RunConfig:
+def _with_steps(config: RunConfig, epochs: dict[str, Epochs]) -> RunConfig:
     values = config.model_dump()
     for section in [values, *values["phases"]]:
         train = section.get("train", {})
         if train.get("epochs") is not None:
             section["train"] = {key: value for key, value in train.items() if key not in LENGTH}
     if not config.phases:
-        values["train"]["steps"] = found[config.phase_names[0]]["steps"]
+        values["train"]["steps"] = epochs[config.phase_names[0]]["steps"]
     for phase in values["phases"]:
-        if phase["name"] in found:
-            phase["train"] = {**phase.get("train", {}), "steps": found[phase["name"]]["steps"]}
+        if phase["name"] in epochs:
+            phase["train"] = {**phase.get("train", {}), "steps": epochs[phase["name"]]["steps"]}
     return RunConfig.of(values)
 
 

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,7 @@ from agro.io.files import complete_folder
 from agro.models.policy import Policy
 from agro.models.reference import frozen
 from agro.objectives import NotFinite
+from agro.train.abilities import LearnerCapability
 from agro.train.learner import Local, Which, read_weights
 from agro.train.micro import MicroBatch
 from agro.train.step import Passes, Step
@@ -115,6 +116,8 @@ class DistributedPasses(Passes):
 class Shard(Local):
     """The learner of one rank. All ranks receive the same calls."""
 
+    can: ClassVar[frozenset[LearnerCapability]] = frozenset()
+
     def __init__(
         self, policy: Policy, reference: Policy | None, say: Callable[[str], None], mesh: DeviceMesh
     ) -> None:
@@ -135,9 +138,9 @@ class Shard(Local):
         self.micro.adapts = False  # one rank can't change its passes alone
 
     def logp(self, batch: Batch, of: Which = "policy") -> Tensor:
-        out = super().logp(batch, of)
+        logp_BT = super().logp(batch, of)
         self._reshard_reference()
-        return out
+        return logp_BT
 
     def gradient(
         self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]
@@ -170,11 +173,11 @@ class Shard(Local):
     @torch.no_grad()
     def _update_copy(self) -> None:
         """Gather the weights; all ranks take part, rank 0 stores them."""
-        own = {} if self.copy is None else dict(self.copy.model.named_parameters())
+        copies = {} if self.copy is None else dict(self.copy.model.named_parameters())
         for name, weight in self.policy.weights().items():
             full = _full(weight)
-            if own:
-                own[name].copy_(full)
+            if copies:
+                copies[name].copy_(full)
 
     def _passes(self, check: Callable[[], None] = lambda: None) -> Passes:
         return DistributedPasses(self.micro)
@@ -207,6 +210,8 @@ class Shard(Local):
 
 class Ranks:
     """The learner of the loop on rank 0: each call is repeated on all ranks."""
+
+    can: ClassVar[frozenset[LearnerCapability]] = Shard.can
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard

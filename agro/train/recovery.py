@@ -1,11 +1,9 @@
-"""Where a run resumes: the last step that was committed and whose checkpoint is complete.
-
-The policy of a run at one of its checkpoints.
-"""
+"""The checkpoints of a run: those that it commits, and the last complete one, from which it resumes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,11 +12,55 @@ from agro import config as configuration
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
+from agro.rollout import Activity
 from agro.runs.folder import Run
 from agro.store import Commit, Store
-from agro.train.learner import AVERAGE, read_weights
+from agro.train.learner import AVERAGE, Learner, read_weights
 from agro.train.phases import Phase, derive
-from agro.train.state import POSITION, Position, damage, delete_checkpoints, read_position
+from agro.train.state import (
+    POSITION,
+    Position,
+    damage,
+    delete_checkpoints,
+    digest_of,
+    read_position,
+    write_checkpoint,
+)
+
+
+@dataclass
+class Checkpoints:
+    """Commits the position of a run, with all that its learner needs to continue there."""
+
+    learner: Learner
+    store: Store
+    folder: Run
+    activity: Activity
+    saved: int = -1  # the last step with a checkpoint; -1: none has one
+
+    def commit(self, phase: Phase, position: Position) -> Position:
+        """Write a checkpoint, then the row of the store that makes it valid."""
+        self.activity.stage("saving")
+        files = write_checkpoint(self.folder.checkpoint(position.step), position, self.learner.save)
+        position = replace(position, digest=digest_of(files))
+        self.folder.sync()
+        self.store.ledger.commit(self.folder.id, position.step, position.digest, files=files)
+        self.saved = position.step
+        self.prune(phase)
+        return position
+
+    def commit_done(self, phase: Phase, position: Position) -> None:
+        """Commit the last step that was done, unless the weights moved since then."""
+        if position.step != self.saved and self.learner.version == position.version:
+            self.store.ledger.rewind(self.folder.id, position.step)
+            self.commit(phase, position)
+
+    def prune(self, phase: Phase) -> None:
+        """Delete all but the one that the phase began with and the last `train.keep` commits."""
+        commits = self.store.ledger.commits(self.folder.id)[-phase.config.train.keep :]
+        remaining = {phase.begins, *(commit.step for commit in commits)}
+        folders = {self.folder.checkpoint(step) for step in remaining}
+        delete_checkpoints(self.folder.folder / "checkpoints", keep=folders)
 
 
 def go_back(store: Store, folder: Run, phases: Sequence[Phase], say: Callable[[str], None]) -> Position:
@@ -47,20 +89,14 @@ def go_back(store: Store, folder: Run, phases: Sequence[Phase], say: Callable[[s
             f"{'; '.join(problems[:5])}. What to do: restore one of them from a copy, or start a new run "
             "with another --out"
         )
-    at = chosen.step if chosen else 0
+    step = chosen.step if chosen else 0
     if problems:
-        say(f"damaged: {'; '.join(problems)}; resuming from step {at}")
+        say(f"damaged: {'; '.join(problems)}; resuming from step {step}")
     # Metrics first: where the run is killed in between, its store still knows it.
-    for line in folder.forget_after(at or -1):  # the measurement of step 0 is made again
+    for line in folder.forget_after(step or -1):  # the measurement of step 0 is made again
         say(f"damaged: {folder.metrics_file}:{line}; dropped")
     store.ledger.rewind(folder.id, to=chosen)
-    return read_position(folder.checkpoint(at), chosen.digest) if chosen else Position()
-
-
-def prune(store: Store, folder: Run, begins: int, keep: int) -> None:
-    """Delete all checkpoints except the one that the phase began with and the last `keep` commits."""
-    kept = {begins, *(c.step for c in store.ledger.commits(folder.id)[-keep:])}
-    delete_checkpoints(folder.folder / "checkpoints", keep={folder.checkpoint(step) for step in kept})
+    return read_position(folder.checkpoint(step), chosen.digest) if chosen else Position()
 
 
 def start_of(folder: Run, phase: Phase) -> Path | None:

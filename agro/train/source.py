@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from agro.config import Data, RunConfig
 from agro.errors import Refused
@@ -19,6 +19,7 @@ from agro.rewards import Reward
 from agro.rewards.function import RESERVED
 from agro.rollout import Activity, CollectResult, Rollout, Task, collect
 from agro.store import Selection, Store
+from agro.train.abilities import SourceCapability
 from agro.train.collate import total_reward
 from agro.train.learner import Learner
 from agro.train.phases import derive
@@ -37,7 +38,9 @@ class FillRequest:
 
 
 class Source(Protocol):
-    """Where fresh samples come from."""
+    """Where fresh samples come from. `can` is what it can do beyond that, see `agro.train.abilities`."""
+
+    can: ClassVar[frozenset[SourceCapability]]
 
     def fill(self, wanted: FillRequest) -> CollectResult:
         """Return once the store has the requested groups, with the ids of their samples.
@@ -60,19 +63,23 @@ class PromptOrder:
 
     def take(self, start: int, count: int) -> list[Prompt]:
         """Number `start` and the following ones."""
-        out: list[Prompt] = []
-        while len(out) < count:
-            epoch, at = divmod(start + len(out), len(self.prompts))
+        prompts: list[Prompt] = []
+        while len(prompts) < count:
+            epoch, offset = divmod(start + len(prompts), len(self.prompts))
             if epoch != self._epoch:
                 self._epoch = epoch
                 self._order = sorted(self.prompts, key=lambda p: (derive(self.seed, epoch, p.id), p.id))
-            out += self._order[at : at + count - len(out)]
-        return out
+            prompts += self._order[offset : offset + count - len(prompts)]
+        return prompts
 
 
 @dataclass
 class Inline:
     """Samples in this process, step by step."""
+
+    can: ClassVar[frozenset[SourceCapability]] = frozenset(
+        ("follows_phases", "samples_current_weights", "samples_chosen_prompts", "shares_engine")
+    )
 
     config: RunConfig
     rollout: Rollout
@@ -128,18 +135,18 @@ def fill(source: Source, store: Store, wanted: FillRequest, *, spread: bool) -> 
 
     They stay in the store. After `ROUNDS` rounds the step has as many groups as were found.
     """
-    made = source.fill(wanted)
+    collected = source.fill(wanted)
     if not spread:
-        return FillResult(made, wanted.groups)
-    parts, kept = [made], _with_spread(store, made.ids)
+        return FillResult(collected, wanted.groups)
+    parts, groups = [collected], _with_spread(store, collected.ids)
     prompts = wanted.groups
-    while len(kept) < wanted.groups and len(parts) < ROUNDS:
-        missing = wanted.groups - len(kept)
-        made = source.fill(FillRequest(wanted.step, missing, wanted.first + prompts, before=prompts))
-        parts.append(made)
-        kept += _with_spread(store, made.ids)
+    while len(groups) < wanted.groups and len(parts) < ROUNDS:
+        missing = wanted.groups - len(groups)
+        collected = source.fill(FillRequest(wanted.step, missing, wanted.first + prompts, before=prompts))
+        parts.append(collected)
+        groups += _with_spread(store, collected.ids)
         prompts += missing
-    ids = tuple(i for group in kept for i in group)
+    ids = tuple(i for group in groups for i in group)
     return FillResult(_joined(parts, ids), prompts, equal=sum(len(part.ids) for part in parts) - len(ids))
 
 
@@ -155,21 +162,21 @@ def complete(
 
     Returns them together with what was sampled before, and the groups whose prompt the model can be asked.
     """
-    asked = []
-    kept = []
+    prompts = []
+    selections = []
     for picked in picks:
         valid = []
         for prompt_id in picked.groups:
             prompt = stored_prompt(store, prompt_id)
             if prompt is not None and _has_room(prompt, encoder, picked.rule.data):
-                asked.append(prompt)
+                prompts.append(prompt)
                 valid.append(prompt_id)
-        kept.append(Selection(picked.rule, valid))
-    if not asked:
-        return filled, kept
-    made = source.fill(FillRequest(wanted.step, 0, wanted.first, joining=asked))
-    both = _joined([filled.made, made], (*filled.made.ids, *made.ids))
-    return replace(filled, made=both), kept
+        selections.append(Selection(picked.rule, valid))
+    if not prompts:
+        return filled, selections
+    completed = source.fill(FillRequest(wanted.step, 0, wanted.first, joining=prompts))
+    both = _joined([filled.made, completed], (*filled.made.ids, *completed.ids))
+    return replace(filled, made=both), selections
 
 
 def stored_prompt(store: Store, prompt_id: str) -> Prompt | None:
@@ -184,7 +191,7 @@ def _has_room(prompt: Prompt, encoder: Encoder, data: Data) -> bool:
     """Whether the model can be asked a stored prompt; others are refused, unless data.invalid_prompts drops
     them."""
     try:
-        encoder.asked(prompt)
+        encoder.checked_prompt(prompt)
     except InvalidSample as error:
         if data.invalid_prompts == "drop":
             return False
@@ -207,7 +214,7 @@ def _with_spread(store: Store, ids: Sequence[int]) -> list[list[int]]:
             reward = total_reward(sample)
             if not math.isnan(reward):
                 rewards[sample.prompt_id].add(reward)
-    return [of_group for prompt_id, of_group in groups.items() if len(rewards[prompt_id]) > 1]
+    return [members for prompt_id, members in groups.items() if len(rewards[prompt_id]) > 1]
 
 
 def _joined(parts: Sequence[CollectResult], ids: tuple[int, ...]) -> CollectResult:

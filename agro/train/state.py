@@ -39,6 +39,10 @@ class Position:
     anchor: str = ""  # digest of the checkpoint that the phase began with
     digest: str = ""  # of the last checkpoint; it can't stand in that checkpoint itself
 
+    def columns(self) -> dict[str, Any]:
+        """Those of metrics.jsonl that tell steps apart."""
+        return {"step": self.step, "phase": self.phase, "version": self.version}
+
 
 def write_checkpoint(folder: Path, position: Position, save: Callable[[Path], None]) -> dict[str, str]:
     """Write a checkpoint, to which `save` adds the learner's files; returns the SHA-256 of each file."""
@@ -49,9 +53,9 @@ def write_checkpoint(folder: Path, position: Position, save: Callable[[Path], No
         return _digests(temporary)
 
 
-def read_position(folder: Path, of_checkpoint: str) -> Position:
+def read_position(folder: Path, digest: str) -> Position:
     content = json.loads((folder / POSITION).read_text(encoding="utf-8"))
-    return Position(**{**content, "digest": of_checkpoint})
+    return Position(**{**content, "digest": digest})
 
 
 def damage(folder: Path, commit: Commit) -> str:

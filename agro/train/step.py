@@ -68,15 +68,15 @@ def streams_of(
 
     @torch.no_grad()
     def forward() -> dict[str, Tensor]:
-        out = {s: blank(batch, s) for s in want}
+        streams = {s: blank(batch, s) for s in want}
         parts = None
         if policy.packs:  # then a beginning that rows of a group share is computed once
             parts = complete(batch, "group", passes.micro)
         for rows in passes.share(parts or by_length(batch, passes.micro)):
             live = _forward(policy, batch, rows, want, reference)
-            _put(out, live, rows)
-        passes.gather(out)
-        return out
+            _put(streams, live, rows)
+        passes.gather(streams)
+        return streams
 
     return passes.micro.within_memory(forward, len(batch.mask))
 
@@ -123,13 +123,13 @@ def backward(
             _back_propagate(forward(rows), grads, rows, passes.scale)
         return seen
 
-    def attempt() -> Step:
+    def attempt() -> dict[str, Tensor]:
         policy.zero_grad()  # also of what an attempt that ran out of memory had added
-        parts = complete(batch, objective.couples(options), passes.micro)
-        seen = in_two_passes() if parts is None else in_one_pass(parts)
-        return Step(differentiate(name, objective, seen, batch, options), seen, batch)
+        parts = complete(batch, objective.coupling(options), passes.micro)
+        return in_two_passes() if parts is None else in_one_pass(parts)
 
-    return passes.micro.within_memory(attempt, len(batch.mask))
+    streams = passes.micro.within_memory(attempt, len(batch.mask))
+    return Step(differentiate(name, objective, streams, batch, options), streams, batch)
 
 
 def _back_propagate(
@@ -148,15 +148,15 @@ def _back_propagate(
     (scale * total).backward()
 
 
-def _put(into: Mapping[str, Tensor], live: Mapping[str, Tensor], rows: Tensor | None) -> None:
+def _put(streams: Mapping[str, Tensor], live: Mapping[str, Tensor], rows: Tensor | None) -> None:
     """Write some rows' streams, without gradient, into those of the step."""
     if rows is None:
         return
     for s, value in live.items():
         if value.dim() == 2:
-            into[s][rows, : value.shape[1]] = value.detach().double()
+            streams[s][rows, : value.shape[1]] = value.detach().double()
         else:
-            into[s][rows] = value.detach().double()
+            streams[s][rows] = value.detach().double()
 
 
 def _forward(
@@ -173,17 +173,18 @@ def _forward(
     width = int(batch.lengths[rows].max())
     mask = batch.mask[rows, :width]
     other = reference if "kl" in want else None
-    kept = None if batch.kept is None else batch.kept.rows(rows, width)
-    out = policy.streams(batch.tokens[rows, :width], batch.lengths[rows], mask, want, other, kept)
-    for stream, value in out.items():
+    kept_sets = None if batch.kept is None else batch.kept.rows(rows, width)
+    streams = policy.streams(batch.tokens[rows, :width], batch.lengths[rows], mask, want, other, kept_sets)
+    for stream, value in streams.items():
         if value.dim() == 2:
-            out[stream] = torch.where(mask, value, 0.0)
-    return out
+            streams[stream] = torch.where(mask, value, 0.0)
+    return streams
 
 
 def by_length(batch: Batch, micro: MicroBatch) -> list[Tensor]:
     """Row numbers in micro-batches, rows of like length together."""
-    parts = _packed([[row] for row in range(len(batch.mask))], batch, micro)
+    assert batch.lengths is not None
+    parts = _packed([[row] for row in range(len(batch.mask))], batch.lengths, micro)
     assert parts is not None
     return parts
 
@@ -193,16 +194,16 @@ def complete(batch: Batch, couples: str, micro: MicroBatch) -> list[Tensor] | No
 
     A response in several rows couples them, so by "row" is meant by response.
     """
+    assert batch.lengths is not None
     member = {"step": torch.zeros_like(batch.group), "group": batch.group, "row": batch.response}[couples]
     blocks: dict[int, list[int]] = {}
     for row, m in enumerate(member.tolist()):
         blocks.setdefault(m, []).append(row)
-    return _packed(list(blocks.values()), batch, micro)
+    return _packed(list(blocks.values()), batch.lengths, micro)
 
 
-def _packed(blocks: list[list[int]], batch: Batch, micro: MicroBatch) -> list[Tensor] | None:
-    assert batch.lengths is not None
-    parts = micro.pack(blocks, batch.lengths.tolist())
+def _packed(blocks: list[list[int]], lengths: Tensor, micro: MicroBatch) -> list[Tensor] | None:
+    parts = micro.pack(blocks, lengths.tolist())
     if parts is None:
         return None
-    return [torch.tensor(rows, device=batch.mask.device) for rows in parts]
+    return [torch.tensor(rows, device=lengths.device) for rows in parts]

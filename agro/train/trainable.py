@@ -1,10 +1,4 @@
-"""Whether an objective can train on what a store has, checked before a model is loaded.
-
-Rewards of several scales in one group, and `data.reward_scale`, which maps those of each source to one.
-
-The rewards of a group are compared with each other. Where a person graded some of its responses from 1 to 5
-and a checker others as 0 or 1, the difference is that of the graders, not of the responses.
-"""
+"""Whether an objective can train on what a store has, checked before a model is loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
 
 from agro.config import Data, RunConfig
 from agro.errors import Refused
@@ -30,127 +23,14 @@ from agro.objectives.needs import (
 )
 from agro.store import At, Counts, Pair, SampleSummary, Store, is_held_out
 from agro.store.database import exists
-from agro.store.queries import chosen, where
-from agro.store.survey import Scale
+from agro.store.queries import chosen
 from agro.train.collate import total_reward
 from agro.train.phases import Phase, options_at
+from agro.train.reward_scales import check_scales
 from agro.types import ROLES, Prompt, Sample
 
-APART = 3.0  # times the largest |reward| of one source is that of another, at least, on another scale
-
-
-class Apart(NamedTuple):
-    """Two sources of different scales that scored responses to one prompt."""
-
-    lower: Scale
-    higher: Scale
-    groups: int
-    prompt_id: str  # of one of them
-
-
-def apart(a: Scale, b: Scale) -> bool:
-    """Whether two ranges of rewards can't be of one scale, as far as it shows.
-
-    Rewards within [−1, 1] count as one scale, since few or poor responses may only use a part of it.
-    """
-    sizes = sorted(max(1.0, scale.size) for scale in (a, b))
-    return sizes[1] >= APART * sizes[0]
-
-
-def scales_apart(data: Data, store: Store) -> list[Apart]:
-    """The pairs of sources whose rewards, by `data.reward_scale`, differ in scale and meet in a group."""
-    scales = {s.source: _mapped(s, data) for s in store.survey.scales()}
-    if not any(apart(a, b) for a in scales.values() for b in scales.values()):
-        return []
-    found: dict[tuple[str, str], Apart] = {}
-    for names, count, prompt_id in store.survey.meetings(*where(**chosen(data))):
-        for low in names:
-            for high in names:
-                a, b = scales[low], scales[high]
-                if a.size < b.size and apart(a, b) and not _has_map(data, low, high):
-                    before = found.get((low, high))
-                    groups = count + (before.groups if before else 0)
-                    found[low, high] = Apart(a, b, groups, prompt_id)
-    return list(found.values())
-
-
-def check_scales(data: Data, store: Store) -> None:
-    """Raise `Refused` where sources of different scales meet in a group and have no map."""
-    found = scales_apart(data, store)
-    if found:
-        raise _refusal(found[0], f"{found[0].groups} groups of {store.path}")
-
-
-def rescaled(samples: Sequence[Sample], data: Data) -> list[Sample]:
-    """The samples with rewards of the scale that training uses; token rewards have the factor alone."""
-    if not data.reward_scale:
-        return list(samples)
-    return [_rescaled(sample, data) for sample in samples]
-
-
-def check_drawn(samples: Sequence[Sample], data: Data) -> None:
-    """`check_scales` of the samples of one step, whose rewards are mapped."""
-    by_group: dict[str, dict[str, list[float]]] = {}
-    for sample in samples:
-        if sample.reward is not None:
-            of_group = by_group.setdefault(sample.prompt_id, {})
-            of_group.setdefault(sample.source, []).append(sample.reward)
-    scales = _ranges(by_group.values())
-    for prompt_id, sources in by_group.items():
-        for low in sources:
-            for high in sources:
-                a, b = scales[low], scales[high]
-                if a.size < b.size and apart(a, b) and not _has_map(data, low, high):
-                    raise _refusal(Apart(a, b, 1, prompt_id), "a group of this step")
-
-
-def _ranges(groups: object) -> dict[str, Scale]:
-    rewards: dict[str, list[float]] = {}
-    for of_group in groups:  # type: ignore[attr-defined]
-        for source, some in of_group.items():
-            rewards.setdefault(source, []).extend(some)
-    return {source: Scale(source, min(some), max(some)) for source, some in rewards.items()}
-
-
-def _has_map(data: Data, *sources: str) -> bool:
-    """A map is the user's word, whatever the ranges are then."""
-    return all(source in data.reward_scale for source in sources)
-
-
-def _mapped(scale: Scale, data: Data) -> Scale:
-    rule = data.reward_scale.get(scale.source)
-    if rule is None:
-        return scale
-    ends = sorted(rule.factor * reward + rule.offset for reward in (scale.lowest, scale.highest))
-    return Scale(scale.source, *ends)
-
-
-def _rescaled(sample: Sample, data: Data) -> Sample:
-    rule = data.reward_scale.get(sample.source)
-    if rule is None:
-        return sample
-    reward, tokens = sample.reward, sample.token_reward
-    if reward is not None:
-        reward = rule.factor * reward + rule.offset
-    if tokens is not None:
-        tokens = (rule.factor * tokens).astype(tokens.dtype)
-    return sample.replace(reward=reward, token_reward=tokens)
-
-
-def _refusal(found: Apart, where: str) -> Refused:
-    low, high = found.lower, found.higher
-    return Refused(
-        f"rewards of different scales meet in {where} (for one: prompt {found.prompt_id}): those of "
-        f"{low.source} go from {low.lowest:g} to {low.highest:g}, those of {high.source} from "
-        f"{high.lowest:g} to {high.highest:g}, and a group compares them. What to do: a map for each of the "
-        f'two sources (data.reward_scale, as in "{high.source}" = {{ factor = '
-        f"{max(1.0, low.size) / high.size:.3g} }}; {{ factor = 1 }} keeps one as it is), or draw one of "
-        "them (data.sources)"
-    )
-
-
 NAMED = 3  # samples or groups in a message
-OWN = "policy"  # source and role of the samples that a run makes itself
+POLICY = "policy"  # source and role of the samples that a run makes itself
 
 
 def check_stores(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Path) -> None:
@@ -213,16 +93,16 @@ def check_names(data: Data, counts: Counts, path: Path, *, adds: bool) -> None:
 
 
 def _check_named(
-    key: str, names: Sequence[str] | None, known: Mapping[str, int], path: Path, adds: bool
+    key: str, names: Sequence[str] | None, counts: Mapping[str, int], path: Path, adds: bool
 ) -> None:
     """`check_names` of one setting of [data]; None allows all."""
     if names is None:
         return
-    unknown = [name for name in names if name not in known and not (adds and name == OWN)]
+    unknown = [name for name in names if name not in counts and not (adds and name == POLICY)]
     if key == "roles" and len(unknown) < len(names):
         return  # a choice among the few roles that there are may allow for more than the store has
     if unknown or not names:
-        have = ", ".join(f"{name} ({known[name]})" for name in sorted(known))
+        have = ", ".join(f"{name} ({counts[name]})" for name in sorted(counts))
         wrong = f"no sample of {path} has {', '.join(unknown)}" if unknown else "an empty list draws nothing"
         raise Refused(
             f"data.{key}: {wrong}; expected some of (with the number of samples) {have}. What to do: correct "
@@ -238,7 +118,7 @@ def check_store(phase: Phase, store: Store, *, fills: bool | None = None) -> lis
     config, data = phase.config, phase.config.data
     fills = data.samples_fresh if fills is None else fills
     options = options_at(config.objective.options, 0)
-    check = _Check(config, store, phase.entry.needed(options))
+    check = _StoreCheck(config, store, phase.entry.needed(options))
     check.samples()
     if not check.total and fills:
         return ["the store is empty: all groups are sampled until it isn't"]
@@ -252,8 +132,8 @@ def check_store(phase: Phase, store: Store, *, fills: bool | None = None) -> lis
     sizes = check.pairs() if PAIRS in check.needs else check.responses()
     if data.spread:
         check.count_equal()
-    left = check.groups(sizes, drop=options.get("singletons") == "drop")
-    if left == 0 and not fills:
+    remaining = check.groups(sizes, drop=options.get("singletons") == "drop")
+    if remaining == 0 and not fills:
         raise Refused(
             f"data.store: no group of {store.path} is left to draw: {'; '.join(check.notes)}. What to do: "
             "sample more responses to each prompt (data.complete_groups does it in a run), or score those "
@@ -265,7 +145,7 @@ def check_store(phase: Phase, store: Store, *, fills: bool | None = None) -> lis
 
 
 @dataclass
-class _Missing:
+class _MissingSamples:
     """The samples without a need: how many, and the first of them by name."""
 
     count: int = 0
@@ -278,7 +158,7 @@ class _Missing:
 
 
 @dataclass
-class _Check:
+class _StoreCheck:
     """The stored samples of a run against the needs of its objective, read in constant memory."""
 
     config: RunConfig
@@ -286,7 +166,7 @@ class _Check:
     needs: Set[Need]
     notes: list[str] = field(default_factory=list)  # what isn't drawn
     total: int = 0  # samples
-    missing: dict[Need, _Missing] = field(default_factory=dict)
+    missing: dict[Need, _MissingSamples] = field(default_factory=dict)
     in_episodes: list[SampleSummary] = field(default_factory=list)
 
     @property
@@ -296,31 +176,31 @@ class _Check:
     def rows(self) -> Iterator[SampleSummary]:
         """The samples that may be drawn."""
         share = self.config.data.hold_out
-        rows = self.store.survey.each_known(**chosen(self.config.data))
+        rows = self.store.survey.each_summary(**chosen(self.config.data))
         return (row for row in rows if not is_held_out(row.prompt_id, share)) if share else rows
 
     def samples(self) -> None:
         """Count the samples, and those without each need."""
         needs = ordered(self.needs)
-        self.missing = {need: _Missing() for need in needs}
-        of_kind: dict[tuple[object, ...], list[Need]] = {}  # what a kind of samples doesn't have
+        self.missing = {need: _MissingSamples() for need in needs}
+        missing_by_kind: dict[tuple[object, ...], list[Need]] = {}  # what a kind of samples doesn't have
         for row in self.rows():
             self.total += 1
             kind = (row.scored, row.knows_behavior, row.truncation, row.role)
-            if kind not in of_kind:
-                of_kind[kind] = [n for n in needs if n.applies_to(row.role) and n.missing_in(row)]
-            for need in of_kind[kind]:
+            if kind not in missing_by_kind:
+                missing_by_kind[kind] = [n for n in needs if n.applies_to(row.role) and n.missing_in(row)]
+            for need in missing_by_kind[kind]:
                 self.missing[need].add(row)
             if row.episode is not None:
                 self.in_episodes.append(row)
 
     def refuse_missing(self) -> None:
         """Refuse samples without a need that all must have, or that none has."""
-        for need, found in self.missing.items():
-            if found.count and (found.count == self.total or not need.optional):
-                raise need.refusal(self.name, found.named, self.total, count=found.count)
-            if found.count:
-                share = f"{found.count} of {self.total}"
+        for need, missing in self.missing.items():
+            if missing.count and (missing.count == self.total or not need.optional):
+                raise need.refusal(self.name, missing.named, self.total, count=missing.count)
+            if missing.count:
+                share = f"{missing.count} of {self.total}"
                 self.notes.append(f"{share} samples have no {need} and aren't drawn")
 
     def episodes(self) -> None:
@@ -330,9 +210,9 @@ class _Check:
         parts = self.in_episodes
         unscored = {(row.prompt_id, row.episode) for row in parts if not row.scored}
         rows = [row.id for row in parts if (row.prompt_id, row.episode) not in unscored]
-        first: dict[tuple[str, str | None], Sample] = {}
+        episode_samples: dict[tuple[str, str | None], Sample] = {}
         for sample in self.store.samples(ids=rows, skip_damaged=True):
-            other = first.setdefault((sample.prompt_id, sample.episode), sample)
+            other = episode_samples.setdefault((sample.prompt_id, sample.episode), sample)
             rewards = total_reward(other), total_reward(sample)
             if rewards[0] != rewards[1]:
                 raise Refused(
@@ -351,15 +231,15 @@ class _Check:
         if need is None:
             return None
         fresh = self.config.data.complete_groups or 0  # responses that join each of them
-        least = 1 if need == PAIRS else need.least
-        count, total, first = 0, 0, list[str]()
+        minimum = 1 if need == PAIRS else need.least
+        count, total, names = 0, 0, list[str]()
         for prompt, size in sizes:
             total += 1
-            if size + fresh < least:
+            if size + fresh < minimum:
                 count += 1
-                first += [prompt] if len(first) < NAMED else []
+                names += [prompt] if len(names) < NAMED else []
         if count and not drop:
-            raise need.refusal(self.name, first, total, f"groups in {self.store.path}", count)
+            raise need.refusal(self.name, names, total, f"groups in {self.store.path}", count)
         if count:
             self.notes.append(f"{count} of {total} groups don't have {need.what} and aren't drawn")
         return total - count
@@ -369,8 +249,8 @@ class _Check:
         data = self.config.data
         need = grouping(self.needs)
         if need is not None and need.but_experts:
-            own = {(r.prompt_id, r.episode or r.id) for r in self.rows() if need.applies_to(r.role)}
-            yield from Counter(prompt for prompt, _ in own).items()
+            responses = {(r.prompt_id, r.episode or r.id) for r in self.rows() if need.applies_to(r.role)}
+            yield from Counter(prompt for prompt, _ in responses).items()
             return
         for group in self.store.survey.each_group(**chosen(data)):
             size = group.scored if REWARD in self.needs else group.size
@@ -394,11 +274,11 @@ class _Check:
         """By prompt the number of its pairs. Refuses a store without pairs, and missing votes."""
         rows = list(self.rows())
         judged = pairs_among(rows, self.needs, self.store)
-        pairs = [pair for of_group in judged.values() for pair in of_group]
+        pairs = [pair for group_pairs in judged.values() for pair in group_pairs]
         counts = self.store.counts()
         reads_ties = _reads_ties(self.needs)
-        known = counts.pairs + counts.ties * reads_ties
-        if not pairs and counts.ties and not known:
+        total = counts.pairs + counts.ties * reads_ties
+        if not pairs and counts.ties and not total:
             raise Refused(
                 f"objective {self.name}: pairs: expected judgments with a winner, but the votes of all "
                 f"{counts.ties} judgments in {self.store.path} are equal. What to do: {TIES_WAY_OUT}."
@@ -406,18 +286,18 @@ class _Check:
         if not pairs:
             unit = f"samples in {self.store.path}"
             error = PAIRS.refusal(self.name, _named(rows[:NAMED]), len(rows), unit, len(rows))
-            if not known:
+            if not total:
                 raise error
             raise Refused(
-                f"{error} The store has {known} pairs: of samples that data.roles, data.sources and "
+                f"{error} The store has {total} pairs: of samples that data.roles, data.sources and "
                 "data.min_reward exclude, of samples without a reward, or of two prompts."
             )
-        bare = [pair for pair in pairs if pair.votes_winner is None or pair.votes_loser is None]
-        if VOTES in self.needs and bare:
-            some = [f"sample {pair.winner} over sample {pair.loser}" for pair in bare]
-            raise VOTES.refusal(self.name, some, len(pairs), "pairs")
-        if known > len(pairs):
-            self.notes.append(f"{known - len(pairs)} of {known} pairs aren't drawn")
+        without_votes = [pair for pair in pairs if pair.votes_winner is None or pair.votes_loser is None]
+        if VOTES in self.needs and without_votes:
+            names = [f"sample {pair.winner} over sample {pair.loser}" for pair in without_votes]
+            raise VOTES.refusal(self.name, names, len(pairs), "pairs")
+        if total > len(pairs):
+            self.notes.append(f"{total - len(pairs)} of {total} pairs aren't drawn")
         sizes = {row.prompt_id: len(judged.get(row.prompt_id, ())) for row in rows}
         if counts.ties and not reads_ties:
             self.notes.append(
@@ -440,14 +320,14 @@ def pairs_among(rows: Iterable[SampleSummary], needs: Set[Need], store: Store) -
     Judgments with equal votes are pairs only to objectives that read them.
     """
     prompt = {row.id: row.prompt_id for row in rows if row.scored or REWARD not in needs}
-    out: dict[str, list[Pair]] = {}
+    pairs: dict[str, list[Pair]] = {}
     reads_ties = _reads_ties(needs)
     for pair in store.pairs():
         if pair.is_tie and not reads_ties:
             continue
         if pair.winner in prompt and prompt[pair.winner] == prompt.get(pair.loser):
-            out.setdefault(prompt[pair.winner], []).append(pair)
-    return out
+            pairs.setdefault(prompt[pair.winner], []).append(pair)
+    return pairs
 
 
 def _named(rows: Sequence[SampleSummary]) -> list[str]:

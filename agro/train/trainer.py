@@ -147,8 +147,8 @@ class BaseTrainer:
             self.reward = load_reward(self.config.reward, self.rewards)
             if self.environments:
                 self.reward = EpisodeReward(self.reward)
-            asked = {"prompts": self.prompts, "eval_prompts": self.eval_prompts}
-            self.notes += check_scorable(self.reward, asked, self.config.reward.max_failed)
+            scored = {"prompts": self.prompts, "eval_prompts": self.eval_prompts}
+            self.notes += check_scorable(self.reward, scored, self.config.reward.max_failed)
         return path
 
     def _load(self) -> tuple[Policy, Policy | None]:
@@ -171,17 +171,20 @@ class BaseTrainer:
         return load_reference(self.phases[0].config.policy, policy) if needed else None
 
     def _train(self) -> None:
-        of_policy = notes(self.policy, self.prompts, self.config)
-        for note in [*self.notes, *of_policy, *self.folder.notes]:
+        policy_notes = notes(self.policy, self.prompts, self.config)
+        for note in [*self.notes, *policy_notes, *self.folder.notes]:
             self.progress.say(f"note: {note}")
         with self._learner() as learner:
             self.best = Best(keep=partial(keep_best, learner, self.out, self.config.policy.lora))
             build = partial(self._parts, learner)
             say = self.progress.say
             loop = Loop(self.phases, learner, self.store, self.folder, self.activity, say, build)
-            published = PublishedWeights.read(self.out)
-            loop.run(published=published.version if published else 0)
-            end(self.out)
+            if self.config.source.kind == "elsewhere":
+                published = PublishedWeights.read(self.out)
+                loop.run(published=published.version if published else 0)
+                end(self.out)
+            else:
+                loop.run()
             with learner.averaged():
                 save_model(learner, self.out, self.config.policy.lora)
 
@@ -240,8 +243,8 @@ class BaseTrainer:
         environment = phase.config.environment
         if environment is None:
             return Rollout(self.policy.encoder, self.engine)
-        made = self.environments[phase.name]
-        return Rollout(self.policy.encoder, self.engine, made, environment.max_turns)
+        loaded = self.environments[phase.name]
+        return Rollout(self.policy.encoder, self.engine, loaded, environment.max_turns)
 
     def _monitors(self, phase: Phase, learner: Learner, trained: set[str]) -> list[Monitor]:
         """First the run's own, then those passed to the trainer, then those that write the metrics."""

@@ -11,14 +11,13 @@ from agro.objectives import NotFinite
 from agro.rollout import Activity
 from agro.runs.folder import Run
 from agro.store import Store
-from agro.train.feed import Valid
+from agro.train.feed import StepBatch
 from agro.train.learner import Learner
 from agro.train.measure import describe_step, logp_differences
 from agro.train.monitors import GO, Action, Monitor, View
 from agro.train.phases import Phase, is_tuned, tune
 from agro.train.recovery import start_of
 from agro.train.state import Position, damage
-from agro.types import Batch
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,9 @@ class Updates:
     say: Callable[[str], None]
     monitors: Sequence[Monitor]
 
-    def make(self, view: View, position: Position, valid: Valid, batch: Batch | None) -> Position:
+    def make(self, view: View, position: Position, data: StepBatch | None) -> Position:
         """All optimizer steps on one batch; the metrics are of the first, before the weights move."""
-        if batch is None:
+        if data is None:
             return self._skip(view, position, "no sample that was drawn is valid")
         config = view.phase.config
         options = view.phase.resolved(view.options)
@@ -42,14 +41,13 @@ class Updates:
             self.activity.stage("updating", update + 1, config.train.updates)
             check = self.activity.check if update == 0 else lambda: None
             try:
-                step = self.learner.gradient(batch, config.objective.name, options, check)
+                step = self.learner.gradient(data.batch, config.objective.name, options, check)
             except NotFinite as error:
                 position = self._skip(view, position, str(error))
                 continue
             if view.metrics["loss"] is None:
-                recent = valid.recent(self.learner.version)
-                view.metrics |= describe_step(step, recent, view.phase, view.options)
-                view.metrics |= logp_differences(step, valid.samples, recent, config.policy.temperature)
+                view.metrics |= describe_step(step, data.recent, view.phase, view.options)
+                view.metrics |= logp_differences(step, data.comparable)
                 action = self._judge(view)
                 if action is not GO:
                     return self._act(action, view, position)
@@ -82,29 +80,32 @@ class Updates:
         view.metrics["rolled_back"] = 1
         return self._roll_back(view.phase, position, action.why)
 
-    def _skip(self, view: View, position: Position, why: str) -> Position:
+    def _skip(self, view: View, position: Position, reason: str) -> Position:
         view.metrics["skipped"] += 1
-        self.say(f"update skipped: {why}")
+        self.say(f"update skipped: {reason}")
         return replace(position, skipped=position.skipped + 1)
 
-    def _roll_back(self, phase: Phase, position: Position, why: str) -> Position:
+    def _roll_back(self, phase: Phase, position: Position, reason: str) -> Position:
         """Load the last checkpoint's weights, with a new version and half the learning rate."""
         commit = self.store.ledger.committed(self.folder.id)
         if commit is None:
             raise Refused(
-                f"step {position.step + 1}: {why}, and there is no checkpoint to roll back to. What to do: "
-                'guard.action = "rollback", which commits one at the start, or a lower train.checkpoint_every'
+                f"step {position.step + 1}: {reason}, and there is no checkpoint to roll back to. "
+                'What to do: guard.action = "rollback", which commits one at the start, or a lower '
+                "train.checkpoint_every"
             )
         folder = self.folder.checkpoint(commit.step)
         problem = damage(folder, commit)
         if problem:
             step = position.step + 1
-            raise Refused(f"{problem}, and step {step} has to roll back to it ({why}). What to do: --resume")
+            raise Refused(
+                f"{problem}, and step {step} has to roll back to it ({reason}). What to do: --resume"
+            )
         self.learner.load(folder, position.version + 1)
         in_phase = commit.step > phase.begins or phase.begins == 0
         resumed = folder if in_phase else None
         self.learner.enter(phase.config, began=start_of(self.folder, phase), resumed=resumed)
-        self.say(f"{why}: back to the weights of step {commit.step}, at half the learning rate")
+        self.say(f"{reason}: back to the weights of step {commit.step}, at half the learning rate")
         return replace(position, version=self.learner.version, rollbacks=position.rollbacks + 1)
 
 
@@ -116,7 +117,7 @@ def observe(view: View, position: Position, monitors: Sequence[Monitor]) -> Posi
         state = monitor.state()
         if state is not None:
             states[monitor.name] = state
-    asked, kl = view.phase.config.objective.options.get("beta", 0.0), view.metrics["kl_ref"]
-    if is_tuned(asked) and kl is not None:
-        position = replace(position, beta=tune(asked, view.options["beta"], kl))
+    setting, kl = view.phase.config.objective.options.get("beta", 0.0), view.metrics["kl_ref"]
+    if is_tuned(setting) and kl is not None:
+        position = replace(position, beta=tune(setting, view.options["beta"], kl))
     return replace(position, stopped=view.stop, monitors=states)

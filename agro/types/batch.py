@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from agro.errors import Refused
-from agro.types.kept import Kept
+from agro.types.kept_sets import KeptSets
 from agro.types.sample import ROLES, ROUNDING
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Batch:
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     tokens: Tensor | None = None  # [B,T]
     lengths: Tensor | None = None  # [B]
-    kept: Kept | None = None  # what the log-probs are over; None: the vocabulary
+    kept: KeptSets | None = None  # what the log-probs are over; None: the vocabulary
 
     @classmethod
     def of(cls, *, mask: Any, reward: Any, group: Any, **optional: Any) -> Batch:
@@ -103,23 +103,24 @@ class Batch:
         unknown = optional.keys() - _OPTIONAL
         if unknown:
             raise TypeError(f"Batch.of() got an unexpected keyword argument {min(unknown)!r}")
-        given = {name: value for name, value in optional.items() if value is not None}
+        supplied = {name: value for name, value in optional.items() if value is not None}
         mask_BT = _mask(mask)
         B, T = mask_BT.shape
         groups = _hashables(group, B, "group")
         rows = [f"row {i} (group {name})" for i, name in enumerate(groups)]
-        names = tuple(map(str, _hashables(given.get("ids", rows), B, "ids")))
+        names = tuple(map(str, _hashables(supplied.get("ids", rows), B, "ids")))
         _check_mask(mask_BT, names)
-        role = given.get("role", "policy")
+        role = supplied.get("role", "policy")
         roles = _hashables([role] * B if isinstance(role, str) else role, B, "role")
         _check_roles(roles, names)
-        responses = _hashables(given.get("response", range(B)), B, "response")
+        responses = _hashables(supplied.get("response", range(B)), B, "response")
         group_index, response_index = _numbered(groups), _numbered(responses)
-        given["reward"] = reward
-        if "pairs" in given:
-            given["pairs"] = _pairs(given["pairs"])
-        sizes = {"B": B, "T": T, "P": len(given.get("pairs", ())), "2": 2}
-        columns: dict[str, Any] = {c.name: _read(c, given, sizes, mask_BT, names) for c in COLUMNS}
+        supplied["reward"] = reward
+        if "pairs" in supplied:
+            supplied["pairs"] = _pairs(supplied["pairs"])
+        sizes = {"B": B, "T": T, "P": len(supplied.get("pairs", ())), "2": 2}
+        columns: dict[str, Any] = {c.name: _read(c, supplied, sizes, mask_BT, names) for c in COLUMNS}
+        extra = {name: _tensor(x, f"extra {name}") for name, x in supplied.get("extra", {}).items()}
         return cls(
             mask=mask_BT,
             group=torch.tensor([group_index[name] for name in groups]),
@@ -127,7 +128,7 @@ class Batch:
             group_names=tuple(map(str, group_index)),
             role=tuple(map(str, roles)),
             ids=names,
-            extra={name: _tensor(value, f"extra {name}") for name, value in given.get("extra", {}).items()},
+            extra=extra,
             **columns,
         )
 
@@ -151,19 +152,19 @@ class Batch:
         part["kept"] = None if self.kept is None else self.kept.rows(index)
         groups, part["group"] = part["group"].unique(return_inverse=True)
         part["response"] = part["response"].unique(return_inverse=True)[1]
-        at = index.tolist()
+        row_numbers = index.tolist()
         part["group_names"] = tuple(self.group_names[g] for g in groups.tolist())
-        part["role"] = tuple(self.role[i] for i in at)
-        part["ids"] = tuple(self.ids[i] for i in at)
+        part["role"] = tuple(self.role[i] for i in row_numbers)
+        part["ids"] = tuple(self.ids[i] for i in row_numbers)
         part["extra"] = dict(self.extra)
         for name, value in self.extra.items():
             if value.ndim and len(value) == B:
                 part["extra"][name] = value[index]
         if self.pairs is not None:
             new = torch.arange(len(index), device=index.device)
-            place = torch.full((B,), -1, device=index.device).index_put((index,), new)
-            stays = (place[self.pairs] >= 0).all(1)
-            part["pairs"] = place[self.pairs[stays]]
+            position = torch.full((B,), -1, device=index.device).index_put((index,), new)
+            stays = (position[self.pairs] >= 0).all(1)
+            part["pairs"] = position[self.pairs[stays]]
             part["votes"] = None if self.votes is None else self.votes[stays]
         return dataclasses.replace(self, **part)
 
@@ -189,7 +190,7 @@ def _mask(mask: Any) -> Tensor:
         return mask_BT
     bad = ((mask_BT != 0) & (mask_BT != 1)).any(1)
     if bad.any():
-        row = _first(bad)
+        row = _first_index(bad)
         raise Refused(f"mask: row {row}: expected true and false, got {mask_BT[row].tolist()!r:.80}")
     return mask_BT.bool()
 
@@ -197,11 +198,11 @@ def _mask(mask: Any) -> Tensor:
 def _check_mask(mask_BT: Tensor, names: Sequence[str]) -> None:
     with_first = mask_BT[:, 0]
     if with_first.any():
-        name = names[_first(with_first)]
+        name = names[_first_index(with_first)]
         raise Refused(f"mask: {name}: the first token is in the mask, but a first token has no log-prob")
     empty = ~mask_BT.any(1)
     if empty.any():
-        raise Refused(f"mask: {names[_first(empty)]} is empty: it has no token to learn from")
+        raise Refused(f"mask: {names[_first_index(empty)]} is empty: it has no token to learn from")
 
 
 def _check_roles(roles: Sequence[Hashable], names: Sequence[str]) -> None:
@@ -211,12 +212,16 @@ def _check_roles(roles: Sequence[Hashable], names: Sequence[str]) -> None:
 
 
 def _read(
-    column: Column, given: Mapping[str, Any], sizes: Mapping[str, int], mask_BT: Tensor, names: Sequence[str]
+    column: Column,
+    supplied: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    mask_BT: Tensor,
+    names: Sequence[str],
 ) -> Tensor | None:
     shape = tuple(sizes[axis] for axis in column.axes)
-    if column.name not in given:
+    if column.name not in supplied:
         return None if column.default is None else torch.full(shape, column.default, dtype=torch.float64)
-    value = given[column.name]
+    value = supplied[column.name]
     if column.axes == "BT" and isinstance(value, (list, tuple)):
         unknown = [math.nan] * sizes["T"]
         value = [unknown if row is None else row for row in value]
@@ -230,13 +235,14 @@ def _read(
     bad = column.check.is_bad(values, mask_BT)
     if not bad.any():
         return values
-    row, *rest = (int(i) for i in bad.nonzero()[0])
-    got = values[row].tolist()
-    where = f"pair {row}" if column.axes == "P2" else names[row]
+    index = bad.nonzero()[0].tolist()
+    location = f"pair {index[0]}" if column.axes == "P2" else names[index[0]]
+    got = values[index[0]].tolist()
     if column.axes == "BT":
-        where, got = f"{where}, index {rest[0]}", got[rest[0]]
+        location += f", index {index[1]}"
+        got = got[index[1]]
     expected = column.check.expected.format(last=len(mask_BT) - 1)
-    raise Refused(f"{column.name}: {where}: expected {expected}, got {got}")
+    raise Refused(f"{column.name}: {location}: expected {expected}, got {got}")
 
 
 def _pairs(pairs: Any) -> Tensor:
@@ -250,13 +256,13 @@ def _pairs(pairs: Any) -> Tensor:
 
 def _tensor(value: Any, name: str, shape: tuple[int, ...] | None = None, dtype: Any = None) -> Tensor:
     try:
-        out = value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value, dtype))
+        tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value, dtype))
     except (TypeError, ValueError) as error:
-        of_shape = "" if shape is None else f" of shape {list(shape)}"
-        raise Refused(f"{name}: expected numbers{of_shape}, got {value!r:.80}") from error
-    if shape is not None and tuple(out.shape) != shape:
-        raise Refused(f"{name}: expected shape {list(shape)}, got {list(out.shape)}")
-    return out
+        expected_shape = "" if shape is None else f" of shape {list(shape)}"
+        raise Refused(f"{name}: expected numbers{expected_shape}, got {value!r:.80}") from error
+    if shape is not None and tuple(tensor.shape) != shape:
+        raise Refused(f"{name}: expected shape {list(shape)}, got {list(tensor.shape)}")
+    return tensor
 
 
 def _hashables(value: Any, B: int, name: str) -> list[Hashable]:
@@ -275,5 +281,5 @@ def _numbered(names: Iterable[Hashable]) -> dict[Hashable, int]:
     return {name: i for i, name in enumerate(dict.fromkeys(names))}
 
 
-def _first(flags: Tensor) -> int:
+def _first_index(flags: Tensor) -> int:
     return int(flags.int().argmax())

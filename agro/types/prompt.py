@@ -26,21 +26,22 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def check_text(prompt: Any, where: str) -> None:
+def check_text(prompt: Any, location: str) -> None:
     """Raise `Refused` unless `prompt` is text or a list of messages with `role` and `content`."""
     if isinstance(prompt, str) or _are_messages(prompt, "content"):
         return
     raise Refused(
-        f"{where}: prompt: expected text, or a list of messages with 'role' and 'content', got {prompt!r:.80}"
+        f"{location}: prompt: expected text, or a list of messages with 'role' and 'content', "
+        f"got {prompt!r:.80}"
     )
 
 
-def check_turns(turns: Any, where: str) -> None:
+def check_turns(turns: Any, location: str) -> None:
     """Raise `Refused` unless `turns` are messages that can follow a prompt: the last is the assistant's."""
     if _are_messages(turns, "content", "tool_calls") and turns[-1]["role"] == "assistant":
         return
     raise Refused(
-        f"{where}: expected a list of messages with 'role' and 'content' (or 'tool_calls'), "
+        f"{location}: expected a list of messages with 'role' and 'content' (or 'tool_calls'), "
         f"the last one the assistant's, got {turns!r:.80}"
     )
 

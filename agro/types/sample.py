@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from agro.errors import Refused
-from agro.types.kept import problem
+from agro.types.kept_sets import problem
 from agro.types.prompt import Text, check_text, prompt_hash
 
 Role = Literal["policy", "log", "expert"]
@@ -125,15 +125,15 @@ class Sample:
             return value
         try:
             raw = np.asarray(value)
-            out = raw.astype(dtype)
+            array = raw.astype(dtype)
         except (TypeError, ValueError, OverflowError) as error:
             raise self._refusal(f"{name}: expected a list of {dtype.__name__}, got {value!r:.80}") from error
-        if out.ndim != 1:
-            raise self._refusal(f"{name}: expected one dimension, got shape {out.shape}")
-        if dtype is not np.float32 and raw.size and not (raw == out).all():
+        if array.ndim != 1:
+            raise self._refusal(f"{name}: expected one dimension, got shape {array.shape}")
+        if dtype is not np.float32 and raw.size and not (raw == array).all():
             raise self._refusal(f"{name}: expected {dtype.__name__} values, got {value!r:.80}")
-        out.flags.writeable = False
-        return out
+        array.flags.writeable = False
+        return array
 
     def _check_lengths(self, arrays: Sequence[str]) -> None:
         per_token = [name for name in arrays if name in _PER_TOKEN]
@@ -156,8 +156,8 @@ class Sample:
             return
         bad = array.is_bad(values)
         if bad.any():
-            at = int(bad.argmax())
-            raise self._refusal(f"{name}: expected {array.expected}, got {values[at]} at index {at}")
+            index = int(bad.argmax())
+            raise self._refusal(f"{name}: expected {array.expected}, got {values[index]} at index {index}")
 
     def _check_masks(self) -> None:
         if self.mask is None or self.action is None:
@@ -169,13 +169,13 @@ class Sample:
             return
         outside = self.mask & ~self.action
         if outside.any():
-            at = int(outside.argmax())
-            raise self._refusal(f"learn: expected a part of action, got index {at}, which isn't an action")
+            index = int(outside.argmax())
+            raise self._refusal(f"learn: expected a part of action, got index {index}, which isn't an action")
 
     def _check_kept(self) -> None:
         if (self.kept is None) != (self.kept_count is None):
-            given = "kept_count" if self.kept is None else "kept"
-            raise self._refusal(f"expected both kept and kept_count, or none of them, got {given} alone")
+            name = "kept_count" if self.kept is None else "kept"
+            raise self._refusal(f"expected both kept and kept_count, or none of them, got {name} alone")
         if self.kept is None or self.kept_count is None:
             return
         assert self.tokens is not None
@@ -236,9 +236,9 @@ def truncation(sampling: Any, *, recorded: bool = False) -> str:
     Log-probs of what was sampled are then over the remaining tokens, those of a trainer over all. With
     `recorded` kept sets the trainer's can be over the same tokens, and only a temperature of 0 is left.
     """
-    known = sampling if isinstance(sampling, dict) else {}
+    settings = sampling if isinstance(sampling, dict) else {}
     names = ["temperature"] if recorded else list(_CUTS)
-    values = [(name, known.get(name), _CUTS[name]) for name in names]
+    values = [(name, settings.get(name), _CUTS[name]) for name in names]
     return ", ".join(f"{name} {x:g}" for name, x, cuts in values if isinstance(x, (int, float)) and cuts(x))
 
 

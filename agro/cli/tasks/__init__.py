@@ -17,7 +17,7 @@ Rows = Mapping[str, Iterable[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
-class Task:
+class StarterTask:
     """`files`: copied from the task's package. `rows`: the lines of its JSONL files, drawn at random.
 
     `minutes`: of `agro train recipe.toml`, processor time on one thread of an Intel Xeon (2 shared cores).
@@ -31,28 +31,28 @@ class Task:
 
 
 TASKS = {
-    "digits": Task(
+    "digits": StarterTask(
         "sort digits: fresh samples and a reward function",
         "digits",
         ("recipe.toml", "reward.py", "README.md"),
         digits.rows,
         0.6,
     ),
-    "own-log": Task(
+    "own-log": StarterTask(
         "become better than another model, from a JSONL log of its responses",
         "own_log",
         ("recipe.toml", "reward.py", "README.md"),
         own_log.rows,
         0.6,
     ),
-    "chat": Task(
+    "chat": StarterTask(
         "prompts that are messages, and a chat template",
         "chat",
         ("recipe.toml", "reward.py", "template.jinja", "README.md"),
         chat.rows,
         0.4,
     ),
-    "multi-turn": Task(
+    "multi-turn": StarterTask(
         "episodes of several turns with an environment",
         "multi_turn",
         ("recipe.toml", "guess.py", "README.md"),

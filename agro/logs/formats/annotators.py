@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from agro.errors import Refused
-from agro.logs.fields import a_list, entry, listed, number, objects, one_of, rest, text, unpacked
+from agro.logs.fields import a_list, entry, listed, number, objects, omit, one_of, text, unpacked
 from agro.logs.formats.model_calls import scored
 from agro.logs.protocol import Context, Format, Item, Judgment, Row, SkipRecord
 from agro.logs.rankings import rank_judgments, tally
@@ -127,29 +127,29 @@ def _are_texts(values: Sequence[Any]) -> bool:
 
 def _judgments(answers: Answers, names: list[str], context: Context) -> tuple[Judgment, ...]:
     """Those of the question that compares the responses."""
-    by_question = {}
+    comparisons = {}
     for question, values in answers.items():
         judgments = [judgment for value in values for judgment in _judged(value, names)]
         if judgments:
-            by_question[question] = judgments
+            comparisons[question] = judgments
     chosen = context.choose.get("preference")
-    if chosen is None and len(by_question) == 1:
-        [chosen] = by_question
-    if by_question and chosen not in answers:
+    if chosen is None and len(comparisons) == 1:
+        [chosen] = comparisons
+    if comparisons and chosen not in answers:
         got = "" if chosen is None else f", got {chosen}"
-        raise Refused(f"preference: expected --choose preference=NAME of {', '.join(by_question)}{got}")
-    if chosen is not None and chosen in answers and chosen not in by_question:
+        raise Refused(f"preference: expected --choose preference=NAME of {', '.join(comparisons)}{got}")
+    if chosen is not None and chosen in answers and chosen not in comparisons:
         raise Refused(
             f"{chosen}: expected the name of a response ({', '.join(names)}), a tie, or a ranking, got "
             f"{answers[chosen][0]!r:.80}"
         )
-    return tally(by_question[chosen]) if chosen in by_question else ()
+    return tally(comparisons[chosen]) if chosen in comparisons else ()
 
 
 def _judged(value: Any, names: list[str]) -> tuple[Judgment, ...]:
     """What one annotator says: the ranks, or the name of the best response."""
     if isinstance(value, dict):
-        ranks = {_place(str(name), names): rank for name, rank in value.items()}
+        ranks = {_position(str(name), names): rank for name, rank in value.items()}
         if None in ranks:
             return ()
         return rank_judgments([number(ranks.get(i), f"the rank of {name}") for i, name in enumerate(names)])
@@ -157,17 +157,17 @@ def _judged(value: Any, names: list[str]) -> tuple[Judgment, ...]:
         return ()
     if _plain(value) in _TIES:
         return rank_judgments([0.0] * len(names))
-    best = _place(value, names)
+    best = _position(value, names)
     return () if best is None else tuple(Judgment(best, i) for i in range(len(names)) if i != best)
 
 
-def _place(said: str, names: list[str]) -> int | None:
+def _position(label: str, names: list[str]) -> int | None:
     """The position of the response that a name says: its own, or the end in which the names differ."""
     plain = [_plain(name) for name in names]
     ends = [re.sub(r"^\D+(?=\d)|^.*(?=.$)", "", name) for name in plain]
     for spellings in (plain, ends):
-        if len(set(spellings)) == len(spellings) and _plain(said) in spellings:
-            return spellings.index(_plain(said))
+        if len(set(spellings)) == len(spellings) and _plain(label) in spellings:
+            return spellings.index(_plain(label))
     return None
 
 
@@ -176,7 +176,10 @@ def _plain(name: str) -> str:
 
 
 _ANSWERS, _SUGGESTION = ".responses", "-suggestion"
-_OWN = ("id", "_server_id", "external_id", "status", "inserted_at", "updated_at", "metadata", "vectors")
+_RECORD_COLUMNS = (
+    *("id", "_server_id", "external_id", "status"),
+    *("inserted_at", "updated_at", "metadata", "vectors"),
+)
 _TIMES = ("inserted_at", "updated_at")
 _UNSUBMITTED = ("draft", "discarded")
 
@@ -197,8 +200,8 @@ def _record(row: Row, context: Context) -> list[Item]:
             for question, values in entry(one.get("values"), f"responses[{i}].values").items():
                 answers.setdefault(question, []).append(_value(entry(values, question).get("value")))
     fields = entry(unpacked(row["fields"]), "fields")
-    others = {name: value for name, value in row.items() if name in _OWN or name == "suggestions"}
-    return _items(fields, answers, others, context)
+    extras = {name: value for name, value in row.items() if name in _RECORD_COLUMNS or name == "suggestions"}
+    return _items(fields, answers, extras, context)
 
 
 def _flat(row: Row, context: Context) -> list[Item]:
@@ -216,9 +219,9 @@ def _flat(row: Row, context: Context) -> list[Item]:
     fields = {
         c: value
         for c, value in row.items()
-        if c not in answer_columns and c not in _OWN and ".suggestion" not in c
+        if c not in answer_columns and c not in _RECORD_COLUMNS and ".suggestion" not in c
     }
-    return _items(fields, answers, rest(row, answer_columns | fields.keys()), context)
+    return _items(fields, answers, omit(row, answer_columns | fields.keys()), context)
 
 
 def _dataset(row: Row, context: Context) -> list[Item]:
@@ -230,15 +233,15 @@ def _dataset(row: Row, context: Context) -> list[Item]:
         answers[question] = [
             _value(one.get("value")) for one in values if one.get("status") not in _UNSUBMITTED
         ]
-    taken = {*questions, *_OWN}
-    fields = {c: value for c, value in row.items() if c not in taken and _SUGGESTION not in c}
-    return _items(fields, answers, rest(row, {*questions, *fields}), context)
+    used = {*questions, *_RECORD_COLUMNS}
+    fields = {c: value for c, value in row.items() if c not in used and _SUGGESTION not in c}
+    return _items(fields, answers, omit(row, {*questions, *fields}), context)
 
 
 def _items(
-    fields: dict[str, Any], answers: dict[str, list[Any]], others: dict[str, Any], context: Context
+    fields: dict[str, Any], answers: dict[str, list[Any]], extras: dict[str, Any], context: Context
 ) -> list[Item]:
-    """`others`: what a record has besides, for `meta`."""
+    """`extras`: what a record has besides, for `meta`."""
     prompt, used = prompt_of(fields, context)
     shown = {name: value for name, value in fields.items() if name not in used}
     responses = responses_of(shown, context)
@@ -247,15 +250,15 @@ def _items(
         named = [name for name in responses if question.startswith(name)]
         if named:
             subjects[question] = max(named, key=len)
-    meta = dict(entry(unpacked(others.get("metadata") or None), "metadata"))
-    for name, value in rest(others, ("metadata", "vectors")).items():
+    meta = dict(entry(unpacked(extras.get("metadata") or None), "metadata"))
+    for name, value in omit(extras, ("metadata", "vectors")).items():
         if value not in ({}, []):
             meta[name] = str(value) if name in _TIMES else value
     answered = {}
     for question, values in answers.items():
         if values:
             answered[question] = [_ranks(value, responses) for value in values]
-    return items_of(prompt, responses, answered, subjects, meta | rest(shown, responses), context)
+    return items_of(prompt, responses, answered, subjects, meta | omit(shown, responses), context)
 
 
 def _ranks(value: Any, responses: Collection[str]) -> Any:
@@ -324,9 +327,9 @@ _UNSORTED = "_"  # the bucket of what nobody moved
 def _task(row: Row, context: Context) -> list[Item]:
     data = entry(row["data"], "data")
     prompt, used = prompt_of(data, context)
-    others = {name: value for name, value in data.items() if name not in used}
-    ranked = next((name for name, value in others.items() if _is_ranked(value)), None)
-    responses = _listed(others.pop(ranked), ranked) if ranked else responses_of(others, context)
+    fields = {name: value for name, value in data.items() if name not in used}
+    ranked = next((name for name, value in fields.items() if _is_ranked(value)), None)
+    responses = _listed(fields.pop(ranked), ranked) if ranked else responses_of(fields, context)
     answers: dict[str, list[Any]] = {}
     subjects: dict[str, str] = {}
     for i, annotation in enumerate(objects(row["annotations"], "annotations")):
@@ -337,7 +340,7 @@ def _task(row: Row, context: Context) -> list[Item]:
             answers.setdefault(question, []).append(_answer(result, list(responses)))
             if result.get("to_name") in data:
                 subjects[question] = result["to_name"]
-    meta = rest(row, ("data", "annotations")) | rest(others, responses)
+    meta = omit(row, ("data", "annotations")) | omit(fields, responses)
     return items_of(prompt, responses, answers, subjects, meta, context)
 
 
@@ -363,8 +366,8 @@ def _answer(result: Mapping[str, Any], names: list[str]) -> Any:
         return _selected(value, result, names)
     if kind == "ranker":
         return _order(value.get("ranker"))
-    said = value.get("text") if kind == "textarea" else value.get(str(kind), value)
-    return said[0] if isinstance(said, list) and len(said) == 1 else said
+    answer = value.get("text") if kind == "textarea" else value.get(str(kind), value)
+    return answer[0] if isinstance(answer, list) and len(answer) == 1 else answer
 
 
 def _selected(value: Mapping[str, Any], result: Mapping[str, Any], names: list[str]) -> str:

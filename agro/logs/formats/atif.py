@@ -1,10 +1,8 @@
 """ATIF, the Agent Trajectory Interchange Format: what Harbor, and many agents, write of a session.
 
-Fields as in atif 1.8.0: atif/trajectory.py, step.py, metrics.py, observation_result.py. Steps that were
-copied from an earlier trajectory (`is_copied_context`), and those of no model (`llm_call_count` 0), are
-context.
-
-The steps of an agent as rows of one episode: where history was rewritten, another row begins.
+The steps of an agent are rows of one episode: where history was rewritten, another row begins. Steps that
+were copied from an earlier trajectory (`is_copied_context`), and those of no model (`llm_call_count` 0), are
+context. Fields as in atif 1.8.0: atif/trajectory.py, step.py, metrics.py, observation_result.py.
 """
 
 from __future__ import annotations
@@ -24,9 +22,9 @@ from agro.logs.fields import (
     listed,
     numbers,
     objects,
+    omit,
     one_of,
     plain,
-    rest,
     text,
 )
 from agro.logs.protocol import Context, Format, Item, Row
@@ -97,17 +95,17 @@ def _is_assistant(message: Message) -> bool:
 
 def _turns(steps: Sequence[Step]) -> list[Message]:
     """The messages up to the last own turn."""
-    last = max(i for i, step in enumerate(steps) if step.is_own)
-    return [*_messages(steps[:last]), steps[last].message]
+    last_own = max(i for i, step in enumerate(steps) if step.is_own)
+    return [*_messages(steps[:last_own]), steps[last_own].message]
 
 
 def _meta(steps: Sequence[Step]) -> dict[str, Any]:
     """What else is known of the steps, and what came after the last own one."""
-    last = max(i for i, step in enumerate(steps) if step.is_own)
-    after = [*steps[last].observed, *_messages(steps[last + 1 :])]
+    last_own = max(i for i, step in enumerate(steps) if step.is_own)
+    observed = [*steps[last_own].observed, *_messages(steps[last_own + 1 :])]
     details = [step.meta for step in steps if step.is_own]
     meta: dict[str, Any] = {"steps": details} if any(details) else {}
-    return meta | ({"observed_last": after} if after else {})
+    return meta | ({"observed_last": observed} if observed else {})
 
 
 def _token_records(steps: Sequence[Step], context: Context) -> list[dict[str, Any]]:
@@ -115,15 +113,15 @@ def _token_records(steps: Sequence[Step], context: Context) -> list[dict[str, An
     prompt in `context_tokens`."""
     begin = _first_own(steps)
     prompt, records = _messages(steps[:begin]), []
-    for first, end in _unbroken(steps, begin):
-        row = _joined([step.tokens for step in steps[first:end] if step.is_own and step.tokens])
-        turns, meta = _turns(steps[first:end]), _meta(steps[first:end])
-        has_inserted = any(not s.is_own and _is_assistant(s.message) for s in steps[first:end])
-        if first == begin and not has_inserted:
+    for start, end in _unbroken(steps, begin):
+        row = _joined([step.tokens for step in steps[start:end] if step.is_own and step.tokens])
+        turns, meta = _turns(steps[start:end]), _meta(steps[start:end])
+        has_inserted = any(not s.is_own and _is_assistant(s.message) for s in steps[start:end])
+        if start == begin and not has_inserted:
             record = exchange(prompt, turns, ("steps", "steps"))
         else:  # not as `continuation`: with other tokens the turns would be encoded after the wrong context
             record = {"prompt": prompt, "response": turns[-1].get("content") or "", "meta": {"turns": turns}}
-        if first != begin:
+        if start != begin:
             record["context_tokens"] = row["tokens"][: row["mask"].index(True)]
         records.append(record | row | {"meta": record.get("meta", {}) | meta})
     return [fingerprinted(record, context) for record in records]
@@ -158,7 +156,7 @@ _ROLES = {"system": "system", "user": "user", "agent": "assistant"}
 _AGENT_ONLY = ("model_name", "reasoning_effort", "reasoning_content", "tool_calls", "metrics")
 _IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 _STEP = ("step_id", "source", "message", "reasoning_content", "tool_calls", "observation", "metrics")
-_TAKEN = ("schema_version", "agent", "steps", "subagent_trajectories")
+_COLUMNS = ("schema_version", "agent", "steps", "subagent_trajectories")
 
 
 def is_trajectory(row: Row) -> bool:
@@ -173,15 +171,15 @@ def _read(row: Row, context: Context) -> list[Item]:
 def trajectory(row: Row, context: Context, name: str = "steps") -> list[tuple[str, dict[str, Any]]]:
     """(name, record) of its rows, and of those of agents that it delegated to."""
     agent = entry(row.get("agent"), "agent")
-    meta = rest(row, _TAKEN) | {"agent": rest(agent, ())}
+    meta = omit(row, _COLUMNS) | {"agent": omit(agent, ())}
     parts = list[tuple[str, dict[str, Any]]]()
     for i, record in enumerate(records(_steps(row), context)):
         record["meta"] = record["meta"] | meta
         record["model"] = agent.get("model_name")
         parts.append((f"{name}[{i}]", record))
     for i, delegated in enumerate(listed(row.get("subagent_trajectories"), "subagent_trajectories")):
-        where = f"subagent_trajectories[{i}]"
-        for part, record in trajectory(delegated, context, f"{name}.{where}"):
+        location = f"subagent_trajectories[{i}]"
+        for part, record in trajectory(delegated, context, f"{name}.{location}"):
             record["meta"]["subagent"] = delegated.get("trajectory_id")
             parts.append((part, record))
     episode = _episode(row, len(parts))
@@ -224,7 +222,7 @@ def _step(step: Row, i: int, merged: bool) -> Step:
         _observed(step, role, name),
         is_own,
         None if merged or not is_own else _tokens(metrics, f"{name}.metrics"),
-        rest(step, _STEP) | rest(metrics, _IDS),
+        omit(step, _STEP) | omit(metrics, _IDS),
     )
 
 
@@ -242,13 +240,13 @@ def _message(step: Row, role: str, name: str) -> Message:
 
 def _observed(step: Row, role: str, name: str) -> list[Message]:
     """Results of tools; what belongs to no call is said by the user, or by the system after its step."""
-    where = f"{name}.observation"
+    location = f"{name}.observation"
     messages = []
-    for result in listed(entry(step.get("observation"), where).get("results"), f"{where}.results"):
+    for result in listed(entry(step.get("observation"), location).get("results"), f"{location}.results"):
         message: Message = {"role": "user" if role == "assistant" else role}
         if result.get("source_call_id") is not None:
             message = {"role": "tool", "tool_call_id": result["source_call_id"]}
-        messages.append(message | {"content": plain(result.get("content"), f"{where}.results.content")})
+        messages.append(message | {"content": plain(result.get("content"), f"{location}.results.content")})
     return messages
 
 

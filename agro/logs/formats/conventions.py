@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agro.errors import Refused
-from agro.logs.fields import call, entry, listed, objects, rest, unpacked
+from agro.logs.fields import call, entry, listed, objects, omit, settings, unpacked
 from agro.logs.formats.model_calls import Message, responses, scored, turn, unflatten
 from agro.logs.protocol import Context, Format, Item, Row, SkipRecord
 
@@ -28,7 +28,7 @@ _GENAI_INPUT, _GENAI_OUTPUT, _SYSTEM = (
     "gen_ai.output.messages",
     "gen_ai.system_instructions",
 )
-_GENAI_SAMPLING = ("temperature", "top_p", "top_k", "seed")
+_SAMPLING = ("temperature", "top_p", "top_k", "seed")
 _OLD = ("gen_ai.prompt.", "gen_ai.completion.")
 
 
@@ -55,19 +55,19 @@ def read_genai(
         prompt, replies = _new(attributes)
     else:
         prompt, replies = _old(attributes)
-    request = {name: attributes.get(f"gen_ai.request.{name}") for name in _GENAI_SAMPLING}
+    request = {name: attributes.get(f"gen_ai.request.{name}") for name in _SAMPLING}
     common = {
         "reward": scored(scores, context),
         "model": attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model"),
-        "sampling": {name: value for name, value in request.items() if value is not None} or None,
+        "sampling": settings(request, _SAMPLING),
         "meta": _meta(attributes) | ({"scores": dict(scores)} if scores else {}),
     }
     return responses(prompt, replies, "output", common)
 
 
 def _meta(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    others = rest(attributes, (_GENAI_INPUT, _GENAI_OUTPUT, _SYSTEM))
-    return {name: value for name, value in others.items() if not name.startswith(_OLD)}
+    extras = omit(attributes, (_GENAI_INPUT, _GENAI_OUTPUT, _SYSTEM))
+    return {name: value for name, value in extras.items() if not name.startswith(_OLD)}
 
 
 def _new(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
@@ -151,7 +151,6 @@ def _old_message(message: Mapping[str, Any], name: str) -> Message:
 
 _OPENINFERENCE_INPUT, _OPENINFERENCE_OUTPUT = "llm.input_messages", "llm.output_messages"
 _KINDS = {"annotations": "annotation", "evaluations": "evaluation"}
-_OPENINFERENCE_SAMPLING = ("temperature", "top_p", "top_k", "seed")
 
 
 def is_openinference_call(attributes: Mapping[str, Any]) -> bool:
@@ -162,8 +161,8 @@ def is_openinference_call(attributes: Mapping[str, Any]) -> bool:
 def _flat(row: Row) -> dict[str, Any]:
     """The attributes of a span, and what else is known of it, with dots in the names."""
     attributes = unpacked(row.get("attributes"))
-    others = {name.removeprefix("attributes."): v for name, v in row.items() if name != "attributes"}
-    flat = {**others, **(attributes if isinstance(attributes, dict) else {})}
+    columns = {name.removeprefix("attributes."): v for name, v in row.items() if name != "attributes"}
+    flat = {**columns, **(attributes if isinstance(attributes, dict) else {})}
     llm = flat.pop("llm", None)
     if isinstance(llm, dict):
         flat |= {f"llm.{name}": value for name, value in llm.items()}
@@ -192,15 +191,14 @@ def read_openinference(
         for i, m in enumerate(objects(llm.get("output_messages"), _OPENINFERENCE_OUTPUT))
     ]
     all_scores = _scores(tree) | dict(scores)
-    asked = llm.get("invocation_parameters")
-    asked = asked if isinstance(asked, dict) else {}
-    taken = (_OPENINFERENCE_INPUT, _OPENINFERENCE_OUTPUT, *_KINDS)
-    meta = {name: value for name, value in attributes.items() if not name.startswith(taken)}
+    parameters = llm.get("invocation_parameters")
+    parameters = parameters if isinstance(parameters, dict) else {}
+    prefixes = (_OPENINFERENCE_INPUT, _OPENINFERENCE_OUTPUT, *_KINDS)
+    meta = {name: value for name, value in attributes.items() if not name.startswith(prefixes)}
     common = {
         "reward": scored(all_scores, context),
         "model": llm.get("model_name"),
-        "sampling": {name: asked[name] for name in _OPENINFERENCE_SAMPLING if asked.get(name) is not None}
-        or None,
+        "sampling": settings(parameters, _SAMPLING),
         "meta": meta | ({"scores": all_scores} if all_scores else {}),
     }
     return responses(prompt, replies, "output", common)
@@ -226,11 +224,11 @@ def _called(each: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _scores(tree: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Scores of annotations and evaluations by name; the label of one without."""
     scores: dict[str, list[Any]] = {}
-    for many, one in _KINDS.items():
-        for item in listed(tree.get(many), many):
-            judged = entry(item.get(one, item), many)
+    for plural, singular in _KINDS.items():
+        for item in listed(tree.get(plural), plural):
+            judged = entry(item.get(singular, item), plural)
             if judged.get("name") is None:
-                raise Refused(f"{many}: expected {one}.name, got {item!r:.80}")
+                raise Refused(f"{plural}: expected {singular}.name, got {item!r:.80}")
             scores.setdefault(str(judged["name"]), []).append(judged.get("score", judged.get("label")))
     return scores
 

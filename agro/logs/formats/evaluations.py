@@ -26,13 +26,13 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.jsonlines import Line, content
 from agro.logs import exchanges, spans
-from agro.logs.fields import a_list, entry, number, objects, rest, text, total, unpacked
-from agro.logs.formats.model_calls import identified, responses
+from agro.logs.fields import a_list, entry, joined_record, number, objects, omit, text, total, unpacked
+from agro.logs.formats.model_calls import identified, identified_by_first, responses
 from agro.logs.protocol import Context, Format, Item, Row, line_of
-from agro.logs.records import grouped, unlisted
+from agro.logs.record_files import grouped, unlisted
 from agro.logs.spans import described
 
-_OPENAI_EVALS_TAKEN = ("prompt", "sampled", "model", "correct", "expected", "picked", "options")
+_OPENAI_EVALS_COLUMNS = ("prompt", "sampled", "model", "correct", "expected", "picked", "options")
 
 
 def _gather(lines: Iterator[Line]) -> Iterator[Line]:
@@ -55,15 +55,17 @@ def _openai_evals_read(row: Row, context: Context) -> list[Item]:
     Where a model grades, the first sampling is of the model that is graded.
     """
     spec, events = entry(row.get("spec"), "spec"), objects(row.get("events", [row]), "events")
-    of_type: dict[str, list[Row]] = {}
+    data_by_type: dict[str, list[Row]] = {}
     for i, event in enumerate(events):
-        of_type.setdefault(str(event.get("type")), []).append(entry(event.get("data"), f"events[{i}].data"))
-    samplings = of_type.get("sampling", [])
+        data_by_type.setdefault(str(event.get("type")), []).append(
+            entry(event.get("data"), f"events[{i}].data")
+        )
+    samplings = data_by_type.get("sampling", [])
     if not samplings:
-        errors = [f"{data.get('type')}: {data.get('message')}" for data in of_type.get("error", [])]
+        errors = [f"{data.get('type')}: {data.get('message')}" for data in data_by_type.get("error", [])]
         raise Refused(f"events: expected one of type sampling, got none{errors or ''!s:.300}")
-    judged = of_type.get("match", []) + of_type.get("metrics", [])
-    if any("choice" in data for data in of_type.get("metrics", [])):
+    judged = data_by_type.get("match", []) + data_by_type.get("metrics", [])
+    if any("choice" in data for data in data_by_type.get("metrics", [])):
         samplings = samplings[:1]
     models = a_list(spec.get("completion_fns"), "spec.completion_fns")
     parsed = [_span(i, data, models[0] if models else None) for i, data in enumerate(samplings)]
@@ -86,7 +88,7 @@ def _openai_evals_scores(judged: list[Row]) -> spans.Scores:
     scores: spans.Scores = {}
     for data in judged:
         for name, value in data.items():
-            is_text = isinstance(value, str) and name not in _OPENAI_EVALS_TAKEN
+            is_text = isinstance(value, str) and name not in _OPENAI_EVALS_COLUMNS
             if is_text or isinstance(value, bool | int | float):
                 scores.setdefault(name, []).append(value)
     return scores
@@ -95,7 +97,7 @@ def _openai_evals_scores(judged: list[Row]) -> spans.Scores:
 def _meta(spec: Row, event: Row, data: list[Row]) -> dict[str, Any]:
     details = {name: event.get(name) for name in ("sample_id", "run_id")} | {"eval": spec.get("eval_name")}
     for one in data:
-        details |= rest(one, _OPENAI_EVALS_TAKEN)
+        details |= omit(one, _OPENAI_EVALS_COLUMNS)
     return {name: value for name, value in details.items() if value is not None}
 
 
@@ -104,11 +106,6 @@ def _openai_evals_fits(row: Row) -> bool:
     if isinstance(spec, dict):
         return "run_id" in spec and "eval_name" in spec
     return row.keys() >= {"run_id", "event_id", "sample_id", "type", "data"}
-
-
-def _identity(row: Row) -> str:
-    first = objects(row.get("events", [row]), "events")[0]
-    return identified(row, first.get("run_id"), first.get("sample_id"))
 
 
 OPENAI_EVALS_FORMATS = (
@@ -121,7 +118,7 @@ OPENAI_EVALS_FORMATS = (
         _openai_evals_read,
         carries=("reward",),
         gather=_gather,
-        identity=_identity,
+        identity=lambda row: identified_by_first(row, "events", "run_id", "sample_id"),
         once=True,
         repeats="logs of OpenAI Evals",
         weighs=True,
@@ -131,7 +128,7 @@ OPENAI_EVALS_FORMATS = (
 
 
 _ERROR = 2  # failureReason of a test whose provider failed; 1 is an assertion's
-_PROMPTFOO_TAKEN = (
+_PROMPTFOO_COLUMNS = (
     "prompt",
     "response",
     "provider",
@@ -162,7 +159,7 @@ def _promptfoo_read(row: Row, context: Context) -> list[Item]:
     common = {
         "reward": _reward(scores, context),
         "model": provider.get("id") if isinstance(provider, dict) else provider,
-        "meta": described(row, _PROMPTFOO_TAKEN) | ({"scores": scores} if scores else {}),
+        "meta": described(row, _PROMPTFOO_COLUMNS) | ({"scores": scores} if scores else {}),
     }
     return responses(_prompt(text(raw, "prompt.raw")), [_output(response.get("output"))], "response", common)
 
@@ -232,24 +229,20 @@ PROMPTFOO_FORMATS = (
 
 
 _STATUS = {"pass": 1.0, "fail": 0.0, "timeout": 0.0}
-_HUMAN_EVAL_TAKEN = ("task_id", "completion", "solution")
+_HUMAN_EVAL_COLUMNS = ("task_id", "completion", "solution")
 
 
 def _sample(row: Row, context: Context) -> list[Item]:
     problem = _problem(row, context)
     record = _program(row, problem)
     record["reward"] = number(row.get("passed"), "passed")
-    record["meta"] |= rest(row, _HUMAN_EVAL_TAKEN)
+    record["meta"] |= omit(row, _HUMAN_EVAL_COLUMNS)
     return [Item.of(record, "solution" if "solution" in row else "completion")]
 
 
 def _problem(row: Row, context: Context) -> Row:
     name = text(row["task_id"], "task_id")
-    if not context.joined:
-        raise Refused("task_id: the prompts are in the file of problems; name it with --join FILE")
-    if name not in context.joined:
-        raise Refused(f"task_id: the file of --join has no problem {name!r}")
-    return context.joined[name]
+    return joined_record(context, "task_id", name, "the file of problems", "problem")
 
 
 def _program(row: Row, problem: Row) -> dict[str, Any]:
@@ -289,7 +282,7 @@ def _result(row: Row, context: Context) -> list[Item]:
     record = _program(row, problem)
     verdicts = [_verdict(row.get(name), name) for name in ("base_status", "plus_status")]
     record["reward"] = min((verdict for verdict in verdicts if verdict is not None), default=None)
-    record["meta"] |= rest(row, _HUMAN_EVAL_TAKEN)
+    record["meta"] |= omit(row, _HUMAN_EVAL_COLUMNS)
     return [Item.of(record, "solution")]
 
 

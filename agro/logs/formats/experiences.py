@@ -24,28 +24,29 @@ from typing import Any, NoReturn
 
 from agro.errors import Refused
 from agro.io.jsonlines import Line
-from agro.logs import records
+from agro.logs import record_files
 from agro.logs.fields import (
     digest,
     entry,
     fingerprinted,
-    flags,
     integer,
     integers,
     number,
     numbers,
     objects,
+    omit,
     parsed,
-    rest,
+    sampled_fields,
     split,
     text,
+    token_fields,
 )
 from agro.logs.protocol import Context, Format, Item, Row, line_of, unreadable
 from agro.types.prompt import prompt_hash
 
 _TEXTS = ("prompt_text", "response_text", "messages", "chosen_messages", "rejected_messages")
 _TENSORS = ("tokens", "logprobs", "token_level_reward", "action_mask")
-_TRINITY_TAKEN = (*_TEXTS, *_TENSORS, "reward", "prompt_length", "routed_experts", "chosen", "rejected")
+_TRINITY_COLUMNS = (*_TEXTS, *_TENSORS, "reward", "prompt_length", "routed_experts", "chosen", "rejected")
 _HEAD = struct.Struct("<4sBQQ")  # magic, version, lengths of metadata and of tensors
 
 
@@ -58,7 +59,7 @@ def _experience(row: Row, context: Context, name: str) -> Item:
     status = row.get("truncate_status")
     if status == "prompt_truncated":
         raise Refused("truncate_status: the prompt was cut off, and Trinity learns nothing from the response")
-    meta = rest(row, _TRINITY_TAKEN)
+    meta = omit(row, _TRINITY_COLUMNS)
     if row.get("routed_experts") is not None:
         meta["left_out"] = ["routed_experts"]
     if status is not None:
@@ -87,8 +88,10 @@ def _ids(row: Row, prompt: Any) -> dict[str, str]:
 
 def _texts(row: Row, context: Context) -> dict[str, Any]:
     if row.get("response_text") is not None and row.get("prompt_text") is not None:
-        asked = text(row["prompt_text"], "prompt_text")
-        return {"prompt": asked, "response": text(row["response_text"], "response_text")}
+        return {
+            "prompt": text(row["prompt_text"], "prompt_text"),
+            "response": text(row["response_text"], "response_text"),
+        }
     if row.get("messages") is not None:
         messages = objects(row["messages"], "messages")
         prompt = list(takewhile(lambda message: message.get("role") != "assistant", messages))
@@ -117,23 +120,17 @@ def _pair(row: Row, meta: dict[str, Any]) -> Item:
 
 def _tokens(row: Row) -> dict[str, Any]:
     """Log-probs, rewards and the mask are of the tokens after the prompt."""
-    ids, before = integers(row["tokens"], "tokens"), integer(row["prompt_length"], "prompt_length")
-    n = len(ids) - before
-    if before < 1 or n < 1:
+    ids, prompt_length = integers(row["tokens"], "tokens"), integer(row["prompt_length"], "prompt_length")
+    n = len(ids) - prompt_length
+    if prompt_length < 1 or n < 1:
         raise Refused(
-            f"prompt_length: expected 1 to {len(ids) - 1}, below the length of tokens, got {before}"
+            f"prompt_length: expected 1 to {len(ids) - 1}, below the length of tokens, got {prompt_length}"
         )
-    mask = [True] * n
-    if row.get("action_mask") is not None:
-        mask = flags(row["action_mask"], "action_mask", n)
-    record: dict[str, Any] = {"tokens": ids, "mask": [False] * before + mask}
-    if row.get("logprobs") is not None:
-        logps = numbers(row["logprobs"], "logprobs", n)
-        record["behavior_logp"] = [None] * before + [
-            x if is_sampled else None for x, is_sampled in zip(logps, mask)
-        ]
+    record = sampled_fields(row, ids, n, mask="action_mask", logps="logprobs")
     if row.get("token_level_reward") is not None:
-        record["token_reward"] = [None] * before + numbers(row["token_level_reward"], "token_level_reward", n)
+        record["token_reward"] = [None] * prompt_length + numbers(
+            row["token_level_reward"], "token_level_reward", n
+        )
     return record
 
 
@@ -151,13 +148,13 @@ def _stored(row: Row, context: Context) -> list[Item]:
 def _tables(path: Path) -> dict[str, str]:
     """The query of each table of experiences: the bytes are beside the columns, or in NAME_blob."""
     queries = {}
-    tables = records.columns(path)
+    tables = record_files.columns(path)
     for name, columns in tables.items():
         if "experience_bytes" not in columns:
             continue
-        of, blob = name.removesuffix("_blob"), records.quoted(name)
-        if of != name and of in tables:
-            queries[of] = f"SELECT * FROM {records.quoted(of)} JOIN {blob} USING (id) ORDER BY id"
+        table, blob = name.removesuffix("_blob"), record_files.quoted(name)
+        if table != name and table in tables:
+            queries[table] = f"SELECT * FROM {record_files.quoted(table)} JOIN {blob} USING (id) ORDER BY id"
         else:
             queries[name] = f"SELECT * FROM {blob} ORDER BY id"
     return queries
@@ -166,14 +163,14 @@ def _tables(path: Path) -> dict[str, str]:
 def _trinity_records(path: Path) -> Iterator[Line]:
     number = 0
     for table, query in _tables(path).items():
-        for row in records.sqlite_rows(path, query):
+        for row in record_files.sqlite_rows(path, query):
             number += 1
             yield line_of(f"{path}:{table}:{row['id']}", number, partial(_experiences, row, table))
 
 
 def _experiences(row: dict[str, Any], table: str) -> dict[str, Any]:
-    others = {name: value for name, value in row.items() if name != "experience_bytes"}
-    return {**others, "table": table, "experiences": _unpacked(row["experience_bytes"])}
+    columns = {name: value for name, value in row.items() if name != "experience_bytes"}
+    return {**columns, "table": table, "experiences": _unpacked(row["experience_bytes"])}
 
 
 class _Plain(pickle.Unpickler):
@@ -204,10 +201,10 @@ def _unpacked(blob: Any) -> list[dict[str, Any]]:
         values = {name: tensor.tolist() for name, tensor in load(tensors).items()}
     except (pickle.UnpicklingError, EOFError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise Refused(f"experience_bytes: can't be read without running what is inside: {error}") from None
-    return [_whole(item, values, f"{i}:") for i, item in enumerate(objects(items, "items"))]
+    return [_with_tensors(item, values, f"{i}:") for i, item in enumerate(objects(items, "items"))]
 
 
-def _whole(item: Mapping[str, Any], values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _with_tensors(item: Mapping[str, Any], values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     tensors = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
     return {name: value for name, value in item.items() if value not in (None, [], {})} | tensors
 
@@ -239,7 +236,7 @@ TRINITY_FORMATS = (
 
 _KEY = ("sampling_session_id", "seq_id", "sample_idx")
 _JSON = ("prompt_tokens", "sampled_tokens", "logprobs", "metadata")
-_TINKER_TAKEN = ("prompt_tokens", "sampled_tokens", "logprobs", "metadata")
+_TINKER_COLUMNS = ("prompt_tokens", "sampled_tokens", "logprobs", "metadata")
 
 
 def _captured(row: Row, context: Context) -> list[Item]:
@@ -253,14 +250,13 @@ def _captured(row: Row, context: Context) -> list[Item]:
             "prompt_tokens: captured samples have no text; name the model whose tokenizer made them "
             "(--tokenizer MODEL)"
         )
-    asked = context.tokenizer.decode(prompt)
+    prompt_text = context.tokenizer.decode(prompt)
     record: dict[str, Any] = {
-        "prompt": asked,
+        "prompt": prompt_text,
         "response": context.tokenizer.decode(sampled),
-        "tokens": prompt + sampled,
-        "mask": [False] * len(prompt) + [True] * len(sampled),
+        **token_fields(prompt, sampled),
         "tokenizer": context.tokenizer.fingerprint,
-        "meta": rest(row, _TINKER_TAKEN) | ({"metadata": row["metadata"]} if row.get("metadata") else {}),
+        "meta": omit(row, _TINKER_COLUMNS) | ({"metadata": row["metadata"]} if row.get("metadata") else {}),
     }
     if row.get("logprobs") is not None:
         logps = numbers(row["logprobs"], "logprobs", len(sampled))
@@ -270,7 +266,7 @@ def _captured(row: Row, context: Context) -> list[Item]:
         record["version"] = int(version)
     if row.get("group_idx") is not None:
         group = f"{row['run_id']}:{row.get('iteration')}:{row['group_idx']}"
-        record["prompt_id"] = f"{group}:{prompt_hash(asked)}"
+        record["prompt_id"] = f"{group}:{prompt_hash(prompt_text)}"
         if row.get("traj_idx") is not None:
             record["episode"] = f"{group}:{row['traj_idx']}"
     return [Item.of(record, "sampled_tokens")]
@@ -284,7 +280,7 @@ def _sent(row: Row) -> str:
 
 def _tinker_records(path: Path) -> Iterator[Line]:
     query = "SELECT * FROM wire_rows ORDER BY run_id, cursor"
-    for number_, row in enumerate(records.sqlite_rows(path, query), 1):
+    for number_, row in enumerate(record_files.sqlite_rows(path, query), 1):
         yield line_of(f"{path}:{number_}", number_, partial(_parsed, row))
 
 
@@ -296,16 +292,16 @@ def _trajectory(row: Row, context: Context) -> list[Item]:
     """Turns of an evaluation. What a grader said isn't a turn of the conversation, and what an environment
     said is one of the user."""
     turns = objects(row["turns"], "turns")
-    said = [turn for turn in turns if turn.get("role") != "grader"]
-    while said and said[-1].get("role") != "assistant":
-        said.pop()
-    messages = [_message(turn, i) for i, turn in enumerate(said)]
+    dialogue = [turn for turn in turns if turn.get("role") != "grader"]
+    while dialogue and dialogue[-1].get("role") != "assistant":
+        dialogue.pop()
+    messages = [_message(turn, i) for i, turn in enumerate(dialogue)]
     prompt = list(takewhile(lambda message: message["role"] != "assistant", messages))
     record = split({"messages": messages, "prompt": prompt})
     record["reward"] = number(row.get("reward"), "reward")
-    record["meta"] |= rest(row, ("turns", "reward")) | {
+    record["meta"] |= omit(row, ("turns", "reward")) | {
         "turn_info": [{k: v for k, v in turn.items() if k != "content"} for turn in turns],
-        "said_after": [turn for turn in turns if turn not in said],
+        "said_after": [turn for turn in turns if turn not in dialogue],
     }
     if row.get("error") is not None:
         record["meta"]["reward_error"] = f"{row['error']!s:.500}"
@@ -334,7 +330,7 @@ TINKER_FORMATS = (
         lambda row: row.keys() >= {"run_id", "prompt_tokens", "sampled_tokens", "logprobs"},
         _captured,
         carries=("tokens", "behavior_logp", "version", "group"),
-        opens=lambda path: "sampled_tokens" in records.columns(path).get("wire_rows", ()),
+        opens=lambda path: "sampled_tokens" in record_files.columns(path).get("wire_rows", ()),
         records=_tinker_records,
         identity=_sent,
         once=True,

@@ -13,21 +13,28 @@ tensorzero-core/src/stored_inference.rs:303 and inference/types/stored_input.rs:
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from agro.errors import Refused
 from agro.logs import exchanges
 from agro.logs.fields import call, entry, objects, settings, text, unpacked
 from agro.logs.formats import providers
-from agro.logs.formats.model_calls import Message, identified, responses, scored
+from agro.logs.formats.model_calls import (
+    Message,
+    blocks,
+    identified,
+    joined_scores,
+    responses,
+    score_key,
+    scored,
+)
 from agro.logs.protocol import Context, Format, Item, Row, SkipRecord, unreadable
-from agro.logs.records import unlisted
+from agro.logs.record_files import unlisted
 from agro.logs.spans import described
 
 _CALLS = {"completion", "text_completion", "responses", "anthropic_messages", "generate_content"}
 _REDACTED = "redacted-by-litellm"
-_LITELLM_TAKEN = (
+_LITELLM_COLUMNS = (
     *("messages", "response", "model", "model_parameters", "proxy_server_request", "model_map_information"),
     *("hidden_params", "standard_built_in_tools_params", "error_information", "cost_breakdown", "metadata"),
 )
@@ -38,9 +45,9 @@ def _litellm_read(row: Row, context: Context) -> list[Item]:
     kind = str(row["call_type"])
     if kind.removeprefix("a") not in _CALLS and kind not in _CALLS:
         raise SkipRecord("calls that aren't of a language model")
-    about = entry(unpacked(row.get("metadata")), "metadata")
-    if "failure" in (row.get("status"), about.get("status")):
-        error = unpacked(row.get("error_information") or about.get("error_information"))
+    metadata = entry(unpacked(row.get("metadata")), "metadata")
+    if "failure" in (row.get("status"), metadata.get("status")):
+        error = unpacked(row.get("error_information") or metadata.get("error_information"))
         cause = row.get("error_str") or entry(error, "error_information").get("error_message")
         raise Refused(f"status: the call failed: {cause!r:.200}")
     request = unpacked(row.get("proxy_server_request")) or {}
@@ -56,8 +63,8 @@ def _litellm_read(row: Row, context: Context) -> list[Item]:
         raise Refused("messages, response: expected texts, got those that LiteLLM redacted")
     prompt = exchanges.prompt(logged, "messages")
     request |= entry(unpacked(row.get("model_parameters")), "model_parameters")
-    details = {name: value for name, value in about.items() if value not in (None, [], {})}
-    meta = described(row, _LITELLM_TAKEN) | ({"metadata": details} if details else {})
+    details = {name: value for name, value in metadata.items() if value not in (None, [], {})}
+    meta = described(row, _LITELLM_COLUMNS) | ({"metadata": details} if details else {})
     if isinstance(body, dict) and "choices" in body:
         items = list(providers.choices(body, prompt, request, meta))
         for item in items:
@@ -87,7 +94,7 @@ LITELLM_FORMATS = (
 )
 
 
-_TENSORZERO_TAKEN = ("input", "output", "dispreferred_outputs", "inference_params", "extra_body")
+_TENSORZERO_COLUMNS = ("input", "output", "dispreferred_outputs", "inference_params", "extra_body")
 
 
 def _tensorzero_read(row: Row, context: Context) -> list[Item]:
@@ -101,12 +108,12 @@ def _tensorzero_read(row: Row, context: Context) -> list[Item]:
         "reward": scored(scores, context),
         "model": row.get("variant_name"),
         "sampling": settings(entry(params.get("chat_completion"), "inference_params.chat_completion")),
-        "meta": described(row, _TENSORZERO_TAKEN) | ({"scores": scores} if scores else {}),
+        "meta": described(row, _TENSORZERO_COLUMNS) | ({"scores": scores} if scores else {}),
     }
     (item,) = responses(prompt, [_reply(unpacked(row["output"]), "output")], "output", common)
     worse = [_reply(value, "dispreferred_outputs") for value in row.get("dispreferred_outputs") or []]
-    others = responses(prompt, worse, "dispreferred_outputs", common) if worse else []
-    return [Item.pair(item.records[0], other.records[0]) for other in others] or [item]
+    rejected = responses(prompt, worse, "dispreferred_outputs", common) if worse else []
+    return [Item.pair(item.records[0], other.records[0]) for other in rejected] or [item]
 
 
 def _prompt(request: Row) -> list[Message]:
@@ -115,17 +122,16 @@ def _prompt(request: Row) -> list[Message]:
     if system is not None:
         messages.append({"role": "system", "content": _rendered(system, "input.system")})
     for i, message in enumerate(objects(request.get("messages"), "input.messages")):
-        where = f"input.messages[{i}]"
-        content = message.get("content")
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content, where)
-        results = [block for block in blocks if block.get("type") == "tool_result"]
-        messages += [
-            {"role": "tool", "tool_call_id": b.get("id"), "content": text(b.get("result"), f"{where}.result")}
-            for b in results
-        ]
-        others = [block for block in blocks if block.get("type") != "tool_result"]
-        if others:
-            messages.append(_message(message.get("role"), others, where))
+        location = f"input.messages[{i}]"
+        content_blocks = list[dict[str, Any]]()
+        for block in blocks(message.get("content"), location):
+            if block.get("type") == "tool_result":
+                result = text(block.get("result"), f"{location}.result")
+                messages.append({"role": "tool", "tool_call_id": block.get("id"), "content": result})
+            else:
+                content_blocks.append(block)
+        if content_blocks:
+            messages.append(_message(message.get("role"), content_blocks, location))
     return messages
 
 
@@ -170,16 +176,7 @@ def _reply(value: Any, name: str) -> str | Message:
 
 def _feedback(row: Row, context: Context) -> dict[str, list[Any]]:
     """The values of the named metrics, of the inference or of its episode."""
-    if context.joined and not context.rewards:
-        raise Refused("reward: say which of the joined metrics it is, --reward NAME")
-    scores = {}
-    for name in context.rewards:
-        for target in (row.get("inference_id", row.get("id")), row.get("episode_id")):
-            joined = context.joined.get(json.dumps([str(target), name]))
-            if joined is not None:
-                scores[name] = [joined.get("value")]
-                break
-    return scores
+    return joined_scores(context, "metrics", row.get("inference_id", row.get("id")), row.get("episode_id"))
 
 
 def _tensorzero_fits(row: Row) -> bool:
@@ -212,6 +209,6 @@ TENSORZERO_FORMATS = (
         "tensorzero 7a6159a, its tables BooleanMetricFeedback and FloatMetricFeedback",
         lambda row: row.keys() >= {"target_id", "metric_name", "value"},
         unreadable("this is feedback without texts; import the inferences, with --join and this file"),
-        joined_by=lambda row: json.dumps([str(row["target_id"]), str(row["metric_name"])]),
+        joined_by=lambda row: score_key(row["target_id"], row["metric_name"]),
     ),
 )

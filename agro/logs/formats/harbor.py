@@ -19,12 +19,12 @@ from agro.logs.formats.atif import is_trajectory, trajectory
 from agro.logs.protocol import Context, Format, Item, Row, line_of
 from agro.types.prompt import prompt_hash
 
-_OF_THE_AGENT = {  # exceptions after which the reward is that of what the agent did
+_AGENT_EXCEPTIONS = {  # exceptions after which the reward is that of what the agent did
     *("AgentTimeoutError", "ContextWindowExceededError", "OutputTokenExceededError"),
     *("ContextLengthExceededError", "OutputLengthExceededError"),
     *("AgentSafetyRefusalError", "ContentPolicyViolationError"),
 }
-_KEPT = ("task_name", "task_checksum", "trial_name", "source", "agent_info")
+_META_COLUMNS = ("task_name", "task_checksum", "trial_name", "source", "agent_info")
 
 
 def _is_trial(path: Path) -> bool:
@@ -61,8 +61,8 @@ def _json(path: Path) -> dict[str, Any]:
 def _trajectories(trial: Path, result: Row) -> list[dict[str, Any]]:
     """Those of the agent, each with the ones that continue it; of each step where the task has several."""
     names = [str(s.get("step_name")) for s in listed(result.get("step_results"), "step_results")]
-    places = [trial, *(trial / "steps" / name for name in names)]
-    folders = [p / "agent" for p in places if (p / "agent" / "trajectory.json").is_file()]
+    roots = [trial, *(trial / "steps" / name for name in names)]
+    folders = [p / "agent" for p in roots if (p / "agent" / "trajectory.json").is_file()]
     if not folders:
         raise Refused("agent/trajectory.json: missing; the agent wrote none, so there is no text")
     return [row for folder in folders for row in _continued(folder)]
@@ -81,7 +81,7 @@ def _continued(folder: Path) -> Iterator[dict[str, Any]]:
 
 def _read(row: Row, context: Context) -> list[Item]:
     reward, invalid = _reward(row, context)
-    meta = {name: row[name] for name in _KEPT if row.get(name) is not None}
+    meta = {name: row[name] for name in _META_COLUMNS if row.get(name) is not None}
     meta |= {"rewards": _rewards(row)} | ({"reward_error": invalid} if invalid else {})
     rows = _with_tokens(objects(row["trajectories"], "trajectories"), row)
     items, episode = list[Item](), f"{row['trial_name']}:{row.get('id', '')}"
@@ -111,15 +111,15 @@ def _reward(row: Row, context: Context) -> tuple[float | None, str]:
     if not rewards:
         return None, "the verifier gave no reward"
     for name in _exceptions(row):
-        if name not in _OF_THE_AGENT:
+        if name not in _AGENT_EXCEPTIONS:
             return None, f"{name}: the trial failed, so the verifier's reward isn't of what the agent did"
     return total(rewards, list(rewards), context.rewards), ""
 
 
 def _exceptions(row: Row) -> list[str]:
     """Types of the trial's exception, and of its steps'."""
-    places = [row, *listed(row.get("step_results"), "step_results")]
-    exceptions = [entry(place.get("exception_info"), "exception_info") for place in places]
+    results = [row, *listed(row.get("step_results"), "step_results")]
+    exceptions = [entry(result.get("exception_info"), "exception_info") for result in results]
     return [str(one.get("exception_type")) for one in exceptions if one]
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.jsonlines import Line
-from agro.logs.fields import a_list, entry, number, objects, parsed, rest, settings, text, total
+from agro.logs.fields import a_list, entry, number, objects, omit, parsed, settings, text, token_fields, total
 from agro.logs.protocol import Context, Format, Item, Row, SkipRecord, line_of
 
 _HEAD = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics")
@@ -38,28 +38,28 @@ def _samples(row: Row, context: Context) -> list[Item]:
     A metric is of the row: where it has several responses, theirs are unknown, unless it is a list of them.
     """
     _check_filter(row, context)
-    prompt, how = _arguments(row["arguments"])
+    prompt, gen_kwargs = _arguments(row["arguments"])
     responses = _responses(row["resps"])
     metrics = _metrics(row, len(responses), context.rewards)
-    meta = rest(row, ("arguments", "resps", "target", "metrics")) | {"gen_kwargs": how}
+    meta = omit(row, ("arguments", "resps", "target", "metrics")) | {"gen_kwargs": gen_kwargs}
     items = []
-    for at, response in enumerate(responses):
+    for index, response in enumerate(responses):
         record = {
             "prompt": prompt,
-            "response": text(response, f"resps[0][{at}]"),
-            "reward": metrics[at],
+            "response": text(response, f"resps[0][{index}]"),
+            "reward": metrics[index],
             "answer": row.get("target"),
-            "sampling": settings(how),
+            "sampling": settings(gen_kwargs),
             "meta": meta,
         }
-        items.append(Item.of(record, f"resps[0][{at}]"))
+        items.append(Item.of(record, f"resps[0][{index}]"))
     return items
 
 
 def _check_filter(row: Row, context: Context) -> None:
     name = row.get("filter")
-    first = context.notes.setdefault("filter", name)
-    wanted = context.choose.get("filter", first)
+    initial = context.notes.setdefault("filter", name)
+    wanted = context.choose.get("filter", initial)
     if name != wanted:
         raise SkipRecord(f"of the filter {name}; taken is {wanted} (--choose filter=NAME)")
 
@@ -67,21 +67,21 @@ def _check_filter(row: Row, context: Context) -> None:
 def _arguments(arguments: Any) -> tuple[Any, dict[str, Any]]:
     """The rendered prompt and the settings; older versions have lists instead of names."""
     if isinstance(arguments, dict):
-        first = entry(arguments.get("gen_args_0"), "arguments.gen_args_0")
-        prompt, how = first.get("arg_0"), first.get("arg_1")
+        generation = entry(arguments.get("gen_args_0"), "arguments.gen_args_0")
+        prompt, gen_kwargs = generation.get("arg_0"), generation.get("arg_1")
     else:
         request = arguments[0] if isinstance(arguments, list) and arguments else None
         if not isinstance(request, list) or len(request) != 2:
             raise Refused(f"arguments: expected those of a request, got {arguments!r:.80}")
-        prompt, how = request
-    if not isinstance(how, dict):
+        prompt, gen_kwargs = request
+    if not isinstance(gen_kwargs, dict):
         raise Refused(
-            f"arguments: expected the settings of a generation, got {how!r:.80}: this task takes "
+            f"arguments: expected the settings of a generation, got {gen_kwargs!r:.80}: this task takes "
             "log-likelihoods of given answers, and has no generated text"
         )
     if isinstance(prompt, list) and len(prompt) == 1:  # messages, of a model behind an API
-        return objects(parsed(text(prompt[0], "arguments"), "arguments"), "arguments"), how
-    return text(prompt, "arguments"), how
+        return objects(parsed(text(prompt[0], "arguments"), "arguments"), "arguments"), gen_kwargs
+    return text(prompt, "arguments"), gen_kwargs
 
 
 def _responses(resps: Any) -> list[Any]:
@@ -108,15 +108,20 @@ def _metrics(row: Row, count: int, weights: Mapping[str, float]) -> list[float |
             columns[name] = value
         elif count == 1:
             columns[name] = [value]
-    if count > 1 and not columns and weights:
+    if count > 1 and not columns:
+        _refuse_weights(weights, count, "responses")
+        return [None] * count
+    parts = [{name: values[index] for name, values in columns.items()} for index in range(count)]
+    return [total(part, list(part), weights) for part in parts]
+
+
+def _refuse_weights(weights: Mapping[str, float], count: int, noun: str) -> None:
+    """Raise `Refused` where --reward is given for several responses that share their metrics."""
+    if weights:
         raise Refused(
-            f"--reward {next(iter(weights))}: one number for {count} responses; leave --reward out and score "
+            f"--reward {next(iter(weights))}: one number for {count} {noun}; leave --reward out and score "
             "each (agro score)"
         )
-    if count > 1 and not columns:
-        return [None] * count
-    parts = [{name: values[at] for name, values in columns.items()} for at in range(count)]
-    return [total(part, list(part), weights) for part in parts]
 
 
 LM_EVAL_FORMATS = (
@@ -146,17 +151,17 @@ def _details(row: Row, context: Context) -> list[Item]:
     if not prompt:
         prompt = text(doc.get("query"), "doc.query")
     reward = _lighteval_reward(entry(row["metric"], "metric"), len(texts), context.rewards)
-    meta = rest(row, ("model_response",)) | {"model_response": _kept(output)}
+    meta = omit(row, ("model_response",)) | {"model_response": _output_meta(output)}
     items = []
-    for at, response in enumerate(texts):
+    for index, response in enumerate(texts):
         record = {
             "prompt": prompt,
-            "response": text(response, f"model_response.text[{at}]"),
+            "response": text(response, f"model_response.text[{index}]"),
             "reward": reward,
             "answer": _lighteval_gold(doc),
-            "meta": meta | _reasoning(output, at),
+            "meta": meta | _reasoning(output, index),
         }
-        items.append(Item.of(record | _tokens(output, at, len(texts)), f"text[{at}]"))
+        items.append(Item.of(record | _tokens(output, index, len(texts)), f"text[{index}]"))
     return items
 
 
@@ -164,46 +169,46 @@ def _lighteval_reward(metric: dict[str, Any], count: int, weights: Mapping[str, 
     values = {name: value for name, value in metric.items() if value is not None}
     if count == 1:
         return total(metric, list(values), weights) if values or weights else None
-    if weights:
-        raise Refused(
-            f"--reward {next(iter(weights))}: one number for {count} responses; leave --reward out and score "
-            "each (agro score)"
-        )
+    _refuse_weights(weights, count, "responses")
     return None
 
 
-def _kept(response: Row) -> dict[str, Any]:
-    taken = ("input", "text", "input_tokens", "output_tokens", "reasonings")
-    return {name: value for name, value in rest(response, taken).items() if value != []}
+def _output_meta(response: Row) -> dict[str, Any]:
+    names = ("input", "text", "input_tokens", "output_tokens", "reasonings")
+    return {name: value for name, value in omit(response, names).items() if value != []}
 
 
-def _reasoning(response: Row, at: int) -> dict[str, Any]:
+def _reasoning(response: Row, index: int) -> dict[str, Any]:
     reasonings = a_list(response.get("reasonings"), "model_response.reasonings")
-    if at < len(reasonings) and reasonings[at] is not None:
-        return {"reasoning": reasonings[at]}
+    if index < len(reasonings) and reasonings[index] is not None:
+        return {"reasoning": reasonings[index]}
     return {}
 
 
 def _lighteval_gold(doc: Row) -> Any:
     """The right choices, where there are any: one as text, several as a list."""
     choices, gold = a_list(doc.get("choices"), "doc.choices"), doc.get("gold_index")
-    places = gold if isinstance(gold, list) else [gold]
-    right = [choices[place] for place in places if isinstance(place, int) and 0 <= place < len(choices)]
+    indices = gold if isinstance(gold, list) else [gold]
+    right = [choices[index] for index in indices if isinstance(index, int) and 0 <= index < len(choices)]
     return right[0] if len(right) == 1 else right or None
 
 
-def _tokens(response: Row, at: int, count: int) -> dict[str, Any]:
-    before = a_list(response.get("input_tokens"), "model_response.input_tokens")
-    after = response.get("output_tokens")
-    if not before or not after:
+def _tokens(response: Row, index: int, count: int) -> dict[str, Any]:
+    """The ids of the prompt and of one response, where both are logged."""
+    prompt_ids = a_list(response.get("input_tokens"), "model_response.input_tokens")
+    response_ids = response.get("output_tokens")
+    if not prompt_ids or not response_ids:
         return {}
-    if not isinstance(after, list) or len(after) != count or not isinstance(after[at], list):
+    if (
+        not isinstance(response_ids, list)
+        or len(response_ids) != count
+        or not isinstance(response_ids[index], list)
+    ):
         raise Refused(
-            f"model_response.output_tokens: expected a list for each of {count} responses, got {after!r:.80}"
+            f"model_response.output_tokens: expected a list for each of {count} responses, got "
+            f"{response_ids!r:.80}"
         )
-    if not after[at]:
-        return {}
-    return {"tokens": [*before, *after[at]], "mask": [False] * len(before) + [True] * len(after[at])}
+    return token_fields(prompt_ids, response_ids[index]) if response_ids[index] else {}
 
 
 LIGHTEVAL_FORMATS = (
@@ -232,16 +237,16 @@ def _records(path: Path) -> Iterator[Line]:
     import ijson
 
     folder = path.parent if path.name == _STATES else path
-    place = folder / _STATES
+    states_path = folder / _STATES
     try:
         stats = _stats(folder / _STATS)
-        with place.open("rb") as file:
+        with states_path.open("rb") as file:
             for number, state in enumerate(ijson.items(file, "request_states.item", use_float=True), 1):
-                yield line_of(f"{place}:{number}", number, partial(_with_stats, state, stats))
+                yield line_of(f"{states_path}:{number}", number, partial(_with_stats, state, stats))
     except ijson.JSONError as error:
         raise Refused(f"{folder}: expected HELM's {_STATES} and {_STATS}: {error}") from None
     except OSError as error:
-        raise Refused(f"{place}: can't be read: {error.strerror or error}") from None
+        raise Refused(f"{states_path}: can't be read: {error.strerror or error}") from None
 
 
 def _with_stats(state: Any, stats: dict[str, list[Any]]) -> dict[str, Any]:
@@ -281,13 +286,13 @@ def _state(row: Row, context: Context) -> list[Item]:
     prompt = request.get("messages") or text(request.get("prompt"), "request.prompt")
     reward = _helm_reward(row, len(completions), context)
     instance = entry(row["instance"], "instance")
-    meta = rest(row, ("request", "result", "stats"))
+    meta = omit(row, ("request", "result", "stats"))
     meta["stats"] = {name: value for name, value in _values(row).items() if value is not None}
     items = []
-    for at, completion in enumerate(completions):
+    for index, completion in enumerate(completions):
         record = {
             "prompt": prompt,
-            "response": text(completion.get("text"), f"result.completions[{at}].text"),
+            "response": text(completion.get("text"), f"result.completions[{index}].text"),
             "reward": reward,
             "answer": _helm_gold(instance),
             "sampling": settings(request),
@@ -295,14 +300,14 @@ def _state(row: Row, context: Context) -> list[Item]:
         }
         if request.get("model") is not None:
             record["model"] = text(request["model"], "request.model")
-        items.append(Item.of(record, f"completions[{at}]"))
+        items.append(Item.of(record, f"completions[{index}]"))
     return items
 
 
 def _completion_meta(completion: Row) -> dict[str, Any]:
     """Log-probs are of pieces of text, and stay aside."""
     reason = entry(completion.get("finish_reason"), "finish_reason").get("reason")
-    meta = {"completion": rest(completion, ("text", "finish_reason"))}
+    meta = {"completion": omit(completion, ("text", "finish_reason"))}
     return meta if reason is None else meta | {"finish": reason}
 
 
@@ -319,11 +324,7 @@ def _helm_reward(row: Row, count: int, context: Context) -> float | None:
     values = _values(row)
     if count == 1:
         return total(values, list(values), context.rewards) if values or context.rewards else None
-    if context.rewards:
-        raise Refused(
-            f"--reward {next(iter(context.rewards))}: one number for {count} completions; leave --reward out "
-            "and score each (agro score)"
-        )
+    _refuse_weights(context.rewards, count, "completions")
     return None
 
 

@@ -2,8 +2,6 @@
 
 Fields as written by inspect_ai 0.3.260 (499e615): log/_log.py:400-545, log/_recorders/eval.py,
 log/_recorders/chunked/format.py, scorer/_metric.py:36-46, model/_chat_message.py.
-
-A sample of an Inspect log as a record; see `agro.logs.formats.inspect_ai`.
 """
 
 from __future__ import annotations
@@ -22,22 +20,22 @@ from agro.logs.fields import (
     entry,
     number,
     objects,
+    omit,
     plain_messages,
     reply,
-    rest,
     settings,
     split,
     text,
     total,
 )
 from agro.logs.protocol import Context, Format, Item, Row, line_of
-from agro.logs.records import Archive
+from agro.logs.record_files import Archive
 
 _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
 _WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 _ATTACHED = "attachment://"
 _ASIDE = ("attachments", "events", "events_data", "store")  # what isn't read, and may be large
-_TAKEN = (*_ASIDE, "input", "target", "messages", "output", "scores", "eval", "model_usage")
+_COLUMNS = (*_ASIDE, "input", "target", "messages", "output", "scores", "eval", "model_usage")
 
 
 def read(row: Row, context: Context) -> list[Item]:
@@ -54,16 +52,16 @@ def read(row: Row, context: Context) -> list[Item]:
         "model": text(run.get("model"), "eval.model"),
         "sampling": settings(entry(run.get("model_generate_config"), "eval.model_generate_config")),
     }
-    meta = {name: value for name, value in rest(sample, _TAKEN).items() if value not in ([], {})}
+    meta = {name: value for name, value in omit(sample, _COLUMNS).items() if value not in ([], {})}
     meta |= {"scores": sample["scores"]} if sample.get("scores") else {}
-    first = choices[0] if choices else {}
-    record = _first(prompt, turns, first)
-    record["meta"] = record.get("meta", {}) | meta | _choice_meta(first)
+    main_choice = choices[0] if choices else {}
+    record = _first(prompt, turns, main_choice)
+    record["meta"] = record.get("meta", {}) | meta | _choice_meta(main_choice)
     items = [Item.of(record | common | {"reward": _reward(sample, context)}, "choices[0]")]
-    for at, choice in enumerate(choices[1:], 1):
-        other = reply(prompt + turns[:-1], _message(choice, at), ("messages", f"choices[{at}]"))
+    for index, choice in enumerate(choices[1:], 1):
+        other = reply(prompt + turns[:-1], _message(choice, index), ("messages", f"choices[{index}]"))
         other["meta"] |= meta | _choice_meta(choice)
-        items.append(Item.of(other | common | {"reward": None}, f"choices[{at}]"))
+        items.append(Item.of(other | common | {"reward": None}, f"choices[{index}]"))
     return items
 
 
@@ -73,8 +71,8 @@ def _first(prompt: Any, turns: list[dict[str, Any]], choice: Row) -> dict[str, A
     return reply(prompt, _message(choice, 0), ("messages", "choices[0]"))
 
 
-def _message(choice: Row, at: int) -> dict[str, Any]:
-    return _plain(entry(choice.get("message"), f"output.choices[{at}].message"))
+def _message(choice: Row, index: int) -> dict[str, Any]:
+    return _plain(entry(choice.get("message"), f"output.choices[{index}].message"))
 
 
 def _choice_meta(choice: Row) -> dict[str, Any]:
@@ -92,17 +90,17 @@ def _conversation(sample: Row) -> tuple[list[dict[str, Any]], list[dict[str, Any
     request = sample["input"]
     messages = objects(sample.get("messages") or [], "messages")
     if not messages:
-        asked = (
+        inputs = (
             [{"role": "user", "content": request}] if isinstance(request, str) else objects(request, "input")
         )
-        return [_plain(message) for message in asked], []
+        return [_plain(message) for message in inputs], []
     replies = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
     generated = [i for i in replies if messages[i].get("source") == "generate"]
     if not generated and any("source" in messages[i] for i in replies):
         return [_plain(message) for message in messages], []
     if not generated:  # older logs don't name the source: those after the input were generated
-        before = len(request) if isinstance(request, list) else 0
-        generated = [i for i in replies if i >= before]
+        input_count = len(request) if isinstance(request, list) else 0
+        generated = [i for i in replies if i >= input_count]
     if not generated:
         return [_plain(message) for message in messages], []
     turns = [_plain(message) for message in messages[: generated[-1] + 1]]
@@ -207,8 +205,8 @@ def _opens(path: Path) -> bool:
 def _records(path: Path) -> Iterator[Line]:
     """The samples of a log, each with the log's `eval`."""
     samples = _packed(path) if path.suffix == ".eval" else _document(path)
-    for position, (where, sample) in enumerate(samples, 1):
-        yield line_of(f"{path}:{where}", position, sample)
+    for position, (location, sample) in enumerate(samples, 1):
+        yield line_of(f"{path}:{location}", position, sample)
 
 
 Read = Callable[[], dict[str, Any]]  # of one sample, which may be refused
@@ -266,21 +264,21 @@ def _named_parts(archive: Archive) -> dict[str, dict[int, str]]:
 def _joined(archive: Archive, parts: dict[int, str], path: Path) -> list[Any]:
     """A list that stands in several members."""
     items: list[Any] = []
-    for first in sorted(parts):
-        if first != len(items):
-            raise Refused(f"{path}: {parts[first]}: expected item {len(items)} first: a part is missing")
-        items += json.loads(archive.read(parts[first]), parse_constant=_unknown)
+    for start in sorted(parts):
+        if start != len(items):
+            raise Refused(f"{path}: {parts[start]}: expected item {len(items)} first: a part is missing")
+        items += json.loads(archive.read(parts[start]), parse_constant=_unknown)
     return items
 
 
-def _loads(data: bytes, where: str) -> dict[str, Any]:
+def _loads(data: bytes, location: str) -> dict[str, Any]:
     try:
         value = json.loads(data, parse_constant=_unknown)
     except ValueError as error:
-        raise Refused(f"{where}: expected JSON: {error}") from None
+        raise Refused(f"{location}: expected JSON: {error}") from None
     if isinstance(value, dict):
         return value
-    raise Refused(f"{where}: expected an object, got {value!r:.80}")
+    raise Refused(f"{location}: expected an object, got {value!r:.80}")
 
 
 def _unknown(constant: str) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from agro.errors import Refused
-from agro.logs.columns import Columns, Preference
+from agro.logs.columns import Columns, Conversation, Preference
 from agro.logs.fields import (
     a_list,
     assistant,
@@ -24,10 +24,9 @@ from agro.logs.fields import (
     exchange,
     number,
     objects,
+    omit,
     one_of,
     rating,
-    rest,
-    split,
     text,
     unpacked,
     user,
@@ -43,15 +42,13 @@ _ROLES = {
     **dict.fromkeys(("observation", "tool", "function_response"), "tool"),
     "function_call": "assistant",
 }
-_TAKEN = ("conversations", "system", "chosen", "rejected")
+_COLUMNS = ("conversations", "system", "chosen", "rejected")
 
 
 def _is_sharegpt(row: Row) -> bool:
     turns = unpacked(row.get("conversations"))
-    first = turns[0] if isinstance(turns, list) and turns else None
-    return isinstance(first, dict) and (
-        first.keys() >= {"from", "value"} or first.keys() >= {"role", "content"}
-    )
+    turn = turns[0] if isinstance(turns, list) and turns else None
+    return isinstance(turn, dict) and (turn.keys() >= {"from", "value"} or turn.keys() >= {"role", "content"})
 
 
 def _conversation(row: Row) -> list[dict[str, Any]]:
@@ -81,12 +78,6 @@ def _calls(value: Any, name: str) -> list[dict[str, Any]]:
     return [call(each["name"], each.get("arguments", {})) for each in calls]
 
 
-def _demonstration(row: Row, context: Context) -> list[Item]:
-    record = split({"messages": _conversation(row)})
-    record["meta"] |= rest(row, _TAKEN)
-    return [Item.of(record | {"role": "expert"}, "conversations")]
-
-
 def _turn_after(value: Any, name: str) -> Any:
     turn = unpacked(value)
     return turn if isinstance(turn, str) else [message(turn, name)]
@@ -97,11 +88,8 @@ SHAREGPT_PREFERENCES = Preference(
 )
 
 
-def _unpaired(row: Row, context: Context) -> list[Item]:
-    record = split({"messages": _conversation(row)})
-    record["meta"] |= rest(row, (*_TAKEN, *LABELS))
-    return [Item.of(record | {"reward": labeled(row, context)}, "conversations")]
-
+SHAREGPT_DEMONSTRATIONS = Conversation("conversations", _conversation, role="expert", dropped=_COLUMNS)
+SHAREGPT_UNPAIRED = Conversation("conversations", _conversation, judge=labeled, dropped=(*_COLUMNS, *LABELS))
 
 _SOURCE = "LLaMA-Factory ff6d4d1, data/README.md"
 SHAREGPT_FORMATS = (
@@ -111,7 +99,7 @@ SHAREGPT_FORMATS = (
         "demonstrations",
         _SOURCE,
         _is_sharegpt,
-        _demonstration,
+        SHAREGPT_DEMONSTRATIONS.read,
     ),
     Format(
         "sharegpt-preference",
@@ -128,7 +116,7 @@ SHAREGPT_FORMATS = (
         "samples",
         _SOURCE,
         lambda row: _is_sharegpt(row) and not row.keys().isdisjoint(LABELS),
-        _unpaired,
+        SHAREGPT_UNPAIRED.read,
         carries=("reward",),
         over=("sharegpt",),
     ),
@@ -138,7 +126,7 @@ SHAREGPT_FORMATS = (
 _PROMPTS = ("instruction", "question", "query", "input", "prompt")  # `input` beside an instruction is its end
 _RESPONSES = ("output", "completion", "response")
 _PAIRS = (("chosen", "rejected"), ("chosen_response", "rejected_response"))
-_ASKED = (*_PROMPTS, "system", "system_prompt", "history")
+_PROMPT_COLUMNS = (*_PROMPTS, "system", "system_prompt", "history")
 
 
 def _prompt(row: Row) -> Any:
@@ -147,15 +135,15 @@ def _prompt(row: Row) -> Any:
     if name is None:
         there = ", ".join(name for name in _PROMPTS if name in row) or ", ".join(_PROMPTS)
         raise Refused(f"{there}: expected text, got {'null' if there in row else 'none'}")
-    asked = text(row[name], name)
+    instruction = text(row[name], name)
     if name != "input" and row.get("input"):
-        asked += "\n" + text(row["input"], "input")
+        instruction += "\n" + text(row["input"], "input")
     system = row.get("system") or row.get("system_prompt")
-    before = _history(row)
-    if not system and not before:
-        return asked
-    first = [{"role": "system", "content": text(system, "system")}] if system else []
-    return [*first, *before, user(asked)]
+    history = _history(row)
+    if not system and not history:
+        return instruction
+    opening = [{"role": "system", "content": text(system, "system")}] if system else []
+    return [*opening, *history, user(instruction)]
 
 
 def _history(row: Row) -> list[dict[str, Any]]:
@@ -186,9 +174,9 @@ def _message_after(value: Any, name: str) -> list[dict[str, Any]]:
     return [message(value, name)]
 
 
-ALPACA = Columns("prompt", "output", role="expert", compose=_prompt, dropped=_ASKED)
-UNPAIRED = Columns("prompt", _RESPONSES, judge=labeled, compose=_prompt, dropped=(*_ASKED, *LABELS))
-INSTRUCTIONS_PREFERENCES = Preference("prompt", _prompt, _message_text, dropped=_ASKED, sides=_PAIRS)
+ALPACA = Columns("prompt", "output", role="expert", compose=_prompt, dropped=_PROMPT_COLUMNS)
+UNPAIRED = Columns("prompt", _RESPONSES, judge=labeled, compose=_prompt, dropped=(*_PROMPT_COLUMNS, *LABELS))
+INSTRUCTIONS_PREFERENCES = Preference("prompt", _prompt, _message_text, dropped=_PROMPT_COLUMNS, sides=_PAIRS)
 AFTER_MESSAGES = Preference(
     "messages", lambda row: objects(row["messages"], "messages"), _message_after, dropped=("messages",)
 )
@@ -209,7 +197,7 @@ def _rated(row: Row, context: Context) -> list[Item]:
     generations, ratings = (unpacked(row[name]) for name in ("generations", "ratings"))
     if not isinstance(generations, list) or not isinstance(ratings, list) or len(generations) != len(ratings):
         raise Refused(f"ratings: expected one for each of the generations, got {row['ratings']!r:.80}")
-    prompt, meta = _prompt(row), rest(row, {*_ASKED, "generations", "ratings"})
+    prompt, meta = _prompt(row), omit(row, {*_PROMPT_COLUMNS, "generations", "ratings"})
     items = []
     for i, (response, rated) in enumerate(zip(generations, ratings)):
         name = f"generations[{i}]"
@@ -221,7 +209,7 @@ def _rated(row: Row, context: Context) -> list[Item]:
 
 
 _VERIFIERS = {"math_verify": "correctness_math_verify", "llama": "correctness_llama"}
-_OF_RESPONSES = ("is_reasoning_complete", "finish_reasons", *_VERIFIERS.values())
+_RESPONSE_COLUMNS = ("is_reasoning_complete", "finish_reasons", *_VERIFIERS.values())
 
 
 def _verified(row: Row, context: Context) -> list[Item]:
@@ -230,9 +218,9 @@ def _verified(row: Row, context: Context) -> list[Item]:
     if verifier not in _VERIFIERS:
         raise Refused(f"--choose verifier={verifier}: expected one of {', '.join(_VERIFIERS)}")
     generations = a_list(unpacked(row["generations"]), "generations")
-    columns = {name: _each(row.get(name), name, len(generations)) for name in _OF_RESPONSES}
+    columns = {name: _each(row.get(name), name, len(generations)) for name in _RESPONSE_COLUMNS}
     rewards = columns[_VERIFIERS[verifier]]
-    meta = rest(row, ("problem", "answer", "messages", "generations", *_OF_RESPONSES))
+    meta = omit(row, ("problem", "answer", "messages", "generations", *_RESPONSE_COLUMNS))
     prompt = [user(text(row["problem"], "problem"))]
     items = []
     for i, response in enumerate(generations):

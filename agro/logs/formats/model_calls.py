@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agro.errors import Refused
-from agro.logs.fields import digest, entry, exchange, number, plain, total
+from agro.logs.fields import digest, entry, exchange, number, objects, plain, total
 from agro.logs.protocol import Context, Item
 
 Message = dict[str, Any]
@@ -18,6 +19,11 @@ def turn(value: Any, name: str) -> Message:
     if not isinstance(message.get("role"), str):
         raise Refused(f"{name}: expected a message with role and content, got {value!r:.80}")
     return message | {"content": plain(message.get("content"), f"{name}.content")}
+
+
+def blocks(content: Any, name: str) -> list[dict[str, Any]]:
+    """The parts of a message's content; a text is one part."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else objects(content, name)
 
 
 def responses(
@@ -72,15 +78,15 @@ def _value(name: str, values: Sequence[Any], context: Context) -> Any:
     if texts:
         return texts[-1]
     numbers = [x for x in (number(value, name) for value in values) if x is not None]
-    how = context.choose.get("scores")
-    if how not in (None, "mean", "last"):
-        raise Refused(f"--choose scores={how}: expected mean, or last")
-    if len(set(numbers)) > 1 and how is None:
+    method = context.choose.get("scores")
+    if method not in (None, "mean", "last"):
+        raise Refused(f"--choose scores={method}: expected mean, or last")
+    if len(set(numbers)) > 1 and method is None:
         raise Refused(
             f"{name}: expected one value of this score, got {numbers}; say --choose scores=mean, or "
             "scores=last"
         )
-    if how == "mean" and numbers:
+    if method == "mean" and numbers:
         return sum(numbers) / len(numbers)
     return numbers[-1] if numbers else None
 
@@ -90,18 +96,48 @@ def identified(row: Mapping[str, Any], *ids: Any) -> str:
     return digest(*ids) if all(id is not None for id in ids) else digest(dict(row))
 
 
+def identified_by_first(row: Mapping[str, Any], name: str, *ids: str) -> str:
+    """As `identified`, by columns of the first of the rows in `name`; without these, of the record itself."""
+    rows = objects(row.get(name, [row]), name)
+    return identified(row, *(rows[0].get(id) for id in ids))
+
+
+def score_key(id: Any, name: Any) -> str:
+    """The key in --join of the score `name` that a record with this id has."""
+    return json.dumps([str(id), str(name)])
+
+
+def joined_scores(
+    context: Context, noun: str, *ids: Any, columns: Sequence[str] = ("value",)
+) -> dict[str, list[Any]]:
+    """The scores of --join that --reward names, each of the first of `ids` that has one.
+
+    `noun`: what the scores are, for messages. `columns`: of the value, by preference. Raises `Refused` where
+    --reward names none.
+    """
+    if context.joined and not context.rewards:
+        raise Refused(f"reward: say which of the joined {noun} it is, --reward NAME")
+    scores = {}
+    for name in context.rewards:
+        keys = [score_key(id, name) for id in ids]
+        rows = [context.joined[key] for key in keys if key in context.joined]
+        if rows:
+            scores[name] = [next((rows[0][column] for column in columns if column in rows[0]), None)]
+    return scores
+
+
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Attributes with dots in their names as objects; those with numbers as lists."""
     tree: dict[str, Any] = {}
     for name, value in flat.items():
-        *path, last = name.split(".")
-        place = tree
+        *path, key = name.split(".")
+        node = tree
         for part in path:
-            inner = place.get(part)
+            inner = node.get(part)
             if not isinstance(inner, dict):
-                inner = place[part] = {}
-            place = inner
-        place[last] = _nested(value)
+                inner = node[part] = {}
+            node = inner
+        node[key] = _nested(value)
     return {name: _listed(value) for name, value in tree.items()}
 
 

@@ -22,7 +22,6 @@ feedback_score_public.py.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,16 +29,23 @@ from agro.errors import Refused
 from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 from agro.logs import exchanges, spans
-from agro.logs.fields import entry, listed, number, objects, rest, settings, unpacked
-from agro.logs.formats.model_calls import identified, responses, scored
+from agro.logs.fields import entry, listed, number, objects, omit, settings, unpacked
+from agro.logs.formats.model_calls import (
+    identified,
+    identified_by_first,
+    joined_scores,
+    responses,
+    score_key,
+    scored,
+)
 from agro.logs.protocol import Context, Format, Item, Row, SkipRecord, unreadable
-from agro.logs.records import grouped, unlisted
+from agro.logs.record_files import grouped, unlisted
 
 _TRACE = ("traceId", "trace_id")
 _MODEL = ("model", "providedModelName", "provided_model_name")
 _PARAMETERS = ("modelParameters", "model_parameters")
-_LANGFUSE_SAMPLING = ("temperature", "top_p", "top_k", "seed")
-_LANGFUSE_TAKEN = ("input", "output", "scores", *_MODEL)
+_SAMPLING = ("temperature", "top_p", "top_k", "seed")
+_LANGFUSE_COLUMNS = ("input", "output", "scores", *_MODEL)
 
 
 def _langfuse_read(row: Row, context: Context) -> list[Item]:
@@ -53,8 +59,8 @@ def _langfuse_read(row: Row, context: Context) -> list[Item]:
     common = {
         "reward": scored(scores, context),
         "model": _known(row, _MODEL),
-        "sampling": {name: parameters[name] for name in _LANGFUSE_SAMPLING if name in parameters} or None,
-        "meta": rest(row, _LANGFUSE_TAKEN) | ({"scores": scores} if scores else {}),
+        "sampling": {name: parameters[name] for name in _SAMPLING if name in parameters} or None,
+        "meta": omit(row, _LANGFUSE_COLUMNS) | ({"scores": scores} if scores else {}),
     }
     return responses(prompt, replies, "output", common)
 
@@ -84,21 +90,15 @@ def _string(value: str) -> Any:
 
 def _langfuse_scores(row: Row, context: Context) -> dict[str, list[Any]]:
     """Values of the scores by name, of the column and of --join's rows."""
-    by_name = {
+    scores = {
         name: values if isinstance(values, list) else [values]
         for name, values in entry(unpacked(row.get("scores")), "scores").items()
     }
-    for name in context.rewards if context.joined else ():
-        joined = context.joined.get(json.dumps([str(row.get("id")), name]))
-        if joined is not None:
-            by_name[name] = [joined.get("value")]
-    if context.joined and not context.rewards:
-        raise Refused("reward: say which of the joined scores it is, --reward NAME")
-    return by_name
+    return scores | joined_scores(context, "scores", row.get("id"))
 
 
 def _observation_id(row: Row) -> str:
-    return json.dumps([str(row.get("observation_id", row.get("observationId"))), str(row["name"])])
+    return score_key(row.get("observation_id", row.get("observationId")), row["name"])
 
 
 LANGFUSE_FORMATS = (
@@ -132,8 +132,7 @@ LANGFUSE_FORMATS = (
 )
 
 
-_LANGSMITH_TAKEN = ("inputs", "outputs", "feedback_stats", "extra")
-_LANGSMITH_SAMPLING = ("temperature", "top_p", "top_k", "seed")
+_LANGSMITH_COLUMNS = ("inputs", "outputs", "feedback_stats", "extra")
 
 
 def _langsmith_read(row: Row, context: Context) -> list[Item]:
@@ -145,16 +144,15 @@ def _langsmith_read(row: Row, context: Context) -> list[Item]:
         raise Refused(f"error: the run has no response: {row['error']!r:.80}")
     replies = exchanges.replies(row["outputs"], "outputs")
     extra = entry(unpacked(row.get("extra")), "extra")
-    asked = entry(extra.get("invocation_params"), "extra.invocation_params")
+    parameters = entry(extra.get("invocation_params"), "extra.invocation_params")
     metadata = entry(extra.get("metadata"), "extra.metadata")
     scores = _langsmith_scores(row, context)
     common = {
         "reward": scored(scores, context),
-        "model": metadata.get("ls_model_name") or asked.get("model") or asked.get("model_name"),
-        "sampling": {name: asked[name] for name in _LANGSMITH_SAMPLING if asked.get(name) is not None}
-        or None,
-        "meta": rest(row, _LANGSMITH_TAKEN)
-        | rest({"extra": extra or None}, ())
+        "model": metadata.get("ls_model_name") or parameters.get("model") or parameters.get("model_name"),
+        "sampling": settings(parameters, _SAMPLING),
+        "meta": omit(row, _LANGSMITH_COLUMNS)
+        | omit({"extra": extra or None}, ())
         | ({"scores": scores} if scores else {}),
     }
     return responses(prompt, replies, "outputs", common)
@@ -163,17 +161,11 @@ def _langsmith_read(row: Row, context: Context) -> list[Item]:
 def _langsmith_scores(row: Row, context: Context) -> dict[str, list[Any]]:
     """Averages of the run's feedback by key, and the feedback of --join's rows."""
     stats = entry(unpacked(row.get("feedback_stats")), "feedback_stats")
-    by_key = {}
+    scores = {}
     for key, one in stats.items():
-        where = f"feedback_stats.{key}"
-        by_key[key] = [number(entry(one, where).get("avg"), f"{where}.avg")]
-    if context.joined and not context.rewards:
-        raise Refused("reward: say which of the joined feedback it is, --reward KEY")
-    for key in context.rewards if context.joined else ():
-        joined = context.joined.get(json.dumps([str(row.get("id")), key]))
-        if joined is not None:
-            by_key[key] = [joined.get("score", joined.get("value"))]
-    return by_key
+        location = f"feedback_stats.{key}"
+        scores[key] = [number(entry(one, location).get("avg"), f"{location}.avg")]
+    return scores | joined_scores(context, "feedback", row.get("id"), columns=("score", "value"))
 
 
 LANGSMITH_FORMATS = (
@@ -199,12 +191,12 @@ LANGSMITH_FORMATS = (
         "langsmith-sdk bc8dd67",
         lambda row: row.keys() >= {"run_id", "key", "score"},
         unreadable("this is feedback without texts; import the runs, with --join and this file"),
-        joined_by=lambda row: json.dumps([str(row["run_id"]), str(row["key"])]),
+        joined_by=lambda row: score_key(row["run_id"], row["key"]),
     ),
 )
 
 
-_BRAINTRUST_TAKEN = (
+_BRAINTRUST_COLUMNS = (
     "input",
     "output",
     "expected",
@@ -228,7 +220,7 @@ def _braintrust_read(row: Row, context: Context) -> list[Item]:
     root = next((span for span in rows if not _parents(span)), rows[0])
     parsed = [_braintrust_span(span, f"spans[{i}]") for i, span in enumerate(rows)]
     answer = unpacked(root.get("expected"))
-    return spans.read(parsed, {}, context, spans.described(root, _BRAINTRUST_TAKEN), answer)
+    return spans.read(parsed, {}, context, spans.described(root, _BRAINTRUST_COLUMNS), answer)
 
 
 def _start(span: Row) -> Any:
@@ -244,7 +236,7 @@ def _parents(span: Row) -> list[Any]:
 
 def _braintrust_span(span: Row, name: str) -> spans.Span:
     kind = entry(unpacked(span.get("span_attributes")), f"{name}.span_attributes")
-    about = entry(unpacked(span.get("metadata")), f"{name}.metadata")
+    metadata = entry(unpacked(span.get("metadata")), f"{name}.metadata")
     scores = entry(unpacked(span.get("scores")), f"{name}.scores")
     is_judge = kind.get("purpose") == "scorer" or kind.get("type") == "score"
     parents = _parents(span)
@@ -256,8 +248,8 @@ def _braintrust_span(span: Row, name: str) -> spans.Span:
         is_call=kind.get("type") == "llm",
         is_judge=is_judge,
         error=span.get("error"),
-        model=about.get("model"),
-        sampling=settings(about),
+        model=metadata.get("model"),
+        sampling=settings(metadata),
         scores={} if is_judge else {score: [value] for score, value in scores.items()},
     )
 
@@ -267,11 +259,6 @@ def _braintrust_fits(row: Row) -> bool:
     if isinstance(events, list) and events and isinstance(events[0], dict):
         row = events[0]
     return row.keys() >= {"span_id", "root_span_id", "input", "output"}
-
-
-def _braintrust_identity(row: Row) -> str:
-    first = objects(row.get("spans", [row]), "spans")[0]
-    return identified(row, first.get("root_span_id"))
 
 
 BRAINTRUST_FORMATS = (
@@ -285,7 +272,7 @@ BRAINTRUST_FORMATS = (
         carries=("reward",),
         over=("chat-completion",),
         gather=_gather,
-        identity=_braintrust_identity,
+        identity=lambda row: identified_by_first(row, "spans", "root_span_id"),
         once=True,
         repeats="Braintrust's exports",
         weighs=True,
@@ -294,7 +281,7 @@ BRAINTRUST_FORMATS = (
 )
 
 
-_OPIK_TAKEN = ("input", "output", "feedback_scores", "span_feedback_scores")
+_OPIK_COLUMNS = ("input", "output", "feedback_scores", "span_feedback_scores")
 
 
 def _opik_read(row: Row, context: Context) -> list[Item]:
@@ -305,7 +292,7 @@ def _opik_read(row: Row, context: Context) -> list[Item]:
     parsed += [
         _opik_span(s, f"spans[{i}]", s.get("parent_span_id") or trace.get("id")) for i, s in enumerate(inner)
     ]
-    return spans.read(parsed, {}, context, spans.described(trace, _OPIK_TAKEN))
+    return spans.read(parsed, {}, context, spans.described(trace, _OPIK_COLUMNS))
 
 
 def _opik_span(span: Row, name: str, parent: Any) -> spans.Span:
@@ -314,8 +301,8 @@ def _opik_span(span: Row, name: str, parent: Any) -> spans.Span:
         scores.setdefault(str(score.get("name")), []).append(score.get("value"))
     request = span.get("input")
     inner = request if isinstance(request, dict) else {}
-    about = span.get("metadata")
-    about = about if isinstance(about, dict) else {}
+    metadata = span.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
     return spans.Span(
         id=span.get("id"),
         parent=parent,
@@ -324,7 +311,7 @@ def _opik_span(span: Row, name: str, parent: Any) -> spans.Span:
         is_call=span.get("type") == "llm",
         error=span.get("error_info"),
         model=span.get("model") or inner.get("model"),
-        sampling=settings({**about, **inner}),
+        sampling=settings({**metadata, **inner}),
         scores=scores,
     )
 

@@ -22,7 +22,7 @@ from agro.logs.fields import entry, integer, listed
 from agro.logs.formats import conventions
 from agro.logs.formats.model_calls import identified
 from agro.logs.protocol import RECORD_ERRORS, Context, Format, Item, Row, SkipRecord, line_of, reason_of
-from agro.logs.records import read_records
+from agro.logs.record_files import read_records
 
 _BEGINS = re.compile(rb'^(\xef\xbb\xbf)?\s*\[?\s*\{\s*"resource(Spans|Logs)"')
 _EVALUATION, _DETAILS = "gen_ai.evaluation.result", "gen_ai.client.inference.operation.details"
@@ -54,9 +54,9 @@ class _EventIndex:
             self.scores.setdefault(id, {}).setdefault(name, []).append(value)
 
     def scores_of(self, span: str, attributes: Mapping[str, Any]) -> dict[str, list[Any]]:
-        by_span = self.scores.get(span, {})
-        by_response = self.scores.get(str(attributes.get("gen_ai.response.id")), {})
-        return {name: list(values) for name, values in (by_span | by_response).items()}
+        span_scores = self.scores.get(span, {})
+        response_scores = self.scores.get(str(attributes.get("gen_ai.response.id")), {})
+        return {name: list(values) for name, values in (span_scores | response_scores).items()}
 
 
 def _opens(path: Path) -> bool:
@@ -141,11 +141,11 @@ def _log_call(log: Row, events: _EventIndex) -> dict[str, Any]:
 
 
 def _call(
-    attributes: dict[str, Any], place: Row, events: _EventIndex, *, is_call: bool = True
+    attributes: dict[str, Any], record: Row, events: _EventIndex, *, is_call: bool = True
 ) -> dict[str, Any]:
     """The record of a span, or of a log record."""
-    span, scores = _id(place), events.scores_of(_id(place), attributes)
-    ids = {"trace_id": place.get("traceId"), "span_id": place.get("spanId"), "span": place.get("name")}
+    span, scores = _id(record), events.scores_of(_id(record), attributes)
+    ids = {"trace_id": record.get("traceId"), "span_id": record.get("spanId"), "span": record.get("name")}
     attributes = attributes | {name: value for name, value in ids.items() if value}
     return {"span": span, "attributes": attributes, "scores": scores, "is_call": is_call}
 
@@ -178,8 +178,8 @@ def _log_event(log: Row) -> _Event:
     return _Event(str(log.get("eventName") or attributes.get("event.name")), attributes, _id(log))
 
 
-def _id(place: Row) -> str:
-    return str(place.get("spanId") or "")
+def _id(record: Row) -> str:
+    return str(record.get("spanId") or "")
 
 
 def _spans(row: Row) -> Iterator[dict[str, Any]]:

@@ -20,10 +20,10 @@ _RESPONSES = {"response", "completion", "completions", "chosen", "rejected", "me
 
 def _response(row: Row, context: Context) -> list[Item]:
     record = _typed(row, context)
-    return [Item.of(record if "tokens" in record else _spoken(record, record["response"]))]
+    return [Item.of(record if "tokens" in record else _with_response(record, record["response"]))]
 
 
-def _spoken(record: dict[str, Any], response: Any, name: str = "response") -> dict[str, Any]:
+def _with_response(record: dict[str, Any], response: Any, name: str = "response") -> dict[str, Any]:
     """The record with this response; the messages of both are read where they are JSON, or in objects."""
     turns, prompt = messages_in(response), record.get("prompt")
     if not are_messages(turns) and messages_in(prompt) is prompt:
@@ -51,17 +51,17 @@ def _typed(row: Row, context: Context) -> dict[str, Any]:
 
 def _preference(row: Row, context: Context) -> list[Item]:
     row = _typed(row, context)
-    said = {name: row.get(name) for name in ("chosen", "rejected")}
-    conversations = {name: "" for name, turns in said.items() if isinstance(messages_in(turns), list)}
+    responses = {name: row.get(name) for name in ("chosen", "rejected")}
+    conversations = {name: "" for name, turns in responses.items() if isinstance(messages_in(turns), list)}
     pair = typed_fields({**row, **conversations}, PREFERENCE)
     if not is_unknown(row.get("reward")):
         raise Refused(
             f"reward: the record has two responses, and one reward, {row['reward']!r:.80}; expected "
             "score_chosen and score_rejected, or none (--map meta.reward=reward keeps it beside them)"
         )
-    taken = {*PREFERENCE, *scores(row), "reward"}
-    rest = {name: value for name, value in row.items() if name not in taken}
-    chosen, rejected = (_spoken(rest, response, name) for name, response in said.items())
+    names = {*PREFERENCE, *scores(row), "reward"}
+    common = {name: value for name, value in row.items() if name not in names}
+    chosen, rejected = (_with_response(common, response, name) for name, response in responses.items())
     rewarded(chosen, rejected, row)
     return [Item.pair(chosen, rejected, (pair.get("votes_chosen"), pair.get("votes_rejected")))]
 

@@ -34,9 +34,9 @@ from agro.logs.fields import (
     listed,
     number,
     objects,
+    omit,
     parsed,
     plain,
-    rest,
     text,
     total,
     unpacked,
@@ -58,13 +58,13 @@ def _is_hh(row: Row) -> bool:
 
 def _hh(row: Row, context: Context) -> list[Item]:
     """Complete dialogues; or only the last turns, where the dialogue before them is in `prompt`."""
-    before = row.get("prompt") or ""
-    chosen = _dialogue(before + text(row["chosen"], "chosen"), "chosen")
-    rejected = _dialogue(before + text(row["rejected"], "rejected"), "rejected")
+    prefix = row.get("prompt") or ""
+    chosen = _dialogue(prefix + text(row["chosen"], "chosen"), "chosen")
+    rejected = _dialogue(prefix + text(row["rejected"], "rejected"), "rejected")
     prompt = chosen[:-1]
     if rejected[:-1] != prompt:
         raise Refused("rejected: expected the turns of chosen, and then another response")
-    meta = rest(row, _HH)
+    meta = omit(row, _HH)
     if row.get("response") not in (None, row["chosen"]):
         meta["response"] = row["response"]
     records = [
@@ -75,23 +75,23 @@ def _hh(row: Row, context: Context) -> list[Item]:
 
 def open_dialogue(value: Any, name: str) -> list[dict[str, Any]]:
     """The turns of a dialogue that ends where the assistant's next response begins."""
-    whole = text(value, name)
-    turns = _dialogue(whole, name)
+    transcript = text(value, name)
+    turns = _dialogue(transcript, name)
     if turns[-1]["content"]:
-        raise Refused(f"{name}: expected '\\n\\nAssistant:' at its end, got {whole[-80:]!r}")
+        raise Refused(f"{name}: expected '\\n\\nAssistant:' at its end, got {transcript[-80:]!r}")
     return turns[:-1]
 
 
-def _dialogue(whole: str, name: str) -> list[dict[str, Any]]:
-    before, *parts = _TURN.split(whole)
+def _dialogue(transcript: str, name: str) -> list[dict[str, Any]]:
+    preamble, *parts = _TURN.split(transcript)
     turns = [
-        user(said.strip()) if who == "Human" else assistant(said.strip())
-        for who, said in zip(parts[::2], parts[1::2])
+        user(content.strip()) if speaker == "Human" else assistant(content.strip())
+        for speaker, content in zip(parts[::2], parts[1::2])
     ]
-    if before.strip() or len(turns) < 2 or turns[-1]["role"] != "assistant":
+    if preamble.strip() or len(turns) < 2 or turns[-1]["role"] != "assistant":
         raise Refused(
             f"{name}: expected turns that begin with '\\n\\nHuman:' or '\\n\\nAssistant:', the last one the "
-            f"assistant's, got {whole!r:.80}"
+            f"assistant's, got {transcript!r:.80}"
         )
     return turns
 
@@ -115,7 +115,7 @@ def _compared(row: Row, context: Context) -> list[Item]:
         raise Refused(f"{strength}: expected an integer from -3 to 3, got {preference}")
     names = [name for name in _STEERED if name in row and name.startswith("response")]
     prompt = objects(row["context"], "context") if "context" in row else text(row["prompt"], "prompt")
-    meta = rest(row, _STEERED)
+    meta = omit(row, _STEERED)
     records = [{"prompt": prompt, "response": text(row[name], name), "meta": meta} for name in names]
     votes = _votes(row, preference)
     if preference > 0:
@@ -187,7 +187,7 @@ def _conversations(row: Row, context: Context) -> list[Item]:
     winner = row["winner"]
     if winner not in (*_FLAGS.values(), *_BOTH_BAD):
         raise Refused(f"winner: expected model_a, model_b, tie or both_bad, got {winner!r:.80}")
-    return _judged(sides, winner, rest(row, (*_SIDES, "model_a", "model_b")), row, context)
+    return _judged(sides, winner, omit(row, (*_SIDES, "model_a", "model_b")), row, context)
 
 
 def _messages(turns: Any, name: str) -> list[dict[str, Any]]:
@@ -199,15 +199,17 @@ def _messages(turns: Any, name: str) -> list[dict[str, Any]]:
 
 def _texts(row: Row, context: Context) -> list[Item]:
     prompts, a, b = (_list(row[name], name) for name in _TEXTS)
-    won = [who for flag, who in _FLAGS.items() if integer(row[flag], flag)]
+    won = [winner for flag, winner in _FLAGS.items() if integer(row[flag], flag)]
     if len(won) != 1:
         raise Refused(f"winner: expected one of {', '.join(_FLAGS)} to be 1, got {len(won)}")
     if not len(prompts) == len(a) == len(b):
         raise Refused(
             f"prompt: expected as many turns as the responses have, got {len(prompts)}, {len(a)} and {len(b)}"
         )
-    sides = [list(chain.from_iterable(zip(map(user, prompts), map(assistant, said)))) for said in (a, b)]
-    return _judged(sides, won[0], rest(row, (*_TEXTS, "model_a", "model_b")), row, context)
+    sides = [
+        list(chain.from_iterable(zip(map(user, prompts), map(assistant, replies)))) for replies in (a, b)
+    ]
+    return _judged(sides, won[0], omit(row, (*_TEXTS, "model_a", "model_b")), row, context)
 
 
 def _list(value: Any, name: str) -> list[str]:

@@ -19,10 +19,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from agro.errors import Refused
-from agro.logs.fields import entry, exchange, objects, plain_messages, reply, rest, settings, split, text
+from agro.logs.columns import Preference
+from agro.logs.fields import (
+    entry,
+    joined_record,
+    objects,
+    omit,
+    plain_messages,
+    reply,
+    settings,
+    split,
+    text,
+    token_fields,
+)
 from agro.logs.protocol import Context, Format, Item, Row
 
-_BESIDE = ("request", "messages", "input", "prompt", "response", "output", "completion")
+_EXCHANGE_COLUMNS = ("request", "messages", "input", "prompt", "response", "output", "completion")
 _COMPLETION = ("id", "object", "created", "choices", "prompt_token_ids", "prompt_text", "model")
 _FINE_TUNING = {"messages", "tools", "parallel_tool_calls", "functions"}
 
@@ -31,16 +43,18 @@ def _batch(row: Row, context: Context) -> list[Item]:
     """The order of results is arbitrary: the request with the same `custom_id` is in the input file."""
     name = text(row["custom_id"], "custom_id")
     body = _answer(row)
-    if not context.joined:
-        raise Refused("custom_id: the prompts are in the batch's input file; name it with --join FILE")
-    if name not in context.joined:
-        raise Refused(f"custom_id: the file of --join has no request {name!r}")
+    request = entry(_joined_request(name, "the batch's input file", context)["body"], "body")
+    meta = omit(row, ("custom_id", "response", "error")) | {"custom_id": name}
+    return list(choices(body, _prompt(request), request, meta))
+
+
+def _joined_request(name: str, file: str, context: Context) -> Row:
+    """The request of a result, which is in `file`. Raises `Refused` where it is missing or used already."""
+    request = joined_record(context, "custom_id", name, file, "request")
     if name in context.notes:
         raise Refused(f"custom_id: {name!r} is there twice in this file; keep one of the results")
     context.notes[name] = True
-    request = entry(context.joined[name]["body"], "body")
-    meta = rest(row, ("custom_id", "response", "error")) | {"custom_id": name}
-    return list(choices(body, _prompt(request), request, meta))
+    return request
 
 
 def _answer(row: Row) -> dict[str, Any]:
@@ -68,18 +82,18 @@ def _prompt(request: Row) -> Any:
 
 def _completion(row: Row, context: Context) -> list[Item]:
     """A completion alone, or beside what was asked: {request, response}, {messages, response} and such."""
-    place = _place(row)
-    body = row if place is None else row[place]
+    column = _completion_column(row)
+    body = row if column is None else row[column]
     request = _request(row, body)
     if request is None:
         raise Refused(
             "prompt: a chat completion doesn't hold what was asked; log it in a column beside it: request, "
             "messages or prompt"
         )
-    return list(choices(body, _prompt(request), request, rest(row, (*_BESIDE, *_COMPLETION))))
+    return list(choices(body, _prompt(request), request, omit(row, (*_EXCHANGE_COLUMNS, *_COMPLETION))))
 
 
-def _place(row: Row) -> str | None:
+def _completion_column(row: Row) -> str | None:
     """The column of the completion; None where the record itself is one."""
     if "choices" in row:
         return None
@@ -102,37 +116,37 @@ def _request(row: Row, body: Row) -> Row | None:
 def choices(body: Row, prompt: Any, request: Row, meta: dict[str, Any]) -> Iterator[Item]:
     """The responses of a completion: several choices are of one prompt."""
     replies = objects(body.get("choices"), "choices")
-    meta = rest(body, (*_BESIDE, *_COMPLETION)) | meta
+    meta = omit(body, (*_EXCHANGE_COLUMNS, *_COMPLETION)) | meta
     if not replies:
         raise Refused("choices: expected one or more, got none")
-    for at, choice in enumerate(replies):
-        where = f"choices[{at}]"
+    for index, choice in enumerate(replies):
+        location = f"choices[{index}]"
         message = choice.get("message")
         if message is None:  # of a completion of text
-            message = {"content": text(choice.get("text"), f"{where}.text")}
-        record = reply(prompt, entry(message, f"{where}.message"), ("messages", f"{where}.message"))
+            message = {"content": text(choice.get("text"), f"{location}.text")}
+        record = reply(prompt, entry(message, f"{location}.message"), ("messages", f"{location}.message"))
         record["sampling"] = settings(request)
         if body.get("model") is not None:
             record["model"] = text(body["model"], "model")
-        details = {"id": body.get("id"), "finish": choice.get("finish_reason"), **_kept(choice)}
+        details = {"id": body.get("id"), "finish": choice.get("finish_reason"), **_choice_details(choice)}
         record["meta"] |= meta | {name: value for name, value in details.items() if value is not None}
-        yield Item.of(record | _tokens(body, choice, where), where)
+        yield Item.of(record | _tokens(body, choice, location), location)
 
 
-def _kept(choice: Row) -> dict[str, Any]:
+def _choice_details(choice: Row) -> dict[str, Any]:
     """Log-probs are kept aside: they are of text pieces, or before temperature and top-p."""
-    return rest(choice, ("index", "message", "text", "finish_reason", "token_ids"))
+    return omit(choice, ("index", "message", "text", "finish_reason", "token_ids"))
 
 
-def _tokens(body: Row, choice: Row, where: str) -> dict[str, Any]:
+def _tokens(body: Row, choice: Row, location: str) -> dict[str, Any]:
     """vLLM's ids of prompt and response, where it was asked for them."""
-    before, after = body.get("prompt_token_ids"), choice.get("token_ids")
-    if before is None or after is None:
+    prompt_ids, response_ids = body.get("prompt_token_ids"), choice.get("token_ids")
+    if prompt_ids is None or response_ids is None:
         return {}
-    for name, ids in (("prompt_token_ids", before), (f"{where}.token_ids", after)):
+    for name, ids in (("prompt_token_ids", prompt_ids), (f"{location}.token_ids", response_ids)):
         if not isinstance(ids, list):
             raise Refused(f"{name}: expected a list of token ids, got {ids!r:.80}")
-    return {"tokens": before + after, "mask": [False] * len(before) + [True] * len(after)}
+    return token_fields(prompt_ids, response_ids)
 
 
 def _is_completion(value: Any) -> bool:
@@ -155,39 +169,45 @@ def _fine_tuning(row: Row, context: Context) -> list[Item]:
     messages = objects(row["messages"], "messages")
     if any("loss" in message for message in messages):
         raise Refused("messages: some say with `loss` what is learned from; give --format swift-turns")
-    others = rest(row, ("messages",))
-    bare = [{name: value for name, value in m.items() if name != "weight"} for m in messages]
+    meta = omit(row, ("messages",))
+    turns = [{name: value for name, value in m.items() if name != "weight"} for m in messages]
     if not any("weight" in message for message in messages):
-        record = split({"messages": bare, "meta": others})
+        record = split({"messages": turns, "meta": meta})
         return [Item.of(record | {"role": "expert"}, "messages")]
     items = []
-    for at, message in enumerate(messages):
-        if _learned(message, f"messages[{at}]"):
-            record = reply(bare[:at], bare[at], ("messages", f"messages[{at}]"))
-            record["meta"] |= others
-            items.append(Item.of(record | {"role": "expert"}, f"messages[{at}]"))
+    for index, message in enumerate(messages):
+        if _learned(message, f"messages[{index}]"):
+            record = reply(turns[:index], turns[index], ("messages", f"messages[{index}]"))
+            record["meta"] |= meta
+            items.append(Item.of(record | {"role": "expert"}, f"messages[{index}]"))
     if not items:
         raise Refused("messages: expected an assistant's message of weight 1, got none")
     return items
 
 
-def _learned(message: Row, where: str) -> bool:
+def _learned(message: Row, location: str) -> bool:
     weight = message.get("weight", 1)
     if weight not in (0, 1):
-        raise Refused(f"{where}.weight: expected 0 or 1, got {weight!r:.80}")
+        raise Refused(f"{location}.weight: expected 0 or 1, got {weight!r:.80}")
     return bool(weight == 1 and message.get("role") == "assistant")
 
 
-def _preference(row: Row, context: Context) -> list[Item]:
-    request = entry(row["input"], "input")
-    prompt = objects(request.get("messages"), "input.messages")
-    meta = rest(row, ("input", "preferred_output", "non_preferred_output")) | rest(request, ("messages",))
-    records = []
-    for name in ("preferred_output", "non_preferred_output"):
-        turns = [m | {"content": plain_messages(m.get("content"), name)} for m in objects(row[name], name)]
-        record = exchange(prompt, turns, ("input.messages", name))
-        records.append(record | {"meta": record["meta"] | meta})
-    return [Item.pair(records[0], records[1])]
+def _preference_prompt(row: Row) -> list[dict[str, Any]]:
+    return objects(entry(row["input"], "input").get("messages"), "input.messages")
+
+
+def _preference_turns(value: Any, name: str) -> list[dict[str, Any]]:
+    return [turn | {"content": plain_messages(turn.get("content"), name)} for turn in objects(value, name)]
+
+
+PREFERENCES = Preference(
+    "input.messages",
+    _preference_prompt,
+    _preference_turns,
+    dropped=("input",),
+    sides=(("preferred_output", "non_preferred_output"),),
+    details=lambda row: omit(row["input"], ("messages",)),
+)
 
 
 OPENAI_FORMATS = (
@@ -235,7 +255,7 @@ OPENAI_FORMATS = (
         "pairs",
         "OpenAI's guide to preference fine-tuning; Azure and Fireworks take the same",
         lambda row: row.keys() >= {"input", "preferred_output", "non_preferred_output"},
-        _preference,
+        PREFERENCES.read,
     ),
 )
 
@@ -247,14 +267,7 @@ def _results(row: Row, context: Context) -> list[Item]:
         cause = entry(result.get("error"), "result.error")
         cause = cause.get("error", cause)
         raise Refused(f"result.type: expected succeeded, got {result.get('type')!r:.80} {cause or ''!r:.200}")
-    if not context.joined:
-        raise Refused("custom_id: the prompts are in the file of requests; name it with --join FILE")
-    if name not in context.joined:
-        raise Refused(f"custom_id: the file of --join has no request {name!r}")
-    if name in context.notes:
-        raise Refused(f"custom_id: {name!r} is there twice in this file; keep one of the results")
-    context.notes[name] = True
-    params = entry(context.joined[name]["params"], "params")
+    params = entry(_joined_request(name, "the file of requests", context)["params"], "params")
     message = entry(result.get("message"), "result.message")
     answers = anthropic_messages([{"role": "assistant", "content": message.get("content")}], "result.message")
     record = reply(anthropic_prompt(params), answers[0], ("params.messages", "result.message"))
@@ -262,48 +275,51 @@ def _results(row: Row, context: Context) -> list[Item]:
     if message.get("model") is not None:
         record["model"] = text(message["model"], "result.message.model")
     stop = message.get("stop_reason")
-    details = rest(message, ("type", "role", "model", "content"))
+    details = omit(message, ("type", "role", "model", "content"))
     record["meta"] |= details | {"custom_id": name, "finish": "length" if stop == "max_tokens" else stop}
     return [Item.of(record, "result")]
 
 
 def anthropic_prompt(params: Row) -> list[dict[str, Any]]:
     """The messages of a request. The system's is a field of its own."""
-    asked = anthropic_messages(objects(params.get("messages"), "params.messages"), "params.messages")
+    messages = anthropic_messages(objects(params.get("messages"), "params.messages"), "params.messages")
     if params.get("system") is None:
-        return asked
-    return [*anthropic_messages([{"role": "system", "content": params["system"]}], "params.system"), *asked]
+        return messages
+    return [
+        *anthropic_messages([{"role": "system", "content": params["system"]}], "params.system"),
+        *messages,
+    ]
 
 
-def anthropic_messages(values: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+def anthropic_messages(values: list[dict[str, Any]], location: str) -> list[dict[str, Any]]:
     """Messages of blocks as messages of text, reasoning and tool calls; results of tools are their own."""
     parsed: list[dict[str, Any]] = []
     for message in values:
         if isinstance(message.get("content"), str):
             parsed.append(message)
             continue
-        blocks = objects(message.get("content"), f"{where}.content")
+        blocks = objects(message.get("content"), f"{location}.content")
         results = [block for block in blocks if block.get("type") == "tool_result"]
-        parsed += [_tool_result(block, where) for block in results]
-        others = [block for block in blocks if block.get("type") != "tool_result"]
-        if others or not results:
-            parsed.append(_message(message.get("role"), others, where))
+        parsed += [_tool_result(block, location) for block in results]
+        content_blocks = [block for block in blocks if block.get("type") != "tool_result"]
+        if content_blocks or not results:
+            parsed.append(_message(message.get("role"), content_blocks, location))
     return parsed
 
 
-def _message(role: Any, blocks: list[dict[str, Any]], where: str) -> dict[str, Any]:
+def _message(role: Any, blocks: list[dict[str, Any]], location: str) -> dict[str, Any]:
     texts: dict[str, list[str]] = {"text": [], "thinking": []}
     calls = []
     for block in blocks:
         kind = block.get("type")
         if kind in ("text", "thinking"):
-            texts[kind].append(text(block.get(kind), f"{where}.content.{kind}"))
+            texts[kind].append(text(block.get(kind), f"{location}.content.{kind}"))
         elif kind == "tool_use":
             function = {"name": block.get("name"), "arguments": block.get("input")}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind != "redacted_thinking":  # which is encrypted
             raise Refused(
-                f"{where}.content: expected blocks of type text, thinking, tool_use or tool_result, got "
+                f"{location}.content: expected blocks of type text, thinking, tool_use or tool_result, got "
                 f"{kind!r:.80}"
             )
     message: dict[str, Any] = {"role": role, "content": "".join(texts["text"])}
@@ -314,10 +330,10 @@ def _message(role: Any, blocks: list[dict[str, Any]], where: str) -> dict[str, A
     return message
 
 
-def _tool_result(block: Row, where: str) -> dict[str, Any]:
+def _tool_result(block: Row, location: str) -> dict[str, Any]:
     content = block.get("content") or ""
     if not isinstance(content, str):
-        content = _message("tool", objects(content, f"{where}.content.tool_result"), where)["content"]
+        content = _message("tool", objects(content, f"{location}.content.tool_result"), location)["content"]
     return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
 
 

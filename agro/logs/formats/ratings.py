@@ -20,13 +20,13 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.jsonlines import Line
 from agro.logs.datasets import on_hub
-from agro.logs.fields import entry, exchange, listed, number, objects, one_of, rating, rest, text, total, user
+from agro.logs.fields import entry, exchange, listed, number, objects, omit, one_of, rating, text, total, user
 from agro.logs.protocol import Context, Format, Item, Row, SkipRecord
 from agro.logs.rankings import rank_judgments
-from agro.logs.records import read_records
+from agro.logs.record_files import read_records
 from agro.store.export import ENDINGS
 
-_TAKEN = ("instruction", "models", "completions")
+_COLUMNS = ("instruction", "models", "completions")
 _OVERALL = ("overall_score", "fine-grained_score")
 _BINARIZED = ("prompt", "prompt_id", "chosen", "rejected", "messages", "score_chosen", "score_rejected")
 
@@ -34,7 +34,7 @@ _BINARIZED = ("prompt", "prompt_id", "chosen", "rejected", "messages", "score_ch
 def _group(row: Row, context: Context) -> list[Item]:
     """The models were asked with different system prompts: responses with the same one are a group."""
     instruction = text(row["instruction"], "instruction")
-    models, meta = row["models"], rest(row, _TAKEN)
+    models, meta = row["models"], omit(row, _COLUMNS)
     items = []
     for i, completion in enumerate(objects(row["completions"], "completions")):
         name = f"completions[{i}]"
@@ -46,7 +46,7 @@ def _group(row: Row, context: Context) -> list[Item]:
             "response": text(completion.get("response"), f"{name}.response"),
             "reward": _reward(completion, name, context),
             "model": model,
-            "meta": meta | rest(completion, ("response", "model", "custom_system_prompt")),
+            "meta": meta | omit(completion, ("response", "model", "custom_system_prompt")),
         }
         items.append(Item.of(record, name))
     return items
@@ -80,8 +80,8 @@ def _reward(completion: Row, name: str, context: Context) -> float | None:
 
 
 def _rated(annotations: Row, aspect: str, name: str) -> float | None:
-    where = f"{name}.annotations.{aspect}"
-    return rating(entry(annotations[aspect], where).get("Rating"), f"{where}.Rating")
+    location = f"{name}.annotations.{aspect}"
+    return rating(entry(annotations[aspect], location).get("Rating"), f"{location}.Rating")
 
 
 def _pair(row: Row, context: Context) -> list[Item]:
@@ -90,7 +90,7 @@ def _pair(row: Row, context: Context) -> list[Item]:
     prompt = chosen[:-1]
     if not prompt or rejected[:-1] != prompt:
         raise Refused("rejected: expected the messages of chosen, and then another response")
-    meta: dict[str, Any] = rest(row, _BINARIZED)
+    meta: dict[str, Any] = omit(row, _BINARIZED)
     meta |= {name: row[name] for name, same in _copies(chosen).items() if row.get(name, same) != same}
     records = []
     for turns, name in ((chosen, "chosen"), (rejected, "rejected")):
@@ -114,7 +114,7 @@ ULTRAFEEDBACK_FORMATS = (
         "UltraFeedback: four models' responses to an instruction, rated by aspect",
         "samples",
         "openbmb/UltraFeedback",
-        lambda row: row.keys() >= set(_TAKEN),
+        lambda row: row.keys() >= set(_COLUMNS),
         _group,
         carries=("reward", "group"),
         chooses="aspect",
@@ -143,7 +143,7 @@ _MESSAGE = {"message_id", "text", "role"}
 def _tree(row: Row, context: Context) -> list[Item]:
     """The replies of each message of a prompter are one item. The one with the lowest rank is the best."""
     if "prompt" in row:
-        root, name, common = row["prompt"], "prompt", rest(row, ("prompt",))
+        root, name, common = row["prompt"], "prompt", omit(row, ("prompt",))
     elif "replies" in row:
         root, name, common = row, "message", dict[str, Any]()
     else:
@@ -154,15 +154,21 @@ def _tree(row: Row, context: Context) -> list[Item]:
     items = []
     todo: list[tuple[list[dict[str, Any]], Any, str]] = [([], root, name)]  # after the turns before it
     while todo:
-        before, message, place = todo.pop()
-        turns = [*before, _turn(entry(message, place), place)]
-        replies = {f"{place}.replies[{i}]": m for i, m in enumerate(listed(message.get("replies"), place))}
-        responses = {place: reply for place, reply in replies.items() if reply.get("role") == "assistant"}
+        history, message, location = todo.pop()
+        turns = [*history, _turn(entry(message, location), location)]
+        replies = {
+            f"{location}.replies[{i}]": m for i, m in enumerate(listed(message.get("replies"), location))
+        }
+        responses = {
+            location: reply for location, reply in replies.items() if reply.get("role") == "assistant"
+        }
         if responses:
-            records = [_record(turns, reply, place, common, context) for place, reply in responses.items()]
-            ranks = [number(reply.get("rank"), f"{place}.rank") for place, reply in responses.items()]
+            records = [
+                _record(turns, reply, location, common, context) for location, reply in responses.items()
+            ]
+            ranks = [number(reply.get("rank"), f"{location}.rank") for location, reply in responses.items()]
             items.append(Item(tuple(records), tuple(responses), rank_judgments(ranks)))
-        todo += [(turns, reply, place) for place, reply in reversed(replies.items())]
+        todo += [(turns, reply, location) for location, reply in reversed(replies.items())]
     if not items:
         raise SkipRecord("trees without a reply of an assistant")
     return items
@@ -178,7 +184,7 @@ def _record(
 ) -> dict[str, Any]:
     labels = _labels(message, name)
     scores = {"rank": message.get("rank")} | dict.fromkeys(_LABELS) | labels
-    meta = common | rest(message, ("text", "role", "replies", "model_name", "labels"))
+    meta = common | omit(message, ("text", "role", "replies", "model_name", "labels"))
     return {
         "prompt": prompt,
         "response": text(message.get("text"), f"{name}.text"),
@@ -203,10 +209,10 @@ def _is_table(path: Path) -> bool:
     if not (path.is_dir() or path.name.endswith(ENDINGS)):
         return False
     try:
-        first = next(read_records(path), None)
+        line = next(read_records(path), None)
     except Refused:  # which reading it says again
         return False
-    return first is not None and _is_message(first.value)
+    return line is not None and _is_message(line.value)
 
 
 def _is_message(row: Row) -> bool:

@@ -40,7 +40,8 @@ from agro.logs.fields import (
     number,
     numbers,
     objects,
-    rest,
+    omit,
+    sampled_fields,
     split,
     text,
 )
@@ -48,7 +49,7 @@ from agro.logs.protocol import Context, Format, Item, Row, unreadable
 from agro.types.prompt import prompt_hash
 
 _LISTS = ("content", "token_ids", "token_loss_mask", "generation_logprobs", "advantages", "prev_logprobs")
-_NEMO_TAKEN = ("content", "rewards", "input_lengths", "token_ids", "token_loss_mask", "generation_logprobs")
+_NEMO_COLUMNS = ("content", "rewards", "input_lengths", "token_ids", "token_loss_mask", "generation_logprobs")
 _STEP = re.compile(r"data_step(\d+)")
 
 
@@ -56,9 +57,9 @@ def _single(row: Row) -> dict[str, Any]:
     """The row with its values themselves, which may be lists of one: each row is a batch of one."""
     single = dict(row)
     for name, value in row.items():
-        inside = value[0] if isinstance(value, list) and len(value) == 1 else None
-        if inside is not None and (name not in _LISTS or isinstance(inside, list)):
-            single[name] = inside
+        item = value[0] if isinstance(value, list) and len(value) == 1 else None
+        if item is not None and (name not in _LISTS or isinstance(item, list)):
+            single[name] = item
     return single
 
 
@@ -80,7 +81,7 @@ def _train(row: Row, context: Context) -> list[Item]:
         "mask": mask[:end],
         "behavior_logp": [x if is_sampled else None for x, is_sampled in zip(logps[:end], mask)],
         "reward": number(row["rewards"], "rewards"),
-        "meta": rest(row, _NEMO_TAKEN) | _step(context),
+        "meta": omit(row, _NEMO_COLUMNS) | _step(context),
     }
     if row.get("sample_loss_mask") is not None and number(row["sample_loss_mask"], "sample_loss_mask") == 0:
         record["meta"]["reward_error"] = f"sample_loss_mask 0: the reward {record['reward']} is a placeholder"
@@ -91,8 +92,8 @@ def _train(row: Row, context: Context) -> list[Item]:
 def _nemo_texts(content: Any, ids: list[int], mask: list[bool], context: Context) -> dict[str, str]:
     """Prompt and response. The messages' texts are without roles: the last one is the response only where
     all after the prompt was sampled."""
-    first, last = mask.index(True), len(mask) - mask[::-1].index(True)
-    is_one = all(mask[first:last]) and last == len(mask)
+    start, end = mask.index(True), len(mask) - mask[::-1].index(True)
+    is_one = all(mask[start:end]) and end == len(mask)
     if isinstance(content, list) and len(content) > 1 and is_one:
         texts = [text(part, f"content[{i}]") for i, part in enumerate(content)]
         return {"prompt": "".join(texts[:-1]), "response": texts[-1]}
@@ -102,7 +103,7 @@ def _nemo_texts(content: Any, ids: list[int], mask: list[bool], context: Context
             "after it; name the model whose tokenizer made token_ids (--tokenizer MODEL)"
         )
     decode = context.tokenizer.decode
-    return {"prompt": decode(ids[:first]), "response": decode(ids[first:last])}
+    return {"prompt": decode(ids[:start]), "response": decode(ids[start:end])}
 
 
 def _step(context: Context) -> dict[str, int]:
@@ -119,9 +120,9 @@ def _validation(row: Row, context: Context) -> list[Item]:
         raise Refused("content: expected messages with one of the assistant")
     record = split({"messages": messages[: turns[-1] + 1], "prompt": messages[: turns[0]]})
     record["reward"] = number(row["rewards"], "rewards")
-    record["meta"] |= rest(row, ("content", "rewards")) | _step(context)
-    if after := messages[turns[-1] + 1 :]:
-        record["meta"]["after"] = after
+    record["meta"] |= omit(row, ("content", "rewards")) | _step(context)
+    if trailing := messages[turns[-1] + 1 :]:
+        record["meta"]["after"] = trailing
     return [Item.of(record, "content")]
 
 
@@ -278,7 +279,7 @@ SKYRL_FORMATS = (
 )
 
 
-_SLIME_TAKEN = (
+_SLIME_COLUMNS = (
     *("prompt", "response", "tokens", "response_length", "reward", "loss_mask", "rollout_log_probs", "label"),
     *("weight_versions", "status"),
 )
@@ -308,11 +309,11 @@ def _records(path: Path) -> Iterator[Line]:
     if not isinstance(samples, list):
         raise Refused(f"{path}: expected a dump of slime, an object with samples, got {type(dump).__name__}")
     for i, sample in enumerate(samples, 1):
-        where = f"{path}:{i}"
+        location = f"{path}:{i}"
         if isinstance(sample, Mapping):
-            yield Line(where, i, {**_plain(sample), "dump": dump.get("rollout_id")})
+            yield Line(location, i, {**_plain(sample), "dump": dump.get("rollout_id")})
         else:
-            yield Line(where, i, {}, f"expected an object, got {sample!r:.80}")
+            yield Line(location, i, {}, f"expected an object, got {sample!r:.80}")
 
 
 def _plain(value: Any) -> Any:
@@ -335,7 +336,7 @@ def _sample(row: Row, context: Context) -> list[Item]:
         "reward": _reward(row, context),
         "answer": row.get("label"),
     }
-    record["meta"] = record.get("meta", {}) | rest(row, (*_SLIME_TAKEN, *_LARGE)) | {"status": status}
+    record["meta"] = record.get("meta", {}) | omit(row, (*_SLIME_COLUMNS, *_LARGE)) | {"status": status}
     if large := [name for name in _LARGE if row.get(name) is not None]:
         record["meta"]["left_out"] = large
     if status in _FAILED:
@@ -382,16 +383,7 @@ def _tokens(row: Row) -> dict[str, Any]:
     n = integer(row["response_length"], "response_length")
     if not 0 < n <= len(ids):
         raise Refused(f"response_length: expected 1 to {len(ids)}, as tokens has, got {n}")
-    before = [False] * (len(ids) - n)
-    mask = [True] * n
-    if row.get("loss_mask") is not None:
-        mask = flags(row["loss_mask"], "loss_mask", n)
-    record: dict[str, Any] = {"tokens": ids, "mask": before + mask}
-    if row.get("rollout_log_probs") is not None:
-        logps = numbers(row["rollout_log_probs"], "rollout_log_probs", n)
-        record["behavior_logp"] = [None] * len(before) + [
-            x if is_sampled else None for x, is_sampled in zip(logps, mask)
-        ]
+    record = sampled_fields(row, ids, n, mask="loss_mask", logps="rollout_log_probs")
     versions = set(row.get("weight_versions") or ())
     only = versions.pop() if len(versions) == 1 else None
     if isinstance(only, str) and only.isdigit():

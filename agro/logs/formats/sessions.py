@@ -1,6 +1,6 @@
-"""Sessions of agents.
+"""Sessions of coding agents, and trajectories of SWE-agent.
 
-Sessions of coding agents: Claude Code's and Codex's JSON Lines, Gemini CLI's JSON and JSON Lines.
+Sessions: Claude Code's and Codex's JSON Lines, Gemini CLI's JSON and JSON Lines.
 
 Where a history is rewritten, by a rewind or a summary, and for an agent that is delegated to, another
 response begins. None has a reward. Claude Code's and Gemini's files lack the system prompt and the tools.
@@ -26,27 +26,27 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.jsonlines import Line
 from agro.logs import exchanges
-from agro.logs.fields import call, entry, exchange, integer, listed, objects, plain, rest
+from agro.logs.fields import call, entry, exchange, integer, listed, objects, omit, plain
 from agro.logs.formats import providers
-from agro.logs.formats.model_calls import Message, identified
+from agro.logs.formats.model_calls import Message, blocks, identified
 from agro.logs.protocol import Context, Format, Item, Row
 
 
 def gather(lines: Iterator[Line]) -> Iterator[Line]:
     """One record: all events of a file. The last line may be cut off; without another one it is refused."""
-    events, size, first, broken = list[Row](), 0, None, None
+    events, size, head, broken = list[Row](), 0, None, None
     for line in lines:
-        first, size = first or line, size + line.size
+        head, size = head or line, size + line.size
         if broken is not None:
-            why = f"{broken.where}: {broken.error}: without this line what follows it can't be understood"
-            yield first._replace(value={}, error=why)
+            reason = f"{broken.where}: {broken.error}: without this line what follows it can't be understood"
+            yield head._replace(value={}, error=reason)
             return
         if line.error:
             broken = line
         else:
             events.append(line.value)
-    if first is not None and events:
-        yield first._replace(value={"events": events}, size=size, error=None)
+    if head is not None and events:
+        yield head._replace(value={"events": events}, size=size, error=None)
     if broken is not None:
         yield broken
 
@@ -83,7 +83,7 @@ def responses(histories: Sequence[History], session: Any, meta: dict[str, Any]) 
 
 
 @dataclass
-class _Node:
+class _MessageNode:
     """A message of Claude Code, which may stand on several lines: a block each, results of tools each."""
 
     role: str
@@ -99,62 +99,65 @@ def _claude_code(row: Row, context: Context) -> list[Item]:
     histories, seen = list[History](), set[str]()
     for leaf in (key for key in nodes if key not in parents):
         path = list[str]()
-        at: str | None = leaf
-        while at is not None:
-            path.insert(0, at)
-            at = nodes[at].parent
+        position: str | None = leaf
+        while position is not None:
+            path.insert(0, position)
+            position = nodes[position].parent
         histories.append(_history([nodes[key] for key in path], sum(key in seen for key in path)))
         seen.update(path)
-    first = next((event for event in events if "cwd" in event), events[0])
-    meta = {name: first[name] for name in ("cwd", "gitBranch", "version") if first.get(name)}
+    header = next((event for event in events if "cwd" in event), events[0])
+    meta = {name: header[name] for name in ("cwd", "gitBranch", "version") if header.get(name)}
     meta |= {"api_errors": errors} if errors else {}
-    return responses(histories, first.get("sessionId"), meta)
+    return responses(histories, header.get("sessionId"), meta)
 
 
-def _nodes(events: list[dict[str, Any]]) -> tuple[dict[str, _Node], int]:
+def _nodes(events: list[dict[str, Any]]) -> tuple[dict[str, _MessageNode], int]:
     """The messages by a name of each, in order, and the number of calls that failed."""
-    nodes: dict[str, _Node] = {}
-    of_event: dict[Any, str | None] = {}  # of each event the message that it is, or the last one before it
-    of_call: dict[Any, str] = {}
-    errors, last = 0, None
+    nodes: dict[str, _MessageNode] = {}
+    # Of each event the message that it is, or the last one before it.
+    event_messages: dict[Any, str | None] = {}
+    call_messages: dict[Any, str] = {}
+    errors, previous = 0, None
     for i, event in enumerate(events):
-        where = f"events[{i}]"
+        location = f"events[{i}]"
         if event.get("uuid") is None:  # a title, a snapshot, a summary for the list of sessions
             continue
         above = event.get("parentUuid")
-        if above is not None and above not in of_event:
-            raise Refused(f"{where}.parentUuid: expected an event before it, got {above!r:.80}")
-        parent = of_event.get(above)
+        if above is not None and above not in event_messages:
+            raise Refused(f"{location}.parentUuid: expected an event before it, got {above!r:.80}")
+        parent = event_messages.get(above)
         kind = event.get("type")
         is_failed = bool(event.get("isApiErrorMessage"))
         if kind not in ("user", "assistant") or is_failed:
-            of_event[event["uuid"]] = parent
+            event_messages[event["uuid"]] = parent
             errors += is_failed
             continue
-        message = entry(event.get("message"), f"{where}.message")
-        content = message.get("content")
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content, where)
-        key = str(message.get("id") or event["uuid"]) if kind == "assistant" else str(event["uuid"])
-        answered = next((of_call.get(b.get("tool_use_id")) for b in blocks if b.get("tool_use_id")), None)
+        message = entry(event.get("message"), f"{location}.message")
+        parts = blocks(message.get("content"), location)
+        key = str(event["uuid"])
+        if kind == "assistant":  # its blocks stand on several lines
+            key = str(message.get("id") or key)
+        calls = [part["tool_use_id"] for part in parts if part.get("tool_use_id")]
+        answered = call_messages.get(calls[0]) if calls else None
         if kind == "user" and answered is not None:
             key, parent = f"results of {answered}", answered
         elif "parentUuid" not in event or (kind == "assistant" and above is None):
-            parent = last  # without links its lines follow each other
-        node = nodes.setdefault(key, _Node(str(kind), parent, event))
-        node.blocks += blocks
-        of_call |= {block["id"]: key for block in blocks if block.get("type") == "tool_use"}
-        of_event[event["uuid"]] = last = key
+            parent = previous  # without links its lines follow each other
+        node = nodes.setdefault(key, _MessageNode(str(kind), parent, event))
+        node.blocks += parts
+        call_messages |= {part["id"]: key for part in parts if part.get("type") == "tool_use"}
+        event_messages[event["uuid"]] = previous = key
     return nodes, errors
 
 
-def _history(path: list[_Node], before: int) -> History:
-    """`before`: how many of its messages are of a response before."""
+def _history(path: list[_MessageNode], shared: int) -> History:
+    """`shared`: how many of its messages are of a response before."""
     messages, begin = list[Message](), 0
     for i, node in enumerate(path):
         messages += providers.anthropic_messages(
             [{"role": node.role, "content": node.blocks}], f"event {node.event['uuid']}"
         )
-        begin = len(messages) if i < before else begin
+        begin = len(messages) if i < shared else begin
     replies = [entry(node.event["message"], "message") for node in path if node.role == "assistant"]
     meta = {name: path[0].event[name] for name in ("isSidechain", "agentId") if path[0].event.get(name)}
     model = replies[-1].get("model") if replies else None
@@ -168,14 +171,14 @@ _NO_MESSAGES = (
     "context_compaction",
     "additional_tools",
 )
-_ABOUT = ("id", "cwd", "originator", "cli_version", "source", "model_provider", "git")
+_SESSION_KEYS = ("id", "cwd", "originator", "cli_version", "source", "model_provider", "git")
 
 
 @dataclass
 class _Rollout:
     """What the lines of Codex's file say so far."""
 
-    about: Row = field(default_factory=dict)
+    session: Row = field(default_factory=dict)
     model: Any = None
     past: list[History] = field(default_factory=list)  # those that were rewritten
     messages: list[Message] = field(default_factory=list)
@@ -193,24 +196,24 @@ class _Rollout:
 def _codex(row: Row, context: Context) -> list[Item]:
     rollout = _Rollout()
     for i, event in enumerate(objects(row.get("events", [row]), "events")):
-        where, kind = f"events[{i}].payload", event.get("type")
-        payload = entry(event.get("payload"), where)
-        if kind == "session_meta" and not rollout.about:
-            rollout.about = payload
+        location, kind = f"events[{i}].payload", event.get("type")
+        payload = entry(event.get("payload"), location)
+        if kind == "session_meta" and not rollout.session:
+            rollout.session = payload
             rollout.messages += _instructions(payload.get("base_instructions"))
         elif kind == "turn_context":
             rollout.model = payload.get("model", rollout.model)
         elif kind == "response_item":
-            _add_items(rollout.messages, [payload], where)
+            _add_items(rollout.messages, [payload], location)
         elif kind == "compacted":
             seen = list[Message]()
-            where = f"{where}.replacement_history"
-            _add_items(seen, objects(payload.get("replacement_history"), where), where)
+            location = f"{location}.replacement_history"
+            _add_items(seen, objects(payload.get("replacement_history"), location), location)
             rollout.rewrite(seen, [])
         elif kind == "event_msg":
-            _codex_event(rollout, payload, where)
-    meta = {name: rollout.about[name] for name in _ABOUT if rollout.about.get(name) is not None}
-    return responses([*rollout.past, rollout.history()], rollout.about.get("id"), meta)
+            _codex_event(rollout, payload, location)
+    meta = {name: rollout.session[name] for name in _SESSION_KEYS if rollout.session.get(name) is not None}
+    return responses([*rollout.past, rollout.history()], rollout.session.get("id"), meta)
 
 
 def _add_items(messages: list[Message], items: list[dict[str, Any]], name: str) -> None:
@@ -237,7 +240,7 @@ def _instructions(value: Any) -> list[Message]:
 
 
 def _gemini(row: Row, context: Context) -> list[Item]:
-    about: dict[str, Any] = {}
+    session: dict[str, Any] = {}
     messages: dict[Any, Row] = {}
     histories = list[History]()
     for event in objects(row.get("events", [row]), "events"):
@@ -249,24 +252,26 @@ def _gemini(row: Row, context: Context) -> list[Item]:
         elif "id" in event:  # written again when it is complete
             messages[event["id"]] = event
         else:
-            about |= entry(event.get("$set", event), "$set")
-    if about.get("messages"):
-        messages = dict(enumerate(objects(about["messages"], "messages")))
+            session |= entry(event.get("$set", event), "$set")
+    if session.get("messages"):
+        messages = dict(enumerate(objects(session["messages"], "messages")))
     histories.append(_gemini_history(list(messages.values()), histories))
-    return responses(histories, about.get("sessionId"), rest(about, ("messages", "sessionId", "lastUpdated")))
+    return responses(
+        histories, session.get("sessionId"), omit(session, ("messages", "sessionId", "lastUpdated"))
+    )
 
 
-def _gemini_history(records: list[Row], before: list[History]) -> History:
+def _gemini_history(records: list[Row], previous: list[History]) -> History:
     messages = list[Message]()
     model = None
     for i, record in enumerate(records):
-        where = f"messages[{i}]"
+        location = f"messages[{i}]"
         if record.get("type") == "user":
-            messages.append({"role": "user", "content": _parts(record.get("content"), f"{where}.content")})
+            messages.append({"role": "user", "content": _parts(record.get("content"), f"{location}.content")})
         elif record.get("type") == "gemini":
             model = record.get("model", model)
-            messages += _gemini_turn(record, where)
-    begin = max((_shared(messages, other.messages) for other in before), default=0)
+            messages += _gemini_turn(record, location)
+    begin = max((_shared(messages, other.messages) for other in previous), default=0)
     return History(messages, begin, {"model": model})
 
 
@@ -374,8 +379,11 @@ SESSIONS_FORMATS = tuple(
 )
 
 
-_BESIDE = ("thought", "action", "agent", "message_type", "tool_call_ids", "tags", "cache_control", "extra")
-_TAKEN = ("trajectory", "history", "messages", "info", "attempts", "replay_config", "trajectory_format")
+_EXTRA_KEYS = (
+    *("thought", "action", "agent", "message_type"),
+    *("tool_call_ids", "tags", "cache_control", "extra"),
+)
+_COLUMNS = ("trajectory", "history", "messages", "info", "attempts", "replay_config", "trajectory_format")
 
 
 def _swe_agent(row: Row, context: Context) -> list[Item]:
@@ -387,14 +395,14 @@ def _swe_agent(row: Row, context: Context) -> list[Item]:
         messages = [_message(message, f"history[{k}]") for k, message in enumerate(history)]
         last_demo = max((k for k, message in enumerate(history) if message.get("is_demo")), default=-1)
         info = entry(attempt.get("info"), "info")
-        meta = rest(row, _TAKEN) | rest(info, ())
+        meta = omit(row, _COLUMNS) | omit(info, ())
         (item,) = responses([History(messages, last_demo + 1)], None, meta)
         items.append(Item.of(item.records[0], f"attempts[{i}]"))
     return items
 
 
 def _message(message: Row, name: str) -> Message:
-    turn = {key: x for key, x in message.items() if key not in (*_BESIDE, "is_demo", "thinking_blocks")}
+    turn = {key: x for key, x in message.items() if key not in (*_EXTRA_KEYS, "is_demo", "thinking_blocks")}
     if turn.get("role") == "tool" and message.get("tool_call_ids"):
         turn["tool_call_id"] = message["tool_call_ids"][0]
     thoughts = objects(message.get("thinking_blocks") or [], f"{name}.thinking_blocks")
@@ -412,7 +420,7 @@ def _mini(row: Row, context: Context) -> list[Item]:
     info = entry(row.get("info"), "info")
     model = entry(entry(info.get("config"), "info.config").get("model"), "info.config.model")
     fields = {"model": model.get("model_name")}
-    return responses([History(messages, fields=fields)], None, rest(row, _TAKEN) | rest(info, ("config",)))
+    return responses([History(messages, fields=fields)], None, omit(row, _COLUMNS) | omit(info, ("config",)))
 
 
 SWE_AGENT_FORMATS = (

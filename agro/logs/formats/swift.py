@@ -11,7 +11,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.logs.columns import Columns
-from agro.logs.fields import digest, integer, objects, rest, split, text, total
+from agro.logs.fields import digest, integer, objects, omit, split, text, total
 from agro.logs.protocol import Context, Format, Item, Row
 
 _STEP = ("step", "gen_step")  # gen_step: of the Megatron trainer
@@ -60,13 +60,13 @@ def _pair(row: Row, context: Context) -> list[Item]:
     """The last turn of the assistant against another one, or against another end of the conversation."""
     messages = objects(row["messages"], "messages")
     if "rejected_messages" in row:
-        rejected = _bare(objects(row["rejected_messages"], "rejected_messages"))
+        rejected = _without_loss(objects(row["rejected_messages"], "rejected_messages"))
     elif isinstance(row["rejected_response"], list):
-        rejected = _prompt(messages) + _bare(objects(row["rejected_response"], "rejected_response"))
+        rejected = _prompt(messages) + _without_loss(objects(row["rejected_response"], "rejected_response"))
     else:
-        said = text(row["rejected_response"], "rejected_response")
-        rejected = [*_bare(messages[:-1]), {"role": "assistant", "content": said}]
-    chosen, meta = split({"messages": _bare(messages)}), rest(row, _SAME)
+        response = text(row["rejected_response"], "rejected_response")
+        rejected = [*_without_loss(messages[:-1]), {"role": "assistant", "content": response}]
+    chosen, meta = split({"messages": _without_loss(messages)}), omit(row, _SAME)
     worse = split({"messages": rejected})
     if chosen["prompt"] != worse["prompt"]:
         raise Refused("messages: expected the rejected ones to have the same messages before the response")
@@ -76,11 +76,11 @@ def _pair(row: Row, context: Context) -> list[Item]:
 
 
 def _prompt(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    prompt: list[dict[str, Any]] = split({"messages": _bare(messages)})["prompt"]
+    prompt: list[dict[str, Any]] = split({"messages": _without_loss(messages)})["prompt"]
     return prompt
 
 
-def _bare(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _without_loss(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages without what says which of them are learned from."""
     return [{k: v for k, v in message.items() if k not in ("loss", "loss_scale")} for message in messages]
 
@@ -91,17 +91,17 @@ def _turns(row: Row, context: Context) -> list[Item]:
     messages = objects(row["messages"], "messages")
     learned = _learned(messages)
     scales = [message.get("loss_scale") for message in messages]
-    whole, meta = _bare(messages), rest(row, ("messages", "label"))
+    conversation, meta = _without_loss(messages), omit(row, ("messages", "label"))
     if any(scale is not None for scale in scales):
         meta["loss_scale"] = scales
     items = []
-    for first, last in learned:
-        record: dict[str, Any] = {"messages": whole[: last + 1]}
-        if first:
-            record["prompt"] = whole[:first]
+    for start, end in learned:
+        record: dict[str, Any] = {"messages": conversation[: end + 1]}
+        if start:
+            record["prompt"] = conversation[:start]
         record = split(record) | {"role": "expert"}
         record["meta"] |= meta
-        items.append(Item.of(_judged(record, row), f"messages[{last}]"))
+        items.append(Item.of(_judged(record, row), f"messages[{end}]"))
     return items
 
 
@@ -157,13 +157,13 @@ def _query(row: Row, context: Context) -> list[Item]:
     messages = []
     if row.get("system"):
         messages.append({"role": "system", "content": text(row["system"], "system")})
-    for asked, said in pairs:
-        messages.append({"role": "user", "content": text(asked, name)})
-        messages.append({"role": "assistant", "content": text(said, name)})
+    for question, answer in pairs:
+        messages.append({"role": "user", "content": text(question, name)})
+        messages.append({"role": "assistant", "content": text(answer, name)})
     if not pairs:
         raise Refused("conversation: expected at least one pair of turns, got none")
-    taken = ("conversation", "history", "query", "response", "system", "rejected_response")
-    chosen = {"prompt": messages[:-1], "response": messages[-1]["content"], "meta": rest(row, taken)}
+    names = ("conversation", "history", "query", "response", "system", "rejected_response")
+    chosen = {"prompt": messages[:-1], "response": messages[-1]["content"], "meta": omit(row, names)}
     if row.get("rejected_response") is None:
         return [Item.of(chosen | {"role": "expert"})]
     worse = chosen | {"response": text(row["rejected_response"], "rejected_response")}
@@ -230,5 +230,5 @@ FORMATS = (
 
 def _is_pairs(row: Row) -> bool:
     turns = row.get("conversation")
-    first = turns[0] if isinstance(turns, list) and turns else None
-    return isinstance(first, dict) and first.keys() >= {"human", "assistant"}
+    turn = turns[0] if isinstance(turns, list) and turns else None
+    return isinstance(turn, dict) and turn.keys() >= {"human", "assistant"}

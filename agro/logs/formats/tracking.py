@@ -21,13 +21,13 @@ from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 from agro.logs import spans
 from agro.logs.fields import entry, listed, objects, settings, unpacked
-from agro.logs.formats.model_calls import identified
+from agro.logs.formats.model_calls import identified, identified_by_first
 from agro.logs.protocol import Context, Format, Item, Row
-from agro.logs.records import grouped
+from agro.logs.record_files import grouped
 
 _CALLS = ("LLM", "CHAT_MODEL")
 _JUDGEMENTS = {"yes": 1.0, "no": 0.0}  # what MLflow's judges say
-_MLFLOW_TAKEN = (
+_MLFLOW_COLUMNS = (
     "trace",
     "request",
     "response",
@@ -40,22 +40,23 @@ _MLFLOW_TAKEN = (
 
 def _mlflow_read(row: Row, context: Context) -> list[Item]:
     info, listed_spans = _parts(row)
-    of_spans: dict[Any, spans.Scores] = {}
+    span_scores: dict[Any, spans.Scores] = {}
     answer = None
     for assessed in listed(info.get("assessments"), "assessments"):
         if assessed.get("feedback") is not None and assessed.get("valid", True):
-            place = of_spans.setdefault(assessed.get("span_id"), {})
             name, value = _judgement(assessed)
-            place.setdefault(name, []).append(value)
+            span_scores.setdefault(assessed.get("span_id"), {}).setdefault(name, []).append(value)
         elif assessed.get("assessment_name") == "expected_response":
             answer = entry(assessed.get("expectation"), "assessments.expectation").get("value")
-    parsed = [_mlflow_span(span, of_spans, f"spans[{i}]") for i, span in enumerate(listed_spans)]
-    of_trace = {name: scores for name, scores in of_spans.items() if name not in {s.id for s in parsed}}
+    parsed = [_mlflow_span(span, span_scores, f"spans[{i}]") for i, span in enumerate(listed_spans)]
+    trace_scores = {
+        name: scores for name, scores in span_scores.items() if name not in {s.id for s in parsed}
+    }
     scores: spans.Scores = {}
-    for part in of_trace.values():
+    for part in trace_scores.values():
         for name, values in part.items():
             scores.setdefault(name, []).extend(values)
-    return spans.read(parsed, scores, context, spans.described(info, _MLFLOW_TAKEN), answer)
+    return spans.read(parsed, scores, context, spans.described(info, _MLFLOW_COLUMNS), answer)
 
 
 def _parts(row: Row) -> tuple[Row, list[dict[str, Any]]]:
@@ -84,10 +85,10 @@ def _mlflow_span(span: Row, scores: dict[Any, spans.Scores], name: str) -> spans
     request = _attribute(attributes, "mlflow.spanInputs")
     kind = _attribute(attributes, "mlflow.spanType")
     context = entry(span.get("context"), f"{name}.context")
-    of = span.get("span_id", context.get("span_id"))
+    span_id = span.get("span_id", context.get("span_id"))
     inputs = request if isinstance(request, dict) else {}
     return spans.Span(
-        id=of,
+        id=span_id,
         parent=span.get("parent_span_id", span.get("parent_id")),
         input=request,
         output=_attribute(attributes, "mlflow.spanOutputs"),
@@ -96,7 +97,7 @@ def _mlflow_span(span: Row, scores: dict[Any, spans.Scores], name: str) -> spans
         error=_error(span),
         model=_attribute(attributes, "mlflow.llm.model") or inputs.get("model"),
         sampling=settings(inputs),
-        scores=scores.get(of, {}),
+        scores=scores.get(span_id, {}),
     )
 
 
@@ -152,11 +153,11 @@ MLFLOW_FORMATS = (
 )
 
 
-_ASKED = ("messages", "input", "prompt")
-_ANSWERED = ("choices", "content", "output", "generations")
+_REQUEST_KEYS = ("messages", "input", "prompt")
+_RESPONSE_KEYS = ("choices", "content", "output", "generations")
 _REACTIONS = {"👍": 1.0, "👎": 0.0}
 _EXAMPLE = "predict_and_score"
-_WEAVE_TAKEN = ("inputs", "output", "summary", "feedback", "attributes", "storage_size_bytes")
+_WEAVE_COLUMNS = ("inputs", "output", "summary", "feedback", "attributes", "storage_size_bytes")
 
 
 def _gather(lines: Iterator[Line]) -> Iterator[Line]:
@@ -174,12 +175,12 @@ def _examples(calls: list[Row]) -> list[list[Row]]:
     roots = {call.get("id"): [call] for call in calls if _op(call).endswith(_EXAMPLE)}
     parents = {call.get("id"): call.get("parent_id") for call in calls}
     for call in calls:
-        at, seen = call.get("parent_id"), set[Any]()
-        while at is not None and at not in roots and at not in seen:
-            seen.add(at)
-            at = parents.get(at)
-        if at in roots and call.get("id") not in roots:
-            roots[at].append(call)
+        ancestor, seen = call.get("parent_id"), set[Any]()
+        while ancestor is not None and ancestor not in roots and ancestor not in seen:
+            seen.add(ancestor)
+            ancestor = parents.get(ancestor)
+        if ancestor in roots and call.get("id") not in roots:
+            roots[ancestor].append(call)
     return list(roots.values()) or [calls]
 
 
@@ -198,8 +199,8 @@ def _weave_read(row: Row, context: Context) -> list[Item]:
         result = entry(root.get("output"), "output")
         scores = {name: [value] for name, value in _numbers(entry(result.get("scores"), "output.scores"))}
     parsed = [_weave_span(call, f"calls[{i}]", judges) for i, call in enumerate(calls)]
-    first = root or next((call for call in calls if call.get("parent_id") is None), calls[0])
-    return spans.read(parsed, scores, context, spans.described(first, _WEAVE_TAKEN))
+    outermost = root or next((call for call in calls if call.get("parent_id") is None), calls[0])
+    return spans.read(parsed, scores, context, spans.described(outermost, _WEAVE_COLUMNS))
 
 
 def _first(calls: list[dict[str, Any]], root: Row) -> Any:
@@ -209,14 +210,14 @@ def _first(calls: list[dict[str, Any]], root: Row) -> Any:
 def _weave_span(call: Row, name: str, judges: set[Any]) -> spans.Span:
     request, response = call.get("inputs"), call.get("output")
     inputs = request if isinstance(request, dict) else {}
-    for key in _ASKED:
+    for key in _REQUEST_KEYS:
         if isinstance(inputs.get(key), str) and inputs[key].startswith("weave:///"):
             raise Refused(f"{name}.inputs.{key}: expected its value, got a reference; export it expanded")
     attributes = entry(unpacked(call.get("attributes")), f"{name}.attributes")
     kind = entry(attributes.get("weave"), f"{name}.attributes.weave").get("kind")
     is_example = _op(call).endswith(_EXAMPLE)
     output = response if isinstance(response, dict) else {}
-    asks = not inputs.keys().isdisjoint(_ASKED) and not output.keys().isdisjoint(_ANSWERED)
+    asks = not inputs.keys().isdisjoint(_REQUEST_KEYS) and not output.keys().isdisjoint(_RESPONSE_KEYS)
     return spans.Span(
         id=call.get("id"),
         parent=None if is_example else call.get("parent_id"),
@@ -233,8 +234,8 @@ def _weave_span(call: Row, name: str, judges: set[Any]) -> spans.Span:
 
 def _feedback(call: Row, name: str) -> spans.Scores:
     """People's reactions and annotations, and results of scorers, by name."""
-    of_weave = entry(entry(call.get("summary"), f"{name}.summary").get("weave"), f"{name}.summary.weave")
-    calls = call.get("feedback") or of_weave.get("feedback")
+    weave_summary = entry(entry(call.get("summary"), f"{name}.summary").get("weave"), f"{name}.summary.weave")
+    calls = call.get("feedback") or weave_summary.get("feedback")
     scores: spans.Scores = {}
     for one in listed(calls, f"{name}.feedback"):
         kind, payload = str(one.get("feedback_type")), entry(one.get("payload"), f"{name}.feedback.payload")
@@ -261,11 +262,6 @@ def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _weave_identity(row: Row) -> str:
-    first = objects(row.get("calls", [row]), "calls")[0]
-    return identified(row, first.get("trace_id"), first.get("id"))
-
-
 WEAVE_FORMATS = (
     Format(
         "weave",
@@ -277,7 +273,7 @@ WEAVE_FORMATS = (
         carries=("reward",),
         over=("chat-completion",),
         gather=_gather,
-        identity=_weave_identity,
+        identity=lambda row: identified_by_first(row, "calls", "trace_id", "id"),
         once=True,
         repeats="Weave's exports",
         weighs=True,

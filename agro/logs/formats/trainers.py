@@ -22,8 +22,8 @@ from itertools import takewhile
 from typing import Any
 
 from agro.errors import Refused
-from agro.logs.columns import Columns, preference
-from agro.logs.fields import digest, exchange, integer, rest, split, text, total
+from agro.logs.columns import Columns, Conversation, preference
+from agro.logs.fields import digest, exchange, integer, omit, text, total
 from agro.logs.protocol import Context, Format, Item, Row, unreadable
 
 _TURNS = ("num_turns", "__num_turns__")
@@ -52,8 +52,8 @@ def _validated(row: Row) -> str:
 
     Only validation adds `reward`. What was sampled for training at another step is another response.
     """
-    of_step = ("step", "uid", "request_id") if "reward" in row else ()
-    return digest({name: value for name, value in row.items() if name not in of_step})
+    step_columns = ("step", "uid", "request_id") if "reward" in row else ()
+    return digest({name: value for name, value in row.items() if name not in step_columns})
 
 
 def _uid(uid: Any) -> tuple[str, str]:
@@ -64,11 +64,11 @@ def _uid(uid: Any) -> tuple[str, str]:
 
 
 def _verl_prompt(row: Row, context: Context) -> list[Item]:
-    of_reward, extra = row.get("reward_model") or {}, row.get("extra_info") or {}
+    reward_model, extra = row.get("reward_model") or {}, row.get("extra_info") or {}
     record = {
         "prompt": row["prompt"],
-        "answer": of_reward.get("ground_truth"),
-        **rest(row, ("prompt", "reward_model", "extra_info")),
+        "answer": reward_model.get("ground_truth"),
+        **omit(row, ("prompt", "reward_model", "extra_info")),
     }
     if extra.get("index") is not None:
         record["prompt_id"] = f"{row['data_source']}:{extra.get('split', '')}:{extra['index']}"
@@ -152,10 +152,10 @@ def _common(chosen: Any, rejected: Any) -> Any:
 
 def _common_text(chosen: str, rejected: str) -> str:
     """The text that both begin with, up to the end of a word: one that differs belongs to the response."""
-    at = next(
+    length = next(
         (i for i, (a, b) in enumerate(zip(chosen, rejected)) if a != b), min(len(chosen), len(rejected))
     )
-    same = chosen[:at]
+    same = chosen[:length]
     if same not in (chosen, rejected):
         same = same[: max(same.rfind(space) for space in " \n\t") + 1].rstrip(" ")
     if not same or same in (chosen, rejected):
@@ -191,7 +191,7 @@ def _stepwise(row: Row, context: Context) -> list[Item]:
         if not isinstance(label, bool):
             raise Refused(f"labels: expected true and false, got {label!r:.80}")
     texts = [text(step, f"completions[{i}]") for i, step in enumerate(steps)]
-    meta = rest(row, _STEPS) | {"steps": texts, "step_labels": labels}
+    meta = omit(row, _STEPS) | {"steps": texts, "step_labels": labels}
     record = {"prompt": prompt, "response": "\n".join(texts), "meta": meta}
     return [Item.of(_dense(record, texts, labels, context), "completions")]
 
@@ -206,14 +206,14 @@ def _dense(record: dict[str, Any], texts: list[str], labels: list[bool], context
     """
     if context.tokenizer is None:
         return record
-    before = context.tokenizer.prompt(record["prompt"])
-    tokens = list(before)
-    rewards: list[float | None] = [None] * len(before)
+    prompt_ids = context.tokenizer.prompt(record["prompt"])
+    tokens = list(prompt_ids)
+    rewards: list[float | None] = [None] * len(prompt_ids)
     for i, (step, label) in enumerate(zip(texts, labels)):
         ids = context.tokenizer.ids(step if i == 0 else "\n" + step)
         tokens += ids
         rewards += [None] * (len(ids) - 1) + [float(label)] * bool(ids)
-    mask = [False] * len(before) + [True] * (len(tokens) - len(before))
+    mask = [False] * len(prompt_ids) + [True] * (len(tokens) - len(prompt_ids))
     fields = {"tokens": tokens, "mask": mask, "token_reward": rewards}
     return record | fields | {"tokenizer": context.tokenizer.fingerprint}
 
@@ -289,30 +289,29 @@ TRL_FORMATS = (
 
 
 OPENRLHF_DEMONSTRATIONS = Columns("input", "output", role="expert", messages=True)
-_BESIDE = {"label", "datasource", "images", "id"}
+OPENRLHF_CONVERSATIONS = Conversation("output", lambda row: row["input"], role="expert", dropped=("input",))
+_OPTIONAL_COLUMNS = {"label", "datasource", "images", "id"}
 
 
 def _is_complete(row: Row) -> bool:
     """Whether `input` is a conversation that ends with the assistant."""
-    said = row.get("input")
-    last = said[-1] if isinstance(said, list) and said else None
-    return isinstance(last, dict) and last.get("role") == "assistant"
+    messages = row.get("input")
+    message = messages[-1] if isinstance(messages, list) and messages else None
+    return isinstance(message, dict) and message.get("role") == "assistant"
 
 
 def _is_only(row: Row, names: set[str]) -> bool:
-    return names <= row.keys() <= names | _BESIDE
+    return names <= row.keys() <= names | _OPTIONAL_COLUMNS
 
 
 def _demonstration(row: Row, context: Context) -> list[Item]:
     if "output" in row:
         return OPENRLHF_DEMONSTRATIONS.read(row, context)
-    record = split({"messages": row["input"]}) | {"role": "expert"}
-    record["meta"] |= rest(row, ("input",))
-    return [Item.of(record, "output")]
+    return OPENRLHF_CONVERSATIONS.read(row, context)
 
 
 def _openrlhf_prompt(row: Row, context: Context) -> list[Item]:
-    record: dict[str, Any] = {"prompt": row["input"], **rest(row, ("input", "label"))}
+    record: dict[str, Any] = {"prompt": row["input"], **omit(row, ("input", "label"))}
     if row.get("label") is not None:
         record["answer"] = row["label"]
     return [Item.of(record, "prompt")]

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import torch
 
 from agro.objectives.advantage import standardized
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, by
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, coupling
 from agro.objectives.imitation import IMITATION
+from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods.clipped import clipped_gain, floored_gain, ratio_needs
 from agro.objectives.needs import BEHAVIOR_LOGP
 from agro.objectives.options import Option
@@ -122,9 +123,9 @@ class _Tokens:
         """c_low and c_high at which P ≥ odds · N, or the largest ones."""
         bounds = {"low": rule.low[0], "high": rule.high[0]}
         for name in rule.order:
-            _, most, step = getattr(rule, name)
-            while bounds[name] < most and self._is_short(rule, **bounds):
-                bounds[name] = min(bounds[name] + step, most)
+            _, maximum, step = getattr(rule, name)
+            while bounds[name] < maximum and self._is_short(rule, **bounds):
+                bounds[name] = min(bounds[name] + step, maximum)
         return bounds["low"], bounds["high"]
 
     def _is_short(self, rule: _Rule, low: float, high: float) -> bool:
@@ -151,8 +152,8 @@ class _Tokens:
 
 def _conflict(options: Options) -> str:
     for name in ("low", "high"):
-        start, most, step = options[name]
-        if start > most or step <= 0:
+        start, maximum, step = options[name]
+        if start > maximum or step <= 0:
             return (
                 f"{name}: expected start, maximum and step, the start up to the maximum and the step above 0"
             )
@@ -166,21 +167,36 @@ ENTRIES: dict[str, Objective] = {
         bapo,
         "BAPO, arXiv 2510.18927",
         lambda options: ratio_needs(options) | {BEHAVIOR_LOGP},
-        by("step"),
+        coupling("step"),
         excludes=_conflict,
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="notes",
+        recipe=MethodRecipe(
+            "BAPO (arXiv 2510.18927), as in the paper: clip bounds that are searched until right "
+            "tokens weigh enough.",
+            base="ratios",
+            options={"ratio": "old"},
+            shown=("target", "criterion"),
+            notes={"criterion": '"gradient" counts only tokens that have a gradient, as the paper intends'},
+        ),
     ),
     "bapo_code": Objective(
         bapo_code,
         "BAPO, arXiv 2510.18927, the authors' code",
         ratio_needs,
-        by("step"),
+        coupling("step"),
         excludes=_conflict,
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="code",
         called='verl recipe/bapo, loss_mode = "bapo"',
+        recipe=MethodRecipe(
+            "BAPO (arXiv 2510.18927), as in its authors' code: other bounds, raised in another order, "
+            "and a dual clip.",
+            base="ratios",
+            options={"ratio": "old"},
+            shown=("target",),
+        ),
     ),
 }

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 
 from agro.objectives.advantage import Std, relative
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, by, preset
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, coupling, preset
 from agro.objectives.imitation import IMITATION
 from agro.objectives.kl_term import KL_TERM
+from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import GROUPS, REWARD, Need
 from agro.objectives.options import REQUIRED, Average, Option
 from agro.objectives.reduce import Groups, average_tokens
@@ -138,29 +139,52 @@ ENTRIES: dict[str, Objective] = {
         grpo,
         "GRPO, arXiv 2402.03300, eq. 3",
         ratio_needs,
-        by("row"),
+        coupling("row"),
         ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS),
         called='TRL loss_type = "grpo"; verl adv_estimator = "grpo"',
         metrics=("clipped_share", "ratio_max"),
+        recipe=MethodRecipe(
+            "GRPO (arXiv 2402.03300, eq. 3): standardized rewards, clipped ratios per token, several "
+            "updates per batch.",
+            base="ratios",
+            options={"ratio": "old"},
+            shown=("clip", "std", "beta"),
+            notes={"beta": "here reward per nat of one token (k3); 0 needs no reference"},
+        ),
     ),
     "gspo": Objective(
         gspo,
         "GSPO, arXiv 2507.18071, eqs. 5 to 7",
         ratio_needs,
-        by("row"),
+        coupling("row"),
         ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS),
         called='TRL importance_sampling_level = "sequence"; verl loss_mode = "gspo"',
         metrics=("clipped_share", "ratio_max"),
+        recipe=MethodRecipe(
+            "GSPO (arXiv 2507.18071): GRPO with one clipped ratio per response, the geometric mean of "
+            "its tokens' ratios.",
+            base="ratios",
+            options={"ratio": "old"},
+            shown=("clip", "std"),
+            notes={"clip": "far narrower than for the ratio of a token"},
+        ),
     ),
     "gmpo": Objective(
         gmpo,
         "GMPO, arXiv 2507.20673, eq. 4",
         ratio_needs,
-        by("row"),
+        coupling("row"),
         ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="code",
         called='TRL experimental GMPOTrainer; verl loss_mode = "geo_mean"',
+        recipe=MethodRecipe(
+            "GMPO (arXiv 2507.20673): the geometric mean of a response's ratios, each token's clipped "
+            "before the mean.",
+            base="ratios",
+            options={"ratio": "old"},
+            shown=("clip",),
+        ),
     ),
 }
 ENTRIES |= {
@@ -176,6 +200,13 @@ ENTRIES |= {
         std=False,
         average=REQUIRED,
         beta=0.0,
+        recipe=MethodRecipe(
+            "Dr. GRPO (arXiv 2503.20783): GRPO without the division by the standard deviation and by "
+            "each response's length.",
+            base="ratios",
+            options={"ratio": "old", "average": 256.0},
+            notes={"average": "tokens, the same for all responses: sampler.max_new"},
+        ),
     ),
     "dapo": preset(
         "grpo",
@@ -190,6 +221,29 @@ ENTRIES |= {
         clip=(0.2, 0.28),
         average="token",
         beta=0.0,
+        recipe=MethodRecipe(
+            "DAPO (arXiv 2503.14476): GRPO with clip-higher, the mean over all tokens, a penalty of "
+            "overlong responses, and dynamic sampling.",
+            base="ratios",
+            options={"ratio": "old"},
+            shown=("clip",),
+            settings={
+                "reward.functions": [
+                    {"name": "exact"},
+                    {"name": "overlong", "options": {"max_tokens": 256, "buffer": 64}},
+                ],
+                "data.spread": True,
+            },
+            notes={
+                "data.spread": "dynamic sampling: until there are enough groups whose rewards differ",
+                "reward.functions": "overlong falls from 0 at 192 tokens to -1 at 256",
+            },
+            commands=(
+                "agro train {name} policy.model=MODEL data.prompts=prompts.jsonl \\",
+                "  --out runs/{name}",
+            ),
+            required="policy.model, and data.prompts with the answers.",
+        ),
     ),
     "ppo_dual_clip": preset(
         "grpo",
@@ -203,6 +257,13 @@ ENTRIES |= {
         dual_clip=3.0,
         average="token",
         beta=0.0,
+        recipe=MethodRecipe(
+            "PPO with a second clip for wrong tokens (arXiv 1912.09729), and GRPO's advantage in the "
+            "place of a learned value.",
+            base="ratios",
+            options={"ratio": "old"},
+            shown=("dual_clip",),
+        ),
     ),
     "luspo": preset(
         "gspo",
@@ -214,13 +275,19 @@ ENTRIES |= {
         called='TRL loss_type = "luspo"',
         average=1.0,
         beta=0.0,
+        recipe=MethodRecipe(
+            "LUSPO (arXiv 2602.05261): GSPO with each response's loss times its length.",
+            base="ratios",
+            options={"ratio": "old"},
+            shown=("clip",),
+        ),
     ),
 }
 
 
-def _corrected(source: str, about: str, called: str, **options: Any) -> Objective:
-    given = {"ratio": "old", "beta": 0.0, "weight": "mismatch", **options}
-    return preset("grpo", ENTRIES["grpo"], source, about, certainty="code", called=called, **given)
+def _corrected(source: str, summary: str, called: str, **options: Any) -> Objective:
+    preset_options = {"ratio": "old", "beta": 0.0, "weight": "mismatch", **options}
+    return preset("grpo", ENTRIES["grpo"], source, summary, certainty="code", called=called, **preset_options)
 
 
 CORRECTION_ENTRIES: dict[str, Objective] = {
@@ -233,6 +300,13 @@ CORRECTION_ENTRIES: dict[str, Objective] = {
         '"token_truncate"',
         weight_level="token",
         weight_max=2.0,
+        recipe=MethodRecipe(
+            "TIS: GRPO whose token gradients are weighted by how the sampler's probabilities differ "
+            "from the trainer's. With an engine of its own (engine.kind) the two differ; embedded "
+            "they are the same up to rounding.",
+            base="ratios",
+            shown=("weight_max",),
+        ),
     ),
     "mis": _corrected(
         "MIS, J. Liu, Y. Li et al. 2025, When speed kills stability",
@@ -242,6 +316,14 @@ CORRECTION_ENTRIES: dict[str, Objective] = {
         weight_level="sequence",
         weight_rule="mask",
         weight_max=3.0,
+        recipe=MethodRecipe(
+            "MIS: GRPO that masks responses whose probability differs too much between trainer and "
+            "sampler. With an engine of its own (engine.kind) the two differ; embedded they are the "
+            "same up to rounding.",
+            base="ratios",
+            shown=("weight_max",),
+            notes={"weight_max": "a response of a larger π_old/μ gets no gradient"},
+        ),
     ),
     "icepop": _corrected(
         "IcePop, arXiv 2510.18855, eq. 4",
@@ -252,6 +334,14 @@ CORRECTION_ENTRIES: dict[str, Objective] = {
         weight_rule="mask",
         weight_min=0.5,
         weight_max=5.0,
+        recipe=MethodRecipe(
+            "IcePop (arXiv 2510.18855): GRPO that masks tokens whose probability differs too much "
+            "between trainer and sampler. With an engine of its own (engine.kind) the two differ; "
+            "embedded they are the same up to rounding.",
+            base="ratios",
+            shown=("weight_min", "weight_max"),
+            notes={"weight_min": "tokens of π_old/μ outside of 0.5 to 5 get no gradient"},
+        ),
     ),
     "decoupled_ppo": _corrected(
         "Decoupled PPO, arXiv 2110.00641, eq. 6; AReaL, arXiv 2505.24298",
@@ -261,5 +351,17 @@ CORRECTION_ENTRIES: dict[str, Objective] = {
         "AReaL use_decoupled_loss; verl rollout_correction",
         weight_level="token",
         weight_max=None,
+        recipe=MethodRecipe(
+            "Decoupled PPO (AReaL, arXiv 2505.24298): a clip around the weights before the updates, "
+            "on stale samples too.",
+            base="ratios",
+            shown=("clip",),
+            settings={"data.replay": 0.5, "data.max_age": 8},
+            notes={
+                "data.replay": "half of each step's groups come from earlier steps",
+                "data.max_age": "optimizer steps; AReaL's largest staleness",
+                "clip": "of the ratio to the weights before the updates; κ = π_old/μ weighs it",
+            },
+        ),
     ),
 }

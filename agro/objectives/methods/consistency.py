@@ -19,18 +19,19 @@ from agro.errors import Refused
 from agro.objectives.core import (
     SINGLETONS,
     Coupling,
+    MethodWarnings,
     Objective,
     Options,
     Streams,
     Terms,
-    Warnings,
-    by_regularized_reward,
     couples_baseline,
+    couples_regularized_reward,
     needs_baseline,
     regularized,
     to_reference,
 )
 from agro.objectives.imitation import IMITATION
+from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import FRESH, GROUPS, KL, REWARD, TRIPLES, Need
 from agro.objectives.options import Baseline, Beta, Option, Scale
 from agro.objectives.reduce import Groups, in_several_rows
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 WAY_OUT = 'likelihood_ratio = "adaptive" avoids it'
 
 
-def of_options(options: Options) -> str | None:
+def options_warning(options: Options) -> str | None:
     beta = options["beta"]
     if options["likelihood_ratio"] != 1.0 or beta >= 0.5:
         return None
@@ -54,7 +55,7 @@ def of_options(options: Options) -> str | None:
     )
 
 
-def of_rewards(rewards: NDArray[np.float64], options: Options) -> str | None:
+def rewards_warning(rewards: NDArray[np.float64], options: Options) -> str | None:
     """From rewards [M,n] of M prompts at the start; None where there is no trap, or nothing is known of it.
 
     μ₃/(2β Var) of each prompt by the unbiased estimates of both moments, which need n ≥ 3.
@@ -74,7 +75,7 @@ def of_rewards(rewards: NDArray[np.float64], options: Options) -> str | None:
     )
 
 
-def of_metrics(metrics: Mapping[str, float], options: Options) -> str | None:
+def metrics_warning(metrics: Mapping[str, float], options: Options) -> str | None:
     share = metrics["reversed_share"]
     if not share > 0.5:  # NaN where no rewards differ
         return None
@@ -260,7 +261,7 @@ def agro_onpolicy(
     weight_N = (c_G[groups.group] * v_N - beta * advantage_N).detach()
     surrogate = groups.average_responses(weight_N * groups.sum_tokens(streams["logp"]))
     if squared != "sequence" and beta:
-        less_N = groups.sum_tokens(_less_of_square(streams, batch, squared))
+        less_N = groups.sum_tokens(_square_correction(streams, batch, squared))
         surrogate = surrogate + c_G[0] * 0.5 * beta**2 * groups.average_responses(less_N)
     loss = groups.average(0.5 * groups.variance(R_N))
     highest_G, lowest_G = groups.extremes(groups.reward)
@@ -276,7 +277,7 @@ def agro_onpolicy(
     return Terms(loss, surrogate, metrics)
 
 
-def _less_of_square(streams: Streams, batch: Batch, squared: str) -> Tensor:
+def _square_correction(streams: Streams, batch: Batch, squared: str) -> Tensor:
     """[B,T] a surrogate of what statement 21 has in place of ρ² ∇log π, less this, token by token.
 
     With a_t = Σ_{s<t} ρ_s and b_t = Σ_{s≥t} ρ_s: ρ² = (a_t + b_t)², of which a_t² is dropped. In 2 a_t b_t
@@ -286,11 +287,11 @@ def _less_of_square(streams: Streams, batch: Batch, squared: str) -> Tensor:
     assert batch.ref_logp is not None
     ratio_BT = torch.where(batch.mask, streams["logp"] - batch.ref_logp, 0.0).detach()
     later_BT = _from_here_on(ratio_BT)
-    before_BT = later_BT[:, :1] - later_BT
-    less_BT = -before_BT.square()
+    prefix_BT = later_BT[:, :1] - later_BT
+    less_BT = -prefix_BT.square()
     if squared == "local":
         kl_BT = streams["kl"].detach()
-        less_BT = less_BT + 2 * before_BT * ((_from_here_on(kl_BT) - kl_BT) - (later_BT - ratio_BT))
+        less_BT = less_BT + 2 * prefix_BT * ((_from_here_on(kl_BT) - kl_BT) - (later_BT - ratio_BT))
     return less_BT * streams["logp"]
 
 
@@ -352,20 +353,37 @@ ENTRIES: dict[str, Objective] = {
         _agro_couples,
         excludes=_agro_conflict,
         anchor=to_reference,
-        ingredients=(WEIGHT, WEIGHT_BASELINE, IMITATION, SINGLETONS),
+        ingredients=(WEIGHT_BASELINE, WEIGHT, IMITATION, SINGLETONS),
         metrics=("consistency",),
         certainty="paper",
+        recipe=MethodRecipe(
+            "AGRO (arXiv 2503.19612, eq. 4): half the variance of the regularized reward within a "
+            "group, on samples of any origin.",
+            options={"beta": 0.05},
+            shown=("scale",),
+            notes={"beta": "reward per nat of the complete response's log-ratio; at 0 it is rloo"},
+        ),
     ),
     "agro_onpolicy": Objective(
         agro_onpolicy,
         "AGRO, arXiv 2503.19612, eqs. 5 and 6",
         _onpolicy_needs,
-        by_regularized_reward,
+        couples_regularized_reward,
         excludes=_onpolicy_conflict,
         anchor=to_reference,
-        warnings=Warnings(of_options, of_rewards, of_metrics),
+        warnings=MethodWarnings(options_warning, rewards_warning, metrics_warning),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("consistency", "likelihood_ratio", "reversed_share", "trap_ratio"),
         certainty="paper",
+        recipe=MethodRecipe(
+            "AGRO with the gradient through the sampling too (arXiv 2503.19612, eqs. 5 and 6), on "
+            "fresh samples only.",
+            options={"beta": 0.05, "likelihood_ratio": "adaptive"},
+            notes={
+                "likelihood_ratio": "1.0 is the paper's loss. With rewards of 0 and 1 and a success "
+                "rate p of the reference, it raises the reward from there only where beta > 1/2 - p "
+                "(reproductions/trap)"
+            },
+        ),
     ),
 }

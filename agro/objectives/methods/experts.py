@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import torch
 
 from agro.objectives.advantage import EPS, Std, relative, standardized
-from agro.objectives.core import Objective, Options, Streams, Terms, by, preset
+from agro.objectives.core import Objective, Options, Streams, Terms, coupling, preset
+from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods.clipped import Clip, DualClip, clipped_gain, floored_gain
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
@@ -34,29 +35,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def own_advantage(groups: Groups, std: bool) -> Tensor:
+def policy_advantage(groups: Groups, std: bool) -> Tensor:
     """[N] r − r̄ among the group's own responses, over (std + 1e-6) with `std`; 0 for an expert's."""
-    own_N = ~groups.by_expert
-    n_G = groups.sum(own_N.double())
-    best_G = groups.largest(torch.where(own_N, groups.reward, -torch.inf))
-    below_N = torch.where(own_N, groups.reward - best_G[groups.group], 0.0)  # equal ones are exactly 0
+    policy_N = ~groups.by_expert
+    n_G = groups.sum(policy_N.double())
+    best_G = groups.largest(torch.where(policy_N, groups.reward, -torch.inf))
+    below_N = torch.where(policy_N, groups.reward - best_G[groups.group], 0.0)  # equal ones are exactly 0
     mean_G = groups.sum(below_N) / n_G.clamp(min=1)
-    off_N = torch.where(own_N, below_N - mean_G[groups.group], 0.0)
+    off_N = torch.where(policy_N, below_N - mean_G[groups.group], 0.0)
     if not std:
         return off_N
     variance_G = groups.sum(off_N.square()) / (n_G - 1).clamp(min=1)
     return off_N / (variance_G.sqrt()[groups.group] + EPS)
 
 
-def own_log_ratio(streams: Streams, batch: Batch, ratio: str, own_BT: Tensor) -> Tensor:
+def policy_log_ratio(streams: Streams, batch: Batch, ratio: str, policy_BT: Tensor) -> Tensor:
     """[B,T] log π − log μ of own tokens, 0 elsewhere."""
     anchor_BT = (OLD_LOGP if ratio == "old" else BEHAVIOR_LOGP).of(batch)
     if anchor_BT is None:  # no row is the policy's own
         return torch.zeros_like(streams["logp"])
-    return torch.where(own_BT, streams["logp"] - anchor_BT, 0.0)
+    return torch.where(policy_BT, streams["logp"] - anchor_BT, 0.0)
 
 
-def own_gain(
+def policy_gain(
     w_BT: Tensor, advantage_B1: Tensor, clip: tuple[float, float] | None, dual_clip: float | None = None
 ) -> Tensor:
     """[B,T] min(w A, clamp(w, 1−ε_low, 1+ε_high) A), and where A < 0 at least c A."""
@@ -107,19 +108,19 @@ def chord(
     """
     groups, logp_BT = Groups.of(batch), streams["logp"]
     expert_B1 = groups.by_expert[batch.response][:, None]
-    own_BT, expert_BT = batch.mask & ~expert_B1, batch.mask & expert_B1
-    advantage_B1 = own_advantage(groups, std)[batch.response][:, None]
-    w_BT = own_log_ratio(streams, batch, ratio, own_BT).exp()
-    gain_BT = own_gain(w_BT, advantage_B1, clip)
+    policy_BT, expert_BT = batch.mask & ~expert_B1, batch.mask & expert_B1
+    advantage_B1 = policy_advantage(groups, std)[batch.response][:, None]
+    w_BT = policy_log_ratio(streams, batch, ratio, policy_BT).exp()
+    gain_BT = policy_gain(w_BT, advantage_B1, clip)
     p_BT = torch.where(batch.mask, logp_BT.detach().exp(), 0.0)
     phi_BT = {"phi": p_BT * (1 - p_BT), "probability": p_BT, "none": torch.ones_like(p_BT)}[expert_weight]
-    of_own = mean_over(batch, own_BT, -gain_BT)
-    of_expert = mean_over(batch, expert_BT, -phi_BT * logp_BT)
+    policy_loss = mean_over(batch, policy_BT, -gain_BT)
+    expert_loss = mean_over(batch, expert_BT, -phi_BT * logp_BT)
     clipped = mean_over(
-        batch.replace(weight=torch.ones_like(batch.weight)), own_BT, w_BT * advantage_B1 > gain_BT
+        batch.replace(weight=torch.ones_like(batch.weight)), policy_BT, w_BT * advantage_B1 > gain_BT
     )
     metrics = {"clipped_share": clipped, "ratio_max": w_BT.max()}
-    return Terms((1 - mu) * of_own + mu * of_expert, metrics=metrics)
+    return Terms((1 - mu) * policy_loss + mu * expert_loss, metrics=metrics)
 
 
 def luffy(
@@ -145,8 +146,8 @@ def luffy(
     groups, logp_BT = Groups.of(batch), streams["logp"]
     expert_B1 = groups.by_expert[batch.response][:, None]
     advantage_B1 = relative(groups, std)[batch.response][:, None]
-    w_BT = own_log_ratio(streams, batch, ratio, batch.mask & ~expert_B1).exp()
-    gain_BT = own_gain(w_BT, advantage_B1, clip, dual_clip)
+    w_BT = policy_log_ratio(streams, batch, ratio, batch.mask & ~expert_B1).exp()
+    gain_BT = policy_gain(w_BT, advantage_B1, clip, dual_clip)
     shaped_BT = shaped(logp_BT, math.log(gamma))
     loss_BT = -torch.where(expert_B1, shaped_BT * advantage_B1, gain_BT)
     weight = mean_over(batch, batch.mask & expert_B1, shaped_BT)
@@ -179,9 +180,9 @@ def guide(
     groups = Groups.of(batch)
     hinted_B1 = (batch.extra["hinted"] > 0)[:, None]
     advantage_B1 = relative(groups, std)[batch.response][:, None]
-    log_w_BT = own_log_ratio(streams, batch, ratio, batch.mask)
+    log_w_BT = policy_log_ratio(streams, batch, ratio, batch.mask)
     w_BT = torch.where(hinted_B1, 0.0, log_w_BT).exp()
-    gain_BT = own_gain(w_BT, advantage_B1, clip)
+    gain_BT = policy_gain(w_BT, advantage_B1, clip)
     hinted_BT = batch.mask & hinted_B1
     weight_BT = batch.weight.double()[:, None].expand_as(log_w_BT)
     log_gamma: float | Tensor = 0.0
@@ -229,11 +230,11 @@ def tempsamp_r1(
     """
     groups, logp_BT = Groups.of(batch), streams["logp"]
     expert_B1 = groups.by_expert[batch.response][:, None]
-    at = FIXES[fix] if fix_at is None else fix_at
-    advantage_B1 = _fixed_advantage(groups, fix, at)[batch.response][:, None]
-    w_BT = own_log_ratio(streams, batch, ratio, batch.mask & ~expert_B1).exp()
+    fix_value = FIXES[fix] if fix_at is None else fix_at
+    advantage_B1 = _fixed_advantage(groups, fix, fix_value)[batch.response][:, None]
+    w_BT = policy_log_ratio(streams, batch, ratio, batch.mask & ~expert_B1).exp()
     once_BT = 1 + logp_BT - logp_BT.detach()
-    gain_BT = torch.where(expert_B1, once_BT * advantage_B1, own_gain(w_BT, advantage_B1, clip))
+    gain_BT = torch.where(expert_B1, once_BT * advantage_B1, policy_gain(w_BT, advantage_B1, clip))
     loss_BT = -gain_BT
     if beta > 0:
         assert batch.ref_logp is not None
@@ -243,18 +244,18 @@ def tempsamp_r1(
     return Terms(loss, metrics={"ratio_max": w_BT.max()})
 
 
-def _fixed_advantage(groups: Groups, fix: str, at: float) -> Tensor:
+def _fixed_advantage(groups: Groups, fix: str, fix_value: float) -> Tensor:
     """[N] of own responses and the expert's."""
     if fix == "anchor":
-        own_N = own_advantage(groups, True)
-        best_G = groups.largest(torch.where(groups.by_expert, -math.inf, own_N))
-        return torch.where(groups.by_expert, at * best_G[groups.group], own_N)
+        policy_N = policy_advantage(groups, True)
+        best_G = groups.largest(torch.where(groups.by_expert, -math.inf, policy_N))
+        return torch.where(groups.by_expert, fix_value * best_G[groups.group], policy_N)
     r_N = groups.reward
     if fix == "cap":
-        most_N = at * groups.largest(r_N)[groups.group]
-        r_N = torch.where(groups.by_expert, torch.minimum(r_N, most_N), r_N)
+        limit_N = fix_value * groups.largest(r_N)[groups.group]
+        r_N = torch.where(groups.by_expert, torch.minimum(r_N, limit_N), r_N)
     else:
-        r_N = shape_reward(r_N, at)
+        r_N = shape_reward(r_N, fix_value)
     groups = Groups.of(groups.batch.replace(reward=r_N[groups.batch.response]))
     return standardized(groups)
 
@@ -280,9 +281,9 @@ def _guide_needs(options: Options) -> set[Need]:
 
 
 def _tempsamp_needs(options: Options) -> set[Need]:
-    of_anchor = options.get("fix") == "anchor"
-    found = _chord_needs(options) if of_anchor else _mixed_needs(options)
-    return found if options.get("beta") == 0 else {*found, REF_LOGP}
+    anchored = options.get("fix") == "anchor"
+    needs = _chord_needs(options) if anchored else _mixed_needs(options)
+    return needs if options.get("beta") == 0 else {*needs, REF_LOGP}
 
 
 def _guide_couples(options: Options) -> str:
@@ -294,18 +295,47 @@ ENTRIES: dict[str, Objective] = {
         chord,
         "CHORD, arXiv 2508.11408",
         _chord_needs,
-        by("row"),
+        coupling("row"),
         metrics=("clipped_share", "ratio_max"),
         certainty="code",
         called='Trinity-RFT algorithm "mix_chord"',
+        recipe=MethodRecipe(
+            "CHORD (arXiv 2508.11408): GRPO on own samples, and a share of weighted imitation of an "
+            "expert's responses.",
+            shown=("mu", "expert_weight"),
+            settings={
+                "data.replay": 0.2,
+                "data.roles": ("expert",),
+                "data.group_size": 1,
+                "train.groups": 20,
+            },
+            notes={
+                "data.replay": "share of each step's groups that comes from the store, here the expert's",
+                "mu": 'or a schedule: {start = 0.9, end = 0.05, steps = 200, shape = "cosine"}',
+                "expert_weight": 'with the schedule "none" (CHORD-μ)',
+            },
+            commands=(
+                "agro import experts.jsonl --store experts.db",
+                "agro train {name} policy.model=MODEL data.prompts=prompts.jsonl data.store=experts.db \\",
+                "  reward.name=my_reward.py:score --out runs/{name}",
+            ),
+            required='policy.model, data.prompts, data.store with responses of role "expert" (rewards '
+            "aren't needed), and a reward for the samples unless it is `exact`.",
+        ),
     ),
     "luffy": Objective(
         luffy,
         "LUFFY, arXiv 2504.14945, policy shaping",
         _mixed_needs,
-        by("row"),
+        coupling("row"),
         metrics=("ratio_max", "weight_mean"),
         certainty="code",
+        recipe=MethodRecipe(
+            "LUFFY (arXiv 2504.14945): groups of own samples and one response of a teacher, whose "
+            "tokens count p/(p + γ).",
+            base="experts",
+            shown=("gamma",),
+        ),
     ),
     "guide": Objective(
         guide,
@@ -314,13 +344,32 @@ ENTRIES: dict[str, Objective] = {
         _guide_couples,  # type: ignore[arg-type]
         metrics=("ratio_max", "weight_mean"),
         certainty="code",
+        recipe=MethodRecipe(
+            "Guide (arXiv 2506.13923): responses that were written with a hint, trained on without "
+            "it, beside plain ones.",
+            shown=("gamma", "ratio"),
+            notes={"ratio": "recorded log-probs: those with the hint in the prompt"},
+            missing="the hints. Without a store of hinted responses all rows are plain ones, and this is "
+            "GRPO.",
+            required="policy.model and data.prompts; and a reward unless it is `exact`. Hinted responses are "
+            "stored ones: import records whose tokens have the prompt without the hint, whose "
+            "behavior_logp is with it, and whose meta.hint names it, into a data.store, and set "
+            "data.replay.",
+        ),
     ),
     "tempsamp_r1": Objective(
         tempsamp_r1,
         "TempSamp-R1, arXiv 2509.18056, sections on mixed-policy sampling",
         _tempsamp_needs,
-        by("row"),
+        coupling("row"),
         metrics=("ratio_max",),
+        recipe=MethodRecipe(
+            "TempSamp-R1 (arXiv 2509.18056): groups of own samples and the right response, whose "
+            "reward is fixed.",
+            base="experts",
+            shown=("fix",),
+            notes={"fix": 'for rewards from 0 to 1; "cap" or "anchor": see agro objectives'},
+        ),
     ),
 }
 ENTRIES["ampo"] = preset(
@@ -333,4 +382,10 @@ ENTRIES["ampo"] = preset(
     certainty="code",
     clip=(0.2, 0.2),
     dual_clip=3.0,
+    recipe=MethodRecipe(
+        "AMPO (arXiv 2510.02227): LUFFY's loss with a dual clip on own samples.",
+        base="experts",
+        missing="several teachers, asked only where all own responses fail, and the choice by "
+        "comprehension. A stored teacher's response is in every group, as in LUFFY.",
+    ),
 )

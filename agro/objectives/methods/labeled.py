@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 
-from agro.objectives.core import SINGLETONS, Coupling, Objective, Options, Streams, Terms, always, by
+from agro.objectives.core import SINGLETONS, Coupling, Objective, Options, Streams, Terms, always, coupling
 from agro.objectives.imitation import IMITATION
+from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods.preference import BetaOfJudgments, Smoothing, bradley_terry, log_ratio, ordered
 from agro.objectives.methods.rec import rec
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, REF_LOGP, REWARD
@@ -141,31 +142,62 @@ ENTRIES: dict[str, Objective] = {
         metrics=("reference_point",),
         certainty="code",
         called="TRL KTOTrainer",
+        recipe=MethodRecipe(
+            "KTO (arXiv 2402.01306): thumbs up or down for single responses; their rewards are the thumbs.",
+            base="stored",
+            options={"beta": 0.1, "threshold": 0.5},
+            shown=("desirable", "undesirable"),
+            notes={"desirable": "weights: raise that of the rarer label"},
+            commands=(
+                "agro import log.jsonl --store thumbs.db",
+                "agro train {name} policy.model=MODEL data.store=thumbs.db --out runs/{name}",
+            ),
+        ),
     ),
     "online_dpo": Objective(
         online_dpo,
         "online DPO, arXiv 2402.04792; Async RLHF, arXiv 2410.18252",
         always(REWARD, GROUPS, REF_LOGP),
-        by("group"),
+        coupling("group"),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("implicit_margin", "ordered_share"),
         certainty="code",
         called="TRL OnlineDPOTrainer",
+        recipe=MethodRecipe(
+            "Online DPO (arXiv 2402.04792, 2410.18252): the best and the worst sample of each prompt "
+            "by reward are the pair.",
+            options={"beta": 0.1},
+            missing="the asynchronous sampling of the second paper. Here a step waits for its samples.",
+        ),
     ),
     "gepo": Objective(
         gepo,
         "GEPO, arXiv 2505.12723",
         always(REWARD, GROUPS, REF_LOGP),
-        by("group"),
+        coupling("group"),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         certainty="paper",
+        recipe=MethodRecipe(
+            "GEPO (arXiv 2505.12723): the mean of the good responses above that of the others, and "
+            "the good ones alike.",
+            options={"beta": 0.1, "threshold": 0.5},
+            shown=("variance",),
+        ),
     ),
     "oorl": Objective(
         oorl,
         "OORL, arXiv 2505.12723",
         always(REWARD, GROUPS, BEHAVIOR_LOGP, REF_LOGP),
-        by("group"),
+        coupling("group"),
         metrics=("clipped_share", "ratio_max"),
         certainty="paper",
+        recipe=MethodRecipe(
+            "OORL (arXiv 2505.12723): REINFORCE++ and a small share of GEPO on the same responses.",
+            base="ratios",
+            options={"beta": 0.1, "threshold": 0.5},
+            shown=("share",),
+            missing="groups of equivalent responses to the same unit tests. Here good responses are those "
+            "above the threshold.",
+        ),
     ),
 }

@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 
 from agro.errors import Refused
-from agro.objectives.core import Objective, Streams, Terms, always, by, masked, regularized, to_reference
+from agro.objectives.core import (
+    Objective,
+    Streams,
+    Terms,
+    always,
+    coupling,
+    masked,
+    regularized,
+    to_reference,
+)
 from agro.objectives.imitation import IMITATION
+from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import FRESH, PREFIX_VALUE, REWARD, VALUE, except_experts
 from agro.objectives.options import Beta, Option, Scale
 from agro.objectives.reduce import Groups, in_several_rows
@@ -58,20 +68,22 @@ def prefix_consistency(streams: Streams, batch: Batch, *, beta: Beta, scale: Sca
             "rows; use dro or agro"
         )
     mask_BT = batch.mask
-    given = batch.extra.get("token_reward")
-    dense_BT = torch.zeros_like(streams["logp"]) if given is None else given.double().nan_to_num()
+    token_reward = batch.extra.get("token_reward")
+    dense_BT = (
+        torch.zeros_like(streams["logp"]) if token_reward is None else token_reward.double().nan_to_num()
+    )
     penalty_BT = masked(batch, _regularizer(streams["logp"], batch, beta, scale))
     total_B = batch.reward.double() - penalty_BT.sum(1)  # C after the last token, where the value is 0
-    before_BT = (dense_BT - penalty_BT).cumsum(1) - (dense_BT - penalty_BT)
-    C_BT = torch.where(mask_BT, before_BT + streams["prefix_value"], 0.0)
+    prefix_BT = (dense_BT - penalty_BT).cumsum(1) - (dense_BT - penalty_BT)
+    C_BT = torch.where(mask_BT, prefix_BT + streams["prefix_value"], 0.0)
     n_B = mask_BT.sum(1) + 1
     mean_B = (C_BT.sum(1) + total_B) / n_B
     off_BT = torch.where(mask_BT, (C_BT - mean_B[:, None]).square(), 0.0)
     squares_B = off_BT.sum(1) + (total_B - mean_B).square()
     groups = Groups.of(batch)
     loss = groups.average_responses((squares_B / (n_B - 1))[groups.first_row])
-    first_B = streams["prefix_value"].gather(1, mask_BT.int().argmax(1, keepdim=True))[:, 0]
-    value = groups.average_responses(first_B[groups.first_row])
+    start_B = streams["prefix_value"].gather(1, mask_BT.int().argmax(1, keepdim=True))[:, 0]
+    value = groups.average_responses(start_B[groups.first_row])
     return Terms(loss, metrics={"value_loss": loss, "value_mean": value})
 
 
@@ -91,12 +103,12 @@ def hnpg(
     and step along the natural gradient; a response's Q is its reward here, and the optimizer makes the step.
     """
     groups = Groups.of(batch)
-    own_N = ~groups.by_expert
+    policy_N = ~groups.by_expert
     value_N = groups.mean_rows(streams["value"])
     off_N = groups.reward - value_N
-    gain = _mean_over(groups, own_N, off_N.detach() * groups.sum_tokens(streams["logp"]))
+    gain = _mean_over(groups, policy_N, off_N.detach() * groups.sum_tokens(streams["logp"]))
     error_N = 0.5 * off_N.square()
-    value_loss = _mean_over(groups, own_N, error_N) + offline * _mean_over(groups, ~own_N, error_N)
+    value_loss = _mean_over(groups, policy_N, error_N) + offline * _mean_over(groups, ~policy_N, error_N)
     value = groups.average_responses(value_N)
     return Terms(value_loss - gain, metrics={"value_loss": value_loss, "value_mean": value})
 
@@ -125,28 +137,58 @@ ENTRIES: dict[str, Objective] = {
         dro,
         "DRO-V, arXiv 2405.19107",
         regularized(REWARD, VALUE),
-        by("row"),
+        coupling("row"),
         ingredients=(WEIGHT, IMITATION),
         anchor=to_reference,
         metrics=("value_loss", "value_mean"),
         certainty="code",
         called="protein_tune_rl dro; not the dro of verl and tinker, which squares token by token",
+        recipe=MethodRecipe(
+            "DRO (arXiv 2405.19107): ½ (r − V(x) − β log π/π_ref)², V learned with the policy. One "
+            "response per prompt is enough.",
+            options={"beta": 0.05},
+            settings={"sampler.n": 1, "train.groups": 128, "train.value_lr": 0.01},
+        ),
     ),
     "prefix_consistency": Objective(
         prefix_consistency,
         "AGRO, arXiv 2503.19612, for every prefix; path consistency, arXiv 1702.08892",
         regularized(REWARD, PREFIX_VALUE),
-        by("row"),
+        coupling("row"),
         ingredients=(IMITATION,),
         metrics=("value_loss", "value_mean"),
+        recipe=MethodRecipe(
+            "Consistency along a response: V*(y_<s) = Σ (r_u − β log π/π_ref) + V*(y_<t) between any "
+            "two positions. V is learned at every token.",
+            options={"beta": 0.05},
+            settings={"sampler.n": 4, "train.groups": 32, "train.value_lr": 0.01},
+            notes={"beta": "reward per nat of log-ratio"},
+        ),
     ),
     "hnpg": Objective(
         hnpg,
         "HNPG, arXiv 2311.08384",
         always(REWARD, VALUE, except_experts(FRESH)),
-        by("row"),
+        coupling("row"),
         ingredients=(),
         metrics=("value_loss", "value_mean"),
         certainty="code",
+        recipe=MethodRecipe(
+            "HNPG (arXiv 2311.08384): a policy gradient on own samples; stored responses of others "
+            "train the value alone.",
+            shown=("offline",),
+            settings={"data.experts": 8, "train.value_lr": 0.01},
+            notes={
+                "data.experts": "stored expert responses, at most, beside the samples of each prompt",
+                "offline": "weight of the value's errors on the stored responses; 0 is no offline data",
+            },
+            commands=(
+                "agro import experts.jsonl --store offline.db",
+                "agro train {name} policy.model=MODEL data.prompts=prompts.jsonl data.store=offline.db \\",
+                "  reward.name=my_reward.py:score --out runs/{name}",
+            ),
+            required='policy.model, data.prompts, data.store with scored records of role "expert" to the '
+            "same prompts, and a reward for the samples unless it is `exact`.",
+        ),
     ),
 }

@@ -15,13 +15,14 @@ from agro.objectives.core import (
     Streams,
     Terms,
     always,
-    by,
     couples_baseline,
+    coupling,
     needs_baseline,
     preset,
     to_reference,
 )
 from agro.objectives.imitation import IMITATION
+from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods.consistency import less_baseline, regularized_reward
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, KL, REWARD, STORED_VALUE, Need
 from agro.objectives.options import Baseline, Beta, Option
@@ -145,35 +146,66 @@ ENTRIES: dict[str, Objective] = {
         needs_baseline,
         couples_baseline,
         anchor=to_reference,
-        ingredients=(WEIGHT, WEIGHT_BASELINE, IMITATION, SINGLETONS),
+        ingredients=(WEIGHT_BASELINE, WEIGHT, IMITATION, SINGLETONS),
         certainty="code",
         called='TRL RLOOTrainer; verl adv_estimator = "rloo"; Trinity advantage_fn = "rloo"',
+        recipe=MethodRecipe(
+            "RLOO (arXiv 2402.14740): REINFORCE against the mean reward of the other responses to the "
+            "prompt.",
+            shown=("beta",),
+            notes={"beta": "reward per nat: the reward includes the KL estimate k1. 0 needs no reference"},
+        ),
     ),
     "reinforce": Objective(
         reinforce,
         "REINFORCE, Williams 1992",
         _reinforce_needs,
-        by("row"),
+        coupling("row"),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         called='Trinity advantage_fn = "reinforce"',
+        recipe=MethodRecipe(
+            "REINFORCE (Williams 1992): the simplest policy gradient, as a baseline.",
+            options={"baseline": "mean"},
+        ),
     ),
     "kl_pg": Objective(
         kl_pg,
         "AGRO, arXiv 2503.19612, section 8",
         always(REWARD, GROUPS, KL),
-        by("row"),
+        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("kl_sampled_prefixes",),
+        recipe=MethodRecipe(
+            "The KL-regularized policy gradient that AGRO is compared with (arXiv 2503.19612, section "
+            "8), with the exact KL over the vocabulary.",
+            options={"beta": 0.05},
+            notes={"beta": "reward per nat; use fresh samples: off-policy it misses the optimum"},
+        ),
     ),
     "topr": Objective(
         topr,
         "TOPR, arXiv 2503.14286, eqs. 4 and 7",
         always(REWARD, BEHAVIOR_LOGP),
-        by("row"),
+        coupling("row"),
         ingredients=(IMITATION,),
         metrics=("weight_mean",),
         certainty="notes",
         called='verl and ROLL "topr", as ratio = mean; Trinity policy_loss_fn = "topr", as ratio = token',
+        recipe=MethodRecipe(
+            "TOPR (arXiv 2503.14286): imitates positive responses, pushes negative ones down by the "
+            "truncated ratio min(1, π/μ).",
+            base="ratios",
+            options={"baseline": 0.5},
+            shown=("positive", "negative", "ratio"),
+            settings={"train.lr": 5e-07},
+            notes={
+                "baseline": "reward; makes rewards of 0 and 1 negative and positive, as in the paper",
+                "negative": "of negative ones: truncated ratio; [0.0, 0.0] ignores them",
+                "ratio": 'per response, as in the paper; "mean" or "token" avoid underflow',
+            },
+            missing="the paper's fixed set of responses. Here they are sampled anew at each step, so that "
+            "min(1, π/μ) is near 1; for a log with log-probs set data.store and data.replay = 1.",
+        ),
     ),
 }
 ENTRIES["maxrl"] = preset(
@@ -186,6 +218,11 @@ ENTRIES["maxrl"] = preset(
     certainty="notes",
     called="prime-rl and SkyRL MaxRL advantage",
     baseline="maxrl",
+    recipe=MethodRecipe(
+        "MaxRL (arXiv 2602.02710): REINFORCE with (r − r̄)/r̄, for rewards of 0 and 1; rare "
+        "successes count more.",
+        settings={"train.updates": 1},
+    ),
 )
 ENTRIES["opo"] = preset(
     "reinforce",
@@ -197,6 +234,10 @@ ENTRIES["opo"] = preset(
     certainty="code",
     called='verl adv_estimator = "opo"',
     baseline="opo",
+    recipe=MethodRecipe(
+        "OPO (arXiv 2505.23585): REINFORCE on fresh samples with a baseline that weighs rewards by length.",
+        settings={"train.updates": 1},
+    ),
 )
 ENTRIES["asymre"] = preset(
     "reinforce",
@@ -209,4 +250,12 @@ ENTRIES["asymre"] = preset(
     called='Trinity algorithm_type = "asymre", baseline_shift',
     baseline="mean",
     shift=-0.1,
+    recipe=MethodRecipe(
+        "AsymRE (arXiv 2506.20520): REINFORCE without ratios and a baseline below the mean, for "
+        "stale samples.",
+        base="ratios",
+        shown=("shift",),
+        missing="a stale sampler, in the paper 250 steps behind. Here two updates of one batch are all "
+        "the staleness.",
+    ),
 )

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, by, preset
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling, preset
 from agro.objectives.imitation import IMITATION_OF_WINNERS
+from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import BEHAVIOR_LOGP, PAIRS, PAIRS_AND_TIES, REF_LOGP, REWARD, VOTES, Column, Need
 from agro.objectives.options import BetaAbove0, Option, Votes
 from agro.objectives.reduce import Groups, Pairs
-from agro.objectives.weights import WEIGHT
+from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE_OF_PAIRS
 from agro.types import Batch
 
 if TYPE_CHECKING:
@@ -265,17 +266,22 @@ RANKED = (*ORDERED, "ranked_share", "ranked_share_per_token", "ranked_share_anch
 
 
 def _judged(
-    function: Callable[..., Terms], source: str, metrics: tuple[str, ...], called: str = ""
+    function: Callable[..., Terms],
+    source: str,
+    metrics: tuple[str, ...],
+    recipe: MethodRecipe,
+    called: str = "",
 ) -> Objective:
     return Objective(
         function,
         source,
         judged_needs,
-        by("group"),
+        coupling("group"),
         ingredients=(WEIGHT, IMITATION_OF_WINNERS, SINGLETONS),
         metrics=metrics,
         certainty="code",
         called=called,
+        recipe=recipe,
     )
 
 
@@ -283,22 +289,57 @@ _CONSISTENCY = Objective(
     pair_consistency,
     "AGRO, arXiv 2503.19612, Theorem 1 for two responses",
     pair_consistency_needs,
-    by("group"),
+    coupling("group"),
     excludes=pair_consistency_conflict,
-    ingredients=(WEIGHT, IMITATION_OF_WINNERS, SINGLETONS),
+    ingredients=(WEIGHT_BASELINE_OF_PAIRS, WEIGHT, IMITATION_OF_WINNERS, SINGLETONS),
     metrics=RANKED,
     certainty="paper",
+    recipe=MethodRecipe(
+        "Consistency of two judged responses that also have rewards (CoPG, arXiv 2406.19185): AGRO on those "
+        "pairs only.",
+        base="pairs",
+        options={"beta": 0.05, "gap": "reward"},
+        notes={"gap": "the winner's reward minus the loser's; negative where the judge disagrees"},
+        commands=(
+            "agro import preferences.jsonl --store pairs.db",
+            "agro score pairs.db --reward my_reward.py:score",
+            "agro check pairs.db --objective {name}",
+            "agro train {name} policy.model=MODEL data.store=pairs.db --out runs/pairs",
+        ),
+        required="policy.model, data.store and a reward. Without rewards use ipo; without judgments agro.",
+    ),
 )
 _IPO = _judged(
     ipo,
     "IPO, arXiv 2310.12036, eq. 17",
     RANKED,
+    MethodRecipe(
+        "IPO (arXiv 2310.12036) on judged pairs: the winner's log-ratio should be 1/(2 beta) nats above the "
+        "loser's.",
+        base="pairs",
+        options={"beta": 0.1},
+        shown=("average",),
+        notes={
+            "beta": "the paper's tau",
+            "average": 'over tokens; TRL takes their mean ("token"), another objective',
+        },
+    ),
     'TRL DPOTrainer, loss_type = "ipo", which averages over tokens',
 )
 _DPO = _judged(
     dpo,
     "DPO, arXiv 2305.18290, eq. 7",
     (*RANKED, "ranked_share_ideal"),
+    MethodRecipe(
+        "DPO (arXiv 2305.18290) on judged pairs: the Bradley-Terry likelihood of the preferred response.",
+        base="pairs",
+        options={"beta": 0.1},
+        shown=("label_smoothing", "votes"),
+        notes={"votes": '"mean": 3 votes against 1 are a probability of 4/6, not certainty (VDPO)'},
+        required="policy.model and data.store. Rewards aren't used. Each line of the file is\n"
+        '  {"prompt": …, "chosen": …, "rejected": …}\n'
+        "and may also have votes_chosen and votes_rejected.",
+    ),
     'TRL DPOTrainer, loss_type = "sigmoid"',
 )
 
@@ -306,15 +347,37 @@ ENTRIES: dict[str, Objective] = {
     "pair_consistency": _CONSISTENCY,
     "dpo": _DPO,
     "ipo": _IPO,
-    "slic": _judged(slic, "SLiC-HF, arXiv 2305.10425", ORDERED, 'TRL DPOTrainer, loss_type = "hinge"'),
+    "slic": _judged(
+        slic,
+        "SLiC-HF, arXiv 2305.10425",
+        ORDERED,
+        MethodRecipe(
+            "SLiC (arXiv 2305.10425) on judged pairs, its hinge on log-ratios: no loss where β h is "
+            "above the margin.",
+            base="pairs",
+            options={"beta": 0.1, "imitation": 0.1},
+            shown=("margin",),
+        ),
+        'TRL DPOTrainer, loss_type = "hinge"',
+    ),
     "seppo": Objective(
         seppo,
         "SePPO, arXiv 2410.05255",
         always(PAIRS, REF_LOGP),
-        by("group"),
+        coupling("group"),
         ingredients=(WEIGHT, IMITATION_OF_WINNERS, SINGLETONS),
         metrics=ORDERED,
         certainty="reconstructed",
+        recipe=MethodRecipe(
+            "SePPO (arXiv 2410.05255) for text: a winner from the data against a sample of the reference.",
+            base="pairs",
+            options={"beta": 0.1},
+            shown=("doubt",),
+            missing="the reference that is a random earlier checkpoint, and its samples at each step. Here "
+            "the reference is the start, and the pairs are made before.",
+            required="policy.model and data.store. Rewards aren't used. The rejected response of each line "
+            "is one that the reference gave (agro sample --model REFERENCE), whatever its quality.",
+        ),
     ),
     "vipo": preset(
         "ipo",
@@ -324,6 +387,14 @@ ENTRIES: dict[str, Objective] = {
         "its least value. p is the posterior mean under a uniform prior.",
         certainty="reconstructed",
         votes="mean",
+        recipe=MethodRecipe(
+            "VIPO (VPO, arXiv 2410.22891): IPO whose gap shrinks where votes are few or divided.",
+            base="pairs",
+            options={"beta": 0.1},
+            notes={"beta": "the paper's tau"},
+            required="policy.model and data.store. Rewards aren't used. Each line of the file is\n"
+            '  {"prompt": …, "chosen": …, "rejected": …, "votes_chosen": 3, "votes_rejected": 1}',
+        ),
     ),
     "vdpo": preset(
         "dpo",
@@ -333,6 +404,14 @@ ENTRIES: dict[str, Objective] = {
         "smoothing of each pair's own, by its votes. Without votes p is ½.",
         certainty="reconstructed",
         votes="mean",
+        recipe=MethodRecipe(
+            "VDPO (VPO, arXiv 2410.22891): DPO whose certainty of a judgment follows its votes, (v_w "
+            "+ 1)/(v_w + v_l + 2).",
+            base="pairs",
+            options={"beta": 0.1},
+            required="policy.model and data.store. Rewards aren't used. Each line of the file is\n"
+            '  {"prompt": …, "chosen": …, "rejected": …, "votes_chosen": 3, "votes_rejected": 1}',
+        ),
     ),
     "agent_q": preset(
         "dpo",
@@ -343,6 +422,22 @@ ENTRIES: dict[str, Objective] = {
         "− b_w) − (l_l − b_l))). It needs no reference, and its anchor is as old as the tree.",
         certainty="notes",
         anchor="behavior",
+        recipe=MethodRecipe(
+            "Agent Q (arXiv 2408.07199): DPO on pairs of actions tried in one state, against their "
+            "recorded log-probs.",
+            base="pairs",
+            options={"beta": 0.1},
+            missing="the tree search by the policy and its self-critique. Pairs come from the store.",
+            commands=(
+                "agro sample --model MODEL --prompts prompts.jsonl --out tree.db -n 4 --max-new 64",
+                "agro score tree.db --reward my_reward.py:score",
+                "python examples/search_tree.py tree.db 0.5",
+                "agro train {name} policy.model=MODEL data.store=tree.db --out runs/{name}",
+            ),
+            required="policy.model and data.store. The third command judges siblings whose rewards differ by "
+            "more than 0.5; a search of your own judges its actions with "
+            "`agro.rollout.tree.step_pairs`.",
+        ),
     ),
     "opa_dpo": preset(
         "dpo",

@@ -8,8 +8,9 @@ import torch
 
 from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Advantage
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, by, preset
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling, preset
 from agro.objectives.imitation import IMITATION
+from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, REWARD, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, token_mean
@@ -51,14 +52,14 @@ def rec(
     if mask == "none" and token_weight == "none":
         return Terms(token_mean(batch, -advantage_B1 * logp_BT))
     w_BT = log_ratio(streams, batch, "behavior").detach().exp()
-    kept_BT = _kept(mask, w_BT, advantage_B1, clip, ring)
-    weight_BT = torch.where(kept_BT, w_BT if token_weight == "is" else 1.0, 0.0)
-    masked = (~kept_BT & batch.mask).sum() / batch.mask.sum()
+    unmasked_BT = _unmasked(mask, w_BT, advantage_B1, clip, ring)
+    weight_BT = torch.where(unmasked_BT, w_BT if token_weight == "is" else 1.0, 0.0)
+    masked = (~unmasked_BT & batch.mask).sum() / batch.mask.sum()
     loss = token_mean(batch, -weight_BT * advantage_B1 * logp_BT)
     return Terms(loss, metrics={"clipped_share": masked, "ratio_max": w_BT.max()})
 
 
-def _kept(mask: str, w_BT: Tensor, advantage_B1: Tensor, clip: Limits, ring: Limits) -> Tensor:
+def _unmasked(mask: str, w_BT: Tensor, advantage_B1: Tensor, clip: Limits, ring: Limits) -> Tensor:
     """[B,T] the tokens that aren't masked."""
     up_B1, down_B1 = advantage_B1 >= 0, advantage_B1 <= 0
     above_low_BT, below_high_BT = w_BT >= 1 - clip[0], w_BT <= 1 + clip[1]
@@ -98,20 +99,32 @@ ENTRIES: dict[str, Objective] = {
         rec,
         "REC, arXiv 2509.24203",
         _needs,
-        by("row"),
+        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="code",
         called='Trinity policy_loss_fn = "rec"',
+        recipe=MethodRecipe(
+            "REC (arXiv 2509.24203): REINFORCE in groups, with a mask and a weight of each token to choose.",
+            base="ratios",
+            options={"mask": "one_side", "token_weight": "is"},
+            shown=("clip",),
+            notes={"token_weight": 'the ratio: PPO\'s gradient; "none": 1'},
+        ),
     ),
     "red_weight": Objective(
         red_weight,
         "RED-Weight, arXiv 2509.24203",
         always(REWARD, GROUPS),
-        by("row"),
+        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         certainty="code",
         called='Trinity policy_loss_fn = "rec" with weight advantage',
+        recipe=MethodRecipe(
+            "RED-Weight (arXiv 2509.24203): REINFORCE without ratios in which better responses weigh more.",
+            base="ratios",
+            shown=("temperature",),
+        ),
     ),
 }
 ENTRIES["rec_one_side"] = preset(
@@ -124,6 +137,13 @@ ENTRIES["rec_one_side"] = preset(
     certainty="code",
     called='Trinity policy_loss_fn = "rec", clip_mode = "one-side"',
     mask="one_side",
+    recipe=MethodRecipe(
+        "REC-OneSide (arXiv 2509.24203): the mask of PPO's clip without its ratio.",
+        base="ratios",
+        options={"clip": (0.6, 2.0)},
+        shown=("token_weight",),
+        notes={"clip": "the wide limits that the paper finds faster; the usual ones are 0.2"},
+    ),
 )
 ENTRIES["rec_two_side"] = preset(
     "rec",
@@ -134,6 +154,12 @@ ENTRIES["rec_two_side"] = preset(
     certainty="code",
     called='Trinity policy_loss_fn = "rec", clip_mode = "two-side"',
     mask="two_side",
+    recipe=MethodRecipe(
+        "REC-TwoSide (arXiv 2509.24203): no gradient of tokens whose ratio is far from 1, "
+        "whatever the advantage.",
+        base="ratios",
+        shown=("token_weight", "clip"),
+    ),
 )
 ENTRIES["rec_ring"] = preset(
     "rec",
@@ -144,6 +170,12 @@ ENTRIES["rec_ring"] = preset(
     certainty="code",
     called='Trinity policy_loss_fn = "rec", clip_mode = "ring"',
     mask="ring",
+    recipe=MethodRecipe(
+        "REC-Ring (arXiv 2509.24203): as REC-TwoSide, but tokens that drifted far the wrong way are kept.",
+        base="ratios",
+        shown=("token_weight", "clip", "ring"),
+        notes={"ring": "and below 0.4 where A ≥ 0, above 3 where A ≤ 0"},
+    ),
 )
 ENTRIES["red_drop"] = preset(
     "rec",
@@ -155,6 +187,10 @@ ENTRIES["red_drop"] = preset(
     certainty="code",
     called='Trinity advantage_fn = "rec" with drop balance',
     advantage="red_drop",
+    recipe=MethodRecipe(
+        "RED-Drop (arXiv 2509.24203): REINFORCE without ratios and without the surplus of worse responses.",
+        base="ratios",
+    ),
 )
 ENTRIES["reinforce_pp"] = preset(
     "rec",
@@ -168,4 +204,9 @@ ENTRIES["reinforce_pp"] = preset(
     mask="one_side",
     token_weight="is",
     advantage="reinforce_pp",
+    recipe=MethodRecipe(
+        "REINFORCE++ (arXiv 2501.03262): PPO's clip with rewards normalized over the step, without groups.",
+        base="ratios",
+        shown=("clip", "advantage"),
+    ),
 )

@@ -8,6 +8,7 @@ import torch
 
 from agro.objectives.core import SINGLETONS, Coupling, Objective, Options, Streams, Terms, preset
 from agro.objectives.imitation import IMITATION
+from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
     GROUPS,
@@ -132,6 +133,12 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("consistency",),
         certainty="code",
+        recipe=MethodRecipe(
+            "AGRO's loss as a member of its family (see gvpo, vargrad, copg, oapl), which has a "
+            "choice of anchor, baseline and scale.",
+            options={"beta": 0.05},
+            shown=("anchor", "baseline", "scale"),
+        ),
     ),
 }
 _SQUARES = ENTRIES["squared_consistency"]
@@ -146,6 +153,13 @@ ENTRIES["gvpo"] = preset(
     called="verl recipe/gvpo",
     beta=0.1,
     anchor="behavior",
+    recipe=MethodRecipe(
+        "GVPO (arXiv 2504.19599): half the variance of r − β log π/μ in a group. It regularizes "
+        "to the behavior policy μ, whose log-probs are recorded.",
+        shown=("beta",),
+        missing="samples of an earlier policy. Here the policy samples for every step itself, so log π/μ "
+        "is 0, the anchor never acts, and beta only scales the gradient.",
+    ),
 )
 ENTRIES["vargrad"] = preset(
     "squared_consistency",
@@ -157,6 +171,11 @@ ENTRIES["vargrad"] = preset(
     certainty="code",
     called="bbartoldson/TBA",
     scale="trajectory",
+    recipe=MethodRecipe(
+        "VarGrad, trajectory balance (TBA, arXiv 2503.18929): (log Z + log π/π_ref − r/β)² with "
+        "log Z the group's mean.",
+        options={"beta": 0.05},
+    ),
 )
 ENTRIES["copg"] = preset(
     "squared_consistency",
@@ -166,6 +185,11 @@ ENTRIES["copg"] = preset(
     "− R_2)².",
     certainty="notes",
     scale="pairs",
+    recipe=MethodRecipe(
+        "CoPG (arXiv 2406.19185) with n samples: squared differences of r − β log π/π_ref over "
+        "all pairs of a group.",
+        options={"beta": 0.05},
+    ),
 )
 ENTRIES["rebel"] = preset(
     "squared_consistency",
@@ -180,6 +204,13 @@ ENTRIES["rebel"] = preset(
     called="prime-rl REBEL",
     anchor="old",
     scale="pairs",
+    recipe=MethodRecipe(
+        "REBEL (arXiv 2404.16767): differences of rewards, regressed on those of log-ratios to "
+        "the policy before the update.",
+        options={"beta": 0.05},
+        settings={"sampler.n": 2, "train.updates": 4},
+        notes={"beta": "1/η, reward per nat of the complete response's log-ratio"},
+    ),
 )
 ENTRIES["kimi"] = preset(
     "squared_consistency",
@@ -194,6 +225,12 @@ ENTRIES["kimi"] = preset(
     anchor="behavior",
     baseline="reward",
     scale="square",
+    recipe=MethodRecipe(
+        "Kimi k1.5 (arXiv 2501.12599, eq. 3) and K2: (r − r̄ − τ log π/μ)², μ the policy that sampled.",
+        options={"beta": 0.05},
+        settings={"train.updates": 4},
+        notes={"beta": "τ, reward per nat of the complete response's log-ratio"},
+    ),
 )
 ENTRIES["oapl"] = preset(
     "squared_consistency",
@@ -209,6 +246,14 @@ ENTRIES["oapl"] = preset(
     baseline="soft",
     value_beta=1.0,
     scale="square",
+    recipe=MethodRecipe(
+        "OAPL (arXiv 2602.19362): (β log π/μ − (r − V))², V the soft maximum of the group's "
+        "rewards, regularized to the behavior.",
+        shown=("beta", "value_beta"),
+        notes={"beta": "β₂, reward per nat of the complete response's log-ratio"},
+        missing="a sampler that lags behind by 50 to 400 steps. Here the policy samples for every step "
+        "itself, so log π/μ is 0, the anchor never acts, and beta only scales the gradient.",
+    ),
 )
 ENTRIES["apo"] = preset(
     "squared_consistency",
@@ -223,4 +268,21 @@ ENTRIES["apo"] = preset(
     baseline="stored",
     value_beta=0.5,
     scale="square",
+    recipe=MethodRecipe(
+        "A*PO (arXiv 2505.20686): (β log π/π_ref − (r − V*))². V* is the soft maximum of the "
+        "rewards of the reference's samples.",
+        shown=("beta", "value_beta"),
+        settings={"sampler.n": 1, "train.groups": 128},
+        notes={
+            "sampler.n": "V* replaces the group",
+            "beta": "β₂, reward per nat of the complete response's log-ratio",
+        },
+        commands=(
+            "agro sample --model MODEL --prompts prompts.jsonl --out values.db -n 8",
+            "agro score values.db --reward my_reward.py:score",
+            "agro train {name} policy.model=MODEL data.prompts=prompts.jsonl data.value_store=values.db \\",
+            "  reward.name=my_reward.py:score --out runs/{name}",
+        ),
+        required="policy.model, data.prompts and data.value_store; and a reward unless it is `exact`.",
+    ),
 )

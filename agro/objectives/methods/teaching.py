@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 
-from agro.objectives.core import Objective, Options, Streams, Terms, always, by, preset
+from agro.objectives.core import Objective, Options, Streams, Terms, always, coupling, preset
+from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import BEHAVIOR_LOGP, KL, OLD_LOGP, PROPOSAL, PROPOSAL_MEAN, REF_LOGP, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, mean_over, quantile, token_mean
@@ -31,10 +32,15 @@ SUPERVISED_ENTRIES: dict[str, Objective] = {
         sft,
         "maximum likelihood (SFT); iw-SFT with a weight, arXiv 2507.12856",
         always(),
-        by("row"),
+        coupling("row"),
         ingredients=(WEIGHT,),
         certainty="code",
         called="TRL SFTTrainer",
+        recipe=MethodRecipe(
+            "Maximum likelihood on stored responses: imitation of a teacher, or the warm-up before a "
+            "run on rewards.",
+            base="supervised",
+        ),
     ),
 }
 
@@ -149,11 +155,11 @@ def middle_band(streams: Streams, batch: Batch, *, low: Quantile, high: Quantile
     groups, logp_BT = Groups.of(batch), streams["logp"]
     nll_N = -groups.mean_tokens(logp_BT.detach())
     weight_N = groups.weight[groups.group]
-    least, most = (quantile(nll_N, weight_N, share) for share in (low, high))
-    kept_N = (nll_N >= least) & (nll_N <= most)
-    kept_BT = batch.mask & kept_N[batch.response][:, None]
-    kept = (weight_N * kept_N).sum() / weight_N.sum()
-    return Terms(mean_over(batch, kept_BT, -logp_BT), metrics={"kept_share": kept})
+    lower, upper = (quantile(nll_N, weight_N, share) for share in (low, high))
+    band_N = (nll_N >= lower) & (nll_N <= upper)
+    band_BT = batch.mask & band_N[batch.response][:, None]
+    share_in_band = (weight_N * band_N).sum() / weight_N.sum()
+    return Terms(mean_over(batch, band_BT, -logp_BT), metrics={"kept_share": share_in_band})
 
 
 def _otr_needs(options: Options) -> set[Need]:
@@ -202,32 +208,70 @@ ENTRIES: dict[str, Objective] = {
         otr,
         "OTR, arXiv 2509.26313",
         _otr_needs,
-        by("row"),
+        coupling("row"),
         ingredients=(),
         excludes=_otr_excludes,
         metrics=("weight_mean",),
         certainty="notes",
+        recipe=MethodRecipe(
+            "OTR (arXiv 2509.26313): supervised learning that weighs each token by its probability, "
+            "and pushes the others down.",
+            base="supervised",
+            options={"temperature": 1.5, "draws": 0},
+            shown=("negative",),
+            notes={
+                "temperature": "at 1 it is sft with each token weighted by its probability",
+                "draws": "the expectation; as in the paper: draws = 256, with other ones at each step by "
+                "seed = { start = 0, end = 500, steps = 500 }",
+            },
+        ),
     ),
     "distill": Objective(
         distill,
         "on-policy distillation, arXiv 2306.13649 (GKD) and 2306.08543 (MiniLLM)",
         _distill_needs,
-        by("row"),
+        coupling("row"),
         ingredients=(),
         excludes=_distill_excludes,
         metrics=("ratio_max",),
         certainty="paper",
         called="prime-rl opd; TRL GKDTrainer, whose beta is 1 for KL(π ‖ teacher)",
+        recipe=MethodRecipe(
+            "On-policy distillation (arXiv 2306.13649, 2306.08543): the divergence from a teacher, on "
+            "the policy's own samples.",
+            shown=("over", "divergence", "ratio"),
+            settings={
+                "policy.reference": "model",
+                "sampler.n": 1,
+                "train.groups": 64,
+                "evaluate.every": None,
+            },
+            notes={"over": '"vocabulary": the exact reverse KL, for a teacher of the same vocabulary'},
+            commands=(
+                "agro train {name} policy.model=MODEL policy.reference_model=MODEL \\",
+                "  data.prompts=prompts.jsonl --out runs/{name}",
+            ),
+            required="policy.model; policy.reference_model, the teacher, of the same tokenizer; and "
+            "data.prompts. Its gradient needs no reward.",
+        ),
     ),
     "middle_band": Objective(
         middle_band,
         "BFS-Prover-V2, arXiv 2509.06493",
         lambda options: set(),
-        by("step"),
+        coupling("step"),
         ingredients=(),
         excludes=_band_excludes,
         metrics=("kept_share",),
         certainty="notes",
+        recipe=MethodRecipe(
+            "BFS-Prover-V2's filter (arXiv 2509.06493): imitation of the responses whose perplexity "
+            "is neither low nor high.",
+            base="supervised",
+            options={"low": 0.1, "high": 0.9},
+            required="policy.model and data.store, of right responses: set data.min_reward for a log that "
+            "has others.",
+        ),
     ),
     "sophia": preset(
         "sft",
@@ -237,6 +281,17 @@ ENTRIES: dict[str, Objective] = {
         "intermediate text, has a mean reward of its children above α. agro.rewards.groups.shortest_right "
         "chooses them; here they are imitated, without the parent's text.",
         certainty="paper",
+        recipe=MethodRecipe(
+            "SOPHIA (arXiv 2507.16814): imitation of the shortest right response of each prompt that "
+            "follows a good parent.",
+            base="supervised",
+            settings={"data.min_reward": 1.0},
+            notes={"data.min_reward": "right ones only"},
+            missing="sampling in two stages. The store has to have the responses of both.",
+            required="policy.model and data.store, with the responses that agro.rewards.groups.shortest_right"
+            " chooses of samples whose meta.parent names the intermediate text that they were written "
+            "from.",
+        ),
     ),
     "reward_conditioned": preset(
         "sft",
@@ -246,5 +301,19 @@ ENTRIES: dict[str, Objective] = {
         "policy is then asked with the highest reward. The transform is that of the data: agro import --map "
         "\"prompt=join('', ['reward ', to_string(reward), ': ', prompt])\".",
         certainty="paper",
+        recipe=MethodRecipe(
+            "Return-conditioned imitation (MBRCSL, arXiv 2310.19308): the prompt begins with the "
+            "reward, then asks for the best.",
+            base="supervised",
+            missing="the stitching of responses by a model.",
+            commands=(
+                "agro import log.jsonl --store log.db "
+                "--map \"prompt=join('', ['reward ', to_string(reward), ': ', prompt])\"",
+                "agro train {name} policy.model=MODEL data.store=log.db \\",
+                "  --out runs/{name}",
+            ),
+            required="policy.model and data.store. Ask the trained policy with the highest reward in front "
+            "of the prompt, also in data.eval_prompts.",
+        ),
     ),
 }

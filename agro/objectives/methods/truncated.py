@@ -10,8 +10,9 @@ import torch
 from agro.errors import Refused
 from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Advantage
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, by, preset
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, coupling, preset
 from agro.objectives.imitation import IMITATION
+from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, OLD_LOGP, REWARD, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, in_several_rows, token_mean
@@ -67,11 +68,11 @@ def minpro(
         )
     log_BT = log_ratio(streams, batch, ratio).detach()
     lowest_BT = torch.where(batch.mask, log_BT, math.inf).cummin(1).values
-    before_BT = torch.cat([torch.full_like(log_BT[:, :1], math.inf), lowest_BT[:, :-1]], 1)
-    before_BT = torch.where(before_BT.isinf(), 0.0, before_BT)
+    previous_BT = torch.cat([torch.full_like(log_BT[:, :1], math.inf), lowest_BT[:, :-1]], 1)
+    previous_BT = torch.where(previous_BT.isinf(), 0.0, previous_BT)
     if cap_at_one:
-        before_BT = before_BT.clamp(max=0.0)
-    return _weighed(streams, batch, (log_BT + before_BT).exp(), clip, advantage)
+        previous_BT = previous_BT.clamp(max=0.0)
+    return _weighed(streams, batch, (log_BT + previous_BT).exp(), clip, advantage)
 
 
 def _weighed(streams: Streams, batch: Batch, weight_BT: Tensor, clip: Clip, advantage: str) -> Terms:
@@ -136,8 +137,10 @@ def m2po(
     if tokens == "harmful":
         counts_BT = batch.mask & (log_BT.detach() * advantage_B1 > 0)
     square_BT = log_BT.detach().square()
-    least = _least_masked(square_BT[counts_BT], _row_weights(batch)[counts_BT], budget, tokens == "harmful")
-    masked_BT = counts_BT & (square_BT >= least)
+    threshold = _masking_threshold(
+        square_BT[counts_BT], _row_weights(batch)[counts_BT], budget, tokens == "harmful"
+    )
+    masked_BT = counts_BT & (square_BT >= threshold)
     w_BT = torch.where(masked_BT, 0.0, log_BT).exp()
     loss = token_mean(batch, torch.where(masked_BT, 0.0, -w_BT * advantage_B1))
     metrics = {"clipped_share": masked_BT.sum() / batch.mask.sum(), "ratio_max": log_BT.exp().max()}
@@ -149,7 +152,7 @@ def _row_weights(batch: Batch) -> Tensor:
     return batch.weight.double()[:, None].expand(batch.mask.shape)
 
 
-def _least_masked(square_M: Tensor, weight_M: Tensor, budget: float, capped: bool) -> float:
+def _masking_threshold(square_M: Tensor, weight_M: Tensor, budget: float, capped: bool) -> float:
     """The smallest of M squares that is masked; ∞ where none has to be.
 
     `capped`: the masked ones count as that smallest one, else they don't count.
@@ -244,58 +247,99 @@ ENTRIES: dict[str, Objective] = {
         cispo,
         "CISPO, MiniMax-M1, arXiv 2506.13585, eqs. 4 and 5",
         ratio_and_advantage,
-        by("row"),
+        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="code",
         called='TRL loss_type = "cispo"; Trinity policy_loss_fn = "cispo"; Liger loss_type = "cispo"',
+        recipe=MethodRecipe(
+            "CISPO (MiniMax-M1, arXiv 2506.13585): ratios limited and constant, so that no token's "
+            "gradient is lost.",
+            base="ratios",
+            shown=("ratio", "clip", "advantage"),
+            notes={"clip": "the weight may go to 1.28; 1.0 sets no lower limit"},
+        ),
     ),
     "minpro": Objective(
         minpro,
         "MinPRO, arXiv 2601.22718",
         ratio_and_advantage,
-        by("row"),
+        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="notes",
+        recipe=MethodRecipe(
+            "MinPRO (arXiv 2601.22718): each token's ratio times the smallest before it, for samples "
+            "that are far off.",
+            base="ratios",
+            shown=("clip", "cap_at_one"),
+            notes={"clip": "limits of the weight"},
+            missing="samples that are far off. Two updates of one batch keep all ratios near 1.",
+        ),
     ),
     "vespo": Objective(
         vespo,
         "VESPO, arXiv 2602.10693",
         ratio_and_advantage,
-        by("row"),
+        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("weight_mean",),
         certainty="code",
         called='TRL loss_type = "vespo"; Liger loss_type = "vespo"',
+        recipe=MethodRecipe(
+            "VESPO (arXiv 2602.10693): a smooth weight of each response that falls where its ratio is "
+            "far from 1.",
+            base="ratios",
+            shown=("positive", "negative"),
+            notes={"positive": "k and λ of the weight W^k e^(−λW) of responses with A ≥ 0"},
+        ),
     ),
     "m2po": Objective(
         m2po,
         "M2PO, arXiv 2510.01161",
         ratio_and_advantage,
-        by("step"),
+        coupling("step"),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="code",
         called="AReaL actor.m2_threshold",
+        recipe=MethodRecipe(
+            "M2PO (arXiv 2510.01161): masks the tokens of the largest log-ratios until the mean of "
+            "their squares is small.",
+            base="ratios",
+            shown=("budget", "tokens"),
+        ),
     ),
     "raft_pp": Objective(
         raft_pp,
         "RAFT++, arXiv 2504.11343",
         _raft_needs,
-        by("row"),
+        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="notes",
+        recipe=MethodRecipe(
+            "RAFT++ (arXiv 2504.11343): imitates the best response of each group, with a clipped ratio.",
+            base="ratios",
+            shown=("clip",),
+            notes={"clip": "no gradient where the ratio is above 1.2"},
+        ),
     ),
     "nested_reft": Objective(
         nested_reft,
         "Nested-ReFT, arXiv 2508.10123",
         _nested_needs,
-        by("row"),
+        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("ratio_max",),
         certainty="reconstructed",
+        recipe=MethodRecipe(
+            "Nested-ReFT (arXiv 2508.10123): GRPO's advantages on samples of a cheaper form of the policy.",
+            base="ratios",
+            shown=("mismatch", "retrace"),
+            missing="the cheaper form. With sampler.skip_layers = 0 no layer is skipped, and all layers "
+            "sample; set it, such as to 0.1.",
+        ),
     ),
 }
 ENTRIES["aipo"] = preset(
@@ -309,4 +353,13 @@ ENTRIES["aipo"] = preset(
     called="verl rollout_is token truncation (TIS) on REINFORCE",
     clip=(1.0, 3.0),
     advantage="mean",
+    recipe=MethodRecipe(
+        "AIPO (LlamaRL, arXiv 2505.24034): REINFORCE with ratios limited from above alone, for "
+        "asynchronous sampling.",
+        base="ratios",
+        shown=("clip",),
+        notes={"clip": "the weight of a token is min(w, 4)"},
+        missing='asynchronous sampling. Here a step waits for its samples; source.kind = "elsewhere" and '
+        "agro collect sample meanwhile.",
+    ),
 )

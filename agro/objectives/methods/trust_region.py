@@ -15,12 +15,13 @@ from agro.objectives.core import (
     Streams,
     Terms,
     always,
-    by,
+    coupling,
     preset,
     regularized,
 )
 from agro.objectives.imitation import IMITATION
 from agro.objectives.kl_term import KL_TERM
+from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods.clipped import Clip, clipped_gain, ratio_needs
 from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, GROUPS, REWARD, Need
 from agro.objectives.options import Average, Beta, Option
@@ -211,48 +212,74 @@ ENTRIES: dict[str, Objective] = {
         deepseek_v32,
         "DeepSeek-V3.2, arXiv 2512.02556, eqs. 7 to 9",
         lambda options: ratio_needs(options) | {BEHAVIOR_LOGP},
-        by("row"),
+        coupling("row"),
         ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="code",
         called="TRL off_policy_mask_threshold and use_bias_correction_kl",
         preset={"unbiased_kl": True},
+        recipe=MethodRecipe(
+            "DeepSeek-V3.2's GRPO (arXiv 2512.02556): drops wrong responses that the policy has left; "
+            "an unbiased KL.",
+            base="ratios",
+            options={"beta": 0.001},
+            shown=("off_policy",),
+            notes={"beta": "reward per nat of one token; w k3 (unbiased_kl) estimates KL(π, π_ref)"},
+        ),
     ),
     "kimi_k25": Objective(
         kimi_k25,
         "Kimi K2.5, arXiv 2602.02276",
         always(REWARD, GROUPS, BEHAVIOR_LOGP),
-        by("row"),
+        coupling("row"),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("ratio_max",),
         certainty="code",
         called="prime-rl kl_tau",
+        recipe=MethodRecipe(
+            "Kimi K2.5 (arXiv 2602.02276): no clip; the squared log-ratio of each token pulls back to "
+            "what it was sampled with.",
+            base="ratios",
+            shown=("pull",),
+        ),
     ),
     "sapo": Objective(
         sapo,
         "SAPO, arXiv 2511.20347, eqs. 5 and 6",
         ratio_needs,
-        by("row"),
+        coupling("row"),
         ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS),
         metrics=("ratio_max",),
         certainty="code",
         called='TRL loss_type = "sapo"; verl loss_mode = "sapo"',
+        recipe=MethodRecipe(
+            "SAPO (arXiv 2511.20347): GRPO with a soft gate in the place of the clip.",
+            base="ratios",
+            options={"ratio": "old"},
+            shown=("temperature",),
+            notes={"temperature": "of right and wrong tokens: the larger, the faster the gradient falls"},
+        ),
     ),
     "dppo": Objective(
         dppo,
         "DPPO, arXiv 2602.04879",
         always(REWARD, GROUPS, BEHAVIOR_LOGP),
-        by("row"),
+        coupling("row"),
         ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="code",
         called='verl loss_mode = "dppo_tv"; TRL experimental DPPOTrainer; prime-rl dppo_mask_high',
+        recipe=MethodRecipe(
+            "DPPO (arXiv 2602.04879): masks tokens whose probability, not whose ratio, has moved too far.",
+            base="ratios",
+            shown=("limit",),
+        ),
     ),
     "remix": Objective(
         remix,
         "ReMix, arXiv 2507.06892",
         _remix_needs,
-        by("row"),
+        coupling("row"),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="notes",
@@ -268,4 +295,9 @@ ENTRIES["dppo_kl"] = preset(
     called='verl loss_mode = "dppo_kl"; TRL divergence_type = "binary_kl"',
     divergence="kl",
     limit=0.05,
+    recipe=MethodRecipe(
+        "DPPO (arXiv 2602.04879) with a KL: masks tokens whose two-outcome KL to the sampler is too large.",
+        base="ratios",
+        shown=("limit",),
+    ),
 )

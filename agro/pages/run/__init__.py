@@ -25,8 +25,8 @@ def curve(run_folder: str | Path, out_png: str | Path) -> Path:
     from agro.pages.run.figures import png
     from agro.runs.rundata import load_run
 
-    run, out = load_run(Path(run_folder)), Path(out_png)
+    run, path = load_run(Path(run_folder)), Path(out_png)
     if not run.measures("reward_mean", "eval_reward"):
         raise Refused(f"{run.folder / 'metrics.jsonl'}: no step has a reward, so there is no curve to draw")
-    png(learning_curve(run, (7.6, 3.6), titled=True), out)
-    return out
+    png(learning_curve(run, (7.6, 3.6), titled=True), path)
+    return path

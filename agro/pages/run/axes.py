@@ -32,18 +32,20 @@ def css(color: str) -> str:
     return f"var(--{VARIABLES[color]})"
 
 
-def label(axes: Any, text: str, at: tuple[float, float], offset: tuple[float, float], **style: Any) -> None:
-    """Text at `at`, in fractions of the axes, moved by `offset` points."""
+def label(
+    axes: Any, text: str, position: tuple[float, float], offset: tuple[float, float], **style: Any
+) -> None:
+    """Text at `position`, in fractions of the axes, moved by `offset` points."""
     style = {"color": MUTED, "ha": "left", "va": "bottom", "fontsize": FONT, "parse_math": False} | style
-    axes.annotate(text, at, offset, xycoords="axes fraction", textcoords="offset points", **style)
+    axes.annotate(text, position, offset, xycoords="axes fraction", textcoords="offset points", **style)
 
 
 def margins(size: Size, labels: Sequence[str], above: int = 0, below: int = 0) -> Box:
     """The box of axes, with room for `labels` on the right and lines of text above and below."""
     width, height = size[0] * 72, size[1] * 72
     right = max([30.0, *(8 + 0.58 * FONT * len(text) for text in labels)])
-    left, bottom, top = 30.0, 20.0 + below * LINE, 8 + above * LINE
-    return left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height
+    margin, bottom, top = 30.0, 20.0 + below * LINE, 8 + above * LINE
+    return margin / width, bottom / height, 1 - (margin + right) / width, 1 - (bottom + top) / height
 
 
 def style_axes(axes: Any) -> None:
@@ -125,13 +127,13 @@ def name_series(axes: Any, size: Size, ends: Sequence[tuple[str, str, float]]) -
     placed = [(float(transform.transform((0, y))[1]) * height, text, color) for text, color, y in ends]
     placed.sort(key=lambda item: item[0])
     lowest = 0.4 * FONT  # not on the label of the x axis
-    for (_, text, color), y in zip(placed, apart([y for y, _, _ in placed], 1.25 * FONT), strict=True):
+    for (_, text, color), y in zip(placed, spread_out([y for y, _, _ in placed], 1.25 * FONT), strict=True):
         y = max(y, lowest)
         lowest = y + 1.25 * FONT
         label(axes, text, (1, 0), (5, y), color=color, va="center")
 
 
-def apart(heights: Sequence[float], gap: float) -> list[float]:
+def spread_out(heights: Sequence[float], gap: float) -> list[float]:
     """Rising heights at least `gap` apart, nearest to the given rising ones in least squares.
 
     After subtracting i · gap from the i-th they only have to be monotone: isotonic regression.

@@ -40,7 +40,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """S runs that differ in their seed alone, at the K steps at which all were measured. `runs`: by seed.
 
     `se`: each run's own standard error over held-out prompts at the last step; NaN where it is unknown.
@@ -68,24 +68,24 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """`differences`: each line's value by dotted key. `without_heldout`: runs without held-out reward."""
 
     measure: Measure
-    lines: tuple[Line, ...]
+    lines: tuple[Curve, ...]
     differences: dict[str, list[Any]]
     without_heldout: tuple[RunData, ...]
 
-    def difference(self, line: Line) -> Interval | None:
+    def difference(self, line: Curve) -> Interval | None:
         """`line`'s final rewards minus the first line's by seed; None with fewer than two common seeds."""
         if line is self.lines[0]:
             return None
-        first = dict(zip(self.lines[0].seeds, self.lines[0].finals, strict=True))
-        pairs = [v - first[s] for s, v in zip(line.seeds, line.finals, strict=True) if s in first]
+        baseline = dict(zip(self.lines[0].seeds, self.lines[0].finals, strict=True))
+        pairs = [v - baseline[s] for s, v in zip(line.seeds, line.finals, strict=True) if s in baseline]
         return Interval.of(np.array(pairs)) if len(pairs) > 1 else None
 
 
-def compare(folders: Sequence[Path]) -> Comparison:
+def compare(folders: Sequence[Path]) -> RunComparison:
     """Read runs and group them. Raises `Refused` where one can't be read, or two have the same seed."""
     if len({f.resolve() for f in folders}) < len(folders):
         raise Refused(f"compare: expected different runs, got {', '.join(map(str, folders))}")
@@ -110,31 +110,35 @@ def compare(folders: Sequence[Path]) -> Comparison:
     differences = differing([flat(settings(g[0])) for g in groups])
     labels = _labels(groups, differences)
     lines = tuple(_line(label, group, measure) for label, group in zip(labels, groups, strict=True))
-    return Comparison(measure, lines, differences, without)
+    return RunComparison(measure, lines, differences, without)
 
 
 def settings(run: RunData) -> dict[str, Any]:
     """Everything but the seed that decides a run's result. Paths into its own folder begin with RUN."""
     values = copy.deepcopy(deciding(run.config.model_dump(mode="json")))
     values["train"].pop("seed")
-    own = run.folder.resolve()
+    folder = run.folder.resolve()
     for key, value in values["data"].items():
-        if isinstance(value, str) and Path(value).resolve().is_relative_to(own):
-            values["data"][key] = str("RUN" / Path(value).resolve().relative_to(own))
+        if isinstance(value, str) and Path(value).resolve().is_relative_to(folder):
+            values["data"][key] = str("RUN" / Path(value).resolve().relative_to(folder))
     return values
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested values under dotted keys; those of a phase under phases.NAME."""
-    out: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in values.items():
         if key == "phases":
-            value = {phase["name"]: {k: v for k, v in phase.items() if k != "name"} for phase in value}
+            value = {phase["name"]: _without_name(phase) for phase in value}
         if isinstance(value, Mapping):
-            out |= flat(value, f"{prefix}{key}.")
+            result |= flat(value, f"{prefix}{key}.")
         else:
-            out[prefix + key] = value
-    return out
+            result[prefix + key] = value
+    return result
+
+
+def _without_name(phase: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in phase.items() if key != "name"}
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -159,32 +163,32 @@ def _labels(groups: Sequence[Sequence[RunData]], differences: Mapping[str, Seque
 
 
 def _short(key: str, value: Any) -> str:
-    return words(value) if key == "objective.name" else f"{key.split('.')[-1]} {words(value)}"
+    return to_text(value) if key == "objective.name" else f"{key.split('.')[-1]} {to_text(value)}"
 
 
-def words(value: Any) -> str:
+def to_text(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _line(label: str, runs: Sequence[RunData], measure: Measure) -> Line:
-    known: list[dict[int, float]] = []
+def _line(label: str, runs: Sequence[RunData], measure: Measure) -> Curve:
+    measured: list[dict[int, float]] = []
     for run in runs:
         pairs = zip(run.column("step"), run.column(measure), strict=True)
-        known.append({int(s): v for s, v in pairs if math.isfinite(v)})
-    steps = sorted(set.intersection(*(set(k) for k in known)))
+        measured.append({int(s): v for s, v in pairs if math.isfinite(v)})
+    steps = sorted(set.intersection(*(set(k) for k in measured)))
     if not steps:
         raise Refused(
             f"compare: {', '.join(str(r.folder) for r in runs)}: expected steps at which "
             f"{'all of them have' if len(runs) > 1 else 'it has'} {measure}, got none"
         )
-    values = np.array([[k[s] for s in steps] for k in known])
+    values = np.array([[k[s] for s in steps] for k in measured])
     if measure == "eval_reward":
         finals = values[:, -1]
-        se = to_array([run.at(steps[-1], "eval_reward_se") for run in runs])
+        se = to_array([run.value_at(steps[-1], "eval_reward_se") for run in runs])
     else:
         finals = values[:, -tail(len(steps)) :].mean(1)
         se = np.full(len(runs), math.nan)
-    return Line(label, tuple(runs), np.array(steps), values, finals, se)
+    return Curve(label, tuple(runs), np.array(steps), values, finals, se)
 
 
 def tail(steps: int) -> int:

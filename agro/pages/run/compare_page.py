@@ -29,10 +29,10 @@ from agro.pages.run.axes import (
     scale_axes,
     style_axes,
 )
-from agro.pages.run.compare import Comparison, Interval, Line, words
+from agro.pages.run.compare import Curve, Interval, RunComparison, to_text
 from agro.pages.run.curves import smoothing
 from agro.pages.run.figures import COLUMNS, png, running_mean, svg
-from agro.pages.run.hover import Column, hover
+from agro.pages.run.hover import HoverColumn, hover
 from agro.pages.run.render import render
 from agro.runs.rundata import Values
 
@@ -46,7 +46,7 @@ def color_of(number: int) -> str:
     return COLORS[number % len(COLORS)]
 
 
-def short_labels(comparison: Comparison, longest: int) -> list[str]:
+def short_labels(comparison: RunComparison, longest: int) -> list[str]:
     """The lines' labels, cut, and numbered where two would be the same; none for a single line."""
     labels = [cut(line.label, longest) for line in comparison.lines]
     if len(labels) == 1:
@@ -56,26 +56,26 @@ def short_labels(comparison: Comparison, longest: int) -> list[str]:
     return labels
 
 
-def figure(comparison: Comparison, size: Size = WIDE, longest: int = LONGEST) -> Figure:
+def figure(comparison: RunComparison, size: Size = WIDE, longest: int = LONGEST) -> Figure:
     """Means over seeds against steps, their 95 % t-intervals as bands, single seeds thin.
 
     Each line's label, of at most `longest` characters, stands at its end.
     """
-    out = Figure(figsize=size)
+    chart = Figure(figsize=size)
     labels = short_labels(comparison, longest)
-    axes: Any = out.add_axes(margins(size, labels, 1))
+    axes: Any = chart.add_axes(margins(size, labels, 1))
     style_axes(axes)
-    last = max(1, *(int(line.steps[-1]) for line in comparison.lines))
-    axes.set_xlim(0, last)
-    drawn = []
+    end = max(1, *(int(line.steps[-1]) for line in comparison.lines))
+    axes.set_xlim(0, end)
+    shown = []
     ends: list[tuple[int, float]] = []  # of each line
     for i, line in enumerate(comparison.lines):
         width = smoothing(len(line.steps)) if comparison.measure == "reward_mean" else 1
         values = np.array([running_mean(v, width) for v in line.values])
         _draw_line(axes, line, values, color_of(i), DASHES[i // len(COLORS) % len(DASHES)])
-        drawn.append(values.ravel())
+        shown.append(values.ravel())
         ends.append((int(line.steps[-1]), float(values.mean(0)[-1])))
-    every = np.concatenate(drawn)
+    every = np.concatenate(shown)
     scale_axes(axes, every)
     low, high = every.min(), every.max()
     room = 0.25 * (high - low) or 0.5  # a band of two seeds is so wide that it would flatten the lines
@@ -83,34 +83,34 @@ def figure(comparison: Comparison, size: Size = WIDE, longest: int = LONGEST) ->
     name_axes(axes, "step", NAMES[comparison.measure], bold=True)
     at_edge = []
     for i, (text, (step, value)) in enumerate(zip(labels, ends)):
-        if step == last:
+        if step == end:
             at_edge.append((text, color_of(i), value))
         else:
             style = {"color": color_of(i), "fontsize": FONT, "va": "center", "parse_math": False}
             axes.annotate(text, (step, value), (5, 0), textcoords="offset points", **style)
     if at_edge:
         name_series(axes, size, at_edge)
-    return out
+    return chart
 
 
-def values_under_pointer(comparison: Comparison) -> list[Column]:
+def values_under_pointer(comparison: RunComparison) -> list[HoverColumn]:
     """The mean of each line at each step that is measured, up to `COLUMNS` of them."""
     steps = sorted({int(step) for line in comparison.lines for step in line.steps})
     spread = np.unique(np.linspace(0, len(steps) - 1, min(COLUMNS, len(steps))).astype(int))
     names = short_labels(comparison, LONGEST) or [""]
-    found = []
-    for at in spread:
+    columns = []
+    for index in spread:
         texts = []
         for i, line in enumerate(comparison.lines):
-            column = np.flatnonzero(line.steps == steps[at])
+            column = np.flatnonzero(line.steps == steps[index])
             if column.size:
                 value = fixed(float(line.values[:, column[0]].mean()))
                 texts.append((f"{names[i]} {value}".strip(), css(color_of(i))))
-        found.append(Column(steps[at], f"step {steps[at]}", tuple(texts)))
-    return found
+        columns.append(HoverColumn(steps[index], f"step {steps[index]}", tuple(texts)))
+    return columns
 
 
-def _draw_line(axes: Any, line: Line, values: Values, color: str, dash: str) -> None:
+def _draw_line(axes: Any, line: Curve, values: Values, color: str, dash: str) -> None:
     """`values`: [S,K]."""
     if len(values) > 1:
         axes.plot(line.steps, values.T, color=color, linewidth=0.5, alpha=0.4)
@@ -122,13 +122,13 @@ def _draw_line(axes: Any, line: Line, values: Values, color: str, dash: str) -> 
     axes.plot(line.steps, values.mean(0), dash, **style)
 
 
-def write(comparison: Comparison, out: Path) -> list[Path]:
-    """Write compare.png, compare.svg and compare.html into `out`, and return their paths."""
+def write(comparison: RunComparison, folder: Path) -> list[Path]:
+    """Write compare.png, compare.svg and compare.html into `folder`, and return their paths."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Refused(f"--out {out}: expected a folder to write into: {error.strerror}") from None
-    paths = [out / f"compare.{ending}" for ending in ("png", "svg", "html")]
+        raise Refused(f"--out {folder}: expected a folder to write into: {error.strerror}") from None
+    paths = [folder / f"compare.{ending}" for ending in ("png", "svg", "html")]
     png(figure(comparison), paths[0])
     with matplotlib.rc_context({"svg.hashsalt": "compare"}):  # the same runs give the same file
         figure(comparison).savefig(paths[1], format="svg", facecolor="white", metadata={"Date": None})
@@ -136,7 +136,7 @@ def write(comparison: Comparison, out: Path) -> list[Path]:
     return paths
 
 
-def notes(comparison: Comparison) -> list[str]:
+def notes(comparison: RunComparison) -> list[str]:
     """What a reader has to know about the numbers."""
     texts = []
     if comparison.measure == "reward_mean":
@@ -148,8 +148,8 @@ def notes(comparison: Comparison) -> list[str]:
         )
     single = [line.label for line in comparison.lines if len(line.runs) == 1]
     if single:
-        of_which = "each line" if len(single) == len(comparison.lines) else "; ".join(single)
-        note = f"There is a single seed of {of_which}, so there is no interval over seeds."
+        lines_named = "each line" if len(single) == len(comparison.lines) else "; ".join(single)
+        note = f"There is a single seed of {lines_named}, so there is no interval over seeds."
         if comparison.measure == "eval_reward":
             note += " ± is the run's own standard error over held-out prompts."
         texts.append(note)
@@ -162,7 +162,7 @@ def notes(comparison: Comparison) -> list[str]:
     return texts
 
 
-def final_words(line: Line) -> str:
+def final_words(line: Curve) -> str:
     """The final reward and its uncertainty."""
     x = line.final
     if x.n > 1:
@@ -172,7 +172,7 @@ def final_words(line: Line) -> str:
     return fixed(x.mean)
 
 
-def difference_words(comparison: Comparison, line: Line) -> str:
+def difference_words(comparison: RunComparison, line: Curve) -> str:
     if line is comparison.lines[0]:
         return "–"
     x = comparison.difference(line)
@@ -182,12 +182,12 @@ def difference_words(comparison: Comparison, line: Line) -> str:
     return f"{mean}  [{low}, {high}] ({x.n} seeds)"
 
 
-def differences_words(comparison: Comparison) -> list[str]:
+def differences_words(comparison: RunComparison) -> list[str]:
     """Such as "objective.name: agro | rloo", in the order of the lines."""
-    return [f"{key}: " + " | ".join(map(words, values)) for key, values in comparison.differences.items()]
+    return [f"{key}: " + " | ".join(map(to_text, values)) for key, values in comparison.differences.items()]
 
 
-def to_json(comparison: Comparison, paths: Sequence[Path]) -> dict[str, Any]:
+def to_json(comparison: RunComparison, paths: Sequence[Path]) -> dict[str, Any]:
     return {
         "measure": comparison.measure,
         "interval": "95 % t-interval over seeds",
@@ -198,7 +198,7 @@ def to_json(comparison: Comparison, paths: Sequence[Path]) -> dict[str, Any]:
     }
 
 
-def _line_json(comparison: Comparison, line: Line) -> dict[str, Any]:
+def _line_json(comparison: RunComparison, line: Curve) -> dict[str, Any]:
     runs = []
     for run, final, se in zip(line.runs, line.finals, line.se, strict=True):
         seed = run.config.train.seed
@@ -223,11 +223,11 @@ def _or_none(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def page(comparison: Comparison) -> str:
+def page(comparison: RunComparison) -> str:
     """One self-contained file."""
-    wide, narrow = figure(comparison), figure(comparison, NARROW, 14)
     values = values_under_pointer(comparison)
-    curves = [svg(f, name, hover(f.axes[0], values)) for f, name in ((wide, "wide"), (narrow, "narrow"))]
+    charts = {"wide": figure(comparison), "narrow": figure(comparison, NARROW, 14)}
+    curves = [svg(chart, name, hover(chart.axes[0], values)) for name, chart in charts.items()]
     rows = []
     for i, line in enumerate(comparison.lines):
         row = {"color": css(color_of(i)), "line": line, "final": final_words(line)}
@@ -239,6 +239,6 @@ def page(comparison: Comparison) -> str:
         notes=notes(comparison),
         curves=curves,
         rows=rows,
-        differences={key: list(map(words, values)) for key, values in comparison.differences.items()},
+        differences={key: list(map(to_text, values)) for key, values in comparison.differences.items()},
         json=json.dumps(to_json(comparison, []), indent=1, ensure_ascii=False),
     )

@@ -29,8 +29,8 @@ from agro.pages.run.axes import (
     scale_axes,
     style_axes,
 )
-from agro.pages.run.figures import Axis, Look, Series, draw, inside, svg
-from agro.pages.run.hover import Column, hover
+from agro.pages.run.figures import Axis, Look, Series, draw, rows_of_phase, svg
+from agro.pages.run.hover import HoverColumn, hover
 from agro.runs.metrics import METRICS
 from agro.runs.rundata import RunData, Values
 
@@ -73,17 +73,17 @@ def against_kl(run: RunData, size: Size = WIDE) -> Markup:
     figure, parts = kl_figure(run, size)
     over = ""
     for axes, rows in zip(figure.axes, parts, strict=True):
-        found = []
+        columns = []
         for s, kl in kl_pairs(run):
             if s.points:
-                found = [_column(run, s, kl, int(at)) for at in np.flatnonzero(_known(s, kl, rows))]
-        over += hover(axes, found)
+                columns = [_column(run, s, kl, int(row)) for row in np.flatnonzero(_known(s, kl, rows))]
+        over += hover(axes, columns)
     return svg(figure, f"Reward against KL {size}", over)
 
 
-def _column(run: RunData, s: Series, kl: Values, row: int) -> Column:
+def _column(run: RunData, s: Series, kl: Values, row: int) -> HoverColumn:
     lines = ((f"{s.label} {short(s.values[row])}", css(s.color)), (f"KL {short(kl[row])}", css(MUTED)))
-    return Column(float(kl[row]), f"step {run.rows[row]['step']}", lines)
+    return HoverColumn(float(kl[row]), f"step {run.rows[row]['step']}", lines)
 
 
 def kl_figure(run: RunData, size: Size = WIDE) -> tuple[Figure, list[NDArray[np.bool_]]]:
@@ -95,21 +95,21 @@ def kl_figure(run: RunData, size: Size = WIDE) -> tuple[Figure, list[NDArray[np.
     split = run.config.policy.reference == "phase" and len(run.spans) > 1
     parts = [("", np.full(len(run.rows), True))]
     if split:
-        parts = [(span.name, inside(run, span)) for span in run.spans]
+        parts = [(span.name, rows_of_phase(run, span)) for span in run.spans]
     parts = [part for part in parts if any(_known(s, kl, part[1]).any() for s, kl in pairs)]
     labels = [s.label for s, _ in pairs] if len(pairs) > 1 else []
     figure = Figure(figsize=size)
-    left, bottom, width, height = margins(size, labels, 1 + split, below=1)
+    x, bottom, width, height = margins(size, labels, 1 + split, below=1)
     gap = 14 / (size[0] * 72)
     each = (width - gap * (len(parts) - 1)) / len(parts)
     rewards = np.concatenate([s.values[np.isfinite(kl)] for s, kl in pairs])
     for i, (name, rows) in enumerate(parts):
-        axes: Any = figure.add_axes((left + i * (each + gap), bottom, each, height))
+        axes: Any = figure.add_axes((x + i * (each + gap), bottom, each, height))
         style_axes(axes)
         axes.xaxis.set_major_locator(MaxNLocator(max(3, 6 // len(parts)), steps=NICE))
         for s, kl in pairs:
-            known = _known(s, kl, rows)
-            _path(axes, s, kl[known], s.values[known], together=math.ceil(len(kl) / DOTS))
+            selected = _known(s, kl, rows)
+            _path(axes, s, kl[selected], s.values[selected], together=math.ceil(len(kl) / DOTS))
         scale_axes(axes, rewards)
         low, high = axes.get_xlim()
         axes.set_xlim(min(0.0, low), high)
@@ -149,16 +149,16 @@ def _label_values(axes: Any, run: RunData, x: Values, size: Size) -> None:
     points = (size[0] * 72 * box.width, size[1] * 72 * box.height)
     width, height = 2.8 * FONT, 1.3 * FONT
     placed: list[tuple[float, float]] = []
-    known = np.flatnonzero(np.isfinite(values))
-    for at in reversed(range(len(known))):
-        row = known[at]
+    evaluated = np.flatnonzero(np.isfinite(values))
+    for i in reversed(range(len(evaluated))):
+        row = evaluated[i]
         if steps[row] not in bounds:
             continue
-        left, bottom = (axes.transScale + axes.transLimits).transform((x[row], values[row])) * points
+        x_points, bottom = (axes.transScale + axes.transLimits).transform((x[row], values[row])) * points
         is_last = steps[row] == run.steps
-        neighbor = known[max(0, at - 1)] if is_last else known[min(at + 1, len(known) - 1)]
+        neighbor = evaluated[max(0, i - 1)] if is_last else evaluated[min(i + 1, len(evaluated) - 1)]
         above = bottom < 1.5 * FONT or values[neighbor] < values[row]  # away from the line beside the number
-        corner = (left - width if is_last else left, bottom if above else bottom - height)
+        corner = (x_points - width if is_last else x_points, bottom if above else bottom - height)
         if any(abs(corner[0] - a) < width and abs(corner[1] - b) < height for a, b in placed):
             continue
         placed.append(corner)

@@ -19,7 +19,7 @@ SOURCES = 5  # shown; the rarest ones are merged
 
 
 @dataclass(frozen=True)
-class Experience:
+class RunExperience:
     """Draws and responses of a run. `problem`: why the store couldn't be read; empty where it could."""
 
     path: Path
@@ -28,7 +28,7 @@ class Experience:
     problem: str = ""
 
     @classmethod
-    def of(cls, run: RunData) -> Experience:
+    def of(cls, run: RunData) -> RunExperience:
         path = Path(run.config.data.store) if run.config.data.store else run.folder / "store.db"
         if not path.exists():
             return cls(path, problem=f"There is no store at {path}.")
@@ -63,8 +63,8 @@ class Experience:
         if len(counts) <= SOURCES:
             return names
         shown = {name for name, _ in counts.most_common(SOURCES - 1)}
-        rest = f"{len(counts) - len(shown)} other sources"
-        return [n if n in shown else rest for n in names]
+        remainder = f"{len(counts) - len(shown)} other sources"
+        return [n if n in shown else remainder for n in names]
 
     @cached_property
     def source_names(self) -> list[str]:
@@ -78,35 +78,35 @@ class Experience:
 
 @dataclass(frozen=True)
 class Window:
-    """The known values of draws at steps `first` to `last`."""
+    """The known values of draws at steps `start` to `stop`, both included."""
 
-    first: int
-    last: int
+    start: int
+    stop: int
     values: Values
 
 
 def begin_and_end(steps: Values, values: Values) -> tuple[Window, Window] | None:
     """The first and the last tenth of the steps that have a known value; None where none has."""
-    at = np.isfinite(values)
-    known = np.unique(steps[at])
-    if not known.size:
+    is_known = np.isfinite(values)
+    known_steps = np.unique(steps[is_known])
+    if not known_steps.size:
         return None
-    n = max(1, len(known) // TENTH)
+    n = max(1, len(known_steps) // TENTH)
 
     def window(part: Values) -> Window:
-        inside = at & (steps >= part[0]) & (steps <= part[-1])
-        return Window(int(part[0]), int(part[-1]), values[inside])
+        selected = is_known & (steps >= part[0]) & (steps <= part[-1])
+        return Window(int(part[0]), int(part[-1]), values[selected])
 
-    return window(known[:n]), window(known[-n:])
+    return window(known_steps[:n]), window(known_steps[-n:])
 
 
 def source_of(draw: Draw) -> str:
-    if not draw.own:
+    if not draw.is_own:
         return draw.source or draw.role
     return "fresh samples" if draw.staleness == 0 else "this run's earlier samples"
 
 
 def _versions(run: RunData) -> dict[int, int | None]:
     """The learner's version when it drew at each step: the one that the step before it left."""
-    left = [0, *(row.get("version") for row in run.rows)]
-    return {row["step"]: version for row, version in zip(run.rows, left, strict=False)}
+    versions = [0, *(row.get("version") for row in run.rows)]
+    return {row["step"]: version for row, version in zip(run.rows, versions, strict=False)}

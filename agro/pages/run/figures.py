@@ -41,7 +41,7 @@ from agro.pages.run.axes import (
     scale_axes,
     style_axes,
 )
-from agro.pages.run.hover import Column, hover
+from agro.pages.run.hover import HoverColumn, hover
 from agro.runs.rundata import RunData, Span, Values
 
 UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))  # of time, and their seconds
@@ -137,36 +137,36 @@ def picture(
 
 def columns(
     run: RunData, series: Sequence[Series], axis: Axis | None = None, look: Look = PLAIN
-) -> list[Column]:
+) -> list[HoverColumn]:
     """The values of up to `COLUMNS` rows: those where a series of points was measured, else evenly spread."""
     axis = axis or Axis.steps(run)
     shown = [s for s in series if np.isfinite(s.values).any()]
-    known = np.flatnonzero(np.any([np.isfinite(s.values) for s in shown], axis=0))
+    known_rows = np.flatnonzero(np.any([np.isfinite(s.values) for s in shown], axis=0))
     measured = np.flatnonzero(np.any([np.isfinite(s.values) & s.points for s in shown], axis=0))
-    drawn = [_drawn(run, s) for s in shown]
-    found = []
-    for part in np.array_split(known, min(COLUMNS, len(known))):
+    lines_drawn = [_smoothed(run, s) for s in shown]
+    hover_columns = []
+    for part in np.array_split(known_rows, min(COLUMNS, len(known_rows))):
         row = int(next((r for r in reversed(part) if r in measured), part[len(part) // 2]))
         title = f"step {run.rows[row]['step']}"
         if axis.label != "step":
             title += f", {short(axis.values[row])} {axis.label}"
         lines = []
-        for s, values in zip(shown, drawn, strict=True):
+        for s, values in zip(shown, lines_drawn, strict=True):
             if np.isfinite(values[row]):
                 value = percent(values[row], 1) if look.percent else short(values[row])
                 lines.append((f"{s.label} {value}" if len(shown) > 1 else value, css(s.color)))
-        found.append(Column(float(axis.values[row]), title, tuple(lines)))
-    return found
+        hover_columns.append(HoverColumn(float(axis.values[row]), title, tuple(lines)))
+    return hover_columns
 
 
-def _drawn(run: RunData, s: Series) -> Values:
+def _smoothed(run: RunData, s: Series) -> Values:
     """The values of a series as its line has them: a running mean within each phase."""
-    out = s.values.copy()
+    values = s.values.copy()
     if not s.points:
         for span in run.spans:
-            rows = inside(run, span)
-            out[rows] = running_mean(out[rows], s.smooth)
-    return out
+            rows = rows_of_phase(run, span)
+            values[rows] = running_mean(values[rows], s.smooth)
+    return values
 
 
 def svg(figure: Figure, name: str, over: str = "") -> Markup:
@@ -182,8 +182,8 @@ def svg(figure: Figure, name: str, over: str = "") -> Markup:
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r" font-family: [^;\"]*;", "", text)
     text = re.sub(r'(<g) id="[^"]*"', r"\1", text)  # the same in every figure; nothing refers to them
-    head, rest = text.split(">", 1)
-    text = re.sub(r' (?:xmlns(?::\w+)?|version|width|height)="[^"]*"', "", head) + ">" + rest
+    head, body = text.split(">", 1)
+    text = re.sub(r' (?:xmlns(?::\w+)?|version|width|height)="[^"]*"', "", head) + ">" + body
     for color, variable in VARIABLES.items():
         text = text.replace(color, f"var(--{variable})")
     return Markup(text.strip().removesuffix("</svg>") + over + "</svg>")
@@ -195,20 +195,20 @@ def png(figure: Figure, path: Path) -> None:
     figure.savefig(path, format="png", dpi=200, facecolor="white")
 
 
-def inside(run: RunData, span: Span) -> NDArray[np.bool_]:
+def rows_of_phase(run: RunData, span: Span) -> NDArray[np.bool_]:
     """The rows of a phase. An evaluation at step 0 belongs to the first one."""
     steps = run.column("step")
-    after = -1 if span.begins == 0 else span.begins
-    return (steps > after) & (steps <= span.ends)
+    start = -1 if span.begins == 0 else span.begins
+    return (steps > start) & (steps <= span.ends)
 
 
 def _line(axes: Any, run: RunData, x: Values, s: Series) -> float:
     """Draw one series and return the height of its last point."""
     if s.points:
         return _points(axes, run, x, s)
-    end, means = math.nan, _drawn(run, s)
+    end, means = math.nan, _smoothed(run, s)
     for span in run.spans:  # a phase trains on other data, so no line joins two of them
-        rows = inside(run, span)
+        rows = rows_of_phase(run, span)
         mean = means[rows]
         if s.smooth > 1:
             axes.plot(x[rows], s.values[rows], color=s.color, linewidth=0.6, alpha=0.35)
@@ -216,24 +216,24 @@ def _line(axes: Any, run: RunData, x: Values, s: Series) -> float:
         gap = np.isnan(np.concatenate([[math.nan], mean, [math.nan]]))
         alone = ~gap[1:-1] & gap[:-2] & gap[2:]
         axes.plot(x[rows][alone], mean[alone], "o", color=s.color, markersize=2.4, markeredgewidth=0)
-        known = mean[~np.isnan(mean)]
-        if known.size:
-            end = float(known[-1])
+        finite = mean[~np.isnan(mean)]
+        if finite.size:
+            end = float(finite[-1])
     return end
 
 
 def _points(axes: Any, run: RunData, x: Values, s: Series) -> float:
-    known = np.isfinite(s.values)
-    parts = [known]
+    finite = np.isfinite(s.values)
+    parts = [finite]
     if s.split:
-        parts = [known & inside(run, span) for span in run.spans]
+        parts = [finite & rows_of_phase(run, span) for span in run.spans]
     for part in parts:
         axes.plot(x[part], s.values[part], color=s.color, linewidth=1.4, clip_on=False)
-    at, y = x[known], s.values[known]
+    x_known, y = x[finite], s.values[finite]
     if s.se is not None:
         error = {"fmt": "none", "ecolor": s.color, "elinewidth": 1.0, "capsize": 0, "clip_on": False}
-        axes.errorbar(at, y, s.se[known], **error)
-    axes.plot(at, y, "o", color=s.color, markersize=3.6, markeredgewidth=0, clip_on=False)
+        axes.errorbar(x_known, y, s.se[finite], **error)
+    axes.plot(x_known, y, "o", color=s.color, markersize=3.6, markeredgewidth=0, clip_on=False)
     if s.mark is not None:
         ring = {"markersize": 9, "markerfacecolor": "none", "markeredgecolor": s.color, "clip_on": False}
         axes.plot(x[s.mark], s.values[s.mark], "o", **ring)
@@ -243,27 +243,27 @@ def _points(axes: Any, run: RunData, x: Values, s: Series) -> float:
 def running_mean(values: Values, width: int) -> Values:
     """The mean of up to `width` known values around each one. Unknown ones stay unknown and don't count."""
     rows = np.flatnonzero(np.isfinite(values))
-    out = np.full_like(values, math.nan)
+    means = np.full_like(values, math.nan)
     for i, row in enumerate(rows):
-        out[row] = values[rows[max(0, i - width // 2) : i + width // 2 + 1]].mean()
-    return out
+        means[row] = values[rows[max(0, i - width // 2) : i + width // 2 + 1]].mean()
+    return means
 
 
 def name_phases(axes: Any, run: RunData, x: Values, size: Size) -> int:
     """Shade every second phase and name each above the axes. Returns the lines that the names take."""
     if len(run.spans) < 2:
         return 0
-    last = max(1.0, x[-1])
+    extent = max(1.0, x[-1])
     points = size[0] * 72 * axes.get_position().width
     free = [0.0, 0.0, 0.0]  # where each line of names is free, in points
     used, ends = 0, 0.0
     for i, span in enumerate(run.spans):
-        begins, ends = ends, float(x[inside(run, span)][-1])
+        begins, ends = ends, float(x[rows_of_phase(run, span)][-1])
         if i % 2:
             axes.axvspan(begins, ends, color=BAND, linewidth=0, zorder=0)
         name = cut(span.name)
         width = 0.6 * FONT * (len(name) + 1)
-        start = min(begins / last * points, max(0.0, points - width))
+        start = min(begins / extent * points, max(0.0, points - width))
         row = next((r for r, end in enumerate(free) if start >= end - 0.01), len(free) - 1)
         free[row], used = start + width, max(used, row + 1)
         label(axes, name, (start / points, 1), (2, 3 + row * LINE), color=INK)

@@ -57,7 +57,7 @@ def _signal(run: RunData) -> list[Fact]:
         facts.append(Fact("steps without a signal", None))
     else:
         data = run.config.phase(run.spans[-1].name).data
-        ways = [f"{why}: {way_out(why, data)}" for why in signal.reasons]
+        ways = [f"{reason}: {way_out(reason, data)}" for reason in signal.reasons]
         facts.append(Fact("steps without a signal", steps_of(signal), ". ".join(ways), bad=signal.is_said))
     if share is not None and share.count:
         note = "fewer groups of the store than data.replay asks for; data.sources and the like limit them"
@@ -66,14 +66,14 @@ def _signal(run: RunData) -> list[Fact]:
 
 
 def _gradient(run: RunData) -> Panel | None:
-    before, after = run.column("grad_norm"), run.column("grad_norm_clipped")
-    known = np.isfinite(before)
+    norm, clipped_norm = run.column("grad_norm"), run.column("grad_norm_clipped")
+    measured = np.isfinite(norm)
     text = caption("grad_norm", "grad_norm_clipped")
-    if known.any():
-        clipped = after[known] < before[known]
+    if measured.any():
+        clipped = clipped_norm[measured] < norm[measured]
         text += f" Clipped at {percent(float(np.mean(clipped)))} of the steps."
         if clipped.all():
-            middle = float(np.median(before[known]))
+            middle = float(np.median(norm[measured]))
             text += f" The learning rate alone decides the size of a step (median norm {middle:.3g})."
     series = [training(run, "grad_norm_clipped", "after", color=SECOND), training(run, "grad_norm", "before")]
     return panel(run, "Gradient norm", series, text, Look(log=True))

@@ -13,7 +13,7 @@ from agro.types import Text
 
 
 @dataclass(frozen=True)
-class Given:
+class HeldOutResponse:
     """A response at a step, and its reward (None: scoring failed)."""
 
     step: int
@@ -28,7 +28,7 @@ class HeldOutPrompt:
 
     prompt: Text
     answer: Any
-    given: tuple[Given, ...]
+    responses: tuple[HeldOutResponse, ...]
 
 
 def held_out(run: RunData) -> list[HeldOutPrompt]:
@@ -50,20 +50,20 @@ def held_out(run: RunData) -> list[HeldOutPrompt]:
     if run.best_row is not None:
         best = run.rows[run.best_row]["step"]
     shown = {min(evaluations), best, max(evaluations)}
-    found = []
+    prompts = []
     for key, row in evaluations[max(evaluations)].items():
         steps = [step for step in sorted(evaluations) if step in shown and key in evaluations[step]]
-        given = [_given(step, evaluations[step][key], best) for step in steps]
-        found.append(HeldOutPrompt(row["prompt"], row.get("answer"), tuple(given)))
-    return found
+        responses = [_response(step, evaluations[step][key], best) for step in steps]
+        prompts.append(HeldOutPrompt(row["prompt"], row.get("answer"), tuple(responses)))
+    return prompts
 
 
 def _key(row: dict[str, Any]) -> str:
     return repr(row["prompt"])
 
 
-def _given(step: int, row: dict[str, Any], best: int) -> Given:
+def _response(step: int, row: dict[str, Any], best: int) -> HeldOutResponse:
     reward = row["reward"]
     if reward is not None and not math.isfinite(float(reward)):
         reward = None
-    return Given(step, str(row["response"]), reward, step == best)
+    return HeldOutResponse(step, str(row["response"]), reward, step == best)

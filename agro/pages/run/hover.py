@@ -22,7 +22,7 @@ PADDING = 4.0
 
 
 @dataclass(frozen=True)
-class Column:
+class HoverColumn:
     """What is shown at `x`, in the units of the axis: a title and lines of (text, CSS color)."""
 
     x: float
@@ -30,44 +30,43 @@ class Column:
     lines: tuple[tuple[str, str], ...]
 
 
-def hover(axes: Any, columns: Sequence[Column]) -> str:
+def hover(axes: Any, columns: Sequence[HoverColumn]) -> str:
     """The columns of one pair of axes as elements of the figure's SVG, whose unit is a point."""
     figure = axes.get_figure()
     width, height = figure.get_figwidth() * 72, figure.get_figheight() * 72
     box = axes.get_position()
     top, bottom = height * (1 - box.y1), height * (1 - box.y0)
     axes.get_xlim()  # brings the transformation up to date
-    placed: list[tuple[float, Column]] = []
+    placed: list[tuple[float, HoverColumn]] = []
     for column in sorted(columns, key=lambda c: c.x):
-        at = float(axes.transData.transform((column.x, 0.0))[0]) * 72 / figure.dpi
-        if not placed or at >= placed[-1][0] + NEAREST:
-            placed.append((at, column))
+        x = float(axes.transData.transform((column.x, 0.0))[0]) * 72 / figure.dpi
+        if not placed or x >= placed[-1][0] + NEAREST:
+            placed.append((x, column))
     if not placed:
         return ""
     bounds = [width * box.x0 - PADDING]
     bounds += [(a + b) / 2 for (a, _), (b, _) in pairwise(placed)]
     bounds.append(width * box.x1 + PADDING)
     parts = []
-    for (at, column), (left, right) in zip(placed, pairwise(bounds), strict=True):
-        size = f'width="{right - left:.1f}" height="{bottom - top:.1f}"'
-        area = f'<rect class="hit" x="{left:.1f}" y="{top:.1f}" {size}/>'
-        line = f'<path d="M{at:.1f} {top:.1f}V{bottom:.1f}"/>'
-        parts.append(f'<g class="at">{area}{line}{_card(column, at, top, width)}</g>')
+    for (x, column), (begin, end) in zip(placed, pairwise(bounds), strict=True):
+        size = f'width="{end - begin:.1f}" height="{bottom - top:.1f}"'
+        area = f'<rect class="hit" x="{begin:.1f}" y="{top:.1f}" {size}/>'
+        line = f'<path d="M{x:.1f} {top:.1f}V{bottom:.1f}"/>'
+        parts.append(f'<g class="at">{area}{line}{_card(column, x, top, width)}</g>')
     return "".join(parts)
 
 
-def _card(column: Column, at: float, top: float, width: float) -> str:
+def _card(column: HoverColumn, x: float, top: float, width: float) -> str:
     """The text beside the line, on the side where it has room."""
     texts = [(column.title, "var(--ink)"), *column.lines]
-    wide = max(len(text) for text, _ in texts) * WIDTH + 2 * PADDING
-    left = at + 5
-    if left + wide > width:
-        left = max(0.0, at - 5 - wide)
-    tall = len(texts) * LINE + PADDING
-    parts = [
-        f'<rect class="card" x="{left:.1f}" y="{top:.1f}" width="{wide:.1f}" height="{tall:.1f}" rx="2"/>'
-    ]
+    card_width = max(len(text) for text, _ in texts) * WIDTH + 2 * PADDING
+    begin = x + 5
+    if begin + card_width > width:
+        begin = max(0.0, x - 5 - card_width)
+    card_height = len(texts) * LINE + PADDING
+    size = f'width="{card_width:.1f}" height="{card_height:.1f}"'
+    parts = [f'<rect class="card" x="{begin:.1f}" y="{top:.1f}" {size} rx="2"/>']
     for number, (text, color) in enumerate(texts, 1):
         y = top + number * LINE
-        parts.append(f'<text x="{left + PADDING:.1f}" y="{y:.1f}" fill="{color}">{escape(text)}</text>')
+        parts.append(f'<text x="{begin + PADDING:.1f}" y="{y:.1f}" fill="{color}">{escape(text)}</text>')
     return "".join(parts)

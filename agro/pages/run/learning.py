@@ -12,7 +12,7 @@ from markupsafe import Markup
 from agro.io.numbers import fixed, with_error
 from agro.pages.run.axes import COLORS, MUTED, NARROW, SECOND, WIDE, Size, cut
 from agro.pages.run.curves import against_kl, kl_pairs, learning_curve, reward_series, smoothing
-from agro.pages.run.experience import Experience
+from agro.pages.run.experience import RunExperience
 from agro.pages.run.figures import Axis, Look, Series, columns, svg
 from agro.pages.run.hover import hover
 from agro.pages.run.panels import caption, heldout, panel, present, ring, training
@@ -29,7 +29,7 @@ REFERENCES = {
 }
 
 
-def learning(run: RunData, experience: Experience) -> dict[str, Any]:
+def learning(run: RunData, experience: RunExperience) -> dict[str, Any]:
     """What the template's first section shows."""
     stored_only = run.total("sampled_tokens") == 0 and not run.measures("eval_reward")
     curves = {}
@@ -49,7 +49,7 @@ def learning(run: RunData, experience: Experience) -> dict[str, Any]:
     }
 
 
-def _curves(run: RunData, experience: Experience) -> dict[str, tuple[Markup, Markup]]:
+def _curves(run: RunData, experience: RunExperience) -> dict[str, tuple[Markup, Markup]]:
     """The learning curve by the name of its axis: those axes that were measured."""
     axes = {"steps": Axis.steps(run)}
     time = Axis.time(run)
@@ -83,14 +83,14 @@ def _averages(run: RunData) -> str:
 
 def _phase(run: RunData, span: Span) -> dict[str, Any]:
     """A row of the table of phases."""
-    before = run.heldout(span.begins, span.begins)
-    after = run.heldout(span.begins + 1, span.ends)
+    start = run.heldout(span.begins, span.begins)
+    end = run.heldout(span.begins + 1, span.ends)
     change = None
-    if before and after:
+    if start and end:
         error = None
-        if before.se is not None and after.se is not None:
-            error = math.hypot(before.se, after.se)
-        change = (after.value - before.value, error)
+        if start.se is not None and end.se is not None:
+            error = math.hypot(start.se, end.se)
+        change = (end.value - start.value, error)
     config = run.config.phase(span.name) if span.name in run.config.phase_names else run.config
     data = f"{config.data.replay_text} from the store"
     if not config.data.draws_stored:
@@ -105,8 +105,8 @@ def _phase(run: RunData, span: Span) -> dict[str, Any]:
         "steps": span.ends - span.begins,
         "configured": config.train.steps,
         "ends": span.ends,
-        "before": before,
-        "after": after,
+        "before": start,
+        "after": end,
         "change": change,
     }
 
@@ -118,11 +118,11 @@ def _stored(run: RunData) -> Panel | None:
         return None
     reference = Series("reference", values + improvement, MUTED, points=True)
     text = caption("eval_consistency")
-    at = run.rows[int(np.flatnonzero(np.isfinite(values))[-1])]
-    if at.get("eval_consistency_fall") is not None:
-        better = with_error(at["eval_consistency_fall"], at.get("eval_consistency_fall_se"), 4)
-        groups = at.get("eval_groups", "an unknown number of")
-        text += f" At step {at['step']} it was {better} below the reference's, on {groups} groups."
+    latest = run.rows[int(np.flatnonzero(np.isfinite(values))[-1])]
+    if latest.get("eval_consistency_fall") is not None:
+        better = with_error(latest["eval_consistency_fall"], latest.get("eval_consistency_fall_se"), 4)
+        groups = latest.get("eval_groups", "an unknown number of")
+        text += f" At step {latest['step']} it was {better} below the reference's, on {groups} groups."
     return panel(run, "Held-out ½ Var(R)", [reference, heldout(run, "eval_consistency", "policy")], text)
 
 
@@ -152,7 +152,7 @@ def _best_and_worst(run: RunData) -> Panel | None:
         "The best should rise above 0; below 0, the policy moves away from them, which is right only where "
         "even these are poor."
     )
-    ratio = run.last("ratio_mean")
+    ratio = run.latest("ratio_mean")
     if ratio is not None:
         text += f" The mean of π/π_ref over stored responses ended at {ratio:.3g} (1 at the reference)."
     look = Look(METRICS["log_ratio_best"].unit)
@@ -192,7 +192,8 @@ def _parts(run: RunData) -> Panel | None:
         values = to_array([row.get(name) for row in parts])
         series.append(Series(cut(name, 16), values, color, smooth=smoothing(len(run.rows))))
     text = caption("reward_parts")
-    if more := len(names) - len(series):
+    more = len(names) - len(series)
+    if more:
         text += f" {more} more in metrics.jsonl."
     return panel(run, "Parts of the reward", series, text)
 
@@ -234,8 +235,8 @@ def _kl_facts(run: RunData) -> list[Fact]:
     for name, values in kl.items():
         if not np.isfinite(values).any():
             continue
-        at = int(np.flatnonzero(np.isfinite(values))[-1])
+        row = int(np.flatnonzero(np.isfinite(values))[-1])
         if name.startswith("highest"):
-            at = int(np.nanargmax(values))
-        facts.append(Fact(name, fixed(values[at]), f"nats per response, step {run.rows[at]['step']}"))
+            row = int(np.nanargmax(values))
+        facts.append(Fact(name, fixed(values[row]), f"nats per response, step {run.rows[row]['step']}"))
     return facts

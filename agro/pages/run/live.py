@@ -43,7 +43,7 @@ DIGEST = b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 
 
 @dataclass
-class Live:
+class LivePage:
     """The page of a run folder, made anew where its metrics have changed."""
 
     folder: Path
@@ -57,20 +57,20 @@ class Live:
         """The page and its tag, which changes with it."""
         with self._lock:
             state = self._state()
-            now = time.monotonic()
-            if not self.tag or (state != self._seen and now >= self._ready):
+            began = time.monotonic()
+            if not self.tag or (state != self._seen and began >= self._ready):
                 self.text, self._seen = self._make(), state
                 self.tag = f'"{hashlib.sha256(self.text.encode()).hexdigest()[:16]}"'
-                self._ready = time.monotonic() + REST * (time.monotonic() - now)
+                self._ready = time.monotonic() + REST * (time.monotonic() - began)
             return self.text, self.tag
 
     def _state(self) -> tuple[int, int]:
         """The size and the time of the metrics."""
         try:
-            found = (self.folder / "metrics.jsonl").stat()
+            metrics = (self.folder / "metrics.jsonl").stat()
         except OSError:
             return 0, 0
-        return found.st_size, found.st_mtime_ns
+        return metrics.st_size, metrics.st_mtime_ns
 
     def _make(self) -> str:
         try:
@@ -82,7 +82,7 @@ class Live:
         return text.replace("</head>", f"<script>{SCRIPT}</script>\n</head>", 1)
 
 
-class Server(ThreadingHTTPServer):
+class PageServer(ThreadingHTTPServer):
     """Serves one page, at /, to this machine."""
 
     daemon_threads = True
@@ -91,7 +91,7 @@ class Server(ThreadingHTTPServer):
         """`port` 0: a free one. Raises `Refused` where the folder or the port can't be used."""
         if not folder.is_dir():
             raise Refused(f"{folder}: expected a run folder; give the --out of agro train")
-        self.live = Live(folder)
+        self.live = LivePage(folder)
         try:
             super().__init__((HOST, port), Handler)
         except (OSError, OverflowError) as error:
@@ -107,7 +107,7 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     """GET / answers with the page, or with 304 where it hasn't changed."""
 
-    server: Server
+    server: PageServer
 
     def do_GET(self) -> None:
         host = self.headers.get("Host", "").rpartition(":")[0]
@@ -138,7 +138,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def watch(folder: Path, port: int) -> None:
     """Serve the page of a run until the program is interrupted."""
-    with Server(folder, port) as server:
+    with PageServer(folder, port) as server:
         print(f"{server.address} shows {folder} while it trains; Ctrl-C ends this", flush=True)
         try:
             server.serve_forever()

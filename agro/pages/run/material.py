@@ -9,7 +9,7 @@ import numpy as np
 from agro.io.numbers import count, percent
 from agro.pages.run.axes import COLORS, FIRST, MUTED, SECOND, css
 from agro.pages.run.curves import smoothing
-from agro.pages.run.experience import Experience, begin_and_end
+from agro.pages.run.experience import RunExperience, begin_and_end
 from agro.pages.run.figures import Look, svg
 from agro.pages.run.panels import caption, panel, present, training
 from agro.pages.run.render import Fact, Panel
@@ -19,7 +19,7 @@ from agro.runs.rundata import RunData, Values
 from agro.store import Draw
 
 
-def material(run: RunData, experience: Experience) -> dict[str, Any]:
+def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
     """What the template's section about the training data shows."""
     return {
         "facts": _facts(run),
@@ -34,7 +34,7 @@ def _facts(run: RunData) -> list[Fact]:
     totals = {
         "tokens trained on": run.total("tokens"),
         "tokens sampled": run.total("sampled_tokens"),
-        "held-out responses": run.last("eval_n"),
+        "held-out responses": run.latest("eval_n"),
     }
     prompts = ", ".join(run.config.data.paths("prompts"))
     facts = [Fact("reward", run.config.reward.title), Fact("prompts", prompts or "none")]
@@ -48,16 +48,16 @@ def _facts(run: RunData) -> list[Fact]:
     return facts
 
 
-def _sources(run: RunData, experience: Experience) -> list[dict[str, Any]]:
+def _sources(run: RunData, experience: RunExperience) -> list[dict[str, Any]]:
     """A row per phase and source, the most frequent source of a phase first."""
     phase = {row["step"]: row["phase"] for row in run.rows}
     draws_of: dict[str, dict[str, list[Draw]]] = {span.name: {} for span in run.spans}
     for draw, source in zip(experience.draws, experience.sources, strict=True):
         draws_of[phase[draw.step]].setdefault(source, []).append(draw)
     rows = []
-    for name, by_source in draws_of.items():
-        total = sum(map(len, by_source.values()))
-        for source, draws in sorted(by_source.items(), key=lambda item: -len(item[1])):
+    for name, source_draws in draws_of.items():
+        total = sum(map(len, source_draws.values()))
+        for source, draws in sorted(source_draws.items(), key=lambda item: -len(item[1])):
             rows.append({"phase": name, "source": source, "share": len(draws) / total, **_row(draws)})
     return rows
 
@@ -74,7 +74,7 @@ def _row(draws: list[Draw]) -> dict[str, Any]:
     }
 
 
-def _panels(run: RunData, experience: Experience) -> list[Panel]:
+def _panels(run: RunData, experience: RunExperience) -> list[Panel]:
     width = smoothing(len(run.rows))
     mean = f" Running mean over {width} steps." if width > 1 else ""
     length, truncated = (training(run, m, smooth=width) for m in ("length_mean", "truncated_share"))
@@ -98,7 +98,7 @@ def _panels(run: RunData, experience: Experience) -> list[Panel]:
     return present(panels)
 
 
-def _sources_panel(run: RunData, experience: Experience) -> Panel | None:
+def _sources_panel(run: RunData, experience: RunExperience) -> Panel | None:
     names = experience.source_names
     if len(names) < 2:  # the table says it all
         return None
@@ -118,7 +118,7 @@ def _distribution(
     begin, end = windows
     key = []
     for color, w in ((MUTED, begin), (FIRST, end)):
-        key.append((css(color), f"steps {w.first} to {w.last}, mean {w.values.mean():.3g}"))
+        key.append((css(color), f"steps {w.start} to {w.stop}, mean {w.values.mean():.3g}"))
     counts = f"{count(len(begin.values))} and {count(len(end.values))}"
     text = f"Responses drawn in the first and the last tenth of the steps: {counts}."
     figure = svg(histogram(begin.values, end.values, unit, integer=integer), title)

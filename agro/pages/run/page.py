@@ -9,7 +9,7 @@ from typing import Any
 from agro.io.files import write
 from agro.io.numbers import count, fixed, with_error
 from agro.pages.run.course import course
-from agro.pages.run.experience import Experience
+from agro.pages.run.experience import RunExperience
 from agro.pages.run.health import health
 from agro.pages.run.held_out import held_out
 from agro.pages.run.learning import learning, nearness
@@ -20,6 +20,7 @@ from agro.runs.metrics import FOLLOWED
 from agro.runs.outcome import Outcome
 from agro.runs.problems import problems
 from agro.runs.rundata import RunData, load_run
+from agro.runs.verdict import Verdict
 from agro.types import Sample, Text
 
 LONGEST = 2000  # characters of a prompt or response
@@ -27,25 +28,26 @@ LONGEST = 2000  # characters of a prompt or response
 
 def page(run: RunData) -> str:
     """The page as text."""
-    experience, found = Experience.of(run), problems(run)
+    experience, report = RunExperience.of(run), problems(run)
     return render(
         "page.html",
         run=run,
         model=_model(run),
-        problems=found,
+        problems=report,
         outcome=Outcome.of(run),
+        verdict=Verdict.of(run),
         learning=learning(run, experience),
         nearness=nearness(run),
         course=course(run),
         material=material(run, experience),
-        health=health(run, found),
+        health=health(run, report),
         experience=experience,
         held_out=held_out(run),
         late=LATE,
         longest=LONGEST,
         facts=_facts(run),
         config=json.dumps(run.values, indent=2, ensure_ascii=False),
-        about=about,
+        summarize=summarize,
         prompt_text=prompt_text,
     )
 
@@ -59,21 +61,21 @@ def _model(run: RunData) -> str:
 
 def _facts(run: RunData) -> list[Fact]:
     facts = [Fact("seed", str(run.config.train.seed))]
-    if run.kept is not None:
-        best = run.kept.measured
+    if run.best_model is not None:
+        best = run.best_model.measured
         value = fixed(best.value)
         if best.se is not None:
             value = with_error(best.value, best.se)
-        note = f"{FOLLOWED[run.kept.metric].words}, step {best.step}"
+        note = f"{FOLLOWED[run.best_model.metric].title}, step {best.step}"
         facts.append(Fact("best model, kept in best/", value, note))
-    for name, found in (run.values.get("epochs") or {}).items():
-        if name in run.config.phase_names and run.config.phase(name).train.steps == found["steps"]:
-            note = f"passes over {count(found['groups'])} stored groups, {count(found['steps'])} steps"
-            facts.append(Fact(f"epochs of {name}", f"{found['epochs']:g}", note))
+    for name, epochs in (run.values.get("epochs") or {}).items():
+        if name in run.config.phase_names and run.config.phase(name).train.steps == epochs["steps"]:
+            note = f"passes over {count(epochs['groups'])} stored groups, {count(epochs['steps'])} steps"
+            facts.append(Fact(f"epochs of {name}", f"{epochs['epochs']:g}", note))
     return facts
 
 
-def about(sample: Sample) -> str:
+def summarize(sample: Sample) -> str:
     """A response's reward, answer, source and version in a line."""
     parts = [f"reward {sample.reward:g}"]
     if sample.meta.get("answer") is not None:
@@ -92,14 +94,14 @@ def prompt_text(prompt: Text) -> str:
 
 def _message(message: dict[str, Any]) -> str:
     """The role and the text; what isn't text, such as tool calls, as JSON."""
-    rest = {k: v for k, v in message.items() if k != "role"}
+    remaining = {k: v for k, v in message.items() if k != "role"}
     text = f"{message['role']}:"
-    content = rest.pop("content", None)
+    content = remaining.pop("content", None)
     if isinstance(content, str):
         text += f" {content}"
     elif content is not None:
-        rest["content"] = content
-    return f"{text} {json.dumps(rest, ensure_ascii=False)}" if rest else text
+        remaining["content"] = content
+    return f"{text} {json.dumps(remaining, ensure_ascii=False)}" if remaining else text
 
 
 def write_page(folder: Path) -> Path:

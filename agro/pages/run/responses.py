@@ -17,28 +17,28 @@ LATE = 2048  # scored responses, counted from the end of the store
 class Responses:
     """`best` and `worst`: one response per prompt, none in both. `of`: how many they were chosen from.
 
-    `own`: whether the run sampled them, or its store has them from elsewhere.
+    `sampled`: whether the run sampled them, or its store has them from elsewhere.
     """
 
     best: list[Sample]
     worst: list[Sample]
     of: int
-    own: bool
+    sampled: bool
 
 
 def choose(store: Store, run: str | None) -> Responses:
     """From the responses that `run` sampled, or from all where it sampled none."""
-    own: list[int] = []
+    ids: list[int] = []
     if run is not None:
-        own = _latest(store, run)
-    return _extremes(list(store.samples(ids=own or _latest(store, None))), bool(own))
+        ids = _latest(store, run)
+    return _extremes(list(store.samples(ids=ids or _latest(store, None))), bool(ids))
 
 
 def _latest(store: Store, run: str | None) -> list[int]:
-    return [known.id for known in store.survey.known(run=run) if known.scored][-LATE:]
+    return [row.id for row in store.survey.summaries(run=run) if row.scored][-LATE:]
 
 
-def _extremes(samples: Sequence[Sample], own: bool) -> Responses:
+def _extremes(samples: Sequence[Sample], sampled: bool) -> Responses:
     top: dict[str, Sample] = {}
     bottom: dict[str, Sample] = {}
     for s in samples:  # of equal ones the later
@@ -47,10 +47,10 @@ def _extremes(samples: Sequence[Sample], own: bool) -> Responses:
         if _reward(s) <= _reward(bottom.get(s.prompt_id, s)):
             bottom[s.prompt_id] = s
     best = heapq.nlargest(SHOWN, top.values(), key=lambda s: (_reward(s), s.id or 0))
-    taken = {s.id for s in best}
-    others = [s for s in bottom.values() if s.id not in taken and _reward(s) < _reward(best[0])]
-    worst = heapq.nsmallest(SHOWN, others, key=lambda s: (_reward(s), -(s.id or 0)))
-    return Responses(best, worst, len(samples), own)
+    shown = {s.id for s in best}
+    remaining = [s for s in bottom.values() if s.id not in shown and _reward(s) < _reward(best[0])]
+    worst = heapq.nsmallest(SHOWN, remaining, key=lambda s: (_reward(s), -(s.id or 0)))
+    return Responses(best, worst, len(samples), sampled)
 
 
 def _reward(sample: Sample) -> float:

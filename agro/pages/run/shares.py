@@ -65,19 +65,19 @@ def sources(run: RunData, steps: Values, labels: Sequence[int], count: int) -> F
         count: the number of sources.
     """
     figure, axes = share_axes()
-    last = max(1, run.steps)
-    width = math.ceil(last / COLUMNS)
+    end = max(1, run.steps)
+    width = math.ceil(end / COLUMNS)
     bounds = [e for s in run.spans for e in range(s.begins, s.ends, width)]  # no bin spans two phases
-    edges = np.array([*bounds, last])
-    of_source = [steps[np.array(labels) == i] for i in range(count)]
-    counts = np.array([np.histogram(part, edges + 0.5)[0] for part in of_source], np.float64)
+    edges = np.array([*bounds, end])
+    source_steps = [steps[np.array(labels) == i] for i in range(count)]
+    counts = np.array([np.histogram(part, edges + 0.5)[0] for part in source_steps], np.float64)
     total = counts.sum(0)
     shares = np.divide(counts, total, out=np.zeros_like(counts), where=total > 0)
     below = np.zeros_like(total)
     for color, top in zip(COLORS, np.cumsum(shares, 0), strict=False):
         axes.stairs(top, edges, baseline=below, fill=True, color=color, alpha=0.8, linewidth=0)
         below = top
-    axes.set_xlim(0, last)
+    axes.set_xlim(0, end)
     axes.set_ylim(0, 1)
     rows = name_phases(axes, run, run.column("step"), PANEL)
     axes.set_position(margins(PANEL, [], rows + 1))

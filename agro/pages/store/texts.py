@@ -33,9 +33,9 @@ def near_repeats(texts: Iterable[str]) -> int:
     earlier: list[frozenset[tuple[str, ...]]] = []
     repeats = 0
     for text in texts:
-        own = shingles(words_of(text))
-        repeats += any(_similar(own, other) for other in earlier)
-        earlier.append(own)
+        runs = shingles(words_of(text))
+        repeats += any(_similar(runs, other) for other in earlier)
+        earlier.append(runs)
     return repeats
 
 
@@ -47,7 +47,7 @@ def _similar(a: frozenset[tuple[str, ...]], b: frozenset[tuple[str, ...]]) -> bo
 
 
 @dataclass
-class HeldOut:
+class HeldOutOverlap:
     """Held-out prompts, and how many texts overlap with them.
 
     A prompt of fewer than `RUN` words overlaps with an equal text only.
@@ -81,21 +81,21 @@ class HeldOut:
             if number is not None:
                 self.prompts_seen.add(number)
             return number is not None
-        found = False
+        overlaps = False
         for i in range(0, len(words) - ANCHOR + 1, ANCHOR):
             if tuple(words[i : i + ANCHOR]) in self._anchors:
-                found = self._around(words, i) or found
-        return found
+                overlaps = self._around(words, i) or overlaps
+        return overlaps
 
-    def _around(self, words: Sequence[str], at: int) -> bool:
-        """Whether a run of `RUN` words that has word `at` to `at + ANCHOR` is a held-out one."""
-        found = False
-        for i in range(max(0, at + ANCHOR - RUN), min(at, len(words) - RUN) + 1):
+    def _around(self, words: Sequence[str], index: int) -> bool:
+        """Whether a run of `RUN` words that has word `index` to `index + ANCHOR` is a held-out one."""
+        overlaps = False
+        for i in range(max(0, index + ANCHOR - RUN), min(index, len(words) - RUN) + 1):
             number = self._runs.get(tuple(words[i : i + RUN]))
             if number is not None:
                 self.prompts_seen.add(number)
-                found = True
-        return found
+                overlaps = True
+        return overlaps
 
     def to_json(self) -> dict[str, object]:
         return {

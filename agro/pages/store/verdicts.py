@@ -9,9 +9,9 @@ from typing import Any, Literal
 from agro.io.numbers import count, percent
 from agro.objectives import Objective, get
 from agro.objectives.needs import BEHAVIOR_LOGP, PAIRS, REWARD, grouping
-from agro.pages.store.found import Found
+from agro.pages.store.findings import Findings
 from agro.pages.store.texts import RUN
-from agro.train.trainable import Apart
+from agro.train.reward_scales import ScaleConflict
 
 Level = Literal["problem", "warning", "note"]
 
@@ -38,14 +38,14 @@ class Verdict:
         return f"{self.text} {self.todo}".rstrip()
 
 
-def verdicts(report: Found) -> list[Verdict]:
+def verdicts(report: Findings) -> list[Verdict]:
     """The worst first."""
-    found = [*_of_data(report), *_of_model(report)]
+    unordered = [*_data_verdicts(report), *_model_verdicts(report)]
     levels = ("problem", "warning", "note")
-    return sorted(found, key=lambda verdict: levels.index(verdict.level))
+    return sorted(unordered, key=lambda verdict: levels.index(verdict.level))
 
 
-def _of_data(report: Found) -> Iterator[Verdict]:
+def _data_verdicts(report: Findings) -> Iterator[Verdict]:
     entry = get(report.objective)
     if report.problem:
         yield Verdict("problem", report.problem)
@@ -53,15 +53,15 @@ def _of_data(report: Found) -> Iterator[Verdict]:
         yield Verdict("note", f"{report.objective} can train on this.")
     yield from _groups(report, entry)
     yield from _rewards(report, entry)
-    said = report.problem.startswith("rewards of different scales")
-    yield from map(_scales, report.apart[int(said) :])
+    is_reported = report.problem.startswith("rewards of different scales")
+    yield from map(_scales, report.scales_apart[int(is_reported) :])
     yield from _repeats(report)
     yield from _truncated(report)
     yield from _held_out(report)
     yield from _unknown(report, entry)
 
 
-def _groups(report: Found, entry: Objective) -> Iterator[Verdict]:
+def _groups(report: Findings, entry: Objective) -> Iterator[Verdict]:
     survey, needs = report.survey, entry.needed(report.options)
     alone = survey.sizes[1]
     compares = grouping(needs) is not None and PAIRS not in needs
@@ -94,7 +94,7 @@ def _groups(report: Found, entry: Objective) -> Iterator[Verdict]:
         )
 
 
-def _rewards(report: Found, entry: Objective) -> Iterator[Verdict]:
+def _rewards(report: Findings, entry: Objective) -> Iterator[Verdict]:
     survey, needs = report.survey, entry.needed(report.options)
     if REWARD not in needs or not survey.scored_groups:
         return
@@ -102,7 +102,7 @@ def _rewards(report: Found, entry: Objective) -> Iterator[Verdict]:
     if survey.equal:
         text = (
             f"In {percent(share)} of the groups with two or more rewards ({count(survey.equal)} of "
-            f"{count(survey.scored_groups)}) all rewards are equal{_where(report)}: "
+            f"{count(survey.scored_groups)}) all rewards are equal{_equal_levels(report)}: "
             f"{equal_means(entry, report.options)}."
         )
         todo = ""
@@ -133,24 +133,24 @@ def equal_means(entry: Objective, options: Mapping[str, Any]) -> str:
     return "their gradient is 0"
 
 
-def _where(report: Found) -> str:
+def _equal_levels(report: Findings) -> str:
     names = {"lowest": "at the lowest reward", "highest": "at the highest"}
-    parts = [f"{count(n)} {names[place]}" for place, n in report.survey.equal_at.items() if place in names]
+    parts = [f"{count(n)} {names[level]}" for level, n in report.survey.equal_at.items() if level in names]
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _scales(found: Apart) -> Verdict:
-    low, high = found.lower, found.higher
+def _scales(difference: ScaleConflict) -> Verdict:
+    low, high = difference.lower, difference.higher
     return Verdict(
         "problem",
-        f"In {count(found.groups)} groups rewards of different scales meet: those of {low.source} go from "
-        f"{low.lowest:g} to {low.highest:g}, those of {high.source} from {high.lowest:g} to "
+        f"In {count(difference.groups)} groups rewards of different scales meet: those of {low.source} go "
+        f"from {low.lowest:g} to {low.highest:g}, those of {high.source} from {high.lowest:g} to "
         f"{high.highest:g}.",
         "Map both to one scale (data.reward_scale), or train on one of them (data.sources).",
     )
 
 
-def _repeats(report: Found) -> Iterator[Verdict]:
+def _repeats(report: Findings) -> Iterator[Verdict]:
     survey = report.survey
     near = survey.near_repeats / survey.inspected if survey.inspected else 0.0
     if near > MANY_REPEATS:
@@ -163,35 +163,37 @@ def _repeats(report: Found) -> Iterator[Verdict]:
         )
 
 
-def _truncated(report: Found) -> Iterator[Verdict]:
+def _truncated(report: Findings) -> Iterator[Verdict]:
     survey = report.survey
-    ended, truncated = survey.total("ended"), survey.total("truncated")
-    if not ended or truncated / ended <= MANY_TRUNCATED:
+    recorded, truncated = survey.total("ended"), survey.total("truncated")
+    if not recorded or truncated / recorded <= MANY_TRUNCATED:
         return
-    text = f"{percent(truncated / ended)} of the responses were cut off at the longest length."
-    cut, complete = survey.of_truncated.mean, survey.of_ended.mean
+    text = f"{percent(truncated / recorded)} of the responses were cut off at the longest length."
+    cut, complete = survey.truncated_rewards.mean, survey.complete_rewards.mean
     if cut is not None and complete is not None and cut >= complete:
         text += f" Their mean reward, {cut:.3g}, is not lower than that of the others, {complete:.3g}."
     yield Verdict("warning", text, "A larger length, or a reward that is low for them.")
 
 
-def _held_out(report: Found) -> Iterator[Verdict]:
-    found = report.survey.held_out
-    if found is None:
+def _held_out(report: Findings) -> Iterator[Verdict]:
+    held_out = report.survey.held_out
+    if held_out is None:
         return
-    if not found.prompts_seen:
-        yield Verdict("note", f"None of the {count(found.prompts)} held-out prompts overlaps with the store.")
+    if not held_out.prompts_seen:
+        yield Verdict(
+            "note", f"None of the {count(held_out.prompts)} held-out prompts overlaps with the store."
+        )
         return
     yield Verdict(
         "warning",
-        f"{count(len(found.prompts_seen))} of {count(found.prompts)} held-out prompts share a run of {RUN} "
-        f"words with the store, or are a short prompt of it ({count(found.stored_prompts)} prompts and "
-        f"{count(found.responses)} responses).",
-        f"Remove them from {found.path}, or from the store (agro forget --prompt-id).",
+        f"{count(len(held_out.prompts_seen))} of {count(held_out.prompts)} held-out prompts share a run of "
+        f"{RUN} words with the store, or are a short prompt of it ({count(held_out.stored_prompts)} prompts "
+        f"and {count(held_out.responses)} responses).",
+        f"Remove them from {held_out.path}, or from the store (agro forget --prompt-id).",
     )
 
 
-def _unknown(report: Found, entry: Objective) -> Iterator[Verdict]:
+def _unknown(report: Findings, entry: Objective) -> Iterator[Verdict]:
     missing = report.counts.samples - report.counts.with_behavior
     if missing and BEHAVIOR_LOGP not in entry.needed(report.options):
         yield Verdict(
@@ -208,12 +210,12 @@ def _unknown(report: Found, entry: Objective) -> Iterator[Verdict]:
         )
 
 
-def _of_model(report: Found) -> Iterator[Verdict]:
+def _model_verdicts(report: Findings) -> Iterator[Verdict]:
     measured = report.measured
     if measured is None or not measured.groups:
         return
-    found = measured.to_json()
-    best, worst = found["best_logp_per_token"], found["worst_logp_per_token"]
+    values = measured.to_json()
+    best, worst = values["best_logp_per_token"], values["worst_logp_per_token"]
     if best is not None and best < UNLIKELY:
         yield Verdict(
             "warning",
@@ -221,12 +223,12 @@ def _of_model(report: Found) -> Iterator[Verdict]:
             f"{worst:.2f}): it would hardly write them.",
             "Imitate some first (sft), or add fresh samples (recipe mixed).",
         )
-    if found["auc"] is not None:
-        below = found["auc"] + 2 * (found["auc_se"] or 0.0) < CHANCE
+    if values["auc"] is not None:
+        below = values["auc"] + 2 * (values["auc_se"] or 0.0) < CHANCE
         yield Verdict(
             "note",
-            f"{found['auc_of']} ranks the better of two responses to a prompt higher in "
-            f"{percent(found['auc'])} of the comparisons (chance: 50%).",
+            f"{values['auc_of']} ranks the better of two responses to a prompt higher in "
+            f"{percent(values['auc'])} of the comparisons (chance: 50%).",
             "The worse ones are the more probable ones." if below else "",
         )
     ess, responses = measured.ess
@@ -238,19 +240,19 @@ def _of_model(report: Found) -> Iterator[Verdict]:
             f"({percent(ess, 1)}).",
             "Importance ratios of complete responses are too noisy here: agro has none." if low else "",
         )
-    yield from _beta(found)
+    yield from _beta(values)
 
 
-def _beta(found: dict[str, Any]) -> Iterator[Verdict]:
-    beta = found["beta"]
+def _beta(values: dict[str, Any]) -> Iterator[Verdict]:
+    beta = values["beta"]
     if not beta["groups"]:
         return
-    what = "β times the log-ratio differs as much as the rewards, as at the optimum"
+    meaning = "β times the log-ratio differs as much as the rewards, as at the optimum"
     if beta["of"] == "log π":
-        what = "the optimum moves the log-probs of a group as far apart as they are now"
+        meaning = "the optimum moves the log-probs of a group as far apart as they are now"
     yield Verdict(
         "note",
         f"At β from {beta['low']:.2g} to {beta['high']:.2g} (the middle half of {count(beta['groups'])} "
-        f"groups; median {beta['middle']:.2g}) {what}.",
+        f"groups; median {beta['middle']:.2g}) {meaning}.",
         "Below it the rewards lead, above it the reference.",
     )

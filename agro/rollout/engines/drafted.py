@@ -88,11 +88,11 @@ class DraftDecoder:
         if width == 0:
             return
         ids = torch.tensor([p + [0] * (width - len(p)) for p in prompts.values()], device=device)
-        at = torch.arange(width, device=device).expand(ids.shape)
+        positions = torch.arange(width, device=device).expand(ids.shape)
         number = {key: b + i for i, key in enumerate(prompts)}
         source = torch.tensor([number[id(r.ids)] for r in wave], device=device)
         for lane in (self.target, self.draft):
-            lane.hidden(ids, at, first=b)
+            lane.hidden(ids, positions, first=b)
             lane.copy(torch.arange(b, b + len(wave), device=device), source)
 
     @torch.no_grad()
@@ -102,21 +102,21 @@ class DraftDecoder:
         length = self.length[:b]
         proposed = self._propose()
         offsets = torch.arange(k + 1, device=length.device)
-        at = length[:, None] - 1 + offsets
-        logits = self.target.head.logits(self.target.hidden(self.tokens[:b].gather(1, at), at))
-        tokens, logp = draw(logits.flatten(0, 1), self._noise(at + 1).flatten(), self.sampler)
+        positions = length[:, None] - 1 + offsets
+        logits = self.target.head.logits(self.target.hidden(self.tokens[:b].gather(1, positions), positions))
+        tokens, logp = draw(logits.flatten(0, 1), self._noise(positions + 1).flatten(), self.sampler)
         tokens, logp = tokens.view(b, k + 1), logp.view(b, k + 1)
         agreed = (tokens[:, :k] == proposed).int().cumprod(1).sum(1)
-        new, ended = self._count(tokens, agreed + 1)
-        self.tokens[:b].scatter_(1, at + 1, tokens)
-        self.logp[:b].scatter_(1, at + 1, logp.double())
+        new, finished = self._count(tokens, agreed + 1)
+        self.tokens[:b].scatter_(1, positions + 1, tokens)
+        self.logp[:b].scatter_(1, positions + 1, logp.double())
         if self.sampler.stop:
-            new, ended = self._stopped(new, ended)
+            new, finished = self._stopped(new, finished)
         self.length[:b] += new
         self.proposed += b * k
         self.accepted += int(torch.minimum(agreed, new).sum())
-        ended = ended | (self.length[:b] == self.limit[:b])
-        done = ended.nonzero()[:, 0].tolist()
+        finished = finished | (self.length[:b] == self.limit[:b])
+        done = finished.nonzero()[:, 0].tolist()
         return self._remove(done) if done else []
 
     def _propose(self) -> Tensor:
@@ -124,19 +124,19 @@ class DraftDecoder:
         b = len(self.live)
         length = self.length[:b, None]
         # It hasn't read the last token but one where the policy accepted all that it proposed.
-        at = torch.cat([length - 2, length - 1], 1).clamp(min=0)
+        positions = torch.cat([length - 2, length - 1], 1).clamp(min=0)
         for i in range(self.count):
-            hidden = self.draft.hidden(self.tokens[:b].gather(1, at), at)[:, -1]
+            hidden = self.draft.hidden(self.tokens[:b].gather(1, positions), positions)[:, -1]
             logits = self.draft.head.logits(hidden)[:, : self.policy.vocab_size]
-            at = length + i
-            tokens, _ = draw(logits, self._noise(at)[:, 0], self.sampler)
-            self.tokens[:b].scatter_(1, at, tokens[:, None])
+            positions = length + i
+            tokens, _ = draw(logits, self._noise(positions)[:, 0], self.sampler)
+            self.tokens[:b].scatter_(1, positions, tokens[:, None])
         return self.tokens[:b].gather(1, length + torch.arange(self.count, device=length.device))
 
-    def _noise(self, at: Tensor) -> Tensor:
-        """The noise of the tokens in columns `at` [b,q]."""
-        b = len(at)
-        return self.noise[:b].gather(1, at - self.first[:b, None])
+    def _noise(self, positions: Tensor) -> Tensor:
+        """The noise of the tokens in columns `positions` [b,q]."""
+        b = len(positions)
+        return self.noise[:b].gather(1, positions - self.first[:b, None])
 
     def _count(self, tokens: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
         """How many of at most `new` [b] tokens a response gets, and whether an end token ends it."""
@@ -146,28 +146,28 @@ class DraftDecoder:
         before_end = (is_end.int().cumsum(1) == 0).sum(1)
         return torch.minimum(new, before_end + 1), before_end < new
 
-    def _stopped(self, new: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
+    def _stopped(self, new: Tensor, finished: Tensor) -> tuple[Tensor, Tensor]:
         """`_count`'s result, shortened where a stop text ends a response earlier."""
-        new, ended = new.clone(), ended.clone()
+        new, finished = new.clone(), finished.clone()
         b = len(new)
         rows = zip(self.first[:b].tolist(), self.length[:b].tolist(), new.tolist())
-        for i, (first, length, count) in enumerate(rows):
+        for i, (start, length, count) in enumerate(rows):
             for more in range(1, count + 1):
-                if self.stops.found(self.tokens[i], first, length + more):
-                    new[i], ended[i] = more, True
+                if self.stops.found(self.tokens[i], start, length + more):
+                    new[i], finished[i] = more, True
                     break
-        return new, ended
+        return new, finished
 
     def _remove(self, done: list[int]) -> list[Finished]:
-        out: list[Finished] = []
+        results: list[Finished] = []
         for i in done:
             response = slice(int(self.first[i]), int(self.length[i]))
             # A copy: another row moves in.
             tokens, logp = self.tokens[i, response].clone(), self.logp[i, response].clone()
-            out.append(Finished(self.live[i], tokens.cpu().numpy(), logp.cpu().numpy(), None))
-        left = len(self.live) - len(done)
-        holes = [i for i in done if i < left]
-        movers = [i for i in range(left, len(self.live)) if i not in set(done)]
+            results.append(Finished(self.live[i], tokens.cpu().numpy(), logp.cpu().numpy(), None))
+        remaining = len(self.live) - len(done)
+        holes = [i for i in done if i < remaining]
+        movers = [i for i in range(remaining, len(self.live)) if i not in set(done)]
         if holes:
             for buffer in (self.tokens, self.logp, self.noise, self.first, self.length, self.limit):
                 buffer[holes] = buffer[movers]
@@ -175,5 +175,5 @@ class DraftDecoder:
                 lane.copy(torch.tensor(holes), torch.tensor(movers))
         for hole, mover in zip(holes, movers):
             self.live[hole] = self.live[mover]
-        del self.live[left:]
-        return out
+        del self.live[remaining:]
+        return results

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from agro.config import Sampler
-from agro.types.kept import ALL, Ids
+from agro.types.kept_sets import ALL, Ids
 
 BLOCK = 128  # tokens
 _CACHED = 2**19  # logits that are drawn from at once: what a core's cache holds
@@ -33,8 +33,8 @@ def draw(logits: Tensor, uniform: Tensor, sampler: Sampler) -> tuple[Tensor, Ten
         tokens = logits.argmax(1)
         return tokens, torch.zeros_like(logits[:, 0])
     rows = max(1, _CACHED // logits.shape[1])
-    drawn = [_draw(z, u, sampler) for z, u in zip(logits.split(rows), uniform.split(rows))]
-    return torch.cat([tokens for tokens, _ in drawn]), torch.cat([logp for _, logp in drawn])
+    chunks = [_draw(z, u, sampler) for z, u in zip(logits.split(rows), uniform.split(rows))]
+    return torch.cat([tokens for tokens, _ in chunks]), torch.cat([logp for _, logp in chunks])
 
 
 def _draw(logits: Tensor, uniform: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
@@ -60,11 +60,11 @@ def invert(mass: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     total = ends[:, -1:]
     target = uniform * total
     block = torch.searchsorted(ends, target, right=True)
-    inside = blocks[torch.arange(b, device=mass.device), block[:, 0]].cumsum(1, dtype=torch.float64)
-    before = pad(ends, (1, 0)).gather(1, block)
+    cumulative = blocks[torch.arange(b, device=mass.device), block[:, 0]].cumsum(1, dtype=torch.float64)
+    start = pad(ends, (1, 0)).gather(1, block)
     # Rounding may put the rest beyond the block's mass, but the last token with mass is in any case the last.
-    rest = torch.minimum(target - before, inside[:, -1:] * (1 - 2.0**-52))
-    return block * BLOCK + torch.searchsorted(inside, rest, right=True), total
+    offset = torch.minimum(target - start, cumulative[:, -1:] * (1 - 2.0**-52))
+    return block * BLOCK + torch.searchsorted(cumulative, offset, right=True), total
 
 
 def kept_sets(logits: Tensor) -> list[Ids]:
@@ -82,9 +82,9 @@ def truncate(z: Tensor, sampler: Sampler) -> Tensor:
         z.masked_fill_(z < kth, -math.inf)
     if sampler.top_p < 1:
         ordered, order = z.softmax(1, dtype=torch.float64).sort(dim=1, descending=True, stable=True)
-        out = ordered.cumsum(1) - ordered >= sampler.top_p  # likelier tokens have enough mass already
-        out[:, 0] = False
-        z.masked_fill_(out.scatter(1, order, out), -math.inf)
+        excluded = ordered.cumsum(1) - ordered >= sampler.top_p  # likelier tokens have enough mass already
+        excluded[:, 0] = False
+        z.masked_fill_(excluded.scatter(1, order, excluded), -math.inf)
     if sampler.min_p > 0:
         z.masked_fill_(z < z.amax(1, keepdim=True) + math.log(sampler.min_p), -math.inf)
     return z
@@ -94,18 +94,18 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniforms(
-    seed: int, responses: Sequence[int], count: int, first: Sequence[int] | int = 0
+    seed: int, responses: Sequence[int], count: int, start: Sequence[int] | int = 0
 ) -> NDArray[np.float64]:
     """[R,count] numbers in [0,1) for positions first … first+count-1 of each response.
 
-    `first` is one number, or [R]. SplitMix64 (Steele, Lea and Flood 2014) is applied three times: to the
+    `start` is one number, or [R]. SplitMix64 (Steele, Lea and Flood 2014) is applied three times: to the
     seed, then the response, then the position. 51 bits are used: u·x rounds to less than x for every float64
     x, so an inverse CDF never exceeds the last token.
     """
-    of_seed = _mix(np.array([seed % 2**64], dtype=np.uint64) + _GAMMA)
-    of_response = _mix(of_seed + _GAMMA * (np.array(responses, dtype=np.uint64) + np.uint64(1)))
-    places: NDArray[np.uint64] = np.add.outer(np.array(first), np.arange(1, count + 1)).astype(np.uint64)
-    bits = _mix(of_response[:, None] + _GAMMA * places)
+    seed_hash = _mix(np.array([seed % 2**64], dtype=np.uint64) + _GAMMA)
+    response_hash = _mix(seed_hash + _GAMMA * (np.array(responses, dtype=np.uint64) + np.uint64(1)))
+    places: NDArray[np.uint64] = np.add.outer(np.array(start), np.arange(1, count + 1)).astype(np.uint64)
+    bits = _mix(response_hash[:, None] + _GAMMA * places)
     return (bits >> np.uint64(13)).astype(np.float64) * 2.0**-51
 
 

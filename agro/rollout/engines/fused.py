@@ -17,7 +17,7 @@ from transformers.activations import SiLUActivation
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from agro.models.policy import Policy
-from agro.models.tiles import Head, wide
+from agro.models.tiles import Head, sum_dtype
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 FEW, LARGE = 4, 1 << 18  # rows and weights from which oneDNN is faster than plain products in float32
@@ -41,9 +41,9 @@ def is_fusable(policy: Policy) -> bool:
 
 def _is_plain(module: nn.Module, home: str) -> bool:
     """Whether a module is a layer of the file `home` or of torch, without hooks or a forward of its own."""
-    known = type(module) in _PLAIN or type(module).__module__ == home
+    is_known = type(module) in _PLAIN or type(module).__module__ == home
     hooks = module._forward_hooks or module._forward_pre_hooks
-    return known and not hooks and "forward" not in vars(module)
+    return is_known and not hooks and "forward" not in vars(module)
 
 
 class FusedStep:
@@ -59,7 +59,7 @@ class FusedStep:
         self.norm = base.norm
         head = policy.model.get_output_embeddings()
         self.head = _Product([head], rows)
-        self.dtype = wide(head.weight)
+        self.dtype = sum_dtype(head.weight)
 
     def logits(self, tokens: Tensor, positions: Tensor, seen: Tensor, cache: Cache) -> Tensor:
         """[b] tokens at `positions` [b], of which `cache` is given keys and values -> [b,V] float32 logits.
@@ -71,8 +71,8 @@ class FusedStep:
         half = sin.shape[2] // 2
         sin[:, :, :half].neg_()  # of the halves of a head, the second with a minus takes the first's place
         mask = torch.zeros(seen.shape, dtype=x.dtype).masked_fill_(~seen, -torch.inf)[:, None, None]
-        for layer, kept in zip(self.layers, cache.layers, strict=True):
-            layer.attend(x, (cos, sin), mask, kept)
+        for layer, cached in zip(self.layers, cache.layers, strict=True):
+            layer.attend(x, (cos, sin), mask, cached)
             layer.feed(x)
         return self.head(_normal(self.norm, x)).to(self.dtype)
 
@@ -156,14 +156,14 @@ class _Product:
 
     def __call__(self, x: Tensor) -> Tensor:
         b, rows = len(x), self.rows
-        found: Tensor
+        product: Tensor
         if self.has_mkl and b == rows:
-            found = torch.ops.mkl._mkl_linear(x, self.by_mkl, self.weight, self.bias, rows)
+            product = torch.ops.mkl._mkl_linear(x, self.by_mkl, self.weight, self.bias, rows)
         elif self.has_onednn and b >= self.fewest:
-            found = torch.ops.mkldnn._linear_pointwise(x, self.by_onednn, self.bias, "none", [], "")
+            product = torch.ops.mkldnn._linear_pointwise(x, self.by_onednn, self.bias, "none", [], "")
         else:
-            found = linear(x, self.weight, self.bias)
-        return found
+            product = linear(x, self.weight, self.bias)
+        return product
 
     @cached_property
     def by_mkl(self) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import ClassVar
 
@@ -74,15 +75,17 @@ class HF:
         if not waiting:
             return
         version = self.version
+        layers: tuple[int, ...] = ()
         if sampler.skip_layers:
             self._check_skipping(sampler.skip_layers)
-        layers = chosen_layers(self.policy, sampler.skip_layers, seed, waiting[0].number)
+            layers = chosen_layers(self.policy, sampler.skip_layers, seed, waiting[0].number)
         sampling = {"skipped_layers": list(layers)} if layers else {}
         fused = self.fused and not layers and is_fusable(self.policy)
         rows = self._rows(waiting, sampler, seed, fused=fused)
         while waiting or rows.live:
             self.check()
-            with skipping(self.policy, layers):  # not while the reader has control
+            # Not while the reader has control.
+            with skipping(self.policy, layers) if layers else nullcontext():
                 if waiting and rows.free >= max(1, rows.size // 4):
                     rows.admit([waiting.popleft() for _ in range(min(rows.free, len(waiting)))])
                 finished = rows.step()
@@ -148,18 +151,19 @@ class HF:
         for done in self.decode(waiting, sampler, seed=0):
             tokens = torch.tensor([[*done.request.ids, *done.tokens.tolist()]])
             mask = torch.arange(tokens.shape[1])[None] >= len(done.request.ids)
-            with torch.no_grad(), skipping(policy, done.sampling.get("skipped_layers", ())):
-                own = policy.streams(tokens, torch.tensor([tokens.shape[1]]), mask)["logp"]
-            differences.append(own[mask.to(own.device)].cpu() - torch.tensor(done.logp))
+            layers = done.sampling.get("skipped_layers")
+            with torch.no_grad(), skipping(policy, layers) if layers else nullcontext():
+                logp = policy.streams(tokens, torch.tensor([tokens.shape[1]]), mask)["logp"]
+            differences.append(logp[mask.to(logp.device)].cpu() - torch.tensor(done.logp))
         return torch.cat(differences).abs().max().item()
 
     def _probe(self, sampler: Sampler) -> float:
         """The difference; raises `Refused` where it is more than rounding."""
         policy, difference = self.policy, self._difference(sampler)
-        how = "token by token" if sampler.draft is None else "with sampler.draft"
+        mode = "token by token" if sampler.draft is None else "with sampler.draft"
         if not difference <= policy.tolerance:
             raise Refused(
-                f"{policy.name}: decoded {how}, its log-probs differ by {difference:.3g} nats from "
+                f"{policy.name}: decoded {mode}, its log-probs differ by {difference:.3g} nats from "
                 f"those of complete sequences (expected at most {policy.tolerance:g}); sample from it "
                 "elsewhere and import the responses"
             )
@@ -168,12 +172,13 @@ class HF:
 
 def check_vocabulary(policy: Policy, draft: Policy, name: str) -> None:
     """Raise `Refused` unless the draft model's tokens are the policy's."""
-    own, other = policy.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
-    if own == other:
+    vocabulary, other = policy.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    if vocabulary == other:
         return
-    differing = [token for token in own | other if own.get(token) != other.get(token)]
+    differing = [token for token in vocabulary | other if vocabulary.get(token) != other.get(token)]
     raise Refused(
-        f"sampler.draft: {name}: expected a model with the policy's vocabulary of {len(own)} tokens, got "
+        f"sampler.draft: {name}: expected a model with the policy's vocabulary of {len(vocabulary)} tokens, "
+        "got "
         f"{len(other)} tokens, {len(differing)} of which differ (such as {min(differing)!r}); use a smaller "
         "model of the same family"
     )

@@ -100,9 +100,9 @@ class Lane:
                 layer.keys[to] = layer.keys[source]
                 layer.values[to] = layer.values[source]
 
-    def widen(self, by: int) -> None:
+    def widen(self, columns: int) -> None:
         """Add columns at the end."""
-        self.columns += by
+        self.columns += columns
         for layer in self.cache.layers:
             if layer.is_initialized:
-                layer.keys, layer.values = (pad(x, (0, 0, 0, by)) for x in (layer.keys, layer.values))
+                layer.keys, layer.values = (pad(x, (0, 0, 0, columns)) for x in (layer.keys, layer.values))

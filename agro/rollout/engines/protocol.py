@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agro.config import Sampler
-from agro.types.kept import Ids
+from agro.types.kept_sets import Ids
 
 Capability = Literal[
     "shares_weights", "reports_kept_sets", "skips_layers", "drafts", "serves_collectors", "serves_ranks"
@@ -38,7 +38,9 @@ class Continuation:
     logp: NDArray[np.float64]  # [T] nats, under the distribution sampled from; NaN where unknown
     version: int  # optimizer steps of the weights; -1: unknown
     sampling: Mapping[str, Any] = field(default_factory=dict)  # what the engine adds to `Sample.sampling`
-    kept: Sequence[Ids] | None = None  # [T] the ids each token was chosen from, as in `agro.types.kept.flat`
+    kept: Sequence[Ids] | None = (
+        None  # [T] the ids each token was chosen from, as in `agro.types.kept_sets.flat`
+    )
 
 
 class Engine(Protocol):

@@ -31,7 +31,7 @@ from agro.models.tiles import Head
 from agro.rollout.engines.draw import draw, kept_sets, uniforms
 from agro.rollout.engines.fused import FusedStep
 from agro.rollout.engines.protocol import Request
-from agro.types.kept import Ids
+from agro.types.kept_sets import Ids
 
 
 class Stops:
@@ -41,24 +41,24 @@ class Stops:
         self.policy, self.texts = policy, texts
         self._least = max((len(text.encode()) for text in texts), default=0) + 8  # tokens
 
-    def found(self, tokens: Tensor, first: int, end: int) -> bool:
+    def found(self, tokens: Tensor, start: int, end: int) -> bool:
         """Whether `tokens[first:end]` has a stop text that its last token completes.
 
-        The text is new, so only the last tokens are decoded. `tokens` has at least one token before `first`.
+        The text is new, so only the last tokens are decoded. `tokens` has at least one token before `start`.
         """
-        before, *ids = self._last(tokens, first, end)
-        tail = self.policy.decode(ids, [before])
+        previous, *ids = self._last(tokens, start, end)
+        tail = self.policy.decode(ids, [previous])
         return any(text in tail for text in self.texts)
 
-    def _last(self, tokens: Tensor, first: int, end: int) -> list[int]:
+    def _last(self, tokens: Tensor, start: int, end: int) -> list[int]:
         """The last tokens of a response, enough of them with text, and the token before them."""
         special = self.policy.encoder.special
         count = self._least
         while True:
-            begin = max(first, end - count)
+            begin = max(start, end - count)
             ids: list[int] = tokens[begin - 1 : end].tolist()
             without_text = sum(token in special for token in ids[1:])
-            if begin == first or len(ids) - 1 - without_text >= self._least:
+            if begin == start or len(ids) - 1 - without_text >= self._least:
                 return ids
             count = self._least + without_text
 
@@ -210,15 +210,15 @@ class Rows:
         to, source = torch.tensor(pairs, device=device).T
         # Where a row is shorter than `width`, the columns before its start get any finite values: they are
         # masked.
-        at = (places - width + lengths[source, None]).clamp(min=0)
+        positions = (places - width + lengths[source, None]).clamp(min=0)
         window = slice(self.end - 1 - width, self.end - 1)
         for mine, theirs in zip(self.cache.layers, read.layers):
             if not theirs.is_initialized:  # a skipped layer
                 continue
             if not mine.is_initialized:
                 mine.lazy_initialization(theirs.keys, theirs.values)
-            mine.keys[to, :, window] = theirs.keys[source[:, None], :, at].transpose(1, 2)
-            mine.values[to, :, window] = theirs.values[source[:, None], :, at].transpose(1, 2)
+            mine.keys[to, :, window] = theirs.keys[source[:, None], :, positions].transpose(1, 2)
+            mine.values[to, :, window] = theirs.values[source[:, None], :, positions].transpose(1, 2)
 
     @torch.no_grad()
     def step(self) -> list[Finished]:
@@ -256,21 +256,21 @@ class Rows:
 
     def _stopped(self) -> list[int]:
         """Rows whose text now has a stop text."""
-        first = self.first[: len(self.live)].tolist()
-        return [i for i, at in enumerate(first) if self.stops.found(self.tokens[i], at, self.end)]
+        starts = self.first[: len(self.live)].tolist()
+        return [i for i, start in enumerate(starts) if self.stops.found(self.tokens[i], start, self.end)]
 
     def _remove(self, done: list[int]) -> list[Finished]:
-        first = self.first[: len(self.live)].tolist()
-        out: list[Finished] = []
+        starts = self.first[: len(self.live)].tolist()
+        results: list[Finished] = []
         for i in done:
-            response = slice(first[i], self.end)
+            response = slice(starts[i], self.end)
             tokens = self.tokens[i, response].cpu().numpy().copy()  # a copy: another row moves in
             logp = self.logp[i, response].cpu().numpy().copy()
             kept = None if self.kept is None else self.kept.pop(self.live[i].number)
-            out.append(Finished(self.live[i], tokens, logp, kept))
-        left = len(self.live) - len(done)
-        holes = [i for i in done if i < left]
-        movers = [i for i in range(left, len(self.live)) if i not in set(done)]
+            results.append(Finished(self.live[i], tokens, logp, kept))
+        remaining = len(self.live) - len(done)
+        holes = [i for i in done if i < remaining]
+        movers = [i for i in range(remaining, len(self.live)) if i not in set(done)]
         if holes:
             for buffer in (self.tokens, self.logp, self.seen, self.noise, self.start, self.first, self.limit):
                 buffer[holes] = buffer[movers]
@@ -280,9 +280,9 @@ class Rows:
                 layer.values[holes, :, window] = layer.values[movers, :, window]
         for hole, mover in zip(holes, movers):
             self.live[hole] = self.live[mover]
-        del self.live[left:]
+        del self.live[remaining:]
         self._find_low()
-        return out
+        return results
 
     def _find_low(self) -> None:
         """The first column in use."""
@@ -291,29 +291,31 @@ class Rows:
 
     def _widen(self, longest: int) -> None:
         """Add columns at the left for prompts of `longest` tokens; twice as many as before, so it is rare."""
-        by = max(longest - self.longest, self.longest)
-        self.tokens, self.logp, self.seen = (pad(x, (by, 0)) for x in (self.tokens, self.logp, self.seen))
+        columns = max(longest - self.longest, self.longest)
+        self.tokens, self.logp, self.seen = (
+            pad(x, (columns, 0)) for x in (self.tokens, self.logp, self.seen)
+        )
         for layer in self._layers:
-            layer.keys, layer.values = (pad(x, (0, 0, by, 0)) for x in (layer.keys, layer.values))
+            layer.keys, layer.values = (pad(x, (0, 0, columns, 0)) for x in (layer.keys, layer.values))
         for start in (self.start, self.first, self.limit):
-            start += by
-        self.longest += by
-        self.columns += by
-        self.low += by
-        self.end += by
+            start += columns
+        self.longest += columns
+        self.columns += columns
+        self.low += columns
+        self.end += columns
         self.places = torch.arange(self.columns, device=self.places.device)
 
     def _move_left(self) -> None:
         """Move the live columns to the left, but keep as many as the longest prompt may need."""
-        by = min(self.low, self.end - self.longest)
-        b, old, new = len(self.live), slice(self.low, self.end), slice(self.low - by, self.end - by)
+        columns = min(self.low, self.end - self.longest)
+        b, old, new = len(self.live), slice(self.low, self.end), slice(self.low - columns, self.end - columns)
         for buffer in (self.tokens, self.logp):
             buffer[:b, new] = buffer[:b, old].clone()
         for layer in self._layers:
             layer.keys[:b, :, new] = layer.keys[:b, :, old].clone()
             layer.values[:b, :, new] = layer.values[:b, :, old].clone()
         for start in (self.start, self.first, self.limit):
-            start -= by
-        self.low -= by
-        self.end -= by
+            start -= columns
+        self.low -= columns
+        self.end -= columns
         self.seen[:b] = self.places >= self.start[:b, None]

@@ -168,11 +168,11 @@ class Server:
             problem = wrong_value(choice, request, self.encoder.vocab_size)
             problem = problem or wrong_end(choice, request, self.encoder, stops)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"])) or "reply"
-            message = first["msg"][0].lower() + first["msg"][1:]
+            details = error.errors()[0]
+            field = ".".join(map(str, details["loc"])) or "reply"
+            message = details["msg"][0].lower() + details["msg"][1:]
             problem = (
-                f"{field}: {message}, got {first['input']!r:.80}. What to do: use a server that supports "
+                f"{field}: {message}, got {details['input']!r:.80}. What to do: use a server that supports "
                 "return_token_ids (vLLM 0.10 or newer)"
             )
         if problem:
@@ -234,16 +234,17 @@ def wrong_value(choice: Choice, request: Request, vocabulary: int) -> str:
             f"logprobs.token_logprobs: expected one for each of {len(ids)} tokens, got {len(logprobs)}. "
             f"{_SEE_LOG}"
         )
-    for at, token in enumerate(ids):
+    for index, token in enumerate(ids):
         if not 0 <= token < vocabulary:
             return (
-                f"token_ids.{at}: expected an id of the policy's vocabulary, 0 to {vocabulary - 1}, got "
+                f"token_ids.{index}: expected an id of the policy's vocabulary, 0 to {vocabulary - 1}, got "
                 f"{token!s:.40}. What to do: let the server serve the run's model"
             )
-    for at, logprob in enumerate(logprobs):
+    for index, logprob in enumerate(logprobs):
         if logprob is not None and logprob > ROUNDING:
             return (
-                f"logprobs.token_logprobs.{at}: expected a log-prob, at most 0, got {logprob:g}. {_SEE_LOG}"
+                f"logprobs.token_logprobs.{index}: expected a log-prob, at most 0, got {logprob:g}. "
+                f"{_SEE_LOG}"
             )
     return ""
 
@@ -254,23 +255,23 @@ def wrong_end(choice: Choice, request: Request, encoder: Encoder, stops: Sequenc
     if choice.finish_reason not in ("stop", "length"):
         got = f"{choice.finish_reason!r:.80}"
         return f'finish_reason: expected "stop" or "length", got {got}. {_SEE_LOG}'
-    *before, last = choice.token_ids
-    ends = [at for at, token in enumerate(before) if token in encoder.eos_ids]
+    *body, end = choice.token_ids
+    ends = [position for position, token in enumerate(body) if token in encoder.eos_ids]
     if ends:
         return (
-            f"token_ids: expected nothing after the end token {before[ends[0]]} at {ends[0]}, got "
-            f"{len(before) - ends[0]} more. What to do: start the server without ignore_eos"
+            f"token_ids: expected nothing after the end token {body[ends[0]]} at {ends[0]}, got "
+            f"{len(body) - ends[0]} more. What to do: start the server without ignore_eos"
         )
-    if _has_stop(encoder, before, request, stops):
+    if _has_stop(encoder, body, request, stops):
         return (
             f"token_ids: expected nothing after a text of sampler.stop ({list(stops)!r:.80}), got more. What "
             "to do: start the server without speculative decoding, or remove sampler.stop"
         )
-    ended = last in encoder.eos_ids or _has_stop(encoder, choice.token_ids, request, stops)
-    if choice.finish_reason == "stop" and not ended:
+    is_complete = end in encoder.eos_ids or _has_stop(encoder, choice.token_ids, request, stops)
+    if choice.finish_reason == "stop" and not is_complete:
         return (
             f"token_ids: expected an end token ({', '.join(map(str, encoder.eos_ids))}) or a stop text last, "
-            f'since finish_reason is "stop", got {last}. What to do: give the server the end tokens of the '
+            f'since finish_reason is "stop", got {end}. What to do: give the server the end tokens of the '
             "policy (generation_config.json)"
         )
     return ""

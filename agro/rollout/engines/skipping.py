@@ -38,16 +38,16 @@ def skipping(policy: Policy, layers: Sequence[int]) -> Iterator[None]:
     """Let these layers return their input. They then cache no keys and values."""
     blocks = decoder_layers(policy.model) if layers else ()
     skipped = [vars(blocks[i]) for i in layers]
-    before = [block.get("forward") for block in skipped]
+    previous = [block.get("forward") for block in skipped]
     try:
         for block in skipped:
             block["forward"] = _unchanged
         yield
     finally:
-        for block, own in zip(skipped, before):
+        for block, method in zip(skipped, previous):
             block.pop("forward", None)
-            if own is not None:
-                block["forward"] = own
+            if method is not None:
+                block["forward"] = method
 
 
 def _unchanged(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:

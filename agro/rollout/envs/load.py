@@ -7,7 +7,7 @@ import inspect
 from agro import config
 from agro.config import from_environment
 from agro.errors import Refused
-from agro.rewards.worker import explain, load
+from agro.io.worker import explain, load
 from agro.rollout.envs.protocol import Environment
 from agro.rollout.envs.verifiers import Verifiers
 

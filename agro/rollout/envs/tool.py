@@ -55,8 +55,8 @@ class Tool:
         raise NotImplementedError
 
     def step(self, state: Any, text: str) -> Turn:
-        before, closed, _ = text.partition(self.close)
-        _, opened, call = before.rpartition(self.open)
+        head, closed, _ = text.partition(self.close)
+        _, opened, call = head.rpartition(self.open)
         if not (closed and opened):
             return Turn(done=True)
         info = {"tool": self.name}

@@ -58,19 +58,19 @@ class Verifiers:
 
     def reset(self, prompt: Prompt) -> Rollout:
         rollout = Rollout(self, {"example_id": 0, **prompt.columns, "prompt": prompt.text})
-        asked = plain(self.loop.run_until_complete(rollout.asked()))
-        if asked != (prompt.text if isinstance(prompt.text, list) else plain(prompt.text)):
+        opening = plain(self.loop.run_until_complete(rollout.asked()))
+        if opening != (prompt.text if isinstance(prompt.text, list) else plain(prompt.text)):
             raise ValueError(
-                f"the environment starts with {asked!r:.80} and not with the prompt; write its own prompts"
+                f"the environment starts with {opening!r:.80} and not with the prompt; write its own prompts"
             )
         return rollout
 
     def step(self, state: Rollout, text: str) -> Turn:
-        before = len(state.messages)
+        count = len(state.messages)
         messages = self.loop.run_until_complete(state.answer(text))
         if messages is None:
             return Turn(reward=state.reward(), done=True)
-        new = plain(messages)[before + 1 :]  # after the conversation before, and the policy's turn
+        new = plain(messages)[count + 1 :]  # after the conversation before, and the policy's turn
         if len(new) != 1:
             raise ValueError(f"expected one message between two turns, got {new!r:.200}")
         return Turn(new[0]["content"], 0.0, role=new[0]["role"])
@@ -146,13 +146,13 @@ def plain(messages: Any) -> Messages:
     """Messages of the library as role and text."""
     if isinstance(messages, str):
         return [{"role": "text", "content": messages}]
-    out = []
+    result = []
     for message in messages or []:
         m = message if isinstance(message, dict) else message.model_dump()
         if not isinstance(m["content"], str):
             raise ValueError(f"expected a message of text, got {m['content']!r:.80}")
-        out.append({"role": m["role"], "content": m["content"]})
-    return out
+        result.append({"role": m["role"], "content": m["content"]})
+    return result
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from agro.train.phases import Phase
@@ -29,7 +29,6 @@ class View:
     step: int  # of the run
     options: dict[str, Any]  # the objective's, at this step
     metrics: dict[str, Any]  # the step's line of metrics.jsonl; None: unknown
-    samples: list[Sample] = field(default_factory=list)  # that the step trained on
     stop: str = ""  # why the run is to end after this step; a monitor may set it
     held_out: Sequence[Sample] = ()  # responses to held-out prompts, where they were measured
 
@@ -63,6 +62,9 @@ class Monitor:
     """
 
     name = ""
+
+    def receive(self, samples: Sequence[Sample]) -> None:
+        """The samples that a step trains on, before its gradient."""
 
     def judge(self, view: View) -> Action:
         """Whether the weights may move; called before the first update, with the metrics of its gradient."""

@@ -56,18 +56,18 @@ class Guard(Monitor):
 
     def judge(self, view: View) -> Action:
         loss, kl = view.metrics["loss"], view.metrics["kl_ref"]
-        why = explosion(self.rule, loss, kl, self.losses)
-        if not why:
+        reason = explosion(self.rule, loss, kl, self.losses)
+        if not reason:
             self.losses = remember(self.rule, self.losses, loss)
             return GO
         if self.rule.action == "skip":
-            return Action("skip", why)
+            return Action("skip", reason)
         if self.rule.action == "rollback" and self.rollbacks < self.rule.rollbacks:
             self.losses = ()
             self.rollbacks += 1
-            return Action("roll back", why)
-        advice = _advice(view.metrics, kl="guard.kl" in why)
-        return Action("stop", f"{why}. {advice}")
+            return Action("roll back", reason)
+        advice = _advice(view.metrics, kl="guard.kl" in reason)
+        return Action("stop", f"{reason}. {advice}")
 
     def state(self) -> dict[str, Any]:
         return {"phase": self.phase, "losses": self.losses, "rollbacks": self.rollbacks}
@@ -90,13 +90,13 @@ class SamplerMismatch(Monitor):
         self.rule = rule
 
     def judge(self, view: View) -> Action:
-        off, most = view.metrics["logp_diff_fresh"], self.rule.logp_diff
-        if not most or off is None or off <= most:
+        off, limit = view.metrics["logp_diff_fresh"], self.rule.logp_diff
+        if not limit or off is None or off <= limit:
             return GO
         return Action(
             "stop",
             f"expected equal log-probs of sampler and trainer on fresh responses (staleness 0), got "
-            f"logp_diff_fresh = {off:.3g} nats a token, above guard.logp_diff = {most:g}. What to look at: "
+            f"logp_diff_fresh = {off:.3g} nats a token, above guard.logp_diff = {limit:g}. What to look at: "
             "whether the server reports log-probs of what it samples from, not raw ones (vLLM: "
             "--logprobs-mode processed_logprobs); whether new weights arrive there (of a tied output layer "
             "too); whether both have the same model, tokenizer and chat template, temperature, top-p and "
@@ -104,10 +104,10 @@ class SamplerMismatch(Monitor):
         )
 
 
-def explosion(rule: config.Guard, loss: float, kl: float | None, before: Sequence[float]) -> str:
-    """Why the step explodes, or "". `before`: |loss| of the steps before; `kl` None: not measured."""
-    if rule.loss is not None and len(before) >= LEAST:
-        usual = median(before)
+def explosion(rule: config.Guard, loss: float, kl: float | None, losses: Sequence[float]) -> str:
+    """Why the step explodes, or "". `losses`: |loss| of the steps before; `kl` None: not measured."""
+    if rule.loss is not None and len(losses) >= LEAST:
+        usual = median(losses)
         if usual and abs(loss) > rule.loss * usual:
             return (
                 f"|loss| is {abs(loss):.4g}, above guard.loss = {rule.loss:g} times its median of {usual:.4g}"
@@ -117,11 +117,11 @@ def explosion(rule: config.Guard, loss: float, kl: float | None, before: Sequenc
     return ""
 
 
-def remember(rule: config.Guard, before: Sequence[float], loss: float) -> tuple[float, ...]:
+def remember(rule: config.Guard, losses: Sequence[float], loss: float) -> tuple[float, ...]:
     """The losses that the next step is compared with."""
     if rule.loss is None:
         return ()
-    return (*before, abs(loss))[-rule.window :]
+    return (*losses, abs(loss))[-rule.window :]
 
 
 class Best(Monitor):
@@ -154,8 +154,8 @@ class Best(Monitor):
             return ""
         lower = FOLLOWED[name].lower
         self.waited += 1
-        again = view.step == self.step  # step 0 is measured again where a run resumes from it
-        if again or self.value is None or _exceeds(value, self.value, lower):
+        is_repeated = view.step == self.step  # step 0 is measured again where a run resumes from it
+        if is_repeated or self.value is None or _exceeds(value, self.value, lower):
             self.value, self.step, self.waited = value, view.step, 0
             if rule.keep_best:
                 self.keep(name, {**view.metrics, "step": view.step})

@@ -5,7 +5,7 @@ Stored groups that aren't trained on, of any origin: AGRO's loss, and whether π
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -17,6 +17,8 @@ from agro.objectives.needs import GROUPS, REWARD
 from agro.rewards import Reward
 from agro.rollout import Activity, Rollout
 from agro.rollout.evaluate import Heldout, heldout
+from agro.rollout.paired import compare
+from agro.runs.metrics import GAIN
 from agro.store import DrawnGroups, Store, is_held_out
 from agro.store.queries import Filter
 from agro.train.collate import collate
@@ -39,7 +41,7 @@ from agro.train.measure import kl_of
 from agro.train.monitors.base import Monitor, View
 from agro.train.monitors.warnings import warn_of_rewards
 from agro.train.phases import Phase, derive
-from agro.train.trainable import rescaled
+from agro.train.reward_scales import rescaled
 from agro.types import Batch, Prompt, Sample
 
 TOGETHER = 64  # groups in one batch
@@ -53,8 +55,8 @@ class HeldOutGroups:
         self.dropped = dropped
         self.prompt_ids = [samples[0].prompt_id for samples in groups]
         self._batches: list[Batch] = []
-        for first in range(0, len(groups), TOGETHER):
-            batch = collate(list(chain.from_iterable(groups[first : first + TOGETHER])), 0)
+        for start in range(0, len(groups), TOGETHER):
+            batch = collate(list(chain.from_iterable(groups[start : start + TOGETHER])), 0)
             ref_logp = learner.logp(batch, "reference")
             self._batches.append(batch.to(ref_logp.device).replace(ref_logp=ref_logp))
         self._kl_of_best = mean("eval_kl_of_best", np.concatenate([kl_of_best(b) for b in self._batches]))
@@ -70,15 +72,15 @@ class HeldOutGroups:
         assert path is not None
         chosen: Filter = {} if data.eval_store else {"roles": data.roles, "sources": data.sources}
         with Store.open(path, read_only=True, create=False) as store:
-            found = store.samples(**chosen)
+            stored = store.samples(**chosen)
             if data.hold_out:
-                found = (s for s in found if is_held_out(s.prompt_id, data.hold_out))
-            samples = rescaled(sorted(found, key=_first_seen()), data)
+                stored = (s for s in stored if is_held_out(s.prompt_id, data.hold_out))
+            samples = rescaled(sorted(stored, key=_first_seen()), data)
         valid = select_valid(DrawnGroups(samples), learner.encoder, config.train.max_length, {REWARD, GROUPS})
-        by_prompt: dict[str, list[Sample]] = {}
+        groups_of: dict[str, list[Sample]] = {}
         for sample in valid.samples:
-            by_prompt.setdefault(sample.prompt_id, []).append(sample)
-        groups = [group for group in by_prompt.values() if len(one_each(group)) > 1]
+            groups_of.setdefault(sample.prompt_id, []).append(sample)
+        groups = [group for group in groups_of.values() if len(one_each(group)) > 1]
         if not groups:
             key = "hold_out" if data.hold_out else "eval_store"
             raise Refused(
@@ -92,17 +94,17 @@ class HeldOutGroups:
 
         `beta`: in reward per nat; without it ½ Var(R) isn't measured. `average`: as of the objective agro.
         """
-        auc, now, start, best, worst, ratio = [], [], [], [], [], []
+        auc, current, start, best, worst, ratio = [], [], [], [], [], []
         for batch in self._batches:
             assert batch.ref_logp is not None
             logp = learner.logp(batch)
             auc.append(ranking(batch, logp, average))
-            of_best, of_worst = best_and_worst(batch, logp)
-            best.append(of_best)
-            worst.append(of_worst)
+            best_ratios, worst_ratios = best_and_worst(batch, logp)
+            best.append(best_ratios)
+            worst.append(worst_ratios)
             ratio.append(log_mean_ratios(batch, logp))
             if beta:
-                now.append(distances(batch, logp, beta, average)[0])
+                current.append(distances(batch, logp, beta, average)[0])
                 start.append(distances(batch, batch.ref_logp, beta, average)[0])  # R = r
         order = np.concatenate(auc)
         metrics = {**summary("eval_auc", order), "eval_auc_groups": len(order)}
@@ -110,8 +112,8 @@ class HeldOutGroups:
         metrics |= summary("eval_log_ratio_best", np.concatenate(best))
         metrics |= summary("eval_log_ratio_worst", np.concatenate(worst))
         metrics |= exponential("eval_ratio_mean", np.concatenate(ratio)) | self._kl_of_best
-        if now:
-            half, fall = np.concatenate(now), np.concatenate(start) - np.concatenate(now)
+        if current:
+            half, fall = np.concatenate(current), np.concatenate(start) - np.concatenate(current)
             metrics |= summary("eval_consistency", half) | summary("eval_consistency_fall", fall)
         return metrics
 
@@ -123,11 +125,14 @@ def _first_seen() -> Callable[[Sample], int]:
 
 
 class HeldOutPrompts(Monitor):
-    """Held-out reward; on samples of the policy itself also KL to the reference, ½ Var(R) and regret.
+    """Held-out reward, and its difference to the start's on the same prompts; on samples of the policy itself
+    also KL to the reference, ½ Var(R) and regret.
 
     Measured at step 0, every `evaluate.every` steps and after the last step of the phase, with the same
-    random numbers at every step.
+    random numbers at every step. Its state are the rewards at step 0, by prompt.
     """
+
+    name = "held-out prompts"
 
     def __init__(
         self,
@@ -141,6 +146,7 @@ class HeldOutPrompts(Monitor):
     ) -> None:
         self.phase, self.learner, self.rollout, self.reward = phase, learner, rollout, reward
         self.prompts, self.activity, self.say = prompts, activity, say
+        self.start: dict[str, float | None] = {}
 
     def after(self, view: View) -> None:
         if not view.is_due:
@@ -151,14 +157,39 @@ class HeldOutPrompts(Monitor):
         result = heldout(
             self.rollout, self.reward, self.prompts, sampler, derive(config.train.seed, "evaluate")
         )
+        rewards = dict(zip((prompt.id for prompt in self.prompts), result.mean_rewards(), strict=True))
         if view.step == 0:
+            self.start = rewards
             warning = warn_of_rewards(result.rewards, self.phase.entry, view.options)
             if warning:
                 self.say(warning)
         view.held_out = result.samples
         view.metrics |= self._describe(result, view.options)
+        view.metrics |= self._compare(rewards) if view.step else {}
         if view.metrics["kl_ref"] is None and view.step:
             view.metrics["kl_ref"] = view.metrics["eval_kl_ref"]
+
+    def state(self) -> Any:
+        return self.start
+
+    def restore(self, state: Any) -> None:
+        self.start = state
+
+    def _compare(self, rewards: Mapping[str, float | None]) -> dict[str, Any]:
+        """With the start, on the prompts that have a reward at both steps; of fewer than two nothing."""
+        both = [key for key in rewards if rewards[key] is not None and self.start.get(key) is not None]
+        if len(both) < 2:
+            return {}
+        start, end = (np.array([of[key] for key in both], dtype=np.float64) for of in (self.start, rewards))
+        comparison = compare(start, end)
+        return {
+            GAIN: comparison.difference,
+            f"{GAIN}_low": comparison.low,
+            f"{GAIN}_high": comparison.high,
+            f"{GAIN}_p": comparison.p,
+            f"{GAIN}_n": comparison.n,
+            f"{GAIN}_detectable": comparison.detectable,
+        }
 
     def _describe(self, result: Heldout, options: dict[str, Any]) -> dict[str, Any]:
         config = self.phase.config
@@ -168,15 +199,15 @@ class HeldOutPrompts(Monitor):
             "eval_n": result.rewards.size - result.unscored,
             "eval_unscored": result.unscored,
         }
-        of_policy = config.evaluate.temperature == config.policy.temperature
-        if not (config.evaluate.kl and of_policy and self.learner.reference_key is not None):
+        is_policy = config.evaluate.temperature == config.policy.temperature
+        if not (config.evaluate.kl and is_policy and self.learner.reference_key is not None):
             return metrics
         batch = collate(result.samples, 0)
         logp, ref_logp = self.learner.logp(batch), self.learner.logp(batch, "reference")
         batch = batch.to(logp.device).replace(ref_logp=ref_logp)
         metrics["eval_kl_ref"] = kl_of(batch, logp)
-        by_prompt = log_ratios(batch, logp).reshape(-1, config.evaluate.n).mean(1)
-        metrics["eval_kl_ref_se"] = standard_error(by_prompt)
+        kl_M = log_ratios(batch, logp).reshape(-1, config.evaluate.n).mean(1)
+        metrics["eval_kl_ref_se"] = standard_error(kl_M)
         beta = self.phase.diagnostic_beta(options)
         if beta:
             metrics |= fresh_metrics(batch, logp, beta, options.get("average", "sum"))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from agro.runs.folder import Run
 from agro.runs.progress import Progress, responses_text
 from agro.runs.track import Trackers
 from agro.train.monitors.base import Monitor, View
+from agro.types import Sample
 
 
 class Record(Monitor):
@@ -28,13 +31,17 @@ class Terminal(Monitor):
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
+        self.samples: Sequence[Sample] = ()  # that the step trained on
+
+    def receive(self, samples: Sequence[Sample]) -> None:
+        self.samples = samples
 
     def after(self, view: View) -> None:
         if view.is_empty:
             return
         self.progress.step(view.metrics)
         every = view.phase.config.train.show_every
-        if every and view.step and view.at % every == 0 and view.samples:
-            self.progress.say(responses_text(view.step, view.samples))
+        if every and view.step and view.at % every == 0 and self.samples:
+            self.progress.say(responses_text(view.step, self.samples))
         if view.stop and view.step:
             self.progress.say(f"stopped after step {view.step}: {view.stop}")

@@ -70,28 +70,28 @@ def prompts_for_kl(
     wanted = chosen(config.data)
     if hold_out:
         wanted["min_reward"] = None  # they are held out whatever their rewards
-    own = {row.id for row in store.survey.known(run=run)}
-    first: dict[str, int] = {}
-    for row in store.survey.known(**wanted):
-        is_candidate = row.id not in own and row.episode is None
+    made_by_run = {row.id for row in store.survey.summaries(run=run)}
+    first_ids: dict[str, int] = {}
+    for row in store.survey.summaries(**wanted):
+        is_candidate = row.id not in made_by_run and row.episode is None
         if is_candidate and (not hold_out or is_held_out(row.prompt_id, hold_out)):
-            first.setdefault(row.prompt_id, row.id)
-    by_id = {prompt.id: prompt for prompt in sampled}
+            first_ids.setdefault(row.prompt_id, row.id)
+    prompts_by_id = {prompt.id: prompt for prompt in sampled}
 
     def load(prompt_id: str) -> list[Prompt]:
-        if not first:
-            return [by_id[prompt_id]]
-        found = store.samples(ids=[first[prompt_id]], skip_damaged=True)
-        return [Prompt(s.prompt, s.prompt_id) for s in found if s.context_tokens is None]
+        if not first_ids:
+            return [prompts_by_id[prompt_id]]
+        stored = store.samples(ids=[first_ids[prompt_id]], skip_damaged=True)
+        return [Prompt(s.prompt, s.prompt_id) for s in stored if s.context_tokens is None]
 
-    order = sorted(first or by_id, key=lambda p: (noise(config.train.seed, 0, "KL", p), p))
+    order = sorted(first_ids or prompts_by_id, key=lambda p: (noise(config.train.seed, 0, "KL", p), p))
     valid = (prompt for p in order for prompt in load(p) if _has_room(prompt, encoder))
     return list(islice(valid, config.evaluate.kl_samples))
 
 
 def _has_room(prompt: Prompt, encoder: Encoder) -> bool:
     try:
-        encoder.asked(prompt)
+        encoder.checked_prompt(prompt)
     except InvalidSample:
         return False
     return True

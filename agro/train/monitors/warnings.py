@@ -21,7 +21,7 @@ from agro.models.policy import Policy
 from agro.models.pretrained import LARGE, cores, parameters, positions_of
 from agro.objectives import Objective
 from agro.objectives.needs import REWARD, grouping
-from agro.runs.problems import DWARFED, WINDOW, of_phase
+from agro.runs.problems import DWARFED, WINDOW, phase_problems
 from agro.runs.signal import PATIENCE, way_out
 from agro.train.check import has_groups_to_measure, measures_consistency
 from agro.train.collate import describe
@@ -33,12 +33,12 @@ from agro.types import Prompt
 
 def warn_of_rewards(rewards: NDArray[np.float64], entry: Objective, options: Mapping[str, Any]) -> str | None:
     """The objective's warning about the held-out rewards [M,n] of M prompts before the first step."""
-    return entry.warnings.of_rewards(rewards, entry.defaults() | dict(options))
+    return entry.warnings.rewards_warning(rewards, entry.defaults() | dict(options))
 
 
 def warn_of_metrics(metrics: Mapping[str, float], entry: Objective, options: Mapping[str, Any]) -> str | None:
     """The objective's warning about a step; `metrics`: those of its evaluation."""
-    return entry.warnings.of_metrics(metrics, entry.defaults() | dict(options))
+    return entry.warnings.metrics_warning(metrics, entry.defaults() | dict(options))
 
 
 def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[str]:
@@ -76,7 +76,7 @@ def notes_on_settings(phases: Sequence[Phase]) -> list[str]:
         config, entry = phase.config, phase.entry
         options = entry.defaults() | options_at(config.objective.options, 0)
         texts = (
-            entry.warnings.of_options(options),
+            entry.warnings.options_warning(options),
             _unweighted(config, options.get("weight")),
             _idle_anchor(config, options.get("anchor")),
         )
@@ -100,8 +100,9 @@ def _unweighted(config: RunConfig, weight: str | None) -> str | None:
     return (
         "agro trains on stored responses without a weight, so that responses which became improbable are "
         "pushed down further and take the good ones with them. On the log of reproductions/offline 0.62 of "
-        "the answers were right at the end, and 0.93 with the weight. What to do: objective.weight = "
-        '"reference" and objective.weight_baseline = "lower", as in the recipe log'
+        "the answers were right at the end, and 0.93 with a weight. What to do: objective.weight = "
+        '"reference", objective.weight_power = 0.5 and objective.weight_baseline = "balanced", as in the '
+        "recipe log"
     )
 
 
@@ -133,25 +134,25 @@ class Signal(Monitor):
     def after(self, view: View) -> None:
         if not view.step:
             return
-        why = self._why(view.metrics)
-        view.metrics["no_signal"] = why
-        self.in_a_row = self.in_a_row + 1 if why else 0
-        if why and self._is_time(self.in_a_row):
+        reason = self._why(view.metrics)
+        view.metrics["no_signal"] = reason
+        self.in_a_row = self.in_a_row + 1 if reason else 0
+        if reason and self._is_time(self.in_a_row):
             mean = view.metrics["reward_mean"]
-            found = "" if mean is None else f" (mean reward {mean:.3g})"
+            mean_reward = "" if mean is None else f" (mean reward {mean:.3g})"
             self.say(
-                f"step {view.step}: nothing can be learned, {self.in_a_row} steps in a row: {why}{found}. "
-                f"What to do: {way_out(why, self.phase.config.data)}"
+                f"step {view.step}: nothing can be learned, {self.in_a_row} steps in a row: "
+                f"{reason}{mean_reward}. What to do: {way_out(reason, self.phase.config.data)}"
             )
         missing = view.metrics["replay_missing"] or 0
         self.missed_in_a_row = self.missed_in_a_row + 1 if missing else 0
         if missing and self._is_time(self.missed_in_a_row):
-            asked = self.phase.stored_groups(view.at - 1)
-            self.say(f"step {view.step}: {missed_share(self.phase.config.data, asked, missing)}")
+            requested = self.phase.stored_groups(view.at - 1)
+            self.say(f"step {view.step}: {missed_share(self.phase.config.data, requested, missing)}")
 
     def _is_time(self, in_a_row: int) -> bool:
-        first = min(PATIENCE, self.phase.ends - self.phase.begins)
-        return in_a_row == first or in_a_row % AGAIN == 0
+        patience = min(PATIENCE, self.phase.ends - self.phase.begins)
+        return in_a_row == patience or in_a_row % AGAIN == 0
 
     def _why(self, metrics: Mapping[str, Any]) -> str | None:
         """A key of `WAYS_OUT`; None where something can be learned, or where that is unknown."""
@@ -169,18 +170,18 @@ class Signal(Monitor):
         return "a gradient of 0" if has_no_gradient else None
 
 
-def missed_share(data: Data, asked: int, missing: int) -> str:
+def missed_share(data: Data, requested: int, missing: int) -> str:
     """The warning for steps that draw fewer stored groups than `data.replay` asks for."""
     keys = ("roles", "sources", "min_reward", "max_age", "max_uses")
     limits = {key: getattr(data, key) for key in keys}
     limits |= {key: getattr(data, key) or None for key in ("best_of_group", "spread")}
-    given = [f"data.{key} = {value}" for key, value in limits.items() if value is not None]
+    settings = [f"data.{key} = {value}" for key, value in limits.items() if value is not None]
     way_out = "a lower data.replay, or more prompts: a step draws each group of the store once"
-    if given:
-        way_out = f"check the choice by {', '.join(given)}, or lower data.replay"
+    if settings:
+        way_out = f"check the choice by {', '.join(settings)}, or lower data.replay"
     return (
-        f"data.replay = {data.replay} asks for {asked} groups of the store, and {asked - missing} could be "
-        f"drawn, again; the others are sampled. What to do: {way_out}"
+        f"data.replay = {data.replay} asks for {requested} groups of the store, and {requested - missing} "
+        f"could be drawn, again; the others are sampled. What to do: {way_out}"
     )
 
 
@@ -200,15 +201,15 @@ class Warnings(Monitor):
         self._of_problems(view)
 
     def _of_method(self, view: View) -> None:
-        found = view.metrics["objective"]
-        if found is not None:
-            self._warn("method", view.step, warn_of_metrics(found, view.phase.entry, view.options))
+        objective = view.metrics["objective"]
+        if objective is not None:
+            self._warn("method", view.step, warn_of_metrics(objective, view.phase.entry, view.options))
 
     def _of_spread(self, view: View) -> None:
         """Not where the method warns of its β itself, nor where the rewards of most groups are equal."""
         metrics, entry = view.metrics, view.phase.entry
-        of_options = entry.warnings.of_options(entry.defaults() | view.options)
-        if "method" in self.given or of_options is not None:
+        settings_warning = entry.warnings.options_warning(entry.defaults() | view.options)
+        if "method" in self.given or settings_warning is not None:
             return
         mostly_equal = 2 * (metrics["groups_equal"] or 0) > (metrics["groups"] or 0)
         if (metrics["kl_to_reward_spread"] or 0) > DWARFED and not mostly_equal:
@@ -234,13 +235,14 @@ class Warnings(Monitor):
         config = view.phase.config
         evaluated = any(v is not None for k, v in view.metrics.items() if k.startswith("eval_"))
         self.rows.append(view.metrics)
-        if len(self.rows) > config.train.warmup + config.evaluate.every + 2 * WINDOW:  # what `of_phase` reads
+        read = config.train.warmup + config.evaluate.every + 2 * WINDOW  # rows, by `phase_problems`
+        if len(self.rows) > read:
             del self.rows[1]
         if evaluated or view.at % WINDOW == 0:
-            for problem in of_phase(self.rows, config):
+            for problem in phase_problems(self.rows, config):
                 self._warn(problem.title, view.step, problem.detail)
 
-    def _warn(self, about: str, step: int, text: str | None) -> None:
-        if text and about not in self.given:
-            self.given.add(about)
+    def _warn(self, topic: str, step: int, text: str | None) -> None:
+        if text and topic not in self.given:
+            self.given.add(topic)
             self.say(f"step {step}: {text}")

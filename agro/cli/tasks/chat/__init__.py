@@ -11,8 +11,8 @@ TRAIN = 60  # of the 90 questions
 def rows(rng: random.Random) -> dict[str, list[dict[str, Any]]]:
     pairs = [(a, b) for a in range(10) for b in range(10) if a != b]
     rng.shuffle(pairs)
-    drawn = []
+    questions = []
     for a, b in pairs:
         message = {"role": "user", "content": f"{a} or {b}?"}
-        drawn.append({"prompt": [message], "answer": str(max(a, b))})
-    return {"prompts.jsonl": drawn[:TRAIN], "held_out.jsonl": drawn[TRAIN:]}
+        questions.append({"prompt": [message], "answer": str(max(a, b))})
+    return {"prompts.jsonl": questions[:TRAIN], "held_out.jsonl": questions[TRAIN:]}

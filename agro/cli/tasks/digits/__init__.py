@@ -12,5 +12,5 @@ TRAIN, HELD_OUT = 700, 256  # of the 1,000 prompts
 def rows(rng: random.Random) -> dict[str, list[dict[str, Any]]]:
     numbers = [f"{number:03}" for number in range(1000)]
     rng.shuffle(numbers)
-    drawn = [{"prompt": f"{number}>", "answer": "".join(sorted(number))} for number in numbers]
-    return {"prompts.jsonl": drawn[:TRAIN], "held_out.jsonl": drawn[TRAIN : TRAIN + HELD_OUT]}
+    prompts = [{"prompt": f"{number}>", "answer": "".join(sorted(number))} for number in numbers]
+    return {"prompts.jsonl": prompts[:TRAIN], "held_out.jsonl": prompts[TRAIN : TRAIN + HELD_OUT]}

@@ -10,10 +10,10 @@ def matched(text: str, right: str) -> int:
     """Characters of `right` that `text` begins with; 0 for a text that is longer."""
     if len(text) > len(right):
         return 0
-    at = 0
-    while at < len(text) and text[at] == right[at]:
-        at += 1
-    return at
+    length = 0
+    while length < len(text) and text[length] == right[length]:
+        length += 1
+    return length
 
 
 prefix.maximum = 1.0  # type: ignore[attr-defined]  # from here on a response passes in `agro eval`

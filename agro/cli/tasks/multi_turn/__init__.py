@@ -10,11 +10,11 @@ HELD_OUT = 40  # of the 168 pairs of a range and a secret
 
 
 def rows(rng: random.Random) -> dict[str, list[dict[str, Any]]]:
-    drawn = []
+    prompts = []
     for low in range(10):
         for high in range(low + NARROWEST, 10):
             for secret in range(low, high + 1):
                 ranged = f"{low}-{high}:"
-                drawn.append({"prompt": ranged, "secret": secret, "prompt_id": f"{ranged}{secret}"})
-    rng.shuffle(drawn)
-    return {"prompts.jsonl": drawn[HELD_OUT:], "held_out.jsonl": drawn[:HELD_OUT]}
+                prompts.append({"prompt": ranged, "secret": secret, "prompt_id": f"{ranged}{secret}"})
+    rng.shuffle(prompts)
+    return {"prompts.jsonl": prompts[HELD_OUT:], "held_out.jsonl": prompts[:HELD_OUT]}

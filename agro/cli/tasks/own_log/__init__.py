@@ -20,5 +20,5 @@ def rows(rng: random.Random) -> dict[str, list[dict[str, Any]]]:
             right = text == "".join(sorted(number))
             log.append({"question": f"{number}>", "output": text, "score": float(right)})
     held_out = numbers[PROMPTS : PROMPTS + HELD_OUT]
-    asked = [{"prompt": f"{number}>", "answer": "".join(sorted(number))} for number in held_out]
-    return {"log.jsonl": log, "held_out.jsonl": asked}
+    prompts = [{"prompt": f"{number}>", "answer": "".join(sorted(number))} for number in held_out]
+    return {"log.jsonl": log, "held_out.jsonl": prompts}

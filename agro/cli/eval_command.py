@@ -1,0 +1,232 @@
+"""`agro eval`: accuracy and pass@k of a model."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import chdir, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agro.cli.common import (
+    REWARD,
+    Json,
+    PolicySetting,
+    Responses,
+    RewardOption,
+    Seed,
+    end,
+    options,
+    policy_config,
+    sampler_config,
+)
+from agro.cli.models import LONGEST, EnvironmentName, MaxTurns, environment_of, rollout_of
+from agro.errors import Refused
+
+if TYPE_CHECKING:
+    from agro.config import Reward as RewardConfig
+    from agro.config import RunConfig, Sampler
+    from agro.rollout.evaluate import Heldout
+    from agro.rollout.rollout import EpisodeReward
+
+SHOWN = 300  # characters of a response on the terminal
+
+
+def eval_(
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RUN]", help="A run: its model, held-out prompts, reward, environment and lengths."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", help="Folder or hub name of a causal language model, or RUN/checkpoints/step-N."
+        ),
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option("--prompts", help="Prompts, and what the reward reads.")
+    ] = None,
+    reward: Annotated[str | None, REWARD] = None,
+    option: RewardOption = None,
+    pass_at: Annotated[
+        float | None,
+        typer.Option("--pass-at", help="The reward from which a response passes; the reward's own maximum."),
+    ] = None,
+    n: Responses = 8,
+    max_new: Annotated[
+        int | None,
+        typer.Option("--max-new", min=1, help=f"Tokens a response at most; the run's, or {LONGEST}."),
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Of the model's distribution.")] = 1.0,
+    seed: Seed = 0,
+    policy: PolicySetting = None,
+    environment: EnvironmentName = None,
+    max_turns: MaxTurns = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write rewards and responses here, one prompt a line.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    from agro.logs.prompts import load_prompts
+    from agro.rewards import load_reward
+    from agro.rollout.evaluate import heldout
+    from agro.rollout.rollout import EpisodeReward
+
+    if pass_at is not None and not math.isfinite(pass_at):
+        raise Refused(f"--pass-at: expected a finite number, got {pass_at}")
+    ran = None if run is None else _config(run)
+    model = model or _saved_model(run, "model", "--model")
+    here, started = Path.cwd(), _started_in(run)
+    with _working_in(here if prompts else started):
+        loaded = load_prompts(
+            prompts or _prompts(run, ran), ran.data.columns if ran and not prompts else None
+        )
+    sampler = _sampler(n, temperature, max_new, ran or _config_of_model(model))
+    played = environment_of(environment, max_turns)
+    if played is None and ran is not None:
+        played = ran.environment
+    located = str(Path(model).absolute()) if Path(model).exists() else model
+    settings = policy_config(located, policy, None if ran is None else ran.policy)
+    with _working_in(here if reward else started):
+        scorer = EpisodeReward(load_reward(_reward(reward, options(option), ran)))
+        try:
+            with _working_in(here if environment else started):
+                rollout = rollout_of(located, settings, played)
+            result = heldout(rollout, scorer, loaded, sampler, seed)
+        finally:
+            scorer.close()
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        lines = (json.dumps(record, ensure_ascii=False) for record in result.by_prompt())
+        out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    measured = result.to_json(_passing_reward(pass_at, ran, scorer, rollout.environment))
+    report = {"model": model, "prompts": len(loaded), "n": n, "temperature": temperature, **measured}
+    if as_json:
+        print(json.dumps(report, ensure_ascii=False))
+    else:
+        print(f"{len(loaded)} prompts × {n} responses of {model} at temperature {temperature}")
+        _show(report, result)
+    if result.is_unknown:
+        end(2, "agro: none of the responses could be scored, so nothing was measured")
+
+
+def _config(run: Path) -> RunConfig:
+    from agro.config import RunConfig
+
+    if not (run / "config.json").is_file():
+        raise Refused(f"{run}: expected the folder of a run, with config.json; give --model for a model")
+    config = RunConfig.load(run / "config.json")
+    return config.phase(config.phase_names[-1]) if config.phases else config
+
+
+def _started_in(run: Path | None) -> Path:
+    """The folder where a run was started, in which relative paths of its configuration begin; this one where
+    it isn't known."""
+    if run is not None:
+        started_in = json.loads((run / "config.json").read_text(encoding="utf-8")).get("started_in")
+        if started_in is not None and (run / started_in).is_dir():
+            return (run / str(started_in)).resolve()
+    return Path.cwd()
+
+
+@contextmanager
+def _working_in(folder: Path) -> Iterator[None]:
+    """In a folder, whose modules are found."""
+    with chdir(folder):
+        sys.path.insert(0, str(folder))
+        try:
+            yield
+        finally:
+            sys.path.remove(str(folder))
+
+
+def _config_of_model(model: str) -> RunConfig | None:
+    """The configuration of the run that saved a model: of RUN/model and RUN/checkpoints/step-N."""
+    for folder in list(Path(model).absolute().parents)[:2]:
+        if (folder / "metrics.jsonl").is_file() and (folder / "config.json").is_file():
+            return _config(folder)
+    return None
+
+
+def _sampler(n: int, temperature: float, max_new: int | None, ran: RunConfig | None) -> Sampler:
+    if max_new is None:
+        max_new = LONGEST if ran is None else ran.sampler.max_new
+    return sampler_config(n=n, temperature=temperature, max_new=max_new)
+
+
+def _passing_reward(
+    pass_at: float | None, ran: RunConfig | None, scorer: EpisodeReward, played: Any
+) -> float | None:
+    """The reward from which a response passes. `played`: the environment."""
+    if pass_at is not None:
+        return pass_at
+    if ran is not None and ran.evaluate.pass_at is not None:
+        return ran.evaluate.pass_at
+    if scorer.of_environment:
+        return getattr(played, "maximum", None)
+    return scorer.maximum
+
+
+def _saved_model(run: Path | None, name: str, flag: str) -> str:
+    """A model in the folder of a run."""
+    if run is None:
+        raise Refused(f"{flag}: expected it, or the folder of a run, got neither")
+    if not (run / name).is_dir():
+        raise Refused(f"{run / name}: the run hasn't saved its model yet; give {flag}")
+    return str(run / name)
+
+
+def _prompts(run: Path | None, ran: RunConfig | None) -> Sequence[str]:
+    if ran is not None and ran.data.eval_prompts:
+        return ran.data.paths("eval_prompts")
+    got = "neither" if run is None else f"{run}, which has no data.eval_prompts"
+    raise Refused(f"--prompts: expected it, or the folder of a run with held-out prompts, got {got}")
+
+
+def _reward(name: str | None, options: dict[str, Any], ran: RunConfig | None) -> RewardConfig:
+    from agro.config import Reward as RewardConfig
+
+    if name is not None:
+        return RewardConfig(name=name, options=options)
+    if ran is None:
+        raise Refused("--reward: expected it, or the folder of a run, got neither")
+    if options:
+        raise Refused("--option is of --reward, which isn't given; add it, or leave --option out")
+    return ran.reward
+
+
+def _show(report: dict[str, Any], result: Heldout) -> None:
+    for key, row in report.items():
+        if isinstance(row, dict):
+            text = "unknown"
+            if row["value"] is not None:
+                text = f"{row['value']:.4f}"
+            if row["low"] is not None:
+                text += f"  [{row['low']:.4f}, {row['high']:.4f}]"
+            print(f"{key}: {text}")
+    if report["pass_at"] is None:
+        print(
+            "accuracy, pass@k: not measured, since the reward declares no maximum; say --pass-at REWARD, set "
+            "evaluate.pass_at, or declare it: `reward.maximum = 1.0` below the function"
+        )
+    if result.unscored:
+        print(f"{result.unscored} responses couldn't be scored and aren't counted")
+        for error, count in Counter(result.errors).most_common(3):
+            print(f"  {count} × {error}")
+    scored = [s for s in result.samples if s.reward is not None]
+    for title, choose in (("best", max), ("worst", min)):
+        if scored:
+            sample = choose(scored, key=lambda s: s.reward or 0.0)
+            print(f"{title} (reward {sample.reward:g}): {_short(sample.prompt)} → {_short(sample.response)}")
+
+
+def _short(text: Any) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"

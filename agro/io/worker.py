@@ -1,0 +1,259 @@
+"""The child process of `agro.rewards.workers`: loads one function and calls it, JSON lines in and out.
+
+Standard library only: it starts in about 50 ms, and its crashes don't affect the trainer, which imports it
+only to call functions in its own process (`agro.rewards.inline`). The first line of its input is {"function",
+"path", "options", "limit"}, the others are {"id", "arguments", "n", "each", "limit"}. It replies to each with
+one line: {"parameters", "any", "maximum"} or {"refused"}, then {"id", "scores": [[value, error], …]},
+{"id", "error"}, or {"id", "refused"} where the function is wrong for every batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import json
+import math
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+INNER = (__file__, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
+GRACE = 5.0  # seconds after a limit until the worker ends by itself, if its parent died
+
+
+def main() -> None:
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # input and output of the function are not the protocol's
+    os.dup2(2, 1)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("800")  # without memory, Linux kills this process and not the trainer
+
+    def reply(**message: Any) -> None:
+        replies.write(json.dumps(message).encode() + b"\n")
+        replies.flush()
+
+    setup = json.loads(requests.readline())
+    sys.path[:] = setup["path"]
+    with time_limit(setup["limit"]):
+        function, refused = load_reward(setup["function"])
+    if function is None:
+        return reply(refused=refused)
+    reply(**describe(function))
+    for line in requests:
+        request = json.loads(line)
+        try:
+            with time_limit(request["limit"]):
+                call_rows = call_each if request["each"] else call
+                scores = call_rows(function, request["arguments"], setup["options"], request["n"])
+        except OneValue as error:
+            reply(id=request["id"], refused=str(error))
+        except BaseException as error:  # noqa: BLE001 any function may raise anything, SystemExit too
+            reply(id=request["id"], error=explain(error, file_of(function)))
+        else:
+            reply(id=request["id"], scores=scores)
+    return None
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Any:
+    """A limit by the kernel, which works without the parent and in C code; usually the parent is first."""
+    signal.setitimer(signal.ITIMER_REAL, seconds + GRACE)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def load_reward(name: str) -> tuple[Callable[..., Any] | None, str]:
+    """`load` of what scores responses, which a class doesn't."""
+    function, problem = load(name)
+    if inspect.isclass(function):
+        return None, f"{name} is a class; give a function, or an object of the class that can be called"
+    return function, problem
+
+
+def load(name: str) -> tuple[Callable[..., Any] | None, str]:
+    """The function `name` (module:function or file.py:function), or None and the reason."""
+    function, problem = find(name)
+    if function is not None and not callable(function):
+        return None, f"{name} is of type {type(function).__name__}, not a function"
+    return function, problem
+
+
+def find(name: str) -> tuple[Any, str]:
+    """What `name` (module:NAME or file.py:NAME) stands for, or None and the reason."""
+    module_name, _, path = name.rpartition(":")
+    try:
+        module = (
+            load_file(module_name) if module_name.endswith(".py") else importlib.import_module(module_name)
+        )
+    except BaseException as error:  # noqa: BLE001 a module may do anything when it is imported
+        near = ""
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name:
+            near = nearest_modules(module_name)
+        return None, f"{module_name} can't be imported: {explain(error, module_name)}{near}"
+    try:
+        return attrgetter(path)(module), ""
+    except AttributeError:
+        names = [k for k, v in vars(module).items() if inspect.isroutine(v) and not k.startswith("_")]
+        return None, f"{module_name} has no {path!r}{nearest(path, names)}"
+
+
+def load_file(path: str) -> Any:
+    name = "reward_file_" + os.path.basename(path)[:-3]  # shadows no module
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, os.path.dirname(path))
+    spec.loader.exec_module(module)
+    return module
+
+
+def nearest(name: str, names: list[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, names, 3, 0.5)
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    return f"; it has {', '.join(names) or 'no function'}"
+
+
+def nearest_modules(name: str) -> str:
+    import difflib
+    import pkgutil
+
+    close = difflib.get_close_matches(name, sorted({m.name for m in pkgutil.iter_modules()}), 3, 0.6)
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    return f"; the working directory is {os.getcwd()}"
+
+
+def describe(function: Callable[..., Any]) -> dict[str, Any]:
+    """The function's parameters, whether it takes any (`**columns`), and the `maximum` that it declares."""
+    maximum = number(getattr(function, "maximum", None))[0]
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return {"parameters": [], "required": [], "any": True, "maximum": maximum}
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {
+        "parameters": [p.name for p in parameters if p.kind in named],
+        "required": [p.name for p in parameters if p.kind in named and p.default is p.empty],
+        "any": any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters),
+        "maximum": maximum,
+    }
+
+
+def call(
+    function: Callable[..., Any], arguments: dict[str, Any], options: dict[str, Any], n: int
+) -> list[Any]:
+    result = function(**arguments, **options)
+    if inspect.iscoroutine(result):
+        import asyncio
+
+        result = asyncio.run(result)
+    if isinstance(result, (str, bytes, dict)) or not hasattr(result, "__iter__"):
+        if n > 1 and number(result)[0] is not None:
+            raise OneValue(result, n)
+        raise WrongResult(f"returned {result!r:.80}, expected a list with a number for each of {n} responses")
+    values = list(result)
+    if len(values) == 1 and n > 1:
+        raise OneValue(values[0], n)
+    if len(values) != n:
+        raise WrongResult(f"returned {len(values)} values for {n} responses")
+    return [number(value) for value in values]
+
+
+def call_each(
+    function: Callable[..., Any], arguments: dict[str, Any], options: dict[str, Any], n: int
+) -> list[Any]:
+    """One call per row, with its values. Coroutines are awaited together; "score" of a dict is the number."""
+    results: list[Any] = []
+    for i in range(n):
+        try:
+            results.append(function(**{name: values[i] for name, values in arguments.items()}, **options))
+        except Exception as error:  # noqa: BLE001 any function may raise anything
+            results.append(error)
+    if any(map(inspect.isawaitable, results)):
+        import asyncio
+
+        async def finished(result: Any) -> Any:
+            return await result if inspect.isawaitable(result) else result
+
+        async def together() -> list[Any]:
+            return await asyncio.gather(*map(finished, results), return_exceptions=True)
+
+        results = asyncio.run(together())
+    return [outcome(result, function) for result in results]
+
+
+def outcome(result: Any, function: Callable[..., Any]) -> tuple[float | None, str | None]:
+    if isinstance(result, Exception):
+        return None, explain(result, file_of(function))
+    return number(result["score"] if isinstance(result, dict) and "score" in result else result)
+
+
+class WrongResult(Exception):
+    pass
+
+
+class OneValue(Exception):
+    """One value for several responses: a mean, or the reward of one of them, that would count for all."""
+
+    def __init__(self, value: Any, n: int) -> None:
+        super().__init__(
+            f"returned one value, {value!r:.40}, for {n} responses; expected a list with a number for each, "
+            "such as [score(text) for text in completions]"
+        )
+
+
+def number(value: Any) -> tuple[float | None, str | None]:
+    """(value, None) for a number or a NumPy or torch scalar, else (None, problem)."""
+    if value is None:
+        return None, "returned None"
+    with contextlib.suppress(Exception):  # an array of several numbers has no item
+        value = value.item() if hasattr(value, "item") else value
+    if not isinstance(value, (int, float)):
+        return None, f"returned {value!r:.80}, expected a number"
+    try:
+        value = float(value)
+    except OverflowError:
+        return None, "returned an integer too large for a float"
+    return (value, None) if math.isfinite(value) else (None, f"returned {value}")
+
+
+def file_of(function: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return str(code.co_filename) if code else ""
+
+
+def explain(error: BaseException, file: str) -> str:
+    """The exception's type and message, and the last line in the function's own file."""
+    if isinstance(error, WrongResult):
+        return str(error)
+    location: tuple[str | None, int | None] = (None, None)
+    if isinstance(error, SyntaxError):
+        location = (error.filename, error.lineno)
+    else:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in INNER]
+        for frame in [f for f in frames if f.filename == file][-1:] or frames[-1:]:
+            location = (frame.filename, frame.lineno)
+    try:
+        text = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
+    except Exception:  # noqa: BLE001 an exception whose __str__ fails
+        text = ""
+    suffix = f" ({os.path.basename(location[0])}:{location[1]})" if location[0] else ""
+    return type(error).__name__ + (f": {text:.300}" if text else "") + suffix
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):  # the parent died while the function ran
+        main()

@@ -1,0 +1,162 @@
+"""All formats, and which of them a record is of."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from agro.errors import Refused
+from agro.io.jsonlines import Line
+from agro.logs.formats import (
+    annotators,
+    atif,
+    conventions,
+    evaluations,
+    experiences,
+    gateways,
+    harbor,
+    harnesses,
+    inspect_ai,
+    instructions,
+    observability,
+    otlp,
+    own,
+    preferences,
+    providers,
+    ratings,
+    rollouts,
+    sessions,
+    swift,
+    tracking,
+    trainers,
+    verifiers_logs,
+)
+from agro.logs.protocol import Format, Row
+from agro.logs.record_files import read_records
+
+ALL = (
+    *own.FORMATS,
+    *trainers.VERL_FORMATS,
+    *trainers.TRL_FORMATS,
+    *swift.FORMATS,
+    *rollouts.NEMO_FORMATS,
+    *rollouts.AREAL_FORMATS,
+    *rollouts.SKYRL_FORMATS,
+    *rollouts.SLIME_FORMATS,
+    *ratings.ULTRAFEEDBACK_FORMATS,
+    *preferences.DIALOGUES_FORMATS,
+    *preferences.PREFERENCES_FORMATS,
+    *ratings.OASST_FORMATS,
+    *annotators.ARGILLA_FORMATS,
+    *annotators.LABEL_STUDIO_FORMATS,
+    *preferences.ARENA_FORMATS,
+    *instructions.SHAREGPT_FORMATS,
+    *instructions.INSTRUCTIONS_FORMATS,
+    *atif.FORMATS,
+    *harbor.FORMATS,
+    *sessions.SESSIONS_FORMATS,
+    *sessions.SWE_AGENT_FORMATS,
+    *otlp.FORMATS,
+    *conventions.OPENINFERENCE_FORMATS,
+    *observability.LANGFUSE_FORMATS,
+    *observability.LANGSMITH_FORMATS,
+    *tracking.MLFLOW_FORMATS,
+    *tracking.WEAVE_FORMATS,
+    *observability.BRAINTRUST_FORMATS,
+    *observability.OPIK_FORMATS,
+    *gateways.TENSORZERO_FORMATS,
+    *gateways.LITELLM_FORMATS,
+    *verifiers_logs.FORMATS,
+    *experiences.TRINITY_FORMATS,
+    *experiences.TINKER_FORMATS,
+    *trainers.OPENRLHF_FORMATS,
+    *providers.OPENAI_FORMATS,
+    *providers.ANTHROPIC_FORMATS,
+    *harnesses.LM_EVAL_FORMATS,
+    *inspect_ai.FORMATS,
+    *harnesses.LIGHTEVAL_FORMATS,
+    *harnesses.HELM_FORMATS,
+    *evaluations.OPENAI_EVALS_FORMATS,
+    *evaluations.PROMPTFOO_FORMATS,
+    *evaluations.HUMAN_EVAL_FORMATS,
+)
+FORMATS: dict[str, Format] = {format.name: format for format in ALL}
+
+
+def get(name: str) -> Format:
+    """The format of that name; raises `Refused` for another one."""
+    if name in FORMATS:
+        return FORMATS[name]
+    near = difflib.get_close_matches(name, FORMATS, 1, 0.5)
+    hint = f"did you mean {near[0]}?" if near else f"the formats are {', '.join(FORMATS)}"
+    raise Refused(f"--format {name}: unknown; {hint}")
+
+
+def format_at(path: Path) -> Format | None:
+    """The format of a file or folder that holds no plain records; None for one that does."""
+    return _one([f for f in FORMATS.values() if f.opens(path)], str(path))
+
+
+def lines_of(path: Path, format: Format | None) -> Iterator[Line]:
+    """The records of a file or folder."""
+    if format is not None and format.records is not None:
+        return format.records(path)
+    lines = read_records(path)
+    return lines if format is None or format.gather is None else format.gather(lines)
+
+
+def _one(candidates: Sequence[Format], subject: str) -> Format | None:
+    less = {name for format in candidates for name in format.over}
+    remaining = [format for format in candidates if format.name not in less]
+    if len(remaining) > 1:
+        names = " and ".join(format.name for format in remaining)
+        raise Refused(f"{subject} may be of the formats {names}; say which with --format {remaining[0].name}")
+    return remaining[0] if remaining else None
+
+
+def joined(path: Path) -> dict[str, Row]:
+    """The records of the second file of a format that is split over two, by their id.
+
+    Raises `Refused` for a record of no such format, and for an id that is there twice.
+    """
+    records: dict[str, Row] = {}
+    for line in read_records(path):
+        ids = [f.joined_by(line.value) for f in FORMATS.values() if f.joined_by and f.fits(line.value)]
+        if line.error or not ids:
+            raise Refused(f"{line.where}: {line.error or 'expected a record that others are joined with'}")
+        if ids[0] in records:
+            raise Refused(f"{line.where}: the id {ids[0]} is there twice; keep one of the records")
+        records[ids[0]] = line.value
+    return records
+
+
+class Recognizer:
+    """The format of one record after another. Those with the same keys are of the same one.
+
+    `named`: the format that all are of. `mapped`: their columns have agro's names already.
+    """
+
+    def __init__(self, named: str | None, *, mapped: bool = False) -> None:
+        self._named = get(named) if named is not None else None
+        self._among = own.FORMATS if mapped else tuple(FORMATS.values())
+        self._known: dict[tuple[str, ...], Format | None] = {}
+
+    def recognize_file(self, path: Path) -> Format | None:
+        """The format of a file whose records stand on several lines; None of others."""
+        if not path.is_file():
+            return None
+        if self._named is not None:
+            return self._named if self._named.gather else None
+        line = next(read_records(path), None)
+        if line is None or line.error:
+            return None
+        return _one([f for f in self._among if f.gather and f.fits(line.value)], str(path))
+
+    def recognize(self, row: Row) -> Format | None:
+        if self._named is not None:
+            return self._named
+        keys = tuple(row)
+        if keys not in self._known:
+            self._known[keys] = _one([f for f in self._among if f.fits(row)], "the record")
+        return self._known[keys]

@@ -1,0 +1,388 @@
+"""verifiers and prime-rl: traces of episodes, results of evaluations before v1, exported tokens.
+
+Fields as written by verifiers 0.4.0: verifiers/v1/episode.py, v1/trace.py:270-440 and v1/graph.py:92-191
+(traces); verifiers/legacy/types.py:397-427 at a60a606 and scripts/eval.py:157-206 at 39f0675 (results); and
+by prime-rl 559b447: src/prime_rl/monitors/file.py:42-58, src/prime_rl/trainer/rl/token_export.py:44-100.
+
+The messages of a trace are a tree, of which each path to a leaf is a sequence to learn from. A message
+that several paths share is learned from once. Log-probs are rounded to 4 decimals in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from agro.errors import Refused
+from agro.logs.fields import (
+    entry,
+    exchange,
+    fingerprinted,
+    flags,
+    integer,
+    integers,
+    number,
+    numbers,
+    objects,
+    omit,
+    parsed,
+    split,
+)
+from agro.logs.protocol import Context, Format, Item, Row, unreadable
+from agro.types.prompt import prompt_hash
+
+DECIMALS = 4  # of log-probs, RECORD_FLOAT_DECIMALS of verifiers
+
+
+Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class _TraceNode:
+    """A message, and the tokens that it adds to the sequence."""
+
+    number: int
+    parent: int | None
+    message: dict[str, Any]
+    sampled: bool
+    tokens: list[int]
+    action: list[bool]
+    logps: list[float | None]
+    links: list[dict[str, Any]]  # to nodes that it continues in meaning, such as what a summary replaces
+    call: dict[str, Any] | None  # of the model, which made it
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is a turn of an assistant that wasn't sampled."""
+        return self.message["role"] == "assistant" and not self.sampled
+
+    def has_link(self, kind: str) -> bool:
+        return any(link.get("type") == kind for link in self.links)
+
+
+def _node(value: dict[str, Any], number: int, call: dict[str, Any] | None, location: str) -> _TraceNode:
+    parent, sampled = value.get("parent"), value.get("sampled", False)
+    if parent is not None and (not isinstance(parent, int) or not 0 <= parent < number):
+        raise Refused(f"{location}.parent: expected the number of an earlier node, got {parent!r:.80}")
+    if not isinstance(sampled, bool):
+        raise Refused(f"{location}.sampled: expected true or false, got {sampled!r:.80}")
+    content = entry(value.get("message"), f"{location}.message")
+    if not isinstance(content.get("role"), str):
+        raise Refused(f"{location}.message: expected an object with a role, got {content!r:.80}")
+    tokens = integers(value.get("token_ids") or [], f"{location}.token_ids")
+    action = flags(value.get("mask") or [], f"{location}.mask", len(tokens))
+    logps = _spread(value.get("logprobs") or [], action, f"{location}.logprobs")
+    links = objects(value.get("semantic_parents") or [], f"{location}.semantic_parents")
+    return _TraceNode(number, parent, message(content), sampled, tokens, action, logps, links, call)
+
+
+def _spread(values: Any, action: list[bool], location: str) -> list[float | None]:
+    """The values of the tokens that were sampled, one a token; unknown where there are none."""
+    if not values:
+        return [None] * len(action)
+    values = iter(numbers(values, location, sum(action)))
+    return [next(values) if is_action else None for is_action in action]
+
+
+def message(value: dict[str, Any]) -> dict[str, Any]:
+    """A message as chat templates have it: tool calls with their function inside."""
+    turn = {name: part for name, part in value.items() if part is not None}
+    calls = turn.pop("tool_calls", None)
+    if calls:
+        turn["tool_calls"] = [_call(call) for call in objects(calls, "tool_calls")]
+    else:
+        turn.setdefault("content", "")
+    return turn
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    if "function" in call:
+        return call
+    function = {"name": call.get("name"), "arguments": call.get("arguments")}
+    return {"id": call.get("id"), "type": "function", "function": function}
+
+
+def _calls_by_node(calls: list[dict[str, Any]], location: str) -> dict[int, dict[str, Any]]:
+    """The calls of the model by the node that each made."""
+    node_calls = {}
+    for i, call in enumerate(calls):
+        if call.get("node") is not None:
+            node_calls[integer(call["node"], f"{location}.calls[{i}].node")] = call
+    return node_calls
+
+
+def _nodes(trace: dict[str, Any], location: str) -> list[_TraceNode]:
+    values = objects(trace.get("nodes"), f"{location}.nodes")
+    calls = _calls_by_node(objects(trace.get("calls") or [], f"{location}.calls"), location)
+    return [_node(value, i, calls.get(i), f"{location}.nodes[{i}]") for i, value in enumerate(values)]
+
+
+def _messages_of(nodes: Iterable[_TraceNode]) -> Messages:
+    return [node.message for node in nodes]
+
+
+def _branches(nodes: Sequence[_TraceNode], location: str, skipped: list[str]) -> list[list[_TraceNode]]:
+    """From a root to each leaf, but to attempts to compact the history that nothing went on from."""
+    parents = {node.parent for node in nodes}
+    accepted = {link.get("node") for node in nodes for link in node.links if link.get("type") == "compaction"}
+    branches = []
+    for leaf in nodes:
+        if leaf.number in parents:
+            continue
+        if leaf.has_link("compaction_attempt") and leaf.number not in accepted:
+            skipped.append(f"{location}: node {leaf.number}, an attempt to compact that wasn't used")
+            continue
+        branch = [leaf]
+        while branch[0].parent is not None:
+            branch.insert(0, nodes[branch[0].parent])
+        branches.append(branch)
+    return branches
+
+
+def _records(
+    trace: dict[str, Any], location: str, skipped: list[str], context: Context
+) -> list[tuple[str, dict[str, Any]]]:
+    """A record for each branch with a sampled message that none before has, and the branch's name.
+
+    `skipped` gets what isn't learned from, and why.
+    """
+    learned: set[_TraceNode] = set()
+    records = []
+    prompt: Messages = []
+    for position, branch in enumerate(_branches(_nodes(trace, location), location, skipped)):
+        new = [node for node in branch if node.sampled and node not in learned]
+        if not new:
+            skipped.append(f"{location}: branch {position} has no sampled message of its own")
+            continue
+        branch = branch[: branch.index(new[-1]) + 1]
+        prompt = prompt or _messages_of(takewhile(lambda node: not node.sampled, branch))
+        record = _record(branch, new, prompt, location)
+        if "tokens" in record:
+            record = fingerprinted(record, context)
+        records.append((f"branch[{position}]", record))
+        learned.update(new)
+    return records
+
+
+def _record(
+    branch: list[_TraceNode], new: list[_TraceNode], prompt: Messages, location: str
+) -> dict[str, Any]:
+    has_tokens = all(any(node.action) for node in branch if node.sampled)
+    record = _tokens_record(branch, new, prompt) if has_tokens else _text_record(branch, new, location)
+    calls = [node.call for node in new if node.call is not None]
+    sampling = _sampling(calls)
+    if has_tokens and any(x is not None for x in record["behavior_logp"]):
+        sampling["logp_decimals"] = DECIMALS
+    if sampling:
+        record["sampling"] = sampling
+    if calls and calls[-1].get("finish_reason") is not None:
+        record["meta"]["finish"] = calls[-1]["finish_reason"]
+    if calls and isinstance(calls[-1].get("model"), str):
+        record["model"] = calls[-1]["model"]
+    return record
+
+
+def _text_record(branch: list[_TraceNode], new: list[_TraceNode], location: str) -> dict[str, Any]:
+    """The new turns after all before them. Without tokens what wasn't sampled can't stand among them."""
+    begin = branch.index(new[0])
+    for node in branch[begin:]:
+        if node.is_foreign:
+            raise Refused(
+                f"{location}.nodes[{node.number}]: a turn of the assistant that wasn't sampled stands among "
+                "sampled ones, and without token_ids they can't be told apart"
+            )
+    return split({"messages": _messages_of(branch), "prompt": _messages_of(branch[:begin])})
+
+
+def _tokens_record(branch: list[_TraceNode], new: list[_TraceNode], prompt: Messages) -> dict[str, Any]:
+    """The complete sequence. Its context is another one than the prompt where history was rewritten."""
+    tokens, action, learn, logps = list[int](), list[bool](), list[bool](), list[float | None]()
+    for node in branch:
+        tokens += node.tokens
+        action += node.action
+        learn += node.action if node in new else [False] * len(node.action)
+        logps += node.logps
+    begin = next(i for i, node in enumerate(branch) if node.sampled)
+    head, turns = _messages_of(branch[:begin]), _messages_of(branch[begin:])
+    has_foreign = any(node.is_foreign for node in branch[begin:])
+    if head == prompt and action == learn and not has_foreign:
+        record = split({"messages": head + turns, "prompt": head})
+    else:
+        record = {"prompt": prompt, "response": turns[-1].get("content") or "", "meta": {}}
+    if head != prompt:
+        record["context_tokens"] = tokens[: action.index(True)]
+    record |= {"tokens": tokens, "mask": learn, "behavior_logp": logps}
+    return record if learn == action else record | {"action": action}
+
+
+def _sampling(calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """How the calls were sampled: the first one's settings, and each one's where they differ."""
+    settings = [_settings(call) for call in calls]
+    if not settings:
+        return {}
+    return dict(settings[0]) | ({"of_calls": settings} if any(s != settings[0] for s in settings) else {})
+
+
+def _settings(call: dict[str, Any]) -> dict[str, Any]:
+    sampling = entry(call.get("sampling"), "calls.sampling")
+    extra_body = entry(sampling.get("extra_body"), "calls.sampling.extra_body")
+    return extra_body | {name: value for name, value in sampling.items() if name != "extra_body"}
+
+
+_COLUMNS = ("prompt", "completion", "reward", "example_id", "answer", "is_truncated")
+_TRACE_FIELDS = ("info", "metrics", "rewards", "errors", "stop_condition", "ok", "is_timeout", "tools")
+_EPISODE_FIELDS = ("env", "run", "task")
+
+
+def _episode(row: Row, context: Context) -> list[Item]:
+    """The branches of the traces that train a policy. What else there is, is named in `meta.left_out`."""
+    items: list[Item] = []
+    skipped: list[str] = []
+    for i, value in enumerate(objects(row["traces"], "traces")):
+        location = f"traces[{i}]"
+        agent = entry(value.get("agent"), f"{location}.agent")
+        if agent.get("trainable") is False:
+            skipped.append(f"{location}: of {agent.get('name', 'an agent')}, which isn't trained")
+            continue
+        records = _records(value, location, skipped, context)
+        common = _common(row, value, location, context)
+        for name, record in records:
+            items.append(
+                Item.of(_complete_record(record, common, row, len(records) > 1), f"{location}.{name}")
+            )
+    if not items:
+        raise Refused(f"traces: expected a message that the policy sampled; {'; '.join(skipped) or 'none'}")
+    if skipped:
+        for item in items:
+            item.records[0]["meta"]["left_out"] = skipped
+    return items
+
+
+def _common(row: Row, trace: dict[str, Any], location: str, context: Context) -> dict[str, Any]:
+    """What the records of a trace share."""
+    meta = {name: row[name] for name in _EPISODE_FIELDS if row.get(name) is not None}
+    meta |= {name: trace[name] for name in _TRACE_FIELDS if trace.get(name) not in (None, [], {})}
+    meta |= {"trace": trace.get("id"), "agent": entry(trace.get("agent"), "agent").get("name", "agent")}
+    common: dict[str, Any] = {"reward": _reward(trace, location, context), "meta": meta}
+    data = entry(entry(row.get("task"), "task").get("data"), "task.data")
+    if data.get("answer") is not None:
+        common["answer"] = data["answer"]
+    work = entry(entry(row.get("run"), "run").get("work"), "run.work")
+    policy = entry(work.get("policy"), "run.work.policy")
+    start = policy.get("start")
+    if isinstance(start, int) and start == policy.get("end"):  # else the weights changed in between
+        common["version"] = start
+    return common
+
+
+def _complete_record(
+    record: dict[str, Any], common: dict[str, Any], row: Row, is_piece: bool
+) -> dict[str, Any]:
+    merged = {**common, **record, "meta": {**common["meta"], **record.get("meta", {})}}
+    if is_piece:
+        merged["episode"] = str(common["meta"]["trace"])
+    task = entry(row.get("task"), "task")
+    group = entry(row.get("group"), "group").get("id") or task.get("key") or task.get("hash")
+    if group is not None:  # agents of one episode have prompts of their own
+        merged["prompt_id"] = f"{group}:{prompt_hash(merged['prompt'])}"
+    return merged
+
+
+def _reward(trace: dict[str, Any], location: str, context: Context) -> float | None:
+    """The sum of scores times weights. Null is a reward that wasn't computed; where all are, it's unknown."""
+    terms = []
+    rewards = entry(trace.get("rewards"), f"{location}.rewards")
+    for name in context.rewards:
+        if name not in rewards:
+            raise Refused(f"--reward {name}: no such reward in {location}; there are {', '.join(rewards)}")
+    for name, reward in rewards.items():
+        part = entry(reward, f"{location}.rewards.{name}")
+        score = number(part.get("score"), f"{location}.rewards.{name}.score")
+        weight = number(part.get("weight", 1.0), f"{location}.rewards.{name}.weight")
+        if context.rewards:
+            weight = context.rewards.get(name)
+        if score is not None and weight is not None:
+            terms.append(score * weight)
+    return sum(terms) if terms else None
+
+
+def _result(row: Row, context: Context) -> list[Item]:
+    """A rollout of an evaluation. One with `error` has the reward 0, which isn't a score."""
+    prompt, completion = _messages(row["prompt"]), _messages(row["completion"])
+    trailing: list[Any] = []
+    if isinstance(completion, list):
+        trailing = list(takewhile(lambda turn: turn.get("role") != "assistant", reversed(completion)))[::-1]
+        completion = completion[: len(completion) - len(trailing)]
+    record = exchange(prompt, completion, ("prompt", "completion"))
+    record["meta"] = record.get("meta", {}) | omit(row, _COLUMNS)
+    record["reward"] = number(row["reward"], "reward")
+    record["answer"] = row.get("answer")
+    if row.get("error") is not None:
+        record["meta"]["reward_error"] = f"{row['error']!s:.500}"
+        record["reward"] = None
+    if row.get("is_truncated"):
+        record["meta"]["finish"] = "length"
+    if trailing:
+        record["meta"]["after"] = trailing
+    name = "example_id" if "example_id" in row else "id"
+    if not isinstance(row[name], str | int):
+        raise Refused(f"{name}: expected text or an integer, got {row[name]!r:.80}")
+    record["prompt_id"] = f"{row[name]}:{prompt_hash(record['prompt'])}"
+    return [Item.of(record, "completion")]
+
+
+def _messages(value: Any) -> Any:
+    """Messages with their tool calls as objects: until late 2025 these were JSON in text."""
+    if not isinstance(value, list):
+        return value
+    turns = [dict(turn) for turn in objects(value, "prompt, completion")]
+    for turn in turns:
+        if isinstance(turn.get("tool_calls"), list):
+            calls = [parsed(c, "tool_calls") if isinstance(c, str) else c for c in turn["tool_calls"]]
+            turn["tool_calls"] = calls
+    return [message(turn) for turn in turns]
+
+
+def _is_result(row: Row) -> bool:
+    if not row.keys() >= {"prompt", "completion", "reward"}:
+        return False
+    return row.keys() >= {"example_id"} or row.keys() >= {"id", "generation_ms"}
+
+
+FORMATS = (
+    Format(
+        "verifiers-traces",
+        "verifiers v1 and prime-rl: traces of episodes (traces.jsonl)",
+        "episodes",
+        "verifiers 0.4.0, v1/trace.py:270-440; prime-rl 559b447, monitors/file.py:42-58",
+        lambda row: row.keys() >= {"traces", "env", "task"},
+        _episode,
+        carries=("reward", "tokens", "behavior_logp", "version", "group"),
+        identity=lambda row: str(row.get("id")),  # what is in effective/ is in all/ as well
+        repeats="verifiers' traces in all/ and effective/",
+        weighs=True,
+    ),
+    Format(
+        "verifiers-results",
+        "verifiers before v1: results of evaluations (results.jsonl)",
+        "samples",
+        "verifiers a60a606, legacy/types.py:397-427",
+        _is_result,
+        _result,
+        carries=("reward", "group"),
+        over=("trl-prompt-completion", "trl-completions", "trl-unpaired"),
+    ),
+    Format(
+        "prime-rl-tokens",
+        "prime-rl: exported tokens, without text and rewards",
+        "nothing",
+        "prime-rl 559b447, trainer/rl/token_export.py:44-100",
+        lambda row: row.keys() >= {"schema_version", "token_ids", "inference_logprobs", "loss_mask"},
+        unreadable(
+            "token_ids: exported tokens of prime-rl have neither text nor rewards (only advantages); import "
+            "the run's rollouts/step_*/train/all/traces.jsonl"
+        ),
+    ),
+)

@@ -1,0 +1,199 @@
+"""The options of an import, and the report of what became of its records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, TypedDict
+
+from agro.io.strictjson import dumps
+from agro.logs.interchange import Tokenizer
+from agro.logs.record_files import fingerprint
+from agro.types import Role
+
+SHOWN = 10  # refusals that a printed report spells out
+LISTED = 1000  # refusals that are kept in memory; all of more are written to a file
+
+
+@dataclass(frozen=True)
+class Refusal:
+    where: str  # FILE:LINE
+    reason: str
+
+
+@dataclass
+class ImportReport:
+    """samples, groups, scored, pairs and ties count what is new in the store."""
+
+    samples: int = 0
+    groups: int = 0
+    scored: int = 0
+    pairs: int = 0
+    ties: int = 0  # judgments with equal votes, which have no winner
+    duplicates: int = 0  # samples of an earlier import of the same file
+    repeats: int = 0  # new samples whose response equals another one of their group; they are kept
+    repeated: dict[str, int] = field(default_factory=dict)  # samples by their format's rule
+    replaced: int = 0  # samples of an earlier import that were erased for this one
+    before: dict[str, int] = field(default_factory=dict)  # samples of other files of the same names
+    forgotten: int = 0  # samples that were deleted by `agro forget`
+    dropped: dict[str, int] = field(default_factory=dict)  # records that had the field
+    redacted: dict[str, int] = field(default_factory=dict)  # by kind
+    tokens_dropped: int = 0  # samples without their tokens, since their text was changed
+    recognized: str = ""
+    normalized: str = ""  # which rewards were, by --group-by
+    left_out: dict[str, int] = field(default_factory=dict)  # records by the rule of their format
+    without_column: dict[str, int] = field(default_factory=dict)  # records, by the field of --map
+    columns_left: list[str] = field(default_factory=list)  # that the mapping doesn't name
+    refused: list[Refusal] = field(default_factory=list)  # the first `LISTED` of them
+    refused_count: int = 0
+    refused_file: str = ""  # where all are written, one JSON object a line, if they are more than `LISTED`
+
+    def refuse(self, location: str, reason: str) -> None:
+        refusal = Refusal(location, reason)
+        self.refused_count += 1
+        if self.refused_count <= LISTED:
+            self.refused.append(refusal)
+            return
+        is_first = self.refused_count == LISTED + 1
+        with Path(self.refused_file).open("w" if is_first else "a") as file:
+            for each in [*self.refused, refusal] if is_first else [refusal]:
+                file.write(dumps(asdict(each), "refusal", ascii=True) + "\n")
+
+    def to_json(self) -> dict[str, Any]:
+        values = asdict(self)
+        if self.refused_count <= LISTED:
+            del values["refused_file"]
+        return values
+
+    def __str__(self) -> str:
+        samples = f"{self.samples} samples ({self.scored} with a reward)"
+        lines = [
+            f"recognized: {self.recognized}",
+            f"taken: {samples} in {self.groups} groups, {self.pairs} pairs",
+        ]
+        if self.ties:
+            lines.append(
+                f"ties: {self.ties} judgments with equal votes, no pairs but to an objective that reads votes"
+            )
+        if self.duplicates:
+            lines.append(f"not taken again: {self.duplicates} samples of an earlier import of the same file")
+        if self.repeats:
+            lines.append(
+                f"repeats: {self.repeats} of the new samples equal another one of their group; all are kept"
+            )
+        lines += [self.normalized] if self.normalized else []
+        lines += self._about_repeats() + self._about_privacy()
+        lines += [f"left out: {count} records: {rule}" for rule, count in self.left_out.items()]
+        lines += [
+            f"{name}: {count} records don't have its column: unknown"
+            for name, count in self.without_column.items()
+        ]
+        if self.columns_left:
+            lines.append(f"columns without --map, dropped: {', '.join(self.columns_left)}")
+        if self.refused:
+            lines.append(f"refused: {self.refused_count}")
+            lines += [f"  {r.where}: {r.reason}" for r in self.refused[:SHOWN]]
+            if self.refused_count > LISTED:
+                lines.append(f"  … and {self.refused_count - SHOWN} more (all are in {self.refused_file})")
+            elif self.refused_count > SHOWN:
+                lines.append(f"  … and {self.refused_count - SHOWN} more (--json lists all)")
+        return "\n".join(lines)
+
+    def _about_repeats(self) -> list[str]:
+        lines = [f"repeats of {rule}: {count} not taken again" for rule, count in self.repeated.items()]
+        if self.replaced:
+            lines.append(f"replaced: {self.replaced} samples of an earlier import of the same file")
+        for name, count in self.before.items():
+            lines.append(
+                f"{name}: another file of this name was imported before ({count} samples). Where this is a "
+                "newer version of it, records of both are there twice: import it into a new store instead"
+            )
+        if self.forgotten:
+            lines.append(f"not taken again: {self.forgotten} samples that were deleted by agro forget")
+        return lines
+
+    def _about_privacy(self) -> list[str]:
+        lines = [f"dropped {name}: in {count} records" for name, count in self.dropped.items()]
+        lines += [f"redacted {kind}: {count} times" for kind, count in self.redacted.items()]
+        if self.tokens_dropped:
+            lines.append(f"tokens dropped, since their text was changed: of {self.tokens_dropped} samples")
+        return lines
+
+
+Reading = dict[str, Any]
+
+
+class Options(TypedDict, total=False):
+    """How `import_files` reads records."""
+
+    mapping: Mapping[str, str] | None  # see `agro.logs.mapping`
+    prompts: str | Path | None  # a file of prompts, joined by `prompt_id` or `id`; its columns go into `meta`
+    format: str | None  # a name of `agro.logs.format_table.FORMATS`, where several fit a record
+    rewards: Mapping[str, float] | None  # weights of the columns whose sum is the reward
+    reward_map: Mapping[str, float | None] | None  # rewards of words, see `agro.logs.labels`
+    choose: Mapping[str, str] | None  # what to take where a format has several of a kind
+    join: str | Path | None  # the second file of a format that is split over two
+    role: Role  # of records without; "log" by default
+    source: str | None  # of records without; "file:NAME" by default
+    limit: int | None  # records of each file
+    tokenizer: Tokenizer | None  # of tokens without a mask, see `from_record`
+    replace: bool  # take the files anew, in place of what was imported from them
+    strict: bool  # take nothing where any record is refused
+    license: str | None  # of the files, for people
+    drop: Sequence[str]  # fields of the record that aren't stored, see `agro.logs.privacy`
+    redact: bool  # keys and e-mail addresses
+    redact_patterns: Sequence[str]  # other regular expressions
+    group_by: str | None  # the field by whose values rewards are normalized, see `agro.logs.normalizing`
+
+
+def reading(options: Options) -> Reading:
+    """What a record becomes depends on these options, by the names of the command line; without unset ones.
+
+    Files are known by their content, and patterns, which may have what isn't to be stored, by a hash.
+    """
+    tokenizer, prompts, join = options.get("tokenizer"), options.get("prompts"), options.get("join")
+    values = {
+        "map": dict(options.get("mapping") or {}),
+        "format": options.get("format"),
+        "reward": dict(options.get("rewards") or {}),
+        "reward-map": dict(options.get("reward_map") or {}),
+        "choose": dict(options.get("choose") or {}),
+        "prompts": None if prompts is None else fingerprint(prompts)[:SHORT],
+        "join": None if join is None else fingerprint(join)[:SHORT],
+        "role": options.get("role"),
+        "source": options.get("source"),
+        "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
+        "drop": sorted(options.get("drop") or ()),
+        "redact": options.get("redact", False),
+        "group-by": options.get("group_by"),
+        "redact-pattern": sorted(map(_hash, options.get("redact_patterns") or ())),
+    }
+    return {name: value for name, value in values.items() if value}
+
+
+def difference(previous: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    """Which options differ, as they are written on the command line; empty where none does."""
+    names = [name for name in (*previous, *current) if previous.get(name) != current.get(name)]
+    texts = []
+    for name in dict.fromkeys(names):
+        texts.append(f"--{name} was {_shown(previous.get(name))}, is {_shown(current.get(name))} now")
+    return "; ".join(texts)
+
+
+SHORT = 12  # characters of a hash that people read
+
+
+def _hash(text: str) -> str:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()[:SHORT]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{key}={item}" for key, item in sorted(value.items()))
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if value is True:
+        return "set"
+    return "not set" if value is None else str(value)

@@ -1,0 +1,272 @@
+"""Files of records: JSON Lines, lists of JSON objects, CSV, Parquet, data sets of `datasets`, zip and SQLite.
+
+Members of zip files may be packed with Zstandard, which Python reads from 3.14 on.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import sqlite3
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import closing
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import zstandard
+
+from agro.errors import Refused
+from agro.io.jsonlines import Line, content, lines
+from agro.logs import datasets, parquet
+from agro.logs.interchange import from_record
+from agro.types import Sample
+
+BLOCK = 1 << 16  # bytes that are read at once of a list
+
+
+def read_samples(path: str | Path) -> Iterator[Sample]:
+    """The samples of an exported file. Raises `Refused` with FILE:LINE at the first line that isn't one."""
+    for line in read_records(path):
+        try:
+            if line.error:
+                raise Refused(line.error)
+            yield from_record(line.value)
+        except Refused as error:
+            raise Refused(f"{line.where}: {error}") from None
+
+
+def read_records(path: str | Path) -> Iterator[Line]:
+    """The records of a file of JSON Lines, a list of JSON objects, CSV or Parquet, compressed or not.
+
+    Its content tells which, and of CSV its name. The cells of CSV are text, null where they are empty.
+    Also those of a folder of `datasets`, and of a data set on the Hugging Face hub, hub:OWNER/NAME:SPLIT.
+    """
+    path = Path(path)
+    if datasets.on_hub(path) or path.is_dir():
+        yield from datasets.read(path)
+        return
+    with content(path) as (file, is_parquet):
+        if is_parquet:
+            for number, (value, error) in enumerate(parquet.read(path), 1):
+                yield Line(f"{path}:{number}", number, value, error)
+        elif path.name.removesuffix(".gz").removesuffix(".zst").endswith((".csv", ".tsv")):
+            yield from _table(path, file)
+        else:
+            yield from _json(path, file)
+
+
+def _json(path: Path, file: BinaryIO) -> Iterator[Line]:
+    """JSON Lines, or a document that is a list of objects or one object over several lines."""
+    head = file.readline(BLOCK)
+    if head.startswith(b"SQLite format 3"):
+        raise Refused(f"{path}: expected a log, got a store; write its samples to a file first (agro export)")
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise Refused(f"{path}: expected UTF-8, got UTF-16; convert it (iconv -f UTF-16 -t UTF-8)")
+    while head and not head.strip(b"\xef\xbb\xbf \t\r\n"):
+        head = file.readline(BLOCK)
+    if head.removeprefix(b"\xef\xbb\xbf").strip().startswith(b"["):  # maybe all of it in one line
+        yield from _items(path, chain([head], iter(partial(file.read, BLOCK), b"")))
+        return
+    if not head.endswith(b"\n"):
+        head += file.readline()
+    begins = head.removeprefix(b"\xef\xbb\xbf").strip()
+    continues = begins == b"{" or (".json" in path.suffixes and not begins.endswith(b"}"))
+    if begins.startswith(b"{") and continues:
+        document = b"".join(chain([head], file))
+        yield from lines(path, [b" ".join(document.splitlines())])
+    else:
+        yield from lines(path, chain([head], file))
+
+
+def _items(path: Path, parts: Iterable[bytes]) -> Iterator[Line]:
+    """The objects of a list, one after the other: the list needn't fit into memory."""
+    import ijson
+
+    number = 0
+    try:
+        for number, value in enumerate(ijson.items(_Stream(parts), "item", use_float=True), 1):
+            error = None if isinstance(value, dict) else f"expected a list of objects, got {value!r:.80}"
+            yield Line(f"{path}:{number}", number, value if error is None else {}, error)
+    except (ijson.JSONError, UnicodeDecodeError) as error:
+        raise Refused(f"{path}: after {number} records: expected a list of JSON objects: {error}") from None
+
+
+class _Stream:
+    """Parts of a file, to be read from."""
+
+    def __init__(self, parts: Iterable[bytes]) -> None:
+        self._parts = iter(parts)
+
+    def read(self, size: int) -> bytes:
+        return next(self._parts, b"") if size else b""
+
+
+def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
+    """CSV, or TSV: the first row has the names of the columns."""
+    text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+    rows = csv.reader(text, "excel-tab" if ".tsv" in path.suffixes else "excel", strict=True)
+    try:
+        names = next(rows, [])
+        if len(names) == 1 and ";" in names[0]:
+            raise Refused(f"{path}: expected commas between columns, got semicolons; write it with commas")
+        if len(set(names)) < len(names):
+            raise Refused(f"{path}: expected different columns, got {', '.join(names)}")
+        for number, row in enumerate(rows, 1):
+            location = f"{path}:{rows.line_num}"
+            if len(row) == len(names):
+                cells = {name: cell or None for name, cell in zip(names, row)}
+                yield Line(location, number, cells, is_text=True)
+            else:
+                yield Line(location, number, {}, f"expected {len(names)} cells, got {len(row)}")
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise Refused(f"{path}: after line {rows.line_num}: can't be read as CSV: {error}") from None
+
+
+def unlisted(lines: Iterable[Line], rows_of: Callable[[dict[str, Any]], Any]) -> Iterator[Line]:
+    """The rows that a line lists, such as an interface's answer; of a line without a list the line itself."""
+    number = 0
+    for line in lines:
+        rows = None if line.error else rows_of(line.value)
+        if not isinstance(rows, list):
+            number += 1
+            yield line._replace(number=number)
+            continue
+        for i, row in enumerate(rows, 1):
+            number += 1
+            location = f"{line.where}, row {i}"
+            if isinstance(row, dict):
+                yield line._replace(where=location, number=number, value=row, size=line.size // len(rows))
+            else:
+                yield Line(location, number, {}, f"expected an object, got {row!r:.80}")
+
+
+def grouped(lines: Iterable[Line], key: Callable[[dict[str, Any]], Hashable], name: str) -> Iterator[Line]:
+    """A record for each key, with the rows that have it in `name`, in the order of their first lines.
+
+    A line that can't be read is passed on.
+    """
+    groups: dict[Hashable, list[Line]] = {}
+    for line in lines:
+        if line.error:
+            yield line
+        else:
+            groups.setdefault(key(line.value), []).append(line)
+    for members in groups.values():
+        rows, size = [line.value for line in members], sum(line.size for line in members)
+        yield members[0]._replace(value={name: rows}, size=size)
+
+
+def fingerprint(path: str | Path) -> str:
+    """SHA-256 of the content, the same whether gzipped or not; of a folder that of its files and their names.
+
+    Raises `Refused` where it can't be read.
+    """
+    path = Path(path)
+    if datasets.on_hub(path):
+        return hashlib.sha256(datasets.revision(path).encode()).hexdigest()
+    digest = hashlib.sha256()
+    for file_path in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if path.is_dir() and file_path.is_dir():
+            continue
+        if path.is_dir():
+            digest.update(f"{file_path.relative_to(path).as_posix()}\0".encode())
+        with content(file_path) as (file, _):
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+_ZSTANDARD = 93  # zip's number of this compression
+_LOCAL = 30  # bytes of a member's own header before its name and extra field
+
+
+class Archive:
+    """A zip file, open for reading. Raises `Refused` where it is damaged."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except zipfile.BadZipFile as error:
+            raise Refused(f"{path}: expected a zip file, as a finished log is: {error}") from None
+        except OSError as error:
+            raise Refused(f"{path}: can't be read: {error.strerror or error}") from None
+        self.names = frozenset(self._zip.namelist())
+
+    def __enter__(self) -> Archive:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._zip.close()
+
+    def read(self, name: str) -> bytes:
+        """The content of a member."""
+        info = self._zip.getinfo(name)
+        try:
+            if info.compress_type != _ZSTANDARD:
+                return self._zip.read(name)
+            data = self._unpacked(info)
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            zstandard.ZstdError,
+            NotImplementedError,
+            struct.error,
+        ) as error:
+            raise Refused(f"{self._path}: {name}: can't be unpacked: {error}") from None
+        if zlib.crc32(data) != info.CRC:
+            raise Refused(f"{self._path}: {name}: damaged: the checksum is another one")
+        return data
+
+    def _unpacked(self, info: zipfile.ZipInfo) -> bytes:
+        with self._path.open("rb") as file:
+            file.seek(info.header_offset)
+            name, extra = struct.unpack("<HH", file.read(_LOCAL)[26:30])
+            file.seek(info.header_offset + _LOCAL + name + extra)
+            packed = file.read(info.compress_size)
+        frames = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(packed), read_across_frames=True)
+        return frames.read()
+
+
+def columns(path: Path) -> dict[str, set[str]]:
+    """The columns of each table; none for a file that isn't SQLite."""
+    if not path.is_file():
+        return {}
+    with path.open("rb") as file:
+        if file.read(16) != b"SQLite format 3\x00":
+            return {}
+    names = [row["name"] for row in sqlite_rows(path, "SELECT name FROM sqlite_master WHERE type = 'table'")]
+    return {
+        name: {r["name"] for r in sqlite_rows(path, f"PRAGMA table_info({quoted(name)})")} for name in names
+    }
+
+
+def quoted(name: str) -> str:
+    """The name of a table within a statement."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def sqlite_rows(path: Path, statement: str) -> Iterator[dict[str, Any]]:
+    """The rows of a query. The file is only read; raises `Refused` where it can't be, or is being written."""
+    log = path.with_name(path.name + "-wal")
+    if log.exists() and log.stat().st_size:
+        raise Refused(
+            f"{path}: its newest rows are in {log.name}; stop the program that writes it, or move them with "
+            f'sqlite3 {path.name} "PRAGMA wal_checkpoint(TRUNCATE)"'
+        )
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
+            database.row_factory = sqlite3.Row
+            for row in database.execute(statement):
+                yield dict(row)
+    except sqlite3.Error as error:
+        raise Refused(f"{path}: can't be read as SQLite: {error}") from None

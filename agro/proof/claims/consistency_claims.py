@@ -1,0 +1,205 @@
+"""Claims of agro.objectives.methods.consistency."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from agro.proof import formulas
+from agro.proof.claim import DESCENT, Claims
+from agro.proof.claims.experts_claims import hybrid
+from agro.proof.ends import LAMBERT, OF_SAMPLER, PER_TOKEN
+from agro.proof.families import (
+    BEHAVIOR,
+    FRESH,
+    GROUPED,
+    OLD,
+    REGULARIZED,
+    agro_claims,
+    baseline_claims,
+    corrected,
+    dro_claims,
+    imitating,
+    itself,
+    one,
+    onpolicy_claims,
+    prefix_claims,
+    soft_claims,
+    squares_claims,
+    stored_claims,
+    weighted,
+)
+from agro.proof.formulas import CorrectionWeight, half_variance, square_to_reward
+from agro.proof.measuring import BETA
+
+
+def hybrid_claims(weight: float, updates: int = 0, **options: Any) -> Claims:
+    """Its own samples are fresh; with each group comes one response of an expert, whoever that is."""
+    return Claims(
+        lambda s: hybrid(s, weight),
+        "elsewhere",
+        ("reward", "value", "fresh"),
+        options,
+        shift=False,
+        n=(1, 2),
+        updates=updates,
+        expert="apart",
+    )
+
+
+VARGRAD = squares_claims(lambda s: 2 * (s.n - 1) / s.n / s.beta**2, "trajectory", 4 / 3, -1)
+COPG = squares_claims(lambda s: 2.0 * s.n, "pairs", 6.0, 1)
+
+CLAIMS: dict[str, tuple[Claims, ...]] = {
+    "agro": (
+        Claims(
+            half_variance,
+            "optimum",
+            GROUPED,
+            {"scale": "loss"},
+            policy_gradient=itself,
+            tools=True,
+            estimates=("regularizer", 2),
+        ),
+        agro_claims(GROUPED, scale="reward"),
+        agro_claims(FRESH, regularizer="triangular"),
+        agro_claims((*FRESH, "kl"), regularizer="local"),
+        weighted(agro_claims(GROUPED), "reference"),
+        weighted(agro_claims(GROUPED), "reference", 4.0),
+        weighted(agro_claims(GROUPED), "behavior", 4.0, updates=0),
+        baseline_claims("lower", 1.0),
+        baseline_claims("lower", 2.0),
+        baseline_claims("weighted", 1.0, 0.5),
+        baseline_claims("optimal", 1.0, 0.5),
+        baseline_claims("balanced", 1.0, 0.5),
+        baseline_claims("optimal"),
+        baseline_claims("balanced"),
+        *(
+            corrected(agro_claims(GROUPED), CorrectionWeight("mismatch", 1.5, 0.6, level, rule))
+            for level in ("token", "sequence", "mean")
+            for rule in ("truncate", "mask")
+        ),
+        imitating(agro_claims(GROUPED), formulas.is_best),
+        imitating(
+            weighted(agro_claims(GROUPED), "reference"),
+            lambda s: (s.reward >= 0.5).double(),
+            shift=False,
+            imitation_reward=0.5,
+        ),
+        stored_claims(),
+        # Its optimum is another: that of β/T. A number more in log f is one over the length in R.
+        Claims(
+            formulas.half_variance_of_means,
+            "elsewhere",
+            GROUPED,
+            {"average": "token"},
+            reference_shift=False,
+            end=PER_TOKEN,
+        ),
+        Claims(
+            lambda s: formulas.advantage(s, 0.0), "elsewhere", ("reward", "groups"), {"beta": 0.0}, updates=0
+        ),
+    ),
+    "agro_onpolicy": (
+        onpolicy_claims(likelihood_ratio=1.0),
+        onpolicy_claims(squared="triangular"),
+        onpolicy_claims(squared="local"),
+        Claims(
+            formulas.adaptive,
+            "optimum",
+            FRESH,
+            {"likelihood_ratio": "adaptive"},
+            noise=False,
+            updates=600,
+        ),
+        Claims(half_variance, "optimum", FRESH, {"likelihood_ratio": 0.0}, policy_gradient=itself),
+        Claims(
+            formulas.baseline_for_squares,
+            "unknown",
+            (*REGULARIZED, "triples", "fresh"),
+            {"baseline": True},
+            noise=False,
+            n=(3, 4),
+            updates=0,
+        ),
+    ),
+    "squared_consistency": (
+        squares_claims(lambda s: 1.0, "half_variance", 1.0, 1),
+        VARGRAD,
+        COPG,
+        weighted(squares_claims(lambda s: 1.0, "half_variance", 1.0, 1), "reference", updates=0),
+        Claims(
+            formulas.half_variance_to_behavior, "unknown", BEHAVIOR, {"anchor": "behavior"}, end=OF_SAMPLER
+        ),
+        Claims(formulas.half_variance_to_behavior, "unknown", OLD, {"anchor": "old"}, updates=0),
+        Claims(
+            lambda s: square_to_reward(s, s.d),
+            "elsewhere",
+            GROUPED,
+            {"baseline": "reward", "scale": "square"},
+            reference_shift=False,
+            updates=0,
+        ),
+        soft_claims(lambda s: formulas.soft_maxima(s, s.beta), updates=600),
+        soft_claims(lambda s: formulas.soft_maxima(s, 0.7), updates=0, value_beta=0.7),
+        Claims(
+            formulas.square_with_stored_value,
+            "optimum",
+            (*REGULARIZED, "stored_value"),
+            {"baseline": "stored", "scale": "square"},
+            reference_shift=False,
+            policy_gradient=lambda beta: 2 * beta,
+            n=(1, 2),
+        ),
+    ),
+    "gvpo": (
+        Claims(
+            lambda s: formulas.half_variance_to_behavior(replace(s, beta=0.1)), "unknown", BEHAVIOR, updates=0
+        ),
+        Claims(
+            formulas.half_variance_to_behavior,
+            "unknown",
+            BEHAVIOR,
+            {"beta": BETA},
+            updates=300,
+            end=OF_SAMPLER,
+        ),
+    ),
+    "vargrad": (replace(VARGRAD, options={}),),
+    "copg": (replace(COPG, options={}),),
+    "rebel": (
+        Claims(lambda s: 2.0 * s.n * formulas.half_variance_to_behavior(s), "unknown", OLD, updates=DESCENT),
+    ),
+    "kimi": (
+        Claims(
+            lambda s: square_to_reward(s, s.e_tokens.sum(2)), "elsewhere", BEHAVIOR, updates=300, end=LAMBERT
+        ),
+    ),
+    "oapl": (
+        replace(
+            soft_claims(lambda s: formulas.soft_maxima(s, s.beta), updates=DESCENT),
+            options={"beta": BETA, "value_beta": BETA},
+        ),
+    ),
+    "apo": (
+        Claims(
+            formulas.square_with_stored_value,
+            "optimum",
+            (*REGULARIZED, "stored_value"),
+            {"beta": BETA},
+            reference_shift=False,
+            policy_gradient=lambda beta: 2 * beta,
+            n=(1, 2),
+        ),
+    ),
+    "dro": (
+        dro_claims(lambda beta: 1 / beta, "reward"),
+        dro_claims(one, "loss"),
+        weighted(dro_claims(lambda beta: 1 / beta, "reward"), "reference", updates=0),
+    ),
+    "hnpg": (hybrid_claims(1.0, updates=DESCENT), hybrid_claims(0.4, offline=0.4)),
+    "prefix_consistency": (
+        prefix_claims(one, "loss", updates=1000),
+        prefix_claims(lambda beta: 1 / beta, "reward", updates=0),
+    ),
+}

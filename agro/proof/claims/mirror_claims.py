@@ -1,0 +1,100 @@
+"""Claims of agro.objectives.methods.mirror."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from agro.proof.claim import DESCENT, Claims
+from agro.proof.claims import truncated_claims as formulas
+from agro.proof.claims.truncated_claims import over_tokens
+from agro.proof.families import BEHAVIOR, OLD
+from agro.proof.formulas import Situation
+
+_ONE = formulas.masked("none", "none", 0.0, 1.0)
+
+
+def _opmd(factor: float, options: Mapping[str, Any], updates: int = 0) -> Claims:
+    needs = ("reward", "groups")
+    return over_tokens("mean", lambda w, A: factor * _ONE(w, A), options, needs, noise=True, updates=updates)
+
+
+def _soft(s: Situation) -> Tensor:
+    """−E[(r − τ log mean exp(r/τ)) log π]/(1 + τ) over the mean number of tokens, τ = ½."""
+    r_XKn, first_K = s.reward[:, s.groups], s.groups[:, 0]
+    value_XK = 0.5 * (r_XKn / 0.5).exp().mean(-1).log()
+    gain_XK = (r_XKn[..., 0] - value_XK) * s.policy.logp()[:, first_K]
+    return -s.mean_groups(gain_XK) / 1.5 / formulas.mean_tokens(s)
+
+
+def _quadratic(s: Situation, pull: float) -> Tensor:
+    squares = formulas.per_token(s, s.e_tokens.square())
+    return formulas.weighed(s, "mean", _ONE) + 0.5 * pull * squares
+
+
+def _mirrored(s: Situation, step_size: float, kl: str) -> Tensor:
+    e_XYT = s.e_tokens
+    kl_XYT = e_XYT.exp() * e_XYT if kl == "weighted" else e_XYT.square() / 2
+    gain = formulas.weighed(s, "mean", lambda w, A: w)
+    return gain + formulas.per_token(s, kl_XYT) / step_size
+
+
+def _pushed(s: Situation, minimum: float) -> Tensor:
+    """The mean over tokens of max(π/f, minimum) (PROPS)."""
+    return formulas.per_token(s, s.d_tokens.exp().clamp(min=minimum))
+
+
+CLAIMS: dict[str, tuple[Claims, ...]] = {
+    "opmd": (
+        _opmd(1 / 2, {}, DESCENT),
+        _opmd(1.0, {"form": "pairwise", "tau": 0.5}),
+        Claims(
+            _soft,
+            "elsewhere",
+            ("reward", "groups"),
+            {"baseline": "soft", "tau": 0.5},
+            noise=False,
+            n=(2,),
+            updates=0,
+        ),
+    ),
+    "token_quadratic": (
+        Claims(lambda s: _quadratic(s, 0.1), "unknown", BEHAVIOR, n=(2,), updates=DESCENT),
+        Claims(
+            lambda s: _quadratic(s, 0.5), "unknown", OLD, {"pull": 0.5, "ratio": "old"}, n=(2,), updates=0
+        ),
+    ),
+    "opmd_token": (Claims(lambda s: _quadratic(s, 0.2), "unknown", BEHAVIOR, n=(2,), updates=DESCENT),),
+    "props": (
+        Claims(
+            lambda s: _pushed(s, 0.7),
+            "elsewhere",
+            ("ref_logp",),
+            reference_shift=False,
+            n=(1, 2),
+            updates=DESCENT,
+        ),
+        Claims(
+            lambda s: _pushed(s, 0.9),
+            "elsewhere",
+            ("ref_logp",),
+            {"clip": 0.1},
+            reference_shift=False,
+            n=(1, 2),
+            updates=0,
+        ),
+    ),
+    "mdpo": (
+        Claims(lambda s: _mirrored(s, 1.0, "weighted"), "unknown", BEHAVIOR, n=(2,), updates=DESCENT),
+        Claims(
+            lambda s: _mirrored(s, 0.4, "square"),
+            "unknown",
+            OLD,
+            {"step_size": 0.4, "kl": "square", "ratio": "old"},
+            n=(2,),
+            updates=0,
+        ),
+    ),
+}

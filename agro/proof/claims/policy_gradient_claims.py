@@ -1,0 +1,88 @@
+"""Claims of agro.objectives.methods.policy_gradient."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from agro.proof import formulas
+from agro.proof.claim import DESCENT, Claims
+from agro.proof.claims import truncated_claims
+from agro.proof.ends import BY_REWARD
+from agro.proof.families import (
+    GROUPED,
+    baseline_claims,
+    one,
+    reinforce_claims,
+    stored_claims,
+    topr_claims,
+    weighted,
+)
+
+
+def _advantage(
+    kind: str, shift: float = 0.0, updates: int = 0, preset: bool = False, **options: Any
+) -> Claims:
+    """Of reinforce with an advantage; `preset`: the shift is that of the preset."""
+    if shift and not preset:
+        options["shift"] = shift
+    sizes = {"red_drop": (3,), "reinforce_pp_baseline": (2,)}.get(kind, (2, 3))
+    return Claims(
+        lambda s: truncated_claims.summed(s, kind, shift),
+        "elsewhere",
+        ("reward",) if kind == "reinforce_pp" else ("reward", "groups"),
+        options,
+        shift=kind not in ("maxrl", "reinforce_pp"),
+        noise=kind in ("mean", "others", "opo"),
+        n=sizes,
+        updates=updates,
+    )
+
+
+CLAIMS: dict[str, tuple[Claims, ...]] = {
+    "rloo": (
+        Claims(lambda s: formulas.advantage(s, 0.0), "elsewhere", ("reward", "groups"), {"beta": 0.0}),
+        Claims(lambda s: formulas.advantage(s, s.beta), "optimum", GROUPED, policy_gradient=one),
+        weighted(Claims(lambda s: formulas.advantage(s, s.beta), "optimum", GROUPED), "reference", 4.0, 0),
+        baseline_claims("lower", 2.0, updates=0),
+        stored_claims(),
+    ),
+    "reinforce": (
+        replace(reinforce_claims(0.0, baseline="none"), updates=1200, end=BY_REWARD),
+        reinforce_claims(0.5, baseline=0.5),
+        Claims(
+            formulas.advantage_over_value,
+            "elsewhere",
+            ("reward", "stored_value"),
+            {"baseline": "stored"},
+            n=(1, 2),
+            updates=0,
+        ),
+        # The group's mean includes r_i itself, which removes a share 1/n of the gradient.
+        Claims(
+            lambda s: (1 - 1 / s.n) * formulas.advantage(s, 0.0),
+            "elsewhere",
+            ("reward", "groups"),
+            {"baseline": "mean"},
+        ),
+        *(_advantage(kind, baseline=kind) for kind in ("standardized", "others", "maxrl", "opo", "red_drop")),
+        *(_advantage(kind, baseline=kind) for kind in ("reinforce_pp", "reinforce_pp_baseline")),
+        _advantage("opo", shift=0.3, baseline="opo"),
+    ),
+    "maxrl": (_advantage("maxrl", updates=DESCENT),),
+    "opo": (_advantage("opo", updates=DESCENT),),
+    "asymre": (_advantage("mean", shift=-0.1, updates=DESCENT, preset=True),),
+    # The prefixes of the KL are sampled, and no gradient says so: on-policy too it ends beside the optimum.
+    "kl_pg": (Claims(formulas.kl_policy_gradient, "elsewhere", ("reward", "groups", "kl")),),
+    "topr": (
+        topr_claims(formulas.tapered),
+        topr_claims(
+            lambda s: formulas.tapered(s, "mean", (0.8, 1.1), (0.3, 0.9)),
+            updates=0,
+            ratio="mean",
+            positive=(0.8, 1.1),
+            negative=(0.3, 0.9),
+        ),
+        topr_claims(lambda s: formulas.tapered(s, "token"), updates=0, ratio="token"),
+    ),
+}

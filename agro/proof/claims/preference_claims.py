@@ -1,0 +1,314 @@
+"""Claims of agro.objectives.methods.preference, on pairs, and formulas for labels.
+
+The letters are those of `agro.proof.formulas`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from agro.proof import formulas
+from agro.proof.claim import DESCENT, Claims
+from agro.proof.ends import BY_VOTED_WINS, BY_WINS
+from agro.proof.families import JUDGED, imitating, itself, weighted
+from agro.proof.formulas import Situation, half_variance, wins
+from agro.proof.measuring import BETA
+
+
+def on_pairs(s: Situation, loss: Callable[[Tensor, Tensor], Tensor], ratio_XY: Tensor) -> Tensor:
+    """E loss(ratio of the better one, of the other) over two draws from μ; y is better than y' with σ(r(y) −
+    r(y'))."""
+    p_XYY = s.p[:, :, None] * s.p[:, None]
+    better_XYY = (s.reward[:, :, None] - s.reward[:, None]).sigmoid()
+    loss_XYY = loss(ratio_XY[:, :, None].expand_as(p_XYY), ratio_XY[:, None].expand_as(p_XYY))
+    return 2 * (p_XYY * better_XYY * loss_XYY).sum((1, 2)).mean()
+
+
+def to_behavior(s: Situation) -> Tensor:
+    """[X,Y] log π/μ."""
+    return s.e_tokens.sum(2)
+
+
+def per_token(s: Situation) -> Tensor:
+    """[X,Y] the mean of a response's token log-ratios."""
+    return s.d / s.policy.space.lengths
+
+
+def square(s: Situation, ratio_XY: Tensor, gap: float = 0.5) -> Tensor:
+    """E (gap/β − h)²."""
+    return on_pairs(s, lambda w, x: (gap / s.beta - (w - x)).square(), ratio_XY)
+
+
+def square_from_baseline(s: Situation, kind: str, gap: float = 0.5) -> Tensor:
+    """The part of each response in β²/4 E (gap/β − h)² from a baseline of its pair, times w = min(1, √(π/f)).
+
+    See `agro.proof.formulas.group_baseline`; here R of the winner is gap − βh above that of the loser.
+    """
+    w_XY = (0.5 * s.d.detach()).exp().clamp(max=1.0)
+    wg_XY = w_XY * formulas.squared_norm(s)
+    d_XY, l_XY = s.d.detach(), s.policy.logp()
+    slope_XYY = (
+        0.5 * s.beta * (gap - s.beta * (d_XY[:, :, None] - d_XY[:, None]))
+    )  # of the loser; −1 times it
+
+    def excess(share_XY: Tensor) -> Tensor:
+        won, lost = share_XY[:, :, None], share_XY[:, None]
+        return slope_XYY * (lost - won) / (lost + won)
+
+    excess_XYY = excess(wg_XY)
+    if kind == "balanced":
+        excess_XYY = torch.maximum(excess_XYY, excess(w_XY))
+    won_XYY = w_XY[:, :, None] * (-slope_XYY - excess_XYY) * l_XY[:, :, None]
+    lost_XYY = w_XY[:, None] * (slope_XYY - excess_XYY) * l_XY[:, None]
+    p_XYY = s.p[:, :, None] * s.p[:, None]
+    better_XYY = (s.reward[:, :, None] - s.reward[:, None]).sigmoid()
+    return 2 * (p_XYY * better_XYY * (won_XYY + lost_XYY)).sum((1, 2)).mean()
+
+
+def likelihood(s: Situation, ratio_XY: Tensor, p: float = 1.0) -> Tensor:
+    """E of −p log σ(βh) − (1 − p) log σ(−βh)."""
+    return on_pairs(
+        s,
+        lambda w, x: p * F.softplus(-s.beta * (w - x)) + (1 - p) * F.softplus(s.beta * (w - x)),
+        ratio_XY,
+    )
+
+
+def winners(s: Situation) -> Tensor:
+    """E −log σ(βρ) of the winner of two draws."""
+    return 2 * s.mean(wins(s) * F.softplus(-s.beta * s.d))
+
+
+def hinge(s: Situation, ratio_XY: Tensor, margin: float = 1.0) -> Tensor:
+    """E max(0, δ − βh)."""
+    return on_pairs(s, lambda w, x: F.relu(margin - s.beta * (w - x)), ratio_XY)
+
+
+def flipping(s: Situation, otherwise: float) -> Tensor:
+    """E −log σ(β(ρ_w − s ρ_0)), s = 1 where ρ_w ≥ 0, else `otherwise` (SePPO)."""
+
+    def loss(w: Tensor, x: Tensor) -> Tensor:
+        sign = torch.where(w.detach() >= 0, 1.0, otherwise)
+        return F.softplus(-s.beta * (w - sign * x))
+
+    return on_pairs(s, loss, s.d)
+
+
+def labels(
+    s: Situation, threshold: float = 0.5, desirable: float = 1.0, undesirable: float = 1.0, kl: bool = True
+) -> Tensor:
+    """E λ σ(∓β(ρ − z₀)), z₀ = max(0, E_μ ρ) without gradient (KTO)."""
+    z = s.mean(s.d).detach().clamp(min=0) if kl else 0.0
+    good, bad = (s.beta * (z - s.d)).sigmoid(), (s.beta * (s.d - z)).sigmoid()
+    return s.mean(torch.where(s.reward > threshold, desirable * good, undesirable * bad))
+
+
+def extremes(s: Situation, p: float = 1.0) -> Tensor:
+    """E of the loss of DPO for the best over the worst response of a group; 0 where all are equal."""
+    r_XKn, d_XKn = s.reward[:, s.groups], s.d[:, s.groups]
+    total_XK = torch.zeros_like(r_XKn[..., 0])
+    count_XK = torch.zeros_like(total_XK)
+    best, worst = r_XKn.amax(-1), r_XKn.amin(-1)
+    for i in range(s.n):
+        for j in range(s.n):
+            pair = (r_XKn[..., i] == best) & (r_XKn[..., j] == worst) & (best > worst)
+            h = s.beta * (d_XKn[..., i] - d_XKn[..., j])
+            total_XK = total_XK + pair * (p * F.softplus(-h) + (1 - p) * F.softplus(h))
+            count_XK = count_XK + pair
+    return s.mean_groups(total_XK / count_XK.clamp(min=1))
+
+
+def equivalent(s: Situation, variance: float = 1.0, threshold: float = 0.5) -> Tensor:
+    """E of −log σ(β(ρ̄_W − ρ̄_L)) where a group has both, and of λ Var_W(ρ) (GEPO)."""
+    d_XKn, good = s.d[:, s.groups], (s.reward[:, s.groups] > threshold).double()
+    n_W, n_L = good.sum(-1), (1 - good).sum(-1)
+    mean_W = (d_XKn * good).sum(-1) / n_W.clamp(min=1)
+    mean_L = (d_XKn * (1 - good)).sum(-1) / n_L.clamp(min=1)
+    spread = (d_XKn.square() * good).sum(-1) / n_W.clamp(min=1) - mean_W.square()
+    loss = torch.where((n_W > 0) & (n_L > 0), F.softplus(-s.beta * (mean_W - mean_L)), 0.0)
+    return s.mean_groups(loss + variance * spread)
+
+
+OF_BEHAVIOR = ("pairs", "behavior_logp")
+VOTED = (*JUDGED, "votes")
+ROOT_WEIGHT = {"weight": "reference", "weight_power": 0.5}
+
+CLAIMS: dict[str, tuple[Claims, ...]] = {
+    "pair_consistency": (
+        Claims(
+            half_variance, "optimum", (*JUDGED, "reward"), {"gap": "reward"}, policy_gradient=itself, n=(2,)
+        ),
+        weighted(
+            Claims(half_variance, "optimum", (*JUDGED, "reward"), {"gap": "reward"}, n=(2,)), "reference"
+        ),
+        # IPO: judgments that are drawn by σ(r − r') say ½ (2σ − 1), which isn't r − r'.
+        Claims(formulas.ipo, "elsewhere", JUDGED, n=(2,), updates=300, end=BY_WINS),
+        # The optimal baseline doesn't read judgments, so it ends there too; the balanced one does.
+        Claims(
+            partial(square_from_baseline, kind="optimal"),
+            "elsewhere",
+            JUDGED,
+            {**ROOT_WEIGHT, "weight_baseline": "optimal"},
+            reference_shift=False,
+            n=(2,),
+            updates=600,
+            end=BY_WINS,
+        ),
+        Claims(
+            partial(square_from_baseline, kind="balanced"),
+            "unknown",
+            JUDGED,
+            {**ROOT_WEIGHT, "weight_baseline": "balanced"},
+            reference_shift=False,
+            n=(2,),
+            updates=0,
+        ),
+        # Three votes of four say ⅔ after the uniform prior.
+        Claims(
+            lambda s: formulas.ipo(s, 0.8 / 3),
+            "elsewhere",
+            VOTED,
+            {"gap": 0.8, "votes": "mean"},
+            n=(2,),
+            updates=0,
+        ),
+        Claims(
+            lambda s: s.beta**2 / 4 * square(s, to_behavior(s)),
+            "unknown",
+            OF_BEHAVIOR,
+            {"anchor": "behavior"},
+            n=(2,),
+            updates=0,
+        ),
+    ),
+    "dpo": (
+        Claims(formulas.bradley_terry, "optimum", JUDGED, n=(2,)),
+        weighted(Claims(formulas.bradley_terry, "optimum", JUDGED, n=(2,)), "reference"),
+        imitating(Claims(formulas.bradley_terry, "optimum", JUDGED, n=(2,)), formulas.wins),
+        Claims(
+            lambda s: formulas.bradley_terry(s, 0.9),
+            "unknown",
+            JUDGED,
+            {"label_smoothing": 0.1},
+            n=(2,),
+            updates=0,
+        ),
+        Claims(
+            lambda s: formulas.bradley_terry(s, 2 / 3),
+            "unknown",
+            VOTED,
+            {"votes": "mean"},
+            n=(2,),
+            updates=0,
+        ),
+        Claims(
+            lambda s: likelihood(s, to_behavior(s)),
+            "unknown",
+            OF_BEHAVIOR,
+            {"anchor": "behavior"},
+            n=(2,),
+            updates=0,
+        ),
+        Claims(
+            lambda s: likelihood(s, s.d) + 0.7 * winners(s),
+            "unknown",
+            JUDGED,
+            {"winner": 0.7},
+            reference_shift=False,
+            n=(2,),
+            updates=0,
+        ),
+    ),
+    "ipo": (
+        Claims(lambda s: square(s, s.d), "elsewhere", JUDGED, n=(2,), updates=300, end=BY_WINS),
+        Claims(lambda s: square(s, s.d, 0.5 / 3), "elsewhere", VOTED, {"votes": "mean"}, n=(2,), updates=0),
+        Claims(
+            lambda s: square(s, to_behavior(s)),
+            "unknown",
+            OF_BEHAVIOR,
+            {"anchor": "behavior"},
+            n=(2,),
+            updates=0,
+        ),
+        Claims(
+            lambda s: square(s, per_token(s)),
+            "elsewhere",
+            JUDGED,
+            {"average": "token"},
+            reference_shift=False,
+            n=(2,),
+            updates=0,
+        ),
+    ),
+    "vipo": (
+        Claims(lambda s: square(s, s.d, 0.5 / 3), "elsewhere", VOTED, n=(2,), updates=300, end=BY_VOTED_WINS),
+    ),
+    "vdpo": (Claims(lambda s: likelihood(s, s.d, 2 / 3), "elsewhere", VOTED, n=(2,), updates=DESCENT),),
+    "slic": (
+        Claims(lambda s: hinge(s, s.d), "elsewhere", JUDGED, n=(2,), updates=DESCENT),
+        Claims(lambda s: hinge(s, s.d, 0.2), "elsewhere", JUDGED, {"margin": 0.2}, n=(2,), updates=0),
+        Claims(
+            lambda s: hinge(s, to_behavior(s)),
+            "unknown",
+            OF_BEHAVIOR,
+            {"anchor": "behavior"},
+            n=(2,),
+            updates=0,
+        ),
+        Claims(
+            lambda s: hinge(s, s.policy.logp()),
+            "elsewhere",
+            ("pairs",),
+            {"anchor": "none"},
+            n=(2,),
+            updates=0,
+        ),
+    ),
+    "seppo": (
+        Claims(
+            lambda s: flipping(s, -1.0),
+            "elsewhere",
+            JUDGED,
+            reference_shift=False,
+            n=(2,),
+            updates=DESCENT,
+        ),
+        Claims(
+            lambda s: flipping(s, 0.0),
+            "elsewhere",
+            JUDGED,
+            {"doubt": "drop"},
+            reference_shift=False,
+            n=(2,),
+            updates=0,
+        ),
+    ),
+    "agent_q": (
+        Claims(lambda s: likelihood(s, to_behavior(s)), "unknown", OF_BEHAVIOR, n=(2,), updates=DESCENT),
+    ),
+    "opa_dpo": (
+        Claims(
+            lambda s: likelihood(replace(s, beta=0.1), s.d) + winners(replace(s, beta=0.1)),
+            "unknown",
+            JUDGED,
+            reference_shift=False,
+            n=(2,),
+            updates=0,
+        ),
+        Claims(
+            lambda s: likelihood(s, s.d) + winners(s),
+            "elsewhere",
+            JUDGED,
+            {"beta": BETA},
+            reference_shift=False,
+            n=(2,),
+            updates=DESCENT,
+        ),
+    ),
+}

@@ -1,0 +1,149 @@
+"""Claims of agro.objectives.methods.teaching: objectives that learn from a teacher, and sft.
+
+All are means over tokens. The letters are those of `agro.proof.formulas`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from agro.objectives.needs import PROPOSAL
+from agro.objectives.reduce import quantile
+from agro.proof import formulas
+from agro.proof.claim import DESCENT, Claims
+from agro.proof.ends import SAMPLER, TEACHER
+from agro.proof.families import weighted
+from agro.proof.formulas import Situation
+
+
+def per_token(s: Situation, v_XYT: Tensor) -> Tensor:
+    """E_μ of a sum over tokens, over the mean length."""
+    masked = torch.where(s.policy.space.mask, v_XYT, 0.0)
+    return s.mean(masked.sum(2)) / s.mean(s.policy.space.lengths.double().expand_as(s.p))
+
+
+def one_token(s: Situation, negative: float = -0.1, kappa: float = 1.0, draws: int = 0) -> Tensor:
+    """−Σ_a R(a) q(a) log π(a), R = 1 for the given token and β_o for the others, q ∝ π^(1/κ), or the shares
+    of K draws from it (OTR)."""
+    space, logp_XCV = s.policy.space, s.policy.logp_next()
+    q_XCV = s.policy.proposal(PROPOSAL.at(kappa, draws, 3.0))
+    given_YTV = torch.nn.functional.one_hot(space.tokens, space.vocabulary).bool()
+    R = given_YTV + negative * (~given_YTV).double()
+    return per_token(s, -(R * (q_XCV * logp_XCV)[:, space.places]).sum(-1))
+
+
+def exact(s: Situation, divergence: str | float = "reverse") -> Tensor:
+    """The divergence of π from f (the teacher) after prefixes of μ, over all next tokens."""
+    logp, f = s.policy.logp_next(), s.reference.logp_next().detach()
+    if divergence == "reverse":
+        d_XC = (logp.exp() * (logp - f)).sum(-1)
+    elif divergence == "forward":
+        d_XC = (f.exp() * (f - logp)).sum(-1)
+    else:
+        beta = float(divergence)
+        m = (beta * f.exp() + (1 - beta) * logp.exp()).log()
+        d_XC = (beta * f.exp() * (f - m) + (1 - beta) * logp.exp() * (logp - m)).sum(-1)
+    return per_token(s, d_XC[:, s.policy.space.places])
+
+
+def sampled(s: Situation, divergence: str | float, *, weighted: bool = True) -> Tensor:
+    """Σ_t w_t c_t log π_t over samples, w = π/μ and c = h(u) − u h'(u), u = f/π, constants."""
+    logp = s.policy.logp_tokens()
+    u = torch.where(s.policy.space.mask, (-s.d_tokens.detach()).exp(), 1.0)
+    c = {"reverse": -u.log(), "forward": -u}.get(str(divergence))
+    if c is None:
+        beta = float(divergence)
+        c = -(1 - beta) * (beta * u + 1 - beta).log()
+    w = s.e_tokens.detach().exp() if weighted else torch.ones_like(logp)
+    return per_token(s, w * c * logp)
+
+
+def distilled(s: Situation, divergence: str | float = "reverse") -> Tensor:
+    """The exact divergence wherever μ may write every token; else of those that it writes."""
+    return exact(s, divergence) if (s.p > 0).all() else sampled(s, divergence)
+
+
+def in_band(s: Situation, low: float, high: float) -> Tensor:
+    """[X,Y] whether the mean of −log π over a response's tokens is between two quantiles over μ."""
+    nll = -(s.policy.logp().detach() / s.policy.space.lengths)
+    lower, upper = (quantile(nll.flatten(), s.p.flatten(), share) for share in (low, high))
+    return ((nll >= lower) & (nll <= upper)).double()
+
+
+SUPERVISED_CLAIMS: dict[str, tuple[Claims, ...]] = {
+    "sft": (
+        Claims(formulas.imitation, "elsewhere", (), n=(1, 2), end=SAMPLER),
+        weighted(Claims(formulas.imitation, "elsewhere", (), n=(1, 2)), "reference", updates=0),
+    ),
+}
+
+
+PROPOSALS = ("proposal", "proposal_mean")
+SAMPLED = ("ref_logp", "behavior_logp")
+
+CLAIMS: dict[str, tuple[Claims, ...]] = {
+    "otr": (
+        Claims(one_token, "elsewhere", PROPOSALS, n=(1, 2), updates=DESCENT),
+        Claims(
+            lambda s: one_token(s, -0.3, 1.5),
+            "elsewhere",
+            PROPOSALS,
+            {"negative": -0.3, "temperature": 1.5},
+            n=(1, 2),
+            updates=0,
+        ),
+        # Given the draws; their mean is the first claim.
+        Claims(
+            lambda s: one_token(s, kappa=1.5, draws=4),
+            "elsewhere",
+            PROPOSALS,
+            {"temperature": 1.5, "draws": 4.0, "seed": 3.0},
+            n=(1, 2),
+            updates=0,
+        ),
+    ),
+    "distill": (
+        Claims(distilled, "elsewhere", SAMPLED, n=(1, 2), updates=300, end=TEACHER),
+        Claims(
+            lambda s: distilled(s, "forward"),
+            "elsewhere",
+            ("ref_logp", "old_logp"),
+            {"divergence": "forward", "ratio": "old"},
+            reference_shift=False,
+            n=(1, 2),
+            updates=0,
+        ),
+        Claims(
+            lambda s: distilled(s, 0.3),
+            "elsewhere",
+            SAMPLED,
+            {"divergence": 0.3},
+            reference_shift=False,
+            n=(1, 2),
+            updates=0,
+        ),
+        Claims(
+            lambda s: sampled(s, "reverse", weighted=False),
+            "elsewhere",
+            ("ref_logp",),
+            {"ratio": "none"},
+            reference_shift=False,
+            n=(1, 2),
+            updates=0,
+        ),
+        Claims(exact, "elsewhere", ("kl",), {"over": "vocabulary"}, n=(1, 2), updates=0),
+    ),
+    "middle_band": (
+        Claims(
+            lambda s: formulas.imitation(s, in_band(s, 0.2, 0.7)),
+            "elsewhere",
+            (),
+            {"low": 0.2, "high": 0.7},
+            n=(1, 2),
+            updates=100,
+        ),
+    ),
+    "sophia": (Claims(formulas.imitation, "elsewhere", (), n=(1, 2), updates=0),),
+    "reward_conditioned": (Claims(formulas.imitation, "elsewhere", (), n=(1, 2), updates=0),),
+}

@@ -1,0 +1,132 @@
+"""The recipe of a method as TOML with comments, from its entry."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from agro.objectives import Objective
+from agro.objectives.methodrecipe import MethodRecipe
+from agro.objectives.options import described
+from agro.recipes.bases import BASES, NOTES, Base
+
+WIDTH = 110
+COMMENT_COLUMN = 39
+PLAIN_UNITS = ("choice", "ratio", "share", "probability", "number")  # which a meaning says already
+SECTIONS = ("policy", "reward", "data", "sampler", "objective", "train", "evaluate")
+
+
+def method_text(name: str, entry: Objective) -> str:
+    """The text of the recipe that an entry declares."""
+    recipe = entry.recipe
+    assert recipe is not None, f"{name}: its recipe is a file"
+    values = method_values(name, entry)
+    notes = {f"objective.{key}": note for key, note in option_notes(entry).items()}
+    notes |= NOTES | {_dotted(key): note for key, note in recipe.notes.items()}
+    lines = _head(name, recipe, BASES[recipe.base])
+    for section in SECTIONS:
+        if section in values:
+            lines += [f"[{section}]"]
+            lines += [
+                line
+                for key, value in values[section].items()
+                for line in _setting(key, value, notes.get(f"{section}.{key}", ""))
+            ]
+            lines += [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def method_values(name: str, entry: Objective) -> dict[str, dict[str, Any]]:
+    """The values of the recipe by section: those of its base, and what the entry declares to differ."""
+    recipe = entry.recipe
+    assert recipe is not None, f"{name}: its recipe is a file"
+    defaults = entry.defaults()
+    options = {key: defaults[key] for key in recipe.shown} | dict(recipe.options)
+    settings = {**BASES[recipe.base].settings, **recipe.settings}
+    settings |= {f"objective.{key}": value for key, value in options.items()}
+    ordered = {"objective.name": name} | {key: settings[key] for key in sorted(settings, key=_order(entry))}
+    sections: dict[str, dict[str, Any]] = {}
+    for dotted, value in ordered.items():
+        section, _, key = dotted.partition(".")
+        if value is not None:
+            sections.setdefault(section, {})[key] = value
+    return sections
+
+
+def method_title(entry: Objective) -> str:
+    """What the text begins with: the title, and what the recipe lacks of the method."""
+    recipe = entry.recipe
+    assert recipe is not None
+    return f"{recipe.title} Missing here: {recipe.missing}" if recipe.missing else recipe.title
+
+
+def option_notes(entry: Objective) -> dict[str, str]:
+    """By option: its meaning, its unit, and its choices where it has some."""
+    notes = {}
+    for key, description in described(entry.options).items():
+        note = str(description["meaning"])
+        if description["unit"] not in PLAIN_UNITS:
+            note += f" ({description['unit']})"
+        elif description["expected"].startswith("one of '"):
+            note += f"; {description['expected']}".replace("'", '"')
+        notes[key] = note
+    return notes
+
+
+def toml(value: Any) -> str:
+    """A value as TOML."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return re.sub(r"e-0(\d)$", r"e-\1", repr(value))
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _head(name: str, recipe: MethodRecipe, base: Base) -> list[str]:
+    """The comment that the text begins with: title, what is missing, commands, what is required."""
+    commands = recipe.commands or base.commands
+    lines = _paragraph(recipe.title)
+    if recipe.missing:
+        lines += _paragraph(f"Missing here: {recipe.missing}")
+    lines += [f"#   {line.replace('{name}', name)}" for line in commands]
+    for line in f"Required: {recipe.required or base.required}".splitlines():
+        lines += [f"# {line}"] if line.startswith(" ") else _paragraph(line)
+    return lines
+
+
+def _paragraph(text: str) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(text, WIDTH - 2, break_on_hyphens=False)]
+
+
+def _setting(key: str, value: Any, note: str) -> list[str]:
+    """`key = value`, and a comment that goes on in the lines below."""
+    assignment = f"{key} = {toml(value)}"
+    comments = [
+        f"# {line}" for line in textwrap.wrap(note, WIDTH - COMMENT_COLUMN - 2, break_on_hyphens=False)
+    ]
+    indented = [" " * COMMENT_COLUMN + comment for comment in comments]
+    if not comments or len(assignment) >= COMMENT_COLUMN:
+        return [assignment, *indented]
+    return [assignment.ljust(COMMENT_COLUMN) + comments[0], *indented[1:]]
+
+
+def _dotted(key: str) -> str:
+    return key if "." in key else f"objective.{key}"
+
+
+def _order(entry: Objective) -> Any:
+    """Sections as listed, options as declared, and other settings as the bases have them."""
+    options = [f"objective.{key}" for key in entry.options.model_fields]
+    settings = [key for base in BASES.values() for key in base.settings]
+
+    def position(dotted: str) -> tuple[int, int]:
+        keys = options + settings
+        return SECTIONS.index(dotted.split(".")[0]), keys.index(dotted) if dotted in keys else len(keys)
+
+    return position

@@ -1,0 +1,97 @@
+"""One sentence at the end of a run: did the model get better?
+
+Only rewards of the start's and the result's own responses to the same held-out prompts say so. Where they
+weren't measured the sentence says that, whatever else was: a model can rank logged responses well while what
+it writes has become gibberish.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from agro.io.numbers import fixed
+from agro.runs.metrics import GAIN
+from agro.runs.rundata import Row, RunData
+
+Answer = Literal["better", "worse", "not shown", "not measured"]
+LEVEL = 0.05  # a smaller p counts as shown
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer, and the sentence that says it with its interval."""
+
+    answer: Answer
+    sentence: str
+
+    @classmethod
+    def of(cls, run: RunData) -> Verdict:
+        """From the run's last measurement against its start."""
+        for row in reversed(run.rows):
+            if row.get(GAIN) is not None and row["step"]:
+                return cls(_answer(row), f"{_compared(row, run.steps)}{_distance(row)}.{_chosen(run, row)}")
+        return cls("not measured", f"Not measured whether the model got better{_ranking(run)}. {WAY_OUT}")
+
+
+WAY_OUT = (
+    "What to do: data.eval_prompts and a reward compare it with the start, or agro eval RUN --against start"
+)
+
+
+def _answer(row: Row) -> Answer:
+    p = row.get(f"{GAIN}_p")
+    if p is None or p >= LEVEL:
+        return "not shown"
+    return "better" if row[GAIN] > 0 else "worse"
+
+
+def _compared(row: Row, steps: int) -> str:
+    """The difference with its interval, and what was compared."""
+    answer, prompts = _answer(row), f"{row[f'{GAIN}_n']} held-out prompts"
+    at = "" if row["step"] == steps else f" at step {row['step']}"
+    if answer == "not shown":
+        least = row.get(f"{GAIN}_detectable")
+        power = "" if least is None else f", which show {fixed(least)} or more four times out of five"
+        change = f"the mean reward changed by {_size(row, 1)}"
+        return f"Not shown better{at}: {change} on {prompts}{power}"
+    p = row[f"{GAIN}_p"]
+    chance = "p < .001" if p < 0.001 else f"p = {p:.3f}".replace("0.", ".")
+    size = _size(row, 1 if answer == "better" else -1)
+    return f"{answer.capitalize()}{at} by {size} in mean reward on {prompts}, {chance}"
+
+
+def _size(row: Row, sign: int) -> str:
+    """The difference, times `sign`, and its interval where it is known."""
+    interval = ""
+    if row.get(f"{GAIN}_low") is not None:
+        low, high = sorted(sign * row[f"{GAIN}_{end}"] for end in ("low", "high"))
+        interval = f" ({fixed(low)} to {fixed(high)})"
+    return f"{fixed(sign * row[GAIN])}{interval}"
+
+
+def _distance(row: Row) -> str:
+    kl = row.get("eval_kl_ref")
+    return "" if kl is None else f"; KL to the reference {fixed(kl)} nats"
+
+
+def _chosen(run: RunData, row: Row) -> str:
+    """What flatters a model that these prompts chose."""
+    best = run.best_model
+    if best is None or best.metric != "eval_reward" or best.measured.step == row["step"]:
+        return ""
+    return (
+        f" The model in best/ is of step {best.measured.step}, which was chosen on these prompts; measure it "
+        "on others (agro eval)"
+    )
+
+
+def _ranking(run: RunData) -> str:
+    """What else was measured, and that it doesn't answer the question."""
+    auc = run.latest("eval_auc")
+    if auc is None:
+        return ""
+    return (
+        f": the only held-out measurement is how it ranks logged responses (AUC {fixed(auc)}), which says "
+        "nothing about what it writes"
+    )

@@ -1,0 +1,102 @@
+"""Kept sets: the tokens that top-k, top-p and min-p left to choose from, token by token of a response.
+
+The log-prob of a token sampled with truncation is normalized over its kept set. Where the sets are recorded,
+a trainer can normalize its own log-probs over them as well, so that a ratio of the two has mean 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Ids = NDArray[np.int32]
+ALL = np.empty(0, np.int32)  # the kept set that is the whole vocabulary
+
+
+def flat(sets: Sequence[Ids]) -> tuple[Ids, Ids]:
+    """`Sample.kept` and `Sample.kept_count` of a kept set for each of T tokens; `ALL` where it isn't one."""
+    return np.concatenate(sets).astype(np.int32), np.array([len(ids) for ids in sets], np.int32)
+
+
+def problem(tokens: Ids, action: NDArray[np.bool_], kept: Ids, kept_count: Ids) -> str | None:
+    """What is wrong with the kept sets of a sample; None where nothing is."""
+    total = int(kept_count.sum(dtype=np.int64))
+    if total != len(kept):
+        return f"kept: expected as many ids as kept_count adds up to, {total}, got {len(kept)}"
+    outside = (kept_count > 0) & ~action
+    if outside.any():
+        return f"kept_count: expected 0 where action is false, got another at index {outside.argmax()}"
+    index = np.repeat(np.arange(len(tokens)), kept_count)
+    falls = (np.diff(kept) <= 0) & (index[1:] == index[:-1])
+    if falls.any():
+        position = index[falls.argmax()]
+        return f"kept: expected the ids of a token to ascend, got others for the token at index {position}"
+    chosen = np.zeros(len(tokens), np.bool_)
+    chosen[index[kept == tokens[index]]] = True
+    excluded = (kept_count > 0) & ~chosen
+    if excluded.any():
+        position = excluded.argmax()
+        token = tokens[position]
+        return f"kept: expected the token at index {position}, {token}, among the ids that were kept for it"
+    return None
+
+
+@dataclass(frozen=True)
+class KeptSets:
+    """The kept sets of a batch."""
+
+    ids: Tensor  # [K] those of all tokens one after the other, row by row
+    count: Tensor  # [B,T], or [N] tokens: how many belong to each; 0: the whole vocabulary
+
+    @classmethod
+    def of(cls, sets: Sequence[tuple[Ids, Ids] | None], mask: Tensor) -> KeptSets | None:
+        """Those of the tokens in `mask` [B,T], from `kept` and `kept_count` of each row.
+
+        None where no row has any: then all log-probs are over the vocabulary.
+        """
+        count = torch.zeros(mask.shape, dtype=torch.long)
+        parts = []
+        for row, row_sets in enumerate(sets):
+            if row_sets is not None:
+                kept, kept_count = row_sets
+                count[row, : len(kept_count)] = torch.from_numpy(kept_count.astype(np.int64))
+                parts.append(torch.from_numpy(kept.astype(np.int64)))
+        if not parts:
+            return None
+        belongs = mask.flatten().repeat_interleave(count.flatten())
+        return cls(torch.cat(parts)[belongs], torch.where(mask, count, 0))
+
+    def rows(self, index: Tensor, width: int | None = None) -> KeptSets:
+        """Those of these rows (`index` [K]), without the padding after `width` tokens."""
+        parts = self.ids.split(self.count.sum(1).tolist())
+        ids = [parts[row] for row in index.tolist()]
+        return KeptSets(torch.cat([self.ids[:0], *ids]), self.count[index, :width])
+
+    def masked(self, mask: Tensor) -> KeptSets:
+        """Those of the N tokens in `mask` [B,T]."""
+        belongs = mask.flatten().repeat_interleave(self.count.flatten())
+        return KeptSets(self.ids[belongs], self.count[mask])
+
+    def part(self, tokens: slice) -> KeptSets:
+        """Those of some of N tokens."""
+        begin, size = int(self.count[: tokens.start].sum()), int(self.count[tokens].sum())
+        return KeptSets(self.ids[begin : begin + size], self.count[tokens])
+
+    def excluded(self, tile: slice) -> Tensor:
+        """[N,v] the tokens of a slice of the vocabulary that are outside of the kept sets."""
+        mask = (self.count > 0)[:, None].repeat(1, tile.stop - tile.start)
+        row = torch.arange(len(mask), device=mask.device).repeat_interleave(self.count)
+        in_tile = (self.ids >= tile.start) & (self.ids < tile.stop)
+        mask[row[in_tile], self.ids[in_tile] - tile.start] = False
+        return mask
+
+    def to(self, device: torch.device | str) -> KeptSets:
+        return KeptSets(self.ids.to(device), self.count.to(device))
