@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing.process
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from tiers import tier_of, tier_of_file
 
 from agro.config import NewModel
 from agro.models.newmodel import new_model
@@ -19,9 +23,35 @@ SHARED = Path(__file__).parents[1] / "../shared"
 ALPHABET = "abcdefgh "
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`pytest -m check` reads no files of later tiers: that takes longer than its tests."""
+    later = collection_path.is_file() and tier_of_file(collection_path) not in ("check", None)
+    return True if config.option.markexpr == "check" and later else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(tier_of(item))
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def _what_check_promises(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test of the tier `check` makes no model and starts no process."""
+    if not request.node.get_closest_marker("check"):
+        return
+
+    def refuse(*args: Any, **options: Any) -> None:
+        pytest.fail("a model or a process, in a test of the tier `check`: see tests/tiers.py")
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "__init__", refuse)
+    monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", refuse)
 
 
 def _causal(name: str, **changes):

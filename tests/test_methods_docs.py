@@ -13,9 +13,11 @@ from methods_docs import RULES, methods
 
 from agro import objectives
 from agro.api.settings import configured
-from agro.config import RunConfig, peers
+from agro.config import RunConfig
 from agro.config.messages import section_at
 from agro.errors import Refused
+from agro.io import peers
+from agro.recipes import recipes
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,18 +33,16 @@ def test_the_settings_of_rules_exist() -> None:
     recipe has it."""
     pages = ("configuration.md", "guide/reading-the-report.md", "command-line.md")
     settings = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in pages)
-    recipes = {recipe.stem for recipe in (ROOT / "agro/recipes").rglob("*.toml")}
     for what in RULES.values():
         for words in re.findall(r"`([^`]+)`", what):
             name = " ".join(words.split(" ")[: 2 if words.startswith("agro ") else 1])
-            known = name in recipes or name in objectives.names() or f"`{name}`" in settings
+            known = name in recipes() or name in objectives.names() or f"`{name}`" in settings
             assert known or name in settings or (name.startswith("agro.") and locate(name)), name
 
 
 @pytest.mark.parametrize("name", objectives.names())
 def test_a_method_has_a_recipe_of_its_name(name: str) -> None:
-    recipe = (ROOT / f"agro/recipes/methods/{name}.toml").read_text(encoding="utf-8")
-    assert f'name = "{name}"' in recipe
+    assert f'name = "{name}"' in recipes()[name].text
 
 
 @pytest.mark.parametrize(

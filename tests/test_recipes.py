@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 
 import forked
 import pytest
+from tiers import first_of_each
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
@@ -17,9 +19,11 @@ from agro.api.trainer import Trainer
 from agro.cli import app
 from agro.config import NewModel, RunConfig
 from agro.models.newmodel import new_model
+from agro.recipes.methodtext import method_values
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted(recipes.recipes())
+DECLARED = [name for name, entry in objectives.OBJECTIVES.items() if entry.recipe is not None]
 
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}\n{% endfor %}"
@@ -71,6 +75,7 @@ def here(tmp_path, models, monkeypatch) -> Path:
         "log.jsonl",
         ({"prompt": f"{i}>", "response": "x" * j, "reward": j % 2} for i in range(4) for j in range(3)),
     )
+    write("ratings.jsonl", ({"prompt": f"{i}>", "response": "x" * i, "reward": i % 5} for i in range(1, 9)))
     write(
         "experts.jsonl",
         ({"prompt": f"{i}+1=", "response": "x", "reward": 1, "role": "expert"} for i in range(6)),
@@ -111,7 +116,14 @@ def commands(recipe: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in text.splitlines() if not line.startswith("{")]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+def family(recipe: str) -> str:
+    """Of a method's recipe the file of its objective; of another one itself."""
+    if recipes.get(recipe).kind != "method":
+        return recipe
+    return objectives.get(RunConfig.load(recipe).objective.name).function.__module__
+
+
+@pytest.mark.parametrize("recipe", first_of_each(family, RECIPES))
 def test_a_recipe_trains_as_its_head_says(recipe: str, here: Path) -> None:
     trained = []
     for program, *arguments in commands(recipe):
@@ -139,6 +151,48 @@ def phases(run: str) -> list[RunConfig]:
 def test_every_objective_has_a_recipe_of_its_name() -> None:
     for name in objectives.names():
         assert RunConfig.load(name).objective.name == name
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_is_valid_in_each_phase_as_its_objective_is(recipe: str) -> None:
+    config = RunConfig.load(recipe)
+    for phase in map(config.phase, config.phase_names):
+        entry = objectives.get(phase.objective.name)
+        options = {  # of a schedule the first value
+            key: value["start"] if isinstance(value, dict) else value
+            for key, value in phase.objective.options.items()
+        }
+        assert options.keys() <= entry.resolve(phase.objective.name, options).keys()
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_the_text_of_a_declared_recipe_is_what_its_entry_declares(name: str) -> None:
+    """The text parses to the declared values, and shows options with their declared meanings."""
+    entry, recipe = objectives.OBJECTIVES[name], recipes.get(name)
+    declared = entry.recipe
+    assert declared is not None
+    values = tomllib.loads(recipe.text)
+    assert values == json.loads(json.dumps(method_values(name, entry)))
+    options = values["objective"].keys() - {"name"}
+    assert {*declared.options, *declared.shown} <= options <= entry.options.model_fields.keys()
+    defaults = json.loads(json.dumps(entry.defaults()))
+    assert all(values["objective"][key] == defaults[key] for key in declared.shown)
+    assert all(repr(defaults.get(key)) != repr(values["objective"][key]) for key in declared.options)
+    text = " ".join(recipe.text.replace("#", " ").split())
+    for key in options - declared.notes.keys() - {"singletons"}:
+        assert " ".join(entry.options.model_fields[key].description.split()) in text, key
+    for key in declared.notes:
+        assert key in {*options, *(f"{section}.{key}" for section in values for key in values[section])}
+    assert " ".join(head(name)).replace("#", "").split()[: len(recipe.title.split())] == recipe.title.split()
+    assert max(map(len, recipe.text.splitlines())) <= 110
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_is_valid_with_what_its_head_gives(recipe: str) -> None:
+    [(path, *overrides, flag, _)] = [c[2:] for c in commands(recipe) if c[:2] == ["agro", "train"]]
+    assert (path, flag) == (recipe, "--out")
+    config = RunConfig.load(path, [*overrides, *OWN.get(recipe, SMALL)])
+    assert all(config.phase(name).train.steps <= 2 for name in config.phase_names)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -14,7 +14,7 @@ from running import agro, done, refused
 
 from agro import config
 from agro.config import NewModel
-from agro.logs.records import read_samples
+from agro.logs.record_files import read_samples
 from agro.models.newmodel import new_model
 from agro.models.policy import Policy
 from agro.store import Store

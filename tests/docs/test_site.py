@@ -15,7 +15,7 @@ from pages import ROOT
 
 from agro.version import __version__
 
-sys.path.insert(0, str(ROOT / "tests/report"))
+sys.path.insert(0, str(ROOT / "tests/pages"))
 from browser import Browser, find
 
 pytest.importorskip("zensical", reason="the site needs zensical: pip install '.[docs]'")

@@ -14,7 +14,8 @@ from agro import objectives
 from agro.api.trl_arguments import WITHOUT_EQUAL
 from agro.cli import commands
 from agro.cli.program import command
-from agro.config import RunConfig, peers
+from agro.config import RunConfig
+from agro.io import peers
 from agro.logs.mapping import MAPPABLE
 from agro.recipes import recipes
 from agro.runs.metrics import FOLLOWED, METRICS, table

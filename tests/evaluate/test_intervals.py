@@ -26,6 +26,7 @@ def test_a_share_s_interval_holds_it_19_times_of_20(n: int, p: float) -> None:
     assert 0.93 <= np.mean(holds) <= 0.975  # a share of 100 has few values: the coverage moves in steps
 
 
+@pytest.mark.test
 @pytest.mark.parametrize("kind", ["pass@1 of 8", "pass@4 of 8", "graded"])
 def test_the_bootstrap_s_interval_holds_the_mean_19_times_of_20(kind: str) -> None:
     """Prompts of very different difficulty, as in practice: Beta(½, 1) or so."""

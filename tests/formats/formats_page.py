@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from example import Example
 from test_formats import EXAMPLES, load
 
+from agro.logs.format_table import FORMATS
 from agro.logs.protocol import Format
-from agro.logs.table import FORMATS
 from agro.store import Store
 
 PAGE = Path(__file__).parents[2] / "docs/formats.md"

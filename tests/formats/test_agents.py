@@ -9,9 +9,9 @@ import pytest
 from examples_agents import ASK, LOOK, RESULT, SAY, SYSTEM, atif, called, failed
 
 from agro.errors import Refused
+from agro.logs.format_table import FORMATS
 from agro.logs.formats import harbor
 from agro.logs.protocol import Context
-from agro.logs.table import FORMATS
 
 CONTEXT = Context(Path("trajectory.json"))
 

@@ -21,9 +21,9 @@ from examples_annotations import (
 )
 
 from agro.errors import Refused
+from agro.logs.format_table import FORMATS
 from agro.logs.importing import import_files
 from agro.logs.protocol import Context, Item
-from agro.logs.table import FORMATS
 from agro.store import Store
 
 PATH = Path("export.json")

@@ -16,8 +16,8 @@ from test_formats import EVERY, EXAMPLES, load, store
 from agro.errors import Refused
 from agro.io.jsonlines import Line
 from agro.logs import importing
+from agro.logs.format_table import FORMATS
 from agro.logs.importing import import_files
-from agro.logs.table import FORMATS
 from agro.store import Store
 
 __all__ = ["store"]

@@ -17,7 +17,7 @@ from examples_inspect import HEADER, members, packed, sample, score, zstd
 
 from agro.errors import Refused
 from agro.logs.importing import import_files
-from agro.logs.records import Archive
+from agro.logs.record_files import Archive
 from agro.store import Store
 
 

@@ -31,9 +31,9 @@ from example import MISSING, Example, json_lines
 from pyarrow import parquet
 
 from agro.errors import Refused
+from agro.logs.format_table import FORMATS, Recognizer
+from agro.logs.import_report import ImportReport
 from agro.logs.importing import import_files
-from agro.logs.report import ImportReport
-from agro.logs.table import FORMATS, Recognizer
 from agro.store import Store
 
 FAMILIES = (

@@ -19,7 +19,7 @@ import zstandard
 from agro.errors import Refused
 from agro.logs import datasets
 from agro.logs.importing import import_files
-from agro.logs.records import fingerprint, read_records
+from agro.logs.record_files import fingerprint, read_records
 from agro.store import Store
 
 ROWS = [{"prompt": "2+2=", "response": f"é{i}", "reward": i / 2} for i in range(3)]

@@ -13,9 +13,9 @@ from examples_sessions import CLAUDE, CODEX, GEMINI, SPOKEN, line, result, rollo
 
 from agro.errors import Refused
 from agro.logs import exchanges
+from agro.logs.format_table import FORMATS
 from agro.logs.importing import import_files
 from agro.logs.protocol import Context
-from agro.logs.table import FORMATS
 from agro.store import Store
 
 

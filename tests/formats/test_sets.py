@@ -9,8 +9,8 @@ import pytest
 from examples_sets import ARENA, KAGGLE, STEER, STEER3, ULTRA
 
 from agro.errors import Refused
+from agro.logs.format_table import FORMATS
 from agro.logs.protocol import Context, Format
-from agro.logs.table import FORMATS
 
 CONTEXT = Context(Path("log.jsonl"))
 

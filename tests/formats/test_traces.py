@@ -43,10 +43,10 @@ from examples_traces import (
 )
 
 from agro.errors import Refused
+from agro.logs.format_table import FORMATS, Recognizer, format_at, lines_of
 from agro.logs.formats.model_calls import scored, unflatten
 from agro.logs.importing import import_files
 from agro.logs.protocol import Context
-from agro.logs.table import FORMATS, Recognizer, format_at, lines_of
 from agro.store import Store
 
 PATH = Path("traces.jsonl")

@@ -16,9 +16,9 @@ from examples_trainers import table
 from examples_verifiers import EPISODE
 
 from agro.errors import Refused
+from agro.logs.format_table import FORMATS, get
 from agro.logs.importing import import_files
 from agro.logs.prompts import load_prompts
-from agro.logs.table import FORMATS, get
 from agro.store import Store
 
 

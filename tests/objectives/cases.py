@@ -126,7 +126,10 @@ def variants_of_all(entry: objectives.Objective) -> list[dict[str, Any]]:
         out.append({"weight": "behavior", "weight_max": 1 + NUMBER})
         out.append({"weight": "mismatch", "weight_level": "token", "weight_max": None})
     if WEIGHT_BASELINE in entry.ingredients:
-        out.append({"weight": "reference", "weight_baseline": "lower"})
+        for kind in ("lower", "weighted", "optimal", "balanced"):
+            out.append({"weight": "reference", "weight_power": 0.5, "weight_baseline": kind})
+        out.append({"weight_baseline": "optimal"})
+        out.append({"weight_baseline": "balanced"})
     if KL_TERM in entry.ingredients:
         for kl in ({}, {"kl": "k2"}, {"kl": "k2", "unbiased_kl": True}):
             out.append({"beta": NUMBER} | kl)
@@ -153,6 +156,7 @@ def name_of(name: str, options: dict[str, Any]) -> str:
 # Filled at the end: (objective, options, what it needs); "rows" among the needs: each response is one row.
 VARIANTS: list[tuple[str, dict[str, Any], set[Any]]] = []
 NAMED: list[str] = []
+NIGHTLY = pytest.mark.nightly
 FIRST: list[int] = []  # of each objective, where its first variant is
 
 
@@ -306,8 +310,8 @@ def streams_of(case: Case) -> dict[str, Any]:
 def expected(case: Case, name: str, options: dict[str, Any]) -> independent.Result:
     """What the plain loops of `independent` say, a function of the objective's name."""
     entry = objectives.get(name)
-    result = independent.result(name, case, **entry.of_function(options))
-    if "weight" in options:
+    result = independent.result(name, case, **entry.function_options(options))
+    if {"weight", "weight_baseline"} & options.keys():
         result = independent.weighted(case, result, **chosen(options, WEIGHT, WEIGHT_BASELINE))
     if KL_TERM in entry.ingredients and options.get("beta"):
         used = {"ratio": "behavior", "average": "response"} | entry.defaults() | options
@@ -342,34 +346,56 @@ def change(case: Case, **changes: Any) -> Case:
     return dataclasses.replace(case, **changes)
 
 
+COVERED: set[tuple[str, str, str]] = set()  # (family, option, value) of the variants so far
+COVERING: set[tuple[str, str]] = set()  # variants of `make test`: an objective's first, and new choices
+
+
+def covers(objective: str, variant: dict[str, Any]) -> bool:
+    """Whether a variant has a value of an option that no earlier one of its file of objectives has."""
+    family = objectives.get(objective).function.__module__
+    choices = {(family, key, repr(value)) for key, value in variant.items()}
+    is_new = not choices <= COVERED
+    COVERED.update(choices)
+    return is_new
+
+
 for objective in objectives.names():
     FIRST.append(len(VARIANTS))
-    for variant in variants_of(objective):
+    for number, variant in enumerate(variants_of(objective)):
         found: set[Any] = set(objectives.get(objective).needed(variant))
         VARIANTS.append((objective, variant, found | ({"rows"} if in_one_row(objective, variant) else set())))
         NAMED.append(name_of(objective, variant))
+        if covers(objective, variant) or number == 0:
+            COVERING.add((objective, repr(variant)))
 
 
 def by_objective(cases: list[tuple[Any, ...]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run a test with each of `cases`, which begin with an objective's name; all of one objective are one
-    test to pytest, whose own work for thousands of them takes longer than theirs."""
-    by_name: dict[str, list[tuple[Any, ...]]] = {}
+    """Run a test with each of `cases`, which begin with an objective's name and its options.
+
+    All of one objective are one or two tests to pytest, whose own work for thousands of them takes longer
+    than theirs: the second one, whose options are those of cases before it, is nightly.
+    """
+    by_name: dict[tuple[str, bool], list[tuple[Any, ...]]] = {}
     for case in cases:
-        by_name.setdefault(case[0], []).append(case)
+        by_name.setdefault((case[0], (case[0], repr(case[1])) in COVERING), []).append(case)
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
-        def run(objective: str, **others: Any) -> None:
-            for case in by_name[objective]:
+        def run(objective: str, is_covering: bool, **others: Any) -> None:
+            for case in by_name[objective, is_covering]:
                 try:
                     test(*case, **others)
                 except BaseException as error:
                     error.add_note(f"of {case}")
                     raise
 
-        own = inspect.signature(run, follow_wrapped=False).parameters["objective"]
+        own = list(inspect.signature(run, follow_wrapped=False).parameters.values())[:2]
         others = list(inspect.signature(test).parameters.values())[len(cases[0]) :]
-        run.__signature__ = inspect.Signature([own, *others])  # type: ignore[attr-defined]
-        return pytest.mark.parametrize("objective", by_name)(run)
+        run.__signature__ = inspect.Signature([*own, *others])  # type: ignore[attr-defined]
+        params = [
+            pytest.param(*key, id=key[0] if key[1] else f"{key[0]}-more", marks=[] if key[1] else [NIGHTLY])
+            for key in by_name
+        ]
+        return pytest.mark.parametrize(("objective", "is_covering"), params)(run)
 
     return decorate

@@ -48,14 +48,16 @@ def agree(out: Evaluation, case: Case, name: str, options: dict[str, Any]) -> No
     assert out.grad is out.grads["logp"]
 
 
+@pytest.mark.test
 @EVERY
-@pytest.mark.parametrize("rewards", ["normal", "binary", "equal"])
+@pytest.mark.parametrize("rewards", ["normal", pytest.param("binary", marks=pytest.mark.nightly), "equal"])
 def test_ragged_batches(name: str, options: dict[str, Any], needs: set[str], rewards: str) -> None:
     for seed in range(4):
         case = draw_for(needs, seed, sizes=(least(needs), 5), rewards=rewards)
         agree(evaluate(case, name, options), case, name, options)
 
 
+@pytest.mark.test
 @by_objective([v for v in VARIANTS if least(v[2]) > 1])
 def test_groups_too_small_are_left_out_and_counted(
     name: str, options: dict[str, Any], needs: set[str]
@@ -72,6 +74,22 @@ def test_groups_too_small_are_left_out_and_counted(
     assert dropped > 0
 
 
+@by_objective(
+    [v for v in VARIANTS if v[0] in ("agro", "rloo", "grpo", "squared_consistency") and "groups" in v[2]]
+)
+def test_groups_of_one_response_are_pooled(name: str, options: dict[str, Any], needs: set[str]) -> None:
+    """They are one group, which weighs as much as they did together. A single one is left out."""
+    for seed in range(4):
+        case = draw_for(needs, seed, groups=8, sizes=(1, 2), weights=False)
+        out = evaluate(case, name, {**options, "singletons": "pool"})
+        alone = {g for g in case.group if len({r for r, h in zip(case.response, case.group) if h == g}) == 1}
+        assert alone
+        case.weight = [float(len(alone)) if g in alone else 1.0 for g in case.group]
+        case.group = ["pool" if g in alone else g for g in case.group]
+        agree(out, case, name, options)
+        assert out.metrics.get("singletons_dropped", 0.0) == (len(alone) == 1)
+
+
 @EVERY
 def test_one_group(name: str, options: dict[str, Any], needs: set[str]) -> None:
     case = draw_for(needs, 5, groups=1, sizes=(6, 6))
@@ -85,12 +103,14 @@ def test_one_response_a_row_and_equal_weights(name: str, options: dict[str, Any]
     agree(evaluate(case, name, options, response=None, weight=None), case, name, options)
 
 
+@pytest.mark.test
 @EVERY
 def test_many_groups(name: str, options: dict[str, Any], needs: set[str]) -> None:
     case = draw_for(needs, 7, groups=120, sizes=(3, 3), length=4)
     agree(evaluate(case, name, options), case, name, options)
 
 
+@pytest.mark.test
 @EVERY
 def test_extreme_values(name: str, options: dict[str, Any], needs: set[str]) -> None:
     """Log-probs near -1e4 and ratios up to e^±100: what a policy far from its data gives.
@@ -114,8 +134,9 @@ def test_extreme_values(name: str, options: dict[str, Any], needs: set[str]) -> 
         assert abs(out.loss - loss) <= 1e-10 * max(1.0, abs(loss), terms)
 
 
+@pytest.mark.test
 @pytest.mark.parametrize("kind", ["tensor", "array", "list"])
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", pytest.param("float16", marks=pytest.mark.nightly)])
 @by_objective([VARIANTS[i] for i in FIRST])
 def test_kind_and_dtype_are_those_of_logp(
     name: str, options: dict[str, Any], needs: set[str], dtype: str, kind: str
@@ -145,6 +166,7 @@ def test_kind_and_dtype_are_those_of_logp(
         )
 
 
+@pytest.mark.test
 @EVERY
 def test_inputs_of_the_batch_may_be_tensors_arrays_or_lists(
     name: str, options: dict[str, Any], needs: set[str]
@@ -161,6 +183,7 @@ def test_inputs_of_the_batch_may_be_tensors_arrays_or_lists(
         np.testing.assert_array_equal(out.grad, reference.grad)
 
 
+@pytest.mark.test
 @EVERY
 def test_float32_fields_of_the_batch_are_not_summed_in_float32(
     name: str, options: dict[str, Any], needs: set[str]
@@ -219,6 +242,7 @@ def away_from_kinks(seed: int, episodes: bool) -> Case:
 DETACHED = ("chord", "guide", "tempsamp_r1", "otr", "distill", "hnpg", "oorl")
 
 
+@pytest.mark.test
 @by_objective(
     [
         (n, o, needs)
@@ -230,6 +254,7 @@ DETACHED = ("chord", "guide", "tempsamp_r1", "otr", "distill", "hnpg", "oorl")
         and not {"regularizer", "weight"} & (o | objectives.get(n).preset).keys()
         and o.get("mismatch") != "retrace"
         and "token_weight" not in o
+        and "weight_baseline" not in o
     ]
 )
 def test_finite_differences(name: str, options: dict[str, Any], needs: set[str]) -> None:

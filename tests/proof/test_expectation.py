@@ -66,7 +66,7 @@ def test_drawn_groups_have_that_expectation(space: Space) -> None:
     data = Data(behavior, rewards(space))
     drawn = SampledGroups(data, reference, 3, torch.Generator().manual_seed(0))
     found = torch.stack(
-        [gradient(policy, reference, drawn.again(), "agro", {"beta": BETA}) for _ in range(600)]
+        [gradient(policy, reference, drawn.next_batch(), "agro", {"beta": BETA}) for _ in range(600)]
     )
     exact = gradient(policy, reference, all_groups(data, reference, 3), "agro", {"beta": BETA})
     se = found.std(0) / 600**0.5

@@ -66,11 +66,13 @@ def test_regex_on_gsm8k():
     ]
 
 
+@pytest.mark.test
 def test_regex_by_pattern():
     pairs = [("[1] then [72.0]", "72"), ("[72] then [1]", "72"), ("none", "72"), ("[72]", None)]
     assert values("regex", pairs, pattern=r"\[(.*?)\]") == [1.0, 0.0, 0.0, "the sample has no answer"]
 
 
+@pytest.mark.test
 def test_a_pattern_that_times_out_fails_only_its_response():
     settings = config.Reward(name="regex", options={"pattern": "((?:a|a)*)$"}, timeout=0.3)
     samples = [Sample("p", text, meta={"answer": "aa"}) for text in ("aa", "a" * 60 + "b", "aa")]

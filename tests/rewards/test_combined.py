@@ -31,6 +31,7 @@ def functions(tmp_path):
     return path
 
 
+@pytest.mark.test
 def test_the_sum_and_its_parts(functions):
     """exact is 1 for the first response only; 0.5 · length/2 is 0.5 and 0.75.
 
@@ -141,6 +142,7 @@ def test_contradictions_are_refused(reward, message):
     assert message in str(refused.value)
 
 
+@pytest.mark.test
 def test_a_reward_that_fails_to_load_is_refused_with_its_place(functions):
     with pytest.raises(
         Refused, match=r"reward.functions.1: reward.name: .* has no 'lenght'; did you mean length\?"

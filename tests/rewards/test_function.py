@@ -417,7 +417,8 @@ def test_a_worker_in_c_code_ends_at_its_time_limit(write):
             open(__file__ + ".pid", "w").write(str(os.getpid()))
             return [bool(re.match("(a|a)*$", "a" * 80 + "b"))]
     """)
-    from agro.rewards import worker, workers
+    from agro.io import worker
+    from agro.rewards import workers
 
     code = Path(worker.__file__).read_text().replace("GRACE = 5.0", "GRACE = 0.2")
     copy = write(code, "quick_worker.py")
@@ -519,7 +520,7 @@ def test_options_that_the_function_does_not_take_are_refused(write):
 
 
 def test_the_worker_needs_the_standard_library_only_and_starts_at_once():
-    from agro.rewards import worker
+    from agro.io import worker
 
     code = (
         "import sys, runpy; runpy.run_path(sys.argv[1]); "

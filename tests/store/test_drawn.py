@@ -25,9 +25,9 @@ def test_draws_say_whose_a_sample_is_how_old_and_how_long(tmp_path: Path) -> Non
         assert store.draws.drawn("nobody", {1: 1}) == []
         assert [d.staleness for d in store.draws.drawn("me", {3: None})] == [None] * 5
     assert found == [
-        Draw(3, mine, None, "policy", "", own=True, staleness=0, length=9),
-        Draw(5, log, 0.5, "log", "file:\ud800", own=False, staleness=None, length=None),
-        Draw(5, mine, None, "policy", "", own=True, staleness=4, length=9),
-        Draw(5, other, -1.0, "policy", "x", own=False, staleness=None, length=None),
-        Draw(5, log, 0.5, "log", "file:\ud800", own=False, staleness=None, length=None),
+        Draw(3, mine, None, "policy", "", is_own=True, staleness=0, length=9),
+        Draw(5, log, 0.5, "log", "file:\ud800", is_own=False, staleness=None, length=None),
+        Draw(5, mine, None, "policy", "", is_own=True, staleness=4, length=9),
+        Draw(5, other, -1.0, "policy", "x", is_own=False, staleness=None, length=None),
+        Draw(5, log, 0.5, "log", "file:\ud800", is_own=False, staleness=None, length=None),
     ]

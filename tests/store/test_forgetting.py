@@ -144,7 +144,7 @@ def test_what_collectors_made_for_a_later_step_is_sampled_again(tmp_path: Path) 
     from agro.store import Origin
 
     with Store.open(tmp_path / "s.db") as store:
-        store.requests.claim("run", "c", most=3, ahead=3)
+        store.requests.claim("run", "c", maximum=3, ahead=3)
         for number in range(3):
             made = sample(f"Q{number}", SECRET, meta={"user": "alice"})
             store.append([made], run="run", origins=[Origin(ledger_of("run"), number, "0")])
@@ -154,8 +154,8 @@ def test_what_collectors_made_for_a_later_step_is_sampled_again(tmp_path: Path) 
         store.requests.take("run", 2, [1])
         store.imports.forget(store.experience.find(meta=("user", "alice")))
         assert store.requests.ready("run", 9) == []
-        assert store.experience.by_origin(ledger_of("run"), [0, 1, 2]) == []
-        assert store.requests.claim("run", "c", most=9, ahead=0, dead=["forgotten"]) == [1, 2]
+        assert store.experience.find_in_ledger(ledger_of("run"), [0, 1, 2]) == []
+        assert store.requests.claim("run", "c", maximum=9, ahead=0, dead=["forgotten"]) == [1, 2]
         assert found(tmp_path) == []
 
 

@@ -18,7 +18,7 @@ from pyarrow import parquet
 from agro.errors import Refused
 from agro.logs.importing import import_files
 from agro.logs.prompts import load_prompts
-from agro.logs.records import read_samples
+from agro.logs.record_files import read_samples
 from agro.store import Store, recover, write_samples
 
 FLIPS = 40

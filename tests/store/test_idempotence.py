@@ -30,6 +30,7 @@ def append_in_turn(path: Path, responses: str, start, out) -> None:
         out.put(store.append([sample("p", r) for r in responses], run="r", origins=origins))
 
 
+@pytest.mark.test
 def test_two_processes_that_append_the_same_origins_get_the_same_ids(tmp_path: Path) -> None:
     path, start, out = tmp_path / "s.db", fork.Event(), fork.Queue()
     Store.open(path).close()
@@ -55,13 +56,13 @@ def test_an_append_adds_only_the_origins_that_are_new(store: Store) -> None:
 
 
 def test_a_repeated_claim_returns_what_the_collector_has_not_finished(store: Store) -> None:
-    assert store.requests.claim("r", "a", most=3, ahead=9) == [0, 1, 2]
-    assert store.requests.claim("r", "b", most=2, ahead=9) == [3, 4]
-    assert store.requests.claim("r", "a", most=3, ahead=9) == [0, 1, 2]
+    assert store.requests.claim("r", "a", maximum=3, ahead=9) == [0, 1, 2]
+    assert store.requests.claim("r", "b", maximum=2, ahead=9) == [3, 4]
+    assert store.requests.claim("r", "a", maximum=3, ahead=9) == [0, 1, 2]
     store.requests.finish("r", [0, 2])
-    assert store.requests.claim("r", "a", most=3, ahead=1) == [1, 5]
+    assert store.requests.claim("r", "a", maximum=3, ahead=1) == [1, 5]
     store.requests.finish("r", [1, 5])
-    assert store.requests.claim("r", "a", most=3, ahead=9, dead=["b"]) == [3, 4, 6]
+    assert store.requests.claim("r", "a", maximum=3, ahead=9, dead=["b"]) == [3, 4, 6]
 
 
 def test_a_repeated_draw_returns_the_recorded_one(store: Store) -> None:

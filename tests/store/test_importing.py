@@ -16,9 +16,9 @@ from making import sample
 from pyarrow import parquet
 
 from agro.errors import Refused
+from agro.logs.import_report import LISTED
 from agro.logs.importing import import_files
 from agro.logs.mapping import parse_map
-from agro.logs.report import LISTED
 from agro.store import Pair, Store, write_samples
 
 DATA = Path(__file__).parents[2] / "../shared/data"

@@ -12,7 +12,7 @@ import pytest
 from making import sample
 
 from agro.errors import Refused
-from agro.logs import table
+from agro.logs import format_table
 from agro.logs.importing import import_files
 from agro.store import Pair, Store
 
@@ -137,8 +137,8 @@ def test_files_of_a_queue_repeat_its_rows(store: Store, tmp_path: Path) -> None:
 
 
 def test_a_format_whose_identities_are_unique(store: Store, tmp_path: Path, monkeypatch: Any) -> None:
-    once = replace(table.get("trl-completions"), once=True)
-    monkeypatch.setitem(table.FORMATS, "trl-completions", once)
+    once = replace(format_table.get("trl-completions"), once=True)
+    monkeypatch.setitem(format_table.FORMATS, "trl-completions", once)
     path = write(tmp_path / "1.jsonl", *(completion(1, text) for text in ("a", "b", "b")))
     assert import_files(store, [path]).repeated == {"TRL's queue": 1}
     assert [s.response for s in store.samples()] == ["a", "b"]

@@ -17,6 +17,7 @@ from agro.models.policy import Policy
 from agro.rollout import Rollout
 from agro.rollout.engines.capabilities import CAPABILITIES, ENGINES, REQUIREMENTS, capabilities
 from agro.rollout.engines.protocol import Capability
+from agro.train import abilities, ranks
 from agro.train.check import check_config, check_sharded
 from agro.train.check_objective import samples_kl
 from agro.train.collate import recording
@@ -48,6 +49,13 @@ NEEDING: dict[str, Any] = {
 def test_each_requirement_is_tried_here() -> None:
     assert {key.replace("__", ".") for key in NEEDING} == {r.setting for r in REQUIREMENTS}
     assert set(CAPABILITIES) == set(get_args(Capability)) == capabilities("hf")
+
+
+def test_one_process_can_do_what_ranks_and_collectors_cannot() -> None:
+    learner, source = set(abilities.LEARNER_CAPABILITIES), set(abilities.SOURCE_CAPABILITIES)
+    assert learner == set(get_args(abilities.LearnerCapability)) == abilities.learner_capabilities(1)
+    assert source == set(get_args(abilities.SourceCapability)) == abilities.source_capabilities("inline")
+    assert abilities.learner_capabilities(2) == abilities.source_capabilities("elsewhere") == frozenset()
 
 
 @pytest.mark.parametrize("key", NEEDING)
@@ -100,3 +108,73 @@ def test_no_code_asks_for_the_name_of_an_engine() -> None:
     asking = re.compile(r"""engine\.kind\s*(==|!=|in)|settings\.kind\s*(==|!=|in)""")
     files = Path(agro.__file__).parent.rglob("*.py")
     assert [path.name for path in files if asking.search(path.read_text())] == ["rollout.py"]
+
+
+class Nothing:
+    """A learner, or a source, that declares nothing beyond its protocol."""
+
+    can: frozenset[str] = frozenset()
+
+
+LEARNER_SETTINGS: dict[str, Any] = {
+    "policy.lora": {"rank": 2},
+    "policy.cache_reference": True,
+    "train.offload": ("optimizer",),
+    "train.gradient_checkpointing": True,
+    "policy.dtype": "mixed",
+    "train.weights_average": 0.9,
+}
+
+
+@pytest.fixture(params=["of agro", "third"])
+def other(request, monkeypatch) -> None:
+    """What several ranks and collectors can do, and a learner and a source that are added later."""
+    if request.param == "third":
+        monkeypatch.setattr(ranks, "Ranks", Nothing)
+        monkeypatch.setitem(abilities.SOURCES, "elsewhere", (__name__, "Nothing"))
+
+
+def test_each_requirement_of_learners_and_sources_is_tried_here() -> None:
+    assert LEARNER_SETTINGS.keys() == {r.setting for r in abilities.LEARNER_REQUIREMENTS}
+    assert {r.needs for r in abilities.LEARNER_REQUIREMENTS} == set(abilities.LEARNER_CAPABILITIES)
+    assert {r.setting for r in abilities.SOURCE_REQUIREMENTS} == {"data.complete_groups"}
+
+
+@pytest.mark.parametrize("setting", LEARNER_SETTINGS)
+def test_a_learner_that_declares_nothing_is_refused_where_more_is_needed(
+    tmp_path: Path, other: None, monkeypatch, setting: str
+) -> None:
+    section, key = setting.split(".")
+    values = {section: {key: LEARNER_SETTINGS[setting]}}
+    config = tiny(tmp_path, **{f"{section}__{key}": LEARNER_SETTINGS[setting]})
+    message = rf"{re.escape(setting)} doesn't work on several ranks .*needs a learner that .*What to do: "
+    with pytest.raises(Refused, match=message):
+        check_sharded(config)
+    check_sharded(tiny(tmp_path))
+    if section == "train":  # the others are of the complete run
+        with pytest.raises(Refused, match=message):
+            check_sharded(tiny(tmp_path, phases=[{"name": "one"}, {"name": "two", **values}]))
+    monkeypatch.setattr(Nothing, "can", frozenset(abilities.LEARNER_CAPABILITIES))
+    monkeypatch.setattr(ranks, "Ranks", Nothing)
+    check_sharded(config)  # what is declared is accepted
+
+
+def test_a_source_that_declares_nothing_is_refused_where_more_is_needed(tmp_path: Path, other: None) -> None:
+    elsewhere = {"source__kind": "elsewhere"}
+    stored = {"store": "s.db", "prompts": "p.jsonl", "replay": 1.0, "complete_groups": 2}
+    with pytest.raises(
+        Refused, match=r'data\.complete_groups = 2 needs a source .*source\.kind is "elsewhere"'
+    ):
+        check_config(tiny(tmp_path, data=stored, **elsewhere))
+    check_config(tiny(tmp_path, data=stored))
+    phases = [{"name": "one"}, {"name": "two", "sampler": {"top_k": 2}}]
+    with pytest.raises(Refused, match=r'phase two: with source\.kind = "elsewhere" all phases share'):
+        check_config(tiny(tmp_path, phases=phases, **elsewhere))
+    check_config(tiny(tmp_path, phases=phases))
+    on_policy = {"objective": {"name": "agro_onpolicy", "beta": 0.1}}
+    with pytest.raises(Refused, match=r'with source\.kind = "elsewhere" samples may be stale'):
+        check_config(tiny(tmp_path, data__max_age=1, **on_policy, **elsewhere))
+    check_config(tiny(tmp_path, data__max_age=1, **on_policy))
+    kl = {"data": {"store": "s.db", "replay": 1.0}}
+    assert samples_kl(tiny(tmp_path, **kl))
+    assert not samples_kl(tiny(tmp_path, **kl, **elsewhere))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_runs import before_step, metrics, tiny, weights, write_prompts
+from tiny_runs import RESPONSE_ROUNDING, before_step, metrics, tiny, weights, write_prompts
 
 from agro.api.trainer import Trainer
 from agro.config import RunConfig
@@ -159,8 +159,8 @@ def test_an_objective_without_a_beta_is_measured_at_the_one_given(name: str, tmp
     start, first, second = metrics(folder)
     assert [m["eval_fresh_groups"] for m in (start, first, second)] == [4, None, 4]
     assert start["eval_regret"] != second["eval_regret"] > 0
-    assert first["kl_ref"] == pytest.approx(0.0, abs=1e-6)
-    assert second["kl_ref"] != pytest.approx(0.0, abs=1e-6)
+    assert first["kl_ref"] == pytest.approx(0.0, abs=RESPONSE_ROUNDING)
+    assert second["kl_ref"] != pytest.approx(0.0, abs=RESPONSE_ROUNDING)
     assert first["regret"] > 0
     assert second["regret"] > 0
 
@@ -180,7 +180,7 @@ def test_a_fresh_regret_reads_the_reference_where_the_objective_does_not(tmp_pat
     for given, read in (rows[:2], rows[2:]):
         for key in ("regret", "kl_ref"):
             known = [[math.nan if m[key] is None else m[key] for m in rows] for rows in (given, read)]
-            assert known[0] == pytest.approx(known[1], rel=1e-4, abs=1e-6, nan_ok=True)
+            assert known[0] == pytest.approx(known[1], rel=1e-4, abs=RESPONSE_ROUNDING, nan_ok=True)
     assert len({m["regret"] for m in rows[0]}) == 6
 
 

@@ -50,8 +50,8 @@ def samples(*versions: int) -> list[Sample]:
 
 def test_fresh_is_what_the_present_weights_made(tmp_path: Path) -> None:
     valid = valid_of(feed(tiny(tmp_path)), DrawnGroups(samples(5, 4, -1)))
-    assert valid.fresh(5) == [True, True, False, False, False, False]
-    assert valid.fresh(4) == [False, False, True, True, False, False]
+    assert valid.recent(5) == [True, True, False, False, False, False]
+    assert valid.recent(4) == [False, False, True, True, False, False]
     assert not valid.dropped
 
 
@@ -78,8 +78,9 @@ def test_nothing_valid_is_no_batch(tmp_path: Path) -> None:
 def test_the_reference_of_an_objective_is_of_all_rows(tmp_path: Path) -> None:
     made = feed(tiny(tmp_path))
     valid = valid_of(made, DrawnGroups(samples(5, 2)))
-    batch = made.batch(valid, 1, made.phase.options(Position()))
-    assert batch is not None
+    data = made.batch(valid, 1, made.phase.options(Position()))
+    assert data is not None
+    batch = data.batch
     assert torch.equal(batch.ref_logp, made.learner.logp(batch, "reference"))
     assert not torch.equal(batch.ref_logp, made.learner.logp(batch))
     assert batch.age.tolist() == [0, 0, 3, 3]
@@ -95,8 +96,9 @@ def test_the_reference_of_an_objective_is_of_all_rows(tmp_path: Path) -> None:
 def test_the_reference_of_diagnostics_is_of_fresh_rows(tmp_path: Path, changes: dict) -> None:
     """Where the objective doesn't need it, or no longer: a schedule has ended at β = 0."""
     made = feed(tiny(tmp_path, **changes))
-    batch = made.batch(valid_of(made, DrawnGroups(samples(2, 5))), 2, made.phase.options(Position(step=1)))
-    assert batch is not None
+    data = made.batch(valid_of(made, DrawnGroups(samples(2, 5))), 2, made.phase.options(Position(step=1)))
+    assert data is not None
+    batch = data.batch
     expected = made.learner.logp(batch, "reference")[2:][batch.mask[2:]]
     assert batch.ref_logp[:2].isnan().all()
     torch.testing.assert_close(batch.ref_logp[2:][batch.mask[2:]], expected, **rounding(expected))
@@ -104,16 +106,18 @@ def test_the_reference_of_diagnostics_is_of_fresh_rows(tmp_path: Path, changes: 
 
 def test_no_reference_where_nothing_needs_it(tmp_path: Path) -> None:
     made = feed(tiny(tmp_path, objective={"name": "rloo"}))
-    batch = made.batch(valid_of(made, DrawnGroups(samples(5))), 1, made.phase.options(Position()))
-    assert batch is not None
+    data = made.batch(valid_of(made, DrawnGroups(samples(5))), 1, made.phase.options(Position()))
+    assert data is not None
+    batch = data.batch
     assert batch.ref_logp is None
     assert batch.old_logp is None
 
 
 def test_old_log_probs_are_the_learners_of_now(tmp_path: Path) -> None:
     made = feed(tiny(tmp_path, objective={"name": "grpo", "ratio": "old"}))
-    batch = made.batch(valid_of(made, DrawnGroups(samples(5))), 1, made.phase.options(Position()))
-    assert batch is not None
+    data = made.batch(valid_of(made, DrawnGroups(samples(5))), 1, made.phase.options(Position()))
+    assert data is not None
+    batch = data.batch
     assert torch.equal(batch.old_logp, made.learner.logp(batch))
 
 
@@ -125,8 +129,9 @@ def test_stored_values_are_the_soft_maximum(tmp_path: Path) -> None:
     values = StoredValues.load(tmp_path / "values.db", {})
     objective = {"name": "squared_consistency", "beta": 0.5, "baseline": "stored", "scale": "square"}
     made = feed(tiny(tmp_path, objective=objective), values)
-    batch = made.batch(valid_of(made, DrawnGroups(drawn)), 1, made.phase.options(Position()))
-    assert batch is not None
+    data = made.batch(valid_of(made, DrawnGroups(drawn)), 1, made.phase.options(Position()))
+    assert data is not None
+    batch = data.batch
     expected = 0.5 * math.log(0.5 * (1 + math.e**2))
     assert batch.extra["stored_value"].tolist() == pytest.approx([expected] * 2, rel=1e-12)
 

@@ -64,7 +64,7 @@ def test_the_best_on_a_log_is_kept_and_said(tmp_path: Path, given: Any, capsys) 
     assert "| held-out AUC at step 1 | 0.8000 ± 0.0100 |" in card
     found = Outcome.of(load_run(out))
     assert found is not None
-    assert found.kept
+    assert found.has_model
 
 
 def test_a_lower_metric_is_followed_downwards(tmp_path: Path, given: Any, capsys) -> None:

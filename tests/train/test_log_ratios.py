@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from test_consistency import log_run, total_logp
-from tiny_runs import fill_store, metrics, tiny
+from tiny_runs import RESPONSE_ROUNDING, fill_store, metrics, tiny
 
 from agro.api.trainer import Trainer
 from agro.config import RunConfig
@@ -90,8 +90,10 @@ def test_a_run_on_a_log_measures_them_at_each_step(tmp_path: Path) -> None:
     fill_store(tmp_path / "log.db")
     log = {"data__store": str(tmp_path / "log.db"), "data__replay": 1.0, "train__steps": 3}
     rows = [m for m in metrics(Trainer(tiny(tmp_path, **log), tmp_path / "run").run()) if m["step"]]
-    assert [rows[0][key] for key in ("log_ratio_best", "log_ratio_worst")] == pytest.approx([0, 0], abs=1e-6)
-    assert rows[0]["ratio_mean"] == pytest.approx(1.0, abs=1e-6)
+    assert [rows[0][key] for key in ("log_ratio_best", "log_ratio_worst")] == pytest.approx(
+        [0, 0], abs=RESPONSE_ROUNDING
+    )
+    assert rows[0]["ratio_mean"] == pytest.approx(1.0, abs=RESPONSE_ROUNDING)
     assert all(m["kl_of_best"] == pytest.approx(math.log(2)) for m in rows)
     assert rows[2]["log_ratio_best"] > rows[2]["log_ratio_worst"]
     sft = tiny(tmp_path, **log, objective={"name": "sft"})

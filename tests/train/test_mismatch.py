@@ -17,7 +17,8 @@ from agro.errors import Refused
 from agro.objectives import Evaluation
 from agro.rollout.engines import Continuation
 from agro.rollout.engines.hf import HF
-from agro.train.measure import draws_from, logp_differences
+from agro.train.feed import draws_from
+from agro.train.measure import logp_differences
 from agro.train.step import Step
 from agro.types import Batch, Sample
 
@@ -103,8 +104,8 @@ def test_which_samples_have_the_log_probs_of_the_policy(sample: Sample, over_kep
     assert draws_from(sample, 1.0, over_kept=over_kept) == same
 
 
-def test_only_known_log_probs_of_responses_to_the_policy_count() -> None:
-    """Differences: .1 and unknown at staleness 0, .4 at staleness 2, and 9 of another temperature."""
+def test_only_known_log_probs_of_comparable_rows_count() -> None:
+    """Differences: .1 and unknown at staleness 0, .4 at staleness 2, and 9 of another distribution."""
     behavior = [[math.nan, -1.1, math.nan], [math.nan, -1.4, -1.4], [math.nan, -10.0, -10.0]]
     batch = Batch.of(
         mask=[[False, True, True]] * 3,
@@ -115,11 +116,10 @@ def test_only_known_log_probs_of_responses_to_the_policy_count() -> None:
     )
     logp = torch.tensor([[0.0, -1.0, -1.0]] * 3, dtype=torch.float64)
     step = Step(Evaluation(0.0, {}, {}), {"logp": logp}, batch)
-    samples = [fresh(), fresh(), fresh(sampling=SAMPLING | {"temperature": 0.5})]
-    found = logp_differences(step, samples, [True] * 3, 1.0)
+    found = logp_differences(step, [True, True, False])
     assert found == pytest.approx({"logp_diff_mean": 0.3, "logp_diff_max": 0.4, "logp_diff_fresh": 0.1})
-    stale = logp_differences(step, samples, [False, True, False], 1.0)
+    stale = logp_differences(step, [False, True, False])
     assert stale == pytest.approx({"logp_diff_mean": 0.4, "logp_diff_max": 0.4})
-    assert logp_differences(step, samples, [False, False, True], 1.0) == {}
+    assert logp_differences(step, [False, False, False]) == {}
     logp[0, 1] = -math.inf  # a token that the trainer's policy never draws
-    assert logp_differences(step, samples, [True] * 3, 1.0)["logp_diff_fresh"] == math.inf
+    assert logp_differences(step, [True, True, False])["logp_diff_fresh"] == math.inf

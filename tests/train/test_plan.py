@@ -15,7 +15,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.plan.plan import describe
-from agro.plan.probes import Row, _kept_for_backward, _within, operations
+from agro.plan.probes import StepSequence, _saved_for_backward, _within, operations
 from agro.store import Store
 from agro.types import Sample
 
@@ -104,7 +104,7 @@ def test_the_step_is_predicted_as_far_as_it_is_known(tmp_path: Path) -> None:
 def test_what_a_pass_keeps_is_counted_without_the_weights() -> None:
     """y = (x W)²: x [5,4] for the gradient of W, and x W [5,3] for that of the square, in float32."""
     linear = torch.nn.Linear(4, 3, bias=False)
-    with _kept_for_backward(linear) as kept:
+    with _saved_for_backward(linear) as kept:
         (linear(torch.ones(5, 4)) ** 2).sum()
     assert sum(kept.values()) == 4 * (5 * 4 + 5 * 3)
 
@@ -169,7 +169,7 @@ def test_measuring_a_slow_step_takes_seconds_and_says_so(tmp_path: Path, capsys)
 
 def test_a_part_of_a_pass_is_timed_where_it_takes_too_long(tmp_path: Path) -> None:
     policy = Policy.load(tiny(tmp_path).policy, seed=0)
-    rows = [Row([1] * 200, 100, 0)] * 10
+    rows = [StepSequence([1] * 200, 100, 0)] * 10
     each = operations(policy, rows[:1])
     assert len(_within(policy, rows, 3.5 * each)) == 3
     [part] = _within(policy, rows, 0.3 * each)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import before_step, fill_store, metrics, tiny, weights
+from tiny_runs import RESPONSE_ROUNDING, before_step, fill_store, metrics, tiny, weights
 from typer.testing import CliRunner
 
 from agro.api.trainer import Trainer
@@ -60,7 +60,7 @@ def test_the_better_responses_become_likelier(tmp_path: Path, objective: dict[st
     learner = learners[-1]
     first, last = rows[0], rows[-1]
     assert (first["groups"], first["dropped"], first["reward_mean"], first["kl_ref"]) == (4, 0, None, None)
-    assert first["objective"]["implicit_margin"] == pytest.approx(0, abs=1e-5)
+    assert first["objective"]["implicit_margin"] == pytest.approx(0, abs=RESPONSE_ROUNDING)
     assert last["objective"]["ordered_share"] > 0.9
     assert last["loss"] < 0.6 * first["loss"]
     with Store.open(tmp_path / "pairs.db", read_only=True) as store:

@@ -116,7 +116,7 @@ def test_a_new_stage_is_drawn_at_once_and_its_counts_now_and_then(tmp_path: Path
     monkeypatch.setattr("agro.runs.progress.time.monotonic", lambda: now[0])
     display, _ = shown(tmp_path / "s.db")
     drawn = []
-    monkeypatch.setattr(display.live, "refresh", lambda: drawn.append(display.at))
+    monkeypatch.setattr(display.live, "refresh", lambda: drawn.append(display.stage_text))
     for i in range(64):
         display.stage("sampling", i, 64)
     display.stage("scoring")

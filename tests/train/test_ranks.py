@@ -82,6 +82,7 @@ def test_gradients_are_those_of_one_process_for_every_objective(tmp_path: Path) 
         assert max(row["loss"], row["reported"]) <= 1e-10 * max(1.0, row["norm"]), row
 
 
+@pytest.mark.nightly
 def test_a_run_of_ten_steps_saves_resumes_and_ends_with_a_model(tmp_path: Path) -> None:
     """Beside the same run in one process: equal up to the rounding of float32 sums in another order."""
     settings = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rounding import rounding
 from safetensors.torch import load_file
-from tiny_runs import InterruptAfter, before_step, metrics, tiny, weights
+from tiny_runs import RESPONSE_ROUNDING, InterruptAfter, before_step, metrics, tiny, weights
 
 from agro.api.trainer import Trainer
 from agro.config import LoRA, RunConfig
@@ -70,8 +70,8 @@ def test_a_copy_renewed_every_few_steps(tmp_path: Path) -> None:
         source = seen.policy[i] if (i + 1) % 2 == 0 else seen.policy[i - 1]
         assert all(torch.equal(seen.reference[i][n], source[n]) for n in source)
     rows = metrics(tmp_path / "run")
-    assert rows[2]["kl_ref"] == pytest.approx(0.0, abs=1e-6)  # renewed a moment ago
-    assert rows[3]["kl_ref"] != pytest.approx(0.0, abs=1e-6)
+    assert rows[2]["kl_ref"] == pytest.approx(0.0, abs=RESPONSE_ROUNDING)  # renewed a moment ago
+    assert rows[3]["kl_ref"] != pytest.approx(0.0, abs=RESPONSE_ROUNDING)
     interrupted_and_resumed(config, tmp_path, 3)
 
 
@@ -115,7 +115,7 @@ def test_an_adapter_trains_and_resumes(tmp_path: Path) -> None:
     out = train(config, tmp_path / "run")
     checkpoint = load_file(out / "checkpoints/step-00000006/model.safetensors")
     assert all("lora_" in name for name in checkpoint)
-    assert metrics(out)[0]["kl_ref"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics(out)[0]["kl_ref"] == pytest.approx(0.0, abs=RESPONSE_ROUNDING)
     assert metrics(out)[-1]["grad_norm"] > 0
     plain, merged = (Policy.load(PolicyConfig(model=m)) for m in (config.policy.model, str(out / "model")))
     alone = Policy.load(PolicyConfig(model=config.policy.model, lora=LoRA(start=str(out / "adapter"))))

@@ -80,6 +80,7 @@ def test_log_beta_moves_with_the_distance_to_the_target() -> None:
     assert option_at(ASKED, 7, 0.5) == 0.5
 
 
+@pytest.mark.test
 def test_the_path_is_that_of_the_rule_and_survives_a_stop(tmp_path: Path) -> None:
     config = tiny(tmp_path, train__steps=12, objective__beta=ASKED)
     rows = metrics(Trainer(config, tmp_path / "plain").run())
@@ -93,6 +94,7 @@ def test_the_path_is_that_of_the_rule_and_survives_a_stop(tmp_path: Path) -> Non
     assert [m["beta"] for m in metrics(out)] == [m["beta"] for m in rows]
 
 
+@pytest.mark.test
 def test_on_a_log_beta_follows_the_evaluations(tmp_path: Path) -> None:
     """Three steps apart; in between it stays as it is."""
     fill_store(tmp_path / "log.db")

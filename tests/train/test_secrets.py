@@ -70,6 +70,7 @@ def files_with(text: str, folder: Path) -> list[str]:
     return [str(p) for p in folder.rglob("*") if p.is_file() and text.encode() in p.read_bytes()]
 
 
+@pytest.mark.test
 @pytest.mark.report
 def test_a_literal_secret_is_in_no_file(tmp_path: Path, function: str) -> None:
     reward = {"name": function, "options": {"api_key": SECRET, "headers": {"Authorization": SECRET}}}
@@ -85,6 +86,7 @@ def test_a_literal_secret_is_in_no_file(tmp_path: Path, function: str) -> None:
         Trainer(again, tmp_path / "again")
 
 
+@pytest.mark.test
 @pytest.mark.report
 def test_a_variable_is_stored_by_its_name(tmp_path: Path, function: str, monkeypatch) -> None:
     config = tiny(
@@ -102,6 +104,7 @@ def test_a_variable_is_stored_by_its_name(tmp_path: Path, function: str, monkeyp
     Trainer(again, tmp_path / "again").plan()
 
 
+@pytest.mark.test
 def test_a_variable_in_a_list_and_in_the_options_of_an_environment(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "keyed_options.py").write_text(
         "def keyed(completions, keys):\n    return [float(keys == ['plain', 'value'])] * len(completions)\n"

@@ -85,6 +85,7 @@ def test_equal_groups_of_a_store_are_advised_to_be_left_out(tmp_path: Path, row:
         assert ("data.spread = true, which draws only those" in said[0]) == advised
 
 
+@pytest.mark.test
 def test_a_log_of_mostly_equal_groups_is_learned_from_with_spread(tmp_path: Path, capsys) -> None:
     """30 of 32 groups are of wrong responses alone: without data.spread most steps draw only such."""
     with Store.open(tmp_path / "log.db") as store:
@@ -168,6 +169,7 @@ def said_by(config: RunConfig, folder: Path, capsys: pytest.CaptureFixture[str])
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
 
 
+@pytest.mark.test
 def test_a_run_whose_rewards_are_all_0_says_so(tmp_path: Path, capsys) -> None:
     (tmp_path / "zero.py").write_text(
         "def score(completions, **columns):\n    return [0.0] * len(completions)\n"
@@ -184,6 +186,7 @@ def test_a_run_whose_rewards_are_all_0_says_so(tmp_path: Path, capsys) -> None:
     assert len(said_by(short, tmp_path / "short", capsys)) == 1
 
 
+@pytest.mark.test
 def test_a_run_on_a_log_without_differences_says_so(tmp_path: Path, capsys) -> None:
     with Store.open(tmp_path / "log.db") as store:
         store.append(Sample(f"{100 + g}>", str(i), reward=g / 8) for g in range(8) for i in range(3))
@@ -195,6 +198,7 @@ def test_a_run_on_a_log_without_differences_says_so(tmp_path: Path, capsys) -> N
     assert said_by(tiny(tmp_path, **log, train__groups=8), tmp_path / "other", capsys) == []
 
 
+@pytest.mark.test
 def test_a_run_without_a_valid_response_says_so(tmp_path: Path, capsys) -> None:
     fill_store(tmp_path / "log.db")
     log = {"data": {"store": str(tmp_path / "log.db"), "replay": 1.0}, "train__max_length": 3}
@@ -203,6 +207,7 @@ def test_a_run_without_a_valid_response_says_so(tmp_path: Path, capsys) -> None:
     assert "raise train.max_length" in line
 
 
+@pytest.mark.test
 def test_a_run_whose_replay_is_never_met_says_so(tmp_path: Path, capsys) -> None:
     """Rewards are at most 1, so that no group of the run's own store can be drawn."""
     config = tiny(tmp_path, data__replay=0.5, data__min_reward=2.0)

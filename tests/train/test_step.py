@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from rounding import rounding
+from tiers import first_of_each
 
 from agro import config, objectives
 from agro.models.policy import Policy
@@ -98,8 +99,12 @@ def gradient(
     )
 
 
-@pytest.mark.parametrize(("name", "options"), CASES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+IN_DTYPES = [(*case, dtype) for dtype in (torch.float64, torch.float32) for case in CASES]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "dtype"), first_of_each(lambda case: (case[0], case[2]), IN_DTYPES)
+)
 def test_gradient_does_not_depend_on_the_micro_batch(
     name: str, options: dict, dtype: torch.dtype, policies
 ) -> None:

@@ -77,6 +77,11 @@ def logp_rounding(run: Path) -> float:
         return rounding(*(s.behavior_logp for s in store.samples()))["atol"]
 
 
+# How far a log-prob of a response may be from itself, in nats: it is −4 log 12, about −10, for four tokens of
+# the alphabet of `tiny`.
+RESPONSE_ROUNDING = rounding(10.0)["atol"]
+
+
 def done(run: Path) -> int:
     """The last step that was logged; 0 before there is one."""
     return metrics(run)[-1]["step"] if (run / "metrics.jsonl").exists() else 0

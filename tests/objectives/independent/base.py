@@ -109,21 +109,37 @@ def regularized(case: Case, group: Group, beta: float, average: str = "sum") -> 
     return out
 
 
-def weighted(case: Case, result: Result, weight: str, weight_baseline: str = "mean", **bounds: Any) -> Result:
-    """[25]: the part of response i in the gradient times w_i, a constant; see `ratio_weights`.
+def weighted(
+    case: Case, result: Result, weight: str = "none", weight_baseline: str = "mean", **bounds: Any
+) -> Result:
+    """[25, 26]: the part of response i in the gradient times w_i, a constant; see `ratio_weights`.
 
-    "lower": R is compared with the lower one of its plain and weighted means.
+    A group's R are compared with R̄, or with a mean of other weights: w for "weighted", w g for "optimal", g =
+    Σ_t (1 − exp l_t)². "lower" is the lower one of R̄ and "weighted", "balanced" that of the last two.
     """
     loss, grads = result
-    w = ratio_weights(case, weight, **bounds)
-    grad = w * grads["logp"]
-    if weight_baseline == "lower":
-        for g in groups_of(case, 1):
-            first = [y.places[0] for y in g.responses]
-            mean = fsum(float(grad[p]) for p in first) / (fsum(float(w[p]) for p in first) or 1.0)
-            for p in (p for y in g.responses for p in y.places):
-                grad[p] -= w[p] * max(mean, 0.0)  # the gradient is the mean less R, up to a factor
+    w = np.ones_like(case.logp, dtype=float)
+    if weight != "none":
+        w = ratio_weights(case, weight, **bounds)
+    grad = grads["logp"].copy()
+    for g in groups_of(case, 1):
+        first = [y.places[0] for y in g.responses]
+        by_w = [float(w[p]) for p in first]
+        norms = [fsum((1.0 - exp(float(case.logp[p]))) ** 2 for p in y.places) for y in g.responses]
+        by_wg = [a * b for a, b in zip(by_w, norms, strict=True)]
+        below = [float(grads["logp"][p]) for p in first]  # R̄ − R_i, times a factor
+        excess = {"mean": 0.0, "weighted": mean_by(by_w, below), "optimal": mean_by(by_wg, below)}
+        excess["lower"] = max(0.0, excess["weighted"])  # the baseline is R̄ less this, times the factor
+        excess["balanced"] = max(excess["optimal"], excess["weighted"])
+        for p in (p for y in g.responses for p in y.places):
+            grad[p] = w[p] * (grad[p] - excess[weight_baseline])
     return loss, {**grads, "logp": grad}
+
+
+def mean_by(shares: list[float], values: list[float]) -> float:
+    """The mean of values by shares; 0 where these are 0."""
+    total = fsum(shares)
+    return fsum(a * b for a, b in zip(shares, values, strict=True)) / total if total else 0.0
 
 
 def ratio_weights(
@@ -133,6 +149,7 @@ def ratio_weights(
     weight_min: float = 0.0,
     weight_level: str = "sequence",
     weight_rule: str = "truncate",
+    weight_power: float = 1.0,
 ) -> Any:
     """[B,T] min(c, exp Σ_t (l_it - f_it)) at the tokens of response i.
 
@@ -151,7 +168,7 @@ def ratio_weights(
         for place in y.places:
             own = float(new[place]) - float(anchor[place])
             log_w = {"token": own, "sequence": total, "mean": total / len(y.places)}[weight_level]
-            w = exp(min(log_w, 700.0))
+            w = exp(min(weight_power * log_w, 700.0))
             if weight_rule == "truncate":
                 out[place] = min(max(w, weight_min), most)
             elif weight_min <= w <= most:

@@ -16,7 +16,12 @@ def chosen(path, rewards, run="me"):
     with Store.open(path / "store.db") as store:
         store.append([Sample(prompt, "r", reward=reward) for prompt, reward in rewards], run=run)
         found = choose(store, "me")
-    return [(s.id or 0) - 1 for s in found.best], [(s.id or 0) - 1 for s in found.worst], found.of, found.own
+    return (
+        [(s.id or 0) - 1 for s in found.best],
+        [(s.id or 0) - 1 for s in found.worst],
+        found.of,
+        found.sampled,
+    )
 
 
 def test_one_a_prompt_and_of_equal_ones_the_later(tmp_path):

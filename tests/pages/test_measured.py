@@ -13,7 +13,7 @@ from agro.config import NewModel
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.pages.store import check_store
-from agro.pages.store.measured import measure
+from agro.pages.store.measurements import measure
 from agro.store import Pair, Store
 from agro.types import Sample
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agro.pages.run.axes import COLORS, FIRST, MUTED
-from agro.pages.run.experience import Experience, begin_and_end, source_of
+from agro.pages.run.experience import RunExperience, begin_and_end, source_of
 from agro.pages.run.material import material
 from agro.pages.run.shares import bin_edges, histogram, sources
 from agro.runs.rundata import RunData, load_run
@@ -50,7 +50,7 @@ def run(bare_folder: Path) -> RunData:
 
 
 def test_draws_of_steps_that_were_not_logged_are_left_out(run: RunData) -> None:
-    found = Experience.of(run)
+    found = RunExperience.of(run)
     assert len(found.draws) == 20 * 2 + 10 * 3
     assert found.seen(run).tolist() == [*range(2, 21, 2), *range(25, 71, 5)]
 
@@ -60,11 +60,11 @@ def test_begin_and_end_are_tenths_of_the_steps_that_know_the_value(run: RunData)
 
     First rewards 0.1, 0.1, 0.2, 0.2; last 1.9, 1.9, 2.0, 2.0 and twice 0, 1, 2 of the log.
     """
-    found = Experience.of(run)
+    found = RunExperience.of(run)
     windows = begin_and_end(found.steps, found.rewards)
     assert windows is not None
     begin, end = windows
-    assert (begin.first, begin.last, end.first, end.last) == (1, 2, 19, 20)
+    assert (begin.start, begin.stop, end.start, end.stop) == (1, 2, 19, 20)
     assert begin.values.tolist() == [0.1, 0.1, 0.2, 0.2]
     assert sorted(end.values.tolist()) == [0, 0, 1, 1, 1.9, 1.9, 2, 2, 2, 2]
     lengths = begin_and_end(found.steps, found.lengths)
@@ -74,11 +74,11 @@ def test_begin_and_end_are_tenths_of_the_steps_that_know_the_value(run: RunData)
     late = np.where(found.steps > 15, found.rewards, math.nan)
     windows = begin_and_end(found.steps, late)
     assert windows is not None
-    assert (windows[0].first, windows[0].last) == (16, 16)
+    assert (windows[0].start, windows[0].stop) == (16, 16)
 
 
 def test_the_table_of_sources(run: RunData) -> None:
-    rows = material(run, Experience.of(run))["sources"]
+    rows = material(run, RunExperience.of(run))["sources"]
     names = ["fresh samples", "file:log", "fresh samples"]  # by phase, the most frequent first
     assert [row["source"] for row in rows] == names
     log = rows[1]
@@ -88,25 +88,27 @@ def test_the_table_of_sources(run: RunData) -> None:
 
 
 def test_sources_have_names(run: RunData) -> None:
-    assert source_of(Draw(3, 1, None, "policy", "m", own=True, staleness=0, length=None)) == "fresh samples"
     assert (
-        source_of(Draw(3, 1, None, "policy", "m", own=True, staleness=2, length=None))
+        source_of(Draw(3, 1, None, "policy", "m", is_own=True, staleness=0, length=None)) == "fresh samples"
+    )
+    assert (
+        source_of(Draw(3, 1, None, "policy", "m", is_own=True, staleness=2, length=None))
         == "this run's earlier samples"
     )
     assert (
-        source_of(Draw(3, 1, None, "policy", "m", own=True, staleness=None, length=None))
+        source_of(Draw(3, 1, None, "policy", "m", is_own=True, staleness=None, length=None))
         == "this run's earlier samples"
     )
-    assert source_of(Draw(3, 1, None, "expert", "", own=False, staleness=None, length=None)) == "expert"
-    draws = [Draw(1, i, None, "log", f"s{i}", own=False, staleness=None, length=None) for i in range(7)]
-    found = Experience(Path("x"), draws + draws[3:6])
+    assert source_of(Draw(3, 1, None, "expert", "", is_own=False, staleness=None, length=None)) == "expert"
+    draws = [Draw(1, i, None, "log", f"s{i}", is_own=False, staleness=None, length=None) for i in range(7)]
+    found = RunExperience(Path("x"), draws + draws[3:6])
     assert sorted(set(found.sources)) == ["3 other sources", "s0", "s3", "s4", "s5"]
     assert found.source_names[0] == "3 other sources"
 
 
 def test_shares_of_sources_are_stacked_step_by_step(run: RunData) -> None:
     """From step 11 on, 2 of 5 are fresh."""
-    found = Experience.of(run)
+    found = RunExperience.of(run)
     names = found.source_names
     figure = sources(run, found.steps, [names.index(n) for n in found.sources], len(names))
     tops = {p.get_facecolor(): p.get_data() for p in figure.axes[0].patches if hasattr(p, "get_data")}
@@ -160,7 +162,7 @@ def test_a_store_that_cannot_be_read_is_said_and_hinders_nothing(bare_folder: Pa
             connection.execute("PRAGMA user_version = 99")
         connection.close()
         said = "another version of agro wrote it"
-    found = Experience.of(load_run(bare_folder))
+    found = RunExperience.of(load_run(bare_folder))
     assert said in found.problem
     assert found.responses is None
     assert said in material(load_run(bare_folder), found)["problem"]

@@ -17,8 +17,8 @@ import torch
 import transformers
 
 import agro
-from agro.api.inputs import prompt_record, write_rows
-from agro.api.reward import reward_values
+from agro.api.input_files import prompt_record, write_rows
+from agro.api.reward_argument import reward_values
 from agro.api.settings import configured, lora_of
 from agro.config import NewModel
 from agro.logs.prompts import load_prompts

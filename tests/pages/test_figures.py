@@ -13,9 +13,9 @@ from matplotlib.text import Text
 
 from agro.errors import Refused
 from agro.pages.run import curve
-from agro.pages.run.axes import FIRST, SECOND, apart
+from agro.pages.run.axes import FIRST, SECOND, spread_out
 from agro.pages.run.curves import kl_figure, kl_pairs, learning_curve, smoothing
-from agro.pages.run.experience import Experience
+from agro.pages.run.experience import RunExperience
 from agro.pages.run.figures import Axis, Look, Series, draw, png, svg
 from agro.pages.run.learning import learning
 from agro.runs.rundata import RunData, load_run
@@ -125,7 +125,7 @@ def test_names_of_series_do_not_overlap(run, at):
     ],
 )
 def test_names_move_no_further_apart_than_they_must(heights, moved):
-    assert apart(heights, 10) == pytest.approx(moved)
+    assert spread_out(heights, 10) == pytest.approx(moved)
 
 
 def test_names_of_short_phases_do_not_overlap(run):
@@ -164,7 +164,7 @@ def test_no_text_of_a_user_is_mathematics(run, name, tmp_path):
     for row in run.rows:
         row["reward_parts"] = {name: 0.5, "other": 0.3}
         row["phase"] = name if row["step"] > 100 else "first"
-    [parts] = [p for p in learning(run, Experience.of(run))["panels"] if p.title == "Parts of the reward"]
+    [parts] = [p for p in learning(run, RunExperience.of(run))["panels"] if p.title == "Parts of the reward"]
     assert escape(name.split("\n")[0]) in parts.figure
     png(learning_curve(run), tmp_path / "curve.png")
     figure = learning_curve(run)

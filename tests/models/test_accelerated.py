@@ -62,7 +62,7 @@ def test_another_attention_computes_the_same(tiny: Any, tmp_path: Path) -> None:
 def benchmark(
     arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> str:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     assert import_module("gpu").main(arguments) == 0
     return capsys.readouterr().out
 
@@ -77,7 +77,7 @@ def test_the_benchmark_runs_its_code_on_a_cpu(capsys: Any, monkeypatch: pytest.M
 
 def test_the_operations_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six for each of the weights and tokens, and 3 · 2 · layers · heads · width · tokens² of attention."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     gpu = import_module("gpu")
     policy = gpu.model_of("0.6B, all weights", CPU, small=True)
     count = sum(p.numel() for p in policy.model.parameters())

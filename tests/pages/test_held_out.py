@@ -46,7 +46,7 @@ def test_the_first_the_best_and_the_last_are_shown(run_folder: Path) -> None:
     (run_folder / "held_out.jsonl").write_text("".join(lines) + '{"step": 2')
     (prompt,) = held_out(run)
     expected = [(step, f"at {step}", step == best) for step in sorted({0, best, 220})]
-    assert [(g.step, g.response, g.best) for g in prompt.given] == expected
+    assert [(g.step, g.response, g.best) for g in prompt.responses] == expected
     (run_folder / "held_out.jsonl").write_text("[]\n")
     with pytest.raises(Refused, match=r"held_out\.jsonl:1: expected the responses"):
         held_out(run)

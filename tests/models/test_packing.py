@@ -23,13 +23,13 @@ LENGTHS = torch.tensor([6, 4, 4, 6, 2])
 def test_each_different_beginning_has_one_position():
     packed = PackedRows.of(TOKENS, LENGTHS)
     # 6 of the first sequence, 1 more of the second, 4 of the third, none of the others.
-    assert len(packed.first) == 11
+    assert len(packed.source) == 11
     for row, length in enumerate(LENGTHS):
-        numbers = packed.at[row, :length]
+        numbers = packed.number[row, :length]
         assert torch.equal(packed.gather(TOKENS)[numbers], TOKENS[row, :length])
-    assert torch.equal(packed.at[0], packed.at[3])
-    assert torch.equal(packed.at[0, :2], packed.at[4, :2])
-    assert packed.at[0, 3] != packed.at[2, 3]  # the same token after other ones
+    assert torch.equal(packed.number[0], packed.number[3])
+    assert torch.equal(packed.number[0, :2], packed.number[4, :2])
+    assert packed.number[0, 3] != packed.number[2, 3]  # the same token after other ones
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen3", "GPT2"])

@@ -12,7 +12,7 @@ from agro.config import RunConfig
 from agro.objectives import get
 from agro.pages.store import check_store, survey
 from agro.pages.store.spread import Spread
-from agro.pages.store.texts import RUN, HeldOut, near_repeats
+from agro.pages.store.texts import RUN, HeldOutOverlap, near_repeats
 from agro.pages.store.verdicts import equal_means
 from agro.store import Pair, Store
 from agro.types import Sample
@@ -49,7 +49,7 @@ def test_groups_rewards_and_endings(store):
     assert (found.scored_groups, found.equal, dict(found.equal_at)) == (2, 1, {"highest": 1})
     assert found.quality.mean == 0.5  # (mean 0.5 − 0) / (1 − 0) in the one group that has a spread
     assert found.coverage.mean == pytest.approx((2 / 3 + 1) / 2)
-    assert (found.total("ended"), found.total("truncated"), found.of_truncated.mean) == (2, 1, 0.0)
+    assert (found.total("ended"), found.total("truncated"), found.truncated_rewards.mean) == (2, 1, 0.0)
     assert found.sources["a"].rewards.to_json() == {
         "count": 5,
         "mean": 0.8,
@@ -79,7 +79,7 @@ def test_near_repeats_are_texts_with_nearly_equal_runs_of_three_words():
 
 @pytest.mark.parametrize("begins", range(10))
 def test_a_run_of_thirteen_words_overlaps_wherever_it_begins_and_one_of_twelve_does_not(begins):
-    held = HeldOut("held.jsonl")
+    held = HeldOutOverlap("held.jsonl")
     held.learn(" ".join(WORDS))
     before = [f"x{i}" for i in range(begins)]
     assert held.overlaps(" ".join([*before, *WORDS[7 : 7 + RUN], "y"]))

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from agro.errors import Refused
-from agro.runs.rundata import Measured, Span, load_run
+from agro.runs.rundata import Measurement, Span, load_run
 
 
 def test_the_synthetic_run(run_folder):
@@ -17,7 +17,7 @@ def test_the_synthetic_run(run_folder):
     assert run.total("tokens") == 220 * 1800
     assert run.total("no_such_column") is None
     row = run.rows[60]
-    assert run.heldout(60, 60) == Measured(row["eval_reward"], row["eval_reward_se"], 60)
+    assert run.heldout(60, 60) == Measurement(row["eval_reward"], row["eval_reward_se"], 60)
     assert run.heldout(61, 75) is None
     found = run.heldout(61, 119)
     assert found is not None

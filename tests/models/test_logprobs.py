@@ -14,7 +14,7 @@ from agro.errors import Refused
 from agro.models.logprobs import STREAMS, token_streams
 from agro.models.tiles import Head, keys, uniforms
 from agro.objectives.needs import PROPOSAL, PROPOSAL_MEAN
-from agro.types import Kept
+from agro.types import KeptSets
 
 B, T, H, V = 3, 11, 8, 37
 KAPPA = 1.5
@@ -154,7 +154,7 @@ def kept_at_random(tokens, mask):
     inside[::2] = True
     inside[:, ::4] = True
     count = torch.where(inside.all(2) | ~mask, 0, inside.sum(2))
-    return Kept(inside[count > 0].nonzero()[:, 1], count), inside
+    return KeptSets(inside[count > 0].nonzero()[:, 1], count), inside
 
 
 @pytest.mark.parametrize("want", [("logp",), EVERY])

@@ -1,0 +1,100 @@
+"""Two policies on the same prompts: exact tests, intervals that cover, and few false alarms."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from agro.errors import Refused
+from agro.rollout.paired import Comparison, compare, mcnemar, sign_flips
+
+NAN = math.nan
+
+
+def drawn(rng: np.random.Generator, n: int, a: float, b: float, shared: float) -> list[np.ndarray]:
+    """Right or wrong answers of two policies; with probability `shared` a prompt decides for both alike."""
+    same, prompt = rng.random(n) < shared, rng.random(n)
+    return [(np.where(same, prompt, rng.random(n)) < share).astype(float) for share in (a, b)]
+
+
+def test_mcnemar_is_the_binomial_tail_of_changed_answers() -> None:
+    assert mcnemar(np.repeat([1.0, -1.0, 0.0], [10, 1, 89])) == 2 * (1 + 11) / 2**11
+    assert mcnemar(np.repeat([1.0, -1.0], [5, 5])) == 1.0
+    assert mcnemar(np.zeros(50)) == 1.0
+
+
+def test_pairs_say_more_than_two_means() -> None:
+    """Nine of 100 answers became right and none wrong: p = 2/2⁹ paired, .14 by two separate shares."""
+    a = np.repeat([1.0, 0.0], [70, 30])
+    b = a.copy()
+    b[70:79] = 1.0
+    out = compare(a, b)
+    assert (out.p, out.test, out.verdict) == (2 / 2**9, "McNemar", "better")
+    separate = 0.09 / math.sqrt(0.7 * 0.3 / 100 + 0.79 * 0.21 / 100)
+    assert math.erfc(separate / math.sqrt(2)) == pytest.approx(0.142, abs=1e-3)
+
+
+def test_signs_are_flipped_in_all_ways_of_few_prompts() -> None:
+    """Of five positive differences 2 of the 32 signs have as large a sum."""
+    assert sign_flips(np.array([0.1, 0.2, 0.3, 0.4, 0.5])) == pytest.approx(2 / 32, abs=0.008)
+    assert sign_flips(np.zeros(20)) == 1.0
+
+
+def test_the_mean_of_several_responses_counts_and_unknown_prompts_dont() -> None:
+    a = np.array([[0.0, 1.0], [0.0, NAN], [NAN, NAN], [1.0, 1.0]])
+    b = np.array([[1.0, 1.0], [1.0, 0.0], [1.0, 1.0], [1.0, 1.0]])
+    out = compare(a, b)
+    assert (out.n, out.a, out.b, out.test) == (3, 0.5, pytest.approx(2.5 / 3), "sign flips")
+    assert out.difference == pytest.approx(1 / 3)
+
+
+def test_what_cant_be_compared_is_refused() -> None:
+    with pytest.raises(Refused, match="the same prompts, got 2 and 3"):
+        compare(np.zeros(2), np.zeros(3))
+    with pytest.raises(Refused, match="none of the 2 prompts has a score on both sides"):
+        compare(np.array([NAN, 1.0]), np.array([1.0, NAN]))
+
+
+def test_one_prompt_shows_nothing() -> None:
+    out = compare(np.zeros(1), np.ones(1))
+    assert math.isnan(out.p)
+    assert math.isnan(out.low)
+    assert out.verdict == "not shown"
+
+
+@pytest.mark.parametrize("n", [100, 400])
+@pytest.mark.parametrize(("a", "b"), [(0.05, 0.1), (0.3, 0.3), (0.5, 0.7), (0.9, 0.95)])
+def test_the_interval_of_shares_covers(n: int, a: float, b: float) -> None:
+    """A nominal 95 % covers in 93 to 97.5 % of 3,000 draws, whose own error is .4 %."""
+    rng = np.random.default_rng([n, round(100 * a), round(100 * b)])
+    results = [compare(*drawn(rng, n, a, b, 0.5)) for _ in range(3000)]
+    covered = np.mean([r.low <= b - a <= r.high for r in results])
+    assert 0.93 <= covered <= 0.975
+
+
+def test_the_interval_of_grades_covers() -> None:
+    rng = np.random.default_rng(0)
+    results = []
+    for _ in range(300):
+        prompt = rng.normal(size=100)
+        results.append(compare(prompt + rng.normal(size=100), prompt + 0.3 + rng.normal(size=100) ** 2 - 1))
+    covered = np.mean([r.low <= 0.3 <= r.high for r in results])
+    assert 0.92 <= covered <= 0.98  # its own error is 1.3 %
+
+
+@pytest.mark.parametrize("n", [20, 100, 400])
+def test_nothing_learned_is_seldom_called_better(n: int) -> None:
+    """At most 5 % of the runs that learned nothing; an exact test has at most 2.5 %."""
+    rng = np.random.default_rng(n)
+    verdicts = [compare(*drawn(rng, n, 0.4, 0.4, 0.5)).verdict for _ in range(3000)]
+    assert verdicts.count("better") / len(verdicts) <= 0.025 + 3 * math.sqrt(0.025 / len(verdicts))
+
+
+def test_detectable_is_detected_four_times_out_of_five() -> None:
+    rng = np.random.default_rng(1)
+    results: list[Comparison] = [compare(*drawn(rng, 400, 0.4, 0.5, 0.5)) for _ in range(400)]
+    least = float(np.median([r.detectable for r in results]))
+    found = [compare(*drawn(rng, 400, 0.4, 0.4 + least, 0.5)).verdict == "better" for _ in range(600)]
+    assert np.mean(found) == pytest.approx(0.8, abs=0.07)

@@ -1,0 +1,217 @@
+"""reproductions/panel: the jobs, who applies where, the one rate of a method, and short runs end to end."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agro import objectives
+from agro.errors import Refused
+from agro.store import Store
+from reproductions.panel import logs, play, report, run
+from reproductions.panel.jobs import EVERY, JOBS, START
+from reproductions.panel.methods import METHODS, NOTHING
+from reproductions.panel.play import Row
+from reproductions.panel.tasks import TASKS, Writer
+
+FACTS = {"mean": 0.3, "upper_quartile": 1.0}
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("panel")
+
+
+def measured(
+    job: str, method: str, rate: float | None, reward: float | None, seed: int = 0
+) -> dict[str, Any]:
+    ends = {"kl": 1.0, "kl_error": 0.1, "cpu_seconds": 1.0, "measuring_seconds": 1.0, "stopped": ""}
+    return {"job": job, "method": method, "rate": rate, "seed": seed, "reward": reward, **ends}
+
+
+def test_the_jobs_differ() -> None:
+    """At least fourteen, a third of them kept; no task, and hence no rule, is there twice."""
+    assert len(EVERY) >= 14
+    assert len({job.task.name for job in EVERY}) == len(EVERY) == len(JOBS)
+    assert sum(job.kept for job in EVERY) == 6
+    assert {job.model.family for job in EVERY} == {"llama", "gpt2", "gpt_neox"}
+
+
+@pytest.mark.parametrize(
+    ("task", "prompt", "answer"),
+    [
+        ("sort", "52073>", "02357"),
+        ("double", "abcd=", "ddccbbaa"),
+        ("reverse", "abcde<", "edcba"),
+        ("next letter", "ajb>", "bac"),
+        ("count", "abacabcaa#", "a5b2c2"),
+        ("brackets", "([{(|", ")}])"),
+        ("merge", "abcd+efgh=", "aebfcgdh"),
+        ("no repeats", "aabbbcaa>", "abca"),
+        ("largest", "47,91,38>", "91"),
+        ("odd ones", "1234567?", "1357"),
+        ("onward", "*abchi", "jabcdefghi" * 20),
+        ("rounds", ">aj", "bacbdced"),
+        ("other case", "aBcDeA>", "AbCdEa"),
+        ("after the tag", "uvwx:4139>", "9431"),
+        ("product", "37*46=", "1702"),
+        ("nine minus", "120000-", "999978"),
+        ("vowels first", "bacedu>", "aeubcd"),
+        ("every other", "abcdefghi/", "acegi"),
+        ("turn", "klmnopq>", "mnopqkl"),
+    ],
+)
+def test_the_answers_of_the_tasks(task, prompt, answer) -> None:
+    assert TASKS[task].answer(prompt) == answer
+
+
+def test_all_tasks_stay_in_their_alphabets() -> None:
+    rng = random.Random(0)
+    for task in TASKS.values():
+        for _ in range(50):
+            prompt = task.prompt(rng)
+            written = Writer(slip=0.5, swap=0.2, drop=0.2).write(task, prompt, rng)
+            assert set(prompt + task.answer(prompt) + written) <= set(task.alphabet)
+
+
+def test_a_grade_is_the_share_of_characters_that_are_right() -> None:
+    """Of 02357 the response 02375 has three, and 0235 four of five."""
+    task = TASKS["sort"]
+    assert task.grade("52073>", "02375") == pytest.approx(0.6)
+    assert task.grade("52073>", "0235") == pytest.approx(0.8)
+    assert (task.right("52073>", "02357"), task.right("52073>", "0235")) == (1.0, 0.0)
+
+
+def test_a_writer_slips_as_often_as_it_says() -> None:
+    """Of ten digits one is the right one by chance: 0.3 · 0.9 = 0.27 are wrong."""
+    rng, task = random.Random(0), TASKS["sort"]
+    grades = [task.grade("52073>", Writer(slip=0.3).write(task, "52073>", rng)) for _ in range(2000)]
+    assert 1 - sum(grades) / len(grades) == pytest.approx(0.27, abs=0.02)
+
+
+def test_who_applies_where() -> None:
+    """By what a log has: pairs, log-probs, several responses to compare; on fresh samples nothing stored."""
+    able = {
+        name: [job.name for job in EVERY if not isinstance(method.settings(job, FACTS), str)]
+        for name, method in METHODS.items()
+    }
+    assert able[NOTHING] == list(JOBS)
+    assert able["DPO"] == able["IPO"] == ["pairs"]
+    assert able["GRPO"] == able["RLOO"] == able["replay"] == ["fresh"]
+    assert able["TOPR"] == [job.name for job in EVERY if job.logs_start]
+    assert set(JOBS) - set(able["log"]) == {"fresh", "stars", "thumbs"}
+    assert able["balanced, root"] == able["REINFORCE"] == list(JOBS)
+
+
+def test_groups_of_one_are_pooled_for_candidates() -> None:
+    for job in EVERY:
+        given = METHODS["balanced, root"].settings(job, FACTS)
+        assert not isinstance(given, str)
+        options = {key: value for key, value in given["objective"].items() if key != "name"}
+        assert objectives.get("agro").resolve("agro", options)["weight_power"] == 0.5
+        assert (options.get("singletons") == "pool") == (job.data == "one each")
+
+
+def test_kept_jobs_need_a_word() -> None:
+    assert all(not JOBS[name].kept for name in run.jobs_to_run([], kept=False))
+    assert run.jobs_to_run(["thumbs"], kept=True) == ["thumbs"]
+    with pytest.raises(Refused, match="kept for the last look"):
+        run.jobs_to_run(["thumbs"], kept=False)
+    with pytest.raises(Refused, match="expected one of own"):
+        run.jobs_to_run(["nothing like it"], kept=False)
+
+
+def test_each_method_has_one_rate_for_all_jobs() -> None:
+    """At 1e-3 the mean is .55, at 3e-4 .5: the best of one job doesn't count."""
+    runs = [measured("own", "log", 1e-3, 0.9), measured("better", "log", 1e-3, 0.2)]
+    runs += [measured("own", "log", 3e-4, 0.5), measured("better", "log", 3e-4, 0.5)]
+    assert report.chosen_rates(runs) == {"log": 1e-3}
+    rows = run.further_rows([("own", "log"), ("own", NOTHING), ("own", "KTO")], runs, seeds=2)
+    assert rows == [Row("own", "log", 1e-3, 1)]
+    best = report.best_rate([r for r in runs if r["job"] == "better"])
+    assert [r["rate"] for r in best] == [3e-4]
+
+
+def test_a_run_that_has_no_value_is_the_worst() -> None:
+    runs = [measured("own", "log", 1e-3, None), measured("own", "log", 3e-4, 0.1)]
+    assert report.chosen_rates(runs) == {"log": 3e-4}
+
+
+def test_the_verdict_compares_with_the_start_and_the_best_simple_method() -> None:
+    """.8 is .5 above the start, .3, and .2 above imitation, .6; on the other job .1 is .2 below the start."""
+    imitation = "imitation of the good"
+    runs = [
+        measured("own", NOTHING, None, 0.3),
+        measured("own", imitation, 1e-3, 0.6),
+        measured("own", "log", 1e-3, 0.7),
+        measured("own", "log", 1e-3, 0.9, seed=1),
+        measured("better", NOTHING, None, 0.3),
+        measured("better", imitation, 1e-3, 0.2),
+        measured("better", "log", 1e-3, 0.1),
+    ]
+    apart = report.differences(report.of_cells(runs), "log")
+    assert apart["own"] == pytest.approx((0.5, 0.2))
+    assert apart["better"] == pytest.approx((-0.2, -0.2))
+    facts = {"responses": 8, "right": 0.5, "mean": 0.5}
+    text = report.tables({"runs": runs, "missing": [], "facts": {"own": facts, "better": facts}})
+    assert "| log | 2 | -0.200 (better) | -0.200 (better) | +0.000 | 1 |" in text
+    assert "0.800 ± 0.141" in text
+
+
+@pytest.mark.parametrize("name", ["graded", "pairs", "GPT-2", "GPT-NeoX"])
+def test_logs_are_made_as_the_job_says(name, out) -> None:
+    job = logs.SMALL.of(JOBS[name])
+    files = logs.prepare(job, out, logs.SMALL)
+    held_out = {json.loads(line)["prompt"] for line in files.held_out.read_text().splitlines()}
+    with Store.open(files.log, read_only=True) as store:
+        samples, pairs = list(store.samples()), list(store.pairs())
+        reward = {s.id: s.reward for s in samples}
+    assert len(held_out) == logs.SMALL.held_out
+    assert not held_out & {str(s.prompt) for s in samples}
+    own = [s for s in samples if s.source == "start"]
+    assert all(s.behavior_logp is not None for s in own)
+    if name == "graded":
+        sizes = [len([s for s in samples if s.prompt_id == of]) for of in {s.prompt_id for s in samples}]
+        assert min(sizes) >= 2
+        assert max(sizes) <= 8
+        assert {s.source for s in samples} == {"start", "author 1", "author 2"}
+    if name == "pairs":
+        assert len(pairs) == files.facts["groups"]
+        assert all((reward[p.winner], reward[p.loser]) == (1.0, 0.0) for p in pairs)
+    assert job.authors[0] is START
+
+
+def test_a_short_panel_from_end_to_end(out, capsys) -> None:
+    """What is complete isn't run again, and what isn't trained is 0 nats from the start."""
+    words = ["--small", "--seeds", "2", "--rates", "1e-3", "--out", str(out)]
+    words += ["--only", "graded", "pairs", "--methods", NOTHING, "DPO", "log", "balanced, root"]
+    run.main(words)
+    result = json.loads((out / "result.json").read_text())
+    assert (out / "figure.png").stat().st_size > 10_000
+    assert len(result["runs"]) == 2 + 2 * 5  # the starts once, each method with two seeds
+    assert [row["method"] for row in result["missing"]] == ["DPO"]
+    for made in result["runs"]:
+        assert 0 <= made["reward"] <= 1
+        assert not made["stopped"]
+        if made["method"] == NOTHING:
+            assert made["kl"] == pytest.approx(0, abs=1e-4)
+        else:
+            assert made["kl"] != 0
+    before = {file: file.stat().st_mtime_ns for file in (out / "runs").iterdir()}
+    run.main([*words, "--measured"])
+    assert before == {file: file.stat().st_mtime_ns for file in (out / "runs").iterdir()}
+    assert "| balanced, root |" in capsys.readouterr().out
+
+
+def test_a_run_caches_what_the_panel_knows(out) -> None:
+    """The log that a run copies has the reference's log-probs of all its responses."""
+    world = play.world("graded", out, logs.SMALL)
+    key = world.start.reference_key
+    with Store.open(world.files.log, read_only=True) as store:
+        ids = [s.id for s in store.samples()]
+        known = store.ledger.reference_logp("a new run", str(key), ids, until=10**6)
+    assert len(known) == len(ids) == world.facts["responses"]
