@@ -52,7 +52,7 @@ AREAS = {
         "tests/proof/test_claims.py",
     ],
     "agro/train/step.py": STEP,
-    "agro/models/logprobs.py": ["tests/test_logprobs.py", "tests/test_policy.py"],
+    "agro/models/logprobs.py": ["tests/models/test_logprobs.py", "tests/models/test_policy.py"],
     "agro/rollout/engines/draw.py": ["tests/engines/test_draw.py", "tests/engines/test_noise.py"],
     "agro/rollout/engines/hf.py": [HF],
     "agro/rollout/engines/rows.py": [HF],

@@ -26,8 +26,8 @@ from agro.runs.progress import Interruption
 from agro.store import Store
 from agro.store.database import Database
 from agro.store.drawing import Draws
-from agro.train.loop import Loop
 from agro.train.monitors.heldout import HeldOutPrompts
+from agro.train.recovery import Checkpoints
 from agro.train.update import Updates
 
 STAGES = (
@@ -49,7 +49,7 @@ _PLACES: list[tuple[Any, str, str]] = [
     (Store, "set_rewards", "appending"),
     (Draws, "draw_picked", "appending"),
     (Updates, "make", "updating"),
-    (Loop, "_commit", "saving"),
+    (Checkpoints, "commit", "saving"),
     (HeldOutPrompts, "after", "evaluating"),
 ]
 _TICKS: tuple[tuple[Any, str], ...] = (

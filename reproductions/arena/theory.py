@@ -18,7 +18,7 @@ from agro.objectives import NotFinite, differentiate, least_responses
 from agro.objectives.core import masked, wanted_streams
 from agro.objectives.needs import PAIRS, Need
 from agro.proof.claim import Claims
-from agro.proof.descent import How, follow
+from agro.proof.descent import DescentSettings, follow
 from agro.proof.enumerable import Enumerable, Space, optimum
 from agro.proof.expectation import AllGroups
 from agro.proof.measuring import BETA, Subject, problem
@@ -97,7 +97,7 @@ def _descend(subject: Subject, kind: Kind, updates: int) -> float:
             batch = of_source.again() if source is behavior else of_source.batch
             _add_gradient(subject, policy, reference, batch, 1 / len(groups))
 
-    path = follow(policy, star, backward, How(updates=updates))
+    path = follow(policy, star, backward, DescentSettings(updates=updates))
     return max(path.distance[-1].median().item(), 0.0)
 
 

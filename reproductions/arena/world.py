@@ -36,7 +36,7 @@ class Asked(NamedTuple):
 
     @classmethod
     def of(cls, prompts: Sequence[Prompt], encoder: Encoder) -> Asked:
-        tokens = torch.tensor([encoder.asked(prompt) for prompt in prompts])
+        tokens = torch.tensor([encoder.checked_prompt(prompt) for prompt in prompts])
         answers = [[*encoder.ids(prompt.columns["answer"]), encoder.eos_ids[0]] for prompt in prompts]
         return cls([prompt.id for prompt in prompts], tokens, torch.tensor(answers))
 

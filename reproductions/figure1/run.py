@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from agro.proof.descent import How, descend
+from agro.proof.descent import DescentSettings, descend
 from agro.proof.descent import Path as Descent
 from agro.proof.enumerable import Enumerable, Space, optimum
 from agro.proof.expectation import Data
@@ -66,7 +66,7 @@ def run(name: str, beta: float, instances: int, updates: int) -> Descent:
         star,
         name,
         {"beta": beta},
-        How(updates=updates, looks=60),
+        DescentSettings(updates=updates, looks=60),
     )
 
 
@@ -77,7 +77,7 @@ def run_sampled(name: str, n: int, instances: int, updates: int) -> Descent:
     reward = reward.repeat(SEEDS, 1)
     star = optimum(reference.logp().detach(), reward, SAMPLED_BETA)
     options = {"beta": SAMPLED_BETA}
-    how = How(n=n, seed=0, updates=updates, looks=60)
+    how = DescentSettings(n=n, seed=0, updates=updates, looks=60)
     return descend(start, reference, Data(behavior, reward), star, name, options, how)
 
 

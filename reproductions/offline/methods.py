@@ -12,14 +12,25 @@ from pathlib import Path
 from typing import Any
 
 RECIPE = "agro, the recipe"
+EARLIER = "agro, the earlier recipe"
+LOWER = {
+    "name": "agro",
+    "beta": 0.01,
+    "weight": "reference",
+    "weight_max": 2.0,
+    "weight_baseline": "lower",
+    "singletons": "drop",
+}
 IMITATION = "sft on the right responses"
 RATES = (3e-5, 1e-4, 3e-4, 1e-3)
 NEAR = 0.15  # methods that end further below the recipe have no further seeds
 RIGHT = {"min_reward": 1.0}  # draws the right responses alone
 
-# What each changes of the recipe; `objective` replaces the recipe's.
+# What each changes of the recipe; `objective` replaces the recipe's. The recorded runs of other sections have
+# the weight and the baseline that the recipe had then, those of `EARLIER`.
 METHODS: dict[str, dict[str, Any]] = {
     RECIPE: {},
+    EARLIER: {"objective": LOWER},
     IMITATION: {"objective": {"name": "sft"}, "data": RIGHT},
     "TOPR, b = 0.28": {"objective": {"name": "topr", "baseline": 0.28}},
     "sft, then agro": {
@@ -69,7 +80,8 @@ LONGER = (RECIPE, IMITATION, "TOPR, b = 0.28")  # the best three, for 600 update
 _PLAIN = {"name": "agro", "beta": 0.01, "weight": "reference", "weight_max": 2.0}
 _OWN = str(Path(__file__).with_name("variants.py"))
 WEIGHTS: dict[str, dict[str, Any]] = {
-    "min(2, π/π_ref) and the lower mean, the recipe": {},
+    "min(1, √(π/π_ref)) and the balanced mean, the recipe": {},
+    "min(2, π/π_ref) and the lower mean": {"objective": LOWER},
     "min(2, π/π_ref), the group's plain mean": {"objective": _PLAIN},
     "1": {"objective": {"name": "agro", "beta": 0.01}},
     "min(1, π/π_ref)": {"objective": {"name": "agro", "beta": 0.01, "weight": "reference"}},

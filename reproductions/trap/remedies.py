@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from agro.proof.descent import How, Path, descend, follow
-from agro.proof.enumerable import Enumerable, Network, Space, Values, multisets, optimum
+from agro.proof.descent import DescentSettings, Path, descend, follow
+from agro.proof.enumerable import Enumerable, Network, Space, TabularValues, multisets, optimum
 from agro.proof.expectation import Data
 
 KINDS = ("sparse", "uniform", "heavy")
@@ -81,7 +81,7 @@ def networks(instances: int, prompts: int = 4, seed: int = 100) -> Problems:
     def make() -> Enumerable:
         made = [Network(space, 0.7, torch.Generator().manual_seed(seed + i)) for i in range(instances)]
         whole = replace(space, prompts=prompts * instances)
-        return Enumerable(whole, Several(made), Values(whole, 0.0, torch.Generator()))
+        return Enumerable(whole, Several(made), TabularValues(whole, 0.0, torch.Generator()))
 
     return Problems(make, rewards(instances, prompts, 4, seed), prompts, lr=0.02)
 
@@ -213,7 +213,7 @@ def by_library(problems: Problems, name: str, updates: int, n: int = 2, seed: in
         optimum(anchor, problems.reward, 1.0),
         objective,
         {"beta": 1.0, **options},
-        How(n=n, seed=seed, updates=updates, lr=problems.lr, looks=LOOKS),
+        DescentSettings(n=n, seed=seed, updates=updates, lr=problems.lr, looks=LOOKS),
     )
 
 
@@ -229,4 +229,4 @@ def by_weights(problems: Problems, weights: Weights, updates: int) -> Path:
         w = weights(now.exp(), anchor.exp(), problems.reward - (now - anchor), update / updates)
         (w * logp).sum(1).mean().backward()
 
-    return follow(policy, star, pull, How(updates=updates, lr=problems.lr, looks=LOOKS))
+    return follow(policy, star, pull, DescentSettings(updates=updates, lr=problems.lr, looks=LOOKS))

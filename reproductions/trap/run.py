@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from agro.proof.descent import How, descend
+from agro.proof.descent import DescentSettings, descend
 from agro.proof.enumerable import Enumerable, Space, optimum
 from agro.proof.expectation import Data
 from reproductions import harness
@@ -62,7 +62,9 @@ def gained(
     reward[:, 0] = torch.from_numpy(1 / np.repeat(betas, len(p)))
     star = optimum(anchor.logp().detach(), reward, 1.0)
     options = {"beta": 1.0, "likelihood_ratio": share}
-    descend(start, anchor, Data(start, reward), star, "agro_onpolicy", options, How(updates=updates))
+    descend(
+        start, anchor, Data(start, reward), star, "agro_onpolicy", options, DescentSettings(updates=updates)
+    )
     end, best = (x.exp()[:, 0].numpy() for x in (start.logp().detach(), star))
     return ((end - rates) / (best - rates)).reshape(len(betas), len(p))
 

@@ -1,0 +1,283 @@
+"""What a job starts from, made by seeds: the start model, the log or the prompts, the held-out prompts."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agro.config import Environment, RunConfig, Sampler
+from agro.io.files import complete_folder
+from agro.models.policy import Policy
+from agro.rollout.envs import load_environment
+from agro.rollout.rollout import Rollout, embedded
+from agro.store import Pair, Store
+from agro.train.collate import collate
+from agro.train.learner import Local
+from agro.types import Prompt, Sample
+from reproductions import harness
+from reproductions.panel import start
+from reproductions.panel.jobs import START, Job
+
+CALCULATOR = {
+    "name": f"{harness.ROOT}/examples/environments/calculator.py:Calculator",
+    "max_turns": 3,
+    "options": {"call": ["[", "]"], "result": "({})", "error": "?"},
+}
+CONTEXT_OF_TURNS = 48
+PARTS = 256  # sequences whose log-probs are computed at once
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of everything there is. None: as the job says."""
+
+    held_out: int = 1024
+    lessons: int = 6000  # responses of the teacher
+    prompts: int | None = None
+    updates: int | None = None
+    warm_up: int | None = None
+
+    def of(self, job: Job) -> Job:
+        """The job in this size."""
+        changes = {"prompts": self.prompts, "updates": self.updates, "warm_up": self.warm_up}
+        return replace(job, **{key: value for key, value in changes.items() if value is not None})
+
+
+FULL = Size()
+SMALL = Size(held_out=32, lessons=400, prompts=24, updates=2, warm_up=12)
+
+
+@dataclass(frozen=True)
+class Files:
+    """What `prepare` makes in the folder of a job."""
+
+    folder: Path
+
+    @property
+    def start(self) -> Path:
+        return self.folder / "start"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log.db"
+
+    @property
+    def prompts(self) -> Path:
+        """Prompts to sample from."""
+        return self.folder / "prompts.jsonl"
+
+    @property
+    def held_out(self) -> Path:
+        return self.folder / "held_out.jsonl"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is known of the log: its size, the share of right responses, the mean reward, …"""
+        found: dict[str, Any] = json.loads((self.folder / "facts.json").read_text())
+        return found
+
+
+def slug(text: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in text.lower())
+
+
+def prepare(job: Job, out: Path, size: Size) -> Files:
+    """Make the files of a job, once."""
+    folder = out / "jobs" / slug(job.name)
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with complete_folder(folder) as making:
+            _make(job, Files(making), size)
+    return Files(folder)
+
+
+def _make(job: Job, files: Files, size: Size) -> None:
+    rng = random.Random(job.name)
+    logged, held_out = _prompts(job, size, rng)
+    taken = {*logged, *held_out}
+    lessons: list[str] = []
+    while len(lessons) < size.lessons:
+        prompt = job.task.prompt(rng)
+        if prompt not in taken:
+            lessons.append(prompt)
+    _write(files.held_out, job, held_out)
+    _write(files.prompts, job, logged)
+    longest = max(len(prompt) for prompt in taken) + job.max_new + 2
+    initial = files.folder / "initial"
+    start.create(job, initial, CONTEXT_OF_TURNS if job.environment else longest)
+    policy = start.imitate(job, initial, lessons, rng, environment_of(job))
+    policy.save(files.start, merge=True)
+    policy = load(files.start)
+    facts: dict[str, Any] = {"prompts": len(logged), "held_out": len(held_out)}
+    if job.data != "fresh":
+        facts |= _log(job, files, policy, [Prompt(p, columns=_columns(job, p)) for p in logged], rng)
+    (files.folder / "facts.json").write_text(json.dumps(facts))
+
+
+def _prompts(job: Job, size: Size, rng: random.Random) -> tuple[list[str], list[str]]:
+    """Those of the log and those held out, all different."""
+    if job.distinct is None:
+        drawn = _different(job.prompts + size.held_out, lambda: job.task.prompt(rng))
+        return drawn[: job.prompts], drawn[job.prompts :]
+    ends = [job.task.prompt(rng).partition(":")[2] for _ in range(job.distinct)]
+
+    def near_copy() -> str:
+        return job.task.prompt(rng).partition(":")[0] + ":" + rng.choice(ends)
+
+    half = size.held_out // 2
+    copies = _different(job.prompts + half, near_copy)
+    others = _different(half, lambda: job.task.prompt(rng))
+    return copies[: job.prompts], list(dict.fromkeys([*copies[job.prompts :], *others]))
+
+
+def _different(count: int, draw: Any) -> list[str]:
+    drawn: dict[str, None] = {}
+    while len(drawn) < count:
+        drawn[draw()] = None
+    return list(drawn)
+
+
+def _columns(job: Job, prompt: str) -> dict[str, str]:
+    return {"answer": job.task.answer(prompt)}
+
+
+def _write(file: Path, job: Job, prompts: Sequence[str]) -> None:
+    file.write_text("".join(json.dumps({"prompt": p, **_columns(job, p)}) + "\n" for p in prompts))
+
+
+def environment_of(job: Job) -> dict[str, Any] | None:
+    return CALCULATOR if job.environment else None
+
+
+def rollout_of(job: Job, policy: Policy) -> Rollout:
+    """Samples of a policy, with the job's environment."""
+    if not job.environment:
+        return Rollout(policy.encoder, embedded(policy))
+    environment = load_environment(Environment(**CALCULATOR))  # type: ignore[arg-type]
+    return Rollout(policy.encoder, embedded(policy), environment, int(CALCULATOR["max_turns"]))
+
+
+def text_of(sample: Sample) -> str:
+    """The response that counts: of an episode its last turn."""
+    return str(sample.meta.get("last_turn", sample.response))
+
+
+def load(folder: Path) -> Policy:
+    return Policy.load(RunConfig.of({"policy": {"model": str(folder)}}).policy)
+
+
+def _log(
+    job: Job, files: Files, policy: Policy, prompts: Sequence[Prompt], rng: random.Random
+) -> dict[str, Any]:
+    """Write log.db, with tokens and the reference's log-probs of its responses; returns its facts."""
+    groups = _responses(job, policy, prompts, rng)
+    samples = [policy.encoder.encode(s) for group in groups for s in _rewarded(job, group, rng)]
+    with Store.open(files.log) as store:
+        ids = store.append(samples)
+        if job.data == "pairs":
+            store.add_pairs(Pair(a, b) for a, b in zip(ids[::2], ids[1::2], strict=True))
+        keep_reference(store, policy)
+    rewards = [float(s.reward or 0.0) for s in samples]
+    return {
+        "responses": len(samples),
+        "groups": len({s.prompt_id for s in samples}),
+        "right": sum(job.task.right(str(s.prompt), text_of(s)) for s in samples) / len(samples),
+        "mean": statistics.mean(rewards),
+        "upper_quartile": float(np.quantile(rewards, 0.75)),
+        "length": statistics.mean(len(s.response) for s in samples),
+    }
+
+
+def _responses(
+    job: Job, policy: Policy, prompts: Sequence[Prompt], rng: random.Random
+) -> Iterator[list[Sample]]:
+    """The responses to each prompt."""
+    fewest, most = job.sizes
+    n = 8 if job.data == "pairs" else most
+    sampler = Sampler(n=n, max_new=job.max_new, batch=1024)
+    drawn: dict[str, list[Sample]] = {p.id: [] for p in prompts}
+    if START in job.authors:
+        found = sorted(rollout_of(job, policy).sample(prompts, n, sampler, seed=1), key=_index)
+        for sample in found:
+            drawn[sample.prompt_id].append(sample.replace(role="log", source="start"))
+    for prompt in prompts:
+        if job.data == "pairs":
+            yield _judged(job, drawn[prompt.id], rng)
+            continue
+        group = []
+        for i in range(rng.randint(fewest, most)):
+            number = i % len(job.authors)
+            if job.authors[number] is START:
+                group.append(drawn[prompt.id][i])
+            else:
+                text = job.authors[number].write(job.task, str(prompt.text), rng)
+                source = f"author {number}"
+                group.append(Sample(prompt.text, text, source=source, meta=dict(prompt.columns)))
+        yield group
+
+
+def _index(sample: Sample) -> int:
+    return int(sample.meta["index"])
+
+
+def _judged(job: Job, group: Sequence[Sample], rng: random.Random) -> list[Sample]:
+    """The winner and the loser of two responses of unequal grades; nothing where all grades are equal."""
+    grades = [job.task.grade(str(s.prompt), s.response) for s in group]
+    other = next((i for i, grade in enumerate(grades) if grade != grades[0]), None)
+    if other is None:
+        return []
+    better, worse = (0, other) if grades[0] > grades[other] else (other, 0)
+    winner, loser = (worse, better) if rng.random() < job.wrong else (better, worse)
+    return [group[winner].replace(reward=1.0), group[loser].replace(reward=0.0)]
+
+
+def _rewarded(job: Job, group: Sequence[Sample], rng: random.Random) -> Iterator[Sample]:
+    if job.data == "pairs":
+        yield from group
+        return
+    rewards = [_reward(job, str(s.prompt), text_of(s), rng) for s in group]
+    if rng.random() < job.equal:
+        rewards = [rewards[0]] * len(rewards)
+    for sample, reward in zip(group, rewards, strict=True):
+        yield sample.replace(reward=reward)
+
+
+def _reward(job: Job, prompt: str, response: str, rng: random.Random) -> float:
+    """As the log has it, with the noise and the mistakes of whoever judged."""
+    if job.rewards not in ("graded", "stars"):
+        right = job.task.right(prompt, response)
+        return 1.0 - right if rng.random() < job.wrong else right
+    grade = job.task.grade(prompt, response) + rng.gauss(0.0, job.noise)
+    if job.rewards == "stars":
+        return float(min(5, max(1, round(1 + 4 * grade))))
+    return round(grade, 2)
+
+
+def learner_of(policy: Policy) -> Local:
+    """A learner that computes log-probs, of the policy as policy and as reference."""
+    learner = Local(policy, policy, lambda text: None)
+    learner.enter(RunConfig.of({"train": {"micro_batch": PARTS}}), began=None, resumed=None)
+    return learner
+
+
+def keep_reference(store: Store, policy: Policy) -> None:
+    """Store the start's log-probs of all responses, so that no run needs to compute them."""
+    learner = learner_of(policy)
+    assert learner.reference_key is not None
+    samples = list(store.samples())
+    for first in range(0, len(samples), PARTS):
+        part = samples[first : first + PARTS]
+        batch = collate(part, 0)
+        logp = learner.logp(batch, "reference")
+        found = {
+            int(sample.id or 0): logp[row][batch.mask[row]].float().cpu().numpy()
+            for row, sample in enumerate(part)
+        }
+        store.ledger.keep_reference_logp("panel", 0, learner.reference_key, found)

@@ -1,0 +1,173 @@
+"""The methods of the panel. Each gives settings for the library's trainer, or why it doesn't apply.
+
+All have the same rates and updates. A recipe keeps its own schedule; all others have that of the recipe
+`log`, candidates on fresh samples too. Baselines read what a log has and no more; candidates are settings of
+the objective `agro` that could become a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from reproductions.panel.jobs import Job
+
+Facts = Mapping[str, Any]
+Values = dict[str, Any]
+RATES = (1e-3, 3e-4, 3e-3)  # the first one runs first
+NOTHING = "nothing"
+BETA = 0.1  # of objectives that need one, as in their recipes
+STORED: Values = {"replay": 1.0, "group_size": 8}
+
+
+@dataclass(frozen=True)
+class Method:
+    """`settings(job, facts)`: a recipe and what is changed of it, or why the method doesn't apply."""
+
+    name: str
+    about: str
+    settings: Callable[[Job, Facts], Values | str]
+    candidate: bool = False
+    simple: bool = False  # one of those that a default must not end below
+
+
+def _nothing(job: Job, facts: Facts) -> Values:
+    return {}
+
+
+def _imitation(job: Job, facts: Facts, *, of_all: bool) -> Values | str:
+    if job.data == "fresh":
+        return "reads no rewards: of fresh samples it would imitate all"
+    chosen: Values = {}
+    if not of_all:
+        chosen = _good(job, facts)
+    return {"objective": {"name": "sft"}, "data": {**STORED, **chosen}}
+
+
+def _good(job: Job, facts: Facts) -> Values:
+    """Draws the right responses, the winners, the best of each group, or the upper quarter of all ratings."""
+    if job.rewards == "graded":
+        return {"best_of_group": True}
+    if job.rewards == "stars":
+        return {"min_reward": facts["upper_quartile"]}
+    return {"min_reward": 1.0}
+
+
+def _stored(job: Job, facts: Facts, *, objective: Callable[[Facts], Values]) -> Values | str:
+    """An objective that reads the rewards of a log, response by response."""
+    if job.data == "fresh":
+        return "is compared on logs"
+    return {"objective": objective(facts), "data": STORED}
+
+
+def _topr(job: Job, facts: Facts) -> Values | str:
+    if not job.logs_start:
+        return "needs the log-probs of whoever wrote the log"
+    return {"objective": {"name": "topr", "baseline": facts["mean"]}, "data": STORED}
+
+
+def _reinforce(job: Job, facts: Facts) -> Values:
+    return {"objective": {"name": "reinforce"}, "data": {} if job.data == "fresh" else STORED}
+
+
+def _of_pairs(job: Job, facts: Facts, *, values: Values) -> Values | str:
+    if job.data != "pairs":
+        return "needs judged pairs"
+    return {**values, "data": STORED}
+
+
+def _on_fresh(job: Job, facts: Facts, *, values: Values) -> Values | str:
+    return values if job.data == "fresh" else "needs fresh samples"
+
+
+def _log(job: Job, facts: Facts) -> Values | str:
+    if job.data == "fresh":
+        return "needs a log"
+    if job.data == "one each":
+        return "compares the responses to a prompt, of which there is one"
+    return {"recipe": "log"}
+
+
+def _candidate(job: Job, facts: Facts, *, options: Values) -> Values | str:
+    """The recipe for the job's data with other options of the objective."""
+    given = {"name": "agro", **options}
+    if job.data == "fresh":
+        if given.get("weight", "none") != "none":
+            given["weight"] = "behavior"  # who wrote the samples, as in the recipe replay
+        of_recipe = {"beta": 0.05, **given}
+        return {"recipe": "fresh", "objective": of_recipe, "train": {"schedule": "linear"}}
+    given = {"beta": 0.01, "singletons": "drop", **given}
+    if job.data != "one each":
+        return {"recipe": "log", "objective": given}
+    return {"recipe": "log", "objective": {**given, "singletons": "pool"}, "data": {"spread": False}}
+
+
+def _of_reference(baseline: str, *, power: float = 1.0, most: float = 1.0) -> Values:
+    return {
+        "weight": "reference",
+        "weight_max": most,
+        "weight_power": power,
+        "weight_baseline": baseline,
+    }
+
+
+def _dro(facts: Facts) -> Values:
+    return {"name": "dro", "beta": BETA}
+
+
+def _kto(facts: Facts) -> Values:
+    return {"name": "kto", "beta": BETA, "threshold": facts["mean"]}
+
+
+CANDIDATES = {
+    "balanced, root": (
+        "min(1, √(π/π_ref)), the balanced baseline",
+        _of_reference("balanced", power=0.5),
+    ),
+    "balanced": ("min(2, π/π_ref), the balanced baseline", _of_reference("balanced", most=2.0)),
+    "optimal, root": ("min(1, √(π/π_ref)), the optimal baseline", _of_reference("optimal", power=0.5)),
+    "lower, root": ("min(1, √(π/π_ref)), the lower baseline", _of_reference("lower", power=0.5)),
+    "lower": (
+        "the recipe's own options: min(2, π/π_ref), the lower baseline; on groups of one, pooled",
+        _of_reference("lower", most=2.0),
+    ),
+    "mean, root": ("min(1, √(π/π_ref)), the group's mean", _of_reference("mean", power=0.5)),
+}
+
+METHODS = {
+    method.name: method
+    for method in [
+        Method(NOTHING, "the start", _nothing, simple=True),
+        Method(
+            "imitation of the good",
+            "`sft` on the right responses, on the best of each group, the winners, or the upper quarter",
+            partial(_imitation, of_all=False),
+            simple=True,
+        ),
+        Method("imitation of all", "`sft` on all responses", partial(_imitation, of_all=True)),
+        Method("TOPR", "the baseline is the log's mean reward", _topr),
+        Method("REINFORCE", "without a baseline", _reinforce),
+        Method("DPO", "the recipe `dpo`, β = 0.1", partial(_of_pairs, values={"recipe": "dpo"})),
+        Method(
+            "IPO",
+            "β = 0.1",
+            partial(
+                _of_pairs,
+                values={"objective": {"name": "ipo", "beta": BETA, "singletons": "drop"}},
+            ),
+        ),
+        Method("KTO", "β = 0.1, the threshold is the log's mean reward", partial(_stored, objective=_kto)),
+        Method("DRO", "β = 0.1", partial(_stored, objective=_dro)),
+        Method("GRPO", "", partial(_on_fresh, values={"objective": {"name": "grpo"}})),
+        Method("RLOO", "", partial(_on_fresh, values={"objective": {"name": "rloo"}})),
+        Method("log", "the recipe", _log),
+        Method("fresh", "the recipe", partial(_on_fresh, values={"recipe": "fresh"})),
+        Method("replay", "the recipe", partial(_on_fresh, values={"recipe": "replay"})),
+        *(
+            Method(name, about, partial(_candidate, options=options), candidate=True)
+            for name, (about, options) in CANDIDATES.items()
+        ),
+    ]
+}

@@ -1,0 +1,155 @@
+"""Defaults on many jobs: different tasks, logs, rewards and models, the same methods and rates on all.
+
+    python reproductions/panel/run.py [--only JOB …] [--methods METHOD …] [--rates RATE …] [--seeds N]
+                                      [--jobs N] [--kept] [--out runs/panel] [--record] [--measured] [--small]
+
+A default that is tuned on one log may fail on another. Each job has a task, a start model that imitated a
+careless teacher, and a log or prompts, all made by seeds; each method gives settings for the library's own
+trainer, or the reason why it doesn't apply. Results are of 1,024 held-out prompts, one response each at
+temperature 1, with the same random numbers for each policy.
+
+First all with seed 0, one rate after the other. Then each method at its one rate, the best of all jobs, with
+the other seeds. A third of the jobs is kept for the last look, and run with `--kept` alone.
+
+An interrupted run continues; what is complete in `--out` isn't run again. Writes result.json and figure.png
+into `--out`, with `--record` beside this script too, with the tables in README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from agro.errors import Refused  # noqa: E402
+from reproductions import harness  # noqa: E402
+from reproductions.panel import logs, play, report  # noqa: E402
+from reproductions.panel.jobs import JOBS  # noqa: E402
+from reproductions.panel.logs import FULL, SMALL, Size  # noqa: E402
+from reproductions.panel.methods import METHODS, NOTHING, RATES  # noqa: E402
+from reproductions.panel.play import Row, Run  # noqa: E402
+
+Map = Callable[..., Iterable[Any]]  # `map`, in this process or in several
+
+
+def chosen(only: Sequence[str], known: Iterable[str], option: str) -> list[str]:
+    """The names that are asked for, in their own order; all where none is."""
+    names = list(known)
+    for name in only:
+        if name not in names:
+            raise Refused(f"{option}: expected one of {', '.join(names)}; got {name}")
+    return [name for name in names if name in only] if only else names
+
+
+def jobs_to_run(only: Sequence[str], kept: bool) -> list[str]:
+    """Without `kept` none that are kept for the last look; one that is asked for by name needs it too."""
+    names = chosen(only, JOBS, "--only")
+    held_back = [name for name in names if JOBS[name].kept and not kept]
+    if only and held_back:
+        raise Refused(f"--only: {', '.join(held_back)}: kept for the last look. What to do: add --kept")
+    return [name for name in names if name not in held_back]
+
+
+def cells(
+    jobs: Sequence[str], methods: Sequence[str], out: Path, size: Size
+) -> tuple[list[tuple[str, str]], list[dict[str, str]]]:
+    """(job, method) that can be run, and the others with the reason."""
+    able, missing = [], []
+    for name in jobs:
+        job = size.of(JOBS[name])
+        facts = logs.prepare(job, out, size).facts
+        for method in methods:
+            given = METHODS[method].settings(job, facts)
+            if isinstance(given, str):
+                missing.append({"job": name, "method": method, "why": given})
+            else:
+                able.append((name, method))
+    return able, missing
+
+
+def first_rows(able: Sequence[tuple[str, str]], rates: Sequence[float]) -> list[Row]:
+    """With seed 0, one rate after the other, the starts first."""
+    rows = [Row(job, method, None) for job, method in able if method == NOTHING]
+    trained = [cell for cell in able if cell[1] != NOTHING]
+    return rows + [Row(job, method, rate) for rate in rates for job, method in trained]
+
+
+def further_rows(able: Sequence[tuple[str, str]], runs: Sequence[Run], seeds: int) -> list[Row]:
+    """The other seeds at the one rate of each method; of one that has no run yet, none."""
+    rates = report.chosen_rates(runs)
+    trained = [cell for cell in able if cell[1] != NOTHING and cell[1] in rates]
+    return [Row(job, method, rates[method], seed) for seed in range(1, seeds) for job, method in trained]
+
+
+@contextmanager
+def processes(jobs: int) -> Iterator[Map]:
+    """`map` in so many processes."""
+    if jobs == 1:
+        yield map
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        yield pool.map
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", default=[], metavar="JOB")
+    parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD")
+    parser.add_argument("--rates", nargs="+", type=float, default=RATES, metavar="RATE")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread")
+    parser.add_argument("--kept", action="store_true", help="the jobs that are kept for the last look too")
+    parser.add_argument("--out", type=Path, default=Path("runs/panel"))
+    parser.add_argument("--record", action="store_true", help="write the result beside this script too")
+    parser.add_argument("--measured", action="store_true", help="report the runs that are complete; run none")
+    parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
+    args = parser.parse_args(arguments)
+    for name, given in (("--seeds", args.seeds), ("--jobs", args.jobs)):
+        if given < 1:
+            raise Refused(f"{name}: expected at least 1, got {given}")
+    size = SMALL if args.small else FULL
+    jobs = jobs_to_run(args.only, args.kept)
+    if args.measured:
+        jobs = [name for name in jobs if (args.out / "jobs" / logs.slug(name)).exists()]
+    able, missing = cells(jobs, chosen(args.methods, METHODS, "--methods"), args.out, size)
+    with processes(args.jobs) as each:
+
+        def run(rows: Sequence[Row]) -> list[Run]:
+            if args.measured:
+                rows = [row for row in rows if (args.out / "runs" / row.file).exists()]
+            found = []
+            for made in each(partial(play.complete, out=args.out, size=size), rows):
+                print(report.line(made), flush=True)
+                found.append(made)
+            return found
+
+        runs = run(first_rows(able, args.rates))
+        runs += run(further_rows(able, runs, args.seeds))
+    result = {
+        "machine": harness.machine(),
+        "rates": sorted({made["rate"] for made in runs if made["rate"]}),  # those that were run
+        "seeds": sorted({made["seed"] for made in runs}),
+        "facts": {name: logs.prepare(size.of(JOBS[name]), args.out, size).facts for name in jobs},
+        "missing": missing,
+        "runs": runs,
+    }
+    for folder in (args.out, *((HERE,) if args.record else ())):
+        harness.record(folder, result, report.figure(result))
+    if args.record:
+        report.write(HERE / "README.md", result)
+    print(report.tables(result))
+
+
+if __name__ == "__main__":
+    harness.guarded(main)
