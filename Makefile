@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`. Each sets up what it needs, once.
+# `make demo`, and the tests in three tiers: check, test, nightly. Each sets up what it needs, once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,13 @@ INTEGRATIONS := .venv-integrations
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types tests test-integrations mutants bench bench-check gpu release-check docs pictures clean
+.PHONY: help setup demo check test nightly lint types tests tests-check tests-nightly test-integrations mutants torture bench \
+  bench-check gpu release-check docs pictures clean
+# The workers must collect the same tests, and some names have the order of a set. Tests start some dozen
+# processes, so bytecode is kept whatever the environment says.
+PYTEST := PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+# Types are checked beside the tests: mypy uses one core.
+BESIDE := $(MAKE) --no-print-directory --jobs 2
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -26,7 +32,13 @@ $(VENV)/installed: pyproject.toml constraints.txt
 demo: setup ## train a small model from nothing: warm-up, fresh samples, then the store alone
 	$(BIN)/python -m agro.api.demo --out runs/demo
 
-test: lint types tests ## all checks
+check: setup lint ## while working: ruff, mypy, the tests without a model or a process
+	$(BESIDE) types tests-check
+
+test: setup lint ## what CI runs: ruff, mypy, all tests but those of nightly
+	$(BESIDE) types tests
+
+nightly: setup tests-nightly torture mutants ## everything else: the remaining tests, 200 kills, mutants (hours)
 
 lint: setup ## ruff
 	$(BIN)/ruff check .
@@ -35,12 +47,14 @@ lint: setup ## ruff
 types: setup ## mypy
 	$(BIN)/mypy
 
-# The workers must collect the same tests, and some names have the order of a set. What is deselected is for one
-# claim after a change; each passport of tests/proof/test_passport.py has the same rows. Tests start some hundred
-# processes, so bytecode is kept whatever the environment says.
-tests: setup ## pytest
-	PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal \
-	  --deselect tests/proof/test_claims.py::test_gradient_episodes_and_needs_are_the_claimed
+tests: setup ## pytest: the tiers check and test
+	$(PYTEST) -m "not nightly"
+
+tests-check: setup ## pytest: the tier check
+	$(PYTEST) -m check
+
+tests-nightly: setup ## pytest: the tier nightly
+	$(PYTEST) -m nightly
 
 # With verl the packages that its modules import, since it asks for other versions of transformers and torch.
 $(INTEGRATIONS)/installed: pyproject.toml constraints.txt
@@ -53,13 +67,17 @@ $(INTEGRATIONS)/installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-integrations: $(INTEGRATIONS)/installed ## tests beside TRL, verl, datasets and pandas, in .venv-integrations
-	TRL_EXPERIMENTAL_SILENCE=1 $(INTEGRATIONS)/bin/python -m pytest tests/integrations tests/test_api.py
+	TRL_EXPERIMENTAL_SILENCE=1 $(INTEGRATIONS)/bin/python -m pytest tests/integrations tests/api/test_api.py
 	mkdir -p build && cp examples/quickstart.ipynb build
 	cd build && ../$(INTEGRATIONS)/bin/python -m nbconvert --to notebook --execute --inplace quickstart.ipynb
 
 mutants: setup ## change the code of objectives, step, sampler and draw in one place at a time: does a test fail?
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[mutation]'
 	$(BIN)/python benchmarks/mutation/run.py
+
+torture: setup ## kill runs and imports 200 times: do they end as if undisturbed?
+	@mkdir -p build
+	$(BIN)/python benchmarks/torture/run.py --out build/torture.json
 
 release-check: setup ## build, check the metadata, install in a clean environment, run
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[release]'

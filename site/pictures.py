@@ -23,7 +23,7 @@ pre { margin: 0; padding: 14px 18px; color: #d7dade;
 b { color: #56b4e9; font-weight: 400; }
 </style><pre>"""
 
-sys.path.insert(0, str(ROOT / "tests/report"))
+sys.path.insert(0, str(ROOT / "tests/pages"))
 from browser import Browser, find  # noqa: E402
 
 

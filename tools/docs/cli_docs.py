@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from agro.cli.commands import COMMANDS, Entry
+from agro.cli.commands import COMMANDS, CommandEntry
 from agro.cli.program import command
 from agro.errors import Refused
 
@@ -42,7 +42,7 @@ def _contents() -> str:
     return "\n".join(f"- [`agro {entry.name}`](#agro-{entry.name})" for entry in COMMANDS) + "\n"
 
 
-def _command(entry: Entry) -> str:
+def _command(entry: CommandEntry) -> str:
     rows = [_row(param) for param in command(entry.name).params]
     table = ""
     if rows:
@@ -50,10 +50,10 @@ def _command(entry: Entry) -> str:
     more = f"More: [{_title(entry.page)}]({entry.page})."
     example = f"```sh\nagro {entry.name} {entry.example}\n```"
     output = f"```text\n{_output(entry)}\n```"
-    return f"## agro {entry.name}\n\n{entry.about} {more}\n\n{example}\n\n{output}\n\n{table}"
+    return f"## agro {entry.name}\n\n{entry.summary} {more}\n\n{example}\n\n{output}\n\n{table}"
 
 
-def _output(entry: Entry) -> str:
+def _output(entry: CommandEntry) -> str:
     """What the example printed when it was recorded, shortened."""
     example = f"agro {entry.name} {entry.example}"
     if example not in _recorded():
