@@ -14,7 +14,7 @@ from agro.version import __version__ as __version__
 if TYPE_CHECKING:
     from agro.api import Trained as Trained
     from agro.api import train as train
-    from agro.api.trainer import Trainer as Trainer
+    from agro.api.reporting_trainer import Trainer as Trainer
     from agro.config import RunConfig as RunConfig
     from agro.errors import Refused as Refused
     from agro.models.policy import Policy as Policy
@@ -32,7 +32,7 @@ _HOMES = {
     "Sample": "agro.types",
     "Store": "agro.store",
     "Trained": "agro.api",
-    "Trainer": "agro.api.trainer",
+    "Trainer": "agro.api.reporting_trainer",
 }
 
 __all__ = [

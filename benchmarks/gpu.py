@@ -39,7 +39,7 @@ import torch
 import transformers
 
 from agro import objectives
-from agro.config import LoRA, RunConfig, Sampler
+from agro.config import LoRA, RunConfig, SamplerConfig
 from agro.models.adapters import adapted
 from agro.models.logprobs import Outputs, token_streams
 from agro.models.masters import Masters
@@ -243,7 +243,7 @@ def sampling(asked: argparse.Namespace) -> dict[str, Any]:
     batch, new = (8, 4) if asked.small else (BATCH, NEW)
     random = torch.Generator().manual_seed(0)
     prompts = torch.randint(2, policy.vocab_size, (-(-batch // 4), 32), generator=random).tolist()
-    engine, sampler = HF(policy), Sampler(batch=batch, max_new=new)
+    engine, sampler = HF(policy), SamplerConfig(batch=batch, max_new=new)
 
     def decode() -> None:
         requests = deque(Request(i, prompts[i // 4], new) for i in range(batch))

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from agro import Policy
-from agro.config import Policy as PolicyConfig
+from agro.config import PolicyConfig
 from agro.rewards.flow import FlowReward
 from agro.store import Store
 

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import torch
 
-from agro.config import Policy as PolicyConfig
-from agro.config import Reward as RewardConfig
-from agro.config import Sampler
+from agro.config import PolicyConfig, RewardConfig, SamplerConfig
 from agro.logs.prompts import load_prompts
 from agro.models.policy import Policy
 from agro.models.reference import frozen
@@ -36,7 +34,7 @@ def train(model: str, prompts: str, reward: str, out: Path, steps: int = 20, lr:
     with Store.open(out / "store.db") as store:
         for step in range(steps):
             chosen = [asked[(8 * step + i) % len(asked)] for i in range(8)]
-            sampler = Sampler(n=4, max_new=64)
+            sampler = SamplerConfig(n=4, max_new=64)
             made = collect(rollout, chosen, sampler, store, Task(run="own", step=step, seed=step), scorer)
             rewards = [s.reward for s in store.samples(ids=made.ids)]
             known = [r for r in rewards if r is not None]

@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.models.policy import Policy
 from agro.rollout.rollout import Rollout, embedded
 from agro.train.learner import Learner
 from agro.train.phases import Phase
-from agro.train.source import Inline, Source
+from agro.train.source import InlineSource, Source
 
 
 class Lagging(Trainer):
@@ -29,7 +29,7 @@ class Lagging(Trainer):
         inline = super()._source(phase)
         if not self.lag:
             return inline
-        assert isinstance(inline, Inline)
+        assert isinstance(inline, InlineSource)
         return Late(inline, Policy.load(self.config.policy), self.lag)
 
 
@@ -40,7 +40,7 @@ class Late:
     `data.max_age` is its limit.
     """
 
-    def __init__(self, inline: Inline, policy: Policy, lag: int) -> None:
+    def __init__(self, inline: InlineSource, policy: Policy, lag: int) -> None:
         """`policy`: a copy, whose weights become the earlier ones."""
         self.engine = embedded(policy, version=0)
         rollout = Rollout(policy.encoder, self.engine)

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from agro import objectives, recipes
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.cli import app
 from agro.config import NewModel, RunConfig
 from agro.models.newmodel import new_model

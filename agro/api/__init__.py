@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from agro.api.input_files import is_path, log_record, model_folder, prompt_record, write_rows
+from agro.api.reporting_trainer import Trainer
 from agro.api.reward_argument import Function, RewardArgument, check_pooled, reward_values
 from agro.api.settings import configured, lora_of, put
 from agro.api.trained import Trained
-from agro.api.trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.io.files import new_run_folder, remove

@@ -126,7 +126,7 @@ def main() -> None:
         if not (args.out / "config.json").exists() and any(args.out.iterdir()):
             sys.exit(f"{args.out}: expected a run of the demo or no such folder; give another --out")
         shutil.rmtree(args.out)
-    from agro.api.trainer import Trainer
+    from agro.api.reporting_trainer import Trainer
 
     try:
         folder = Trainer(configure(args.out, args.seed), args.out).run()

@@ -52,7 +52,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class SampleFilter:
+class BrowseFilter:
     reward: Range | None
     characters: Range | None
     tokens: Range | None
@@ -104,7 +104,7 @@ def show(
 ) -> None:
     from agro.store import Store
 
-    wanted = SampleFilter(
+    wanted = BrowseFilter(
         Range.of(reward, "--reward"),
         Range.of(characters, "--characters"),
         Range.of(tokens, "--tokens"),

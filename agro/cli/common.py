@@ -114,7 +114,9 @@ def table(*titles: str, wrap_names: bool = False) -> Table:
     return result
 
 
-def policy_config(model: str, settings: list[str] | None, base: config.Policy | None = None) -> config.Policy:
+def policy_config(
+    model: str, settings: list[str] | None, base: config.PolicyConfig | None = None
+) -> config.PolicyConfig:
     """[policy] with this model and these settings. What neither says is as in `base`.
 
     Of a checkpoint it is that of its run, which the weights are put into.
@@ -132,7 +134,7 @@ def policy_config(model: str, settings: list[str] | None, base: config.Policy | 
     return RunConfig.of(values, "--policy").policy
 
 
-def sampler_config(**values: Any) -> config.Sampler:
+def sampler_config(**values: Any) -> config.SamplerConfig:
     """[sampler] with these values."""
     from agro.config import RunConfig
 

@@ -29,8 +29,7 @@ from agro.cli.models import LONGEST, EnvironmentName, MaxTurns, environment_of, 
 from agro.errors import Refused
 
 if TYPE_CHECKING:
-    from agro.config import Reward as RewardConfig
-    from agro.config import RunConfig, Sampler
+    from agro.config import RewardConfig, RunConfig, SamplerConfig
     from agro.rollout.evaluate import Heldout
     from agro.rollout.rollout import EpisodeReward
 
@@ -155,7 +154,7 @@ def _config_of_model(model: str) -> RunConfig | None:
     return None
 
 
-def _sampler(n: int, temperature: float, max_new: int | None, ran: RunConfig | None) -> Sampler:
+def _sampler(n: int, temperature: float, max_new: int | None, ran: RunConfig | None) -> SamplerConfig:
     if max_new is None:
         max_new = LONGEST if ran is None else ran.sampler.max_new
     return sampler_config(n=n, temperature=temperature, max_new=max_new)
@@ -191,7 +190,7 @@ def _prompts(run: Path | None, ran: RunConfig | None) -> Sequence[str]:
 
 
 def _reward(name: str | None, options: dict[str, Any], ran: RunConfig | None) -> RewardConfig:
-    from agro.config import Reward as RewardConfig
+    from agro.config import RewardConfig
 
     if name is not None:
         return RewardConfig(name=name, options=options)

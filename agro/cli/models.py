@@ -67,15 +67,17 @@ def sample(
     print(f"{len(report.ids)} responses to {len(loaded)} prompts in {out}", file=sys.stderr)
 
 
-def environment_of(name: str | None, max_turns: int | None) -> config.Environment | None:
-    from agro.config import Environment
+def environment_of(name: str | None, max_turns: int | None) -> config.EnvironmentConfig | None:
+    from agro.config import EnvironmentConfig
 
     if name is None:
         return None
-    return Environment(name=name, max_turns=TURNS if max_turns is None else max_turns)
+    return EnvironmentConfig(name=name, max_turns=TURNS if max_turns is None else max_turns)
 
 
-def rollout_of(model: str, settings: config.Policy, environment: config.Environment | None) -> Rollout:
+def rollout_of(
+    model: str, settings: config.PolicyConfig, environment: config.EnvironmentConfig | None
+) -> Rollout:
     """Of a model or of a checkpoint of a run."""
     from agro.models.policy import Policy
     from agro.rollout.rollout import embedded, load_rollout

@@ -47,7 +47,7 @@ def train(
     if as_json and not dry_run:
         raise Refused("--json belongs to --dry-run; a run's numbers are in RUN/metrics.jsonl")
     loaded = RunConfig.load(config, overrides or [])
-    from agro.api.trainer import Trainer
+    from agro.api.reporting_trainer import Trainer
 
     trainer = Trainer(loaded, out, resume=resume, accept=accept or ())
     if dry_run:

@@ -64,7 +64,7 @@ def score(
     timeout: Annotated[float, typer.Option(help="Seconds for one response.")] = 10.0,
     as_json: Json = False,
 ) -> None:
-    from agro.config import Reward as RewardConfig
+    from agro.config import RewardConfig
     from agro.rewards import load_reward
     from agro.rollout.rollout import EpisodeReward
     from agro.store import Store

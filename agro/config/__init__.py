@@ -5,20 +5,39 @@ A recipe is TOML. `RunConfig.load(path, overrides)` reads one, or a run's own `c
 phase, or those listed under `[[phases]]`, each of which changes some values of the sections above it.
 """
 
-from agro.config.data import Data
+from agro.config.data import DataConfig
 from agro.config.messages import check_values
 from agro.config.override import override, parse
-from agro.config.policy import Chat, LoRA, NewModel, Policy
+from agro.config.policy_config import ChatConfig, LoRA, NewModel, PolicyConfig
 from agro.config.resume import deciding, ending, shared, take_length
-from agro.config.reward import Reward, RewardPart
-from agro.config.rollout import Engine, Environment, Sampler, Source
-from agro.config.run import Phase, RunConfig
+from agro.config.reward_config import RewardConfig, RewardPart
+from agro.config.rollout_config import EngineConfig, EnvironmentConfig, SamplerConfig, SourceConfig
+from agro.config.run import PhaseConfig, RunConfig
 from agro.config.secrets import check_texts, from_environment
 from agro.config.section import Count, Positive, Section, Share, field
-from agro.config.train import Evaluate, Guard, Objective, Track, Train
+from agro.config.train import EvaluateConfig, GuardConfig, ObjectiveConfig, TrackConfig, TrainConfig
 
-__all__ = ["Chat", "Count", "Data", "Engine", "Environment", "Evaluate", "Guard", "LoRA", "NewModel"]
-__all__ += ["Objective", "Phase", "Policy", "Positive", "Reward", "RewardPart", "RunConfig", "Sampler"]
-__all__ += ["Section", "Share", "Source", "Track", "Train"]
+__all__ = [
+    "ChatConfig",
+    "Count",
+    "DataConfig",
+    "EngineConfig",
+    "EnvironmentConfig",
+    "EvaluateConfig",
+    "GuardConfig",
+    "LoRA",
+    "NewModel",
+]
+__all__ += [
+    "ObjectiveConfig",
+    "PhaseConfig",
+    "PolicyConfig",
+    "Positive",
+    "RewardConfig",
+    "RewardPart",
+    "RunConfig",
+    "SamplerConfig",
+]
+__all__ += ["Section", "Share", "SourceConfig", "TrackConfig", "TrainConfig"]
 __all__ += ["check_texts", "from_environment"]
 __all__ += ["check_values", "deciding", "ending", "field", "override", "parse", "shared", "take_length"]

@@ -26,7 +26,7 @@ class RewardScale(Section):
     """what is added to the reward of a response"""
 
 
-class Data(Section):
+class DataConfig(Section):
     """What a step trains on: prompts to sample from, groups of the store, or a share of each."""
 
     prompts: Paths | None = field(None, shared=True)
@@ -158,7 +158,7 @@ class Data(Section):
         start, end = self.replay_at(0), self.replay_at(self.replay_steps)
         return percent(start) if start == end else f"{percent(start)} to {percent(end)}"
 
-    def part(self, name: str) -> Data:
+    def part(self, name: str) -> DataConfig:
         """With the role or source of a share as the only one to draw from."""
         if not name:
             return self

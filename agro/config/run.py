@@ -11,19 +11,19 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from agro.config.data import Data
+from agro.config.data import DataConfig
 from agro.config.messages import check_values, explain
 from agro.config.override import drop_other_length, merge, override
-from agro.config.policy import Policy
-from agro.config.reward import Reward
-from agro.config.rollout import Engine, Environment, Sampler, Source
+from agro.config.policy_config import PolicyConfig
+from agro.config.reward_config import RewardConfig
+from agro.config.rollout_config import EngineConfig, EnvironmentConfig, SamplerConfig, SourceConfig
 from agro.config.secrets import redacted
 from agro.config.section import Section
-from agro.config.train import Evaluate, Guard, Objective, Track, Train
+from agro.config.train import EvaluateConfig, GuardConfig, ObjectiveConfig, TrackConfig, TrainConfig
 from agro.errors import Refused
 
 
-class Phase(BaseModel):
+class PhaseConfig(BaseModel):
     """A name, and values that differ from the run's sections while the phase lasts."""
 
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
@@ -32,19 +32,19 @@ class Phase(BaseModel):
 
 
 class RunConfig(Section):
-    policy: Policy = Policy()
-    data: Data = Data()
-    sampler: Sampler = Sampler()
-    source: Source = Source()
-    engine: Engine = Engine()
-    reward: Reward = Reward()
-    environment: Environment | None = None
-    objective: Objective = Objective()
-    train: Train = Train()
-    guard: Guard = Guard()
-    evaluate: Evaluate = Evaluate()
-    track: Track = Track()
-    phases: tuple[Phase, ...] = ()
+    policy: PolicyConfig = PolicyConfig()
+    data: DataConfig = DataConfig()
+    sampler: SamplerConfig = SamplerConfig()
+    source: SourceConfig = SourceConfig()
+    engine: EngineConfig = EngineConfig()
+    reward: RewardConfig = RewardConfig()
+    environment: EnvironmentConfig | None = None
+    objective: ObjectiveConfig = ObjectiveConfig()
+    train: TrainConfig = TrainConfig()
+    guard: GuardConfig = GuardConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    track: TrackConfig = TrackConfig()
+    phases: tuple[PhaseConfig, ...] = ()
 
     @classmethod
     def of(

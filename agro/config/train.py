@@ -13,7 +13,7 @@ from agro.config.section import Count, Positive, Section, Share, Temperature, fi
 STEPS = 100  # where neither steps nor epochs are given
 
 
-class Objective(BaseModel):
+class ObjectiveConfig(BaseModel):
     """What is minimized: the name of an objective, and its options."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
@@ -25,7 +25,7 @@ class Objective(BaseModel):
         return dict(self.model_extra or {})
 
 
-class Train(Section):
+class TrainConfig(Section):
     """Steps, their size, memory, and the optimizer."""
 
     steps: Count | None = None
@@ -103,7 +103,7 @@ class Train(Section):
         return values if lengths else {**values, "steps": STEPS}
 
 
-class Guard(Section):
+class GuardConfig(Section):
     """What counts as an explosion, and what happens then: see `agro.train.monitors.guard`."""
 
     loss: Annotated[float, Field(gt=1)] | None = field(None, resume=True)
@@ -125,7 +125,7 @@ class Guard(Section):
     """a stage without progress for so many seconds is named on the terminal; 0: never"""
 
 
-class Evaluate(Section):
+class EvaluateConfig(Section):
     """Measurements on held-out data: before the first step, at the ends of phases, every `every` steps."""
 
     every: int = field(0, ge=0)
@@ -165,7 +165,7 @@ class Evaluate(Section):
     step"""
 
 
-class Track(Section):
+class TrackConfig(Section):
     """Copies of the metrics for other, installed programs; `metrics.jsonl` is always written."""
 
     to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = field((), resume=True)

@@ -200,7 +200,7 @@ class Ranking:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairColumns:
     """Two responses, and which one is better. `{}` in a path stands for the name of a side."""
 
     prompt: str

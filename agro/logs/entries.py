@@ -12,7 +12,7 @@ from agro.logs.import_report import ImportReport, Reading, difference
 from agro.logs.protocol import Format, Judgment, Row
 from agro.store.imports import ImportedFile, Place, forgotten
 from agro.store.records import OtherPrompt, Pair
-from agro.store.rows import Origin
+from agro.store.sample_rows import Origin
 from agro.store.samples import AppendTransaction
 from agro.store.sqlite import Store
 from agro.types import Sample

@@ -25,7 +25,7 @@ from agro.logs.privacy import Privacy
 from agro.logs.prompts import load_prompts
 from agro.logs.protocol import RECORD_ERRORS, Context, Format, Item, SkipRecord, reason_of
 from agro.logs.record_files import fingerprint
-from agro.store.rows import Origin
+from agro.store.sample_rows import Origin
 from agro.store.sqlite import Store
 from agro.types import Prompt, Sample
 

@@ -22,7 +22,7 @@ Scores = dict[str, list[Any]]
 
 
 @dataclass(frozen=True)
-class Span:
+class TraceSpan:
     """What a format says of a span."""
 
     id: Any
@@ -42,7 +42,7 @@ class _Conversation:
     prompt: str | list[Message]
     turns: list[Message]  # before the last call's replies
     replies: list[Message]
-    spans: list[Span]
+    spans: list[TraceSpan]
     name: str  # of the last call
 
     def continues_in(self, prompt: str | list[Message]) -> bool:
@@ -51,7 +51,7 @@ class _Conversation:
         history = [*self.prompt, *self.turns, *self.replies]
         return len(prompt) > len(history) and all(map(_is_same, history, prompt))
 
-    def add(self, prompt: list[Message], replies: list[Message], span: Span, name: str) -> None:
+    def add(self, prompt: list[Message], replies: list[Message], span: TraceSpan, name: str) -> None:
         self.turns += [*self.replies, *prompt[len(self.prompt) + len(self.turns) + 1 :]]
         self.replies, self.name = replies, name
         self.spans.append(span)
@@ -65,7 +65,7 @@ def _is_same(one: Message, other: Message) -> bool:
 
 
 def read(
-    spans: Sequence[Span], scores: Scores, context: Context, meta: Mapping[str, Any], answer: Any = None
+    spans: Sequence[TraceSpan], scores: Scores, context: Context, meta: Mapping[str, Any], answer: Any = None
 ) -> list[Item]:
     """The responses of a trace, whose spans are in the order of their begin. `scores`: of the trace."""
     calls = _calls(spans)
@@ -97,11 +97,11 @@ def read(
     return items
 
 
-def _calls(spans: Sequence[Span]) -> list[tuple[int, Span]]:
+def _calls(spans: Sequence[TraceSpan]) -> list[tuple[int, TraceSpan]]:
     """The outermost calls of a model that aren't a judge's; without any, the root. With their positions."""
     spans_by_id = {span.id: span for span in spans}
 
-    def ancestors(span: Span) -> Iterator[Span]:
+    def ancestors(span: TraceSpan) -> Iterator[TraceSpan]:
         seen = {span.id}
         while span.parent in spans_by_id and span.parent not in seen:
             seen.add(span.parent)

@@ -62,7 +62,7 @@ class Chat:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tokenizer: Any, config: configuration.Chat) -> Chat:
+    def of(cls, tokenizer: Any, config: configuration.ChatConfig) -> Chat:
         """Set the tokenizer's template to the configured one, so that it is saved with the model.
 
         Raises `Refused` for settings that would have no effect.
@@ -70,7 +70,7 @@ class Chat:
         if config.template is not None:
             tokenizer.chat_template = _read(config.template)
         template = tokenizer.chat_template
-        if config != configuration.Chat() and not template:
+        if config != configuration.ChatConfig() and not template:
             raise Refused("[policy.chat]: the tokenizer has no chat template; set policy.chat.template")
         for name in config.options:
             if name in set(inspect.signature(tokenizer.apply_chat_template).parameters) - _FREE:
@@ -229,7 +229,7 @@ def end_tokens(model: Any, chat: Chat) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(i) for i in ids if i is not None))
 
 
-def ignored_settings(model: Any, sampler: configuration.Sampler) -> list[str]:
+def ignored_settings(model: Any, sampler: configuration.SamplerConfig) -> list[str]:
     """The ignored values of the model's generation_config, such as "top_k = 20 (sampler.top_k = 0)"."""
     config = model.generation_config
     ignored = []

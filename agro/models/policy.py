@@ -94,7 +94,7 @@ class Policy:
         temperature: float = 1.0,
         chunk: int = 512,
         adapter: Any = None,
-        chat: configuration.Chat | None = None,
+        chat: configuration.ChatConfig | None = None,
     ) -> None:
         """Raises `Refused` for a model whose log-probs agro can't compute exactly.
 
@@ -110,7 +110,7 @@ class Policy:
         self.name = type(model).__name__
         self.vocab_size: int = Head.of(model).weight.shape[0]
         self.context = architecture.context_of(model)
-        self.chat = Chat.of(tokenizer, chat or configuration.Chat())
+        self.chat = Chat.of(tokenizer, chat or configuration.ChatConfig())
         self.eos_ids = end_tokens(model, self.chat)
         if len(tokenizer) > self.vocab_size:
             raise Refused(
@@ -128,7 +128,7 @@ class Policy:
             self._probe()
 
     @classmethod
-    def load(cls, config: configuration.Policy, *, seed: int = 0) -> Policy:
+    def load(cls, config: configuration.PolicyConfig, *, seed: int = 0) -> Policy:
         """The model of the configuration, by folder or hub name, or a new one.
 
         `seed` is for random weights, of an adapter too. Only safetensors are loaded. Sets the number of CPU

@@ -36,7 +36,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 _PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")  # fully described by tokenizer.json
 
 
-def loading_options(config: configuration.Policy, device: torch.device) -> dict[str, Any]:
+def loading_options(config: configuration.PolicyConfig, device: torch.device) -> dict[str, Any]:
     """Arguments of `from_pretrained`. Raises `Refused` for what machine or configuration don't allow."""
     options: dict[str, Any] = {}
     if config.attention != "auto":
@@ -52,7 +52,7 @@ def loading_options(config: configuration.Policy, device: torch.device) -> dict[
     return options
 
 
-def _quantized(config: configuration.Policy, device: torch.device) -> dict[str, Any]:
+def _quantized(config: configuration.PolicyConfig, device: torch.device) -> dict[str, Any]:
     key = f"policy.quantize = {config.quantize}"
     if config.lora is None or config.lora.merge or config.dtype != "bfloat16":
         raise Refused(
@@ -184,7 +184,9 @@ def refuse_difference(name: str, difference: Tensor, allowed: float) -> None:
         )
 
 
-def pretrained(name: str, config: configuration.Policy, adapters: tuple[Path, ...] = ()) -> tuple[Any, Any]:
+def pretrained(
+    name: str, config: configuration.PolicyConfig, adapters: tuple[Path, ...] = ()
+) -> tuple[Any, Any]:
     """Load model and tokenizer from a folder or the hub. Raises `Refused` where that fails.
 
     For the folder of an adapter, the model has the adapter merged. `adapters`: those that belong to it.
@@ -251,7 +253,7 @@ def _is_path(name: str) -> bool:
     return path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
 
 
-def _dtype(config: configuration.Policy) -> torch.dtype:
+def _dtype(config: configuration.PolicyConfig) -> torch.dtype:
     """Of the weights as they are loaded. A mixed policy keeps them in float32; an adapter's always are."""
     if config.dtype == "float32" or (config.dtype == "mixed" and config.lora is None):
         return torch.float32

@@ -60,7 +60,7 @@ def frozen(policy: Policy) -> Policy:
     return reference
 
 
-def load_reference(config: configuration.Policy, policy: Policy) -> Policy:
+def load_reference(config: configuration.PolicyConfig, policy: Policy) -> Policy:
     """The reference of a run that begins at `policy`.
 
     Raises `Refused` where `policy.reference_model` has another tokenizer or vocabulary.
@@ -105,7 +105,7 @@ def fingerprint(policy: Policy) -> str:
 
 
 @torch.no_grad()
-def follow(reference: Policy, policy: Policy, config: configuration.Policy, step: int) -> None:
+def follow(reference: Policy, policy: Policy, config: configuration.PolicyConfig, step: int) -> None:
     """Update a reference that follows the policy after `step` steps (of the phase, from 1)."""
     if config.reference == "ema":
         assert config.reference_decay is not None

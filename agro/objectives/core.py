@@ -39,7 +39,7 @@ from agro.objectives.needs import (
     REF_LOGP,
     REWARD,
     STORED_VALUE,
-    Column,
+    ColumnNeed,
     Need,
     Stream,
     grouping,
@@ -138,7 +138,7 @@ class Objective:
     metrics: tuple[str, ...] = ()  # that the function may report
     excludes: Callable[[Options], str] = lambda options: ""
     """Why the function's options exclude each other, "" where they don't."""
-    anchor: Callable[[Options], Column | None] = lambda options: None
+    anchor: Callable[[Options], ColumnNeed | None] = lambda options: None
     """The log-probs in ρ, where it weighs a response by r − βρ; None where β's term is separate, token by
     token."""
     warnings: MethodWarnings = MethodWarnings()
@@ -273,7 +273,7 @@ def couples_baseline(options: Options) -> Coupling:
     return "row" if options["baseline"] == "stored" else couples_regularized_reward(options)
 
 
-def to_reference(options: Options) -> Column:
+def to_reference(options: Options) -> ColumnNeed:
     return REF_LOGP
 
 

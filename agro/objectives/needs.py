@@ -19,7 +19,7 @@ from agro.types import Batch
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Column", "GroupSize", "LogProb", "Need", "Provider", "Stream", "except_experts"]
+__all__ = ["ColumnNeed", "GroupSize", "LogProb", "Need", "Provider", "Stream", "except_experts"]
 
 # Who provides it: the stored samples; a forward pass of the reference; the trainer's forward pass when the
 # batch is drawn; its forward pass in the step; the value head beside the policy; the store in
@@ -92,7 +92,7 @@ class Need(str):
         return batch
 
 
-class Column(Need):
+class ColumnNeed(Need):
     """A number of each row [B] or of each token in the mask [B,T]: a field or an `extra` of the batch."""
 
     def of(self, batch: Batch) -> Tensor | None:
@@ -128,11 +128,11 @@ class Column(Need):
         return batch.replace(**{self: unknown})
 
 
-class LogProb(Column):
+class LogProb(ColumnNeed):
     """Log-probs [B,T] of another policy."""
 
 
-class Reward(Column):
+class RewardNeed(ColumnNeed):
     optional = True
 
     def missing_in(self, sample: StoredFields) -> bool:
@@ -150,7 +150,7 @@ class OldLogProb(LogProb):
     fresh_only = True
 
 
-class Fresh(Column):
+class Fresh(ColumnNeed):
     """Staleness 0."""
 
     fresh_only = True
@@ -287,7 +287,9 @@ def _named(batch: Batch, chosen_P: Tensor) -> list[str]:
     return [f"{batch.ids[winner]} over {batch.ids[loser]}" for winner, loser in chosen]
 
 
-REWARD = Reward("reward", "record", "score them (agro score STORE --reward NAME), or train on them with sft")
+REWARD = RewardNeed(
+    "reward", "record", "score them (agro score STORE --reward NAME), or train on them with sft"
+)
 FRESH = Fresh(
     "fresh",
     "record",
@@ -314,13 +316,13 @@ OLD_LOGP = OldLogProb(
 )
 # The same column, of samples of any staleness: for what corrects for whoever generated them.
 DRAWN_LOGP = LogProb("old_logp", "draw", "pass the trainer's log-probs when the batch was drawn")
-STORED_VALUE = Column(
+STORED_VALUE = ColumnNeed(
     "stored_value",
     "value_store",
     "sample those prompts from the reference (agro sample --model REFERENCE -n 8), score them, and set "
     "data.value_store to that store; or set data.value_half_life, by which it is tracked",
 )
-HINTED = Column(
+HINTED = ColumnNeed(
     "hinted",
     "record",
     'pass extra={"hinted": …}, 1 where a response was written with a hint in its prompt, else 0',

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from agro.config import Train
+from agro.config import TrainConfig
 from agro.io.files import writing
 from agro.pages.run import report
 from agro.runs.card import push, write_cards
@@ -15,7 +15,7 @@ from agro.runs.rundata import RunData, load_run
 from agro.runs.verdict import Verdict
 
 
-def present(folder: Path, train: Train, say: Callable[[str], None]) -> bool:
+def present(folder: Path, train: TrainConfig, say: Callable[[str], None]) -> bool:
     """What was wrong, where the run was best, page, cards and upload.
 
     A page that fails doesn't keep back the others; then its error is raised. Returns whether the run ended

@@ -16,7 +16,7 @@ from agro.rollout.engines.capabilities import capabilities
 from agro.rollout.engines.fused import is_fusable
 
 _JOINED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")  # see `agro.rollout.engines.fused`
-_SLACK = 256  # columns that `agro.rollout.engines.rows` adds where responses wait
+_SLACK = 256  # columns that `agro.rollout.engines.decoding_rows` adds where responses wait
 
 
 def resident(device: torch.device) -> int | None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agro.config import Sampler, Train
+from agro.config import SamplerConfig, TrainConfig
 from agro.models.policy import Policy
 from agro.rollout.engines import Engine, Request
 
@@ -181,7 +181,7 @@ def decoding(
     engine: Engine,
     contexts: Sequence[list[int]],
     new: int,
-    sampler: Sampler,
+    sampler: SamplerConfig,
     device: torch.device,
     tokens: int,
 ) -> SamplingTime | None:
@@ -221,7 +221,7 @@ def _read_within(contexts: Sequence[list[int]], tokens: int) -> Sequence[list[in
 
 
 def _decoded(
-    engine: Engine, contexts: Sequence[list[int]], new: int, sampler: Sampler, device: torch.device
+    engine: Engine, contexts: Sequence[list[int]], new: int, sampler: SamplerConfig, device: torch.device
 ) -> tuple[float, float | None]:
     """Seconds until the first response has its only token, and of a token of the others."""
     requests = [Request(i, ids, min(new, 1 + DECODED)) for i, ids in enumerate(contexts)]
@@ -234,7 +234,7 @@ def _decoded(
     return begin, (end - begin) / (late - early) if late > early else None
 
 
-def update(policy: Policy, config: Train, limit: float) -> float:
+def update(policy: Policy, config: TrainConfig, limit: float) -> float:
     """Seconds of one optimizer step, from the update of fewer weights."""
     weights = list(policy.trained().values())
     dtype, count = weights[0].dtype, sum(w.numel() for w in weights)

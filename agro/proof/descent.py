@@ -13,7 +13,7 @@ from torch import Tensor
 from agro.objectives import differentiate, get
 from agro.objectives.core import masked, wanted_streams
 from agro.proof.enumerable import Enumerable, kl
-from agro.proof.expectation import AllGroups, Data, SampledGroups, gradient
+from agro.proof.expectation import AllGroups, DataDistribution, SampledGroups, gradient
 from agro.types import Batch
 
 
@@ -46,7 +46,7 @@ class DescentSettings:
 def descend(
     start: Enumerable,
     reference: Enumerable,
-    data: Data,
+    data: DataDistribution,
     star: Tensor,
     name: str,
     options: Mapping[str, Any],

@@ -16,16 +16,16 @@ from torch import Tensor
 from agro.proof.claim import End
 from agro.proof.descent import DescentSettings, Path, descend
 from agro.proof.enumerable import Enumerable, Space, kl, optimum
-from agro.proof.expectation import Data
+from agro.proof.expectation import DataDistribution
 from agro.proof.formulas import Situation, wins
-from agro.proof.measuring import BETA, EXACT, FAR, INSTANCES, Row, Subject, problem
+from agro.proof.measuring import BETA, EXACT, FAR, INSTANCES, Measurement, Subject, problem
 
 SEEDS = {"reference": 2, "elsewhere": 9}  # of the tables that descents begin at
 NEAR = 1e-6  # nats: as near to a claimed end as some hundred updates come
 DISTANCE = "KL to the optimum at the end of descent"
 
 
-def tools(subject: Subject) -> Iterator[Row]:
+def tools(subject: Subject) -> Iterator[Measurement]:
     """A tool's random output between two actions: how far the fixed point is from the optimum, and without
     randomness."""
     if not subject.claims.tools:
@@ -39,7 +39,7 @@ def tools(subject: Subject) -> Iterator[Row]:
         chance_Y = torch.where(first_Y, certain, 1 - certain).double()
         star = _optimum_with_tool(reference, reward, chance_Y)
         start = Enumerable.table(space, 2)
-        data = Data(reference, reward, noise=chance_Y.expand(6, -1))
+        data = DataDistribution(reference, reward, noise=chance_Y.expand(6, -1))
         settings = DescentSettings(updates=subject.claims.updates, beta2=0.95, final_share=1e-5)
         descend(start, reference, data, star, subject.name, subject.options(), settings)
         logp = start.logp().detach()
@@ -69,7 +69,7 @@ def _optimum_with_tool(reference: Enumerable, reward: Tensor, chance_Y: Tensor) 
     return (first_logp[:, :, None, None] + second).reshape(X, 8)
 
 
-def ends(subject: Subject) -> Iterator[Row]:
+def ends(subject: Subject) -> Iterator[Measurement]:
     """Where exact gradient descent goes: KL(π ‖ π*), from π_ref on data of each behavior, and from
     elsewhere."""
     if not subject.claims.updates:
@@ -90,7 +90,7 @@ def ends(subject: Subject) -> Iterator[Row]:
         yield subject.row(DISTANCE, setting, max(value.item(), 0.0), upper=upper, lower=lower)
 
 
-def own_ends(subject: Subject) -> Iterator[Row]:
+def own_ends(subject: Subject) -> Iterator[Measurement]:
     """KL from where descent goes to where it is claimed to, on data of others."""
     if subject.claims.end is None:
         return

@@ -31,7 +31,7 @@ class Expert:
 
 
 @dataclass(frozen=True, eq=False)
-class Data:
+class DataDistribution:
     """Where groups come from: outcomes with their rewards and probabilities; an outcome is a response, or one
     with a noise.
 
@@ -90,7 +90,7 @@ class AllGroups:
     Each comes once whatever its order; judged ones in every order, the winner first and the loser second.
     """
 
-    data: Data
+    data: DataDistribution
     reference: Enumerable
     sizes: tuple[int, ...]
 
@@ -210,7 +210,7 @@ class SampledGroups:
     """One group of n outcomes of every prompt, drawn at random: an estimate of what `AllGroups` is the
     expectation of."""
 
-    data: Data
+    data: DataDistribution
     reference: Enumerable
     n: int
     generator: torch.Generator
@@ -238,7 +238,7 @@ class SampledGroups:
         return _rows(self.data, self.reference, self._prompt, outcome.flatten())
 
 
-def _rows(data: Data, reference: Enumerable, prompt: Tensor, outcome: Tensor) -> dict[str, Any]:
+def _rows(data: DataDistribution, reference: Enumerable, prompt: Tensor, outcome: Tensor) -> dict[str, Any]:
     """The columns of a batch for these outcomes of these prompts, [B] each."""
     space, response = data.behavior.space, data.outcomes[outcome]
     no_mask = torch.zeros(len(prompt), 1, dtype=torch.bool)
@@ -267,7 +267,7 @@ def _shifted(policy: Enumerable, prompt: Tensor, response: Tensor) -> Tensor:
     return torch.nn.functional.pad(logp, (1, 0), value=math.nan)[prompt, response]
 
 
-def all_groups(data: Data, reference: Enumerable, *sizes: int) -> Batch:
+def all_groups(data: DataDistribution, reference: Enumerable, *sizes: int) -> Batch:
     """The batch of `AllGroups`."""
     return AllGroups(data, reference, sizes).batch
 

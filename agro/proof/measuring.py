@@ -15,7 +15,7 @@ from agro.objectives import Objective, differentiate, get
 from agro.objectives.core import wanted_streams
 from agro.proof.claim import Claims
 from agro.proof.enumerable import Enumerable, Space
-from agro.proof.expectation import AllGroups, Data, Expert, gradient, in_two_rows
+from agro.proof.expectation import AllGroups, DataDistribution, Expert, gradient, in_two_rows
 from agro.types import Batch
 
 BETA = 0.3
@@ -27,7 +27,7 @@ BEHAVIORS = ("policy", "reference", "uniform", "stale", "lacks support")  # that
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """One measurement. `bound`, `side` and `holds` are None where nothing is claimed."""
 
     objective: str
@@ -62,12 +62,12 @@ class Subject:
         """Those that it may learn from."""
         return BEHAVIORS[:1] if "fresh" in self.claims.needs else BEHAVIORS
 
-    def data(self, behavior: Enumerable, reward: Tensor, reference: Enumerable) -> Data:
+    def data(self, behavior: Enumerable, reward: Tensor, reference: Enumerable) -> DataDistribution:
         """Groups of that behavior, with the V* that samples of the reference would have given."""
         expert, added = self.expert(behavior.space), None
         if expert is not None:
             added = Expert(expert, reward, hinted=self.claims.expert == "hinted")
-        return Data(
+        return DataDistribution(
             behavior,
             reward,
             judged=self.claims.judged,
@@ -110,16 +110,16 @@ class Subject:
         *,
         upper: float | None = None,
         lower: float | None = None,
-    ) -> Row:
+    ) -> Measurement:
         """A measurement that may be `upper` at most, or `lower` at least, or is reported without a claim."""
         full_setting = ", ".join(filter(None, (described(self.claims), setting)))
         if upper is not None:
-            return Row(self.name, property_, full_setting, value, upper, "at most", value <= upper)
+            return Measurement(self.name, property_, full_setting, value, upper, "at most", value <= upper)
         if lower is not None:
-            return Row(self.name, property_, full_setting, value, lower, "at least", value >= lower)
-        return Row(self.name, property_, full_setting, value, None, None, None)
+            return Measurement(self.name, property_, full_setting, value, lower, "at least", value >= lower)
+        return Measurement(self.name, property_, full_setting, value, None, None, None)
 
-    def changes(self, claimed: bool, invariant: str, changed: str, setting: str, value: float) -> Row:
+    def changes(self, claimed: bool, invariant: str, changed: str, setting: str, value: float) -> Measurement:
         """That something changes nothing, where that is claimed, or else matters."""
         if claimed:
             return self.row(invariant, setting, value, upper=EXACT)
@@ -163,7 +163,7 @@ def value_of(reference: Enumerable, reward: Tensor, beta: float = BETA) -> Tenso
     return beta * (reference.logp().detach() + reward / beta).logsumexp(1)
 
 
-def variances(subject: Subject) -> Iterator[Row]:
+def variances(subject: Subject) -> Iterator[Measurement]:
     """Trace of the covariance of one group's gradient in the logits of a table over its squared mean,
     against n."""
     if not {"groups", "triples"} & set(subject.claims.needs):
@@ -181,7 +181,7 @@ def variances(subject: Subject) -> Iterator[Row]:
     )
 
 
-def estimates(subject: Subject) -> Iterator[Row]:
+def estimates(subject: Subject) -> Iterator[Measurement]:
     """The three estimates of the regularizer's gradient alone (r = 0, β = 1), and of on-policy AGRO with
     its squared part."""
     if subject.claims.estimates is None:
@@ -196,9 +196,9 @@ def estimates(subject: Subject) -> Iterator[Row]:
         setting = f"{option}={kind}, on-policy, n=2, {logits}"
         title = "variance of the regularizer's estimate, below the one before"
         if previous == math.inf:
-            yield Row(subject.name, title, setting, value, None, None, None)
+            yield Measurement(subject.name, title, setting, value, None, None, None)
         else:
-            yield Row(subject.name, title, setting, value, previous, "at most", value < previous)
+            yield Measurement(subject.name, title, setting, value, previous, "at most", value < previous)
         previous = value
 
 

@@ -36,7 +36,9 @@ BUILTIN: dict[str, Callable[..., Reward]] = {
 }
 
 
-def load_reward(config: config.Reward, objects: Mapping[str, Callable[..., Any]] | None = None) -> Reward:
+def load_reward(
+    config: config.RewardConfig, objects: Mapping[str, Callable[..., Any]] | None = None
+) -> Reward:
     """The reward that the configuration names, its processes started; `close` it after use.
 
     `objects`: functions by their names in the configuration, which are called in this process.
@@ -62,7 +64,7 @@ def load_reward(config: config.Reward, objects: Mapping[str, Callable[..., Any]]
 def _load(
     name: str,
     options: dict[str, object],
-    config: config.Reward,
+    config: config.RewardConfig,
     objects: Mapping[str, Callable[..., Any]],
 ) -> Reward:
     options = from_environment(options, "reward.options")

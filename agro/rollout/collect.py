@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from agro.config import Sampler
+from agro.config import SamplerConfig
 from agro.rewards import Reward, check_failures
 from agro.rollout.rollout import Rollout
 from agro.store import Origin, Store
@@ -66,7 +66,7 @@ class CollectResult:
 def collect(
     rollout: Rollout,
     prompts: Sequence[Prompt],
-    sampler: Sampler,
+    sampler: SamplerConfig,
     store: Store,
     task: Task,
     reward: Reward | None = None,
@@ -109,7 +109,7 @@ def score(reward: Reward, samples: Sequence[Sample], store: Store, max_failed: f
 def _sample(
     rollout: Rollout,
     prompts: Sequence[Prompt],
-    sampler: Sampler,
+    sampler: SamplerConfig,
     store: Store,
     task: Task,
     activity: Activity,

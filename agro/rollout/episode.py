@@ -27,7 +27,7 @@ from agro.types.kept_sets import ALL, Ids, flat
 
 
 @dataclass
-class Row:
+class EpisodeRow:
     """One sequence: a context, then actions and observations. `context`: tokens before the first action."""
 
     tokens: list[int]
@@ -73,7 +73,7 @@ class Transcript:
     def __init__(self, encoder: Encoder, prompt: Prompt, ids: list[int]) -> None:
         """`ids` are those of the prompt."""
         self.encoder = encoder
-        self.rows = [Row(ids)]
+        self.rows = [EpisodeRow(ids)]
         self.messages: Messages | None = None
         if not encoder.chat.is_text(prompt.text):
             self.messages = list(encoder.chat.messages(prompt.text))
@@ -117,7 +117,7 @@ class Transcript:
             self.messages.append(message)
         self.text = text
         if new:
-            self.rows.append(Row(ids))
+            self.rows.append(EpisodeRow(ids))
         else:
             row.observe(ids)
         return True
@@ -229,7 +229,7 @@ class Episode:
 
     def _sample(
         self,
-        row: Row,
+        row: EpisodeRow,
         number: int,
         meta: dict[str, Any],
         reward: float | None,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agro.config import Sampler
+from agro.config import SamplerConfig
 from agro.rewards import Reward
 from agro.rollout import Rollout
 from agro.types import Prompt, Sample
@@ -167,7 +167,7 @@ def pass_at_k(n: int, passed: int, k: int) -> float:
 
 
 def heldout(
-    rollout: Rollout, reward: Reward, prompts: Sequence[Prompt], sampler: Sampler, seed: int
+    rollout: Rollout, reward: Reward, prompts: Sequence[Prompt], sampler: SamplerConfig, seed: int
 ) -> Heldout:
     """Sample `sampler.n` responses to each prompt and score them; samples of one episode are one response."""
     samples = sorted(

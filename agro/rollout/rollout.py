@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from agro import config
-from agro.config import Sampler
+from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.encoding import Encoder
 from agro.models.policy import Policy
@@ -52,7 +52,7 @@ class Rollout:
         self,
         prompts: Sequence[Prompt],
         n: int,
-        options: Sampler,
+        options: SamplerConfig,
         *,
         seed: int = 0,
         numbers: Sequence[int] | None = None,
@@ -91,7 +91,7 @@ class Rollout:
         return self._episodes(self.environment, prompt_of, waiting, options, seed)
 
     def _responses(
-        self, prompt_of: dict[int, Prompt], waiting: deque[Request], sampler: Sampler, seed: int
+        self, prompt_of: dict[int, Prompt], waiting: deque[Request], sampler: SamplerConfig, seed: int
     ) -> Iterator[Sample]:
         """Each response is a sample as soon as it finishes."""
         sampling = recorded(sampler, seed)
@@ -130,7 +130,7 @@ class Rollout:
         environment: Environment,
         prompt_of: dict[int, Prompt],
         waiting: deque[Request],
-        sampler: Sampler,
+        sampler: SamplerConfig,
         seed: int,
     ) -> Iterator[Sample]:
         """The turns of all episodes are decoded together, each as soon as it can be.
@@ -178,7 +178,7 @@ def before_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
     return text[: min(cuts)], True
 
 
-def recorded(sampler: Sampler, seed: int) -> dict[str, Any]:
+def recorded(sampler: SamplerConfig, seed: int) -> dict[str, Any]:
     """The `sampling` of a sample: what determines its distribution, and the seed; an engine adds to it."""
     without = {"n", "batch", "keep_sets", "draft", "draft_tokens", "skip_layers"}
     return {**sampler.model_dump(mode="json", exclude=without), "seed": seed}
@@ -236,7 +236,7 @@ def embedded(policy: Policy, version: int = -1, *, fused: bool = True) -> Engine
     return HF(policy, version, fused=fused)
 
 
-def load_engine(settings: config.Engine, policy: Policy) -> Engine:
+def load_engine(settings: config.EngineConfig, policy: Policy) -> Engine:
     """The engine that the configuration names: on the weights of `policy` in this process, or a server."""
     if settings.kind == "hf":
         return embedded(policy, fused=settings.fused)
@@ -246,7 +246,10 @@ def load_engine(settings: config.Engine, policy: Policy) -> Engine:
 
 
 def load_rollout(
-    encoder: Encoder, engine: Engine, environment: config.Environment | None = None, source: str = "policy"
+    encoder: Encoder,
+    engine: Engine,
+    environment: config.EnvironmentConfig | None = None,
+    source: str = "policy",
 ) -> Rollout:
     """Raises `Refused` where the environment can't be created."""
     if environment is None:

@@ -17,14 +17,14 @@ import huggingface_hub
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from agro.config import Policy, Train
+from agro.config import PolicyConfig, TrainConfig
 from agro.errors import Refused
 from agro.io.numbers import count, fixed, with_error
 from agro.io.terminal import visible
 from agro.models.adapters import base_of, is_adapter
 from agro.runs.metrics import FOLLOWED
 from agro.runs.problems import problems
-from agro.runs.rundata import Measurement, RunData, Span, load_run
+from agro.runs.rundata import Measurement, PhaseSpan, RunData, load_run
 from agro.runs.verdict import Verdict
 from agro.store import Store
 
@@ -156,11 +156,11 @@ def _weights(decay: float | None) -> str:
     return "those after the last step" if decay is None else f"an exponential moving average, decay {decay:g}"
 
 
-def _reference(policy: Policy) -> str:
+def _reference(policy: PolicyConfig) -> str:
     return policy.reference + (f" ({_named(policy.reference_model)})" if policy.reference_model else "")
 
 
-def _objective(run: RunData, span: Span) -> str:
+def _objective(run: RunData, span: PhaseSpan) -> str:
     config = run.config.phase(span.name)
     text = config.objective.name
     if config.objective.options:
@@ -250,7 +250,7 @@ def _total(run: RunData, metric: str) -> str:
     return UNKNOWN if value is None else count(value)
 
 
-def check_push(train: Train) -> None:
+def check_push(train: TrainConfig) -> None:
     """Raise `Refused` before any compute where `train.push` can't work. Does not use the network."""
     if train.push is None:
         return
@@ -267,7 +267,7 @@ def check_push(train: Train) -> None:
         raise Refused(f"{setting}: no token of the hub; log in with hf auth login, or set HF_TOKEN")
 
 
-def push(folder: Path, train: Train) -> str | None:
+def push(folder: Path, train: TrainConfig) -> str | None:
     """Upload a folder to the repository `train.push`, if there is one, and return its address.
 
     The repository is created if needed. Raises `Refused` where the hub can't be reached or declines.

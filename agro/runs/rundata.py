@@ -39,7 +39,7 @@ class BestModel:
 
 
 @dataclass(frozen=True)
-class Span:
+class PhaseSpan:
     """A phase, from the weights of step `begins` to those of step `ends`."""
 
     name: str
@@ -92,13 +92,13 @@ class RunData:
         return np.where(kl == self.column("eval_kl_ref"), math.nan, kl)
 
     @property
-    def spans(self) -> list[Span]:
-        spans: list[Span] = []
+    def spans(self) -> list[PhaseSpan]:
+        spans: list[PhaseSpan] = []
         for row in self.rows:
             begins = spans[-1].ends if spans else 0
             if spans and spans[-1].name == row["phase"]:
                 begins = spans.pop().begins
-            spans.append(Span(row["phase"], begins, row["step"]))
+            spans.append(PhaseSpan(row["phase"], begins, row["step"]))
         return spans
 
     @property

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agro.config import Data
+from agro.config import DataConfig
 from agro.runs.rundata import RunData
 
 PATIENCE = 3  # steps in a row without a signal that are worth a warning; single ones are common
@@ -37,7 +37,7 @@ SPREAD = (
 )
 
 
-def way_out(reason: str, data: Data) -> str:
+def way_out(reason: str, data: DataConfig) -> str:
     """What to do about a reason, a key of `WAYS_OUT`; `data`: of the phase."""
     is_equal = reason in ("all rewards are 0", "equal rewards within groups")
     prefix = SPREAD if is_equal and data.draws_stored and not data.spread else ""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from agro.config import RunConfig, Track
+from agro.config import RunConfig, TrackConfig
 from agro.errors import Refused
 from agro.runs.folder import Run
 
@@ -113,7 +113,7 @@ class Trackers:
         self._trackers = {}
 
 
-def check_trackers(config: Track) -> None:
+def check_trackers(config: TrackConfig) -> None:
     """Raise `Refused` where a tracker of `track.to` can't be imported."""
     for name in config.to:
         try:

@@ -15,7 +15,7 @@ from agro.store.records import (
     SampleSummary,
 )
 from agro.store.recover import RecoveryReport, recover
-from agro.store.rows import Origin
+from agro.store.sample_rows import Origin
 from agro.store.sqlite import Store
 
 __all__ = [

@@ -17,7 +17,7 @@ from typing import Any
 from agro.store import queries
 from agro.store.database import Database
 from agro.store.draw_rules import At, Candidate, DrawRule, is_held_out, place_of
-from agro.store.rows import decode_text, encode_text
+from agro.store.sample_rows import decode_text, encode_text
 
 Condition = Callable[[], tuple[str, list[Any]]]
 TOUCHED = "temp.touched"
@@ -32,7 +32,7 @@ BY = {
 
 
 class Candidates:
-    """The groups that one run may draw by one rule; what `agro.store.draw_rules.Groups` asks of them."""
+    """The groups that one run may draw by one rule: its `agro.store.draw_rules.DrawableGroups`."""
 
     def __init__(self, database: Database, name: str, rule: DrawRule, at: At) -> None:
         """`name`: of the table."""

@@ -1,6 +1,6 @@
 """Opening the store's SQLite file, transactions, and SQLite's errors in plain words.
 
-The tables of a store; how a sample is written into them is in `agro.store.rows`.
+The tables of a store; how a sample is written into them is in `agro.store.sample_rows`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Self
 
 from agro.errors import Refused, Unwritable
 from agro.store.paging import PAGE_BYTES, Page
-from agro.store.rows import SAMPLE
+from agro.store.sample_rows import SAMPLE
 
 APPLICATION_ID = int.from_bytes(b"AGRO", "big")
 SCHEMA = 9

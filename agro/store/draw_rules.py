@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
-from agro.config import Data
+from agro.config import DataConfig
 from agro.errors import Refused
 from agro.types import UNKNOWN_VERSION
 
@@ -38,7 +38,7 @@ class DrawRule:
     """
 
     groups: int
-    data: Data = field(default_factory=Data)
+    data: DataConfig = field(default_factory=DataConfig)
     min_group: int = 1
     scored_only: bool = True
     pairs: bool = False
@@ -79,7 +79,7 @@ class Candidate(NamedTuple):
     newest: int = UNKNOWN_VERSION  # of the run's own eligible samples
 
 
-class Groups(Protocol):
+class DrawableGroups(Protocol):
     """The groups that may be drawn: `Listed`, or a table of a store, `agro.store.candidates`."""
 
     @property
@@ -120,7 +120,7 @@ def place_of(candidate: Candidate, rule: DrawRule, seed: int) -> int:
     return noise(seed, epoch, "group", candidate.prompt_id) >> 1
 
 
-def pick_groups(groups: Groups, rule: DrawRule, at: At, taken: Collection[str] = ()) -> list[str]:
+def pick_groups(groups: DrawableGroups, rule: DrawRule, at: At, taken: Collection[str] = ()) -> list[str]:
     """The prompt_ids of up to `rule.groups` groups by `data.order`, without those in `taken`.
 
     For the order "closest" `data.candidates` times as many, of which `pick_closest` chooses.
@@ -133,7 +133,7 @@ def pick_groups(groups: Groups, rule: DrawRule, at: At, taken: Collection[str] =
     return _uniform(groups, n * rule.data.candidates if order == "closest" else n, at, taken)
 
 
-def _uniform(groups: Groups, n: int, at: At, taken: Collection[str]) -> list[str]:
+def _uniform(groups: DrawableGroups, n: int, at: At, taken: Collection[str]) -> list[str]:
     """`n` groups, each set of so many with the same probability.
 
     Places are hashes, so intervals of 1/2^m of them have few groups each: one of the intervals and one of
@@ -164,7 +164,7 @@ def _random_slot(intervals: int, at: At, trial: int) -> tuple[int, int, int]:
     return start, start + width - 1, slot
 
 
-def _by_age(groups: Groups, n: int, decay: float, at: At, taken: Collection[str]) -> list[str]:
+def _by_age(groups: DrawableGroups, n: int, decay: float, at: At, taken: Collection[str]) -> list[str]:
     """`n` groups one after the other, each with a probability in proportion to (1 − decay)^staleness.
 
     Where the likely ones are few the newest of the others fill up.

@@ -26,7 +26,7 @@ from agro.store.draw_rules import (
     pick_responses,
 )
 from agro.store.records import DamagedSample, Draw, DrawnGroups, Pair, RunUse
-from agro.store.rows import decode_text, encode_text, ledger_of
+from agro.store.sample_rows import decode_text, encode_text, ledger_of
 from agro.store.samples import Experience
 from agro.store.tables import Tables
 from agro.types import UNKNOWN_VERSION, Sample

@@ -22,7 +22,7 @@ from agro.store.drawing import Draws
 from agro.store.ledger import Ledger
 from agro.store.paging import PAGE_GROUPS, PAGE_ROWS
 from agro.store.records import are_repeats
-from agro.store.rows import SAMPLE, SELECT, Origin, decode_text, encode_text, sample_checksum
+from agro.store.sample_rows import SAMPLE, SELECT, Origin, decode_text, encode_text, sample_checksum
 from agro.store.tables import Tables
 from agro.types import ROLES
 

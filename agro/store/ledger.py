@@ -22,7 +22,7 @@ from agro.store import queries
 from agro.store.drawing import Draws
 from agro.store.paging import PAGE_ENTRIES, Page, read_pages
 from agro.store.records import Commit, Rewind
-from agro.store.rows import checksum, encode_text, insert_into, is_valid, ledger_of
+from agro.store.sample_rows import checksum, encode_text, insert_into, is_valid, ledger_of
 from agro.store.samples import Experience
 from agro.store.tables import Tables
 
@@ -164,7 +164,7 @@ class Ledger:
         self._tables.put("commits", [(encode_text(run), c.step, c.digest, c.cursor, files)])
 
 
-class Request(NamedTuple):
+class SamplingRequest(NamedTuple):
     """A row of `requests`."""
 
     run: Any  # as SQLite stores it, see `encode_text`
@@ -199,7 +199,7 @@ class Requests:
                 "SELECT ifnull(max(number), -1) FROM requests WHERE run = ?", [name]
             )
             count = max(0, min(maximum - len(reclaimed), ahead))
-            new = [Request(name, newest + 1 + i, collector) for i in range(count)]
+            new = [SamplingRequest(name, newest + 1 + i, collector) for i in range(count)]
             claimed = [claim._replace(collector=collector) for claim in reclaimed] + new
             self._tables.put("requests", claimed)
         return [claim.number for claim in claimed]
@@ -238,7 +238,7 @@ class Requests:
             chosen = self._requests(clause, [encode_text(run), json.dumps(list(numbers))])
             self._tables.put("requests", [request._replace(**changes) for request in chosen])
 
-    def _requests(self, clause: str, args: Sequence[Any]) -> list[Request]:
+    def _requests(self, clause: str, args: Sequence[Any]) -> list[SamplingRequest]:
         """By number. Raises `Refused` for one that isn't as it was written."""
-        requests = [Request(*row) for row in self._tables.entries("requests", clause, args)]
+        requests = [SamplingRequest(*row) for row in self._tables.entries("requests", clause, args)]
         return sorted(requests, key=lambda request: request.number)

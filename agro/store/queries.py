@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, TypedDict, Unpack
 
-from agro.config import Data
+from agro.config import DataConfig
 from agro.store.draw_rules import DrawRule
-from agro.store.rows import SELECT, STATES, State, encode_text
+from agro.store.sample_rows import SELECT, STATES, State, encode_text
 
 UNSCORED, FAILED, SCORED = range(len(STATES))
 PRESENT = "prompt_id <> ''"  # not erased, see `agro.store.imports`
@@ -80,7 +80,7 @@ def _origin_terms(
     return terms, args
 
 
-def chosen(data: Data) -> SampleFilter:
+def chosen(data: DataConfig) -> SampleFilter:
     """Which stored samples a configuration trains on, whatever the run and its step."""
     roles, sources = data.drawn_from
     return {

@@ -17,7 +17,7 @@ from agro.store.database import Database
 from agro.store.paging import PAGE_ENTRIES, PAGE_ROWS, Page, read_pages
 from agro.store.queries import Filter
 from agro.store.records import Damage, OtherPrompt, Pair
-from agro.store.rows import (
+from agro.store.sample_rows import (
     INSERT,
     REWARD,
     Origin,

@@ -17,7 +17,7 @@ from agro.store.imports import Imports
 from agro.store.ledger import Ledger, Requests
 from agro.store.queries import Filter
 from agro.store.records import Counts, DrawnGroups, Group, Pair
-from agro.store.rows import Origin
+from agro.store.sample_rows import Origin
 from agro.store.samples import Experience
 from agro.store.survey import Survey
 from agro.store.tables import Tables

@@ -15,7 +15,7 @@ from agro.store import queries
 from agro.store.paging import PAGE_ENTRIES, PAGE_GROUPS, PAGE_RESPONSES, Page, read_pages
 from agro.store.queries import Filter
 from agro.store.records import Counts, Group, SampleSummary
-from agro.store.rows import STATES, decode_text
+from agro.store.sample_rows import STATES, decode_text
 from agro.store.tables import Tables
 from agro.types import Text, truncation
 

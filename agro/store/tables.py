@@ -10,7 +10,7 @@ from agro.errors import Refused
 from agro.store.database import LEDGERS, Database, way_out
 from agro.store.paging import PAGE_ROWS, Page, read_pages
 from agro.store.records import Damage
-from agro.store.rows import SELECT, checksum, insert_into, is_valid, is_valid_sample
+from agro.store.sample_rows import SELECT, checksum, insert_into, is_valid, is_valid_sample
 
 CHANGES = 100_000  # of groups, that connections can still read
 

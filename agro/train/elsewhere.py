@@ -35,7 +35,7 @@ from agro.rollout import Activity, CollectResult, Rollout, Task, collect
 from agro.rollout.engines import Engine
 from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
 from agro.store import Store
-from agro.store.rows import ledger_of
+from agro.store.sample_rows import ledger_of
 from agro.train.abilities import SourceCapability
 from agro.train.collate import recording
 from agro.train.fingerprints import of_prompts_and_scoring

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agro.config import Data
+from agro.config import DataConfig
 from agro.errors import Refused
 from agro.logs.prompts import read_prompts
 from agro.models.encoding import Encoder, InvalidSample
@@ -38,7 +38,7 @@ def valued_prompts(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Pat
     return valued
 
 
-def configured_prompts(data: Data, key: str) -> tuple[list[Prompt], list[str]]:
+def configured_prompts(data: DataConfig, key: str) -> tuple[list[Prompt], list[str]]:
     """The prompts of `data.{key}`, none where it isn't set, and notes on those that are dropped.
 
     Those to train on are without those of `data.hold_out`. Raises `Refused` for prompts that are there
@@ -58,7 +58,7 @@ def configured_prompts(data: Data, key: str) -> tuple[list[Prompt], list[str]]:
     return prompts, [f"{text}; they are dropped"]
 
 
-def _without_held_out(prompts: Sequence[Prompt], data: Data) -> list[Prompt]:
+def _without_held_out(prompts: Sequence[Prompt], data: DataConfig) -> list[Prompt]:
     """The prompts without those of `data.hold_out`; raises `Refused` where none is left."""
     remaining = [prompt for prompt in prompts if not is_held_out(prompt.id, data.hold_out)]
     if prompts and not remaining:
@@ -94,7 +94,7 @@ def check_scorable(
 
 
 def valid_prompts(
-    prompts: Sequence[Prompt], encoder: Encoder, config: Data, key: str
+    prompts: Sequence[Prompt], encoder: Encoder, config: DataConfig, key: str
 ) -> tuple[list[Prompt], list[str]]:
     """The prompts of `data.{key}` that the model can be asked, and notes on those that are dropped.
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from agro.config import Train
+from agro.config import TrainConfig
 from agro.errors import Refused
 
 TOKENS = 2048  # where the configuration names no limit
@@ -28,7 +28,7 @@ class MicroBatch:
         self.adapts = True  # whether passes get smaller when memory runs out
 
     @classmethod
-    def of(cls, config: Train, say: Callable[[str], None] = lambda text: None) -> MicroBatch:
+    def of(cls, config: TrainConfig, say: Callable[[str], None] = lambda text: None) -> MicroBatch:
         neither = config.micro_batch is None and config.micro_tokens is None
         return cls(config.micro_batch, TOKENS if neither else config.micro_tokens, say)
 

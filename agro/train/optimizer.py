@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from agro.config import Train
+from agro.config import TrainConfig
 from agro.models.policy import Policy
 from agro.models.pretrained import adamw_8bit
 from agro.objectives import NotFinite
@@ -128,7 +128,7 @@ def _flushed() -> bool:
 class Optimizer:
     """Clips gradients and moves weights. The value learns at `train.value_lr`, on the policy's schedule."""
 
-    def __init__(self, policy: Policy, config: Train) -> None:
+    def __init__(self, policy: Policy, config: TrainConfig) -> None:
         self.policy, self.config = policy, config
         groups = [
             {"params": list(policy.trained().values()), "of_lr": 1.0},
@@ -163,7 +163,7 @@ class Optimizer:
             self.policy.masters.round()
 
 
-def _adamw(groups: list[dict[str, Any]], policy: Policy, config: Train) -> torch.optim.Optimizer:
+def _adamw(groups: list[dict[str, Any]], policy: Policy, config: TrainConfig) -> torch.optim.Optimizer:
     settings: dict[str, Any] = {
         "lr": config.lr,
         "betas": config.adam_betas,

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
 
-from agro.config import RunConfig, Train
+from agro.config import RunConfig, TrainConfig
 from agro.config.override import LENGTH
 from agro.config.schedule import EXPECTED, are_numbers, is_schedule, value_at
 from agro.errors import Refused
@@ -35,7 +35,7 @@ from agro.types.sample import ROLES
 TUNED = {"start", "target_kl", "rate"}
 
 
-def lr_at(config: Train, step: int, steps: int) -> float:
+def lr_at(config: TrainConfig, step: int, steps: int) -> float:
     """The learning rate of optimizer step `step` (from 0) of a phase with `steps` steps."""
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup

@@ -135,7 +135,7 @@ def run_of(folder: Path) -> Path:
 
 
 @torch.no_grad()
-def load_checkpoint(folder: Path, config: configuration.Policy) -> Policy:
+def load_checkpoint(folder: Path, config: configuration.PolicyConfig) -> Policy:
     """`config`: [policy] of the run. Where the run averages its weights, these are averaged too."""
     run = RunConfig.load(run_of(folder) / "config.json")
     policy = Policy.load(config, seed=derive(run.train.seed, "weights"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from agro.config import Data
+from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import Store
 from agro.store.queries import build_condition, chosen
@@ -37,7 +37,7 @@ def differ_in_scale(a: Scale, b: Scale) -> bool:
     return sizes[1] >= SCALE_RATIO * sizes[0]
 
 
-def find_scale_conflicts(data: Data, store: Store) -> list[ScaleConflict]:
+def find_scale_conflicts(data: DataConfig, store: Store) -> list[ScaleConflict]:
     """The pairs of sources whose rewards, by `data.reward_scale`, differ in scale and meet in a group."""
     scales = {s.source: _mapped(s, data) for s in store.survey.scales()}
     if not any(differ_in_scale(a, b) for a in scales.values() for b in scales.values()):
@@ -54,21 +54,21 @@ def find_scale_conflicts(data: Data, store: Store) -> list[ScaleConflict]:
     return list(conflicts.values())
 
 
-def check_scales(data: Data, store: Store) -> None:
+def check_scales(data: DataConfig, store: Store) -> None:
     """Raise `Refused` where sources of different scales meet in a group and have no map."""
     conflicts = find_scale_conflicts(data, store)
     if conflicts:
         raise _refusal(conflicts[0], f"{conflicts[0].groups} groups of {store.path}")
 
 
-def rescaled(samples: Sequence[Sample], data: Data) -> list[Sample]:
+def rescaled(samples: Sequence[Sample], data: DataConfig) -> list[Sample]:
     """The samples with rewards of the scale that training uses; token rewards have the factor alone."""
     if not data.reward_scale:
         return list(samples)
     return [_rescaled(sample, data) for sample in samples]
 
 
-def check_drawn(samples: Sequence[Sample], data: Data) -> None:
+def check_drawn(samples: Sequence[Sample], data: DataConfig) -> None:
     """`check_scales` of the samples of one step, whose rewards are mapped."""
     rewards: dict[str, dict[str, list[float]]] = {}
     for sample in samples:
@@ -92,12 +92,12 @@ def _ranges(groups: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, Scale]
     return {source: Scale(source, min(values), max(values)) for source, values in rewards.items()}
 
 
-def _has_map(data: Data, *sources: str) -> bool:
+def _has_map(data: DataConfig, *sources: str) -> bool:
     """A map is the user's word, whatever the ranges are then."""
     return all(source in data.reward_scale for source in sources)
 
 
-def _mapped(scale: Scale, data: Data) -> Scale:
+def _mapped(scale: Scale, data: DataConfig) -> Scale:
     rule = data.reward_scale.get(scale.source)
     if rule is None:
         return scale
@@ -105,7 +105,7 @@ def _mapped(scale: Scale, data: Data) -> Scale:
     return Scale(scale.source, *ends)
 
 
-def _rescaled(sample: Sample, data: Data) -> Sample:
+def _rescaled(sample: Sample, data: DataConfig) -> Sample:
     rule = data.reward_scale.get(sample.source)
     if rule is None:
         return sample

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from agro.config import Data, RunConfig
+from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
 from agro.models.encoding import Encoder, InvalidSample
 from agro.rewards import Reward
@@ -74,7 +74,7 @@ class PromptOrder:
 
 
 @dataclass
-class Inline:
+class InlineSource:
     """Samples in this process, step by step."""
 
     can: ClassVar[frozenset[SourceCapability]] = frozenset(
@@ -187,7 +187,7 @@ def stored_prompt(store: Store, prompt_id: str) -> Prompt | None:
     return None
 
 
-def _has_room(prompt: Prompt, encoder: Encoder, data: Data) -> bool:
+def _has_room(prompt: Prompt, encoder: Encoder, data: DataConfig) -> bool:
     """Whether the model can be asked a stored prompt; others are refused, unless data.invalid_prompts drops
     them."""
     try:

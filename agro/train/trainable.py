@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
-from agro.config import Data, RunConfig
+from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
 from agro.objectives import Need
 from agro.objectives.needs import (
@@ -75,7 +75,7 @@ def check_enough(phases: Sequence[Phase], path: Path) -> None:
                 store.draws.require(rule, At("", 0, 0, 0))
 
 
-def check_names(data: Data, counts: Counts, path: Path, *, adds: bool) -> None:
+def check_names(data: DataConfig, counts: Counts, path: Path, *, adds: bool) -> None:
     """Raise `Refused` for a source that `data` names, or for `data.roles`, that no sample of the store has.
 
     `counts`: of the store, which is at `path`. With `adds` the run samples too, which makes samples of source

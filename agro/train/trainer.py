@@ -41,7 +41,7 @@ from agro.train.monitors.sampled_kl import SampledKL, prompts_for_kl
 from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
 from agro.train.phases import Phase, derive, describe, resolve
 from agro.train.ranks import Ranks, Shard, joined, rank, serve, take_device, world_size
-from agro.train.source import Inline, PromptOrder, Source
+from agro.train.source import InlineSource, PromptOrder, Source
 from agro.train.state import Position
 from agro.train.trainable import check_enough, check_store, check_stores
 
@@ -237,7 +237,9 @@ class BaseTrainer:
         weights = None if shares else self.out / "weights" / "served"
         rollout = self._rollout(phase)
         config = recording(self.phases, phase)
-        return Inline(config, rollout, order, self.reward, self.store, self.folder.id, self.activity, weights)
+        return InlineSource(
+            config, rollout, order, self.reward, self.store, self.folder.id, self.activity, weights
+        )
 
     def _rollout(self, phase: Phase) -> Rollout:
         environment = phase.config.environment

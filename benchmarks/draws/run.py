@@ -53,7 +53,7 @@ def make(path: Path, samples: int) -> None:
 def copied(path: Path, samples: int) -> None:
     """Copy the log of a store until it has so many samples; two of its indexes are made at the end."""
     from agro.store import Store
-    from agro.store.rows import INSERT, SAMPLE, SELECT, sample_checksum
+    from agro.store.sample_rows import INSERT, SAMPLE, SELECT, sample_checksum
     from agro.types import prompt_hash
 
     place = [SAMPLE.index(name) for name in ("id", "prompt_id", "prompt")]
@@ -107,7 +107,7 @@ def written(path: Path, samples: int) -> None:
 
 def measure(folder: Path, samples: int, steps: int, names: list[str]) -> dict[str, Any]:
     """Seconds of draws by rule: of the first in a process, of a step, and of its CPU; bytes of the store."""
-    from agro.config import Data
+    from agro.config import DataConfig
     from agro.store import At, DrawRule, Store
 
     path = folder / f"{samples}.db"
@@ -125,7 +125,7 @@ def measure(folder: Path, samples: int, steps: int, names: list[str]) -> dict[st
         )
         store.tables.check()
         for name in names:
-            rule = DrawRule(GROUPS, Data(**RULES[name]), min_group=2)
+            rule = DrawRule(GROUPS, DataConfig(**RULES[name]), min_group=2)
             wall, cpu = [], []
             for step in range(steps):
                 last += 1

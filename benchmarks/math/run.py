@@ -91,7 +91,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     print(json.dumps({"machine": platform.processor() or platform.machine(), "workers": options.workers}))
-    with closing(load_reward(config.Reward(name="math", timeout=20.0, workers=options.workers))) as reward:
+    with closing(
+        load_reward(config.RewardConfig(name="math", timeout=20.0, workers=options.workers))
+    ) as reward:
         print(json.dumps(accuracy(reward, "development")))
         print(json.dumps(speed(reward, "solutions with numbers", solutions(10_000), options.repeats)))
         symbolic = []

@@ -26,13 +26,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT.parent / "shared/peers/trl/models/tiny"
 PARTS = {  # module, function -> part
-    ("agro.rollout.engines.rows", "Rows.admit"): "sampling: prompts",
-    ("agro.rollout.engines.rows", "Rows.step"): "sampling: rest of decoding",
+    ("agro.rollout.engines.decoding_rows", "Rows.admit"): "sampling: prompts",
+    ("agro.rollout.engines.decoding_rows", "Rows.step"): "sampling: rest of decoding",
     ("agro.rollout.engines.fused", "Fused.logits"): "sampling: norms, rotation, gates",
     ("agro.rollout.engines.fused", "scaled_dot_product_attention"): "sampling: attention",
     ("agro.rollout.engines.fused", "_attended"): "sampling: attention",
     ("agro.rollout.engines.fused", "_Product.__call__"): "sampling: products",
-    ("agro.rollout.engines.rows", "draw"): "sampling: draw",
+    ("agro.rollout.engines.decoding_rows", "draw"): "sampling: draw",
     ("agro.train.learner", "Local.logp"): "reference",
     ("agro.train.learner", "Local.gradient"): "training: objective, packing",
     ("agro.train.step", "_back_propagate"): "training: layers backward",

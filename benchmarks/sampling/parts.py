@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from agro.config import Sampler
+from agro.config import SamplerConfig
 from agro.rollout.engines.draw import draw
 from agro.rollout.engines.fused import _attended, _Product
 
@@ -39,7 +39,10 @@ def plain_draw(logits: Tensor, uniform: Tensor) -> Tensor:
 
 def drawing(rows: int, vocabulary: int) -> None:
     z, u = torch.randn(rows, vocabulary), torch.rand(rows, dtype=torch.float64)
-    ways = {"sum": lambda: plain_draw(z.clone(), u), "two levels": lambda: draw(z.clone(), u, Sampler())}
+    ways = {
+        "sum": lambda: plain_draw(z.clone(), u),
+        "two levels": lambda: draw(z.clone(), u, SamplerConfig()),
+    }
     print(f"draw {rows} x {vocabulary}", medians(ways), flush=True)
 
 

@@ -35,7 +35,7 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
-from agro.config import Sampler
+from agro.config import SamplerConfig
 from agro.models.policy import Policy
 from agro.rollout.engines import Request
 from agro.rollout.engines.hf import HF
@@ -95,7 +95,7 @@ def requests(policy: Policy, batch: int, new: int, lengths: str) -> list[Request
 
 def ours(engine: HF, asked: list[Request], batch: int, seed: int) -> int:
     """Sample with agro; returns the number of tokens."""
-    sampler = Sampler(batch=batch, max_new=max(r.room for r in asked))
+    sampler = SamplerConfig(batch=batch, max_new=max(r.room for r in asked))
     return sum(len(done.tokens) for done in engine.decode(deque(asked), sampler, seed))
 
 

@@ -40,12 +40,12 @@ Work = Callable[[], Any]
 
 
 def policy_of(folder: Path) -> Any:
-    from agro.config import Policy as Settings
+    from agro.config import PolicyConfig
     from agro.models.policy import Policy
 
     if not (folder / "config.json").exists():
         predicted.random_model(folder, "1M")
-    policy = Policy.load(Settings(model=str(folder), device="cpu", threads=1))
+    policy = Policy.load(PolicyConfig(model=str(folder), device="cpu", threads=1))
     policy.eos_ids = ()  # only lengths end a response
     return policy
 
@@ -98,7 +98,7 @@ def head(vocabulary: int) -> Work:
 
 def decoding(policy: Any, batch: int, new: int) -> Work:
     """Responses of `new` tokens to prompts of 16, four to each."""
-    from agro.config import Sampler
+    from agro.config import SamplerConfig
     from agro.rollout.engines import Request
     from agro.rollout.engines.hf import HF
 
@@ -107,21 +107,21 @@ def decoding(policy: Any, batch: int, new: int) -> Work:
 
     def decode() -> None:
         requests = deque(Request(i, prompts[i // 4], new) for i in range(batch))
-        assert len(list(engine.decode(requests, Sampler(batch=batch, max_new=new), 0))) == batch
+        assert len(list(engine.decode(requests, SamplerConfig(batch=batch, max_new=new), 0))) == batch
 
     return decode
 
 
 def draw(folder: Path, samples: int) -> Work:
     """A draw of 16 groups, and its record."""
-    from agro.config import Data
+    from agro.config import DataConfig
     from agro.store import At, DrawRule, Store
     from agro.types import Sample
 
     store = Store.open(folder / f"{samples}.db")
     store.append(Sample(f"p{i // 4}", f"r{i}", reward=float(i % 2), source="a") for i in range(samples))
     steps = iter(range(1, 1000))
-    rule = DrawRule(16, Data(), min_group=2)
+    rule = DrawRule(16, DataConfig(), min_group=2)
     return lambda: store.draw(rule, At("r", next(steps), 0, 0))
 
 

@@ -34,7 +34,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 import torch  # noqa: E402
 from stages import Measured, Plan, Watch  # noqa: E402
 
-import agro.api.trainer  # noqa: E402
+import agro.api.reporting_trainer  # noqa: E402
 import agro.logs.importing  # noqa: E402
 import agro.pages.saving  # noqa: E402
 from agro.config import RunConfig  # noqa: E402
@@ -99,7 +99,7 @@ def log(folder: Path) -> Path:
 
 def train(folder: Path, out: str) -> None:
     agro.pages.saving.report = lambda run: run  # figures aren't what this is about
-    agro.api.trainer.Trainer(config(folder), folder / out, resume=True).run()
+    agro.api.reporting_trainer.Trainer(config(folder), folder / out, resume=True).run()
 
 
 def import_(folder: Path, out: str) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agro.config import Train
+from agro.config import TrainConfig
 from agro.errors import Refused
 from agro.models.logprobs import Outputs, token_streams
 from agro.models.policy import VALUES, ValueHead
@@ -32,7 +32,7 @@ from reproductions.arena.kinds import KINDS, Row
 from reproductions.arena.task import GROUPS, N
 from reproductions.arena.world import Asked, World, order
 
-SETTINGS = Train()  # of the optimizer: the library's defaults
+SETTINGS = TrainConfig()  # of the optimizer: the library's defaults
 
 
 class Rows(NamedTuple):

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from agro.config import RunConfig, Sampler
+from agro.config import RunConfig, SamplerConfig
 from agro.io.files import complete_folder
 from agro.logs.prompts import load_prompts
 from agro.models.policy import Policy
@@ -171,7 +171,7 @@ def _imitate(model: Path, lessons: Iterator[tuple[str, str]], size: Size, seed: 
 def _log(file: Path, model: Path, prompts: Sequence[Prompt], source: str) -> None:
     """`N` scored responses of a model to each prompt; each right one is judged better than each wrong one."""
     policy = Policy.load(RunConfig.of({"policy": {"model": str(model)}}).policy)
-    sampler = Sampler(n=N, max_new=LENGTH + 1, batch=1024)
+    sampler = SamplerConfig(n=N, max_new=LENGTH + 1, batch=1024)
     rollout = Rollout(policy.encoder, embedded(policy), source=source)
     samples = []
     for sample in rollout.sample(prompts, N, sampler, seed=0):

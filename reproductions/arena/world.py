@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from agro.config import Policy as PolicyConfig
+from agro.config import PolicyConfig
 from agro.logs.prompts import load_prompts
 from agro.models.encoding import Encoder
 from agro.models.policy import Policy

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from agro.proof.descent import DescentSettings, descend
 from agro.proof.descent import Path as Descent
 from agro.proof.enumerable import Enumerable, Space, optimum
-from agro.proof.expectation import Data
+from agro.proof.expectation import DataDistribution
 from reproductions import harness
 
 FOLDER = Path(__file__).resolve().parent
@@ -62,7 +62,7 @@ def run(name: str, beta: float, instances: int, updates: int) -> Descent:
     return descend(
         start,
         reference,
-        Data(behavior, reward),
+        DataDistribution(behavior, reward),
         star,
         name,
         {"beta": beta},
@@ -78,7 +78,7 @@ def run_sampled(name: str, n: int, instances: int, updates: int) -> Descent:
     star = optimum(reference.logp().detach(), reward, SAMPLED_BETA)
     options = {"beta": SAMPLED_BETA}
     how = DescentSettings(n=n, seed=0, updates=updates, looks=60)
-    return descend(start, reference, Data(behavior, reward), star, name, options, how)
+    return descend(start, reference, DataDistribution(behavior, reward), star, name, options, how)
 
 
 def curves(path: Descent, seeds: int = 1) -> dict[str, dict[str, Any]]:

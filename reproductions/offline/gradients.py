@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from agro import objectives  # noqa: E402
-from agro.config import Policy as PolicyConfig  # noqa: E402
+from agro.config import PolicyConfig  # noqa: E402
 from agro.models.policy import Policy  # noqa: E402
 from agro.store import Store  # noqa: E402
 from agro.train.collate import collate  # noqa: E402

@@ -34,8 +34,12 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from agro import objectives  # noqa: E402
-from agro.config import Policy as PolicyConfig  # noqa: E402
-from agro.config import Reward, RunConfig, Sampler  # noqa: E402
+from agro.config import (  # noqa: E402
+    PolicyConfig,
+    RewardConfig,
+    RunConfig,
+    SamplerConfig,
+)
 from agro.logs.prompts import load_prompts  # noqa: E402
 from agro.models.policy import Policy  # noqa: E402
 from agro.objectives import Groups  # noqa: E402
@@ -134,8 +138,8 @@ def measure(policy: Policy, files: Files) -> dict[str, float]:
     """
     prompts = load_prompts(files.held_out)
     rollout = Rollout(policy.encoder, embedded(policy))
-    sampler = Sampler(n=1, max_new=LENGTH + 1, batch=1024)
-    result = heldout(rollout, load_reward(Reward(name="exact")), prompts, sampler, seed=0)
+    sampler = SamplerConfig(n=1, max_new=LENGTH + 1, batch=1024)
+    result = heldout(rollout, load_reward(RewardConfig(name="exact")), prompts, sampler, seed=0)
     batch = collate(result.samples, 0)
     ratio_BT = _logp(policy, batch) - _logp(_start(files), batch)
     test = slice(files.size.validation, None)

@@ -22,8 +22,7 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from agro.config import Policy as PolicyConfig  # noqa: E402
-from agro.config import RunConfig  # noqa: E402
+from agro.config import PolicyConfig, RunConfig  # noqa: E402
 from agro.errors import Refused  # noqa: E402
 from agro.models.policy import Policy  # noqa: E402
 from agro.store import Store  # noqa: E402

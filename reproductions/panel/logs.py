@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from agro.config import Environment, RunConfig, Sampler
+from agro.config import EnvironmentConfig, RunConfig, SamplerConfig
 from agro.io.files import complete_folder
 from agro.models.policy import Policy
 from agro.rollout.envs import load_environment
@@ -160,7 +160,7 @@ def rollout_of(job: Job, policy: Policy) -> Rollout:
     """Samples of a policy, with the job's environment."""
     if not job.environment:
         return Rollout(policy.encoder, embedded(policy))
-    environment = load_environment(Environment(**CALCULATOR))  # type: ignore[arg-type]
+    environment = load_environment(EnvironmentConfig(**CALCULATOR))  # type: ignore[arg-type]
     return Rollout(policy.encoder, embedded(policy), environment, int(CALCULATOR["max_turns"]))
 
 
@@ -201,7 +201,7 @@ def _responses(
     """The responses to each prompt."""
     fewest, most = job.sizes
     n = 8 if job.data == "pairs" else most
-    sampler = Sampler(n=n, max_new=job.max_new, batch=1024)
+    sampler = SamplerConfig(n=n, max_new=job.max_new, batch=1024)
     drawn: dict[str, list[Sample]] = {p.id: [] for p in prompts}
     if START in job.authors:
         found = sorted(rollout_of(job, policy).sample(prompts, n, sampler, seed=1), key=_index)

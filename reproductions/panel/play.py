@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from agro import objectives
-from agro.config import Reward as RewardConfig
-from agro.config import RunConfig, Sampler
+from agro.config import RewardConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.logs.prompts import load_prompts
 from agro.models.policy import Policy
@@ -173,7 +172,7 @@ def measure(world: World, policy: Policy) -> Run:
     job = world.job
     inner = load_reward(RewardConfig(name=VALUE), {VALUE: scorer(job)})
     reward = EpisodeReward(inner) if job.environment else inner
-    sampler = Sampler(n=1, max_new=job.max_new, batch=512)
+    sampler = SamplerConfig(n=1, max_new=job.max_new, batch=512)
     found = heldout(logs.rollout_of(job, policy), reward, world.held_out, sampler, seed=0)
     far = _log_ratios(world, found.samples)
     return {

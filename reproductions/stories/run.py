@@ -23,8 +23,11 @@ from matplotlib.figure import Figure
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from agro.config import Policy as PolicyConfig  # noqa: E402
-from agro.config import RunConfig, Sampler  # noqa: E402
+from agro.config import (  # noqa: E402
+    PolicyConfig,
+    RunConfig,
+    SamplerConfig,
+)
 from agro.errors import Refused  # noqa: E402
 from agro.logs.prompts import load_prompts  # noqa: E402
 from agro.models.policy import Policy  # noqa: E402
@@ -113,7 +116,7 @@ def tell(models: dict[str, Path], max_new: int) -> str:
     for name, model in models.items():
         policy = Policy.load(PolicyConfig(model=str(model)))
         rollout = Rollout(policy.encoder, embedded(policy))
-        found = rollout.sample(prompts, 1, Sampler(max_new=max_new), seed=1)
+        found = rollout.sample(prompts, 1, SamplerConfig(max_new=max_new), seed=1)
         told[name] = sorted(found, key=lambda s: int(s.meta["index"]))
     lines = []
     for i, prompt in enumerate(prompts):

@@ -17,7 +17,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from agro.proof.descent import DescentSettings, Path, descend, follow
 from agro.proof.enumerable import Enumerable, Network, Space, TabularValues, multisets, optimum
-from agro.proof.expectation import Data
+from agro.proof.expectation import DataDistribution
 
 KINDS = ("sparse", "uniform", "heavy")
 LOOKS = 160  # of a descent
@@ -172,7 +172,7 @@ def reference_groups(p: Tensor, anchor: Tensor, R: Tensor, done: float) -> Tenso
 
 
 @dataclass(frozen=True, eq=False)
-class Mixed(Data):
+class Mixed(DataDistribution):
     """Half of the samples from the behavior as it is, half from what it was at the start."""
 
     anchor: Tensor | None = None  # [X,Y] log π_ref
@@ -205,7 +205,11 @@ def by_library(problems: Problems, name: str, updates: int, n: int = 2, seed: in
     reference, start = problems.make(), problems.make()
     anchor = reference.logp().detach()
     objective, options = LIBRARY[name]
-    data = Mixed(start, problems.reward, anchor=anchor) if name == MIXED else Data(start, problems.reward)
+    data = (
+        Mixed(start, problems.reward, anchor=anchor)
+        if name == MIXED
+        else DataDistribution(start, problems.reward)
+    )
     return descend(
         start,
         reference,

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from agro.proof.descent import DescentSettings, descend
 from agro.proof.enumerable import Enumerable, Space, optimum
-from agro.proof.expectation import Data
+from agro.proof.expectation import DataDistribution
 from reproductions import harness
 from reproductions.trap import compare, remedies
 
@@ -63,7 +63,13 @@ def gained(
     star = optimum(anchor.logp().detach(), reward, 1.0)
     options = {"beta": 1.0, "likelihood_ratio": share}
     descend(
-        start, anchor, Data(start, reward), star, "agro_onpolicy", options, DescentSettings(updates=updates)
+        start,
+        anchor,
+        DataDistribution(start, reward),
+        star,
+        "agro_onpolicy",
+        options,
+        DescentSettings(updates=updates),
     )
     end, best = (x.exp()[:, 0].numpy() for x in (start.logp().detach(), star))
     return ((end - rates) / (best - rates)).reshape(len(betas), len(p))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agro.api import demo
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.store import Store
 

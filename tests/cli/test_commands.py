@@ -200,7 +200,7 @@ def test_import_counts_what_a_tokenizer_cannot_encode(model: Path, tmp_path: Pat
 
 def test_import_puts_the_prompts_tokens_before_those_of_the_responses(model: Path, tmp_path: Path) -> None:
     """The log-probs stay known where the model with this tokenizer is trained."""
-    encoder = Policy.load(config.Policy(model=str(model))).encoder
+    encoder = Policy.load(config.PolicyConfig(model=str(model))).encoder
     ids = [*encoder.ids("23"), encoder.eos_ids[0]]
     row = {"prompt": "1>", "completion": "23", "token_ids": ids, "logprobs": [-0.5] * 3}
     (tmp_path / "log.jsonl").write_text(json.dumps(row))

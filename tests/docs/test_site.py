@@ -99,7 +99,7 @@ def test_the_guide_leads_from_page_to_page(site: Path) -> None:
         ("store", "agro.store.Store.draw"),
         ("samplers", "agro.samplers.Sampler.sample"),
         ("rewards", "agro.rewards.Reward.score"),
-        ("train", "agro.api.trainer.Trainer.run"),
+        ("train", "agro.api.reporting_trainer.Trainer.run"),
         ("train", "agro.train.monitors.Monitor.after"),
         ("evaluate", "agro.rollout.evaluate.heldout"),
         ("policy", "agro.models.policy.Policy.load"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from agro.config import Sampler
+from agro.config import SamplerConfig
 from agro.models.policy import Policy
 from agro.rollout.engines import Request
 from agro.rollout.engines.hf import HF
@@ -40,7 +40,7 @@ class StandIn:
             return {}
         if path != "/v1/completions":
             return {}
-        sampler = Sampler(
+        sampler = SamplerConfig(
             temperature=body["temperature"], max_new=body["max_tokens"], stop=tuple(body["stop"] or ())
         )
         request = Request(0, body["prompt"], body["max_tokens"])

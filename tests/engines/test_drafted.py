@@ -13,15 +13,15 @@ from rounding import rounding
 from sampling import PROMPTS, by_index, end_with, rollout
 
 from agro import config
-from agro.config import NewModel, Sampler
+from agro.config import NewModel, SamplerConfig
 from agro.errors import Refused
 from agro.models.newmodel import new_model
 from agro.models.policy import Policy
 from agro.rollout import Task, collect
 from agro.rollout.engines import Request
+from agro.rollout.engines.decoding_rows import Rows
 from agro.rollout.engines.hf import HF
 from agro.rollout.engines.lane import Lane
-from agro.rollout.engines.rows import Rows
 from agro.store import Store
 from agro.types import Prompt
 
@@ -56,7 +56,7 @@ def saved_draft(policy: Policy, folder: Path, scale: float = 0.3) -> str:
 def test_a_draft_changes_no_token(tiny, tmp_path, name, options):
     policy = tiny(name)
     end_with(policy, 5)
-    sampler = Sampler(max_new=30, **options)
+    sampler = SamplerConfig(max_new=30, **options)
     plain = by_index(rollout(policy).sample(PROMPTS, 8, sampler, seed=3))
     drafted = rollout(policy)
     draft = saved_draft(policy, tmp_path)
@@ -75,7 +75,7 @@ def test_requests_of_any_length_may_come_later(tiny, tmp_path):
     """A longer prompt than any before, and a turn that goes on where the noise of the last ended."""
     policy = tiny()
     end_with(policy)
-    sampler = Sampler(batch=2, draft=saved_draft(policy, tmp_path))
+    sampler = SamplerConfig(batch=2, draft=saved_draft(policy, tmp_path))
     requests = [Request(0, [1, 4], 7), Request(1, [1], 3), Request(2, [1, *[5] * 30], 7, position=4)]
     engine = HF(policy)
     waiting, found = deque(requests[:2]), {}
@@ -85,7 +85,7 @@ def test_requests_of_any_length_may_come_later(tiny, tmp_path):
         found[done.request.number] = done
     tolerance = rounding(*(d.logp for d in found.values()))
     for r in requests:
-        (alone,) = engine.decode(deque([r]), Sampler(), 3)
+        (alone,) = engine.decode(deque([r]), SamplerConfig(), 3)
         assert found[r.number].tokens.tolist() == alone.tokens.tolist()
         np.testing.assert_allclose(found[r.number].logp, alone.logp, **tolerance)
 
@@ -94,10 +94,10 @@ def test_the_context_ends_a_response(tiny, tmp_path):
     """GPT-2 has no embedding for a position beyond its context, where some proposals are."""
     policy = tiny("GPT2", max_position_embeddings=20)
     end_with(policy)
-    sampler = Sampler(max_new=10, draft=saved_draft(policy, tmp_path))
+    sampler = SamplerConfig(max_new=10, draft=saved_draft(policy, tmp_path))
     prompts = [Prompt("a" * 15), Prompt("b" * 18), Prompt("")]
     found = by_index(rollout(policy).sample(prompts, 1, sampler))
-    plain = by_index(rollout(policy).sample(prompts, 1, Sampler(max_new=10)))
+    plain = by_index(rollout(policy).sample(prompts, 1, SamplerConfig(max_new=10)))
     assert sorted(int(s.action.sum()) for s in found.values()) == [1, 4, 10]
     assert all(found[i].tokens.tolist() == s.tokens.tolist() for i, s in plain.items())
 
@@ -106,7 +106,7 @@ def test_pairs_of_tokens_are_as_frequent_as_the_policy_says(tiny, tmp_path):
     """8,192 responses of two tokens: the 169 frequencies within 5 standard errors of the probabilities."""
     policy, n = tiny(), 8192
     end_with(policy)
-    sampler = Sampler(temperature=0.8, max_new=2, batch=1024, draft=saved_draft(policy, tmp_path, 1.0))
+    sampler = SamplerConfig(temperature=0.8, max_new=2, batch=1024, draft=saved_draft(policy, tmp_path, 1.0))
     samples = list(rollout(policy).sample([Prompt("ab")], n, sampler, seed=5))
     counts = np.zeros((13, 13))
     for s in samples:
@@ -130,10 +130,10 @@ def test_a_token_is_accepted_where_both_draw_it(tiny, tmp_path):
     end_with(policy)
     draft = saved_draft(policy, tmp_path)
     engine, ids = HF(policy), policy.encode_prompt("ab")
-    sampler = Sampler(max_new=1, draft=draft, draft_tokens=1, batch=1024)
+    sampler = SamplerConfig(max_new=1, draft=draft, draft_tokens=1, batch=1024)
     list(engine.decode(deque(Request(i, ids, 1) for i in range(n)), sampler, 2))
     edges = []
-    for model in (policy, Policy.load(config.Policy(model=draft, device="cpu"))):
+    for model in (policy, Policy.load(config.PolicyConfig(model=draft, device="cpu"))):
         with torch.no_grad():
             p = model.model(input_ids=torch.tensor([ids])).logits[0, -1].double().softmax(0).numpy()
         edges.append(np.concatenate([[0.0], p.cumsum()]))
@@ -149,7 +149,7 @@ def test_all_proposals_of_the_policy_itself_are_accepted(tiny, tmp_path):
     policy = tiny()
     end_with(policy)
     engine = HF(policy)
-    sampler = Sampler(draft=saved_draft(policy, tmp_path, 0.0))
+    sampler = SamplerConfig(draft=saved_draft(policy, tmp_path, 0.0))
     list(engine.decode(deque(Request(i, [1, 4], 10) for i in range(3)), sampler, 0))
     assert (engine.proposed, engine.accepted) == (24, 24)
 
@@ -157,7 +157,7 @@ def test_all_proposals_of_the_policy_itself_are_accepted(tiny, tmp_path):
 def test_a_step_of_collecting_reports_the_accepted_share(tiny, tmp_path):
     policy = tiny()
     draft = saved_draft(policy, tmp_path / "draft")
-    sampler, shares = Sampler(max_new=20, draft=draft), []
+    sampler, shares = SamplerConfig(max_new=20, draft=draft), []
     made = rollout(policy)
     with Store.open(tmp_path / "store.db") as store:
         for options in (sampler, sampler, sampler.model_copy(update={"draft": None})):
@@ -171,14 +171,14 @@ def test_a_step_of_collecting_reports_the_accepted_share(tiny, tmp_path):
 
 def test_a_draft_with_another_vocabulary_is_refused(tiny, tmp_path):
     new_model(tmp_path, NewModel(alphabet="abcdefgx", hidden=8, layers=1, heads=1, context=96), 0)
-    responses = rollout(tiny()).sample(PROMPTS, 1, Sampler(draft=str(tmp_path)))
+    responses = rollout(tiny()).sample(PROMPTS, 1, SamplerConfig(draft=str(tmp_path)))
     with pytest.raises(Refused, match=r"sampler.draft: .* 13 tokens, got 12 tokens, \d of which differ"):
         next(responses)
 
 
 def test_sliding_windows_are_refused(tiny, tmp_path):
     policy = tiny("Mistral", sliding_window=8)
-    responses = rollout(policy).sample(PROMPTS, 1, Sampler(draft=saved_draft(policy, tmp_path)))
+    responses = rollout(policy).sample(PROMPTS, 1, SamplerConfig(draft=saved_draft(policy, tmp_path)))
     with pytest.raises(Refused, match=r"sampler.draft: .*MistralForCausalLM has DynamicSlidingWindowLayer"):
         next(responses)
 
@@ -195,14 +195,14 @@ def test_a_model_that_reads_several_tokens_otherwise_is_refused(tiny, tmp_path, 
 
     monkeypatch.setattr(policy.model.base_model, "forward", blind)
     with pytest.raises(Refused, match=r"decoded with sampler.draft, its log-probs differ by"):
-        next(engine.decode(deque([Request(0, [1, 4], 3)]), Sampler(draft=draft), 0))
+        next(engine.decode(deque([Request(0, [1, 4], 3)]), SamplerConfig(draft=draft), 0))
 
 
 @pytest.mark.parametrize("drafted", [False, True])
 def test_keys_and_values_are_freed_at_once(tiny, tmp_path, drafted):
     """Without a search for cycles: they may be gigabytes, and Python counts them as a few objects."""
     policy = tiny("Llama")
-    sampler = Sampler(max_new=8)
+    sampler = SamplerConfig(max_new=8)
     if drafted:
         sampler = sampler.model_copy(update={"draft": saved_draft(policy, tmp_path)})
     gc.collect()

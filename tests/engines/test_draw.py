@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from agro.config import RunConfig, Sampler
+from agro.config import RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.rollout.engines import draw as drawing
 from agro.rollout.engines.draw import draw, kept_sets, truncate
@@ -24,7 +24,7 @@ PROBS = [0.05, 0.4, 0.1, 0.25, 0.2]
 
 
 def kept(**options) -> list[int]:
-    z = truncate(torch.tensor([PROBS]).log(), Sampler(**options))
+    z = truncate(torch.tensor([PROBS]).log(), SamplerConfig(**options))
     return torch.nonzero(z[0].isfinite())[:, 0].tolist()
 
 
@@ -52,18 +52,18 @@ def test_what_truncation_keeps(options, tokens):
 
 
 def test_ties_with_the_kth_token_are_kept():
-    z = truncate(torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]]), Sampler(top_k=2))
+    z = truncate(torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]]), SamplerConfig(top_k=2))
     assert z.isfinite().tolist() == [[False, True, True, True, False]]
 
 
 def test_of_tied_tokens_top_p_keeps_the_first_until_the_mass_is_reached():
-    z = truncate(torch.zeros(1, 4), Sampler(top_p=0.5))
+    z = truncate(torch.zeros(1, 4), SamplerConfig(top_p=0.5))
     assert z.tolist() == [[0.0, 0.0, -math.inf, -math.inf]]
 
 
 def test_a_number_added_to_all_logits_of_a_row_changes_nothing():
     z, uniform = torch.tensor([PROBS]).log(), torch.tensor([0.3, 0.3], dtype=torch.float64)
-    tokens, logp = draw(torch.cat([z, z - 1000]), uniform, Sampler())
+    tokens, logp = draw(torch.cat([z, z - 1000]), uniform, SamplerConfig())
     assert tokens[0] == tokens[1]
     assert logp[0].item() == pytest.approx(logp[1].item(), abs=1e-4)
 
@@ -71,7 +71,7 @@ def test_a_number_added_to_all_logits_of_a_row_changes_nothing():
 def test_truncation_is_that_of_transformers():
     g = torch.Generator().manual_seed(0)
     logits = torch.randn((200, 50), generator=g) * 3
-    options = Sampler(temperature=0.7, top_k=20, top_p=0.9, min_p=0.05)
+    options = SamplerConfig(temperature=0.7, top_k=20, top_p=0.9, min_p=0.05)
     expected = logits.clone()
     for warp in (
         TemperatureLogitsWarper(0.7),
@@ -89,7 +89,7 @@ def test_truncation_is_that_of_transformers():
 def test_tokens_come_as_often_as_their_probabilities_say():
     n = 20_000
     uniform = (torch.arange(n, dtype=torch.float64) + 0.5) / n
-    tokens, logp = draw(torch.tensor([PROBS]).log().expand(n, -1).clone(), uniform, Sampler())
+    tokens, logp = draw(torch.tensor([PROBS]).log().expand(n, -1).clone(), uniform, SamplerConfig())
     shares = torch.bincount(tokens, minlength=5) / n
     torch.testing.assert_close(shares, torch.tensor(PROBS), rtol=0, atol=1e-4)
     torch.testing.assert_close(logp, torch.tensor(PROBS).log()[tokens], **rounding(logp))
@@ -99,7 +99,7 @@ def test_tokens_come_as_often_as_their_probabilities_say():
 def test_log_probs_are_of_the_truncated_distribution():
     uniform = torch.linspace(0, 0.999, 50, dtype=torch.float64)
     z = torch.tensor([PROBS]).log() * 2  # halving the temperature undoes it
-    tokens, logp = draw(z.expand(50, -1).clone() / 4, uniform, Sampler(temperature=0.5, top_k=2))
+    tokens, logp = draw(z.expand(50, -1).clone() / 4, uniform, SamplerConfig(temperature=0.5, top_k=2))
     assert set(tokens.tolist()) == {1, 3}
     expected = {1: math.log(0.4 / 0.65), 3: math.log(0.25 / 0.65)}
     np.testing.assert_allclose(logp, [expected[t] for t in tokens.tolist()], **rounding(logp))
@@ -111,7 +111,7 @@ def test_log_probs_are_of_the_truncated_distribution():
 )
 def test_kept_sets_are_ascending_ids_and_empty_for_the_whole_vocabulary(options, sets):
     logits = torch.tensor([PROBS, PROBS[::-1]]).log()
-    tokens, _ = draw(logits, torch.tensor([0.0, 0.99], dtype=torch.float64), Sampler(**options))
+    tokens, _ = draw(logits, torch.tensor([0.0, 0.99], dtype=torch.float64), SamplerConfig(**options))
     first, second = kept_sets(logits)
     assert first.tolist() == sets
     assert second.tolist() == sorted(4 - i for i in sets)
@@ -121,7 +121,7 @@ def test_kept_sets_are_ascending_ids_and_empty_for_the_whole_vocabulary(options,
 def test_a_token_without_probability_is_never_drawn():
     z = torch.tensor([[-math.inf, 0.0, -math.inf, 0.0, -math.inf]]).expand(3, -1).clone()
     uniform = torch.tensor([0.0, 0.5, (2**51 - 1) / 2**51], dtype=torch.float64)
-    tokens, _ = draw(z, uniform, Sampler())
+    tokens, _ = draw(z, uniform, SamplerConfig())
     assert tokens.tolist() == [1, 3, 3]
 
 
@@ -133,7 +133,7 @@ def test_a_draw_in_two_levels_is_that_of_a_sum_over_the_vocabulary(vocabulary, o
     g = torch.Generator().manual_seed(vocabulary)
     logits = torch.randn((400, vocabulary), generator=g) * 3
     uniform = torch.rand((400, 1), generator=g, dtype=torch.float64)
-    sampler = Sampler(**options)
+    sampler = SamplerConfig(**options)
     z = truncate(logits / sampler.temperature, sampler)
     p = z.double().softmax(1)
     ends = p.cumsum(1)
@@ -157,14 +157,14 @@ def test_the_largest_and_the_smallest_noise_draw_tokens_with_mass():
     logits[:, 640:] = -math.inf
     uniform = torch.full((500,), 1 - 2.0**-51, dtype=torch.float64)
     for noise in (uniform, uniform * 0):
-        tokens, _ = draw(logits.clone(), noise, Sampler())
+        tokens, _ = draw(logits.clone(), noise, SamplerConfig())
         assert logits.gather(1, tokens[:, None]).isfinite().all()
     assert (tokens == 0).all()
 
 
 def test_greedy_takes_the_likeliest_token_with_certainty():
     uniform = torch.tensor([0.999], dtype=torch.float64)
-    tokens, logp = draw(torch.tensor([PROBS]), uniform, Sampler(temperature=0, top_p=0.5))
+    tokens, logp = draw(torch.tensor([PROBS]), uniform, SamplerConfig(temperature=0, top_p=0.5))
     assert (tokens.item(), logp.item()) == (1, 0.0)
 
 
@@ -184,6 +184,6 @@ def test_greedy_takes_the_likeliest_token_with_certainty():
 )
 def test_options_out_of_range_are_refused(options, field):
     with pytest.raises(ValueError, match=field):
-        Sampler(**options)
+        SamplerConfig(**options)
     with pytest.raises(Refused, match=rf"sampler\.{field}"):
         RunConfig.of({"sampler": options})

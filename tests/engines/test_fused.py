@@ -10,7 +10,7 @@ import torch
 from rounding import rounding
 from sampling import end_with
 
-from agro.config import Sampler
+from agro.config import SamplerConfig
 from agro.rollout.engines import Request
 from agro.rollout.engines.fused import is_fusable
 from agro.rollout.engines.hf import HF
@@ -18,10 +18,10 @@ from agro.rollout.engines.hf import HF
 REQUESTS = [Request(i, [1, *[3 + (i + j) % 9 for j in range(5 * (i % 3))]], 20) for i in range(12)]
 
 
-def decoded(policy, fused: bool, sampler: Sampler | None = None) -> dict:
+def decoded(policy, fused: bool, sampler: SamplerConfig | None = None) -> dict:
     engine = HF(policy, fused=fused)
     assert engine.fused == fused
-    return {d.request.number: d for d in engine.decode(deque(REQUESTS), sampler or Sampler(batch=5), 3)}
+    return {d.request.number: d for d in engine.decode(deque(REQUESTS), sampler or SamplerConfig(batch=5), 3)}
 
 
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3"])
@@ -44,11 +44,11 @@ def test_tokens_and_log_probs_are_those_of_the_model(tiny, name):
 def test_the_weights_of_now_are_used(tiny):
     policy = tiny()
     engine = HF(policy)
-    list(engine.decode(deque(REQUESTS), Sampler(), 3))
+    list(engine.decode(deque(REQUESTS), SamplerConfig(), 3))
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(1.2)
-    after = {d.request.number: d for d in engine.decode(deque(REQUESTS), Sampler(), 3)}
+    after = {d.request.number: d for d in engine.decode(deque(REQUESTS), SamplerConfig(), 3)}
     plain = decoded(policy, False)
     tolerance = rounding(*(d.logp for d in plain.values()))
     for number, d in plain.items():

@@ -13,11 +13,10 @@ from rounding import rounding
 from sampling import PROMPTS, by_index, end_with, rollout
 from transformers.cache_utils import DynamicCache
 
-from agro.config import NewModel, Sampler
-from agro.config import Policy as PolicyConfig
+from agro.config import NewModel, PolicyConfig, SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
-from agro.rollout.engines import Continuation, Engine, Request, rows
+from agro.rollout.engines import Continuation, Engine, Request, decoding_rows
 from agro.rollout.engines.hf import HF
 from agro.types import Prompt
 
@@ -37,7 +36,7 @@ def trainer_logp(policy: Policy, sample) -> np.ndarray:
 @pytest.mark.parametrize("batch", [64, 5])
 def test_behavior_log_probs_are_the_trainers(tiny, name, batch):
     policy = tiny(name, **({"sliding_window": 8} if name in WINDOWED else {}))
-    samples = list(rollout(policy).sample(PROMPTS, 4, Sampler(max_new=30, batch=batch)))
+    samples = list(rollout(policy).sample(PROMPTS, 4, SamplerConfig(max_new=30, batch=batch)))
     assert len(samples) == 16
     tolerance = rounding(*(s.behavior_logp for s in samples))
     for s in samples:
@@ -51,7 +50,7 @@ def test_behavior_log_probs_of_a_bfloat16_policy(tiny, name):
     policy = tiny(name, torch.bfloat16)
     differences = [
         np.abs(s.behavior_logp - trainer_logp(policy, s))[s.action]
-        for s in rollout(policy).sample(PROMPTS, 4, Sampler(max_new=30))
+        for s in rollout(policy).sample(PROMPTS, 4, SamplerConfig(max_new=30))
     ]
     # Keys, values and logits are rounded to 8 bits, in other orders: logits of size 4 to 8 by 2^-5 each.
     assert np.concatenate(differences).mean() < 0.03
@@ -59,7 +58,7 @@ def test_behavior_log_probs_of_a_bfloat16_policy(tiny, name):
 
 def test_behavior_log_probs_are_of_what_was_really_sampled_from(tiny):
     policy = tiny(temperature=0.5)
-    options = Sampler(temperature=0.5, top_k=3, max_new=20)
+    options = SamplerConfig(temperature=0.5, top_k=3, max_new=20)
     tempered = {s.meta["index"]: s for s in rollout(policy).sample(PROMPTS, 4, options)}
     found, expected = [], []
     for s in tempered.values():
@@ -78,24 +77,24 @@ def test_behavior_log_probs_are_of_what_was_really_sampled_from(tiny):
 
 @pytest.mark.parametrize("name", ["Llama", "Gemma3"])
 def test_a_response_is_the_same_in_any_company(tiny, name, monkeypatch):
-    monkeypatch.setattr(rows, "_SLACK", 1)  # the columns are used up again and again
+    monkeypatch.setattr(decoding_rows, "_SLACK", 1)  # the columns are used up again and again
     policy = tiny(name, **({"sliding_window": 8} if name == "Gemma3" else {}))
-    alone = by_index(rollout(policy).sample(PROMPTS, 4, Sampler(max_new=30, batch=1), seed=3))
+    alone = by_index(rollout(policy).sample(PROMPTS, 4, SamplerConfig(max_new=30, batch=1), seed=3))
     tolerance = rounding(*(s.behavior_logp for s in alone.values()))
     for batch in (64, 7, 2):
-        others = by_index(rollout(policy).sample(PROMPTS, 4, Sampler(max_new=30, batch=batch), seed=3))
+        others = by_index(rollout(policy).sample(PROMPTS, 4, SamplerConfig(max_new=30, batch=batch), seed=3))
         for i, s in alone.items():
             assert s.tokens.tolist() == others[i].tokens.tolist()
             np.testing.assert_allclose(s.behavior_logp, others[i].behavior_logp, **tolerance)
-    other_seed = by_index(rollout(policy).sample(PROMPTS, 4, Sampler(max_new=30), seed=4))
+    other_seed = by_index(rollout(policy).sample(PROMPTS, 4, SamplerConfig(max_new=30), seed=4))
     assert any(s.response != other_seed[i].response for i, s in alone.items())
     assert len({s.response for s in alone.values()}) > 12  # responses to one prompt differ
 
 
 def test_a_long_prompt_has_room_after_the_columns_were_used_up(tiny, monkeypatch):
     """Short prompts fill the columns; those in use are moved to the left; then the long prompt enters."""
-    monkeypatch.setattr(rows, "_SLACK", 1)
-    policy, sampler = tiny(), Sampler(batch=2)
+    monkeypatch.setattr(decoding_rows, "_SLACK", 1)
+    policy, sampler = tiny(), SamplerConfig(batch=2)
     end_with(policy)
     requests = [Request(i, [1, 4], 3 + bool(i)) for i in range(4)] + [Request(4, [1, *[5] * 19], 4)]
     engine = HF(policy)
@@ -111,7 +110,7 @@ def test_a_long_prompt_has_room_after_the_columns_were_used_up(tiny, monkeypatch
 @pytest.mark.parametrize("fresh", [True, False])
 def test_a_longer_prompt_than_any_before_may_come_while_others_are_decoded(tiny, fresh):
     """It is added while a row is live, or after all have finished."""
-    policy, sampler = tiny(), Sampler(batch=2)
+    policy, sampler = tiny(), SamplerConfig(batch=2)
     end_with(policy)
     first, second, long = (
         Request(0, [1, 4], 3),
@@ -137,9 +136,9 @@ def test_a_response_that_is_continued_is_the_one_that_was_not_interrupted(tiny):
     policy = tiny()
     end_with(policy)
     engine, ids = HF(policy), [1, 4]
-    (whole,) = engine.decode(deque([Request(5, ids, 8)]), Sampler(), 3)
+    (whole,) = engine.decode(deque([Request(5, ids, 8)]), SamplerConfig(), 3)
     begun = whole.tokens[:3].tolist()
-    (rest,) = engine.decode(deque([Request(5, ids + begun, 5, position=3)]), Sampler(), 3)
+    (rest,) = engine.decode(deque([Request(5, ids + begun, 5, position=3)]), SamplerConfig(), 3)
     assert rest.tokens.tolist() == whole.tokens[3:].tolist()
 
 
@@ -147,15 +146,17 @@ def test_the_largest_noise_draws_a_token(tiny, monkeypatch):
     """Rounded to float32 it would be 1, beyond the last token."""
     policy = tiny()
     largest = 1 - 2.0**-51
-    monkeypatch.setattr(rows, "uniforms", lambda _, numbers, n, *more: np.full((len(numbers), n), largest))
-    (done,) = HF(policy).decode(deque([Request(0, [1, 4], 3)]), Sampler(max_new=3), 0)
+    monkeypatch.setattr(
+        decoding_rows, "uniforms", lambda _, numbers, n, *more: np.full((len(numbers), n), largest)
+    )
+    (done,) = HF(policy).decode(deque([Request(0, [1, 4], 3)]), SamplerConfig(max_new=3), 0)
     assert done.tokens.max() < 13
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_greedy_is_the_greedy_of_transformers(tiny, name):
     policy = tiny(name)
-    for s in rollout(policy).sample(PROMPTS, 1, Sampler(temperature=0, max_new=20)):
+    for s in rollout(policy).sample(PROMPTS, 1, SamplerConfig(temperature=0, max_new=20)):
         ids = policy.encode_prompt(s.prompt)
         expected = policy.model.generate(
             torch.tensor([ids]), do_sample=False, max_new_tokens=20, eos_token_id=2, pad_token_id=0
@@ -168,7 +169,7 @@ def test_the_golden_story(shared_model):
     folder = shared_model("stories260K")
     golden = json.loads((folder.parent / "stories260K_golden.json").read_text())["expected_greedy_200"]
     policy = Policy.load(PolicyConfig(model=str(folder), device="cpu"))
-    (story,) = rollout(policy).sample([Prompt("")], 1, Sampler(temperature=0, max_new=200))
+    (story,) = rollout(policy).sample([Prompt("")], 1, SamplerConfig(temperature=0, max_new=200))
     assert story.response == golden
     assert story.tokens[0] == 1
     assert int(story.action.sum()) == 200
@@ -177,7 +178,7 @@ def test_the_golden_story(shared_model):
 def test_end_tokens_end_a_response_and_stay_in_it(tiny):
     policy = tiny()
     end_with(policy, 5, 6)
-    for s in rollout(policy).sample(PROMPTS, 8, Sampler(max_new=40)):
+    for s in rollout(policy).sample(PROMPTS, 8, SamplerConfig(max_new=40)):
         ends = [i for i, t in enumerate(s.tokens[s.action]) if t in (5, 6)]
         assert ends in ([], [int(s.action.sum()) - 1])
         assert s.meta["finish"] == ("stop" if ends else "length")
@@ -193,8 +194,8 @@ def test_a_stop_text_may_lie_across_bytes(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         sampler = rollout(policy)
-        patch.setattr(rows, "draw", scripted)
-        (s,) = sampler.sample([Prompt("x")], 1, Sampler(max_new=8, stop=("é",)))
+        patch.setattr(decoding_rows, "draw", scripted)
+        (s,) = sampler.sample([Prompt("x")], 1, SamplerConfig(max_new=8, stop=("é",)))
     assert s.response == "a"
     assert s.tokens[s.action].tolist() == wanted[:3]
 
@@ -210,8 +211,8 @@ def test_a_stop_text_may_have_special_tokens_inside(tiny, between):
 
     with pytest.MonkeyPatch.context() as patch:
         sampler = rollout(policy)
-        patch.setattr(rows, "draw", scripted)
-        (s,) = sampler.sample([Prompt("h")], 1, Sampler(max_new=len(wanted), stop=("ab",)))
+        patch.setattr(decoding_rows, "draw", scripted)
+        (s,) = sampler.sample([Prompt("h")], 1, SamplerConfig(max_new=len(wanted), stop=("ab",)))
     assert s.response == "b"
     assert s.tokens[s.action].tolist() == wanted[:-1]
     assert s.meta["finish"] == "stop"
@@ -221,7 +222,7 @@ def test_the_context_ends_a_response(tiny):
     policy = tiny(max_position_embeddings=20)
     end_with(policy)
     long, longest = Prompt("a" * 15), Prompt("b" * 18)
-    samples = list(rollout(policy).sample([long, longest, Prompt("")], 1, Sampler(max_new=10)))
+    samples = list(rollout(policy).sample([long, longest, Prompt("")], 1, SamplerConfig(max_new=10)))
     assert sorted(int(s.action.sum()) for s in samples) == [1, 4, 10]
     tolerance = rounding(*(s.behavior_logp for s in samples))
     for s in samples:
@@ -232,7 +233,7 @@ def test_the_context_ends_a_response(tiny):
 def test_responses_come_as_they_finish(tiny):
     policy = tiny()
     end_with(policy, 5)
-    lengths = [int(s.action.sum()) for s in rollout(policy).sample(PROMPTS, 16, Sampler(max_new=40))]
+    lengths = [int(s.action.sum()) for s in rollout(policy).sample(PROMPTS, 16, SamplerConfig(max_new=40))]
     assert lengths == sorted(lengths)  # all began at once
     assert len(set(lengths)) > 5
 
@@ -247,7 +248,7 @@ def test_each_prompt_is_read_once(tiny, monkeypatch):
 
     monkeypatch.setattr(policy.model.base_model, "forward", watching)
     end_with(policy)
-    list(sampler.sample(PROMPTS, 4, Sampler(max_new=5)))
+    list(sampler.sample(PROMPTS, 4, SamplerConfig(max_new=5)))
     # The empty prompt is one token, which is read with the first step, like the last one of every prompt.
     assert seen == [(3, 24)] + [(16, 1)] * 5
 
@@ -263,7 +264,7 @@ def test_finished_rows_leave_and_others_enter(tiny, monkeypatch):
         return forward(**inputs)
 
     monkeypatch.setattr(policy.model.base_model, "forward", watching)
-    samples = list(sampler.sample(PROMPTS, 32, Sampler(max_new=60, batch=16)))
+    samples = list(sampler.sample(PROMPTS, 32, SamplerConfig(max_new=60, batch=16)))
     assert len(by_index(samples)) == 128
     assert sum(sizes) == sum(int(s.action.sum()) for s in samples)  # no step for a row that is finished
     assert max(sizes) == 16
@@ -276,7 +277,7 @@ def test_nothing_global_changes(tiny):
     policy = tiny()
     state = torch.random.get_rng_state()
     before = [p.clone() for p in policy.model.parameters()]
-    for _ in rollout(policy).sample(PROMPTS[:2], 2, Sampler(max_new=4)):
+    for _ in rollout(policy).sample(PROMPTS[:2], 2, SamplerConfig(max_new=4)):
         assert torch.is_grad_enabled()
         assert not torch.is_inference_mode_enabled()
     assert torch.equal(state, torch.random.get_rng_state())
@@ -290,7 +291,7 @@ def test_nothing_global_changes(tiny):
 
 def test_new_weights_in_the_middle_are_an_error(tiny):
     sampler = rollout(tiny(), version=1)
-    responses = sampler.sample(PROMPTS, 2, Sampler(max_new=30))
+    responses = sampler.sample(PROMPTS, 2, SamplerConfig(max_new=30))
     next(responses)
     sampler.engine.version = 2
     with pytest.raises(RuntimeError, match="version 2 arrived while version 1"):
@@ -327,7 +328,7 @@ def test_a_model_that_decodes_otherwise_than_it_trains_is_refused(tiny, monkeypa
 def test_tokens_are_sampled_as_often_as_the_policy_says(tiny):
     """4,096 first tokens after one prompt: frequencies within 5 standard errors of the probabilities."""
     policy, n = tiny(), 4096
-    samples = rollout(policy).sample([Prompt("ab")], n, Sampler(max_new=1, batch=512))
+    samples = rollout(policy).sample([Prompt("ab")], n, SamplerConfig(max_new=1, batch=512))
     counts = np.bincount([int(s.tokens[-1]) for s in samples], minlength=13)
     logits = policy.model(input_ids=torch.tensor([policy.encode_prompt("ab")])).logits[0, -1]
     p = torch.softmax(logits.double(), 0).detach().numpy()
@@ -349,7 +350,7 @@ def test_it_is_an_engine(tiny, tmp_path):
     ids = [1, 4, 5]
     waiting = deque(Request(i, ids, 6) for i in range(3))
     done: list[Continuation] = []
-    for found in engine.decode(waiting, Sampler(batch=2), seed=3):
+    for found in engine.decode(waiting, SamplerConfig(batch=2), seed=3):
         done.append(found)
         if len(done) == 1:
             waiting.append(Request(9, ids, 2, position=4))
@@ -363,12 +364,15 @@ def test_it_is_an_engine(tiny, tmp_path):
     engine.load(tmp_path, 7)
     assert engine.version == 7
     again, expected = (
-        {d.request.number: d for d in e.decode(deque(Request(i, ids, 6) for i in range(3)), Sampler(), 3)}
+        {
+            d.request.number: d
+            for d in e.decode(deque(Request(i, ids, 6) for i in range(3)), SamplerConfig(), 3)
+        }
         for e in (engine, HF(other, 7))
     )
     for i in range(3):
         assert again[i].tokens.tolist() == expected[i].tokens.tolist()
         assert again[i].logp.tobytes() == expected[i].logp.tobytes()
         assert again[i].version == 7
-    assert list(engine.decode(deque(), Sampler(), 0)) == []
+    assert list(engine.decode(deque(), SamplerConfig(), 0)) == []
     engine.close()

@@ -18,9 +18,8 @@ from rounding import rounding
 from stand_in import serving
 
 from agro import config
-from agro.api.trainer import Trainer
-from agro.config import NewModel, RunConfig, Sampler
-from agro.config import Policy as PolicyConfig
+from agro.api.reporting_trainer import Trainer
+from agro.config import NewModel, PolicyConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.rollout import Rollout, Task, collect
@@ -45,7 +44,9 @@ def connect(policy: Policy) -> Iterator[Callable[..., Server]]:
     with ExitStack() as opened:
 
         def connect(url: str, **settings: object) -> Server:
-            engine = Server(config.Engine(kind="server", url=url, **settings), policy.encoder, version=7)
+            engine = Server(
+                config.EngineConfig(kind="server", url=url, **settings), policy.encoder, version=7
+            )
             opened.callback(engine.close)
             return engine
 
@@ -56,7 +57,7 @@ def test_tokens_and_log_probs_are_those_of_the_servers_weights(policy: Policy, c
     with serving(policy) as (url, state):
         engine = connect(url)
         rollout = Rollout(policy.encoder, engine)
-        samples = list(rollout.sample([Prompt("12>"), Prompt("3>")], 5, Sampler(max_new=4, batch=4)))
+        samples = list(rollout.sample([Prompt("12>"), Prompt("3>")], 5, SamplerConfig(max_new=4, batch=4)))
         assert sorted(s.meta["index"] for s in samples) == list(range(10))
         assert all(s.version == 7 and s.role == "policy" for s in samples)
         tolerance = rounding(*(s.behavior_logp for s in samples))
@@ -77,7 +78,7 @@ def test_a_request_that_fails_is_counted_and_sent_again(
         state.fail, state.how = 3, how
         engine = connect(url, retries=3)
         waiting = deque(Request(i, [1, 2], 3) for i in range(4))
-        done = list(engine.decode(waiting, Sampler(batch=2), seed=0))
+        done = list(engine.decode(waiting, SamplerConfig(batch=2), seed=0))
         assert {d.request.number for d in done} == {0, 1, 2, 3}
         assert engine.failures == 3
 
@@ -88,7 +89,7 @@ def test_retries_are_bounded(policy: Policy, connect, monkeypatch) -> None:
         state.fail = 100
         engine = connect(url, retries=2)
         with pytest.raises(Refused, match=r"engine\.url.*3 times.*503"):
-            list(engine.decode(deque([Request(0, [1], 2)]), Sampler(), seed=0))
+            list(engine.decode(deque([Request(0, [1], 2)]), SamplerConfig(), seed=0))
         assert engine.failures == 3
 
 
@@ -96,7 +97,7 @@ def test_the_reader_may_append_requests(policy: Policy, connect) -> None:
     with serving(policy) as (url, _):
         waiting = deque([Request(0, [1], 2)])
         numbers = []
-        for done in connect(url).decode(waiting, Sampler(), seed=0):
+        for done in connect(url).decode(waiting, SamplerConfig(), seed=0):
             numbers.append(done.request.number)
             if done.request.number < 3:
                 waiting.append(Request(done.request.number + 1, [1], 2))
@@ -119,7 +120,7 @@ class Twice:
 def test_environments_work_on_it(policy: Policy, connect) -> None:
     with serving(policy) as (url, _):
         rollout = Rollout(policy.encoder, connect(url), Twice(), max_turns=3)
-        samples = list(rollout.sample([Prompt("1")], 8, Sampler(max_new=6, batch=4), seed=3))
+        samples = list(rollout.sample([Prompt("1")], 8, SamplerConfig(max_new=6, batch=4), seed=3))
         assert sorted(s.meta["index"] for s in samples) == list(range(8))
         played = [s for s in samples if s.meta["turns"] == 2]
         assert played
@@ -191,7 +192,7 @@ def test_a_wrong_reply_is_refused_by_name_and_what_is_right_beside_it_is_stored(
 ) -> None:
     """Of six responses that are sampled at once the third one is spoiled."""
     assert (policy.eos_ids, policy.encoder.ids("7")) == ((EOS,), [STOP])
-    sampler = Sampler(n=6, max_new=6, stop=("7",))
+    sampler = SamplerConfig(n=6, max_new=6, stop=("7",))
     with serving(policy) as (url, state), Store.open(tmp_path / "s.db") as store:
         state.spoil = 2
 
@@ -228,19 +229,19 @@ def test_a_reply_has_one_choice(policy: Policy, connect, monkeypatch, answer: An
     with serving(policy) as (url, state):
         monkeypatch.setattr(state, "answer", lambda *_: answer)
         with pytest.raises(Refused, match=words):
-            list(connect(url).decode(deque([Request(0, [1], 2)]), Sampler(), seed=0))
+            list(connect(url).decode(deque([Request(0, [1], 2)]), SamplerConfig(), seed=0))
 
 
 def test_a_server_needs_a_url(policy: Policy) -> None:
     with pytest.raises(Refused, match=r"engine\.url"):
-        Server(config.Engine(kind="server"), policy.encoder)
+        Server(config.EngineConfig(kind="server"), policy.encoder)
 
 
 def test_a_log_prob_that_rounding_put_above_0_is_0_and_null_is_unknown(policy: Policy, connect) -> None:
     with serving(policy) as (url, state):
         state.spoil = 0
         state.change = lambda answer: answer.update(choice([5, 6, 7], [5e-4, None, -1.0]))
-        [done] = connect(url).decode(deque([Request(0, [1], 3)]), Sampler(), seed=0)
+        [done] = connect(url).decode(deque([Request(0, [1], 3)]), SamplerConfig(), seed=0)
     np.testing.assert_array_equal(done.logp, [0.0, np.nan, -1.0])
 
 
@@ -252,7 +253,7 @@ def test_a_request_ends_at_its_deadline_whatever_drips_in(policy: Policy, connec
         engine = connect(url, timeout=0.5, retries=0)
         began = time.monotonic()
         with pytest.raises(Refused, match=r"no complete reply in engine\.timeout = 0\.5 s"):
-            list(engine.decode(deque([Request(0, [1], 2)]), Sampler(), seed=0))
+            list(engine.decode(deque([Request(0, [1], 2)]), SamplerConfig(), seed=0))
         assert time.monotonic() - began < 4
 
 
@@ -261,7 +262,7 @@ def test_an_aborted_response_is_refused_after_the_retries(policy: Policy, connec
     with serving(policy) as (url, state):
         state.fail, state.how = 9, "abort"
         with pytest.raises(Refused, match='3 times, at last with finish_reason "abort"'):
-            list(connect(url, retries=2).decode(deque([Request(0, [1], 2)]), Sampler(), seed=0))
+            list(connect(url, retries=2).decode(deque([Request(0, [1], 2)]), SamplerConfig(), seed=0))
 
 
 def served_run(tmp_path: Path, url: str, **changes: Any) -> RunConfig:

@@ -11,7 +11,7 @@ import torch
 from rounding import rounding
 from sampling import PROMPTS, by_index, end_with, rollout
 
-from agro.config import Sampler
+from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.pretrained import decoder_layers
@@ -46,7 +46,9 @@ def without_layers(policy: Policy, skipped: list[int]) -> Policy:
 @pytest.mark.parametrize("batch", [64, 5])
 def test_log_probs_are_those_of_the_policy_without_the_layers(tiny, name, batch):
     policy = deep(tiny, name)
-    samples = list(rollout(policy).sample(PROMPTS, 6, Sampler(max_new=30, batch=batch, skip_layers=0.5)))
+    samples = list(
+        rollout(policy).sample(PROMPTS, 6, SamplerConfig(max_new=30, batch=batch, skip_layers=0.5))
+    )
     (layers,) = {tuple(s.sampling["skipped_layers"]) for s in samples}
     assert len(layers) == 2  # half of the 4 between the first and the last
     assert {0, 5}.isdisjoint(layers)
@@ -72,7 +74,7 @@ def test_each_batch_skips_others_and_a_seed_repeats_them(tiny):
 
 
 def test_with_all_layers_nothing_is_recorded(tiny):
-    (sample,) = rollout(deep(tiny)).sample(PROMPTS[:1], 1, Sampler(max_new=3))
+    (sample,) = rollout(deep(tiny)).sample(PROMPTS[:1], 1, SamplerConfig(max_new=3))
     assert "skipped_layers" not in sample.sampling
 
 
@@ -80,7 +82,7 @@ def test_a_draft_of_the_policy_without_its_layers(tiny, tmp_path):
     """The tokens are those that the same layers draw without a draft."""
     policy = deep(tiny)
     policy.save(tmp_path)
-    sampler = Sampler(max_new=20, skip_layers=0.25)
+    sampler = SamplerConfig(max_new=20, skip_layers=0.25)
     plain = by_index(rollout(policy).sample(PROMPTS, 4, sampler))
     drafted = sampler.model_copy(update={"draft": str(tmp_path)})
     for i, s in by_index(rollout(policy).sample(PROMPTS, 4, drafted)).items():
@@ -98,7 +100,7 @@ def test_the_layers_are_back_whenever_the_reader_has_control(tiny, monkeypatch):
         own = [m for m in policy.model.modules() if "forward" in vars(m)]
         return not own and torch.equal(policy.streams(*given)["logp"][:, 1:], before[:, 1:])
 
-    responses = rollout(policy).sample(PROMPTS, 4, Sampler(max_new=20, skip_layers=0.5))
+    responses = rollout(policy).sample(PROMPTS, 4, SamplerConfig(max_new=20, skip_layers=0.5))
     next(responses)
     assert is_whole()  # in the middle
     responses.close()
@@ -112,7 +114,7 @@ def test_the_layers_are_back_whenever_the_reader_has_control(tiny, monkeypatch):
 
     handle = head.register_forward_pre_hook(failing)
     with pytest.raises(RuntimeError, match="out of memory, say"):
-        list(rollout(policy).sample(PROMPTS, 4, Sampler(max_new=60, skip_layers=0.5)))
+        list(rollout(policy).sample(PROMPTS, 4, SamplerConfig(max_new=60, skip_layers=0.5)))
     handle.remove()
     assert is_whole()
 
@@ -131,9 +133,9 @@ def test_a_share_of_less_than_half_a_layer_is_refused(tiny):
     with pytest.raises(
         Refused, match=r"sampler.skip_layers: 0.1 of the 4 layers of LlamaForCausalLM .* none"
     ):
-        next(rollout(deep(tiny)).sample(PROMPTS, 1, Sampler(skip_layers=0.1)))
+        next(rollout(deep(tiny)).sample(PROMPTS, 1, SamplerConfig(skip_layers=0.1)))
     with pytest.raises(Refused, match=r"0.9 of the 0 layers"):
-        next(rollout(deep(tiny, layers=2)).sample(PROMPTS, 1, Sampler(skip_layers=0.9)))
+        next(rollout(deep(tiny, layers=2)).sample(PROMPTS, 1, SamplerConfig(skip_layers=0.9)))
 
 
 def test_a_model_whose_layers_need_each_other_is_refused(tiny, monkeypatch):
@@ -148,14 +150,14 @@ def test_a_model_whose_layers_need_each_other_is_refused(tiny, monkeypatch):
 
     monkeypatch.setattr(policy.model.base_model, "forward", counting)
     with pytest.raises(Refused, match=r"its log-probs differ by"):
-        next(engine.decode(deque([Request(0, [1, 4], 3)]), Sampler(skip_layers=0.5), 0))
+        next(engine.decode(deque([Request(0, [1, 4], 3)]), SamplerConfig(skip_layers=0.5), 0))
 
 
 def test_evaluation_is_of_the_policy_itself():
-    sampler = Sampler(n=4, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1, skip_layers=0.5, max_new=9)
-    assert sampler.of_policy(1.0, 2) == Sampler(n=2, max_new=9)
-    assert Sampler(temperature=0.7).is_of_policy(0.7)
+    sampler = SamplerConfig(n=4, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1, skip_layers=0.5, max_new=9)
+    assert sampler.of_policy(1.0, 2) == SamplerConfig(n=2, max_new=9)
+    assert SamplerConfig(temperature=0.7).is_of_policy(0.7)
     for name in ("top_k", "top_p", "min_p", "skip_layers"):
-        one = Sampler(temperature=0.7, **{name: getattr(sampler, name)})
+        one = SamplerConfig(temperature=0.7, **{name: getattr(sampler, name)})
         assert not one.is_of_policy(0.7)
-    assert not Sampler(temperature=0.7).is_of_policy(1.0)
+    assert not SamplerConfig(temperature=0.7).is_of_policy(1.0)

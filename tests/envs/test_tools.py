@@ -24,7 +24,7 @@ from agro.rollout.envs import Turn, load_environment
 )
 def test_what_cannot_be_loaded_is_refused(name, options, message):
     with pytest.raises(Refused, match=message):
-        load_environment(config.Environment(name=name, options=options))
+        load_environment(config.EnvironmentConfig(name=name, options=options))
 
 
 def test_ones_own_environment_is_loaded_from_a_file(tmp_path):
@@ -33,6 +33,6 @@ def test_ones_own_environment_is_loaded_from_a_file(tmp_path):
         "    def use(self, state, call):\n        return call.upper()\n"
     )
     found = load_environment(
-        config.Environment(name=f"{tmp_path / 'mine.py'}:Shout", options={"result": "{}"})
+        config.EnvironmentConfig(name=f"{tmp_path / 'mine.py'}:Shout", options={"result": "{}"})
     )
     assert found.step(None, "<call>hey</call>") == Turn("HEY", info={"tool": "shout"})

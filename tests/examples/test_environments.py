@@ -119,15 +119,15 @@ def test_the_paragraphs_of_one_text_are_documents():
 
 def test_options_are_checked():
     with pytest.raises(Refused, match=r"options\.top: expected"):
-        load_environment(config.Environment(name=f"{FOLDER}/search.py:Search", options={"top": 0}))
+        load_environment(config.EnvironmentConfig(name=f"{FOLDER}/search.py:Search", options={"top": 0}))
 
 
 def test_the_calculator_in_an_episode(tmp_path):
     options = {"call": ["a", "b"], "result": "c{}c", "error": "h"}
-    settings = config.Environment(name=f"{FOLDER}/calculator.py:Calculator", options=options)
+    settings = config.EnvironmentConfig(name=f"{FOLDER}/calculator.py:Calculator", options=options)
     model = config.NewModel(alphabet="abcdefgh", hidden=16, layers=1, heads=2, context=24)
     new_model(tmp_path, model, 0)
-    policy = Policy.load(config.Policy(model=str(tmp_path)))
+    policy = Policy.load(config.PolicyConfig(model=str(tmp_path)))
     (s,) = demonstrate(
         load_environment(settings), policy.encoder, Prompt("h"), ["aeb", "f"]
     )  # "e" is no expression

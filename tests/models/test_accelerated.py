@@ -34,7 +34,7 @@ ADAPTER = {"lora": {"merge": False}, "dtype": "bfloat16", "quantize": "4bit"}
 )
 def test_it_is_refused_by_name(given: dict[str, Any], device: torch.device, message: str) -> None:
     with pytest.raises(Refused, match=message):
-        loading_options(configuration.Policy(**given), device)
+        loading_options(configuration.PolicyConfig(**given), device)
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = [{"params": [torch.zeros(1)]}]
     with pytest.raises(Refused, match=r"train\.optimizer = adamw_8bit: expected the package bitsandbytes"):
         adamw_8bit(weights, CUDA, lr=1.0)
-    flash = configuration.Policy(attention="flash_attention_2", dtype="bfloat16")
+    flash = configuration.PolicyConfig(attention="flash_attention_2", dtype="bfloat16")
     with pytest.raises(Refused, match=r"expected the package flash_attn.*pip install flash_attn"):
         loading_options(flash, CUDA)
 
@@ -53,7 +53,7 @@ def test_another_attention_computes_the_same(tiny: Any, tmp_path: Path) -> None:
     tokens = torch.arange(6)[None] % 8
     found = []
     for name in ("auto", "eager"):
-        policy = Policy.load(configuration.Policy(model=str(tmp_path), attention=name, device="cpu"))
+        policy = Policy.load(configuration.PolicyConfig(model=str(tmp_path), attention=name, device="cpu"))
         found.append(policy.streams(tokens, torch.tensor([6]), torch.arange(6)[None] > 0)["logp"][0, 1:])
     assert policy.model.config._attn_implementation == "eager"
     torch.testing.assert_close(found[0], found[1], **rounding(found[1]))

@@ -9,8 +9,7 @@ import pytest
 import torch
 from rounding import rounding
 
-from agro.config import LoRA, NewModel
-from agro.config import Policy as PolicyConfig
+from agro.config import LoRA, NewModel, PolicyConfig
 from agro.errors import Refused
 from agro.models.newmodel import new_model
 from agro.models.policy import Policy

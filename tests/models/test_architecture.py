@@ -8,7 +8,7 @@ import torch
 import transformers
 from rounding import rounding
 
-from agro.config import RunConfig, Sampler
+from agro.config import RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.models.encoding import InvalidSample
 from agro.models.policy import Policy
@@ -49,7 +49,7 @@ def gradient(policy: Policy) -> torch.Tensor:
 def log_probs(policy: Policy) -> tuple[np.ndarray, np.ndarray]:
     """Of responses that may fill the context: trained and sampled."""
     samples = Rollout(policy.encoder, HF(policy)).sample(
-        [Prompt("ab"), Prompt("abcdefgh a")], 8, Sampler(max_new=80)
+        [Prompt("ab"), Prompt("abcdefgh a")], 8, SamplerConfig(max_new=80)
     )
     found = []
     for sample in samples:

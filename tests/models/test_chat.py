@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import transformers
 
-from agro.config import Chat, NewModel, Sampler
+from agro.config import ChatConfig, NewModel, SamplerConfig
 from agro.errors import Refused
 from agro.models.encoding import InvalidSample
 from agro.models.newmodel import new_model
@@ -80,7 +80,7 @@ def make(tmp_path_factory, causal):
         tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
         tokenizer.chat_template = template
         model = causal("Llama", vocab_size=len(tokenizer), max_position_embeddings=512)
-        return Policy(model, tokenizer, chat=Chat(**settings))
+        return Policy(model, tokenizer, chat=ChatConfig(**settings))
 
     return policy
 
@@ -147,7 +147,7 @@ def test_a_text_becomes_a_user_message_where_it_is_asked_for(make):
     ]
     own = [{"role": "system", "content": "ramble"}, USER]
     assert "be short" not in layout(policy, Sample(own, "yo"))[0][0]
-    (sampled,) = Rollout(policy.encoder, HF(policy)).sample([Prompt("hi")], 1, Sampler(max_new=3))
+    (sampled,) = Rollout(policy.encoder, HF(policy)).sample([Prompt("hi")], 1, SamplerConfig(max_new=3))
     assert sampled.prompt == "hi"
     assert sampled.tokens[: -int(sampled.action.sum())].tolist() == policy.encode_prompt([USER])
     assert policy.encode(sampled) is sampled

@@ -7,11 +7,11 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from agro.config import Sampler
+from agro.config import SamplerConfig
 from agro.models.encoding import InvalidSample
 from agro.models.policy import Policy
 from agro.rollout import Rollout
-from agro.rollout.engines import rows
+from agro.rollout.engines import decoding_rows
 from agro.rollout.engines.hf import HF
 from agro.rollout.episode import Transcript
 from agro.types import Prompt, Sample
@@ -103,8 +103,8 @@ def test_the_text_of_a_sampled_response_tells_its_first_space(policy, piece, mon
     tokens = policy.tokenizer.convert_tokens_to_ids([piece, "a", "=", "</s>"])
     script = iter(tokens)
     rollout = Rollout(policy.encoder, HF(policy))
-    monkeypatch.setattr(rows, "draw", lambda *args: (torch.tensor([next(script)]), torch.zeros(1)))
-    (s,) = rollout.sample([Prompt("2+2=")], 1, Sampler(max_new=8))
+    monkeypatch.setattr(decoding_rows, "draw", lambda *args: (torch.tensor([next(script)]), torch.zeros(1)))
+    (s,) = rollout.sample([Prompt("2+2=")], 1, SamplerConfig(max_new=8))
     assert s.response == piece.replace("▁", " ") + "a="
     assert policy.encode(Sample(s.prompt, s.response)).tokens.tolist() == s.tokens.tolist()
 
@@ -112,8 +112,8 @@ def test_the_text_of_a_sampled_response_tells_its_first_space(policy, piece, mon
 def test_a_stop_text_may_begin_with_the_space_of_a_response(policy, monkeypatch):
     script = iter(policy.tokenizer.convert_tokens_to_ids(["▁4", "a", "</s>"]))
     rollout = Rollout(policy.encoder, HF(policy))
-    monkeypatch.setattr(rows, "draw", lambda *args: (torch.tensor([next(script)]), torch.zeros(1)))
-    (s,) = rollout.sample([Prompt("2+2=")], 1, Sampler(max_new=8, stop=(" 4",)))
+    monkeypatch.setattr(decoding_rows, "draw", lambda *args: (torch.tensor([next(script)]), torch.zeros(1)))
+    (s,) = rollout.sample([Prompt("2+2=")], 1, SamplerConfig(max_new=8, stop=(" 4",)))
     assert (s.response, int(s.action.sum()), s.meta["finish"]) == ("", 1, "stop")
 
 

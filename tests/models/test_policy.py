@@ -13,8 +13,7 @@ from rounding import rounding
 from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 
-from agro.config import NewModel
-from agro.config import Policy as PolicyConfig
+from agro.config import NewModel, PolicyConfig
 from agro.errors import Refused
 from agro.models.encoding import InvalidSample
 from agro.models.newmodel import new_model

@@ -20,7 +20,7 @@ from agro.types import Sample
 
 def policy(seed: int, alphabet: str = "0123456789>") -> Policy:
     new = NewModel(alphabet=alphabet, hidden=16, layers=1, heads=2, context=16, initializer_range=0.5)
-    return Policy.load(config.Policy(new=new), seed=seed)
+    return Policy.load(config.PolicyConfig(new=new), seed=seed)
 
 
 def own_logp(policy: Policy, sample: Sample) -> float:

@@ -6,12 +6,16 @@ import math
 import pytest
 
 from agro.errors import Refused
-from agro.runs.rundata import Measurement, Span, load_run
+from agro.runs.rundata import Measurement, PhaseSpan, load_run
 
 
 def test_the_synthetic_run(run_folder):
     run = load_run(run_folder)
-    assert run.spans == [Span("sft", 0, 60), Span("onpolicy", 60, 180), Span("store", 180, 220)]
+    assert run.spans == [
+        PhaseSpan("sft", 0, 60),
+        PhaseSpan("onpolicy", 60, 180),
+        PhaseSpan("store", 180, 220),
+    ]
     assert not run.torn
     assert math.isnan(run.column("reward_mean")[0])  # step 0 is an evaluation only
     assert run.total("tokens") == 220 * 1800

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from agro.objectives import evaluate
 from agro.proof.enumerable import Enumerable, Space, kl, multisets, optimum
-from agro.proof.expectation import Data, SampledGroups, all_groups, gradient
+from agro.proof.expectation import DataDistribution, SampledGroups, all_groups, gradient
 
 SPACES = [Space(3, 2, 2), Space(2, 3, 2, early_end=True)]
 KINDS = [Enumerable.table, Enumerable.network]
@@ -41,7 +41,7 @@ def half_variance(policy: Enumerable, reference: Enumerable, reward: Tensor, p: 
 def test_the_off_policy_estimator_is_unbiased_for_any_behavior(space: Space, kind, n: int) -> None:
     policy, reference, reward = kind(space, 1), kind(space, 2), rewards(space)
     for behavior in (reference, kind(space, 3), Enumerable.table(space, 0, 0.0)):
-        batch = all_groups(Data(behavior, reward), reference, n)
+        batch = all_groups(DataDistribution(behavior, reward), reference, n)
         found = gradient(policy, reference, batch, "agro", {"beta": BETA, "scale": "loss"})
         exact = derivative(half_variance(policy, reference, reward, behavior.logp().detach().exp()), policy)
         assert exact.abs().max() > 1e-3
@@ -53,7 +53,11 @@ def test_the_off_policy_estimator_is_unbiased_for_any_behavior(space: Space, kin
 def test_the_on_policy_estimator_is_unbiased(space: Space, kind) -> None:
     policy, reference, reward = kind(space, 1), kind(space, 2), rewards(space)
     found = gradient(
-        policy, reference, all_groups(Data(policy, reward), reference, 3), "agro_onpolicy", {"beta": BETA}
+        policy,
+        reference,
+        all_groups(DataDistribution(policy, reward), reference, 3),
+        "agro_onpolicy",
+        {"beta": BETA},
     )
     exact = derivative(half_variance(policy, reference, reward, policy.logp().exp()), policy)
     torch.testing.assert_close(found, exact, atol=1e-12, rtol=0)
@@ -63,7 +67,7 @@ def test_the_on_policy_estimator_is_unbiased(space: Space, kind) -> None:
 def test_drawn_groups_have_that_expectation(space: Space) -> None:
     """The mean of 600 draws is within four of its standard errors, and the standard error is small."""
     policy, reference, behavior = (Enumerable.table(space, s) for s in (1, 2, 3))
-    data = Data(behavior, rewards(space))
+    data = DataDistribution(behavior, rewards(space))
     drawn = SampledGroups(data, reference, 3, torch.Generator().manual_seed(0))
     found = torch.stack(
         [gradient(policy, reference, drawn.next_batch(), "agro", {"beta": BETA}) for _ in range(600)]
@@ -82,7 +86,7 @@ def test_the_trap_ratio_is_that_of_the_moments() -> None:
         Enumerable.table(space, 2),
         3 * rewards(space) ** 4,
     )
-    batch = all_groups(Data(policy, reward), reference, 3)
+    batch = all_groups(DataDistribution(policy, reward), reference, 3)
     logp = policy.streams(batch.tokens, batch.lengths, batch.mask)["logp"].detach()
     found = evaluate("agro_onpolicy", logp, batch, beta=BETA).metrics["trap_ratio"]
     p, R = policy.logp().detach().exp(), reward - BETA * (policy.logp() - reference.logp()).detach()
@@ -97,7 +101,7 @@ def test_noise_and_weights_are_expectations() -> None:
     space = SPACES[0]
     policy, reference, reward = (*(Enumerable.table(space, s) for s in (1, 2)), rewards(space))
     Y = len(space.responses)
-    noisy = Data(
+    noisy = DataDistribution(
         reference,
         torch.cat([reward - 0.3, reward + 0.1], 1),
         torch.arange(Y).repeat(2),
@@ -105,7 +109,7 @@ def test_noise_and_weights_are_expectations() -> None:
     )
     found, plain = (
         gradient(policy, reference, all_groups(d, reference, 2), "agro", {"beta": BETA})
-        for d in (noisy, Data(reference, reward))
+        for d in (noisy, DataDistribution(reference, reward))
     )
     torch.testing.assert_close(found, plain, atol=1e-12, rtol=0)
 

@@ -10,8 +10,7 @@ import torch
 from rounding import rounding
 
 from agro import objectives
-from agro.config import Policy as PolicyConfig
-from agro.config import RunConfig
+from agro.config import PolicyConfig, RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.train.collate import collate

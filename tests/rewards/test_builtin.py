@@ -15,7 +15,7 @@ def values(name, pairs, **options):
     samples = [
         Sample("p", response, meta={} if answer is None else {"answer": answer}) for response, answer in pairs
     ]
-    with closing(load_reward(config.Reward(name=name, options=options))) as reward:
+    with closing(load_reward(config.RewardConfig(name=name, options=options))) as reward:
         assert reward.name == name
         scores = reward.score(samples)
     assert all((s.value is None) == (s.error is not None) for s in scores)
@@ -74,7 +74,7 @@ def test_regex_by_pattern():
 
 @pytest.mark.test
 def test_a_pattern_that_times_out_fails_only_its_response():
-    settings = config.Reward(name="regex", options={"pattern": "((?:a|a)*)$"}, timeout=0.3)
+    settings = config.RewardConfig(name="regex", options={"pattern": "((?:a|a)*)$"}, timeout=0.3)
     samples = [Sample("p", text, meta={"answer": "aa"}) for text in ("aa", "a" * 60 + "b", "aa")]
     start = time.monotonic()
     with closing(load_reward(settings)) as reward:
@@ -98,5 +98,5 @@ def test_a_pattern_that_times_out_fails_only_its_response():
 )
 def test_invalid_options_are_refused(name, options, message):
     with pytest.raises(Refused) as refused:
-        load_reward(config.Reward(name=name, options=options))
+        load_reward(config.RewardConfig(name=name, options=options))
     assert message in str(refused.value)

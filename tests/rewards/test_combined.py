@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from agro.config import RunConfig, Sampler
+from agro.config import RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.rewards import Score, load_reward
 from agro.rewards.combined import CombinedReward
@@ -87,7 +87,7 @@ def test_from_a_step_to_the_store_and_the_metrics(tmp_path):
     rollout = SimpleNamespace(sample=lambda *_, **__: iter(found), engine=engine)
     reward = CombinedReward("sum", {"a": (Fixed(1.0, 0.0, None), 1.0), "b": (Fixed(3.0, None, None), 0.0)})
     with Store.open(tmp_path / "store.db") as store:
-        made = collect(rollout, [Prompt("p")], Sampler(n=3), store, Task(run="run", step=1), reward)
+        made = collect(rollout, [Prompt("p")], SamplerConfig(n=3), store, Task(run="run", step=1), reward)
         stored = list(store.samples())
         store.set_rewards([(stored[0].id, 2.0, {"first": 1}), (stored[0].id, 3.0, {"second": 2})])
         [again] = store.samples(ids=[stored[0].id])

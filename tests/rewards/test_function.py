@@ -75,7 +75,7 @@ def test_trl_signature(write):
         ),
         Sample(chat, "xyz", meta={"level": 3}),
     ]
-    with closing(load_reward(config.Reward(name=f"{path}:f", options={"scale": 2}))) as reward:
+    with closing(load_reward(config.RewardConfig(name=f"{path}:f", options={"scale": 2}))) as reward:
         assert reward.score(samples) == [Score(2.0), Score(1.0)]
     import json
 
@@ -502,7 +502,7 @@ def test_a_function_that_fails_to_import_is_refused(write, tmp_path, name, messa
     write("import os; os._exit(4)", "leaves.py")
     write("import nothing_like_it", "needs.py")
     with pytest.raises(Refused) as refused:
-        load_reward(config.Reward(name=name.format(tmp=tmp_path)))
+        load_reward(config.RewardConfig(name=name.format(tmp=tmp_path)))
     assert message in str(refused.value)
 
 

@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parents[2] / "../shared/data/grader/golden_pairs.jsonl"
 @pytest.fixture(scope="module")
 def judge():
     """A function: (response, answer) pairs -> values, or the errors of those without one."""
-    with closing(load_reward(config.Reward(name="math", timeout=20.0))) as reward:
+    with closing(load_reward(config.RewardConfig(name="math", timeout=20.0))) as reward:
 
         def values(pairs):
             samples = [Sample("p", text, meta={} if a is None else {"answer": a}) for text, a in pairs]
@@ -202,7 +202,7 @@ def test_a_slow_comparison_costs_only_its_response():
     slow = r"$\int_0^1 x^x \sin(x^x) \log(1 + x^3) dx$"
     samples = [Sample("p", text, meta={"answer": r"5\pi - 0"}) for text in (r"$5\pi$", slow, r"$4\pi$")]
     start = time.monotonic()
-    with closing(load_reward(config.Reward(name="math", timeout=1.5))) as reward:
+    with closing(load_reward(config.RewardConfig(name="math", timeout=1.5))) as reward:
         scores = reward.score(samples)
     assert [(s.value, s.error) for s in scores] == [(1.0, None), (None, "timed out after 1.5 s"), (0.0, None)]
     assert time.monotonic() - start < 25
@@ -229,7 +229,7 @@ def test_conclusion(text, left):
 
 def test_options_and_a_missing_package_are_refused(monkeypatch):
     with pytest.raises(Refused, match=r"reward.options.digits: math has no such option; it has none"):
-        load_reward(config.Reward(name="math", options={"digits": 3}))
+        load_reward(config.RewardConfig(name="math", options={"digits": 3}))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Refused, match=r"pip install 'math-verify>=0\.9,<0\.10'"):
-        load_reward(config.Reward(name="math"))
+        load_reward(config.RewardConfig(name="math"))

@@ -21,7 +21,7 @@ def scores(tmp_path, code, metas, responses=None, timeout=5.0, **options):
     path.write_text(textwrap.dedent(code))
     samples = [Sample("p", r, meta=m) for r, m in zip(responses or ["r"] * len(metas), metas, strict=True)]
     with closing(
-        load_reward(config.Reward(name=f"{path}:compute_score", options=options, timeout=timeout))
+        load_reward(config.RewardConfig(name=f"{path}:compute_score", options=options, timeout=timeout))
     ) as reward:
         found = reward.score(samples)
     return [s.error if s.value is None else s.value for s in found]
@@ -92,7 +92,7 @@ def test_an_async_function_of_lists_is_called_once_for_a_workers_share(tmp_path)
             return await asyncio.gather(*map(one, completions))
     """)
     )
-    with closing(load_reward(config.Reward(name=f"{path}:f"))) as reward:
+    with closing(load_reward(config.RewardConfig(name=f"{path}:f"))) as reward:
         start = time.monotonic()
         assert reward.score([Sample("p", "r" * i) for i in range(20)]) == [Score(float(i)) for i in range(20)]
         assert time.monotonic() - start < 2

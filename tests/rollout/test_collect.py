@@ -24,7 +24,7 @@ from agro.store import Store
 from agro.types import Prompt, Sample
 
 PROMPTS = [Prompt("a", id="a"), Prompt("b", id="b")]
-SAMPLER = config.Sampler(n=3, max_new=4)
+SAMPLER = config.SamplerConfig(n=3, max_new=4)
 BACKWARD = [5, 2, 0, 4, 1, 3]  # the order in which the fake engine finishes the responses
 
 
@@ -40,7 +40,9 @@ class Fake:
     def __init__(self, finish: list[int], at: int = -1, event: Callable[[], None] = lambda: None) -> None:
         self.finish, self.at, self.event = finish, at, event
 
-    def decode(self, waiting: deque[Request], sampler: config.Sampler, seed: int) -> Iterator[Continuation]:
+    def decode(
+        self, waiting: deque[Request], sampler: config.SamplerConfig, seed: int
+    ) -> Iterator[Continuation]:
         requests = {r.number: r for r in waiting}
         waiting.clear()
         for number in self.finish:
@@ -74,7 +76,7 @@ class Numbers:
 @pytest.fixture(scope="module")
 def encoder() -> Encoder:
     spec = config.NewModel(alphabet="abcdef", hidden=8, layers=1, heads=1, context=32)
-    return Policy.load(config.Policy(new=spec), seed=0).encoder
+    return Policy.load(config.PolicyConfig(new=spec), seed=0).encoder
 
 
 @pytest.fixture(autouse=True)

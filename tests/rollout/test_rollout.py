@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from sampling import PROMPTS, by_index, end_with, rollout
 
-from agro.config import Sampler
+from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.rollout import Rollout
 from agro.rollout.engines.hf import HF
@@ -17,7 +17,7 @@ from agro.types import Prompt
 
 def test_a_sample_says_where_it_is_from(tiny):
     policy = tiny()
-    options = Sampler(max_new=3, temperature=0.9, stop=("zz",))
+    options = SamplerConfig(max_new=3, temperature=0.9, stop=("zz",))
     samples = by_index(rollout(policy, version=7).sample(PROMPTS, 2, options))
     s = samples[7]
     assert (s.prompt, s.prompt_id, s.role, s.source, s.version) == ("h", PROMPTS[3].id, "policy", "policy", 7)
@@ -38,9 +38,9 @@ def test_a_sample_says_where_it_is_from(tiny):
 def test_a_stop_text_ends_a_response_and_is_cut_off(tiny):
     policy = tiny()
     end_with(policy)
-    free = by_index(rollout(policy).sample(PROMPTS, 8, Sampler(max_new=40)))
+    free = by_index(rollout(policy).sample(PROMPTS, 8, SamplerConfig(max_new=40)))
     stops = ("g", "dg", "ha")  # "dg" begins before the "g" that ends it
-    stopped = by_index(rollout(policy).sample(PROMPTS, 8, Sampler(max_new=40, stop=stops)))
+    stopped = by_index(rollout(policy).sample(PROMPTS, 8, SamplerConfig(max_new=40, stop=stops)))
     finished = Counter()
     for i, s in stopped.items():
         whole = free[i].response
@@ -60,11 +60,11 @@ def test_a_prompt_without_room_is_refused_before_anything_is_computed(tiny, monk
     sampler = rollout(policy)
     monkeypatch.setattr(policy.model.base_model, "forward", None)
     with pytest.raises(Refused, match=r"prompt too-long: 20 tokens leave no room .* context of 20"):
-        sampler.sample([Prompt("a"), Prompt("a" * 19, id="too-long")], 1, Sampler())
+        sampler.sample([Prompt("a"), Prompt("a" * 19, id="too-long")], 1, SamplerConfig())
 
 
 def test_no_prompts_give_no_responses(tiny):
-    assert list(rollout(tiny()).sample([], 4, Sampler())) == []
+    assert list(rollout(tiny()).sample([], 4, SamplerConfig())) == []
 
 
 def test_an_empty_stop_text_is_refused(tiny):
@@ -75,6 +75,6 @@ def test_an_empty_stop_text_is_refused(tiny):
         name, stop = "silent", ("d", "")
 
     with pytest.raises(Refused, match=r"sampler\.stop"):
-        rollout(policy).sample(PROMPTS, 1, Sampler(stop=("a", "")))
+        rollout(policy).sample(PROMPTS, 1, SamplerConfig(stop=("a", "")))
     with pytest.raises(Refused, match="environment silent: stop"):
-        Rollout(policy.encoder, HF(policy), Silent(), 2).sample(PROMPTS, 1, Sampler())
+        Rollout(policy.encoder, HF(policy), Silent(), 2).sample(PROMPTS, 1, SamplerConfig())

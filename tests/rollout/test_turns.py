@@ -11,14 +11,14 @@ import torch
 from rounding import rounding
 from sampling import PROMPTS
 
-from agro.config import Sampler
+from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.logs.interchange import from_record
 from agro.models.encoding import InvalidSample
 from agro.rewards import check_failures, exact
 from agro.rollout import Rollout
 from agro.rollout.demonstrate import demonstrate
-from agro.rollout.engines import rows
+from agro.rollout.engines import decoding_rows
 from agro.rollout.engines.hf import HF
 from agro.rollout.envs import Turn
 from agro.rollout.evaluate import heldout
@@ -70,7 +70,7 @@ class Fails(Echo):
 
 
 def play(policy, environment, options=None, prompts=PROMPTS, n=6, max_turns=8, version=3):
-    options = options or Sampler(max_new=6)
+    options = options or SamplerConfig(max_new=6)
     rollout = Rollout(policy.encoder, HF(policy, version), environment, max_turns)
     return sorted(rollout.sample(prompts, n, options, seed=5), key=lambda s: s.meta["index"])
 
@@ -93,7 +93,7 @@ def spans(sample):
 @pytest.mark.parametrize("batch", [64, 3])
 def test_the_record_is_what_was_sampled(tiny, name, batch):
     policy = tiny(name, **({"sliding_window": 8} if name == "Gemma3" else {}))
-    found = play(policy, Echo(), Sampler(max_new=6, batch=batch))
+    found = play(policy, Echo(), SamplerConfig(max_new=6, batch=batch))
     assert [s.meta["index"] for s in found] == list(range(24))
     assert max(s.meta["turns"] for s in found) >= 2
     tolerance = rounding(*(s.behavior_logp for s in found))
@@ -115,13 +115,13 @@ def test_the_record_is_what_was_sampled(tiny, name, batch):
 
 
 def test_an_episode_is_the_same_in_any_company(tiny, monkeypatch):
-    monkeypatch.setattr(rows, "_SLACK", 1)  # columns are added and used up again and again
+    monkeypatch.setattr(decoding_rows, "_SLACK", 1)  # columns are added and used up again and again
     policy = tiny()
-    alone = play(policy, Echo(4), Sampler(max_new=9, batch=1))
+    alone = play(policy, Echo(4), SamplerConfig(max_new=9, batch=1))
     assert max(s.meta["turns"] for s in alone) > 2
     tolerance = rounding(*(s.behavior_logp for s in alone))
     for batch in (64, 7):
-        for a, b in zip(alone, play(policy, Echo(4), Sampler(max_new=9, batch=batch)), strict=True):
+        for a, b in zip(alone, play(policy, Echo(4), SamplerConfig(max_new=9, batch=batch)), strict=True):
             assert a.tokens.tolist() == b.tokens.tolist()
             np.testing.assert_allclose(a.behavior_logp, b.behavior_logp, **tolerance)
 
@@ -135,10 +135,10 @@ def test_noise_goes_on_over_the_turns(tiny):
     policy.eos_ids = ()
     policy.encoder = dataclasses.replace(policy.encoder, eos_ids=())
     plain = Rollout(policy.encoder, HF(policy))
-    whole = list(plain.sample(PROMPTS, 6, Sampler(max_new=24), seed=5))
+    whole = list(plain.sample(PROMPTS, 6, SamplerConfig(max_new=24), seed=5))
     whole = {s.meta["index"]: s.tokens[s.action].tolist() for s in whole}
     several = 0
-    for s in play(policy, Echo(3), Sampler(max_new=24)):
+    for s in play(policy, Echo(3), SamplerConfig(max_new=24)):
         taken = s.tokens[s.action].tolist()
         several += s.meta["turns"] > 1
         assert taken[:24] == whole[s.meta["index"]][: len(taken)]
@@ -148,7 +148,9 @@ def test_noise_goes_on_over_the_turns(tiny):
 def test_one_turn_is_the_response_of_the_plain_sampler(tiny):
     policy = tiny()
     plain = sorted(
-        Rollout(policy.encoder, HF(policy, 3)).sample(PROMPTS, 6, Sampler(max_new=6, stop=("d",)), seed=5),
+        Rollout(policy.encoder, HF(policy, 3)).sample(
+            PROMPTS, 6, SamplerConfig(max_new=6, stop=("d",)), seed=5
+        ),
         key=lambda s: s.meta["index"],
     )
     for a, b in zip(plain, play(policy, Echo(0)), strict=True):
@@ -191,7 +193,7 @@ def test_an_episode_that_runs_out_ends_with_length(tiny):
 )
 def test_what_fails_leaves_the_reward_unknown_and_the_tokens(tiny, where, error):
     policy = tiny()
-    found = play(policy, Fails(where), Sampler(max_new=40))
+    found = play(policy, Fails(where), SamplerConfig(max_new=40))
     failed = [s for s in found if "reward_error" in s.meta]
     assert failed
     tolerance = rounding(*(s.behavior_logp for s in failed))
@@ -254,7 +256,7 @@ def test_the_last_turn_is_scored(tiny):
 
 def test_a_stop_text_of_the_configuration_is_cut_from_the_last_turn(tiny):
     policy = tiny()
-    for s in play(policy, Echo(0), Sampler(max_new=30, stop=("g",))):
+    for s in play(policy, Echo(0), SamplerConfig(max_new=30, stop=("g",))):
         assert "g" not in s.meta["last_turn"]
         assert ("g" in s.response) == (s.response != s.meta["last_turn"])
 
@@ -315,7 +317,7 @@ def test_kept_sets_are_of_the_turns_of_the_policy(chat, template):
     """Those of its tokens, over which the trainer's log-probs are the recorded ones."""
     policy = chat(template)
     prompts = [Prompt([{"role": "user", "content": "ab"}])]
-    found = play(policy, Echo(), Sampler(max_new=6, top_p=0.7, keep_sets=True), prompts)
+    found = play(policy, Echo(), SamplerConfig(max_new=6, top_p=0.7, keep_sets=True), prompts)
     assert max(s.meta["turns"] for s in found) >= 2
     assert any(s.episode is not None for s in found) is (template == FORGETS)
     tolerance = rounding(*(s.behavior_logp for s in found))
@@ -368,7 +370,7 @@ def test_a_template_that_rewrites_history_makes_several_rows(chat, tmp_path):
     rollout = Rollout(policy.encoder, HF(policy), Echo(), 8)
     prompts = [Prompt(asked), Prompt([{"role": "user", "content": "b"}])]
     asked = [p.__class__(p.text, columns={"answer": "c"}) for p in prompts]
-    held = heldout(rollout, EpisodeReward(exact({})), asked, Sampler(n=6, max_new=6), seed=0)
+    held = heldout(rollout, EpisodeReward(exact({})), asked, SamplerConfig(n=6, max_new=6), seed=0)
     assert held.rewards.shape == (2, 6)
     assert len(held.samples) > 12
     with Store.open(tmp_path / "s.db") as store:

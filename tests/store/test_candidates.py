@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 from making import Listed, group, sample
 
-from agro.config import Data
+from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import At, DrawRule, Origin, Pair, Store
 from agro.store.draw_rules import Candidate, pick_closest, pick_groups
-from agro.store.rows import ledger_of
+from agro.store.sample_rows import ledger_of
 
 ORDERS = ("least_used", "uniform", "newest", "age_weighted", "closest")
 RULES = [
-    *(DrawRule(3, Data(order=order), min_group=2, fewer=True) for order in ORDERS),
-    DrawRule(3, Data(order="uniform", max_age=2), fewer=True),
-    DrawRule(3, Data(max_uses=2, spread=True), min_group=2, fewer=True),
-    DrawRule(3, Data(roles=("policy",), min_reward=0.5, hold_out=0.3), fewer=True),
-    DrawRule(3, Data(best_of_group=True, order="newest"), scored_only=False, fewer=True),
+    *(DrawRule(3, DataConfig(order=order), min_group=2, fewer=True) for order in ORDERS),
+    DrawRule(3, DataConfig(order="uniform", max_age=2), fewer=True),
+    DrawRule(3, DataConfig(max_uses=2, spread=True), min_group=2, fewer=True),
+    DrawRule(3, DataConfig(roles=("policy",), min_reward=0.5, hold_out=0.3), fewer=True),
+    DrawRule(3, DataConfig(best_of_group=True, order="newest"), scored_only=False, fewer=True),
     DrawRule(3, min_group=2, pairs=True, scored_only=False, fewer=True),
 ]
 
@@ -126,7 +126,7 @@ def many(n: int, **fields: Any) -> list[Candidate]:
 
 def test_uniform_draws_from_many_take_each_equally_often() -> None:
     """20 of 400, 4000 times: each 200 times, σ = sqrt(4000 · 0.05 · 0.95) = 13.8; χ²/399 is 1 ± 0.07."""
-    rule = DrawRule(20, Data(order="uniform"))
+    rule = DrawRule(20, DataConfig(order="uniform"))
     groups = Listed(many(400), rule)
     picks = [pick_groups(groups, rule, At("r", s, 3, 0)) for s in range(4000)]
     assert all(len(set(p)) == 20 for p in picks)
@@ -137,7 +137,7 @@ def test_uniform_draws_from_many_take_each_equally_often() -> None:
 
 def test_groups_of_another_rule_are_not_picked() -> None:
     for order in ORDERS:
-        rule = DrawRule(20, Data(order=order, candidates=1))
+        rule = DrawRule(20, DataConfig(order=order, candidates=1))
         for n in (30, 400):
             groups = Listed(many(n, newest=3), rule)
             taken = {f"p{i}" for i in range(15)}
@@ -148,7 +148,7 @@ def test_groups_of_another_rule_are_not_picked() -> None:
 
 def test_age_weighted_draws_fall_by_the_decay() -> None:
     """One of 5 groups of staleness 0 to 4, 8000 times, decay ½: 16/31, 8/31, … of them; 4σ is 0.022."""
-    rule = DrawRule(1, Data(order="age_weighted", age_decay=0.5))
+    rule = DrawRule(1, DataConfig(order="age_weighted", age_decay=0.5))
     groups = Listed([Candidate(f"p{a}", 0, 10 - a) for a in range(5)], rule)
     counts = Counter(pick_groups(groups, rule, At("r", s, 0, 12))[0] for s in range(8000))
     for a in range(5):
@@ -157,14 +157,14 @@ def test_age_weighted_draws_fall_by_the_decay() -> None:
 
 def test_age_weighted_draws_of_all_groups_end_and_fill_up_with_the_newest() -> None:
     """A staleness of 1000 has a probability of 2^-1000."""
-    rule = DrawRule(3, Data(order="age_weighted", age_decay=0.5))
+    rule = DrawRule(3, DataConfig(order="age_weighted", age_decay=0.5))
     groups = Listed([Candidate(f"p{v}", 0, v) for v in (1000, 999, 1, 0)], rule)
     assert set(pick_groups(groups, rule, At("r", 1, 0, 1000))) == {"p1000", "p999", "p1"}
     assert pick_groups(Listed([], rule), rule, At("r", 1, 0, 0)) == []
 
 
 def test_newest_first_then_least_used(tmp_path: Path) -> None:
-    rule = DrawRule(2, Data(order="newest"), min_group=2)
+    rule = DrawRule(2, DataConfig(order="newest"), min_group=2)
     with Store.open(tmp_path / "s.db") as store:
         store.append([s for i in range(4) for s in group(f"log{i}", [0.0, 1.0])])
         for step in (1, 2):
@@ -180,7 +180,7 @@ def test_newest_first_then_least_used(tmp_path: Path) -> None:
 
 
 def test_a_group_is_drawn_at_most_so_often(tmp_path: Path) -> None:
-    rule = DrawRule(2, Data(max_uses=2, order="uniform"))
+    rule = DrawRule(2, DataConfig(max_uses=2, order="uniform"))
     with Store.open(tmp_path / "s.db") as store:
         store.append([sample(f"p{i}") for i in range(3)])
         counts = Counter(str(s.prompt) for n in range(3) for s in store.draw(rule, At("r", n, 0, 0)).samples)
@@ -191,19 +191,19 @@ def test_a_group_is_drawn_at_most_so_often(tmp_path: Path) -> None:
 
 
 def test_only_groups_with_a_spread_of_rewards_are_drawn(tmp_path: Path) -> None:
-    rule = DrawRule(9, Data(spread=True), min_group=2, fewer=True)
+    rule = DrawRule(9, DataConfig(spread=True), min_group=2, fewer=True)
     with Store.open(tmp_path / "s.db") as store:
         store.append(group("differs", [0.0, 1.0]) + group("equal", [1.0, 1.0]) + group("one", [0.5]))
         store.append(group("unscored", [1.0, None]) + group("expert", [1.0]))
         store.append([sample("expert", "r", 0.0, role="expert")])
         assert {str(s.prompt) for s in store.draw(rule, At("r", 1, 0, 0)).samples} == {"differs", "expert"}
-        logged = DrawRule(9, Data(spread=True, roles=("log",)), min_group=2, fewer=True)
+        logged = DrawRule(9, DataConfig(spread=True, roles=("log",)), min_group=2, fewer=True)
         assert {str(s.prompt) for s in store.draw(logged, At("r", 2, 0, 0)).samples} == {"differs"}
 
 
 def test_the_closest_are_kept_in_proportion_to_the_exponent() -> None:
     """Closeness 0, −0.2, −0.4 at temperature 0.2: 1 : e⁻¹ : e⁻² of 9000 draws; 4σ is 0.02."""
-    rule = DrawRule(1, Data(order="closest"))
+    rule = DrawRule(1, DataConfig(order="closest"))
     closeness = {f"p{i}": -0.2 * i for i in range(3)}
     for shift in (0.0, 7.0):  # only differences count
         shifted = {group: value + shift for group, value in closeness.items()}
@@ -215,13 +215,13 @@ def test_the_closest_are_kept_in_proportion_to_the_exponent() -> None:
 
 
 def test_closest_picks_candidates_for_the_policy_to_score() -> None:
-    rule = DrawRule(5, Data(order="closest", candidates=3))
+    rule = DrawRule(5, DataConfig(order="closest", candidates=3))
     assert len(pick_groups(Listed(many(500), rule), rule, At("r", 1, 0, 0))) == 15
 
 
 def test_places_span_all_integers_that_a_store_has(tmp_path: Path) -> None:
     """300 groups in 32 intervals, of which the last ends at 2⁶³ − 1."""
-    rule = DrawRule(8, Data(order="uniform"))
+    rule = DrawRule(8, DataConfig(order="uniform"))
     with Store.open(tmp_path / "s.db") as store:
         store.append([sample(f"p{i}") for i in range(300)])
         expected = Listed(store.draws.candidates(rule, "r", 0), rule)

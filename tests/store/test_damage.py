@@ -14,7 +14,7 @@ from making import group, random_samples, sample
 from agro.errors import Refused
 from agro.store import At, Damage, DrawRule, Pair, Store, recover
 from agro.store.database import DERIVED, LEDGERS
-from agro.store.rows import COLUMNS
+from agro.store.sample_rows import COLUMNS
 from agro.types import Sample
 
 

@@ -17,7 +17,7 @@ from making import sample
 from agro.errors import Refused
 from agro.store import Store
 from agro.store.database import SCHEMA
-from agro.store.rows import checksum
+from agro.store.sample_rows import checksum
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from making import Listed, group, sample
 
-from agro.config import Data
+from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import At, DrawRule, Store
 from agro.store.draw_rules import Candidate, is_held_out, noise, pick_groups, pick_pairs, pick_responses
@@ -67,7 +67,7 @@ def test_least_used_groups_come_first_and_ties_are_shuffled() -> None:
 def test_uniform_takes_each_group_equally_often() -> None:
     """3 of 10, 4000 times: each 1200 times, with a standard deviation of sqrt(4000 · 0.3 · 0.7) = 29."""
     candidates = [Candidate(f"p{i}", uses=i) for i in range(10)]
-    rule = DrawRule(3, Data(order="uniform"))
+    rule = DrawRule(3, DataConfig(order="uniform"))
     picks = [pick_groups(Listed(candidates, rule), rule, At("r", s, 1, 0)) for s in range(4000)]
     assert all(len(set(p)) == 3 for p in picks)
     counts = Counter(name for p in picks for name in p)
@@ -76,7 +76,7 @@ def test_uniform_takes_each_group_equally_often() -> None:
 
 def test_a_group_s_responses_are_taken_equally_often() -> None:
     """2 of 5, 4000 times: each 1600 times, with a standard deviation of sqrt(4000 · 0.4 · 0.6) = 31."""
-    rule = DrawRule(1, Data(group_size=2))
+    rule = DrawRule(1, DataConfig(group_size=2))
     picks = [pick_responses(5, rule, At("r", s, 1, 0), "p") for s in range(4000)]
     assert all(len(set(p)) == 2 and p == sorted(p) for p in picks)
     counts = Counter(i for p in picks for i in p)
@@ -88,9 +88,9 @@ def test_a_group_s_responses_are_taken_equally_often() -> None:
 def test_picks_depend_on_the_seed_and_the_prompt() -> None:
     """Of two groups or prompts with the same numbers of responses other ones are taken."""
     candidates = [Candidate(f"p{i}", uses=0) for i in range(20)]
-    rule, ats = DrawRule(3, Data(group_size=3)), [At("r", 1, seed, 0) for seed in range(5)]
+    rule, ats = DrawRule(3, DataConfig(group_size=3)), [At("r", 1, seed, 0) for seed in range(5)]
     pairs = [(i, i + 1) for i in range(0, 20, 2)]
-    pair_rule = DrawRule(1, Data(group_size=4), pairs=True, min_group=2)
+    pair_rule = DrawRule(1, DataConfig(group_size=4), pairs=True, min_group=2)
     for picks in (
         [tuple(pick_groups(Listed(candidates, rule, at.seed), rule, at)) for at in ats],
         [tuple(pick_responses(20, rule, at, "p")) for at in ats],
@@ -138,9 +138,9 @@ def test_a_draw_gives_whole_groups_and_is_noted(store: Store) -> None:
 
 def test_group_size_bounds_the_responses(store: Store) -> None:
     store.append([*group("big", [0.5] * 9), *group("small", [0.5] * 2)])
-    assert sizes(draw(store, DrawRule(2, Data(group_size=4)))) == {"big": 4, "small": 2}
+    assert sizes(draw(store, DrawRule(2, DataConfig(group_size=4)))) == {"big": 4, "small": 2}
     taken = [
-        frozenset(s.id for s in draw(store, DrawRule(1, Data(group_size=4), min_group=3), step))
+        frozenset(s.id for s in draw(store, DrawRule(1, DataConfig(group_size=4), min_group=3), step))
         for step in range(9)
     ]
     assert len(set(taken)) > 3
@@ -157,7 +157,7 @@ def test_only_what_fits_the_rule_is_drawn(store: Store) -> None:
     )
 
     def names(scored_only: bool = True, **options: Any) -> set[str]:
-        return {s.response for s in draw(store, DrawRule(1, Data(**options), scored_only=scored_only))}
+        return {s.response for s in draw(store, DrawRule(1, DataConfig(**options), scored_only=scored_only))}
 
     assert names() == {"response 0", "response 1", "expert", "other"}
     assert names(scored_only=False) == {"response 0", "response 1", "response 2", "failed", "expert", "other"}
@@ -184,13 +184,13 @@ def test_age_is_counted_from_the_oldest_action_s_version(store: Store) -> None:
     store.append([sample("p", "another run's", version=9)], run="other", step=1)
     store.append([sample("p", "nobody's", version=9)])
     store.append([sample("p", "this run's", version=9)], run="r", step=1)
-    drawn = draw(store, DrawRule(1, Data(max_age=3)), version=10)
+    drawn = draw(store, DrawRule(1, DataConfig(max_age=3)), version=10)
     assert {s.response for s in drawn} == {"new", "now", "spans", "this run's"}
-    assert {s.response for s in draw(store, DrawRule(1, Data(max_age=99)), version=10)} >= {
+    assert {s.response for s in draw(store, DrawRule(1, DataConfig(max_age=99)), version=10)} >= {
         "old",
         "spans, old",
     }
-    assert "unknown" not in {s.response for s in draw(store, DrawRule(1, Data(max_age=99)), version=10)}
+    assert "unknown" not in {s.response for s in draw(store, DrawRule(1, DataConfig(max_age=99)), version=10)}
     assert len(draw(store, DrawRule(1), version=10)) == 11
     ages = {s.response: s.oldest_version for s in draw(store, DrawRule(1), version=10)}
     assert (ages["another run's"], ages["nobody's"], ages["this run's"]) == (-1, -1, 9)
@@ -211,7 +211,8 @@ def test_an_episode_is_drawn_whole_or_not_at_all(store: Store) -> None:
     with pytest.raises(Refused, match="got 0"):
         draw(store, DrawRule(1, min_group=3))
     one = {
-        tuple(s.response for s in draw(store, DrawRule(1, Data(group_size=1)), step)) for step in range(3, 23)
+        tuple(s.response for s in draw(store, DrawRule(1, DataConfig(group_size=1)), step))
+        for step in range(3, 23)
     }
     assert one == {("a1", "a2"), ("c",)}
 
@@ -230,13 +231,13 @@ def test_too_few_groups_are_refused_with_the_counts(store: Store) -> None:
     store.append([*group("p", [1.0, 0.0]), *group("q", [1.0, None]), *group("r", [1.0, 1.0], role="policy")])
     store.append([sample("q", "x", None, meta={"reward_error": "x"})])
     with pytest.raises(Refused) as refused:
-        draw(store, DrawRule(2, Data(roles=("log",)), min_group=2))
+        draw(store, DrawRule(2, DataConfig(roles=("log",)), min_group=2))
     message = str(refused.value)
     assert "expected 2 groups with 2 or more eligible responses to draw from, got 1" in message
     assert "7 samples in 3 groups; 5 are of the " in message
     assert "1 of them not scored and 1 with a failed reward; 3 are eligible" in message
     with pytest.raises(Refused, match="at most 2 steps old; those of other runs"):
-        draw(store, DrawRule(1, Data(max_age=2)))
+        draw(store, DrawRule(1, DataConfig(max_age=2)))
     assert store._database.run("SELECT * FROM draws") == []
 
 
@@ -244,7 +245,10 @@ def test_too_few_groups_are_refused_with_the_counts(store: Store) -> None:
     ("options", "message"),
     [
         ({"groups": 0}, "groups: expected 1 or more, got 0"),
-        ({"groups": 1, "data": Data(group_size=1), "min_group": 2}, "group_size: expected 2 or more, got 1"),
+        (
+            {"groups": 1, "data": DataConfig(group_size=1), "min_group": 2},
+            "group_size: expected 2 or more, got 1",
+        ),
         ({"groups": 1, "min_group": 0}, "min_group: expected 1 or more"),
     ],
 )
@@ -261,7 +265,7 @@ def test_a_resumed_run_draws_the_same_again(tmp_path: Path) -> None:
             s for i in range(3) for s in group(f"p{i}", [step / 10, i / 10], role="policy", version=step)
         ]
         store.draws.record("r", step, store.append(fresh, run="r", step=step))
-        return draw(store, DrawRule(3, Data(group_size=2, max_age=4)), step, version=step)
+        return draw(store, DrawRule(3, DataConfig(group_size=2, max_age=4)), step, version=step)
 
     with Store.open(tmp_path / "a.db") as through, Store.open(tmp_path / "b.db") as stopped:
         expected, got = [], []
@@ -297,7 +301,7 @@ def test_a_draw_reads_only_what_it_draws(store: Store) -> None:
     reading = seconds(lambda: list(store.samples()))
     drawing = min(seconds(lambda: draw(store, DrawRule(8, min_group=2))) for _ in range(5))
     assert drawing < reading / 5  # 0.02 s and 0.9 s
-    rule = DrawRule(8, Data(roles=("log",), sources=("a",), max_age=3, spread=True))
+    rule = DrawRule(8, DataConfig(roles=("log",), sources=("a",), max_age=3, spread=True))
     sql, args = drawable(rule, "r", eligible(rule, "r", 5))
     plan = str(store._database.run(f"EXPLAIN QUERY PLAN {sql}", args))
     assert "SCAN samples USING COVERING INDEX samples_draw" in plan
@@ -308,16 +312,16 @@ def test_only_responses_of_a_least_reward_are_drawn(store: Store) -> None:
     """Unknown rewards are excluded too, and an episode with one row below it."""
     store.append(group("p0", [0.0, 0.5, 1.0]) + group("p1", [0.0, 0.25]))
     store.append([Sample("p0", "unscored", prompt_id="p0")])
-    rule = DrawRule(2, Data(min_reward=0.5), scored_only=False, fewer=True)
+    rule = DrawRule(2, DataConfig(min_reward=0.5), scored_only=False, fewer=True)
     assert sorted(s.reward for s in draw(store, rule)) == [0.5, 1.0]
     with pytest.raises(Refused, match=r"groups"):
-        draw(store, DrawRule(1, Data(min_reward=2.0)))
+        draw(store, DrawRule(1, DataConfig(min_reward=2.0)))
 
 
-BEST = Data(best_of_group=True)
+BEST = DataConfig(best_of_group=True)
 
 
-def drawn_rewards(store: Store, data: Data) -> list[tuple[str, float | None]]:
+def drawn_rewards(store: Store, data: DataConfig) -> list[tuple[str, float | None]]:
     """(prompt, reward) of what is drawn of all groups, in the order of both."""
     drawn = draw(store, DrawRule(9, data, scored_only=False, fewer=True))
     return sorted((str(s.prompt), s.reward) for s in drawn)
@@ -326,7 +330,7 @@ def drawn_rewards(store: Store, data: Data) -> list[tuple[str, float | None]]:
 def test_the_best_of_a_group_are_drawn_ties_included_and_unknown_rewards_never(store: Store) -> None:
     store.append(group("a", [0.0, 1.0, None, 1.0]) + group("b", [-2.0, -0.5]) + group("c", [None]))
     assert drawn_rewards(store, BEST) == [("a", 1.0), ("a", 1.0), ("b", -0.5)]
-    assert drawn_rewards(store, Data(best_of_group=True, min_reward=0.5)) == [("a", 1.0), ("a", 1.0)]
+    assert drawn_rewards(store, DataConfig(best_of_group=True, min_reward=0.5)) == [("a", 1.0), ("a", 1.0)]
     assert [(g.prompt_id, g.size) for g in store.groups(best_of_group=True)] == [
         (sample("a").prompt_id, 2),
         (sample("b").prompt_id, 1),
@@ -338,7 +342,7 @@ def test_a_group_is_what_roles_and_sources_admit(store: Store) -> None:
     store.append(group("a", [0.2, 0.7], role="expert", source="x"))
     store.append(group("a", [0.9], role="policy", source="x") + group("a", [0.8], role="expert", source="y"))
     assert drawn_rewards(store, BEST) == [("a", 0.9)]
-    experts = Data(best_of_group=True, roles=("expert",))
+    experts = DataConfig(best_of_group=True, roles=("expert",))
     assert drawn_rewards(store, experts) == [("a", 0.8)]
     assert drawn_rewards(store, experts.model_copy(update={"sources": ("x",)})) == [("a", 0.7)]
 
@@ -357,7 +361,7 @@ def test_an_old_best_response_is_neither_drawn_nor_replaced(store: Store) -> Non
     store.append(group("a", [0.9], role="policy", version=0), run="r", step=1)
     store.append(group("a", [0.2], role="policy", version=4), run="r", step=5)
     for age, drawn in ((4, [0.9]), (3, [])):
-        rule = DrawRule(1, Data(best_of_group=True, max_age=age), fewer=True)
+        rule = DrawRule(1, DataConfig(best_of_group=True, max_age=age), fewer=True)
         assert [s.reward for s in draw(store, rule, version=4)] == drawn
 
 
@@ -367,7 +371,7 @@ def test_the_best_episode_is_one_response(store: Store) -> None:
     store.append(group("a", [0.5]))
     drawn = draw(store, DrawRule(1, BEST))
     assert [(s.episode, s.reward) for s in drawn] == [("high", 0.6)] * 2
-    assert draw(store, DrawRule(1, Data(best_of_group=True, group_size=1)), step=2) == drawn
+    assert draw(store, DrawRule(1, DataConfig(best_of_group=True, group_size=1)), step=2) == drawn
 
 
 def test_the_best_of_a_large_group_are_found_in_an_index(store: Store) -> None:
@@ -376,7 +380,7 @@ def test_the_best_of_a_large_group_are_found_in_an_index(store: Store) -> None:
     began = time.perf_counter()
     assert len(draw(store, DrawRule(1, BEST))) == 100
     assert time.perf_counter() - began < 5  # 0.2 s; with 10^8 comparisons 50 s
-    rule = DrawRule(1, Data(best_of_group=True, roles=("log",), sources=("a",)))
+    rule = DrawRule(1, DataConfig(best_of_group=True, roles=("log",), sources=("a",)))
     sql, args = drawable(rule, "r", eligible(rule, "r", 5))
     plan = str(store._database.run(f"EXPLAIN QUERY PLAN {sql}", args))
     assert "SCAN samples USING COVERING INDEX samples_draw" in plan

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from making import group, sample
 
-from agro.config import Data
+from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import At, DrawRule, Store, drawing
 from agro.types import Sample
@@ -45,7 +45,7 @@ def test_what_was_made_follows_the_picked_groups_by_number(store: Store, finishe
     """10 comes after 2: numbers, not texts. Neither the ids nor the order of `made` matters."""
     store.append(group("old", [0.0, 1.0]))
     ids = store.append(numbered("a", *finished), run="r", step=2)
-    drawn = store.draw(DrawRule(1, Data(roles=("log",))), AT, made=ids[::-1])
+    drawn = store.draw(DrawRule(1, DataConfig(roles=("log",))), AT, made=ids[::-1])
     assert responses(drawn.samples) == ["response 0", "response 1", "0", "1", "2", "10"]
     assert not drawn.damaged
     assert [d.sample for d in store.draws.drawn("r")] == [s.id for s in drawn.samples]
@@ -79,7 +79,7 @@ def test_rows_of_an_episode_stay_in_their_order(store: Store) -> None:
 
 def test_a_picked_group_gives_its_older_samples_once(store: Store) -> None:
     """Prompts are picked and sampled in the same step: what was made for them stands at the end alone."""
-    rule = DrawRule(2, Data(group_size=2))
+    rule = DrawRule(2, DataConfig(group_size=2))
     store.append([*numbered("a", 0, 1), *numbered("b", 2, 3)], run="r", step=1)
     picked = store.draws.pick(rule, AT)
     ids = store.append([*numbered("a", 5, 4), *numbered("b", 7, 6)], run="r", step=2)
@@ -108,7 +108,9 @@ def test_the_order_of_a_group_is_that_of_the_numbers_whatever_the_ids(tmp_path: 
                 rows = [s.replace(response=f"{step}/{s.response}") for s in numbered("p", *order)]
                 store.append(rows, run="r", step=step)
             at = [At("r", step, seed=0, version=1) for step in range(3, 9)]
-            drawn.append([responses(store.draw(DrawRule(1, Data(group_size=3)), a).samples) for a in at])
+            drawn.append(
+                [responses(store.draw(DrawRule(1, DataConfig(group_size=3)), a).samples) for a in at]
+            )
     assert drawn[0] == drawn[1]
     assert len({tuple(r) for r in drawn[0]}) > 2
 
@@ -172,7 +174,9 @@ def test_a_damaged_sample_is_reported_with_its_group_and_episode(store: Store, p
     with closing(sqlite3.connect(path)) as db, db:
         for i in (old[1], made[1]):
             db.execute("UPDATE samples SET response = 'other' WHERE id = ?", [i])
-    drawn = store.draw(DrawRule(1, Data(roles=("log",))), AT, picked=[sample("old").prompt_id], made=made)
+    drawn = store.draw(
+        DrawRule(1, DataConfig(roles=("log",))), AT, picked=[sample("old").prompt_id], made=made
+    )
     assert responses(drawn.samples) == ["response 0", "response 2", "row 0"]
     assert [tuple(d) for d in drawn.damaged] == [
         (old[1], sample("old").prompt_id, None),

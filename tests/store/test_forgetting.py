@@ -13,7 +13,7 @@ from making import sample
 from agro.errors import Refused
 from agro.logs.importing import import_files
 from agro.store import At, DrawRule, Pair, Store, recover
-from agro.store.rows import ledger_of
+from agro.store.sample_rows import ledger_of
 
 SECRET = "xylophone-of-alice"
 

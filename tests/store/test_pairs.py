@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from making import group, sample
 
-from agro.config import Data
+from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import At, DrawRule, Pair, Store
 from agro.store.draw_rules import pick_pairs
@@ -38,7 +38,7 @@ def draw(
     """What a run draws at a step, the next one after its last draw where it isn't given."""
     if step is None:
         step = 1 + max((draw.step for draw in store.draws.drawn("r")), default=0)
-    rule = DrawRule(groups, Data(**data), pairs=True, min_group=2, scored_only=scored_only)
+    rule = DrawRule(groups, DataConfig(**data), pairs=True, min_group=2, scored_only=scored_only)
     return store.draw(rule, At("r", step, seed=0, version=0)).samples
 
 
@@ -53,7 +53,7 @@ def test_whole_pairs_up_to_the_size() -> None:
     """
     pairs = [(0, 1), (2, 3), (4, 5)]
     for size in (4, 5):
-        rule = DrawRule(1, Data(group_size=size), pairs=True, min_group=2)
+        rule = DrawRule(1, DataConfig(group_size=size), pairs=True, min_group=2)
         picks = [pick_pairs(pairs, rule, At("r", s, 0, 0), "p") for s in range(3000)]
         assert all(len(p) == 4 and p == sorted(p) for p in picks)
         counts = Counter(map(tuple, picks))
@@ -65,7 +65,7 @@ def test_whole_pairs_up_to_the_size() -> None:
 def test_a_pair_that_fits_is_taken_behind_one_that_does_not() -> None:
     """All share response 0: 3 responses contain two of the pairs (0, i), and then (1, 2) too."""
     pairs = [(0, 1), (0, 2), (0, 3), (1, 2)]
-    rule = DrawRule(1, Data(group_size=3), pairs=True, min_group=2)
+    rule = DrawRule(1, DataConfig(group_size=3), pairs=True, min_group=2)
     assert {len(pick_pairs(pairs, rule, At("r", s, 0, 0), "p")) for s in range(50)} == {3}
 
 

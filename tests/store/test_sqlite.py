@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from making import LONE, WORDS, group, random_samples, sample
 
-from agro.config import Data
+from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import At, Commit, DrawRule, Group, Pair, Rewind, Store
 from agro.store.records import OtherPrompt
@@ -252,7 +252,7 @@ def test_the_count_of_group_uses_is_that_of_the_draws(store: Store) -> None:
             step[run] = at.step if at else 0
         else:
             step[run] += 1
-            rule = DrawRule(int(rng.integers(1, 6)), Data(group_size=2))
+            rule = DrawRule(int(rng.integers(1, 6)), DataConfig(group_size=2))
             store.draw(rule, At(run, step[run], seed=0, version=0))
             store.draws.record(run, step[run], [int(i) for i in rng.integers(1, 18, size=3)])
             if kind == 0:

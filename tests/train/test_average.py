@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 from test_references import of_model
 from tiny_runs import fill_store, metrics, tiny, weights, write_prompts
 
-from agro.api.trainer import Trainer
-from agro.config import Policy as PolicyConfig
-from agro.config import RunConfig
+from agro.api.reporting_trainer import Trainer
+from agro.config import PolicyConfig, RunConfig
 from agro.errors import Interrupted, Refused
 from agro.models.policy import Policy
 from agro.train.check import check_sharded

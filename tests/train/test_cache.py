@@ -10,7 +10,7 @@ import torch
 from rounding import rounding
 from tiny_runs import before_step, done, fill_store, metrics, tiny, weights
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.errors import Interrupted
 from agro.store import Store
 from agro.train.collate import ReferenceCache, collate

@@ -10,7 +10,7 @@ import pytest
 from tiny_runs import tiny
 
 import agro
-from agro.config import Sampler
+from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.encoding import Encoder
 from agro.models.policy import Policy
@@ -100,7 +100,7 @@ def encoder(tmp_path_factory) -> Encoder:
 def test_a_rollout_refuses_it_too(encoder: Encoder, changes: dict[str, Any]) -> None:
     [name] = changes
     with pytest.raises(Refused, match=f"sampler.{name} and the engine Third exclude each other"):
-        Rollout(encoder, Third()).sample([Prompt("1>")], 1, Sampler(**changes))
+        Rollout(encoder, Third()).sample([Prompt("1>")], 1, SamplerConfig(**changes))
 
 
 def test_no_code_asks_for_the_name_of_an_engine() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tiny_runs import before_step, metrics, tiny
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.store import Store

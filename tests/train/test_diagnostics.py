@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_runs import RESPONSE_ROUNDING, before_step, metrics, tiny, weights, write_prompts
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.logs.prompts import load_prompts

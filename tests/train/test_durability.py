@@ -16,7 +16,7 @@ import pytest
 from test_resume import config, same
 from tiny_runs import fill_store, metrics, tiny, weights
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused, Unwritable
 from agro.store import Store, recover
 from agro.train.learner import Local

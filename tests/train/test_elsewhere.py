@@ -12,7 +12,7 @@ import forked
 import pytest
 from tiny_runs import RESPONSE_ROUNDING, metrics, tiny, write_prompts, write_toml
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
 from agro.store import Store
 from agro.train.elsewhere import Collector, CollectorSource, PublishedWeights, ahead, alive, is_alive

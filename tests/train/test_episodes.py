@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import logp_rounding, metrics, tiny, weights, write_prompts
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
 from agro.store import Store
 

@@ -10,7 +10,7 @@ import pytest
 from tiny_runs import StopAfter, fill_store, metrics, tiny, weights, write_toml
 from typer.testing import CliRunner
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.cli import app
 from agro.config import RunConfig
 from agro.errors import Refused

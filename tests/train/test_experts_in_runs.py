@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tiny_runs import metrics, tiny
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
 from agro.store import Store
 from agro.types import Sample

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tiny_runs import metrics, tiny
 from typer.testing import CliRunner
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.cli import app
 from agro.store import Store
 

@@ -11,7 +11,7 @@ import forked
 import pytest
 from tiny_runs import InterruptAfter, fill_store, metrics, tiny, write_toml
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.store import Store

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import InterruptAfter, done, fill_store, metrics, tiny
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.logs.importing import import_files

@@ -12,8 +12,8 @@ import pytest
 import torch
 from tiny_runs import RESPONSE_ROUNDING, before_step, done, metrics, tiny, weights, write_prompts
 
-from agro.api.trainer import Trainer
-from agro.config import Guard
+from agro.api.reporting_trainer import Trainer
+from agro.config import GuardConfig
 from agro.errors import Refused
 from agro.train.feed import Feed, Valid
 from agro.train.learner import Local
@@ -24,15 +24,15 @@ from agro.types import Sample
 
 
 def test_the_rule() -> None:
-    rule = Guard(loss=3.0, kl=10.0)
+    rule = GuardConfig(loss=3.0, kl=10.0)
     before = (1.0, 1.0, 2.0, 1.0, 1.0)
     assert explosion(rule, -3.0, None, before) == ""
     assert "3 times its median of 1" in explosion(rule, -3.1, None, before)
     assert explosion(rule, 100.0, None, before[:4]) == ""  # too few to compare with
     assert explosion(rule, 1.0, None, (0.0, 0.0, 0.0, 0.0, 2.0)) == ""  # nothing to learn from, until now
     assert "10.1 nats" in explosion(rule, 1.0, 10.1, before)
-    assert explosion(Guard(), 1e9, 1e9, before) == ""
-    assert remember(Guard(loss=3.0, window=5), before, -4.0) == (1.0, 2.0, 1.0, 1.0, 4.0)
+    assert explosion(GuardConfig(), 1e9, 1e9, before) == ""
+    assert remember(GuardConfig(loss=3.0, window=5), before, -4.0) == (1.0, 2.0, 1.0, 1.0, 4.0)
 
 
 def run(folder: Path, *monitors: Monitor, resume: bool = False, name: str = "run", **changes) -> Path:

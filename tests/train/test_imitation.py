@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tiny_runs import tiny
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 
 
 def test_a_schedule_of_imitation_ends_at_0(tmp_path: Path) -> None:

@@ -13,10 +13,9 @@ from tiny_runs import logp_rounding, metrics, tiny
 from torch import Tensor
 from typer.testing import CliRunner
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.cli import app
-from agro.config import Policy as PolicyConfig
-from agro.config import Sampler
+from agro.config import PolicyConfig, SamplerConfig
 from agro.errors import Refused
 from agro.logs.importing import import_files
 from agro.models.policy import Policy
@@ -57,7 +56,7 @@ def policy(seed: int = 0, temperature: float = 1.0) -> Policy:
 
 def sampled(made: Policy, n: int = 8, **options: Any) -> list[Sample]:
     prompts = [Prompt(f"{i}>") for i in range(4)]
-    sampler = Sampler(max_new=8, keep_sets=True, **options)
+    sampler = SamplerConfig(max_new=8, keep_sets=True, **options)
     samples = Rollout(made.encoder, HF(made)).sample(prompts, n, sampler, seed=1)
     in_order = sorted(samples, key=lambda s: s.meta["index"])
     return [s.replace(id=i, reward=float(i % 3)) for i, s in enumerate(in_order, 1)]
@@ -303,9 +302,11 @@ def test_kept_sets_of_another_tokenizer_are_dropped_and_unknown_ids_are_refused(
 
 def test_recording_changes_no_token() -> None:
     made = policy()
-    plain = Rollout(made.encoder, HF(made)).sample([Prompt("1>")], 8, Sampler(max_new=8, top_p=0.8), seed=1)
+    plain = Rollout(made.encoder, HF(made)).sample(
+        [Prompt("1>")], 8, SamplerConfig(max_new=8, top_p=0.8), seed=1
+    )
     alone = Rollout(made.encoder, HF(made)).sample(
-        [Prompt("1>")], 8, Sampler(max_new=8, top_p=0.8, keep_sets=True, batch=3), seed=1
+        [Prompt("1>")], 8, SamplerConfig(max_new=8, top_p=0.8, keep_sets=True, batch=3), seed=1
     )
     by_index = {s.meta["index"]: s for s in plain}
     for s in alone:

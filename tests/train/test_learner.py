@@ -179,7 +179,7 @@ def test_a_check_that_raises_leaves_weights_and_version(tmp_path: Path) -> None:
 
 
 def test_what_is_published_is_the_model(tmp_path: Path) -> None:
-    from agro.config import Policy as PolicyConfig
+    from agro.config import PolicyConfig
 
     local = learner(tiny(tmp_path))
     step(local, 1)

@@ -13,7 +13,7 @@ import torch
 from test_consistency import log_run, total_logp
 from tiny_runs import RESPONSE_ROUNDING, fill_store, metrics, tiny
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.models.policy import Policy
 from agro.store import Store

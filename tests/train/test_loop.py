@@ -19,7 +19,7 @@ from tiny_runs import (
     write_prompts,
 )
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy

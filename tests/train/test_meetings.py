@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import save_file
 from tiny_runs import StopAfter, done, fill_store, metrics, tiny, weights, write_prompts
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.models.policy import Policy
 from agro.train import learner
 from agro.train.learner import Local
 from agro.train.monitors.heldout import HeldOutPrompts
-from agro.train.source import Inline
+from agro.train.source import InlineSource
 
 
 def held(folder: Path) -> str:
@@ -91,7 +91,7 @@ def test_the_measurement_of_step_0_made_again_is_not_one_without_progress(
     config = tiny(
         tmp_path, data__eval_prompts=held(tmp_path), evaluate={"every": 1, "patience": 2}, train__steps=3
     )
-    plain = Inline.fill
+    plain = InlineSource.fill
 
     def interrupted(self, wanted):
         """Ctrl-C while the samples of step 1 are made."""
@@ -99,10 +99,10 @@ def test_the_measurement_of_step_0_made_again_is_not_one_without_progress(
             signal.raise_signal(signal.SIGINT)
         return plain(self, wanted)
 
-    monkeypatch.setattr(Inline, "fill", interrupted)
+    monkeypatch.setattr(InlineSource, "fill", interrupted)
     with pytest.raises(Interrupted):
         Trainer(config, tmp_path / "run").run()
-    monkeypatch.setattr(Inline, "fill", plain)
+    monkeypatch.setattr(InlineSource, "fill", plain)
     assert metrics(Trainer(config, tmp_path / "run", resume=True).run())[-1]["step"] == 2
 
 

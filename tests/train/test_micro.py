@@ -9,8 +9,8 @@ import torch
 import transformers
 from tiny_runs import metrics, tiny, weights
 
-from agro.api.trainer import Trainer
-from agro.config import RunConfig, Train
+from agro.api.reporting_trainer import Trainer
+from agro.config import RunConfig, TrainConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.train import step
@@ -36,9 +36,9 @@ def test_blocks_stay_together_or_do_not_fit() -> None:
 
 
 def test_defaults() -> None:
-    assert MicroBatch.of(Train(micro_batch=3)).tokens is None
-    assert (MicroBatch.of(Train()).sequences, MicroBatch.of(Train()).tokens) == (None, 2048)
-    only = MicroBatch.of(Train(micro_tokens=100))
+    assert MicroBatch.of(TrainConfig(micro_batch=3)).tokens is None
+    assert (MicroBatch.of(TrainConfig()).sequences, MicroBatch.of(TrainConfig()).tokens) == (None, 2048)
+    only = MicroBatch.of(TrainConfig(micro_tokens=100))
     assert (only.sequences, only.tokens) == (None, 100)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny_runs import logp_rounding, metrics, tiny
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
 from agro.objectives import Evaluation
 from agro.rollout.engines import Continuation

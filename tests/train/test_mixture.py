@@ -13,8 +13,8 @@ import pytest
 import torch
 from tiny_runs import InterruptAfter, before_step, fill_store, metrics, tiny, weights
 
-from agro.api.trainer import Trainer
-from agro.config import Data, RunConfig
+from agro.api.reporting_trainer import Trainer
+from agro.config import DataConfig, RunConfig
 from agro.errors import Interrupted, Refused
 from agro.rollout import CollectResult
 from agro.store import Store
@@ -60,7 +60,7 @@ def test_a_scheduled_share_ends() -> None:
         "expert": {"start": 1.0, "end": 0.0, "steps": 8},
         "policy": {"start": 0, "end": 1, "steps": 8},
     }
-    data = Data(replay=crossing)
+    data = DataConfig(replay=crossing)
     assert not data.samples_fresh
     assert data.drawn_from == (("policy", "expert"), None)
     assert data.replay_text == "100%"

@@ -12,7 +12,7 @@ import pytest
 from tiny_runs import metrics, tiny
 
 from agro import config
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
 from agro.runs.metrics import FOLLOWED, empty_metrics
 from agro.train.monitors import GO, Monitor, View
@@ -32,17 +32,17 @@ def kinds(guard: Guard, folder: Path, *losses: float, kl: float | None = None) -
 
 def test_a_guard_judges_as_its_rule_says(tmp_path: Path) -> None:
     for action, expected in (("skip", "skip"), ("stop", "stop"), ("rollback", "roll back")):
-        guard = Guard(config.Guard(loss=3.0, action=action), "a")
+        guard = Guard(config.GuardConfig(loss=3.0, action=action), "a")
         assert kinds(guard, tmp_path, 1, 1, 1, 1, 1) == ["go"] * 5
         assert kinds(guard, tmp_path, 4) == [expected]
     assert (
         "guard.kl"
-        in Guard(config.Guard(kl=1.0), "a").judge(view(tmp_path, 1, {"loss": 0.0, "kl_ref": 2.0})).why
+        in Guard(config.GuardConfig(kl=1.0), "a").judge(view(tmp_path, 1, {"loss": 0.0, "kl_ref": 2.0})).why
     )
 
 
 def test_rollbacks_end_and_are_counted_over_phases(tmp_path: Path) -> None:
-    rule = config.Guard(kl=1.0, action="rollback", rollbacks=2)
+    rule = config.GuardConfig(kl=1.0, action="rollback", rollbacks=2)
     guard = Guard(rule, "a")
     assert kinds(guard, tmp_path, 0.0, 0.0, kl=2.0) == ["roll back"] * 2
     later = Guard(rule, "b")
@@ -51,7 +51,7 @@ def test_rollbacks_end_and_are_counted_over_phases(tmp_path: Path) -> None:
 
 
 def test_a_guard_remembers_the_losses_of_its_own_phase(tmp_path: Path) -> None:
-    rule = config.Guard(loss=3.0, window=5)
+    rule = config.GuardConfig(loss=3.0, window=5)
     guard = Guard(rule, "a")
     kinds(guard, tmp_path, *range(1, 8))
     state = json.loads(json.dumps(guard.state()))
@@ -211,6 +211,6 @@ def test_monitors_are_closed_once_however_a_run_ends(tmp_path: Path) -> None:
 
 
 def test_every_metric_that_can_be_followed_is_a_choice() -> None:
-    kind = config.Evaluate.model_fields["metric"].annotation
+    kind = config.EvaluateConfig.model_fields["metric"].annotation
     [choices] = [get_args(part) for part in get_args(kind) if get_args(part)]
     assert set(choices) == FOLLOWED.keys()

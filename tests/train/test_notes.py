@@ -10,7 +10,7 @@ import pytest
 from tiny_runs import fill_store, tiny
 
 from agro import recipes
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.objectives import get
 from agro.train.monitors.warnings import notes_on_settings, warn_of_metrics, warn_of_rewards

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_runs import fill_store, metrics, tiny, write_prompts
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy

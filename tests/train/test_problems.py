@@ -11,7 +11,7 @@ import pytest
 from tiny_runs import metrics, tiny
 from typer.testing import CliRunner
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.cli import app
 from agro.pages.saving import present
 from agro.runs.card import card

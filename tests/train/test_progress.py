@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from tiny_runs import metrics, tiny, weights, write_prompts, write_toml
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.runs.metrics import empty_metrics
 from agro.runs.progress import Display, Progress, responses_text
 from agro.types import Sample

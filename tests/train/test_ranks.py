@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tiny_runs import logp_rounding, metrics, tiny, write_prompts, write_toml
 
 from agro import objectives
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy

@@ -10,9 +10,8 @@ from rounding import rounding
 from safetensors.torch import load_file
 from tiny_runs import RESPONSE_ROUNDING, InterruptAfter, before_step, metrics, tiny, weights
 
-from agro.api.trainer import Trainer
-from agro.config import LoRA, RunConfig
-from agro.config import Policy as PolicyConfig
+from agro.api.reporting_trainer import Trainer
+from agro.config import LoRA, PolicyConfig, RunConfig
 from agro.errors import Interrupted, Refused
 from agro.models.policy import Policy
 from agro.train.feed import Feed, Valid

@@ -13,7 +13,7 @@ import forked
 import pytest
 from tiny_runs import metrics, tiny, weights, write_prompts, write_toml
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted
 from agro.runs.progress import Interruption, RunActivity

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny_runs import before_step, metrics, tiny
 
-from agro.api.trainer import Trainer
-from agro.config import Policy as PolicyConfig
+from agro.api.reporting_trainer import Trainer
+from agro.config import PolicyConfig
 from agro.errors import Refused
 from agro.models.encoding import InvalidSample
 from agro.models.policy import Policy

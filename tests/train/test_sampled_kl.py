@@ -10,7 +10,7 @@ import pytest
 from test_consistency import total_logp
 from tiny_runs import InterruptAfter, fill_store, metrics, tiny, weights, write_prompts
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted
 from agro.models.policy import Policy

@@ -20,7 +20,7 @@ from markdown_it import MarkdownIt
 from tiny_runs import DIGITS, metrics, tiny, write_prompts, write_toml
 from typer.testing import CliRunner
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.cli import app
 from agro.config import NewModel
 from agro.errors import Refused, Unwritable

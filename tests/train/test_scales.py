@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_runs import before_step, tiny
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.store import Store

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tiny_runs import InterruptAfter, fill_store, metrics, tiny, weights
 
-from agro.api.trainer import Trainer
-from agro.config import Train
+from agro.api.reporting_trainer import Trainer
+from agro.config import TrainConfig
 from agro.errors import Interrupted, Refused
 from agro.train.phases import is_tuned, lr_at, option_at, options_at, tune
 
@@ -23,7 +23,7 @@ ASKED = {"start": 0.02, "target_kl": 0.3, "rate": 0.2}
 )
 def test_the_learning_rate_rises_from_the_first_step_on(schedule: str, after: list[float]) -> None:
     """A quarter of it at the first of four steps of warm-up, all of it at the fourth; then down."""
-    config = Train.model_validate({"steps": 8, "lr": 2.0, "warmup": 4, "schedule": schedule})
+    config = TrainConfig.model_validate({"steps": 8, "lr": 2.0, "warmup": 4, "schedule": schedule})
     found = [lr_at(config, step, 8) / 2.0 for step in range(8)]
     assert found == pytest.approx([0.25, 0.5, 0.75, 1, *after], abs=1e-4)
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tiny_runs import InterruptAfter, tiny
 
-from agro.api.trainer import Trainer
-from agro.config import Environment, Reward, RunConfig
+from agro.api.reporting_trainer import Trainer
+from agro.config import EnvironmentConfig, RewardConfig, RunConfig
 from agro.config.secrets import REDACTED, redacted
 from agro.errors import Interrupted, Refused
 from agro.rewards import load_reward
@@ -117,14 +117,14 @@ def test_a_variable_in_a_list_and_in_the_options_of_an_environment(tmp_path: Pat
     )
     monkeypatch.setenv("SOME_KEY", "value")
     options = {"keys": ["plain", "env:SOME_KEY"]}
-    reward = load_reward(Reward(name=f"{tmp_path / 'keyed_options.py'}:keyed", options=options))
+    reward = load_reward(RewardConfig(name=f"{tmp_path / 'keyed_options.py'}:keyed", options=options))
     assert [s.value for s in reward.score([Sample("a", "b")])] == [1.0]
     reward.close()
     name = f"{tmp_path / 'keyed_options.py'}:Keyed"
-    made: Any = load_environment(Environment(name=name, options={"key": "env:SOME_KEY"}))
+    made: Any = load_environment(EnvironmentConfig(name=name, options={"key": "env:SOME_KEY"}))
     assert made.key == "value"
     with pytest.raises(Refused) as caught:
-        load_environment(Environment(name=name, options={"key": "env:SOME_KEY", "fails": True}))
+        load_environment(EnvironmentConfig(name=name, options={"key": "env:SOME_KEY", "fails": True}))
     assert "value" not in str(caught.value)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiny_runs import fill_store, metrics, tiny, write_prompts
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.runs.metrics import empty_metrics

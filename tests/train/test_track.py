@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 from tiny_runs import metrics, tiny, weights
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
 from agro.runs.track import Trackers
 

@@ -12,7 +12,7 @@ from test_feed import feed
 from tiny_runs import fill_store, metrics, tiny
 from typer.testing import CliRunner
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.cli import app
 from agro.errors import Refused
 from agro.store import At, DrawnGroups, DrawRule, Store

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from test_resume import same
 from tiny_runs import before_step, fill_store, metrics, tiny, weights, write_prompts
 
-from agro.api.trainer import Trainer
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.runs.progress import Interruption

@@ -113,11 +113,11 @@ def test_a_guard_advises_a_larger_beta_for_the_kl_alone(tmp_path: Path) -> None:
     """½ Var(R) explodes where βρ does, which a larger β makes worse."""
     [phase] = Phase.all(tiny(tmp_path))
     known = empty_metrics() | {"loss": 1.0, "kl_ref": 2.0}
-    why = Guard(config.Guard(kl=1.0), "a").judge(View(phase, 1, {}, known)).why
+    why = Guard(config.GuardConfig(kl=1.0), "a").judge(View(phase, 1, {}, known)).why
     assert "with a larger objective.beta or a lower train.lr, or raise" in why
-    why = Guard(config.Guard(kl=1.0), "a").judge(View(phase, 1, {}, known | DWARFED)).why
+    why = Guard(config.GuardConfig(kl=1.0), "a").judge(View(phase, 1, {}, known | DWARFED)).why
     assert "with a lower train.lr, or raise" in why
-    guard = Guard(config.Guard(loss=3.0), "a")
+    guard = Guard(config.GuardConfig(loss=3.0), "a")
     losses = [1.0] * 5 + [9.0]
     *_, last = (guard.judge(View(phase, 1, {}, known | {"loss": loss})).why for loss in losses)
     assert "with a lower train.lr, or raise" in last

@@ -42,7 +42,7 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Step:
+class AtifStep:
     """One step, as messages: of the user, the system or the agent, and what is observed after it."""
 
     message: Message
@@ -52,7 +52,7 @@ class Step:
     meta: dict[str, Any] = field(default_factory=dict)
 
 
-def records(steps: Sequence[Step], context: Context) -> list[dict[str, Any]]:
+def records(steps: Sequence[AtifStep], context: Context) -> list[dict[str, Any]]:
     """Interchange records of the steps, by their tokens where all own steps have them.
 
     Raises `Refused` where there is nothing to learn from, or nothing before it.
@@ -69,15 +69,15 @@ def records(steps: Sequence[Step], context: Context) -> list[dict[str, Any]]:
     return _text_records(steps)
 
 
-def _messages(steps: Sequence[Step]) -> list[Message]:
+def _messages(steps: Sequence[AtifStep]) -> list[Message]:
     return [message for step in steps for message in (step.message, *step.observed)]
 
 
-def _first_own(steps: Sequence[Step]) -> int:
+def _first_own(steps: Sequence[AtifStep]) -> int:
     return next((i for i, step in enumerate(steps) if step.is_own), len(steps))
 
 
-def _text_records(steps: Sequence[Step]) -> list[dict[str, Any]]:
+def _text_records(steps: Sequence[AtifStep]) -> list[dict[str, Any]]:
     """A row up to each turn of the assistant that isn't its own; what is before it is the row's prompt."""
     records, begin = [], _first_own(steps)
     while begin < len(steps):
@@ -93,13 +93,13 @@ def _is_assistant(message: Message) -> bool:
     return bool(message["role"] == "assistant")
 
 
-def _turns(steps: Sequence[Step]) -> list[Message]:
+def _turns(steps: Sequence[AtifStep]) -> list[Message]:
     """The messages up to the last own turn."""
     last_own = max(i for i, step in enumerate(steps) if step.is_own)
     return [*_messages(steps[:last_own]), steps[last_own].message]
 
 
-def _meta(steps: Sequence[Step]) -> dict[str, Any]:
+def _meta(steps: Sequence[AtifStep]) -> dict[str, Any]:
     """What else is known of the steps, and what came after the last own one."""
     last_own = max(i for i, step in enumerate(steps) if step.is_own)
     observed = [*steps[last_own].observed, *_messages(steps[last_own + 1 :])]
@@ -108,7 +108,7 @@ def _meta(steps: Sequence[Step]) -> dict[str, Any]:
     return meta | ({"observed_last": observed} if observed else {})
 
 
-def _token_records(steps: Sequence[Step], context: Context) -> list[dict[str, Any]]:
+def _token_records(steps: Sequence[AtifStep], context: Context) -> list[dict[str, Any]]:
     """A row up to each own step whose prompt isn't what was there before: rows after the first one have their
     prompt in `context_tokens`."""
     begin = _first_own(steps)
@@ -127,7 +127,7 @@ def _token_records(steps: Sequence[Step], context: Context) -> list[dict[str, An
     return [fingerprinted(record, context) for record in records]
 
 
-def _unbroken(steps: Sequence[Step], begin: int) -> list[tuple[int, int]]:
+def _unbroken(steps: Sequence[AtifStep], begin: int) -> list[tuple[int, int]]:
     """(begin, end) of the steps whose tokens continue each other."""
     starts, begins = list[int](), list[int]()
     for i, step in enumerate(steps):
@@ -196,14 +196,14 @@ def _episode(row: Row, rows: int) -> str | None:
     return session if continues or rows > 1 or row.get("continued_trajectory_ref") else None
 
 
-def _steps(row: Row) -> list[Step]:
+def _steps(row: Row) -> list[AtifStep]:
     values = objects(row["steps"], "steps")
     calls = [step.get("llm_call_count") for step in values]
     merged = any(integer(count, "llm_call_count") > 1 for count in calls if count is not None)
     return [_step(step, i, merged) for i, step in enumerate(values)]
 
 
-def _step(step: Row, i: int, merged: bool) -> Step:
+def _step(step: Row, i: int, merged: bool) -> AtifStep:
     """`merged`: several calls are one step somewhere, so that the tokens of calls can't be trusted."""
     name = f"steps[{i}]"
     if integer(step.get("step_id"), f"{name}.step_id") != i + 1:
@@ -217,7 +217,7 @@ def _step(step: Row, i: int, merged: bool) -> Step:
             raise Refused(f"{name}.{wrong}: expected only in steps of the agent, got one of the {role}")
     is_own = role == "assistant" and not step.get("is_copied_context") and step.get("llm_call_count") != 0
     metrics = entry(step.get("metrics"), f"{name}.metrics")
-    return Step(
+    return AtifStep(
         _message(step, role, name),
         _observed(step, role, name),
         is_own,

@@ -75,12 +75,12 @@ def _openai_evals_read(row: Row, context: Context) -> list[Item]:
     )
 
 
-def _span(number: int, data: Row, model: Any) -> spans.Span:
+def _span(number: int, data: Row, model: Any) -> spans.TraceSpan:
     sampled = data.get("sampled")
     if isinstance(sampled, list):
         sampled = {"choices": [{"text": one} for one in sampled]}
     model = data.get("model") or model
-    return spans.Span(number, None, data.get("prompt"), sampled, is_call=True, model=model)
+    return spans.TraceSpan(number, None, data.get("prompt"), sampled, is_call=True, model=model)
 
 
 def _openai_evals_scores(judged: list[Row]) -> spans.Scores:

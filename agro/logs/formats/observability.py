@@ -234,13 +234,13 @@ def _parents(span: Row) -> list[Any]:
     return parents if isinstance(parents, list) else []
 
 
-def _braintrust_span(span: Row, name: str) -> spans.Span:
+def _braintrust_span(span: Row, name: str) -> spans.TraceSpan:
     kind = entry(unpacked(span.get("span_attributes")), f"{name}.span_attributes")
     metadata = entry(unpacked(span.get("metadata")), f"{name}.metadata")
     scores = entry(unpacked(span.get("scores")), f"{name}.scores")
     is_judge = kind.get("purpose") == "scorer" or kind.get("type") == "score"
     parents = _parents(span)
-    return spans.Span(
+    return spans.TraceSpan(
         id=span.get("span_id"),
         parent=parents[0] if parents else None,
         input=span.get("input"),
@@ -295,7 +295,7 @@ def _opik_read(row: Row, context: Context) -> list[Item]:
     return spans.read(parsed, {}, context, spans.described(trace, _OPIK_COLUMNS))
 
 
-def _opik_span(span: Row, name: str, parent: Any) -> spans.Span:
+def _opik_span(span: Row, name: str, parent: Any) -> spans.TraceSpan:
     scores: spans.Scores = {}
     for score in listed(span.get("feedback_scores"), f"{name}.feedback_scores"):
         scores.setdefault(str(score.get("name")), []).append(score.get("value"))
@@ -303,7 +303,7 @@ def _opik_span(span: Row, name: str, parent: Any) -> spans.Span:
     inner = request if isinstance(request, dict) else {}
     metadata = span.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
-    return spans.Span(
+    return spans.TraceSpan(
         id=span.get("id"),
         parent=parent,
         input=request,

@@ -25,7 +25,7 @@ from itertools import chain, takewhile
 from typing import Any
 
 from agro.errors import Refused
-from agro.logs.columns import Columns, Comparison, Ranking
+from agro.logs.columns import Columns, PairColumns, Ranking
 from agro.logs.fields import (
     assistant,
     entry,
@@ -288,7 +288,7 @@ def _post(value: Any, name: str) -> str:
 
 _INFO = {name: f"info.{name}" for name in ("id", "site", "subreddit", "title")}
 
-SHP = Comparison(
+SHP = PairColumns(
     prompt="history",
     response="human_ref_{}",
     sides=("A", "B"),
@@ -298,7 +298,7 @@ SHP = Comparison(
     meta={"comment": "c_root_id_{}", "created_at_utc": "created_at_utc_{}", "score": "score_{}"},
     columns=("labels",),
 )
-SAFE_RLHF = Comparison(
+SAFE_RLHF = PairColumns(
     prompt="prompt",
     response="response_{}",
     better={"better": "better_response_id", "safer": "safer_response_id"},
@@ -311,7 +311,7 @@ SAFE_RLHF = Comparison(
     },
     columns=("better_response_id",),
 )
-WEBGPT = Comparison(
+WEBGPT = PairColumns(
     prompt="question.full_text",
     response="answer_{}",
     score="score_{}",
@@ -325,7 +325,7 @@ WEBGPT = Comparison(
     columns=("score_0", "score_1"),
 )
 NECTAR = Ranking("prompt", each="answers", response="answer", rank="rank", model="model", parse=open_dialogue)
-SUMMARIES = Comparison(
+SUMMARIES = PairColumns(
     prompt="info",
     response="summaries[{}].text",
     better={"choice": "choice"},

@@ -80,14 +80,14 @@ def _judgement(assessed: Row) -> tuple[str, Any]:
     return str(assessed.get("assessment_name")), None if feedback.get("error") else value
 
 
-def _mlflow_span(span: Row, scores: dict[Any, spans.Scores], name: str) -> spans.Span:
+def _mlflow_span(span: Row, scores: dict[Any, spans.Scores], name: str) -> spans.TraceSpan:
     attributes = entry(span.get("attributes"), f"{name}.attributes")
     request = _attribute(attributes, "mlflow.spanInputs")
     kind = _attribute(attributes, "mlflow.spanType")
     context = entry(span.get("context"), f"{name}.context")
     span_id = span.get("span_id", context.get("span_id"))
     inputs = request if isinstance(request, dict) else {}
-    return spans.Span(
+    return spans.TraceSpan(
         id=span_id,
         parent=span.get("parent_span_id", span.get("parent_id")),
         input=request,
@@ -207,7 +207,7 @@ def _first(calls: list[dict[str, Any]], root: Row) -> Any:
     return next((call["id"] for call in calls if call.get("parent_id") == root["id"]), None)
 
 
-def _weave_span(call: Row, name: str, judges: set[Any]) -> spans.Span:
+def _weave_span(call: Row, name: str, judges: set[Any]) -> spans.TraceSpan:
     request, response = call.get("inputs"), call.get("output")
     inputs = request if isinstance(request, dict) else {}
     for key in _REQUEST_KEYS:
@@ -218,7 +218,7 @@ def _weave_span(call: Row, name: str, judges: set[Any]) -> spans.Span:
     is_example = _op(call).endswith(_EXAMPLE)
     output = response if isinstance(response, dict) else {}
     asks = not inputs.keys().isdisjoint(_REQUEST_KEYS) and not output.keys().isdisjoint(_RESPONSE_KEYS)
-    return spans.Span(
+    return spans.TraceSpan(
         id=call.get("id"),
         parent=None if is_example else call.get("parent_id"),
         input=request,

@@ -18,7 +18,16 @@ import torch
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling, preset
 from agro.objectives.imitation import IMITATION_OF_WINNERS
 from agro.objectives.methodrecipe import MethodRecipe
-from agro.objectives.needs import BEHAVIOR_LOGP, PAIRS, PAIRS_AND_TIES, REF_LOGP, REWARD, VOTES, Column, Need
+from agro.objectives.needs import (
+    BEHAVIOR_LOGP,
+    PAIRS,
+    PAIRS_AND_TIES,
+    REF_LOGP,
+    REWARD,
+    VOTES,
+    ColumnNeed,
+    Need,
+)
 from agro.objectives.options import BetaAbove0, Option, Votes
 from agro.objectives.reduce import Groups, Pairs
 from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE_OF_PAIRS
@@ -27,7 +36,7 @@ from agro.types import Batch
 if TYPE_CHECKING:
     from torch import Tensor
 
-ANCHORS: dict[str, Column] = {"reference": REF_LOGP, "behavior": BEHAVIOR_LOGP}
+ANCHORS: dict[str, ColumnNeed] = {"reference": REF_LOGP, "behavior": BEHAVIOR_LOGP}
 BetaOfJudgments = Annotated[
     float,
     Option(

@@ -16,7 +16,7 @@ from agro.objectives.needs import (
     REF_LOGP,
     REWARD,
     STORED_VALUE,
-    Column,
+    ColumnNeed,
     Need,
 )
 from agro.objectives.options import NATS, Option
@@ -27,7 +27,7 @@ from agro.types import Batch
 if TYPE_CHECKING:
     from torch import Tensor
 
-ANCHORS: dict[str, Column] = {"reference": REF_LOGP, "behavior": BEHAVIOR_LOGP, "old": OLD_LOGP}
+ANCHORS: dict[str, ColumnNeed] = {"reference": REF_LOGP, "behavior": BEHAVIOR_LOGP, "old": OLD_LOGP}
 
 
 def squared_consistency(
@@ -99,7 +99,7 @@ def _baseline(groups: Groups, u_N: Tensor, baseline: str, value_beta: float) -> 
     return groups.batch.extra["stored_value"].double()[groups.first_row]
 
 
-def _squares_anchor(options: Options) -> Column:
+def _squares_anchor(options: Options) -> ColumnNeed:
     return ANCHORS[options.get("anchor", "reference")]
 
 

@@ -42,7 +42,7 @@ from agro.pages.run.axes import (
     style_axes,
 )
 from agro.pages.run.hover import HoverColumn, hover
-from agro.runs.rundata import RunData, Span, Values
+from agro.runs.rundata import PhaseSpan, RunData, Values
 
 UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))  # of time, and their seconds
 COLUMNS = 60  # of a figure, at most, that show their values
@@ -195,7 +195,7 @@ def png(figure: Figure, path: Path) -> None:
     figure.savefig(path, format="png", dpi=200, facecolor="white")
 
 
-def rows_of_phase(run: RunData, span: Span) -> NDArray[np.bool_]:
+def rows_of_phase(run: RunData, span: PhaseSpan) -> NDArray[np.bool_]:
     """The rows of a phase. An evaluation at step 0 belongs to the first one."""
     steps = run.column("step")
     start = -1 if span.begins == 0 else span.begins

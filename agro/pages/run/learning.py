@@ -18,7 +18,7 @@ from agro.pages.run.hover import hover
 from agro.pages.run.panels import caption, heldout, panel, present, ring, training
 from agro.pages.run.render import Fact, Panel
 from agro.runs.metrics import METRICS
-from agro.runs.rundata import RunData, Span, to_array
+from agro.runs.rundata import PhaseSpan, RunData, to_array
 
 REFERENCES = {
     "start": "the weights at the start of the run",
@@ -81,7 +81,7 @@ def _averages(run: RunData) -> str:
     return ", ".join(texts.values())
 
 
-def _phase(run: RunData, span: Span) -> dict[str, Any]:
+def _phase(run: RunData, span: PhaseSpan) -> dict[str, Any]:
     """A row of the table of phases."""
     start = run.heldout(span.begins, span.begins)
     end = run.heldout(span.begins + 1, span.ends)

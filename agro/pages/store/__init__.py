@@ -2,6 +2,6 @@
 
 from agro.pages.store.check_report import Report, check_store
 from agro.pages.store.check_survey import StoreSurvey, survey
-from agro.pages.store.verdicts import Verdict
+from agro.pages.store.verdicts import DataVerdict
 
-__all__ = ["Report", "StoreSurvey", "Verdict", "check_store", "survey"]
+__all__ = ["DataVerdict", "Report", "StoreSurvey", "check_store", "survey"]

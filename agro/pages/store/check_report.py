@@ -13,7 +13,7 @@ from agro.io.numbers import count, fixed, percent, short, with_error
 from agro.objectives.needs import REWARD
 from agro.pages.store.check_survey import StoreSurvey, survey
 from agro.pages.store.findings import Findings
-from agro.pages.store.verdicts import Verdict, verdicts
+from agro.pages.store.verdicts import DataVerdict, verdicts
 from agro.store import Counts, Store
 from agro.train import trainable
 from agro.train.phases import Phase, options_at
@@ -26,7 +26,7 @@ class Report(Findings):
     """With verdicts, as JSON and as text."""
 
     @cached_property
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[DataVerdict]:
         return verdicts(self)
 
     def to_json(self) -> dict[str, Any]:

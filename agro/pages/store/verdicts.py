@@ -27,7 +27,7 @@ UNLIKELY = -3.0  # nats per token, on average
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DataVerdict:
     """A sentence on the data, and what to do; "problem": the objective can't train on them."""
 
     level: Level
@@ -38,19 +38,19 @@ class Verdict:
         return f"{self.text} {self.todo}".rstrip()
 
 
-def verdicts(report: Findings) -> list[Verdict]:
+def verdicts(report: Findings) -> list[DataVerdict]:
     """The worst first."""
     unordered = [*_data_verdicts(report), *_model_verdicts(report)]
     levels = ("problem", "warning", "note")
     return sorted(unordered, key=lambda verdict: levels.index(verdict.level))
 
 
-def _data_verdicts(report: Findings) -> Iterator[Verdict]:
+def _data_verdicts(report: Findings) -> Iterator[DataVerdict]:
     entry = get(report.objective)
     if report.problem:
-        yield Verdict("problem", report.problem)
+        yield DataVerdict("problem", report.problem)
     else:
-        yield Verdict("note", f"{report.objective} can train on this.")
+        yield DataVerdict("note", f"{report.objective} can train on this.")
     yield from _groups(report, entry)
     yield from _rewards(report, entry)
     is_reported = report.problem.startswith("rewards of different scales")
@@ -61,25 +61,25 @@ def _data_verdicts(report: Findings) -> Iterator[Verdict]:
     yield from _unknown(report, entry)
 
 
-def _groups(report: Findings, entry: Objective) -> Iterator[Verdict]:
+def _groups(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
     survey, needs = report.survey, entry.needed(report.options)
     alone = survey.sizes[1]
     compares = grouping(needs) is not None and PAIRS not in needs
     if alone and compares and report.completes:
-        yield Verdict(
+        yield DataVerdict(
             "note",
             f"{count(alone)} of {count(survey.groups)} prompts have one response; {report.completes} fresh "
             f"ones are sampled to each that is drawn (data.complete_groups = {report.completes}).",
         )
     elif alone and compares and report.options.get("singletons") == "drop":
-        yield Verdict(
+        yield DataVerdict(
             "note",
             f"{count(alone)} of {count(survey.groups)} prompts have one response, and are left out "
             '(objective.singletons = "drop").',
             "data.complete_groups = 3 samples fresh ones to these prompts.",
         )
     elif alone and compares:
-        yield Verdict(
+        yield DataVerdict(
             "warning",
             f"{count(alone)} of {count(survey.groups)} prompts have one response, and {report.objective} "
             "compares the responses to a prompt.",
@@ -87,14 +87,14 @@ def _groups(report: Findings, entry: Objective) -> Iterator[Verdict]:
             'objective.singletons = "drop" leaves them out.',
         )
     if 0 < survey.groups < FEW_GROUPS:
-        yield Verdict(
+        yield DataVerdict(
             "warning",
             f"The number of prompts is small: {survey.groups}.",
             "A model memorizes so few; hold some out (data.hold_out), and stop early (evaluate.patience).",
         )
 
 
-def _rewards(report: Findings, entry: Objective) -> Iterator[Verdict]:
+def _rewards(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
     survey, needs = report.survey, entry.needed(report.options)
     if REWARD not in needs or not survey.scored_groups:
         return
@@ -111,10 +111,10 @@ def _rewards(report: Findings, entry: Objective) -> Iterator[Verdict]:
                 "Few groups teach: data.spread = true draws the others only; better are prompts of middle "
                 "difficulty, or a graded reward."
             )
-        yield Verdict("warning" if share > MANY_EQUAL else "note", text, todo)
+        yield DataVerdict("warning" if share > MANY_EQUAL else "note", text, todo)
     quality = survey.quality.mean
     if quality is not None and quality >= IMITABLE:
-        yield Verdict(
+        yield DataVerdict(
             "note",
             f"Trajectory quality is {quality:.2f}: most responses are about as good as the best one.",
             "Imitation may be enough (recipe sft with data.min_reward).",
@@ -139,9 +139,9 @@ def _equal_levels(report: Findings) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _scales(difference: ScaleConflict) -> Verdict:
+def _scales(difference: ScaleConflict) -> DataVerdict:
     low, high = difference.lower, difference.higher
-    return Verdict(
+    return DataVerdict(
         "problem",
         f"In {count(difference.groups)} groups rewards of different scales meet: those of {low.source} go "
         f"from {low.lowest:g} to {low.highest:g}, those of {high.source} from {high.lowest:g} to "
@@ -150,11 +150,11 @@ def _scales(difference: ScaleConflict) -> Verdict:
     )
 
 
-def _repeats(report: Findings) -> Iterator[Verdict]:
+def _repeats(report: Findings) -> Iterator[DataVerdict]:
     survey = report.survey
     near = survey.near_repeats / survey.inspected if survey.inspected else 0.0
     if near > MANY_REPEATS:
-        yield Verdict(
+        yield DataVerdict(
             "warning",
             f"{percent(near)} of the responses nearly repeat an earlier one to the same prompt "
             f"(of {count(survey.inspected)} compared).",
@@ -163,7 +163,7 @@ def _repeats(report: Findings) -> Iterator[Verdict]:
         )
 
 
-def _truncated(report: Findings) -> Iterator[Verdict]:
+def _truncated(report: Findings) -> Iterator[DataVerdict]:
     survey = report.survey
     recorded, truncated = survey.total("ended"), survey.total("truncated")
     if not recorded or truncated / recorded <= MANY_TRUNCATED:
@@ -172,19 +172,19 @@ def _truncated(report: Findings) -> Iterator[Verdict]:
     cut, complete = survey.truncated_rewards.mean, survey.complete_rewards.mean
     if cut is not None and complete is not None and cut >= complete:
         text += f" Their mean reward, {cut:.3g}, is not lower than that of the others, {complete:.3g}."
-    yield Verdict("warning", text, "A larger length, or a reward that is low for them.")
+    yield DataVerdict("warning", text, "A larger length, or a reward that is low for them.")
 
 
-def _held_out(report: Findings) -> Iterator[Verdict]:
+def _held_out(report: Findings) -> Iterator[DataVerdict]:
     held_out = report.survey.held_out
     if held_out is None:
         return
     if not held_out.prompts_seen:
-        yield Verdict(
+        yield DataVerdict(
             "note", f"None of the {count(held_out.prompts)} held-out prompts overlaps with the store."
         )
         return
-    yield Verdict(
+    yield DataVerdict(
         "warning",
         f"{count(len(held_out.prompts_seen))} of {count(held_out.prompts)} held-out prompts share a run of "
         f"{RUN} words with the store, or are a short prompt of it ({count(held_out.stored_prompts)} prompts "
@@ -193,16 +193,16 @@ def _held_out(report: Findings) -> Iterator[Verdict]:
     )
 
 
-def _unknown(report: Findings, entry: Objective) -> Iterator[Verdict]:
+def _unknown(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
     missing = report.counts.samples - report.counts.with_behavior
     if missing and BEHAVIOR_LOGP not in entry.needed(report.options):
-        yield Verdict(
+        yield DataVerdict(
             "note",
             f"{count(missing)} of {count(report.counts.samples)} responses have no log-probs of who wrote "
             f"them. {report.objective} doesn't need these; methods with importance ratios (grpo) do.",
         )
     if report.counts.unscored or report.counts.failed:
-        yield Verdict(
+        yield DataVerdict(
             "warning" if REWARD in entry.needed(report.options) else "note",
             f"{count(report.counts.unscored)} responses have no reward, and the reward of "
             f"{count(report.counts.failed)} failed.",
@@ -210,14 +210,14 @@ def _unknown(report: Findings, entry: Objective) -> Iterator[Verdict]:
         )
 
 
-def _model_verdicts(report: Findings) -> Iterator[Verdict]:
+def _model_verdicts(report: Findings) -> Iterator[DataVerdict]:
     measured = report.measured
     if measured is None or not measured.groups:
         return
     values = measured.to_json()
     best, worst = values["best_logp_per_token"], values["worst_logp_per_token"]
     if best is not None and best < UNLIKELY:
-        yield Verdict(
+        yield DataVerdict(
             "warning",
             f"The model gives the tokens of the best responses {best:.2f} nats on average (of the worst "
             f"{worst:.2f}): it would hardly write them.",
@@ -225,7 +225,7 @@ def _model_verdicts(report: Findings) -> Iterator[Verdict]:
         )
     if values["auc"] is not None:
         below = values["auc"] + 2 * (values["auc_se"] or 0.0) < CHANCE
-        yield Verdict(
+        yield DataVerdict(
             "note",
             f"{values['auc_of']} ranks the better of two responses to a prompt higher in "
             f"{percent(values['auc'])} of the comparisons (chance: 50%).",
@@ -234,7 +234,7 @@ def _model_verdicts(report: Findings) -> Iterator[Verdict]:
     ess, responses = measured.ess
     if ess is not None:
         low = ess < SMALL_ESS
-        yield Verdict(
+        yield DataVerdict(
             "warning" if low else "note",
             f"Weighted by π/μ, {count(responses)} responses count as {count(ess * responses)} "
             f"({percent(ess, 1)}).",
@@ -243,14 +243,14 @@ def _model_verdicts(report: Findings) -> Iterator[Verdict]:
     yield from _beta(values)
 
 
-def _beta(values: dict[str, Any]) -> Iterator[Verdict]:
+def _beta(values: dict[str, Any]) -> Iterator[DataVerdict]:
     beta = values["beta"]
     if not beta["groups"]:
         return
     meaning = "β times the log-ratio differs as much as the rewards, as at the optimum"
     if beta["of"] == "log π":
         meaning = "the optimum moves the log-probs of a group as far apart as they are now"
-    yield Verdict(
+    yield DataVerdict(
         "note",
         f"At β from {beta['low']:.2g} to {beta['high']:.2g} (the middle half of {count(beta['groups'])} "
         f"groups; median {beta['middle']:.2g}) {meaning}.",

@@ -19,19 +19,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from agro.config import Sampler
+from agro.config import SamplerConfig
 from agro.models.policy import Policy
+from agro.rollout.engines.decoding_rows import Finished, Stops
 from agro.rollout.engines.draw import draw, uniforms
 from agro.rollout.engines.lane import Lane
 from agro.rollout.engines.protocol import Request
-from agro.rollout.engines.rows import Finished, Stops
 
 
 class DraftDecoder:
     """The `live` requests are rows 0 … b-1 of the buffers. A row's tokens are in columns 0 … length-1."""
 
     def __init__(
-        self, policy: Policy, draft: Policy, requests: Collection[Request], sampler: Sampler, seed: int
+        self, policy: Policy, draft: Policy, requests: Collection[Request], sampler: SamplerConfig, seed: int
     ) -> None:
         """`requests`: those known so far, for the sizes. No later one may have more room than these."""
         self.policy, self.sampler, self.seed = policy, sampler, seed

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from agro.config import Sampler
+from agro.config import SamplerConfig
 from agro.types.kept_sets import ALL, Ids
 
 BLOCK = 128  # tokens
 _CACHED = 2**19  # logits that are drawn from at once: what a core's cache holds
 
 
-def draw(logits: Tensor, uniform: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, uniform: Tensor, sampler: SamplerConfig) -> tuple[Tensor, Tensor]:
     """Sample tokens [b]; returns them and their log-probs [b] under the distribution sampled from.
 
     `logits` [b,V] are overwritten, with -inf where truncation excludes; `uniform` [b] are numbers in [0,1),
@@ -37,7 +37,7 @@ def draw(logits: Tensor, uniform: Tensor, sampler: Sampler) -> tuple[Tensor, Ten
     return torch.cat([tokens for tokens, _ in chunks]), torch.cat([logp for _, logp in chunks])
 
 
-def _draw(logits: Tensor, uniform: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
+def _draw(logits: Tensor, uniform: Tensor, sampler: SamplerConfig) -> tuple[Tensor, Tensor]:
     z = logits
     if sampler.temperature != 1:
         z.div_(sampler.temperature)
@@ -75,7 +75,7 @@ def kept_sets(logits: Tensor) -> list[Ids]:
     return [ALL if len(kept) == logits.shape[1] else kept for kept in sets]
 
 
-def truncate(z: Tensor, sampler: Sampler) -> Tensor:
+def truncate(z: Tensor, sampler: SamplerConfig) -> Tensor:
     """Set z [b,V], at the sampling temperature, to -inf where top-k, top-p or min-p (in order) exclude."""
     if 0 < sampler.top_k < z.shape[1]:
         kth = z.topk(sampler.top_k, 1).values[:, -1:]

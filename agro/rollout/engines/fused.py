@@ -55,7 +55,7 @@ class FusedStep:
         base = policy.model.base_model
         self.embedding: Tensor = base.embed_tokens.weight
         self.rotary = base.rotary_emb
-        self.layers = [_Layer(layer, rows) for layer in base.layers]
+        self.layers = [_FusedLayer(layer, rows) for layer in base.layers]
         self.norm = base.norm
         head = policy.model.get_output_embeddings()
         self.head = _Product([head], rows)
@@ -77,7 +77,7 @@ class FusedStep:
         return self.head(_normal(self.norm, x)).to(self.dtype)
 
 
-class _Layer:
+class _FusedLayer:
     def __init__(self, layer: Any, rows: int) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.norms = layer.input_layernorm, layer.post_attention_layernorm

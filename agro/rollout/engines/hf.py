@@ -12,14 +12,14 @@ import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from agro import config
-from agro.config import Sampler
+from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.pretrained import probed_lengths, refusing_errors
+from agro.rollout.engines.decoding_rows import Rows
 from agro.rollout.engines.drafted import DraftDecoder
 from agro.rollout.engines.fused import is_fusable
 from agro.rollout.engines.protocol import Capability, Continuation, Request
-from agro.rollout.engines.rows import Rows
 from agro.rollout.engines.skipping import chosen_layers, skipping
 
 PROBED = 2  # tokens decoded per sequence when an engine is made, or a draft loaded
@@ -58,7 +58,7 @@ class HF:
                 f"{', '.join(foreign)}; sample from it elsewhere and import the responses"
             )
         self.fused = False
-        sampler = Sampler(temperature=policy.temperature, max_new=PROBED)
+        sampler = SamplerConfig(temperature=policy.temperature, max_new=PROBED)
         with refusing_errors(policy.name, "sampling"):
             plain = self._probe(sampler)
         if fused and is_fusable(policy):
@@ -67,7 +67,7 @@ class HF:
             with refusing_errors(policy.name, "sampling with engine.fused"):
                 self.fused = self._difference(sampler) <= 4 * plain + rounding
 
-    def decode(self, waiting: deque[Request], sampler: Sampler, seed: int) -> Iterator[Continuation]:
+    def decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
         """See `agro.rollout.engines.Engine`.
 
         A greedy choice has log-prob 0: its distribution is a point mass.
@@ -104,11 +104,13 @@ class HF:
         if not self._may_skip:
             self._may_skip = True
             with refusing_errors(self.policy.name, "sampling with skipped layers"):
-                sampler = Sampler(temperature=self.policy.temperature, max_new=PROBED, skip_layers=share)
+                sampler = SamplerConfig(
+                    temperature=self.policy.temperature, max_new=PROBED, skip_layers=share
+                )
                 self._probe(sampler)
 
     def _rows(
-        self, waiting: deque[Request], sampler: Sampler, seed: int, *, fused: bool
+        self, waiting: deque[Request], sampler: SamplerConfig, seed: int, *, fused: bool
     ) -> Rows | DraftDecoder:
         if sampler.draft is None:
             return Rows(self.policy, waiting, sampler, seed, fused=fused)
@@ -125,11 +127,13 @@ class HF:
         if name not in self._drafts:
             policy = self.policy
             dtype = "bfloat16" if policy.dtype == torch.bfloat16 else "float32"
-            draft = Policy.load(config.Policy(model=name, dtype=dtype, device=str(policy.device), threads=0))
+            draft = Policy.load(
+                config.PolicyConfig(model=name, dtype=dtype, device=str(policy.device), threads=0)
+            )
             check_vocabulary(policy, draft, name)
             self._drafts[name] = draft
             with refusing_errors(policy.name, "sampling with a draft model"):
-                self._probe(Sampler(temperature=policy.temperature, max_new=PROBED, draft=name))
+                self._probe(SamplerConfig(temperature=policy.temperature, max_new=PROBED, draft=name))
             self.proposed = self.accepted = 0  # by the probe
         return self._drafts[name]
 
@@ -141,7 +145,7 @@ class HF:
     def close(self) -> None:
         """Nothing to release: the model belongs to the caller."""
 
-    def _difference(self, sampler: Sampler) -> float:
+    def _difference(self, sampler: SamplerConfig) -> float:
         """Nats by which the log-probs of a few tokens differ from those that the trainer computes."""
         policy = self.policy
         lengths = (1, *probed_lengths(policy.model, policy.context - PROBED))
@@ -157,7 +161,7 @@ class HF:
             differences.append(logp[mask.to(logp.device)].cpu() - torch.tensor(done.logp))
         return torch.cat(differences).abs().max().item()
 
-    def _probe(self, sampler: Sampler) -> float:
+    def _probe(self, sampler: SamplerConfig) -> float:
         """The difference; raises `Refused` where it is more than rounding."""
         policy, difference = self.policy, self._difference(sampler)
         mode = "token by token" if sampler.draft is None else "with sampler.draft"

@@ -19,7 +19,7 @@ from agro.models.policy import Policy
 from agro.models.tiles import Head
 
 
-class _Layer(CacheLayerMixin):  # type: ignore[misc]
+class _LaneLayer(CacheLayerMixin):  # type: ignore[misc]
     """Keys and values of one layer, [size,heads,columns,width]; a pass sees the columns in use."""
 
     def __init__(self, lane: Lane) -> None:
@@ -72,7 +72,7 @@ class Lane:
         self.at_bq = torch.zeros((0, 1), dtype=torch.long, device=policy.device)
         self.end = 1
         count = config.get_text_config().num_hidden_layers
-        self.cache = Cache(layers=[_Layer(self) for _ in range(count)])
+        self.cache = Cache(layers=[_LaneLayer(self) for _ in range(count)])
         self.head = Head.of(policy.model)
 
     def hidden(self, tokens_bq: Tensor, at_bq: Tensor, first: int = 0) -> Tensor:

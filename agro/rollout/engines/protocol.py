@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from agro.config import Sampler
+from agro.config import SamplerConfig
 from agro.types.kept_sets import Ids
 
 Capability = Literal[
@@ -59,7 +59,7 @@ class Engine(Protocol):
     accepted: int
     check: Callable[[], None]
 
-    def decode(self, waiting: deque[Request], sampler: Sampler, seed: int) -> Iterator[Continuation]:
+    def decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
         """Serve the requests from the left of `waiting`, each as soon as it finishes.
 
         The caller may add requests while it iterates. A response ends with an end token, a text of

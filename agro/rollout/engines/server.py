@@ -26,7 +26,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agro import config
-from agro.config import Sampler
+from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.io.strictjson import loads
 from agro.models.encoding import Encoder
@@ -78,7 +78,7 @@ class Server:
 
     can: ClassVar[frozenset[Capability]] = frozenset()
 
-    def __init__(self, settings: config.Engine, encoder: Encoder, version: int = -1) -> None:
+    def __init__(self, settings: config.EngineConfig, encoder: Encoder, version: int = -1) -> None:
         """`encoder`: of the policy that the server serves. Raises `Refused` where no URL is given."""
         if settings.url is None:
             raise Refused(
@@ -95,7 +95,7 @@ class Server:
         self._thread = Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    def decode(self, waiting: deque[Request], sampler: Sampler, seed: int) -> Iterator[Continuation]:
+    def decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
         """See `agro.rollout.engines.Engine`.
 
         Raises `Refused` where a request fails `engine.retries` times more, and
@@ -136,7 +136,7 @@ class Server:
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    async def _complete(self, request: Request, sampler: Sampler, seed: int) -> Continuation:
+    async def _complete(self, request: Request, sampler: SamplerConfig, seed: int) -> Continuation:
         body = {
             "model": self.settings.model,
             "prompt": request.ids,

@@ -14,7 +14,7 @@ from agro.rollout.envs.verifiers import Verifiers
 PARTS = ("name", "stop", "reset", "step")
 
 
-def load_environment(config: config.Environment) -> Environment:
+def load_environment(config: config.EnvironmentConfig) -> Environment:
     """Raises `Refused` where there is no such environment, or where it has no such option."""
     options = from_environment(config.options, "environment.options")
     if config.name.startswith("verifiers:"):

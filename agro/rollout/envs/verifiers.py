@@ -56,8 +56,8 @@ class Verifiers:
             )
         self.loop = asyncio.new_event_loop()
 
-    def reset(self, prompt: Prompt) -> Rollout:
-        rollout = Rollout(self, {"example_id": 0, **prompt.columns, "prompt": prompt.text})
+    def reset(self, prompt: Prompt) -> VerifiersRollout:
+        rollout = VerifiersRollout(self, {"example_id": 0, **prompt.columns, "prompt": prompt.text})
         opening = plain(self.loop.run_until_complete(rollout.asked()))
         if opening != (prompt.text if isinstance(prompt.text, list) else plain(prompt.text)):
             raise ValueError(
@@ -65,7 +65,7 @@ class Verifiers:
             )
         return rollout
 
-    def step(self, state: Rollout, text: str) -> Turn:
+    def step(self, state: VerifiersRollout, text: str) -> Turn:
         count = len(state.messages)
         messages = self.loop.run_until_complete(state.answer(text))
         if messages is None:
@@ -85,7 +85,7 @@ class Verifiers:
         return lines
 
 
-class Rollout:
+class VerifiersRollout:
     """One rollout of the library, which waits for each response."""
 
     def __init__(self, environment: Verifiers, task: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 from agro import config
-from agro.config import Evaluate
+from agro.config import EvaluateConfig
 from agro.errors import Refused
 from agro.runs.metrics import FOLLOWED
 from agro.runs.problems import toward_reference
@@ -49,7 +49,7 @@ class Guard(Monitor):
 
     name = "guard"
 
-    def __init__(self, rule: config.Guard, phase: str) -> None:
+    def __init__(self, rule: config.GuardConfig, phase: str) -> None:
         self.rule, self.phase = rule, phase
         self.losses: tuple[float, ...] = ()  # |loss| of the last steps, the latest last
         self.rollbacks = 0
@@ -86,7 +86,7 @@ class SamplerMismatch(Monitor):
     would go on with responses of another policy.
     """
 
-    def __init__(self, rule: config.Guard) -> None:
+    def __init__(self, rule: config.GuardConfig) -> None:
         self.rule = rule
 
     def judge(self, view: View) -> Action:
@@ -104,7 +104,7 @@ class SamplerMismatch(Monitor):
         )
 
 
-def explosion(rule: config.Guard, loss: float, kl: float | None, losses: Sequence[float]) -> str:
+def explosion(rule: config.GuardConfig, loss: float, kl: float | None, losses: Sequence[float]) -> str:
     """Why the step explodes, or "". `losses`: |loss| of the steps before; `kl` None: not measured."""
     if rule.loss is not None and len(losses) >= LEAST:
         usual = median(losses)
@@ -117,7 +117,7 @@ def explosion(rule: config.Guard, loss: float, kl: float | None, losses: Sequenc
     return ""
 
 
-def remember(rule: config.Guard, losses: Sequence[float], loss: float) -> tuple[float, ...]:
+def remember(rule: config.GuardConfig, losses: Sequence[float], loss: float) -> tuple[float, ...]:
     """The losses that the next step is compared with."""
     if rule.loss is None:
         return ()
@@ -145,7 +145,7 @@ class Best(Monitor):
         reasons = [self._follow(view, rule), _too_far(view.metrics["eval_kl_ref"], rule)]
         view.stop = "; ".join(filter(None, reasons)) or view.stop
 
-    def _follow(self, view: View, rule: Evaluate) -> str:
+    def _follow(self, view: View, rule: EvaluateConfig) -> str:
         """Compare the step with the best one; returns why the run ends, or ""."""
         name = view.phase.config.followed
         value = view.metrics.get(name) if name is not None else None
@@ -180,14 +180,14 @@ def _exceeds(a: float, b: float, lower: bool) -> bool:
     return a < b if lower else a > b
 
 
-def _too_far(kl: float | None, rule: Evaluate) -> str:
+def _too_far(kl: float | None, rule: EvaluateConfig) -> str:
     """Why the KL to the reference ends the run, or "". `kl`: None where it wasn't measured."""
     if rule.target_kl is None or kl is None or not kl >= rule.target_kl:
         return ""
     return f"eval_kl_ref is {kl:.4g} nats per response, evaluate.target_kl {rule.target_kl:g}"
 
 
-def _check_measurable(name: str | None, step: int, rule: Evaluate) -> None:
+def _check_measurable(name: str | None, step: int, rule: EvaluateConfig) -> None:
     """Refuse to wait for a metric of stored groups that these groups don't have, before the first step.
 
     A reward can be missing at one step and be known at the next, so that isn't refused.

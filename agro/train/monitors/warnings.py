@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agro.config import Data, RunConfig
+from agro.config import DataConfig, RunConfig
 from agro.models.chat import ignored_settings
 from agro.models.policy import Policy
 from agro.models.pretrained import LARGE, cores, parameters, positions_of
@@ -170,7 +170,7 @@ class Signal(Monitor):
         return "a gradient of 0" if has_no_gradient else None
 
 
-def missed_share(data: Data, requested: int, missing: int) -> str:
+def missed_share(data: DataConfig, requested: int, missing: int) -> str:
     """The warning for steps that draw fewer stored groups than `data.replay` asks for."""
     keys = ("roles", "sources", "min_reward", "max_age", "max_uses")
     limits = {key: getattr(data, key) for key in keys}

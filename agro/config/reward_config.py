@@ -23,7 +23,7 @@ class RewardPart(Section):
     """its name in metrics and store; `name` where it is not given"""
 
 
-class Reward(Section):
+class RewardConfig(Section):
     """One reward, or the weighted sum of several `functions`."""
 
     name: str | None = field(None, shared=True)

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
-from agro.config import Sampler
+from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.tiles import Head
@@ -73,7 +73,7 @@ class Finished(NamedTuple):
     kept: list[Ids] | None  # [T] see `Continuation.kept`
 
 
-class _Layer(CacheLayerMixin):  # type: ignore[misc]
+class _RowsLayer(CacheLayerMixin):  # type: ignore[misc]
     """Keys and values of one layer, [size,heads,columns,width]; a forward pass sees the columns in use."""
 
     def __init__(self, rows: Rows) -> None:
@@ -114,7 +114,7 @@ class Rows:
         self,
         policy: Policy,
         requests: Collection[Request],
-        sampler: Sampler,
+        sampler: SamplerConfig,
         seed: int,
         *,
         fused: bool = False,
@@ -143,7 +143,7 @@ class Rows:
         self.places = torch.arange(self.columns, device=device)
         self.eos = torch.tensor(policy.eos_ids, dtype=torch.long, device=device)
         config = policy.model.config.get_text_config()
-        self.cache = Cache(layers=[_Layer(self) for _ in range(config.num_hidden_layers)])
+        self.cache = Cache(layers=[_RowsLayer(self) for _ in range(config.num_hidden_layers)])
         self.head = Head.of(policy.model)
         self.fused = FusedStep(policy, self.size) if fused else None
         self.stops = Stops(policy, sampler.stop)

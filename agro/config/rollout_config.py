@@ -8,7 +8,7 @@ from agro.config.section import Count, Positive, Section, Share, Temperature, fi
 from agro.types import truncation
 
 
-class Sampler(Section):
+class SamplerConfig(Section):
     """How fresh responses are sampled.
 
     The temperature is applied first, then top-k, top-p and min-p, in this order.
@@ -40,7 +40,7 @@ class Sampler(Section):
     """share of the policy's layers between the first and the last that responses are sampled without, a
     random choice for each batch (Nested-ReFT); log-probs are those of the policy without these layers"""
 
-    def of_policy(self, temperature: float, n: int) -> Sampler:
+    def of_policy(self, temperature: float, n: int) -> SamplerConfig:
         """The same for `n` responses of the policy itself, at a temperature."""
         changes = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "skip_layers": 0.0}
         return self.model_copy(update={**changes, "n": n})
@@ -64,7 +64,7 @@ class Sampler(Section):
         return bool(self.keep_sets and self.truncation and self.temperature)
 
 
-class Environment(Section):
+class EnvironmentConfig(Section):
     """Responses become episodes of several turns; `sampler.max_new` is then of a turn."""
 
     name: str
@@ -75,7 +75,7 @@ class Environment(Section):
     """turns of the policy in an episode at most"""
 
 
-class Source(Section):
+class SourceConfig(Section):
     """Which process samples the fresh responses."""
 
     kind: Literal["inline", "elsewhere"] = field("inline", shared=True)
@@ -84,7 +84,7 @@ class Source(Section):
     """elsewhere: longest wait for samples before the run stops"""
 
 
-class Engine(Section):
+class EngineConfig(Section):
     """What decodes responses: the model in this process, or a server."""
 
     kind: Literal["hf", "server"] = field("hf", shared=True)

@@ -43,7 +43,7 @@ class LoRA(Section):
     """RUN/model is the model with the adapter merged in; else RUN/model is the adapter alone"""
 
 
-class Chat(Section):
+class ChatConfig(Section):
     """How a prompt becomes the text of a chat model; see `agro.models.chat`."""
 
     system: str | None = None
@@ -59,7 +59,7 @@ class Chat(Section):
 Threads = Annotated[int, Field(ge=0, le=2**10)]
 
 
-class Policy(Section):
+class PolicyConfig(Section):
     """The model that is trained, where it runs, and the reference π_ref."""
 
     model: str | None = field(None, shared=True)
@@ -97,7 +97,7 @@ class Policy(Section):
     cache_reference: bool = field(False, shared=True)
     """keep the reference's log-probs of each sample in the store, for later steps and other runs with the
     same reference: an epoch after the first saves one forward pass of three"""
-    chat: Chat = field(Chat(), shared=True)
+    chat: ChatConfig = field(ChatConfig(), shared=True)
     lora: LoRA | None = field(None, shared=True)
     """train an adapter of this kind, not the model's own weights"""
     chunk: Count = field(512, shared=True)
