@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing.process
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from agro.models.newmodel import new_model
 from agro.models.policy import Policy
 
 gc.disable()  # what the libraries and 8,000 tests allocate on import is looked through again and again else
+
+# A shell that starts the tests in the background ignores SIGINT in them, and so in their processes.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = Path(__file__).parents[1] / "../shared"
 ALPHABET = "abcdefgh "

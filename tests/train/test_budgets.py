@@ -100,12 +100,12 @@ def test_a_batch(tmp_path, monkeypatch):
 
 def test_beta(tmp_path):
     trace = run_of_two_steps(has_beta, tmp_path)
-    check(trace, functions=62, files=21)
+    check(trace, functions=64, files=21)
 
 
 def test_a_run(tmp_path):
     trace = run_of_two_steps(None, tmp_path)
-    check(trace, functions=694, files=97)
+    check(trace, functions=696, files=97)
 
 
 def test_a_configuration_is_validated_once(tmp_path):

@@ -202,7 +202,7 @@ def test_held_out_responses_are_measured_against_the_reference_without_the_unsco
     learner = Local(policy, reference, print)
     learner.enter(config, began=None, resumed=None)
 
-    def described(found: Heldout, config: RunConfig, average: str = "sum") -> dict:
+    def described(found: Heldout, config: RunConfig, average: str = "sum", prompts=prompts) -> dict:
         """What the monitor adds to a step's metrics where the responses and their rewards are those."""
         monkeypatch.setattr("agro.train.monitors.heldout.heldout", lambda *args: found)
         [phase] = Phase.all(config)
@@ -228,7 +228,7 @@ def test_held_out_responses_are_measured_against_the_reference_without_the_unsco
         less = described(found, tiny(tmp_path, **changes))
         assert "eval_regret" not in less
     single = Heldout(found.rewards[1:2], tuple(scored[3:6]))
-    assert "eval_regret" not in described(single, config)
+    assert "eval_regret" not in described(single, config, prompts=prompts[1:2])
 
 
 @pytest.mark.parametrize("given", [None, 0.2])

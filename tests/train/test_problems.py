@@ -17,6 +17,7 @@ from agro.pages.saving import present
 from agro.runs.card import card
 from agro.runs.problems import Problem, problems
 from agro.runs.rundata import load_run
+from agro.runs.verdict import Verdict
 from agro.store import Store
 from agro.types import Sample
 
@@ -108,6 +109,7 @@ def test_page_card_and_terminal_say_the_problem_in_place_of_the_number(tmp_path:
         f"problem: {distance.text}. {distance.detail}",
         "problem: responses dropped: 3",
         "measured all the same: best eval_auc 0.955 at step 40, the last measurement",
+        Verdict.of(run).sentence,
     ]
     text = card(run, folder / "model").text
     assert f"for 40 of 40 steps. **{distance.text}.**\n" in text
@@ -125,7 +127,9 @@ def test_a_run_without_problems_has_its_number_as_the_headline(tmp_path: Path) -
     (folder / "model").mkdir()
     lines: list[str] = []
     assert present(folder, load_run(folder).config.train, lines.append) is True
-    assert lines == ["best eval_auc 0.955 at step 40, the last measurement"]
+    verdict = Verdict.of(load_run(folder)).sentence
+    assert verdict.startswith("Not measured whether the model got better")
+    assert lines == ["best eval_auc 0.955 at step 40, the last measurement", verdict]
     lead = (folder / "report.html").read_text().split('class="lead">')[1].split("</p>")[0]
     assert "The best held-out AUC was <b>0.955</b> at step 40" in lead
     assert "Problems" not in card(load_run(folder), folder / "model").text
