@@ -142,6 +142,19 @@ REPLAY: dict[str, dict[str, Any]] = {
         "objective": _REFERENCE,
     },
 }
+# What each changes of agro/recipes/fresh.toml: 100 updates on 16 prompts with 4 responses each, as TRL's
+# trainers were measured on this task (β = 0.05 in their rewards, a constant rate).
+ON_FRESH: dict[str, dict[str, Any]] = {
+    "fresh, the recipe": {},
+    "fresh, the group's mean": {"objective": {"name": "agro", "beta": 0.01}},
+    "fresh, the mean, β = 0.05, a constant rate": {
+        "objective": {"name": "agro", "beta": 0.05},
+        "train": {"schedule": "constant"},
+    },
+    "fresh, RLOO": {"objective": {"name": "rloo", "beta": 0.05}, "train": {"schedule": "constant"}},
+    "fresh, REINFORCE": {"objective": {"name": "reinforce"}},
+}
+FRESH_RATES = ("1e-4", "3e-4")
 GENERATIONS = (640, 1280, 1920, 2560, 3200)  # responses sampled when accuracy is measured
 
 # Fresh samples of the weights so many updates ago, at first of the start; 800 updates of 8 groups.

@@ -14,6 +14,7 @@ is 150 updates of 16 prompts, measured on held-out sums at temperature 1. The se
 - longer: 450 updates, and 600 of the best three;
 - mixture: the log of an unknown mixture of writers, with graded rewards;
 - no-logps: on the log without its log-probs;
+- fresh: no log but 100 updates on fresh samples of the log's prompts, by the recipe `fresh` and others;
 - replay: no log but fresh samples of the log's prompts, and the run's own earlier ones;
 - lag: no log but samples of the run's weights 100 and 400 updates ago.
 
@@ -46,6 +47,7 @@ from reproductions.offline import logs, report  # noqa: E402
 from reproductions.offline.methods import (  # noqa: E402
     EARLIER,
     FIXED,
+    FRESH_RATES,
     GENERATIONS,
     IMITATION,
     LAG_UPDATES,
@@ -53,6 +55,7 @@ from reproductions.offline.methods import (  # noqa: E402
     LONGER,
     METHODS,
     NEAR,
+    ON_FRESH,
     OPTIONS,
     RATES,
     RECIPE,
@@ -71,7 +74,19 @@ SETTINGS = {  # β of the earlier recipe by learning rate; 0.01 at 3e-4 is this 
     "1e-3": ("0.01",),
 }
 LAST = 20  # steps at the end over which what the batches show is averaged
-SECTIONS = ("methods", "settings", "weights", "remedies", "longer", "mixture", "no-logps", "replay", "lag")
+BASES = {"fresh": "fresh.toml", "replay": "replay.toml", "lag": "replay.toml"}  # of sections without a log
+SECTIONS = (
+    "methods",
+    "settings",
+    "weights",
+    "remedies",
+    "longer",
+    "mixture",
+    "no-logps",
+    "replay",
+    "lag",
+    "fresh",
+)
 
 
 @dataclass(frozen=True)
@@ -114,6 +129,12 @@ def trials(seeds: int) -> list[Row]:
         rows += [Row("longer", method, seed, ("train.steps=450",)) for seed in few]
         rows += [Row("mixture", method, seed, (), "mixture") for seed in few]
     rows.append(Row("no-logps", EARLIER, 0, (), "plain"))
+    rows += [
+        Row("fresh", name, seed, ("train.steps=100", "evaluate.every=50", f"train.lr={rate}"), "")
+        for rate in FRESH_RATES
+        for name in ON_FRESH
+        for seed in range(min(seeds, 3))
+    ]
     for method, changes in REPLAY.items():
         rows += [Row("replay", method, seed, replay_steps(changes), "") for seed in few]
     steps = (f"train.steps={LAG_UPDATES}", f"evaluate.every={LAG_UPDATES // 4}")
@@ -174,9 +195,9 @@ def further(measured: Sequence[Mapping[str, Any]], seeds: int) -> list[Row]:
 
 def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) -> RunConfig:
     """The recipe with what this job and the row change of it."""
-    samples = row.section in ("replay", "lag")
+    samples = row.section in BASES
     lags: dict[str, dict[str, Any]] = {name: {"data": {"replay": 0.0}} for name in LAGS}
-    choices = {"replay": REPLAY, "weights": WEIGHTS, "remedies": REMEDIES, "lag": lags}
+    choices = {"fresh": ON_FRESH, "replay": REPLAY, "weights": WEIGHTS, "remedies": REMEDIES, "lag": lags}
     method = choices.get(row.section, METHODS)[row.method]
     stored = f"data.prompts={files['prompts']}" if samples else f"data.store={files[row.log]}"
     settings = [
@@ -192,7 +213,7 @@ def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) 
         "sampler.batch=256",
         "data.spread=false",  # as these runs were recorded
     ]
-    recipe = harness.ROOT / "agro/recipes" / ("replay.toml" if samples else "log.toml")
+    recipe = harness.ROOT / "agro/recipes" / BASES.get(row.section, "log.toml")
     values = RunConfig.load(recipe, settings).model_dump()
     if "objective" in method:
         values["objective"] = method["objective"]
