@@ -100,6 +100,13 @@ WeightBaseline = Annotated[
         "the weighted mean, with which a group as a whole is never pushed down"
     ),
 ]
+Normalize = Annotated[
+    Literal["none", "group"],
+    Option(
+        "'group': the ratios of a group are divided by its largest one where that is below 1, so that a "
+        "group which became improbable as a whole can come back"
+    ),
+]
 NEEDED: dict[str, set[Need]] = {
     "none": set(),
     "reference": {REF_LOGP},
@@ -118,6 +125,7 @@ class Weight(Ingredient):
         "weight_level": (WeightLevel, "sequence"),
         "weight_rule": (Rule, "truncate"),
         "weight_power": (Power, 1.0),
+        "weight_normalize": (Normalize, "none"),
     }
     metrics: ClassVar = ("weight_mean",)
 
@@ -131,6 +139,8 @@ class Weight(Ingredient):
         minimum, maximum = options["weight_min"], options["weight_max"]
         if maximum is not None and minimum > maximum:
             return f"weight_min = {minimum:g} is above weight_max = {maximum:g}"
+        if options["weight_normalize"] == "group" and options["weight_level"] == "token":
+            return 'weight_normalize = "group" needs the ratio of a response, got weight_level = "token"'
         return ""
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
@@ -206,12 +216,20 @@ def weights(options: Options, logp_BT: Tensor, batch: Batch) -> Tensor:
         return torch.ones_like(logp_BT)
     level, minimum, maximum = options["weight_level"], options["weight_min"], options["weight_max"]
     ratio_BT = torch.where(batch.mask, _log_ratio(options["weight"], logp_BT.detach(), batch), 0.0)
-    log_BT = float(options["weight_power"]) * of_level(Groups.of(batch), ratio_BT, level)
+    groups = Groups.of(batch)
+    log_BT = float(options["weight_power"]) * of_level(groups, ratio_BT, level)
+    if options["weight_normalize"] == "group":
+        log_BT = log_BT - groups.at_tokens(_fallen(groups, groups.mean_tokens(log_BT)))
     lower = math.log(minimum) if minimum > 0 else -math.inf
     upper = math.inf if maximum is None else math.log(maximum)
     if options["weight_rule"] == "truncate":
         return log_BT.clamp(lower, upper).exp()
     return torch.where((log_BT >= lower) & (log_BT <= upper), log_BT, -math.inf).exp()
+
+
+def _fallen(groups: Groups, log_N: Tensor) -> Tensor:
+    """[N] the largest of each response's group where that is below 0, else 0."""
+    return groups.largest(log_N).clamp(max=0.0)[groups.group]
 
 
 def _weighted(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:

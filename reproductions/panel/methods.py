@@ -122,6 +122,14 @@ def _kto(facts: Facts) -> Values:
 CANDIDATES = {
     "no root": ("min(2, π/π_ref), the balanced baseline", _of_reference("balanced", most=2.0)),
     "optimal": ("min(1, √(π/π_ref)), the optimal baseline", _of_reference("optimal", power=0.5)),
+    "normalized": (
+        "min(1, √(π/π_ref)) normalized by group, the balanced baseline",
+        {**_of_reference("balanced", power=0.5), "weight_normalize": "group"},
+    ),
+    "normalized, optimal": (
+        "min(1, √(π/π_ref)) normalized by group, the optimal baseline",
+        {**_of_reference("optimal", power=0.5), "weight_normalize": "group"},
+    ),
     "earlier": (
         "the recipe until November 2026: min(2, π/π_ref), the lower baseline",
         _of_reference("lower", most=2.0),

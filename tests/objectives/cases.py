@@ -128,6 +128,7 @@ def variants_of_all(entry: objectives.Objective) -> list[dict[str, Any]]:
     if WEIGHT_BASELINE in entry.ingredients:
         for kind in ("lower", "weighted", "optimal", "balanced"):
             out.append({"weight": "reference", "weight_power": 0.5, "weight_baseline": kind})
+        out.append({"weight": "reference", "weight_normalize": "group", "weight_baseline": "optimal"})
         out.append({"weight_baseline": "optimal"})
         out.append({"weight_baseline": "balanced"})
     if KL_TERM in entry.ingredients:

@@ -72,6 +72,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         baseline_claims("weighted", 1.0, 0.5),
         baseline_claims("optimal", 1.0, 0.5),
         baseline_claims("balanced", 1.0, 0.5),
+        baseline_claims("optimal", 1.0, 0.5, normalize="group"),
         baseline_claims("optimal"),
         baseline_claims("balanced"),
         *(

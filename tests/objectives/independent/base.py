@@ -147,14 +147,13 @@ def ratio_weights(
     weight: str,
     weight_max: float | None = 1.0,
     weight_min: float = 0.0,
-    weight_level: str = "sequence",
     weight_rule: str = "truncate",
     weight_power: float = 1.0,
+    **level: str,
 ) -> Any:
-    """[B,T] min(c, exp Σ_t (l_it - f_it)) at the tokens of response i.
+    """[B,T] min(c, exp(power · log ratio)) at the tokens of a response; "mask" makes what is outside the bounds 0.
 
-    f is the reference or the recorded behavior b; for "mismatch" it is o - b, whatever l. Of a token it is
-    its own ratio, for "mean" the exp of the mean. "mask" makes a ratio outside the bounds 0.
+    The ratio is to the reference or to the recorded behavior b; for "mismatch" it is o - b, whatever l.
     """
     new, anchor = {
         "reference": (case.logp, case.ref_logp),
@@ -163,17 +162,37 @@ def ratio_weights(
     }[weight]
     most = math.inf if weight_max is None else weight_max
     out = np.zeros_like(case.ref_logp, dtype=float)
-    for y in (y for g in groups_of(case, 1) for y in g.responses):
-        total = fsum(x for p in y.places for x in (float(new[p]), -float(anchor[p])))
-        for place in y.places:
-            own = float(new[place]) - float(anchor[place])
-            log_w = {"token": own, "sequence": total, "mean": total / len(y.places)}[weight_level]
-            w = exp(min(weight_power * log_w, 700.0))
-            if weight_rule == "truncate":
-                out[place] = min(max(w, weight_min), most)
-            elif weight_min <= w <= most:
-                out[place] = w
+    for place, log_w in log_ratios(case, new, anchor, **level).items():
+        w = exp(min(weight_power * log_w, 700.0))
+        if weight_rule == "truncate":
+            out[place] = min(max(w, weight_min), most)
+        elif weight_min <= w <= most:
+            out[place] = w
     return out
+
+
+def log_ratios(
+    case: Case, new: Any, anchor: Any, weight_level: str = "sequence", weight_normalize: str = "none"
+) -> dict[tuple[int, int], float]:
+    """By token its own new − anchor, or Σ_t of its response, or the mean of these.
+
+    Normalized by group, less the largest one of a group in which all are below 0.
+    """
+    found = {}
+    for group in groups_of(case, 1):
+        of_response = [log_ratio(y, new, anchor, weight_level) for y in group.responses]
+        fallen = min(0.0, max(of_response)) if weight_normalize == "group" else 0.0
+        for y, log_w in zip(group.responses, of_response, strict=True):
+            for place in y.places:
+                own = float(new[place]) - float(anchor[place])
+                found[place] = own if weight_level == "token" else log_w - fallen
+    return found
+
+
+def log_ratio(response: Response, new: Any, anchor: Any, level: str) -> float:
+    """Σ_t (new − anchor) of the response, or the mean for "mean"."""
+    total = fsum(x for p in response.places for x in (float(new[p]), -float(anchor[p])))
+    return total / len(response.places) if level == "mean" else total
 
 
 def shares(groups: list[Group], average: str | float) -> dict[tuple[int, int], float]:
