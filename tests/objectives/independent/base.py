@@ -151,7 +151,7 @@ def ratio_weights(
     weight_power: float = 1.0,
     **level: str,
 ) -> Any:
-    """[B,T] min(c, exp(power · log ratio)) at the tokens of a response; "mask" makes what is outside the bounds 0.
+    """[B,T] min(c, exp(power · log ratio)) at the tokens of a response; "mask" makes others 0.
 
     The ratio is to the reference or to the recorded behavior b; for "mismatch" it is o - b, whatever l.
     """
