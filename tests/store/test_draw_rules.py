@@ -379,7 +379,7 @@ def test_the_best_of_a_large_group_are_found_in_an_index(store: Store) -> None:
     store.append([sample("a", "", i % 100 / 100) for i in range(10_000)])
     began = time.perf_counter()
     assert len(draw(store, DrawRule(1, BEST))) == 100
-    assert time.perf_counter() - began < 5  # 0.2 s; with 10^8 comparisons 50 s
+    assert time.perf_counter() - began < 20  # 0.2 s; with 10^8 comparisons 50 s
     rule = DrawRule(1, DataConfig(best_of_group=True, roles=("log",), sources=("a",)))
     sql, args = drawable(rule, "r", eligible(rule, "r", 5))
     plan = str(store._database.run(f"EXPLAIN QUERY PLAN {sql}", args))
