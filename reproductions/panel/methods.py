@@ -130,6 +130,14 @@ CANDIDATES = {
         "min(1, √(π/π_ref)) normalized by group, the optimal baseline",
         {**_of_reference("optimal", power=0.5), "weight_normalize": "group"},
     ),
+    "normalized, crossfit": (
+        "min(1, √(π/π_ref)) normalized by group, the cross-fitted baseline",
+        {**_of_reference("crossfit", power=0.5), "weight_normalize": "group"},
+    ),
+    "crossfit": (
+        "min(1, √(π/π_ref)), the cross-fitted baseline",
+        {**_of_reference("crossfit", power=0.5), "weight_normalize": "none"},
+    ),
     "earlier": (
         "the recipe until November 2026: min(2, π/π_ref), the lower baseline",
         _of_reference("lower", most=2.0),
