@@ -145,6 +145,7 @@ CANDIDATES = {
 }
 ON_FRESH = {
     "fresh, optimal": ("β = 0.01, the optimal baseline", {"weight_baseline": "optimal"}),
+    "fresh, worst": ("β = 0.01, the group's worst R", {"weight_baseline": "worst"}),
     "fresh, the mean": ("β = 0.01, the group's mean", {"weight_baseline": "mean"}),
     "fresh, earlier": ("β = 0.05, the group's mean", {"weight_baseline": "mean", "beta": 0.05}),
 }
