@@ -273,7 +273,7 @@ def _crossfit(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tenso
 
 
 def _worst(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
-    """[G] as far as the worst R of the group; of what isn't compared the slope is 0, which never is farther."""
+    """[G] as far as the worst R of the group. What is not compared has the slope 0, which is never larger."""
     return groups.largest(slope_N)
 
 
