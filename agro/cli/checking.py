@@ -61,6 +61,8 @@ def check(
     if model is None and (reference is not None or setting):
         raise Refused("--reference and --policy go with --model, which isn't given; add it, or remove them")
     config = _config(objective, recipe, changes or [])
+    if model is not None:
+        config = config.model_copy(update={"policy": config.policy.model_copy(update={"model": model})})
     with _opened(path) as store:
         report = check_store(store, config, path=path, held_out=held_out, licenses=licenses(store))
         if model is not None:

@@ -16,6 +16,7 @@ from agro.pages.store.findings import Findings
 from agro.pages.store.verdicts import DataVerdict, verdicts
 from agro.store import Counts, Store
 from agro.train import trainable
+from agro.train.instead import instead
 from agro.train.phases import Phase, options_at
 from agro.train.reward_scales import find_scale_conflicts
 
@@ -76,14 +77,15 @@ def check_store(
     phase = Phase("", config, 0, 1)
     objective, options = config.objective.name, options_at(config.objective.options, 0)
     phase.entry.checked(objective, options)
+    log = path if path is not None and path != store.path else None
     problem = ""
     try:
         trainable.check_names(config.data, counts, store.path, adds=config.data.samples)
-        trainable.check_store(phase, store, fills=False)
+        trainable.check_store(phase, store, fills=False, log=log)
         if not config.data.samples_fresh:  # else the default number of groups, which nobody chose
-            trainable.check_enough([phase], store.path)
+            trainable.check_enough([phase], store.path, log)
     except Refused as error:
-        problem = str(error).replace(str(store.path), str(path or store.path))
+        problem = str(error).replace(str(store.path), str(path or store.path)).strip()
     uses_rewards = REWARD in phase.entry.needed(options)
     return Report(
         path or store.path,
@@ -95,6 +97,7 @@ def check_store(
         licenses or {},
         options=options,
         completes=config.data.complete_groups,
+        instead=instead(config, store, log).strip(),
     )
 
 

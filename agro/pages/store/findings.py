@@ -28,6 +28,7 @@ class Findings:
     measured: Measurements | None = None
     options: dict[str, Any] = field(default_factory=dict)  # of the objective, where they aren't its defaults
     completes: int | None = None  # data.complete_groups
+    instead: str = ""  # what to do with a log of single responses or of judged pairs
 
     @property
     def trainable(self) -> bool:

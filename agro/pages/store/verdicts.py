@@ -76,22 +76,31 @@ def _groups(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
             "note",
             f"{count(alone)} of {count(survey.groups)} prompts have one response, and are left out "
             '(objective.singletons = "drop").',
-            "data.complete_groups = 3 samples fresh ones to these prompts.",
+            _otherwise(report) + "data.complete_groups = 3 samples fresh ones to these prompts.",
         )
     elif alone and compares:
         yield DataVerdict(
             "warning",
             f"{count(alone)} of {count(survey.groups)} prompts have one response, and {report.objective} "
             "compares the responses to a prompt.",
-            "data.complete_groups = 3 samples fresh ones to these prompts; "
+            _otherwise(report) + "data.complete_groups = 3 samples fresh ones to these prompts; "
             'objective.singletons = "drop" leaves them out.',
         )
+    elif PAIRS not in needs and report.counts.pairs and _otherwise(report):
+        yield DataVerdict("note", f"The log has {count(report.counts.pairs)} judged pairs.", _otherwise(report))
     if 0 < survey.groups < FEW_GROUPS:
         yield DataVerdict(
             "warning",
             f"The number of prompts is small: {survey.groups}.",
             "A model memorizes so few; hold some out (data.hold_out), and stop early (evaluate.patience).",
         )
+
+
+def _otherwise(report: Findings) -> str:
+    """Commands for a log of this kind, unless the problem has them already."""
+    if not report.instead or report.instead in report.problem:
+        return ""
+    return f"{report.instead[0].upper()}{report.instead[1:]}\n"
 
 
 def _rewards(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
