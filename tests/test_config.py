@@ -223,7 +223,7 @@ def test_overrides_that_are_refused(tmp_path: Path, item: str, words: str) -> No
         ({"train": {"stps": 3}}, "unknown key train.stps; did you mean train.steps?"),
         ({"policy": {"new": {"hiden": 3}}}, "unknown key policy.new.hiden; did you mean policy.new.hidden?"),
         ({"sampler": {"zzzz": 3}}, "unknown key sampler.zzzz; known here: n, temperature, top_k, top_p"),
-        ({"train": 3}, "train: input should be a valid dictionary or instance of Train, got 3"),
+        ({"train": 3}, "train: input should be a valid dictionary or instance of TrainConfig, got 3"),
         ({"train": {"lr": 0}}, "train.lr: input should be greater than 0, got 0"),
         ({"policy": {"temperature": 1e-40}}, "policy.temperature: "),
         ({"sampler": {"temperature": 1e-40}}, "sampler.temperature: expected 0 (greedy) or at least 1e-06"),

@@ -21,15 +21,16 @@ LOWER = {
     "weight_baseline": "lower",
     "singletons": "drop",
 }
+FIXED = (RECIPE, EARLIER)  # their settings aren't chosen here
 IMITATION = "sft on the right responses"
 RATES = (3e-5, 1e-4, 3e-4, 1e-3)
 NEAR = 0.15  # methods that end further below the recipe have no further seeds
 RIGHT = {"min_reward": 1.0}  # draws the right responses alone
 
-# What each changes of the recipe; `objective` replaces the recipe's. The recorded runs of other sections have
-# the weight and the baseline that the recipe had then, those of `EARLIER`.
+# What each changes of the recipe; `objective` replaces that of the recipe. All but the recipe draw equal
+# groups too, as they were recorded. Other sections have the weight and the baseline of `EARLIER`.
 METHODS: dict[str, dict[str, Any]] = {
-    RECIPE: {},
+    RECIPE: {"data": {"spread": True}},
     EARLIER: {"objective": LOWER},
     IMITATION: {"objective": {"name": "sft"}, "data": RIGHT},
     "TOPR, b = 0.28": {"objective": {"name": "topr", "baseline": 0.28}},
@@ -64,6 +65,7 @@ BETAS = (0.001, 0.01, 0.1, 1.0)
 BASELINES = (0.0, 0.15, 0.3, 0.45)
 OPTIONS: dict[str, tuple[str, Sequence[float]]] = {
     RECIPE: ("beta", BETAS),
+    EARLIER: ("beta", BETAS),
     "agro without the weight, β = 0.1": ("beta", BETAS),
     "agro without the weight + sft in one loss": ("beta", BETAS),
     "sft, then agro": ("beta", BETAS),
@@ -73,7 +75,7 @@ OPTIONS: dict[str, tuple[str, Sequence[float]]] = {
     "TOPR, b = 0.28": ("baseline", BASELINES),
     "REINFORCE, b = 0.18 (AsymRE)": ("baseline", BASELINES),
 }
-LONGER = (RECIPE, IMITATION, "TOPR, b = 0.28")  # the best three, for 600 updates too
+LONGER = (EARLIER, IMITATION, "TOPR, b = 0.28")  # the best three, for 600 updates too
 
 # Other weights than the recipe's, which is min(2, π/π_ref) of the complete response with the lower baseline;
 # they have the group's plain mean.
@@ -140,6 +142,19 @@ REPLAY: dict[str, dict[str, Any]] = {
         "objective": _REFERENCE,
     },
 }
+# What each changes of agro/recipes/fresh.toml: 100 updates on 16 prompts with 4 responses each, as TRL's
+# trainers were measured on this task (β = 0.05 in their rewards, a constant rate).
+ON_FRESH: dict[str, dict[str, Any]] = {
+    "fresh, the recipe": {},
+    "fresh, the group's mean": {"objective": {"name": "agro", "beta": 0.01}},
+    "fresh, the mean, β = 0.05, a constant rate": {
+        "objective": {"name": "agro", "beta": 0.05},
+        "train": {"schedule": "constant"},
+    },
+    "fresh, RLOO": {"objective": {"name": "rloo", "beta": 0.05}, "train": {"schedule": "constant"}},
+    "fresh, REINFORCE": {"objective": {"name": "reinforce"}},
+}
+FRESH_RATES = ("1e-4", "3e-4")
 GENERATIONS = (640, 1280, 1920, 2560, 3200)  # responses sampled when accuracy is measured
 
 # Fresh samples of the weights so many updates ago, at first of the start; 800 updates of 8 groups.

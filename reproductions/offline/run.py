@@ -6,13 +6,15 @@
 The log has 512 sums with four responses each, by a model that adds carelessly: 28 % of them are right. A run
 is 150 updates of 16 prompts, measured on held-out sums at temperature 1. The sections:
 
-- methods: the recipe, and each other method with the best of its learning rates and of one more option;
-- settings: the recipe with other β and learning rates;
+- methods: the recipe at three learning rates, the earlier one, and each other method with the best of its
+  learning rates and of one more option;
+- settings: the earlier recipe with other β and learning rates, as in all sections below;
 - weights: other weights of a response;
 - remedies: what else could help agro without the weight;
 - longer: 450 updates, and 600 of the best three;
 - mixture: the log of an unknown mixture of writers, with graded rewards;
-- no-logps: the recipe on the log without its log-probs;
+- no-logps: on the log without its log-probs;
+- fresh: no log but 100 updates on fresh samples of the log's prompts, by the recipe `fresh` and others;
 - replay: no log but fresh samples of the log's prompts, and the run's own earlier ones;
 - lag: no log but samples of the run's weights 100 and 400 updates ago.
 
@@ -43,6 +45,9 @@ from agro.config import RunConfig  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.offline import logs, report  # noqa: E402
 from reproductions.offline.methods import (  # noqa: E402
+    EARLIER,
+    FIXED,
+    FRESH_RATES,
     GENERATIONS,
     IMITATION,
     LAG_UPDATES,
@@ -50,6 +55,7 @@ from reproductions.offline.methods import (  # noqa: E402
     LONGER,
     METHODS,
     NEAR,
+    ON_FRESH,
     OPTIONS,
     RATES,
     RECIPE,
@@ -60,14 +66,27 @@ from reproductions.offline.methods import (  # noqa: E402
 )
 
 UPDATES = 150
-SETTINGS = {  # β of the recipe by learning rate; 0.01 at 3e-4 is the recipe itself
+OTHER_RATES = ("1e-4", "1e-3")  # of the recipe, beside 3e-4
+SETTINGS = {  # β of the earlier recipe by learning rate; 0.01 at 3e-4 is this recipe itself
     "3e-5": ("0.01",),
     "1e-4": ("0.001", "0.01", "0.1", "1.0"),
     "3e-4": ("0.001", "0.1", "1.0"),
     "1e-3": ("0.01",),
 }
 LAST = 20  # steps at the end over which what the batches show is averaged
-SECTIONS = ("methods", "settings", "weights", "remedies", "longer", "mixture", "no-logps", "replay", "lag")
+BASES = {"fresh": "fresh.toml", "replay": "replay.toml", "lag": "replay.toml"}  # of sections without a log
+SECTIONS = (
+    "methods",
+    "settings",
+    "weights",
+    "remedies",
+    "longer",
+    "mixture",
+    "no-logps",
+    "replay",
+    "lag",
+    "fresh",
+)
 
 
 @dataclass(frozen=True)
@@ -89,21 +108,33 @@ class Row:
 def trials(seeds: int) -> list[Row]:
     """What runs first: all but the further seeds of methods that have trials."""
     rates = [f"train.lr={rate:g}" for rate in RATES]
-    rows = [Row("methods", RECIPE, seed) for seed in range(seeds)]
-    rows += [Row("methods", method, 0, (rate,)) for method in METHODS if method != RECIPE for rate in rates]
+    rows = [Row("methods", method, seed) for method in FIXED for seed in range(seeds)]
+    rows += [
+        Row("methods", RECIPE, seed, (f"train.lr={rate}",))
+        for rate in OTHER_RATES
+        for seed in range(min(seeds, 3))
+    ]
+    others = [method for method in METHODS if method not in FIXED]
+    rows += [Row("methods", method, 0, (rate,)) for method in others for rate in rates]
     for rate, betas in SETTINGS.items():
         rows += [
-            Row("settings", RECIPE, seed, (f"objective.beta={beta}", f"train.lr={rate}"))
+            Row("settings", EARLIER, seed, (f"objective.beta={beta}", f"train.lr={rate}"))
             for beta in betas
             for seed in range(min(seeds, 2))
         ]
     rows += [Row("weights", weight) for weight in WEIGHTS]
     rows += [Row("remedies", name, 0, (f"train.lr={rate:g}",)) for name in REMEDIES for rate in REMEDY_RATES]
     few = range(min(seeds, 2))
-    for method in (RECIPE, IMITATION):
+    for method in (EARLIER, IMITATION):
         rows += [Row("longer", method, seed, ("train.steps=450",)) for seed in few]
         rows += [Row("mixture", method, seed, (), "mixture") for seed in few]
-    rows.append(Row("no-logps", RECIPE, 0, (), "plain"))
+    rows.append(Row("no-logps", EARLIER, 0, (), "plain"))
+    rows += [
+        Row("fresh", name, seed, ("train.steps=100", "evaluate.every=50", f"train.lr={rate}"), "")
+        for rate in FRESH_RATES
+        for name in ON_FRESH
+        for seed in range(min(seeds, 3))
+    ]
     for method, changes in REPLAY.items():
         rows += [Row("replay", method, seed, replay_steps(changes), "") for seed in few]
     steps = (f"train.steps={LAG_UPDATES}", f"evaluate.every={LAG_UPDATES // 4}")
@@ -139,11 +170,11 @@ def longer(measured: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def best_trials(measured: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """By method the best run with seed 0. The recipe has no trials."""
+    """By method the best run with seed 0. The recipes have no trials."""
     found: dict[str, Mapping[str, Any]] = {}
     for run in measured:
         method = run["method"]
-        if run["section"] != "methods" or run["seed"] or method == RECIPE:
+        if run["section"] != "methods" or run["seed"] or method in FIXED:
             continue
         if method not in found or run["accuracy"][-1] > found[method]["accuracy"][-1]:
             found[method] = run
@@ -164,9 +195,9 @@ def further(measured: Sequence[Mapping[str, Any]], seeds: int) -> list[Row]:
 
 def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) -> RunConfig:
     """The recipe with what this job and the row change of it."""
-    samples = row.section in ("replay", "lag")
+    samples = row.section in BASES
     lags: dict[str, dict[str, Any]] = {name: {"data": {"replay": 0.0}} for name in LAGS}
-    choices = {"replay": REPLAY, "weights": WEIGHTS, "remedies": REMEDIES, "lag": lags}
+    choices = {"fresh": ON_FRESH, "replay": REPLAY, "weights": WEIGHTS, "remedies": REMEDIES, "lag": lags}
     method = choices.get(row.section, METHODS)[row.method]
     stored = f"data.prompts={files['prompts']}" if samples else f"data.store={files[row.log]}"
     settings = [
@@ -182,7 +213,7 @@ def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) 
         "sampler.batch=256",
         "data.spread=false",  # as these runs were recorded
     ]
-    recipe = harness.ROOT / "agro/recipes" / ("replay.toml" if samples else "log.toml")
+    recipe = harness.ROOT / "agro/recipes" / BASES.get(row.section, "log.toml")
     values = RunConfig.load(recipe, settings).model_dump()
     if "objective" in method:
         values["objective"] = method["objective"]

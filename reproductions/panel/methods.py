@@ -1,8 +1,8 @@
 """The methods of the panel. Each gives settings for the library's trainer, or why it doesn't apply.
 
 All have the same rates and updates. A recipe keeps its own schedule; all others have that of the recipe
-`log`, candidates on fresh samples too. Baselines read what a log has and no more; candidates are settings of
-the objective `agro` that could become a default.
+`log`. Baselines read what a log has and no more; candidates are settings of the objective `agro` that could
+become a default.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ RATES = (1e-3, 3e-4, 3e-3)  # the first one runs first
 NOTHING = "nothing"
 BETA = 0.1  # of objectives that need one, as in their recipes
 STORED: Values = {"replay": 1.0, "group_size": 8}
+RECIPES = {"groups": "log", "one each": "feedback", "pairs": "pairs", "fresh": "fresh"}
 
 
 @dataclass(frozen=True)
@@ -82,26 +83,23 @@ def _on_fresh(job: Job, facts: Facts, *, values: Values) -> Values | str:
     return values if job.data == "fresh" else "needs fresh samples"
 
 
-def _log(job: Job, facts: Facts) -> Values | str:
-    if job.data == "fresh":
-        return "needs a log"
-    if job.data == "one each":
-        return "compares the responses to a prompt, of which there is one"
-    return {"recipe": "log"}
+def _default(job: Job, facts: Facts) -> Values:
+    """The recipe that the library has for the job's data."""
+    return {"recipe": RECIPES[job.data]}
 
 
 def _candidate(job: Job, facts: Facts, *, options: Values) -> Values | str:
-    """The recipe for the job's data with other options of the objective."""
-    given = {"name": "agro", **options}
+    """The recipe for rewards of the job's data with other options of the objective."""
     if job.data == "fresh":
-        if given.get("weight", "none") != "none":
-            given["weight"] = "behavior"  # who wrote the samples, as in the recipe replay
-        of_recipe = {"beta": 0.05, **given}
-        return {"recipe": "fresh", "objective": of_recipe, "train": {"schedule": "linear"}}
-    given = {"beta": 0.01, "singletons": "drop", **given}
-    if job.data != "one each":
-        return {"recipe": "log", "objective": given}
-    return {"recipe": "log", "objective": {**given, "singletons": "pool"}, "data": {"spread": False}}
+        return "is compared on logs"
+    recipe = "feedback" if job.data == "one each" else "log"
+    return {"recipe": recipe, "objective": options}
+
+
+def _baseline_on_fresh(job: Job, facts: Facts, *, options: Values) -> Values | str:
+    if job.data != "fresh":
+        return "needs fresh samples"
+    return {"recipe": "fresh", "objective": options}
 
 
 def _of_reference(baseline: str, *, power: float = 1.0, most: float = 1.0) -> Values:
@@ -122,18 +120,16 @@ def _kto(facts: Facts) -> Values:
 
 
 CANDIDATES = {
-    "balanced, root": (
-        "min(1, √(π/π_ref)), the balanced baseline",
-        _of_reference("balanced", power=0.5),
-    ),
-    "balanced": ("min(2, π/π_ref), the balanced baseline", _of_reference("balanced", most=2.0)),
-    "optimal, root": ("min(1, √(π/π_ref)), the optimal baseline", _of_reference("optimal", power=0.5)),
-    "lower, root": ("min(1, √(π/π_ref)), the lower baseline", _of_reference("lower", power=0.5)),
-    "lower": (
-        "the recipe's own options: min(2, π/π_ref), the lower baseline; on groups of one, pooled",
+    "no root": ("min(2, π/π_ref), the balanced baseline", _of_reference("balanced", most=2.0)),
+    "optimal": ("min(1, √(π/π_ref)), the optimal baseline", _of_reference("optimal", power=0.5)),
+    "earlier": (
+        "the recipe until November 2026: min(2, π/π_ref), the lower baseline",
         _of_reference("lower", most=2.0),
     ),
-    "mean, root": ("min(1, √(π/π_ref)), the group's mean", _of_reference("mean", power=0.5)),
+}
+ON_FRESH = {
+    "fresh, the mean": ("β = 0.01, the group's mean", {"weight_baseline": "mean"}),
+    "fresh, earlier": ("β = 0.05, the group's mean", {"weight_baseline": "mean", "beta": 0.05}),
 }
 
 METHODS = {
@@ -162,12 +158,23 @@ METHODS = {
         Method("DRO", "β = 0.1", partial(_stored, objective=_dro)),
         Method("GRPO", "", partial(_on_fresh, values={"objective": {"name": "grpo"}})),
         Method("RLOO", "", partial(_on_fresh, values={"objective": {"name": "rloo"}})),
-        Method("log", "the recipe", _log),
-        Method("fresh", "the recipe", partial(_on_fresh, values={"recipe": "fresh"})),
+        Method(
+            "the default", "the recipe for the data: log, feedback, pairs or fresh", _default, candidate=True
+        ),
+        Method(
+            "log on 1 and 0",
+            "the recipe `log`, pairs as rewards",
+            partial(_of_pairs, values={"recipe": "log"}),
+            candidate=True,
+        ),
         Method("replay", "the recipe", partial(_on_fresh, values={"recipe": "replay"})),
         *(
             Method(name, about, partial(_candidate, options=options), candidate=True)
             for name, (about, options) in CANDIDATES.items()
+        ),
+        *(
+            Method(name, about, partial(_baseline_on_fresh, options=options), candidate=True)
+            for name, (about, options) in ON_FRESH.items()
         ),
     ]
 }

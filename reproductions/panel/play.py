@@ -82,8 +82,7 @@ def settings(world: World, row: Row, store: Path | None) -> RunConfig:
     values: dict[str, Any] = {"train": {"schedule": "linear"}}
     if "recipe" in given:
         values = RunConfig.load(given["recipe"]).model_dump()
-    recipe = values.get("objective", {}) if given.get("recipe") == "dpo" else {}
-    values["objective"] = given.get("objective") or recipe or values["objective"]
+    values["objective"] = {**values.get("objective", {}), **given.get("objective", {})}
     needs = objectives.get(values["objective"]["name"]).needed(
         {key: value for key, value in values["objective"].items() if key != "name"}
     )

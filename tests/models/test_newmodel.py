@@ -9,7 +9,7 @@ import transformers
 from agro.config import NewModel, PolicyConfig
 from agro.errors import Refused
 from agro.models.newmodel import new_model
-from agro.models.policy import PolicyConfig as Loaded
+from agro.models.policy import Policy
 
 EVERYTHING = "".join(map(chr, range(0x250))) + " é😀\u200d中文\n\t  end "
 TEXTS = ["", " ", "  a  b ", "\n\n", "<eos>", "<bos> <pad><unk>", EVERYTHING, "ab" * 3000]
@@ -18,7 +18,7 @@ TEXTS = ["", " ", "  a  b ", "\n\n", "<eos>", "<bos> <pad><unk>", EVERYTHING, "a
 @pytest.mark.parametrize("std", [0.02, 0.1])
 def test_weights_have_the_standard_deviation_that_is_asked_for(std):
     spec = NewModel(alphabet="abc", hidden=64, layers=2, heads=2, context=16, initializer_range=std)
-    model = Loaded.load(PolicyConfig(new=spec, device="cpu")).model
+    model = Policy.load(PolicyConfig(new=spec, device="cpu")).model
     for weight in (model.model.layers[1].mlp.up_proj.weight, model.model.layers[0].self_attn.q_proj.weight):
         # 4096 or more normal numbers: their standard deviation is known to 1.1 %.
         assert float(weight.detach().std()) == pytest.approx(std, rel=0.05)

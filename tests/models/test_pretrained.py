@@ -12,7 +12,7 @@ import torch
 from agro.config import NewModel, PolicyConfig
 from agro.errors import Refused
 from agro.models.newmodel import new_model
-from agro.models.policy import PolicyConfig as Loaded
+from agro.models.policy import Policy
 
 SPEC = NewModel(alphabet="ab", hidden=8, layers=1, heads=1, context=16)
 
@@ -25,13 +25,13 @@ def folder(tmp_path):
 
 def refusal(model, **changes) -> str:
     with pytest.raises(Refused) as caught:
-        Loaded.load(PolicyConfig(model=str(model), **{"device": "cpu"} | changes))
+        Policy.load(PolicyConfig(model=str(model), **{"device": "cpu"} | changes))
     assert str(model) in str(caught.value) or changes
     return str(caught.value)
 
 
 def test_a_folder_loads(folder):
-    assert Loaded.load(PolicyConfig(model=str(folder), device="cpu")).name == "LlamaForCausalLM"
+    assert Policy.load(PolicyConfig(model=str(folder), device="cpu")).name == "LlamaForCausalLM"
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./model", "runs/a/model", "~/no-such-folder"])
@@ -110,7 +110,7 @@ def test_a_device_that_is_not_there(folder, device, message):
 )
 def test_a_model_comes_from_one_place(config, got):
     with pytest.raises(Refused, match=f"got {got}"):
-        Loaded.load(config)
+        Policy.load(config)
 
 
 @pytest.mark.parametrize("bases", [("one",), ("one", "two")])

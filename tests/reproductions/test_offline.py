@@ -12,7 +12,7 @@ import pytest
 from agro.config import RunConfig
 from agro.store import Store
 from reproductions.offline import grid, logs, report, run
-from reproductions.offline.methods import IMITATION, METHODS, NEAR, RATES, RECIPE
+from reproductions.offline.methods import EARLIER, IMITATION, METHODS, NEAR, RATES, RECIPE
 from reproductions.offline.reward import right_sum
 
 needs_data = pytest.mark.skipif(
@@ -94,7 +94,7 @@ def test_runs_a_section_and_writes_the_result(files, tmp_path, monkeypatch, caps
     monkeypatch.setattr(sys, "argv", [*words, "train.groups=2"])
     run.main()
     runs = json.loads((tmp_path / "result.json").read_text())["runs"]
-    assert [r["method"] for r in runs] == [RECIPE, IMITATION]
+    assert [r["method"] for r in runs] == [EARLIER, IMITATION]
     assert all(r["step"] == [0, 2] and r["log"] == "mixture" for r in runs)
     assert capsys.readouterr().out.count("mixture") >= 4
 

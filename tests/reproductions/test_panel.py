@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from agro import objectives
 from agro.errors import Refused
 from agro.store import Store
 from reproductions.panel import logs, play, report, run
@@ -103,17 +102,27 @@ def test_who_applies_where() -> None:
     assert able["DPO"] == able["IPO"] == ["pairs"]
     assert able["GRPO"] == able["RLOO"] == able["replay"] == ["fresh"]
     assert able["TOPR"] == [job.name for job in EVERY if job.logs_start]
-    assert set(JOBS) - set(able["log"]) == {"fresh", "stars", "thumbs"}
-    assert able["balanced, root"] == able["REINFORCE"] == list(JOBS)
+    assert set(JOBS) - set(able["earlier"]) == {"fresh"}
+    assert able["the default"] == able["REINFORCE"] == list(JOBS)
 
 
-def test_groups_of_one_are_pooled_for_candidates() -> None:
-    for job in EVERY:
-        given = METHODS["balanced, root"].settings(job, FACTS)
-        assert not isinstance(given, str)
-        options = {key: value for key, value in given["objective"].items() if key != "name"}
-        assert objectives.get("agro").resolve("agro", options)["weight_power"] == 0.5
-        assert (options.get("singletons") == "pool") == (job.data == "one each")
+def test_the_default_is_the_recipe_for_the_data(out) -> None:
+    """Of one response a prompt all of a step are compared; others have the recipe's own options."""
+    found = {}
+    for job in ("own", "stars", "pairs", "fresh"):
+        config = play.settings(
+            play.world(job, out, logs.SMALL), Row(job, "the default", 1e-3), Path("log.db")
+        )
+        found[job] = config.objective.name, config.objective.options.get("singletons")
+    assert found == {
+        "own": ("agro", "drop"),
+        "stars": ("agro", "pool"),
+        "pairs": ("pair_consistency", "drop"),
+        "fresh": ("agro", None),
+    }
+    earlier = METHODS["earlier"].settings(JOBS["stars"], FACTS)
+    assert not isinstance(earlier, str)
+    assert earlier["objective"]["weight_power"] == 1.0
 
 
 def test_kept_jobs_need_a_word() -> None:
@@ -127,18 +136,18 @@ def test_kept_jobs_need_a_word() -> None:
 
 def test_each_method_has_one_rate_for_all_jobs() -> None:
     """At 1e-3 the mean is .55, at 3e-4 .5: the best of one job doesn't count."""
-    runs = [measured("own", "log", 1e-3, 0.9), measured("better", "log", 1e-3, 0.2)]
-    runs += [measured("own", "log", 3e-4, 0.5), measured("better", "log", 3e-4, 0.5)]
-    assert report.chosen_rates(runs) == {"log": 1e-3}
-    rows = run.further_rows([("own", "log"), ("own", NOTHING), ("own", "KTO")], runs, seeds=2)
-    assert rows == [Row("own", "log", 1e-3, 1)]
+    runs = [measured("own", "the default", 1e-3, 0.9), measured("better", "the default", 1e-3, 0.2)]
+    runs += [measured("own", "the default", 3e-4, 0.5), measured("better", "the default", 3e-4, 0.5)]
+    assert report.chosen_rates(runs) == {"the default": 1e-3}
+    rows = run.further_rows([("own", "the default"), ("own", NOTHING), ("own", "KTO")], runs, seeds=2)
+    assert rows == [Row("own", "the default", 1e-3, 1)]
     best = report.best_rate([r for r in runs if r["job"] == "better"])
     assert [r["rate"] for r in best] == [3e-4]
 
 
 def test_a_run_that_has_no_value_is_the_worst() -> None:
-    runs = [measured("own", "log", 1e-3, None), measured("own", "log", 3e-4, 0.1)]
-    assert report.chosen_rates(runs) == {"log": 3e-4}
+    runs = [measured("own", "the default", 1e-3, None), measured("own", "the default", 3e-4, 0.1)]
+    assert report.chosen_rates(runs) == {"the default": 3e-4}
 
 
 def test_the_verdict_compares_with_the_start_and_the_best_simple_method() -> None:
@@ -147,18 +156,18 @@ def test_the_verdict_compares_with_the_start_and_the_best_simple_method() -> Non
     runs = [
         measured("own", NOTHING, None, 0.3),
         measured("own", imitation, 1e-3, 0.6),
-        measured("own", "log", 1e-3, 0.7),
-        measured("own", "log", 1e-3, 0.9, seed=1),
+        measured("own", "the default", 1e-3, 0.7),
+        measured("own", "the default", 1e-3, 0.9, seed=1),
         measured("better", NOTHING, None, 0.3),
         measured("better", imitation, 1e-3, 0.2),
-        measured("better", "log", 1e-3, 0.1),
+        measured("better", "the default", 1e-3, 0.1),
     ]
-    apart = report.differences(report.of_cells(runs), "log")
+    apart = report.differences(report.of_cells(runs), "the default")
     assert apart["own"] == pytest.approx((0.5, 0.2))
     assert apart["better"] == pytest.approx((-0.2, -0.2))
     facts = {"responses": 8, "right": 0.5, "mean": 0.5}
     text = report.tables({"runs": runs, "missing": [], "facts": {"own": facts, "better": facts}})
-    assert "| log | 2 | -0.200 (better) | -0.200 (better) | +0.000 | 1 |" in text
+    assert "| the default | 2 | -0.200 (better) | -0.200 (better) | +0.000 | 1 |" in text
     assert "0.800 ± 0.141" in text
 
 
@@ -188,7 +197,7 @@ def test_logs_are_made_as_the_job_says(name, out) -> None:
 def test_a_short_panel_from_end_to_end(out, capsys) -> None:
     """What is complete isn't run again, and what isn't trained is 0 nats from the start."""
     words = ["--small", "--seeds", "2", "--rates", "1e-3", "--out", str(out)]
-    words += ["--only", "graded", "pairs", "--methods", NOTHING, "DPO", "log", "balanced, root"]
+    words += ["--only", "graded", "pairs", "--methods", NOTHING, "DPO", "the default", "earlier"]
     run.main(words)
     result = json.loads((out / "result.json").read_text())
     assert (out / "figure.png").stat().st_size > 10_000
@@ -204,7 +213,7 @@ def test_a_short_panel_from_end_to_end(out, capsys) -> None:
     before = {file: file.stat().st_mtime_ns for file in (out / "runs").iterdir()}
     run.main([*words, "--measured"])
     assert before == {file: file.stat().st_mtime_ns for file in (out / "runs").iterdir()}
-    assert "| balanced, root |" in capsys.readouterr().out
+    assert "| earlier |" in capsys.readouterr().out
 
 
 def test_a_run_caches_what_the_panel_knows(out) -> None:
