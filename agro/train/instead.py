@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Literal
 
 from agro.config import RunConfig
 from agro.store import Store
 
+Kind = Literal["log", "feedback", "pairs"]  # also the name of the recipe for it
 MANY = 0.5  # of the prompts with a reward, which have one response
+
+
+def kind_of(store: Store) -> tuple[Kind, int]:
+    """What a store has, by the recipe that trains on it, and at how many prompts.
+
+    log: rewards of several responses a prompt; feedback: of one; pairs: judgments, and no such rewards.
+    """
+    scored = [group.scored for group in store.survey.each_group() if group.scored]
+    judged = _judged_prompts(store)
+    if judged and not any(size > 1 for size in scored):
+        return "pairs", judged
+    is_single = len(scored) > 1 and scored.count(1) >= MANY * len(scored)
+    return ("feedback" if is_single else "log"), len(scored)
 
 
 def instead(config: RunConfig, store: Store, log: Path | None = None) -> str:
@@ -17,15 +32,14 @@ def instead(config: RunConfig, store: Store, log: Path | None = None) -> str:
     `config`: of the run that is refused, which says the model. `log`: the file that the store was filled from
     for a look, which the commands import first.
     """
-    scored = [group.scored for group in store.survey.each_group() if group.scored]
-    judged = _judged_prompts(store)
-    if judged and not any(size > 1 for size in scored):
-        return f"train on the judged pairs:\n{_command('pairs', config, store, log, judged)}\n"
-    if len(scored) < 2 or scored.count(1) < MANY * len(scored):
+    kind, prompts = kind_of(store)
+    if kind == "log":
         return ""
+    if kind == "pairs":
+        return f"train on the judged pairs:\n{_command('pairs', config, store, log, prompts)}\n"
     low, high = store.survey.spread_of_rewards() or (0.0, 1.0)
     changes = {"feedback": "", "dro": "data.replay=1", "kto": f"objective.threshold={(low + high) / 2:g}"}
-    commands = [_command(name, config, store, log, len(scored), change) for name, change in changes.items()]
+    commands = [_command(name, config, store, log, prompts, change) for name, change in changes.items()]
     return "\n".join(["train on single responses, first by feedback, which compares them:", *commands, ""])
 
 

@@ -146,8 +146,8 @@ def check_store(
     if remaining == 0 and not fills:
         raise Refused(
             f"data.store: no group of {store.path} is left to draw: {'; '.join(check.notes)}. What to do: "
-            f"{check.otherwise}sample more responses to each prompt (data.complete_groups does it in a run), or score those "
-            "that have no reward (agro score)"
+            f"{check.otherwise}sample more responses to each prompt (data.complete_groups does it in a run), "
+            "or score those that have no reward (agro score)"
         )
     if REWARD in check.needs:
         check_scales(data, store)

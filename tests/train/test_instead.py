@@ -68,7 +68,9 @@ def test_check_prints_commands_that_run(
     found = agro("check", log.name, "--model", model, *changes)
     assert found.exit_code == 2
     printed = commands(found.stderr)
-    assert [shlex.split(line)[8] for line in printed] == names  # agro import LOG --store DB && agro train NAME
+    assert [
+        shlex.split(line)[8] for line in printed
+    ] == names  # agro import LOG --store DB && agro train NAME
     if changes:
         return
     for line in printed:

@@ -87,7 +87,9 @@ def _groups(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
             'objective.singletons = "drop" leaves them out.',
         )
     elif PAIRS not in needs and report.counts.pairs and _otherwise(report):
-        yield DataVerdict("note", f"The log has {count(report.counts.pairs)} judged pairs.", _otherwise(report))
+        yield DataVerdict(
+            "note", f"The log has {count(report.counts.pairs)} judged pairs.", _otherwise(report)
+        )
     if 0 < survey.groups < FEW_GROUPS:
         yield DataVerdict(
             "warning",
