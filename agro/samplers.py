@@ -1,4 +1,4 @@
-"""Names for programs outside: `sample(prompts, n, options)` yields samples. See rollout/ and engines/."""
+"""Names for programs outside: `sample(prompts, n, options)` yields samples. See rollout/."""
 
 from __future__ import annotations
 

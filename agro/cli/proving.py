@@ -12,7 +12,7 @@ from agro.cli.common import Json, table, terminal
 from agro.errors import Refused
 
 if TYPE_CHECKING:
-    from agro.proof.measuring import Measurement
+    from agro.proof.measuring import ProofRow
 
 
 def prove(
@@ -55,7 +55,7 @@ def prove(
         raise SystemExit(1)
 
 
-def _show(rows: list[Measurement]) -> None:
+def _show(rows: list[ProofRow]) -> None:
     shown = table("objective", "property", "setting", "value", "bound", "holds")
     for row in rows:
         verdict = {True: "yes", False: "NO", None: ""}[row.holds]

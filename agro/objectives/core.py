@@ -267,9 +267,11 @@ def needs_baseline(options: Options) -> set[Need]:
 
 
 def couples_baseline(options: Options) -> Coupling:
-    """By group through the others' R, unless the baseline is stored or β is 0, or by their weights."""
-    if options.get("weight_baseline", "mean") != "mean":
-        return "group"
+    """By group through the others' R, unless the baseline is stored or β is 0, or by their weights; by
+    step where other groups choose it."""
+    kind = options.get("weight_baseline", "mean")
+    if kind != "mean":
+        return "step" if kind == "crossfit" else "group"
     return "row" if options["baseline"] == "stored" else couples_regularized_reward(options)
 
 

@@ -18,8 +18,8 @@ more are masked, and a response's tokens would weigh more the more of them are w
 
 A baseline of a group is what its R are compared with. Every mean Σ_j c_j R_j with weights c_j ≥ 0 that don't
 read rewards leaves π* the only stationary point, with noisy rewards too. The least variance has c ∝ w g, g
-the squared norm of ∇log π (Greensmith et al., JMLR 2004), for which Σ_t (1 − π_t)² stands. See
-docs/guide/weights.md.
+the squared norm of ∇log π (Greensmith et al., JMLR 2004), for which Σ_t (1 − π_t)² stands. A choice between
+two such means that other groups make keeps this too ("crossfit"). See docs/guide/weights.md.
 
 Ratios of the trained policy to what the samples were drawn from.
 """
@@ -93,11 +93,19 @@ Power = Annotated[
     float, Option("of the ratio, before it is bounded: 0.5 is its root", "exponent", gt=0, le=1)
 ]
 WeightBaseline = Annotated[
-    Literal["mean", "weighted", "lower", "optimal", "balanced"],
+    Literal["mean", "weighted", "lower", "optimal", "balanced", "crossfit"],
     Option(
         "what the R of a group are compared with: their mean; their mean by the weights; the lower one of "
-        "these two; the mean of nearly least variance, by w Σ_t (1 − π_t)²; or the lower one of that and of "
-        "the weighted mean, with which a group as a whole is never pushed down"
+        "these two; the mean of nearly least variance, by w Σ_t (1 − π_t)²; the lower one of that and of "
+        "the weighted mean, with which a group as a whole is never pushed down; or the weighted mean where "
+        "the optimal one would push the step's other groups down, else the optimal one"
+    ),
+]
+Normalize = Annotated[
+    Literal["none", "group"],
+    Option(
+        "'group': the ratios of a group are divided by its largest one where that is below 1, so that a "
+        "group which became improbable as a whole can come back"
     ),
 ]
 NEEDED: dict[str, set[Need]] = {
@@ -118,6 +126,7 @@ class Weight(Ingredient):
         "weight_level": (WeightLevel, "sequence"),
         "weight_rule": (Rule, "truncate"),
         "weight_power": (Power, 1.0),
+        "weight_normalize": (Normalize, "none"),
     }
     metrics: ClassVar = ("weight_mean",)
 
@@ -131,6 +140,8 @@ class Weight(Ingredient):
         minimum, maximum = options["weight_min"], options["weight_max"]
         if maximum is not None and minimum > maximum:
             return f"weight_min = {minimum:g} is above weight_max = {maximum:g}"
+        if options["weight_normalize"] == "group" and options["weight_level"] == "token":
+            return 'weight_normalize = "group" needs the ratio of a response, got weight_level = "token"'
         return ""
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
@@ -158,6 +169,8 @@ class GroupBaseline(Ingredient):
             return ""
         if options["weight"] == "none" and kind in ("weighted", "lower"):
             return _without_weight(self, options)
+        if self.judged and kind == "crossfit":
+            return 'weight_baseline = "crossfit" needs rewards; for pairs use "optimal" or "balanced"'
         # What doesn't compare the R of complete responses in a group.
         for key, value in COMPARED.items():
             if options.get(key, value) != value:
@@ -206,12 +219,20 @@ def weights(options: Options, logp_BT: Tensor, batch: Batch) -> Tensor:
         return torch.ones_like(logp_BT)
     level, minimum, maximum = options["weight_level"], options["weight_min"], options["weight_max"]
     ratio_BT = torch.where(batch.mask, _log_ratio(options["weight"], logp_BT.detach(), batch), 0.0)
-    log_BT = float(options["weight_power"]) * of_level(Groups.of(batch), ratio_BT, level)
+    groups = Groups.of(batch)
+    log_BT = float(options["weight_power"]) * of_level(groups, ratio_BT, level)
+    if options["weight_normalize"] == "group":
+        log_BT = log_BT - groups.at_tokens(_fallen(groups, groups.mean_tokens(log_BT)))
     lower = math.log(minimum) if minimum > 0 else -math.inf
     upper = math.inf if maximum is None else math.log(maximum)
     if options["weight_rule"] == "truncate":
         return log_BT.clamp(lower, upper).exp()
     return torch.where((log_BT >= lower) & (log_BT <= upper), log_BT, -math.inf).exp()
+
+
+def _fallen(groups: Groups, log_N: Tensor) -> Tensor:
+    """[N] the largest of each response's group where that is below 0, else 0."""
+    return groups.largest(log_N).clamp(max=0.0)[groups.group]
 
 
 def _weighted(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
@@ -237,13 +258,32 @@ def _balanced(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tenso
     return torch.maximum(weighted_G, _optimal(groups, slope_N, weight_BT, logp_BT))
 
 
+def _crossfit(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
+    """[G] as "optimal", or as "weighted" where "optimal" would push the other groups of the step down.
+
+    The choice doesn't read the group's own rewards, so their noise is averaged out (cross-fitting). A group
+    that is alone in its step has the optimal one.
+    """
+    arguments = (groups, slope_N, weight_BT, logp_BT)
+    weighted_G, optimal_G = _weighted(*arguments), _optimal(*arguments)
+    push_G = groups.sum(groups.mean_tokens(weight_BT)) * (optimal_G - weighted_G)  # upwards
+    others_G = push_G.sum() - push_G
+    return torch.where(others_G < 0, weighted_G, optimal_G)
+
+
 def _average(groups: Groups, share_N: Tensor, v_N: Tensor) -> Tensor:
     """[G] the mean of v by shares in each group; 0 where all shares are 0."""
     total_G = groups.sum(share_N)
     return torch.where(total_G > 0, groups.sum(share_N * v_N) / total_G, 0.0)
 
 
-EXCESS = {"weighted": _weighted, "lower": _lower, "optimal": _optimal, "balanced": _balanced}
+EXCESS = {
+    "weighted": _weighted,
+    "lower": _lower,
+    "optimal": _optimal,
+    "balanced": _balanced,
+    "crossfit": _crossfit,
+}
 
 
 def _log_ratio(weight: str, logp_BT: Tensor, batch: Batch) -> Tensor:

@@ -18,14 +18,14 @@ from agro.proof.descent import DescentSettings, Path, descend
 from agro.proof.enumerable import Enumerable, Space, kl, optimum
 from agro.proof.expectation import DataDistribution
 from agro.proof.formulas import Situation, wins
-from agro.proof.measuring import BETA, EXACT, FAR, INSTANCES, Measurement, Subject, problem
+from agro.proof.measuring import BETA, EXACT, FAR, INSTANCES, ProofRow, Subject, problem
 
 SEEDS = {"reference": 2, "elsewhere": 9}  # of the tables that descents begin at
 NEAR = 1e-6  # nats: as near to a claimed end as some hundred updates come
 DISTANCE = "KL to the optimum at the end of descent"
 
 
-def tools(subject: Subject) -> Iterator[Measurement]:
+def tools(subject: Subject) -> Iterator[ProofRow]:
     """A tool's random output between two actions: how far the fixed point is from the optimum, and without
     randomness."""
     if not subject.claims.tools:
@@ -69,7 +69,7 @@ def _optimum_with_tool(reference: Enumerable, reward: Tensor, chance_Y: Tensor) 
     return (first_logp[:, :, None, None] + second).reshape(X, 8)
 
 
-def ends(subject: Subject) -> Iterator[Measurement]:
+def ends(subject: Subject) -> Iterator[ProofRow]:
     """Where exact gradient descent goes: KL(π ‖ π*), from π_ref on data of each behavior, and from
     elsewhere."""
     if not subject.claims.updates:
@@ -90,7 +90,7 @@ def ends(subject: Subject) -> Iterator[Measurement]:
         yield subject.row(DISTANCE, setting, max(value.item(), 0.0), upper=upper, lower=lower)
 
 
-def own_ends(subject: Subject) -> Iterator[Measurement]:
+def own_ends(subject: Subject) -> Iterator[ProofRow]:
     """KL from where descent goes to where it is claimed to, on data of others."""
     if subject.claims.end is None:
         return

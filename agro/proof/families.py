@@ -67,20 +67,27 @@ def weighted(claims: Claims, weight: str, maximum: float = 1.0, updates: int = 6
 
 
 def baseline_claims(
-    kind: str, maximum: float | None = None, power: float = 1.0, updates: int = 600
+    kind: str,
+    maximum: float | None = None,
+    power: float = 1.0,
+    updates: int = 600,
+    normalize: Literal["none", "group"] = "none",
 ) -> Claims:
     """Statement 26, with a weight where `maximum` is given.
 
-    Noise moves the baselines that are the lower one of two, since which one that is depends on rewards.
+    Noise moves the baselines that are the lower one of two, since which one that is depends on rewards. It
+    changes how often "crossfit" chooses which mean, but not where descent ends (reproductions/baselines).
     """
     weight = {"weight": "reference", "weight_max": maximum, "weight_power": power}
+    weight["weight_normalize"] = normalize
     return Claims(
-        lambda s: group_baseline(s, kind, maximum, power),
+        lambda s: group_baseline(s, kind, maximum, power, normalize == "group"),
         "optimum",
         GROUPED,
         {"weight_baseline": kind} if maximum is None else {"weight_baseline": kind, **weight},
         reference_shift=maximum is None,
         noise=kind in ("weighted", "optimal"),
+        n=(2,) if kind == "crossfit" else (2, 3),  # the formula has other groups of the same size
         updates=updates,
     )
 

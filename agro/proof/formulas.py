@@ -309,18 +309,23 @@ def squared_norm(s: Situation) -> Tensor:
     return left_XYT.square().sum(2)
 
 
-def group_baseline(s: Situation, kind: str, maximum: float | None = None, power: float = 1.0) -> Tensor:
+def group_baseline(
+    s: Situation, kind: str, maximum: float | None = None, power: float = 1.0, normalize: bool = False
+) -> Tensor:
     """−n/(n−1) E w_1 (R_1 − b) log π(y_1), b a baseline of the group (statement 26).
 
-    w = min(maximum, (π/f)^power), or 1 without `maximum`. b is R̄_w, the mean by w, for "weighted"; that by
+    w = min(maximum, (π/f)^power), or 1 without `maximum`; with `normalize` the ratios of a group are divided
+    by the largest one where all are below 1. b is R̄_w, the mean by w, for "weighted"; that by
     w g, g = Σ_t (1 − π_t)², for "optimal"; the lower one of R̄_w and R̄ for "lower", of R̄_w and the optimal
-    one for "balanced".
+    one for "balanced"; for "crossfit" R̄_w where the optimal one would push all other groups down, else that.
     """
-    w_XY = torch.ones_like(s.p)
+    R_XKn = (s.reward - s.beta * s.d).detach()[:, s.groups]
+    w_XKn = torch.ones_like(R_XKn)
     if maximum is not None:
-        w_XY = (power * s.d.detach()).exp().clamp(max=maximum)
-    R_XKn, w_XKn = (s.reward - s.beta * s.d).detach()[:, s.groups], w_XY[:, s.groups]
-    wg_XKn = (w_XY * squared_norm(s))[:, s.groups]
+        d_XKn = s.d.detach()[:, s.groups]
+        fallen_XK = d_XKn.amax(-1, keepdim=True).clamp(max=0.0) if normalize else 0.0
+        w_XKn = (power * (d_XKn - fallen_XK)).exp().clamp(max=maximum)
+    wg_XKn = w_XKn * squared_norm(s)[:, s.groups]
     weighted_XK = (w_XKn * R_XKn).sum(-1) / w_XKn.sum(-1)
     optimal_XK = (wg_XKn * R_XKn).sum(-1) / wg_XKn.sum(-1)
     baseline_XK = {
@@ -328,6 +333,18 @@ def group_baseline(s: Situation, kind: str, maximum: float | None = None, power:
         "lower": torch.minimum(R_XKn.mean(-1), weighted_XK),
         "optimal": optimal_XK,
         "balanced": torch.minimum(weighted_XK, optimal_XK),
+        "crossfit": torch.where(
+            _sink_others(s, w_XKn, R_XKn - optimal_XK[..., None]), weighted_XK, optimal_XK
+        ),
     }[kind]
     part_XK = w_XKn[..., 0] * (R_XKn[..., 0] - baseline_XK) * s.policy.logp()[:, s.groups[:, 0]]
     return -s.n / (s.n - 1) * s.mean_groups(part_XK)
+
+
+def _sink_others(s: Situation, w_XKn: Tensor, excess_XKn: Tensor) -> Tensor:
+    """[X,K] whether Σ w (R − b) is below 0 over all groups but those of the same responses in any order."""
+    p_XK = s.p[:, s.groups].prod(-1)
+    push_XK = p_XK * (w_XKn * excess_XKn).sum(-1)
+    names = s.groups.sort(-1).values
+    same_KK = (names[:, None] == names[None]).all(-1).double()
+    return push_XK.sum() - push_XK @ same_KK < 0

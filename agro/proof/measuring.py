@@ -27,7 +27,7 @@ BEHAVIORS = ("policy", "reference", "uniform", "stale", "lacks support")  # that
 
 
 @dataclass(frozen=True)
-class Measurement:
+class ProofRow:
     """One measurement. `bound`, `side` and `holds` are None where nothing is claimed."""
 
     objective: str
@@ -110,16 +110,16 @@ class Subject:
         *,
         upper: float | None = None,
         lower: float | None = None,
-    ) -> Measurement:
+    ) -> ProofRow:
         """A measurement that may be `upper` at most, or `lower` at least, or is reported without a claim."""
         full_setting = ", ".join(filter(None, (described(self.claims), setting)))
         if upper is not None:
-            return Measurement(self.name, property_, full_setting, value, upper, "at most", value <= upper)
+            return ProofRow(self.name, property_, full_setting, value, upper, "at most", value <= upper)
         if lower is not None:
-            return Measurement(self.name, property_, full_setting, value, lower, "at least", value >= lower)
-        return Measurement(self.name, property_, full_setting, value, None, None, None)
+            return ProofRow(self.name, property_, full_setting, value, lower, "at least", value >= lower)
+        return ProofRow(self.name, property_, full_setting, value, None, None, None)
 
-    def changes(self, claimed: bool, invariant: str, changed: str, setting: str, value: float) -> Measurement:
+    def changes(self, claimed: bool, invariant: str, changed: str, setting: str, value: float) -> ProofRow:
         """That something changes nothing, where that is claimed, or else matters."""
         if claimed:
             return self.row(invariant, setting, value, upper=EXACT)
@@ -163,7 +163,7 @@ def value_of(reference: Enumerable, reward: Tensor, beta: float = BETA) -> Tenso
     return beta * (reference.logp().detach() + reward / beta).logsumexp(1)
 
 
-def variances(subject: Subject) -> Iterator[Measurement]:
+def variances(subject: Subject) -> Iterator[ProofRow]:
     """Trace of the covariance of one group's gradient in the logits of a table over its squared mean,
     against n."""
     if not {"groups", "triples"} & set(subject.claims.needs):
@@ -181,7 +181,7 @@ def variances(subject: Subject) -> Iterator[Measurement]:
     )
 
 
-def estimates(subject: Subject) -> Iterator[Measurement]:
+def estimates(subject: Subject) -> Iterator[ProofRow]:
     """The three estimates of the regularizer's gradient alone (r = 0, β = 1), and of on-policy AGRO with
     its squared part."""
     if subject.claims.estimates is None:
@@ -196,9 +196,9 @@ def estimates(subject: Subject) -> Iterator[Measurement]:
         setting = f"{option}={kind}, on-policy, n=2, {logits}"
         title = "variance of the regularizer's estimate, below the one before"
         if previous == math.inf:
-            yield Measurement(subject.name, title, setting, value, None, None, None)
+            yield ProofRow(subject.name, title, setting, value, None, None, None)
         else:
-            yield Measurement(subject.name, title, setting, value, previous, "at most", value < previous)
+            yield ProofRow(subject.name, title, setting, value, previous, "at most", value < previous)
         previous = value
 
 

@@ -33,7 +33,7 @@ from agro.proof.measuring import (
     EXACT,
     RAGGED,
     SMALL,
-    Measurement,
+    ProofRow,
     Subject,
     derivative,
     estimates,
@@ -60,13 +60,13 @@ class Proof:
     """Of one objective: its passport, and where descent went from π_ref, by number of its claims and
     behavior."""
 
-    rows: list[Measurement]
+    rows: list[ProofRow]
     paths: dict[tuple[int, str], Path]
 
 
-def passport(name: str) -> Iterator[Measurement]:
+def passport(name: str) -> Iterator[ProofRow]:
     """All rows of an objective, claim by claim."""
-    measurements: tuple[Callable[[Subject], Iterator[Measurement]], ...] = (
+    measurements: tuple[Callable[[Subject], Iterator[ProofRow]], ...] = (
         *(expectations, episodes, bias, invariances, limits, variances, estimates, noise, tools),
         *(ends, own_ends, needs),
     )
@@ -77,7 +77,7 @@ def passport(name: str) -> Iterator[Measurement]:
     yield unclaimed(name)
 
 
-def expectations(subject: Subject) -> Iterator[Measurement]:
+def expectations(subject: Subject) -> Iterator[ProofRow]:
     """The expected gradient over all groups against the derivative of the claim, on- and off-policy.
 
     Also over groups of several sizes, and of such of which the smaller ones are dropped.
@@ -95,7 +95,7 @@ def expectations(subject: Subject) -> Iterator[Measurement]:
             yield _expectation(Subject(subject.name, dropping), RAGGED, "network", source, sizes)
 
 
-def episodes(subject: Subject) -> Iterator[Measurement]:
+def episodes(subject: Subject) -> Iterator[ProofRow]:
     """The same of responses in two rows each, or that they are refused."""
     if subject.claims.episodes:
         for source in subject.behaviors[::3]:  # policy and stale
@@ -110,7 +110,7 @@ def episodes(subject: Subject) -> Iterator[Measurement]:
 
 def _expectation(
     subject: Subject, space: Space, kind: str, source: str, sizes: tuple[int, ...], *, two_rows: bool = False
-) -> Measurement:
+) -> ProofRow:
     policy, reference, behaviors, reward = problem(space, kind)
     batch = subject.batch(behaviors[source], reward, reference, *sizes, two_rows=two_rows)
     old, expert = subject.old(space), subject.expert(space)
@@ -138,7 +138,7 @@ def _refuses(work: Callable[[], object]) -> bool:
     return False
 
 
-def bias(subject: Subject) -> Iterator[Measurement]:
+def bias(subject: Subject) -> Iterator[ProofRow]:
     """On-policy against the gradient of −E_π r + β KL(π ‖ f), as a share of its norm."""
     policy, reference, _, reward = problem(SMALL, "network")
     claims, n = subject.claims, subject.claims.n[-1]
@@ -155,7 +155,7 @@ def bias(subject: Subject) -> Iterator[Measurement]:
     yield subject.row("bias against the regularized policy gradient", setting, share, upper=bound)
 
 
-def invariances(subject: Subject) -> Iterator[Measurement]:
+def invariances(subject: Subject) -> Iterator[ProofRow]:
     """What may change without changing the gradient."""
     policy, reference, behaviors, reward = problem(RAGGED, "network")
     claims, n = subject.claims, subject.claims.n[0]
@@ -198,7 +198,7 @@ def _padded(batch: Batch, count: int) -> Batch:
     return batch.replace(**wider)
 
 
-def limits(subject: Subject) -> Iterator[Measurement]:
+def limits(subject: Subject) -> Iterator[ProofRow]:
     """β → 0 and β → ∞, where there is a claim: RLOO, and ∇½ Var[ρ]."""
     if not subject.claims.limits:
         return
@@ -215,7 +215,7 @@ def limits(subject: Subject) -> Iterator[Measurement]:
     yield subject.row("½ ∇Var[ρ] as β → ∞", f"β={beta:g}, divided by it, from stale", off, upper=1e-8)
 
 
-def noise(subject: Subject) -> Iterator[Measurement]:
+def noise(subject: Subject) -> Iterator[ProofRow]:
     """Rewards that are 0.3 u lower with probability ¼ and 0.1 u higher with ¾: against their mean. u is a
     response's own."""
     if "reward" not in subject.claims.needs:
@@ -239,7 +239,7 @@ def noise(subject: Subject) -> Iterator[Measurement]:
     yield subject.changes(subject.claims.noise, invariant, changed, f"n={n}", moved)
 
 
-def needs(subject: Subject) -> Iterator[Measurement]:
+def needs(subject: Subject) -> Iterator[ProofRow]:
     """What it is claimed to need is refused, each withheld by itself; without all the rest nothing
     changes."""
     policy, reference, _, reward = problem(SMALL)
@@ -270,7 +270,7 @@ def needs(subject: Subject) -> Iterator[Measurement]:
     yield subject.row("what it is claimed to need is enough", setting, float(enough), lower=1.0)
 
 
-def unclaimed(name: str) -> Measurement:
+def unclaimed(name: str) -> ProofRow:
     """The choices of options that no claim makes, and the options whose numbers are their defaults in all
     claims. The options of ingredients, which several objectives share, are those of one of them; those of a
     preset are those of the objective that it is of."""
@@ -293,7 +293,7 @@ def unclaimed(name: str) -> Measurement:
         if is_number and all(v in choices or v is None or v == option.default for v in values):
             missing.append(key)
     listed = ", ".join(missing) or "none"
-    return Measurement(name, "options without a claim", listed, float(len(missing)), None, None, None)
+    return ProofRow(name, "options without a claim", listed, float(len(missing)), None, None, None)
 
 
 def _choices(kind: Any) -> tuple[list[Any], bool]:

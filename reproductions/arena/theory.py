@@ -94,7 +94,7 @@ def _descend(subject: Subject, kind: Kind, updates: int) -> float:
         age()
         policy.zero_grad()
         for source, of_source in zip(of, groups, strict=True):
-            batch = of_source.again() if source is behavior else of_source.batch
+            batch = of_source.next_batch() if source is behavior else of_source.batch
             _add_gradient(subject, policy, reference, batch, 1 / len(groups))
 
     path = follow(policy, star, backward, DescentSettings(updates=updates))

@@ -122,12 +122,29 @@ def _kto(facts: Facts) -> Values:
 CANDIDATES = {
     "no root": ("min(2, π/π_ref), the balanced baseline", _of_reference("balanced", most=2.0)),
     "optimal": ("min(1, √(π/π_ref)), the optimal baseline", _of_reference("optimal", power=0.5)),
+    "normalized": (
+        "min(1, √(π/π_ref)) normalized by group, the balanced baseline",
+        {**_of_reference("balanced", power=0.5), "weight_normalize": "group"},
+    ),
+    "normalized, optimal": (
+        "min(1, √(π/π_ref)) normalized by group, the optimal baseline",
+        {**_of_reference("optimal", power=0.5), "weight_normalize": "group"},
+    ),
+    "normalized, crossfit": (
+        "min(1, √(π/π_ref)) normalized by group, the cross-fitted baseline",
+        {**_of_reference("crossfit", power=0.5), "weight_normalize": "group"},
+    ),
+    "crossfit": (
+        "min(1, √(π/π_ref)), the cross-fitted baseline",
+        {**_of_reference("crossfit", power=0.5), "weight_normalize": "none"},
+    ),
     "earlier": (
         "the recipe until November 2026: min(2, π/π_ref), the lower baseline",
         _of_reference("lower", most=2.0),
     ),
 }
 ON_FRESH = {
+    "fresh, optimal": ("β = 0.01, the optimal baseline", {"weight_baseline": "optimal"}),
     "fresh, the mean": ("β = 0.01, the group's mean", {"weight_baseline": "mean"}),
     "fresh, earlier": ("β = 0.05, the group's mean", {"weight_baseline": "mean", "beta": 0.05}),
 }

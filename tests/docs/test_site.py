@@ -68,7 +68,7 @@ def test_search_works_from_a_folder(site: Path) -> None:
         browser.open(site / "guide/concepts.html")
         browser.ask("document.querySelector('.md-search__button').click()")
         browser.call("Input.insertText", text="staleness")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not browser.ask(MARKED) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert browser.ask(MARKED) > 3

@@ -64,6 +64,7 @@ def test_one_prompt_shows_nothing() -> None:
     assert out.verdict == "not shown"
 
 
+@pytest.mark.test
 @pytest.mark.parametrize("n", [100, 400])
 @pytest.mark.parametrize(("a", "b"), [(0.05, 0.1), (0.3, 0.3), (0.5, 0.7), (0.9, 0.95)])
 def test_the_interval_of_shares_covers(n: int, a: float, b: float) -> None:
@@ -74,6 +75,7 @@ def test_the_interval_of_shares_covers(n: int, a: float, b: float) -> None:
     assert 0.93 <= covered <= 0.975
 
 
+@pytest.mark.test
 def test_the_interval_of_grades_covers() -> None:
     rng = np.random.default_rng(0)
     results = []
@@ -84,6 +86,7 @@ def test_the_interval_of_grades_covers() -> None:
     assert 0.92 <= covered <= 0.98  # its own error is 1.3 %
 
 
+@pytest.mark.test
 @pytest.mark.parametrize("n", [20, 100, 400])
 def test_nothing_learned_is_seldom_called_better(n: int) -> None:
     """At most 5 % of the runs that learned nothing; an exact test has at most 2.5 %."""
@@ -92,6 +95,7 @@ def test_nothing_learned_is_seldom_called_better(n: int) -> None:
     assert verdicts.count("better") / len(verdicts) <= 0.025 + 3 * math.sqrt(0.025 / len(verdicts))
 
 
+@pytest.mark.test
 def test_detectable_is_detected_four_times_out_of_five() -> None:
     rng = np.random.default_rng(1)
     results: list[Comparison] = [compare(*drawn(rng, 400, 0.4, 0.5, 0.5)) for _ in range(400)]

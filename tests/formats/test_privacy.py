@@ -105,4 +105,4 @@ def test_ids_with_an_address_stay_apart() -> None:
 def test_a_long_text_takes_one_pass() -> None:
     began = time.perf_counter()
     Privacy(redact=True).apply({"prompt": "a" * 1_000_000 + "." * 1000, "response": "sk" * 500_000})
-    assert time.perf_counter() - began < 5  # a second here; quadratic would be hours
+    assert time.perf_counter() - began < 60  # a second here; quadratic would be hours

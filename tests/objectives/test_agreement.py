@@ -36,6 +36,13 @@ def test_every_objective_is_written_a_second_time() -> None:
     assert missing == [], "write their equations in tests/objectives/independent"
 
 
+def test_every_option_of_an_ingredient_is_tried() -> None:
+    """Those of `singletons` have tests of their own."""
+    tried = {key for _, options, _ in VARIANTS for key in options} | {"singletons"}
+    parts = {part for name in objectives.names() for part in objectives.get(name).ingredients}
+    assert [key for part in parts for key in part.options if key not in tried] == []
+
+
 def agree(out: Evaluation, case: Case, name: str, options: dict[str, Any]) -> None:
     """Loss and every gradient to 1e-10, relative to a number above 1 and absolute below it."""
     loss, grads = expected(case, name, options)

@@ -25,7 +25,7 @@ from agro.proof.claim import DESCENT
 from agro.proof.claims import CLAIMS
 from agro.proof.ends import LAMBERT, TEACHER, ends, own_ends
 from agro.proof.formulas import Situation
-from agro.proof.measuring import BETA, SMALL, Measurement, Subject, problem
+from agro.proof.measuring import BETA, SMALL, ProofRow, Subject, problem
 from agro.proof.passport import passport
 from agro.train import step
 from agro.types import Batch
@@ -283,7 +283,7 @@ def test_the_side_of_a_bound() -> None:
     below, above = subject.row("p", "s", 1.0, upper=2.0), subject.row("p", "s", 1.0, lower=2.0)
     assert (below.bound, below.side, below.holds) == (2.0, "at most", True)
     assert (above.bound, above.side, above.holds) == (2.0, "at least", False)
-    assert subject.row("p", "s", 1.0) == Measurement("agro", "p", "scale=loss, s", 1.0, None, None, None)
+    assert subject.row("p", "s", 1.0) == ProofRow("agro", "p", "scale=loss, s", 1.0, None, None, None)
 
 
 def test_an_unknown_name_is_refused() -> None:
@@ -324,7 +324,7 @@ def test_descent_ends_where_it_is_claimed_to(name: str) -> None:
     assert [row for row in rows if row.holds is False] == []
 
 
-def assert_claimed(rows: list[Measurement]) -> None:
+def assert_claimed(rows: list[ProofRow]) -> None:
     assert len(rows) >= 10
     assert [r for r in rows if r.holds is False] == []
     assert all(math.isfinite(r.value) for r in rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from agro import objectives
 from agro.config import PolicyConfig, RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
+from agro.recipes import recipes
 from agro.train.collate import collate
 from agro.train.learner import Local
 from reproductions.arena import kinds, lockstep, play, report, run, task, theory
@@ -242,9 +244,12 @@ def test_the_same_function_with_the_same_options_is_run_once(files, tmp_path, mo
 
 
 def test_the_recipe_takes_part_by_its_name() -> None:
-    """The weight of agro/recipes/log.toml; β is of the grid."""
-    options = Row(kinds.RECIPE, "log", beta=0.1).options
-    assert options == {"beta": 0.1, "weight": "reference", "weight_max": 2.0, "weight_baseline": "lower"}
+    """The weight of `agro train log`; β is of the grid."""
+    options = dict(Row(kinds.RECIPE, "log", beta=0.1).options)
+    assert options.pop("beta") == 0.1
+    recipe = tomllib.loads(recipes()["log"].text)["objective"]
+    assert options == {key: recipe[key] for key in ("weight", "weight_power", "weight_baseline")}
+    assert recipe["beta"] != 0.1
     assert kinds.base(kinds.RECIPE) == "agro"
     assert not any(kinds.obstacle(kinds.RECIPE, kind) for kind in KINDS.values())
 

@@ -74,13 +74,13 @@ def test_regex_by_pattern():
 
 @pytest.mark.test
 def test_a_pattern_that_times_out_fails_only_its_response():
-    settings = config.RewardConfig(name="regex", options={"pattern": "((?:a|a)*)$"}, timeout=0.3)
+    settings = config.RewardConfig(name="regex", options={"pattern": "((?:a|a)*)$"}, timeout=1.0)
     samples = [Sample("p", text, meta={"answer": "aa"}) for text in ("aa", "a" * 60 + "b", "aa")]
     start = time.monotonic()
     with closing(load_reward(settings)) as reward:
         scores = reward.score(samples)
-    assert [s.error for s in scores] == [None, "timed out after 0.3 s", None]
-    assert time.monotonic() - start < 5
+    assert [s.error for s in scores] == [None, "timed out after 1 s", None]
+    assert time.monotonic() - start < 60  # the pattern takes years
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def alive(pid):
     )
 
 
-def gone(pid, seconds=5.0):
+def gone(pid, seconds=30.0):
     end = time.monotonic() + seconds
     while alive(pid) and time.monotonic() < end:
         time.sleep(0.02)
@@ -223,17 +223,17 @@ def test_workers_that_time_out_or_crash_are_replaced(write):
     """)
     start = time.monotonic()
     assert outcome(
-        scores(path, ["ok", "hang", "exit", "ok", "crash", "killed", "realtime"], timeout=0.6)
+        scores(path, ["ok", "hang", "exit", "ok", "crash", "killed", "realtime"], timeout=1.5)
     ) == [
         1.0,
-        "timed out after 0.6 s",
+        "timed out after 1.5 s",
         "its process ended with status 7",
         1.0,
         "its process was killed by SIGSEGV",
         "its process was killed by SIGKILL (out of memory?)",
         "its process was killed by Real-time signal 1",
     ]
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 50  # less than the sleep
 
 
 def test_out_of_memory_fails_one_response(write):
@@ -248,17 +248,17 @@ def test_out_of_memory_fails_one_response(write):
 
 
 def test_a_slow_function_does_not_time_out(write):
-    """3 × 0.3 s is over the limit of one response: the first batch is scored again one by one.
+    """3 × 0.5 s is over the limit of one response: the first batch is scored again one by one.
 
     The second isn't.
     """
     path = write("""
         import time
         def f(completions, **kw):
-            time.sleep(0.3 * len(completions))
+            time.sleep(0.5 * len(completions))
             return [float(len(completions))] * len(completions)
     """)
-    with closing(FunctionReward(f"{path}:f", timeout=0.8)) as reward:
+    with closing(FunctionReward(f"{path}:f", timeout=1.3)) as reward:
         samples = [Sample("p", c) for c in "abc"]
         assert outcome(reward.score(samples)) == [1.0, 1.0, 1.0]
         assert outcome(reward.score(samples)) == [3.0, 3.0, 3.0]
@@ -329,7 +329,7 @@ STARTS = """
 @pytest.mark.parametrize(
     ("text", "result"),
     [
-        ("hang", "timed out after 2 s"),
+        ("hang", "timed out after 4 s"),
         ("exit", "its process ended with status 3"),
         ("group", "its process was killed by SIGKILL (out of memory?)"),
         ("return", 1.0),
@@ -338,7 +338,7 @@ STARTS = """
 def test_daemons_end_with_the_worker(write, text, result):
     write(DAEMON, "daemon.py")
     path = write(STARTS)
-    assert outcome(scores(path, [text], timeout=2.0)) == [result]
+    assert outcome(scores(path, [text], timeout=4.0)) == [result]
     assert gone(int(Path(f"{path}.pid").read_text()))
 
 
@@ -350,7 +350,7 @@ def test_subprocesses_end_when_the_function_times_out(write):
             open(__file__ + ".pid", "w").write(str(child.pid))
             time.sleep(60)
     """)
-    assert outcome(scores(path, ["a"], timeout=0.5)) == ["timed out after 0.5 s"]
+    assert outcome(scores(path, ["a"], timeout=1.5)) == ["timed out after 1.5 s"]
     assert gone(int(Path(f"{path}.pid").read_text()))
 
 
@@ -387,7 +387,7 @@ def test_workers_end_with_the_trainer(write, then, number):
     assert alive(pid)
     time.sleep(0.3)
     process.send_signal(number)
-    process.wait(10)
+    process.wait(60)
     process.stdout.close()
     assert gone(pid)
 
@@ -430,7 +430,7 @@ def test_a_worker_in_c_code_ends_at_its_time_limit(write):
     ):
         process.stdin.write(json.dumps(message).encode() + b"\n")
     process.stdin.flush()
-    assert process.wait(10) == -signal.SIGALRM
+    assert process.wait(60) == -signal.SIGALRM
     process.communicate()
     assert workers.START_SECONDS > 0
 
@@ -527,4 +527,4 @@ def test_the_worker_needs_the_standard_library_only_and_starts_at_once():
         "bad = {'agro', 'torch', 'numpy'} & set(sys.modules); "
         "sys.exit(str(bad) if bad else 0)"
     )
-    subprocess.run([sys.executable, "-P", "-c", code, worker.__file__], check=True, timeout=20)
+    subprocess.run([sys.executable, "-P", "-c", code, worker.__file__], check=True, timeout=120)

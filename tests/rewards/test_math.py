@@ -187,14 +187,14 @@ def test_what_takes_long_to_compute_is_not_computed(judge, answer):
     assert "the response's answer" in judge([(rf"\boxed{{{answer}}}", "5x")])[0]
     assert "the sample's answer" in judge([("5x", rf"\boxed{{{answer}}}")])[0]
     assert judge([(rf"\boxed{{{answer}}}", rf"\boxed{{{answer}}}")]) == [1.0]
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 10.0  # hundredths; most would take hours
 
 
 def test_a_large_solution_is_read_in_little_time(judge):
     pieces = ["$", "(", r"\(", "1,", "1 or ", "the answer is ", r"\boxed{", r"\boxed{1}. ", "1.", "- "]
     start = time.monotonic()
     judge([(piece * (100_000 // len(piece)), "5") for piece in pieces])
-    assert time.monotonic() - start < 10.0
+    assert time.monotonic() - start < 60.0  # a second here; quadratic would be hours
 
 
 def test_a_slow_comparison_costs_only_its_response():
@@ -202,10 +202,10 @@ def test_a_slow_comparison_costs_only_its_response():
     slow = r"$\int_0^1 x^x \sin(x^x) \log(1 + x^3) dx$"
     samples = [Sample("p", text, meta={"answer": r"5\pi - 0"}) for text in (r"$5\pi$", slow, r"$4\pi$")]
     start = time.monotonic()
-    with closing(load_reward(config.RewardConfig(name="math", timeout=1.5))) as reward:
+    with closing(load_reward(config.RewardConfig(name="math", timeout=4.0))) as reward:
         scores = reward.score(samples)
-    assert [(s.value, s.error) for s in scores] == [(1.0, None), (None, "timed out after 1.5 s"), (0.0, None)]
-    assert time.monotonic() - start < 25
+    assert [(s.value, s.error) for s in scores] == [(1.0, None), (None, "timed out after 4 s"), (0.0, None)]
+    assert time.monotonic() - start < 60
 
 
 @pytest.mark.parametrize(

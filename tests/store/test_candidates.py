@@ -6,19 +6,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from making import Listed, group, sample
 
 from agro.config import DataConfig
+from agro.config.data import Order
 from agro.errors import Refused
 from agro.store import At, DrawRule, Origin, Pair, Store
 from agro.store.draw_rules import Candidate, pick_closest, pick_groups
 from agro.store.sample_rows import ledger_of
 
-ORDERS = ("least_used", "uniform", "newest", "age_weighted", "closest")
+ORDERS = get_args(Order)
 RULES = [
     *(DrawRule(3, DataConfig(order=order), min_group=2, fewer=True) for order in ORDERS),
     DrawRule(3, DataConfig(order="uniform", max_age=2), fewer=True),

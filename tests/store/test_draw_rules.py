@@ -286,6 +286,7 @@ def test_a_resumed_run_draws_the_same_again(tmp_path: Path) -> None:
     assert [[s.id for s in d] for d in got] != [[s.id for s in d] for d in expected]
 
 
+@pytest.mark.test
 def test_a_draw_reads_only_what_it_draws(store: Store) -> None:
     """10,000 samples with 256 kB of tokens a hundred: a draw looks at an index, not at the rows."""
     tokens = np.arange(640)
@@ -374,12 +375,13 @@ def test_the_best_episode_is_one_response(store: Store) -> None:
     assert draw(store, DrawRule(1, DataConfig(best_of_group=True, group_size=1)), step=2) == drawn
 
 
+@pytest.mark.test
 def test_the_best_of_a_large_group_are_found_in_an_index(store: Store) -> None:
     """10,000 responses to one prompt: each is compared with the better ones alone, of which one is enough."""
     store.append([sample("a", "", i % 100 / 100) for i in range(10_000)])
     began = time.perf_counter()
     assert len(draw(store, DrawRule(1, BEST))) == 100
-    assert time.perf_counter() - began < 5  # 0.2 s; with 10^8 comparisons 50 s
+    assert time.perf_counter() - began < 20  # 0.2 s; with 10^8 comparisons 50 s
     rule = DrawRule(1, DataConfig(best_of_group=True, roles=("log",), sources=("a",)))
     sql, args = drawable(rule, "r", eligible(rule, "r", 5))
     plan = str(store._database.run(f"EXPLAIN QUERY PLAN {sql}", args))

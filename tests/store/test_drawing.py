@@ -116,13 +116,13 @@ def test_the_order_of_a_group_is_that_of_the_numbers_whatever_the_ids(tmp_path: 
 
 
 def test_fewer_takes_what_there_is(store: Store) -> None:
-    rule = DrawRule(3, min_group=2, fewer=True, wait=5.0)
+    rule = DrawRule(3, min_group=2, fewer=True, wait=60.0)
     began = time.monotonic()
     assert store.draws.pick(rule, AT) == []
     assert store.draw(rule, AT).samples == []
     store.append([*group("p", [0.0, 1.0]), *group("q", [0.0, 1.0]), *group("alone", [1.0])])
     assert len(store.draw(rule, AT).samples) == 4
-    assert time.monotonic() - began < 3  # it doesn't wait for more
+    assert time.monotonic() - began < 40  # it doesn't wait for more
 
 
 def test_a_draw_waits_for_what_another_thread_appends(store: Store, path: Path, monkeypatch) -> None:

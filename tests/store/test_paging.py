@@ -22,9 +22,8 @@ GROUPS, SIZE = 300, 3  # more samples, groups and pairs than the pages of the te
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(tmp_path / "s.db") as store:
-        for k in range(GROUPS):
-            ids = store.append(group(f"{k}>", [0.0, 1.0, None]))
-            store.add_pairs([Pair(ids[1], ids[0])])
+        ids = store.append([s for k in range(GROUPS) for s in group(f"{k}>", [0.0, 1.0, None])])
+        store.add_pairs([Pair(ids[k + 1], ids[k]) for k in range(0, GROUPS * SIZE, SIZE)])
         yield store
 
 

@@ -90,7 +90,7 @@ def check(trace: Trace, functions: int, files: int) -> None:
 
 def test_a_fresh_sample(tmp_path, monkeypatch):
     trace = of_second_step(has_sample, tmp_path, monkeypatch)
-    check(trace, functions=43, files=15)
+    check(trace, functions=42, files=15)
 
 
 def test_a_batch(tmp_path, monkeypatch):

@@ -144,7 +144,7 @@ def test_ctrl_c_stops_between_tokens_of_a_response(tmp_path: Path) -> None:
     began = time.monotonic()
     running.send_signal(signal.SIGINT)
     assert running.wait(60) == 130, said.read_text()
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 50
     assert "stopping, with a checkpoint, when sampling can be interrupted or ends" in said.read_text()
     assert "interrupted after step 0; continue with --resume" in said.read_text()
 

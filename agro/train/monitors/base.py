@@ -12,7 +12,7 @@ from agro.types import Sample
 
 @dataclass(frozen=True)
 class Action:
-    """What a monitor requests before the weights move, and why."""
+    """What a monitor requests before the weights move, and why; "stop" ends the run with it as an error."""
 
     kind: Literal["go", "skip", "roll back", "stop"] = "go"
     why: str = ""

@@ -101,8 +101,8 @@ def _unweighted(config: RunConfig, weight: str | None) -> str | None:
         "agro trains on stored responses without a weight, so that responses which became improbable are "
         "pushed down further and take the good ones with them. On the log of reproductions/offline 0.62 of "
         "the answers were right at the end, and 0.93 with a weight. What to do: objective.weight = "
-        '"reference", objective.weight_power = 0.5 and objective.weight_baseline = "balanced", as in the '
-        "recipe log"
+        '"reference", with weight_power = 0.5, weight_normalize = "group" and weight_baseline = "optimal", '
+        "as in the recipe log"
     )
 
 

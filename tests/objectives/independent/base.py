@@ -116,21 +116,28 @@ def weighted(
 
     A group's R are compared with R̄, or with a mean of other weights: w for "weighted", w g for "optimal", g =
     Σ_t (1 − exp l_t)². "lower" is the lower one of R̄ and "weighted", "balanced" that of the last two.
+    "crossfit" is "weighted" where Σ w (R − b) of all other groups is negative with "optimal", else "optimal".
     """
     loss, grads = result
     w = np.ones_like(case.logp, dtype=float)
     if weight != "none":
         w = ratio_weights(case, weight, **bounds)
-    grad = grads["logp"].copy()
-    for g in groups_of(case, 1):
+    grad, all_groups = grads["logp"].copy(), groups_of(case, 1)
+    found, pushes = [], []  # baselines of each group, and Σ w (R − b) with "optimal"
+    for g in all_groups:
         first = [y.places[0] for y in g.responses]
         by_w = [float(w[p]) for p in first]
         norms = [fsum((1.0 - exp(float(case.logp[p]))) ** 2 for p in y.places) for y in g.responses]
         by_wg = [a * b for a, b in zip(by_w, norms, strict=True)]
         below = [float(grads["logp"][p]) for p in first]  # R̄ − R_i, times a factor
         excess = {"mean": 0.0, "weighted": mean_by(by_w, below), "optimal": mean_by(by_wg, below)}
+        pushes.append(fsum(a * (excess["optimal"] - x) for a, x in zip(by_w, below, strict=True)))
         excess["lower"] = max(0.0, excess["weighted"])  # the baseline is R̄ less this, times the factor
         excess["balanced"] = max(excess["optimal"], excess["weighted"])
+        found.append(excess)
+    for i, (g, excess) in enumerate(zip(all_groups, found, strict=True)):
+        sinking = fsum(pushes[:i] + pushes[i + 1 :]) < 0
+        excess["crossfit"] = excess["weighted" if sinking else "optimal"]
         for p in (p for y in g.responses for p in y.places):
             grad[p] = w[p] * (grad[p] - excess[weight_baseline])
     return loss, {**grads, "logp": grad}
@@ -147,14 +154,13 @@ def ratio_weights(
     weight: str,
     weight_max: float | None = 1.0,
     weight_min: float = 0.0,
-    weight_level: str = "sequence",
     weight_rule: str = "truncate",
     weight_power: float = 1.0,
+    **level: str,
 ) -> Any:
-    """[B,T] min(c, exp Σ_t (l_it - f_it)) at the tokens of response i.
+    """[B,T] min(c, exp(power · log ratio)) at the tokens of a response; "mask" makes others 0.
 
-    f is the reference or the recorded behavior b; for "mismatch" it is o - b, whatever l. Of a token it is
-    its own ratio, for "mean" the exp of the mean. "mask" makes a ratio outside the bounds 0.
+    The ratio is to the reference or to the recorded behavior b; for "mismatch" it is o - b, whatever l.
     """
     new, anchor = {
         "reference": (case.logp, case.ref_logp),
@@ -163,17 +169,37 @@ def ratio_weights(
     }[weight]
     most = math.inf if weight_max is None else weight_max
     out = np.zeros_like(case.ref_logp, dtype=float)
-    for y in (y for g in groups_of(case, 1) for y in g.responses):
-        total = fsum(x for p in y.places for x in (float(new[p]), -float(anchor[p])))
-        for place in y.places:
-            own = float(new[place]) - float(anchor[place])
-            log_w = {"token": own, "sequence": total, "mean": total / len(y.places)}[weight_level]
-            w = exp(min(weight_power * log_w, 700.0))
-            if weight_rule == "truncate":
-                out[place] = min(max(w, weight_min), most)
-            elif weight_min <= w <= most:
-                out[place] = w
+    for place, log_w in log_ratios(case, new, anchor, **level).items():
+        w = exp(min(weight_power * log_w, 700.0))
+        if weight_rule == "truncate":
+            out[place] = min(max(w, weight_min), most)
+        elif weight_min <= w <= most:
+            out[place] = w
     return out
+
+
+def log_ratios(
+    case: Case, new: Any, anchor: Any, weight_level: str = "sequence", weight_normalize: str = "none"
+) -> dict[tuple[int, int], float]:
+    """By token its own new − anchor, or Σ_t of its response, or the mean of these.
+
+    Normalized by group, less the largest one of a group in which all are below 0.
+    """
+    found = {}
+    for group in groups_of(case, 1):
+        of_response = [log_ratio(y, new, anchor, weight_level) for y in group.responses]
+        fallen = min(0.0, max(of_response)) if weight_normalize == "group" else 0.0
+        for y, log_w in zip(group.responses, of_response, strict=True):
+            for place in y.places:
+                own = float(new[place]) - float(anchor[place])
+                found[place] = own if weight_level == "token" else log_w - fallen
+    return found
+
+
+def log_ratio(response: Response, new: Any, anchor: Any, level: str) -> float:
+    """Σ_t (new − anchor) of the response, or the mean for "mean"."""
+    total = fsum(x for p in response.places for x in (float(new[p]), -float(anchor[p])))
+    return total / len(response.places) if level == "mean" else total
 
 
 def shares(groups: list[Group], average: str | float) -> dict[tuple[int, int], float]:

@@ -1,0 +1,98 @@
+"""Ends of baselines with noisy rewards, the mass of a log, and one response a prompt, on few problems."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from agro.objectives.reduce import Groups
+from agro.objectives.weights import EXCESS
+from agro.proof.enumerable import kl
+from agro.types import Batch
+from reproductions.baselines import enumerated, page, run, shared
+
+
+def worst(name: str, noise: float, n: int = 3) -> float:
+    reference, behavior, reward = run.drawn(4, 1, 4, seed=0)
+    problems = enumerated.Problems(reference, behavior, reward, noise=noise)
+    found = run.measured(problems, enumerated.gradient_of_groups(problems, name, 0.5, n), [reference])
+    assert found["arrived"] == found["of"] == 4
+    return found["worst"]
+
+
+@pytest.mark.parametrize("name", ["mean", "weighted", "optimal", "mixed", "other groups"])
+def test_baselines_whose_shares_dont_read_the_groups_rewards_end_at_the_optimum(name: str) -> None:
+    assert worst(name, 0.5) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["lower", "balanced"])
+def test_the_lower_one_of_two_means_doesnt_with_noise(name: str) -> None:
+    assert worst(name, 0.0) < 1e-9
+    assert worst(name, 0.5) > 0.01
+
+
+def test_a_pooled_batch_ends_elsewhere_where_values_differ() -> None:
+    rows = {(r["stands"], r["spread"]): r["worst"] for r in run.single(2) if r["weight"] == "root"}
+    assert rows["mean of the batch", 0.0] < 1e-9
+    assert rows["mean of the batch", 0.25] < rows["mean of the batch", 1.0]
+    assert rows["mean of the batch", 1.0] > 0.05
+    assert rows["a value that is learned", 1.0] < 1e-9
+
+
+def test_the_mass_of_the_log_is_held_by_other_groups() -> None:
+    log = shared.Log(seeds=6, noise=0.0, beta=0.2)
+    mass = {
+        name: shared.mass_kept(name, 0.5, log, 0.3, 300)[0].mean() for name in ("optimal", "other groups")
+    }
+    assert mass["optimal"] < -0.3
+    assert mass["other groups"] > -0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("weighted", "weighted"),
+        ("optimal", "optimal"),
+        ("balanced", "balanced"),
+        ("other groups", "crossfit"),
+    ],
+)
+def test_the_baselines_are_the_librarys(name: str, kind: str) -> None:
+    """One step of five groups of three responses of one token."""
+    generator = torch.Generator().manual_seed(3)
+
+    def draw() -> Tensor:
+        return torch.randn(1, 5, 3, generator=generator, dtype=torch.float64)
+
+    logp, R = draw().sigmoid().log(), draw()
+    ref_logp = logp + draw()
+    force = shared.forces(name, 1.0, logp, ref_logp, R).flatten()
+    batch = Batch.of(
+        mask=torch.tensor([[False, True]]).expand(15, 2),  # the first column is the prompt
+        group=torch.arange(5).repeat_interleave(3).tolist(),
+        reward=R.flatten(),
+    )
+    groups = Groups.of(batch)
+    weight_BT = (logp - ref_logp).clamp(max=0).exp().view(15, 1).expand(15, 2)
+    slope_N = (R.mean(-1, keepdim=True) - R).flatten()
+    excess_G = EXCESS[kind](groups, slope_N, weight_BT, logp.view(15, 1).expand(15, 2))
+    expected = -weight_BT[:, 0] * (slope_N - excess_G[groups.group])
+    torch.testing.assert_close(force, expected)
+
+
+def test_the_page() -> None:
+    noisy = run.noisy(1, (2, 3))
+    text = page.readme({"noisy": noisy, "held": run.held(2, 3), "single": run.single(1)}, 1, 2, 3)
+    assert text.count("| crossfit") == 0
+    assert text.count("other groups |") == 6 + 4 + 1
+
+
+def test_an_end_is_where_the_update_vanishes() -> None:
+    reference, behavior, reward = run.drawn(2, 1, 4, seed=1)
+    problems = enumerated.Problems(reference, behavior, reward)
+    update = enumerated.gradient_of_groups(problems, "mean", 0.0, 2)
+    logp, arrived = enumerated.end(reference, update)
+    assert arrived.all()
+    torch.testing.assert_close(logp, problems.optimum, atol=1e-7, rtol=0)
+    assert kl(reference, problems.optimum).min() > 0.01
