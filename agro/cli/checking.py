@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, PolicySetting, end, licenses, policy_config
+from agro.cli.common import Json, PolicySetting, RewardOption, end, licenses, options, policy_config
 from agro.errors import Refused
 
 if TYPE_CHECKING:
     from agro.config import RunConfig
     from agro.pages.store.measurements import Measurements
+    from agro.pages.store.own_reward import OwnReward
     from agro.store import Store
 
 
@@ -44,6 +45,13 @@ def check(
         typer.Option("--reference", help="π_ref: measure log π/π_ref, such as the model before training."),
     ] = None,
     setting: PolicySetting = None,
+    reward: Annotated[
+        str | None,
+        typer.Option(
+            "--reward", help="With --model: score its own responses to the log's prompts, beside the log's."
+        ),
+    ] = None,
+    option: RewardOption = None,
     limit: Annotated[int, typer.Option(min=1, help="Measure at most so many prompts with the model.")] = 1000,
     held_out: Annotated[
         Path | None,
@@ -60,11 +68,21 @@ def check(
 
     if model is None and (reference is not None or setting):
         raise Refused("--reference and --policy go with --model, which isn't given; add it, or remove them")
+    if reward is None and option:
+        raise Refused("--option is of --reward, which isn't given; add it, or leave --option out")
+    if reward is not None and model is None:
+        raise Refused(
+            "--reward scores responses of --model, which isn't given; add it, or leave --reward out"
+        )
     config = _config(objective, recipe, changes or [])
+    if model is not None:
+        config = config.model_copy(update={"policy": policy_config(model, setting, config.policy)})
     with _opened(path) as store:
         report = check_store(store, config, path=path, held_out=held_out, licenses=licenses(store))
         if model is not None:
             report = replace(report, measured=_measured(store, model, reference, setting, limit))
+        if reward is not None:
+            report = replace(report, own_reward=_own_reward(store, reward, option, config))
     if out is not None:
         from agro.pages.store.check_page import write_page
 
@@ -134,3 +152,15 @@ def _measured(
     if reference is not None:
         reference_policy = Policy.load(policy_config(reference, setting))
     return measure(store, policy, reference_policy, limit)
+
+
+def _own_reward(store: Store, name: str, option: list[str] | None, config: RunConfig) -> OwnReward:
+    """`config`: its policy is the model that is asked."""
+    from agro.config import RewardConfig
+    from agro.models.policy import Policy
+    from agro.pages.store.own_reward import own_reward
+    from agro.rewards import load_reward
+
+    policy = Policy.load(config.policy)
+    with closing(load_reward(RewardConfig(name=name, options=options(option)))) as reward:
+        return own_reward(store, policy, reward, config)

@@ -47,6 +47,15 @@ GROUPS = {
             "guide/the-run.md",
         ),
         CommandEntry(
+            "race",
+            "race_command:race",
+            "Short runs of several methods and rates on one log or task; the best one trains on.",
+            "policy.model=runs/first/model data.store=runs/first/store.db data.eval_prompts=held_out.jsonl "
+            "reward.name=reward.py:prefix sampler.max_new=4 train.steps=24 --rate 3e-4 --rate 1e-3 "
+            "--out runs/race",
+            "guide/choosing.md",
+        ),
+        CommandEntry(
             "collect",
             "runs:collect",
             "Sample and score for a run that another process trains (source.kind = elsewhere).",

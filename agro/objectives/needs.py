@@ -280,6 +280,13 @@ def except_experts(need: N) -> N:
     return copied
 
 
+def with_way_out(need: Need, first: str) -> Need:
+    """The same need with another way out before its own."""
+    copied = copy(need)
+    copied.way_out = first + need.way_out
+    return copied
+
+
 def _named(batch: Batch, chosen_P: Tensor) -> list[str]:
     """Pairs of a batch as "WINNER over LOSER"."""
     assert batch.pairs is not None

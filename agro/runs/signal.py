@@ -25,8 +25,8 @@ WAYS_OUT = {
         "(sampler.n; data.group_size of a store). Where all prompts are solved, the task is learned"
     ),
     "a gradient of 0": (
-        "see whether groups of one response are dropped (agro check on the store), and whether all weights "
-        "of responses have fallen to 0; then a new run with a lower train.lr"
+        "see whether groups of one response are dropped (agro check on the store; agro train feedback takes "
+        "them), and whether all weights of responses have fallen to 0; then a new run with a lower train.lr"
     ),
 }
 

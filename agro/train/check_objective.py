@@ -176,8 +176,8 @@ def _check_origin(config: RunConfig, needs: set[Need], prefix: str) -> None:
     if PAIRS in needs and data.samples_fresh:
         raise Refused(
             f"{prefix}objective {name} needs pairs, which fresh samples don't have, but data.replay = "
-            f"{data.replay}. What to do: data.replay = 1, from a data.store with judged pairs (agro import), "
-            "or an objective on rewards, such as agro."
+            f"{data.replay}. What to do: data.replay = 1, from a data.store with judged pairs (agro import) "
+            "and recipe pairs, or an objective on rewards, such as agro."
         )
     if BEHAVIOR_LOGP in needs and data.samples:
         _check_truncation(config, prefix)

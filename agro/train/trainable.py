@@ -20,11 +20,13 @@ from agro.objectives.needs import (
     grouping,
     judging,
     ordered,
+    with_way_out,
 )
 from agro.store import At, Counts, Pair, SampleSummary, Store, is_held_out
 from agro.store.database import exists
 from agro.store.queries import chosen
 from agro.train.collate import total_reward
+from agro.train.instead import instead
 from agro.train.phases import Phase, options_at
 from agro.train.reward_scales import check_scales
 from agro.types import ROLES, Prompt, Sample
@@ -60,10 +62,11 @@ def check_stores(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Path)
             Store.open(data.eval_store, read_only=True, create=False).close()
 
 
-def check_enough(phases: Sequence[Phase], path: Path) -> None:
+def check_enough(phases: Sequence[Phase], path: Path, log: Path | None = None) -> None:
     """Raise `Refused` where the store has fewer groups than a step draws, before anything adds to it.
 
     Of the first phases, up to one that samples. Staleness, by which groups come and go, is left to the step.
+    `log`: as of `instead`.
     """
     for phase in takewhile(lambda phase: not phase.config.data.samples_fresh, phases):
         data = phase.config.data
@@ -71,8 +74,12 @@ def check_enough(phases: Sequence[Phase], path: Path) -> None:
         if waits or data.max_age is not None or data.order == "age_weighted":
             continue
         with Store.open(path, read_only=True) as store:
-            for rule in phase.rules(0):
-                store.draws.require(rule, At("", 0, 0, 0))
+            try:
+                for rule in phase.rules(0):
+                    store.draws.require(rule, At("", 0, 0, 0))
+            except Refused as error:
+                way_out = instead(phase.config, store, log)
+                raise Refused(f"{error} Or {way_out}".strip() if way_out else str(error)) from None
 
 
 def check_names(data: DataConfig, counts: Counts, path: Path, *, adds: bool) -> None:
@@ -110,15 +117,18 @@ def _check_named(
         )
 
 
-def check_store(phase: Phase, store: Store, *, fills: bool | None = None) -> list[str]:
+def check_store(
+    phase: Phase, store: Store, *, fills: bool | None = None, log: Path | None = None
+) -> list[str]:
     """Raise `Refused` where the objective can't train on what would be drawn; returns notes on the rest.
 
     `fills`: whether a run adds samples where there are none to draw; by default where some step samples.
+    `log`: as of `instead`.
     """
     config, data = phase.config, phase.config.data
     fills = data.samples_fresh if fills is None else fills
     options = options_at(config.objective.options, 0)
-    check = _StoreCheck(config, store, phase.entry.needed(options))
+    check = _StoreCheck(config, store, phase.entry.needed(options), log)
     check.samples()
     if not check.total and fills:
         return ["the store is empty: all groups are sampled until it isn't"]
@@ -136,8 +146,8 @@ def check_store(phase: Phase, store: Store, *, fills: bool | None = None) -> lis
     if remaining == 0 and not fills:
         raise Refused(
             f"data.store: no group of {store.path} is left to draw: {'; '.join(check.notes)}. What to do: "
-            "sample more responses to each prompt (data.complete_groups does it in a run), or score those "
-            "that have no reward (agro score)"
+            f"{check.otherwise}sample more responses to each prompt (data.complete_groups does it in a run), "
+            "or score those that have no reward (agro score)"
         )
     if REWARD in check.needs:
         check_scales(data, store)
@@ -164,6 +174,7 @@ class _StoreCheck:
     config: RunConfig
     store: Store
     needs: Set[Need]
+    log: Path | None = None  # that the store was filled from for a look
     notes: list[str] = field(default_factory=list)  # what isn't drawn
     total: int = 0  # samples
     missing: dict[Need, _MissingSamples] = field(default_factory=dict)
@@ -172,6 +183,12 @@ class _StoreCheck:
     @property
     def name(self) -> str:
         return self.config.objective.name
+
+    @property
+    def otherwise(self) -> str:
+        """Commands that train on the log, and "or" before other ways; "" where it isn't of another kind."""
+        way_out = instead(self.config, self.store, self.log)
+        return f"{way_out}or " if way_out else ""
 
     def rows(self) -> Iterator[SampleSummary]:
         """The samples that may be drawn."""
@@ -198,6 +215,7 @@ class _StoreCheck:
         """Refuse samples without a need that all must have, or that none has."""
         for need, missing in self.missing.items():
             if missing.count and (missing.count == self.total or not need.optional):
+                need = with_way_out(need, self.otherwise)
                 raise need.refusal(self.name, missing.named, self.total, count=missing.count)
             if missing.count:
                 share = f"{missing.count} of {self.total}"
@@ -239,7 +257,8 @@ class _StoreCheck:
                 count += 1
                 names += [prompt] if len(names) < NAMED else []
         if count and not drop:
-            raise need.refusal(self.name, names, total, f"groups in {self.store.path}", count)
+            other = with_way_out(need, self.otherwise)
+            raise other.refusal(self.name, names, total, f"groups in {self.store.path}", count)
         if count:
             self.notes.append(f"{count} of {total} groups don't have {need.what} and aren't drawn")
         return total - count
@@ -285,7 +304,8 @@ class _StoreCheck:
             )
         if not pairs:
             unit = f"samples in {self.store.path}"
-            error = PAIRS.refusal(self.name, _named(rows[:NAMED]), len(rows), unit, len(rows))
+            need = with_way_out(PAIRS, self.otherwise)
+            error = need.refusal(self.name, _named(rows[:NAMED]), len(rows), unit, len(rows))
             if not total:
                 raise error
             raise Refused(

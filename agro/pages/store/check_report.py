@@ -16,6 +16,7 @@ from agro.pages.store.findings import Findings
 from agro.pages.store.verdicts import DataVerdict, verdicts
 from agro.store import Counts, Store
 from agro.train import trainable
+from agro.train.instead import instead
 from agro.train.phases import Phase, options_at
 from agro.train.reward_scales import find_scale_conflicts
 
@@ -42,12 +43,14 @@ class Report(Findings):
         }
         if self.measured is not None:
             values |= self.measured.to_json()
+        if self.own_reward is not None:
+            values["own_reward"] = self.own_reward.to_json()
         verdicts_json = [{"level": v.level, "text": v.text, "todo": v.todo} for v in self.verdicts]
         return values | {"verdicts": verdicts_json}
 
     def __str__(self) -> str:
         """A summary of some lines, then the verdicts."""
-        lines = [*_survey_lines(self), *_source_lines(self), *_model_lines(self)]
+        lines = [*_survey_lines(self), *_source_lines(self), *_model_lines(self), *_own_reward_lines(self)]
         width = max(len(name) for name, _ in lines)
         text = [f"{name:<{width}}  {value}" for name, value in lines]
         return "\n".join([*text, "", *(f"{v.level}: {v}" for v in self.verdicts if v.level != "problem")])
@@ -76,14 +79,15 @@ def check_store(
     phase = Phase("", config, 0, 1)
     objective, options = config.objective.name, options_at(config.objective.options, 0)
     phase.entry.checked(objective, options)
+    log = path if path is not None and path != store.path else None
     problem = ""
     try:
         trainable.check_names(config.data, counts, store.path, adds=config.data.samples)
-        trainable.check_store(phase, store, fills=False)
+        trainable.check_store(phase, store, fills=False, log=log)
         if not config.data.samples_fresh:  # else the default number of groups, which nobody chose
-            trainable.check_enough([phase], store.path)
+            trainable.check_enough([phase], store.path, log)
     except Refused as error:
-        problem = str(error).replace(str(store.path), str(path or store.path))
+        problem = str(error).replace(str(store.path), str(path or store.path)).strip()
     uses_rewards = REWARD in phase.entry.needed(options)
     return Report(
         path or store.path,
@@ -95,6 +99,7 @@ def check_store(
         licenses or {},
         options=options,
         completes=config.data.complete_groups,
+        instead=instead(config, store, log).strip(),
     )
 
 
@@ -163,6 +168,15 @@ def _model_lines(report: Report) -> Iterator[tuple[str, str]]:
     yield "coverage of π", f"{short(values['policy_coverage'])} of its probability on the stored responses"
     if values["ess"] is not None:
         yield "ESS", f"{percent(values['ess'], 1)} of {count(values['ess_responses'])} responses"
+
+
+def _own_reward_lines(report: Report) -> Iterator[tuple[str, str]]:
+    own = report.own_reward
+    if own is not None:
+        means = (
+            f"{with_error(own.log, own.log_se)} of the log, {with_error(own.own, own.own_se)} of the model's"
+        )
+        yield "mean reward", f"{means} own responses to {count(own.prompts)} of its prompts"
 
 
 def _sizes(survey: StoreSurvey) -> str:

@@ -12,6 +12,7 @@ from agro.train.reward_scales import ScaleConflict
 
 if TYPE_CHECKING:
     from agro.pages.store.measurements import Measurements
+    from agro.pages.store.own_reward import OwnReward
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Findings:
     measured: Measurements | None = None
     options: dict[str, Any] = field(default_factory=dict)  # of the objective, where they aren't its defaults
     completes: int | None = None  # data.complete_groups
+    own_reward: OwnReward | None = None  # the log's mean reward, and the model's own
+    instead: str = ""  # what to do with a log of single responses or of judged pairs
 
     @property
     def trainable(self) -> bool:

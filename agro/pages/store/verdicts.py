@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agro.io.numbers import count, percent
+from agro.io.numbers import count, percent, with_error
 from agro.objectives import Objective, get
 from agro.objectives.needs import BEHAVIOR_LOGP, PAIRS, REWARD, grouping
 from agro.pages.store.findings import Findings
@@ -23,6 +23,7 @@ FEW_GROUPS = 50
 IMITABLE = 0.8  # trajectory quality
 SMALL_ESS = 0.1
 CHANCE = 0.5  # of AUC
+AHEAD = 0.1  # of the rewards' spread: so far above the model were the logs that imitation helped, of ten
 UNLIKELY = -3.0  # nats per token, on average
 
 
@@ -76,15 +77,19 @@ def _groups(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
             "note",
             f"{count(alone)} of {count(survey.groups)} prompts have one response, and are left out "
             '(objective.singletons = "drop").',
-            "data.complete_groups = 3 samples fresh ones to these prompts.",
+            _otherwise(report) + "data.complete_groups = 3 samples fresh ones to these prompts.",
         )
     elif alone and compares:
         yield DataVerdict(
             "warning",
             f"{count(alone)} of {count(survey.groups)} prompts have one response, and {report.objective} "
             "compares the responses to a prompt.",
-            "data.complete_groups = 3 samples fresh ones to these prompts; "
+            _otherwise(report) + "data.complete_groups = 3 samples fresh ones to these prompts; "
             'objective.singletons = "drop" leaves them out.',
+        )
+    elif PAIRS not in needs and report.counts.pairs and _otherwise(report):
+        yield DataVerdict(
+            "note", f"The log has {count(report.counts.pairs)} judged pairs.", _otherwise(report)
         )
     if 0 < survey.groups < FEW_GROUPS:
         yield DataVerdict(
@@ -92,6 +97,13 @@ def _groups(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
             f"The number of prompts is small: {survey.groups}.",
             "A model memorizes so few; hold some out (data.hold_out), and stop early (evaluate.patience).",
         )
+
+
+def _otherwise(report: Findings) -> str:
+    """Commands for a log of this kind, unless the problem has them already."""
+    if not report.instead or report.instead in report.problem:
+        return ""
+    return f"{report.instead[0].upper()}{report.instead[1:]}\n"
 
 
 def _rewards(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
@@ -211,6 +223,7 @@ def _unknown(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
 
 
 def _model_verdicts(report: Findings) -> Iterator[DataVerdict]:
+    yield from _own_reward(report)
     measured = report.measured
     if measured is None or not measured.groups:
         return
@@ -241,6 +254,25 @@ def _model_verdicts(report: Findings) -> Iterator[DataVerdict]:
             "Importance ratios of complete responses are too noisy here: agro has none." if low else "",
         )
     yield from _beta(values)
+
+
+def _own_reward(report: Findings) -> Iterator[DataVerdict]:
+    own = report.own_reward
+    if own is None:
+        return
+    difference = with_error(own.log - own.own, own.difference_se)
+    text = (
+        f"The log's mean reward less the model's own is {difference}, {own.lead:.2f} of the rewards' spread."
+    )
+    if own.lead <= AHEAD:
+        yield DataVerdict("note", text, "A share of imitation isn't expected to help.")
+        return
+    yield DataVerdict(
+        "note",
+        text,
+        "From such a log a share of imitation that falls to 0 may help "
+        "(objective.imitation={start=1.0, end=0.0, steps=STEPS}); agro race tries it.",
+    )
 
 
 def _beta(values: dict[str, Any]) -> Iterator[DataVerdict]:

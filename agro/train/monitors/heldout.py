@@ -85,7 +85,9 @@ class HeldOutGroups:
             key = "hold_out" if data.hold_out else "eval_store"
             raise Refused(
                 f"data.{key}: {path}: expected groups of two or more scored responses, got none among "
-                f"{len({s.prompt_id for s in samples})} groups; dropped: {dict(valid.dropped) or 'nothing'}"
+                f"{len({s.prompt_id for s in samples})} groups; dropped: {dict(valid.dropped) or 'nothing'}. "
+                f"What to do: remove data.{key}, or measure the model's own responses "
+                "(data.eval_prompts and a reward)"
             )
         return cls(groups, learner, dropped=len(samples) - sum(map(len, groups)))
 

@@ -1,0 +1,242 @@
+"""Which method and rate for this data? Short runs of several, judged on the same held-out prompts.
+
+Successive halving (Jamieson and Talwalkar, arXiv 1502.07943): all candidates train a quarter of the steps,
+the better half of them trains on to half of the steps, the best one to the end. Each is an ordinary run,
+continued with more steps. A learning rate that falls to 0 does so in each of these parts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agro.api.candidates import Candidate, candidates, default_for, settings_of
+from agro.api.input_files import prompt_record, write_rows
+from agro.api.reporting_trainer import Trainer
+from agro.config import RunConfig, override
+from agro.errors import Refused
+from agro.io.files import write
+from agro.logs.prompts import load_prompts
+from agro.models.policy import Policy
+from agro.rewards import load_reward
+from agro.rollout.evaluate import Heldout, heldout
+from agro.rollout.paired import compare
+from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
+from agro.runs.metrics import GAIN
+from agro.runs.rundata import load_run
+from agro.train.phases import derive
+from agro.train.trainer import BaseTrainer
+from agro.types import Prompt
+
+ENOUGH = 50  # held-out prompts that choose, from which on as many others judge the winner
+NOTHING = "do nothing"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A candidate at a learning rate, and the folder of its run."""
+
+    candidate: Candidate
+    lr: float
+    folder: Path
+
+
+@dataclass
+class Race:
+    """A race in the folder `out`. What was completed there before isn't run again.
+
+    `overrides`: KEY=VALUE, with policy.model, data.store or data.prompts, data.eval_prompts, and a reward.
+    `rates`: learning rates; train.lr, a third and three times of it where none is given.
+    """
+
+    overrides: Sequence[str]
+    out: Path
+    rates: Sequence[float] = ()
+    say: Callable[[str], None] = print
+    record: dict[str, Any] = field(default_factory=dict)  # what race.json has
+
+    def __post_init__(self) -> None:
+        """Raises `Refused` for what can't be judged."""
+        values: dict[str, Any] = {}
+        for item in self.overrides:
+            override(values, item, RunConfig)
+        data = RunConfig.of(values, "agro race", self.overrides).data
+        if data.eval_prompts is None:
+            raise Refused(
+                "agro race judges by the reward of responses to held-out prompts: expected data.eval_prompts "
+                "and a reward for them (reward.name=file.py:function), got no data.eval_prompts. What "
+                "to do: set both; where nothing can score a response, train the recipe for the data (agro "
+                "recipes)"
+            )
+        self.recipe = default_for(data)
+        self.default = RunConfig.load(self.recipe, self.overrides)
+        train = self.default.train
+        if train.steps is None or train.steps < 4:
+            raise Refused(
+                f"agro race: expected train.steps of 4 or more, got {train.steps or 'train.epochs'}"
+            )
+        self.steps: int = train.steps
+        self.rates = tuple(self.rates) or (train.lr, train.lr / 3, 3 * train.lr)
+        self.refused: dict[Path, str] = {}  # by run
+
+    def run(self) -> dict[str, Any]:
+        """All runs that remain; returns what race.json has. Raises `Refused` where no candidate can train."""
+        self._open()
+        tried = candidates(self.recipe, self.default, self.out)
+        entrants = [
+            Entrant(candidate, lr, self.out / f"{candidate.name}-{lr:.3g}")
+            for lr in self.rates
+            for candidate in tried
+        ]
+        remaining = entrants
+        for steps, count in ((self.steps // 4, (len(entrants) + 1) // 2), (self.steps // 2, 1)):
+            for entrant in remaining:
+                self._measure(entrant, steps)
+            remaining = self._ranked(remaining, steps)[:count]
+        [winner] = remaining
+        if self._latest(winner, self.steps // 2)["gain"] > 0:
+            self._measure(winner, self.steps)
+            self._ranked(remaining, self.steps)  # refuses where it couldn't train on
+            self._judge(winner)
+        self.record["winner"] = winner.folder.name if self._latest(winner, self.steps)["gain"] > 0 else None
+        self.record["rows"] = self._rows(entrants)
+        self._save()
+        return self.record
+
+    def _open(self) -> None:
+        """Continue what race.json has, and share out the held-out prompts."""
+        settings = {"overrides": list(self.overrides), "rates": list(self.rates)}
+        path = self.out / "race.json"
+        if path.exists():
+            self.record = json.loads(path.read_text(encoding="utf-8"))
+            if self.record["settings"] != settings:
+                raise Refused(
+                    f"{path}: this race has other settings, {self.record['settings']}; got {settings}. What "
+                    "to do: give the same, or another --out"
+                )
+        else:
+            self.out.mkdir(parents=True, exist_ok=True)
+            self.record = {"settings": settings, "default": self.recipe, "runs": {}, "judged": None}
+            self._save()
+        data = self.default.data
+        prompts = load_prompts(data.paths("eval_prompts"), data.columns)
+        self.judging: list[Prompt] = []
+        self.choosing = [] if data.columns else prompts  # files of prompts have agro's own columns
+        if len(self.choosing) >= 2 * ENOUGH:
+            order = sorted(prompts, key=lambda prompt: derive("race", prompt.id))
+            half = len(order) // 2
+            self.choosing, self.judging = order[:half], order[half:]
+
+    def _measure(self, entrant: Entrant, steps: int) -> None:
+        """Train a candidate up to so many steps, unless it was done, and note its last evaluation."""
+        measured = self.record["runs"].setdefault(entrant.folder.name, {})
+        if str(steps) in measured or entrant.folder in self.refused:
+            return
+        self.say(f"race: {entrant.folder.name}, {steps} of {self.steps} steps")
+        trainer = Trainer if steps == self.steps else BaseTrainer  # only the winner needs a page
+        try:
+            resume = (entrant.folder / "config.json").exists()
+            trainer(self._config(entrant, steps), entrant.folder, resume=resume).run()
+        except Refused as error:
+            self.refused[entrant.folder] = str(error)
+            return
+        rows = [row for row in load_run(entrant.folder).rows if row.get("eval_reward") is not None]
+        if len(rows) < 2 or rows[-1].get(GAIN) is None:
+            self.refused[entrant.folder] = "fewer than two held-out prompts could be scored"
+            return
+        self.record.setdefault("start", _described(rows[0]))
+        measured[str(steps)] = _described(rows[-1])
+        self._save()
+
+    def _config(self, entrant: Entrant, steps: int) -> RunConfig:
+        own = [f"train.lr={entrant.lr!r}", f"train.steps={steps}"]
+        if self.choosing:
+            file = self.out / "choosing.jsonl"
+            if not file.exists():
+                write_rows(self.choosing, file, "data.eval_prompts", prompt_record)
+            own.append(f"data.eval_prompts={file}")
+        return settings_of(entrant.candidate, self.recipe, self.default, self.overrides, own)
+
+    def _judge(self, winner: Entrant) -> None:
+        """Compare the winner with the start on the prompts that didn't choose it."""
+        if self.record["judged"] is not None or not self.judging:
+            return
+        self.say(f"race: {winner.folder.name} and the start answer {len(self.judging)} other prompts")
+        config = self._config(winner, self.steps)
+        trained = {"model": str(winner.folder / "model"), "new": None, "lora": None}
+        start = self._answers(config, config).rewards
+        policy = config.policy.model_copy(update=trained)
+        result = self._answers(config, config.model_copy(update={"policy": policy})).rewards
+        comparison = compare(start, result)
+        self.record["judged"] = asdict(comparison) | {"verdict": comparison.verdict}
+
+    def _answers(self, config: RunConfig, of: RunConfig) -> Heldout:
+        """Responses of the policy of a configuration to the judging prompts, scored."""
+        policy = Policy.load(of.policy, seed=derive(config.train.seed, "weights"))
+        engine = embedded(policy, fused=config.engine.fused)
+        rollout = load_rollout(policy.encoder, engine, config.environment)
+        sampler = config.sampler.of_policy(config.evaluate.temperature, config.evaluate.n)
+        with closing(EpisodeReward(load_reward(config.reward))) as reward:
+            return heldout(rollout, reward, self.judging, sampler, derive(config.train.seed, "judge"))
+
+    def _latest(self, entrant: Entrant, steps: int) -> Row:
+        """Its latest measurement up to so many steps: a race that continues knows later ones already."""
+        measured: dict[str, Row] = self.record["runs"][entrant.folder.name]
+        return measured[max((key for key in measured if int(key) <= steps), key=int)]
+
+    def _ranked(self, entrants: Sequence[Entrant], steps: int) -> list[Entrant]:
+        """Those that could train, by their held-out reward at so many steps, the highest first."""
+        able = [entrant for entrant in entrants if entrant.folder not in self.refused]
+        if not able:
+            raise Refused(f"agro race: no candidate can train. {next(iter(self.refused.values()))}")
+        return sorted(able, key=lambda entrant: -self._latest(entrant, steps)["reward"])
+
+    def _rows(self, entrants: Sequence[Entrant]) -> list[Row]:
+        """Doing nothing; those that trained longest, the best of them first; what was refused."""
+        rows: list[Row] = [{"candidate": NOTHING, "lr": None, "run": None, **self.record["start"]}]
+        measured = [
+            _named(entrant) | self._latest(entrant, self.steps)
+            for entrant in self._ranked(entrants, self.steps)
+        ]
+        rows += sorted(measured, key=lambda row: -row["step"])
+        refused = [entrant for entrant in entrants if entrant.folder in self.refused]
+        return rows + [_named(entrant) | {"refused": self.refused[entrant.folder]} for entrant in refused]
+
+    def _save(self) -> None:
+        write(self.out / "race.json", json.dumps(self.record, indent=1, ensure_ascii=False) + "\n")
+
+
+def _named(entrant: Entrant) -> Row:
+    return {"candidate": entrant.candidate.name, "lr": entrant.lr, "run": str(entrant.folder)}
+
+
+def _described(row: Row) -> Row:
+    """Of a row of metrics.jsonl: the held-out reward, and its difference to the start, 0 at the start."""
+    ends = {end: row.get(f"{GAIN}_{end}") for end in ("low", "high", "p", "n")}
+    return {
+        "step": row["step"],
+        "reward": row["eval_reward"],
+        "se": row["eval_reward_se"],
+        "gain": row.get(GAIN, 0.0),
+        **ends,
+    }
+
+
+def conclusion(record: dict[str, Any]) -> str:
+    """What the race says, and what it doesn't."""
+    winner, judged = record["winner"], record["judged"]
+    if winner is None:
+        return "Doing nothing won: no candidate is above the start on the held-out prompts."
+    chosen = f"{winner} won. The race chose it on these held-out prompts, which flatters it"
+    if judged is None:
+        return f"{chosen}; measure it on others (agro eval RUN --prompts FILE)."
+    change = (
+        f"{judged['difference']:+.3f} ({judged['low']:.3f} to {judged['high']:.3f}), p = {judged['p']:.2g}"
+    )
+    verdict = {"not shown": "not shown better"}.get(judged["verdict"], judged["verdict"])
+    return f"{chosen}. On {judged['n']} others, against the start: {verdict}, {change}."

@@ -1,0 +1,65 @@
+"""What to train instead, where an objective refuses a log: the commands for the kind of log that it is."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Literal
+
+from agro.config import RunConfig
+from agro.store import Store
+
+Kind = Literal["log", "feedback", "pairs"]  # also the name of the recipe for it
+MANY = 0.5  # of the prompts with a reward, which have one response
+
+
+def kind_of(store: Store) -> tuple[Kind, int]:
+    """What a store has, by the recipe that trains on it, and at how many prompts.
+
+    log: rewards of several responses a prompt; feedback: of one; pairs: judgments, and no such rewards.
+    """
+    scored = [group.scored for group in store.survey.each_group() if group.scored]
+    judged = _judged_prompts(store)
+    if judged and not any(size > 1 for size in scored):
+        return "pairs", judged
+    is_single = len(scored) > 1 and scored.count(1) >= MANY * len(scored)
+    return ("feedback" if is_single else "log"), len(scored)
+
+
+def instead(config: RunConfig, store: Store, log: Path | None = None) -> str:
+    """What to do, then commands, one a line; "" for a log that has groups with rewards to compare.
+
+    `config`: of the run that is refused, which says the model. `log`: the file that the store was filled from
+    for a look, which the commands import first.
+    """
+    kind, prompts = kind_of(store)
+    if kind == "log":
+        return ""
+    if kind == "pairs":
+        return f"train on the judged pairs:\n{_command('pairs', config, store, log, prompts)}\n"
+    low, high = store.survey.spread_of_rewards() or (0.0, 1.0)
+    changes = {"feedback": "", "dro": "data.replay=1", "kto": f"objective.threshold={(low + high) / 2:g}"}
+    commands = [_command(name, config, store, log, prompts, change) for name, change in changes.items()]
+    return "\n".join(["train on single responses, first by feedback, which compares them:", *commands, ""])
+
+
+def _judged_prompts(store: Store) -> int:
+    """How many prompts have a judgment with a winner."""
+    if not store.counts().pairs:
+        return 0
+    prompts = {row.id: row.prompt_id for row in store.survey.each_summary()}
+    return len({prompts.get(pair.winner) for pair in store.pairs() if not pair.is_tie})
+
+
+def _command(
+    recipe: str, config: RunConfig, store: Store, log: Path | None, prompts: int, change: str = ""
+) -> str:
+    """`agro train RECIPE …`, with steps of as many prompts as there are where the recipe takes more."""
+    path = store.path if log is None else Path(log.name.split(".")[0] + ".db")
+    parts = [] if log is None else ["agro", "import", str(log), "--store", str(path), "&&"]
+    parts += ["agro", "train", recipe, f"policy.model={config.policy.model or 'MODEL'}", f"data.store={path}"]
+    parts += [change] if change else []
+    if prompts < RunConfig.load(recipe).train.groups:
+        parts.append(f"train.groups={prompts}")
+    quoted = [part if part == "&&" else shlex.quote(part) for part in [*parts, "--out", f"runs/{recipe}"]]
+    return f"  {' '.join(quoted)}"

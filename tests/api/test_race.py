@@ -1,0 +1,204 @@
+"""Races of a second a run: who takes part, who trains on, and what is said of the winner."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "train"))
+sys.path.append(str(Path(__file__).parents[1] / "cli"))
+from running import done, refused
+from tiny_runs import tiny, write_prompts
+
+from agro.api.candidates import candidates, default_for
+from agro.api.race import ENOUGH, NOTHING, Race, conclusion
+from agro.api.reporting_trainer import Trainer
+from agro.config import DataConfig, RunConfig
+from agro.errors import Refused
+from agro.rollout.paired import compare
+from agro.store import Store
+from agro.train.trainer import BaseTrainer
+from agro.types import Sample
+
+STEPS = 8
+REWARD = f"{Path(__file__).parents[1] / 'train' / 'reward.py'}:digits"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("start")
+    return Trainer(tiny(folder, train__steps=1), folder / "run").run() / "model"
+
+
+def fill(path: Path, size: int = 4, prompts: int = 20) -> str:
+    """The answer to all prompts is 7."""
+    with Store.open(path) as store:
+        store.append(
+            Sample(f"{100 + g}>", "7" * 3 if i % 2 == 0 else str(i), reward=float(i % 2 == 0), source="log")
+            for g in range(prompts)
+            for i in range(g % 2 if size == 1 else 0, size + (g % 2 if size == 1 else 0))
+        )
+    return str(path)
+
+
+def overrides(folder: Path, model: Path, held_out: int = 20, **changes: Any) -> list[str]:
+    lines = [json.dumps({"prompt": f"{300 + i}>", "answer": "7"}) + "\n" for i in range(held_out)]
+    (folder / "held_out.jsonl").write_text("".join(lines))
+    values = {
+        "policy.model": model,
+        "data.eval_prompts": folder / "held_out.jsonl",
+        "reward.name": REWARD,
+        "sampler.max_new": 3,
+        "train.steps": STEPS,
+        "train.groups": 4,
+    }
+    values |= {key.replace("__", "."): value for key, value in changes.items()}
+    return [f"{key}={value}" for key, value in values.items()]
+
+
+def test_half_train_on_and_the_best_to_the_end(tmp_path: Path, model: Path) -> None:
+    asked = overrides(tmp_path, model, 2 * ENOUGH, data__store=fill(tmp_path / "log.db"))
+    out = tmp_path / "race"
+    found = done("race", *asked, "--rate", "1e-3", "--rate", "1e-2", "--out", out, "--json")
+    record = json.loads(found.stdout)
+    nothing, *rows = record["rows"]
+    assert nothing["candidate"] == NOTHING
+    assert nothing["step"] == 0
+    assert {row["candidate"] for row in rows} == {"log", "imitation", "log+imitation"}
+    steps = sorted((row["step"] for row in rows), reverse=True)
+    if record["winner"]:
+        assert steps == [8, 4, 4, 2, 2, 2]
+        assert record["winner"] == Path(rows[0]["run"]).name
+        assert (Path(rows[0]["run"]) / "report.html").exists()
+    for row in rows:
+        assert row["reward"] == pytest.approx(nothing["reward"] + row["gain"])  # on the same prompts
+        assert RunConfig.load(Path(row["run"]) / "config.json").train.lr == row["lr"]
+    choosing = (out / "choosing.jsonl").read_text()
+    held_out = (tmp_path / "held_out.jsonl").read_text().splitlines()
+    assert sum(json.loads(line)["prompt"] in choosing for line in held_out) == ENOUGH
+    table = done("race", *asked, "--rate", "1e-3", "--rate", "1e-2", "--out", out).stdout
+    assert conclusion(record) in " ".join(table.split())
+
+
+def test_what_is_complete_is_not_run_again(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = overrides(tmp_path, model, data__store=fill(tmp_path / "log.db"))
+    runs, plain = [], BaseTrainer.run
+
+    def run(trainer: BaseTrainer) -> Path:
+        if len(runs) == 4 and trainer.out not in {out for out, _ in runs}:
+            raise KeyboardInterrupt
+        runs.append((trainer.out, trainer.config.train.steps))
+        return plain(trainer)
+
+    monkeypatch.setattr(BaseTrainer, "run", run)
+    race = Race(asked, tmp_path / "race", (1e-3, 1e-2), lambda text: None)
+    with pytest.raises(KeyboardInterrupt):
+        race.run()
+    assert len(runs) == 4
+    monkeypatch.setattr(
+        BaseTrainer, "run", lambda t: (runs.append((t.out, t.config.train.steps)), plain(t))[1]
+    )
+    record = Race(asked, tmp_path / "race", (1e-3, 1e-2), lambda text: None).run()
+    assert len(runs) == len(set(runs))
+    assert len(runs) == 6 + 3 + (record["winner"] is not None)
+    again = len(runs)
+    assert Race(asked, tmp_path / "race", (1e-3, 1e-2), lambda text: None).run() == record
+    assert len(runs) == again
+    with pytest.raises(Refused, match="this race has other settings"):
+        Race([*asked, "train.seed=1"], tmp_path / "race", (1e-3, 1e-2)).run()
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("feedback", ["feedback", "imitation", "dro", "kto"]),
+        ("pairs", ["pairs", "imitation", "dpo"]),
+        ("fresh", ["fresh", "rloo", "reinforce"]),
+    ],
+)
+def test_every_kind_of_data_has_candidates_that_train(
+    tmp_path: Path, model: Path, kind: str, names: list[str]
+) -> None:
+    source: dict[str, Any] = {"data__prompts": write_prompts(tmp_path / "prompts.jsonl", range(60))}
+    if kind == "feedback":
+        source = {"data__store": fill(tmp_path / "log.db", size=1)}
+    if kind == "pairs":
+        lines = [{"prompt": f"{100 + i}>", "chosen": str(i % 10), "rejected": "x0"[-1]} for i in range(1, 10)]
+        (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        done("import", tmp_path / "pairs.jsonl", "--store", tmp_path / "pairs.db")
+        source = {"data__store": tmp_path / "pairs.db"}
+    race = Race(overrides(tmp_path, model, **source), tmp_path / "race", (1e-3,), lambda text: None)
+    rows = race.run()["rows"]
+    assert [row for row in rows if "refused" in row] == []
+    assert [row["candidate"] for row in rows[:1]] == [NOTHING]
+    assert sorted(row["candidate"] for row in rows[1:]) == sorted(names)
+    if kind == "pairs":
+        with Store.open(tmp_path / "race" / "winners.db", read_only=True) as store:
+            assert {s.response for s in store.samples()} == {line["chosen"] for line in lines}
+
+
+def test_imitation_takes_the_best(tmp_path: Path) -> None:
+    """Rewards 0/1: the right ones; graded: the best of each group; one each: the upper quarter."""
+    graded, single = tmp_path / "graded.db", tmp_path / "single.db"
+    for path, size in ((graded, 4), (single, 1)):
+        with Store.open(path) as store:
+            store.append(Sample(f"{g}>", f"{i}", reward=g + i / 8) for g in range(9) for i in range(size))
+    found = {}
+    for path in (Path(fill(tmp_path / "log.db")), graded, single):
+        config = RunConfig.of({"data": {"store": str(path)}})
+        tried = candidates(default_for(config.data), config, tmp_path)
+        found[path.name] = [c.changes for c in tried if c.name == "imitation"]
+    assert found == {
+        "log.db": [("data.min_reward=1.0",)],
+        "graded.db": [("data.best_of_group=true",)],
+        "single.db": [("data.min_reward=6.0",)],  # of 0 … 8
+    }
+
+
+def test_the_winner_is_judged_on_prompts_that_did_not_choose_it(tmp_path: Path, model: Path) -> None:
+    held_out = 2 * ENOUGH
+    asked = overrides(tmp_path, model, held_out, data__store=fill(tmp_path / "log.db"), objective__beta=0.02)
+    race = Race(asked, tmp_path / "race", (3e-2,), lambda text: None)
+    record = race.run()
+    assert not {p.id for p in race.judging} & {p.id for p in race.choosing}
+    assert len(race.judging) + len(race.choosing) == held_out
+    assert record["winner"] is not None
+    judged = record["judged"]
+    assert judged["n"] == len(race.judging)
+    assert f"On {ENOUGH} others, against the start: {judged['verdict']}".replace(
+        ": not shown", ": not shown better"
+    ) in conclusion(record)
+    assert RunConfig.load(tmp_path / "race/log-0.03/config.json").objective.options["beta"] == 0.02
+    assert "beta" not in RunConfig.load(tmp_path / "race/imitation-0.03/config.json").objective.options
+
+
+def test_the_conclusion_says_what_was_measured() -> None:
+    better = compare(np.zeros(60), np.array([1.0] * 20 + [0.0] * 40))
+    judged = vars(better) | {"verdict": better.verdict}
+    assert "On 60 others, against the start: better, +0.333" in conclusion(
+        {"winner": "log", "judged": judged}
+    )
+    assert "measure it on others" in conclusion({"winner": "log", "judged": None})
+    assert "Doing nothing won" in conclusion({"winner": None, "judged": None})
+
+
+def test_a_race_without_a_judge_or_data_is_refused(tmp_path: Path, model: Path) -> None:
+    store = fill(tmp_path / "log.db")
+    asked = overrides(tmp_path, model, data__store=store)
+    said = refused("race", f"policy.model={model}", f"data.store={store}", "--out", tmp_path / "race")
+    assert "expected data.eval_prompts and a reward for them" in said
+    assert not (tmp_path / "race").exists()
+    with pytest.raises(Refused, match=r"either data\.store, .* got neither"):
+        default_for(DataConfig())
+    (tmp_path / "held_out.jsonl").write_text('{"prompt": "300>"}\n{"prompt": "301>"}\n')  # no answers
+    exact = [item for item in asked if not item.startswith("reward.")]
+    said = refused("race", *exact, "--rate", "1e-3", "--out", tmp_path / "race")
+    assert "no candidate can train" in said
+    assert "answer" in said
