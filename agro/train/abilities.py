@@ -42,7 +42,7 @@ SOURCE_CAPABILITIES: dict[SourceCapability, str] = {
 }
 
 SOURCES = {
-    "inline": ("agro.train.source", "Inline"),
+    "inline": ("agro.train.source", "InlineSource"),
     "elsewhere": ("agro.train.elsewhere", "CollectorSource"),
 }  # by source.kind
 
