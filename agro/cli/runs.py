@@ -38,14 +38,10 @@ def train(
             "--dry-run", help="Load and check everything, and report what would happen; write nothing."
         ),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="With --dry-run: one JSON document on stdout.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     from agro.config import RunConfig
 
-    if as_json and not dry_run:
-        raise Refused("--json belongs to --dry-run; a run's numbers are in RUN/metrics.jsonl")
     loaded = RunConfig.load(config, overrides or [])
     from agro.api.reporting_trainer import Trainer
 
@@ -57,8 +53,25 @@ def train(
         print(json.dumps(plan, ensure_ascii=False) if as_json else describe(plan))
         return
     folder = trainer.run()
+    if as_json:
+        print(_result(folder, trainer.ended_well))
     outcome = "done" if trainer.ended_well else "ended with the problems above"
     print(f"{outcome}: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
+
+
+def _result(folder: Path, ended_well: bool) -> str:
+    """What a run left, and whether its model got better, as JSON."""
+    from agro.runs.rundata import load_run
+    from agro.runs.verdict import Verdict
+
+    result = {
+        "run": str(folder),
+        "model": str(folder / "model"),
+        "report": str(folder / "report.html"),
+        "ended_well": ended_well,
+        "verdict": Verdict.of(load_run(folder)).to_json(),
+    }
+    return json.dumps(result, ensure_ascii=False, allow_nan=False)
 
 
 def collect(run: Annotated[Path, typer.Argument(help="The run folder.")]) -> None:
@@ -80,8 +93,11 @@ def report(
         bool, typer.Option("--watch", help="Serve the page on this machine while the run trains.")
     ] = False,
     port: Annotated[int, typer.Option(help="With --watch: the port; 0 takes a free one.")] = 0,
+    as_json: Json = False,
 ) -> None:
     if watch:
+        if as_json:
+            raise Refused("--json doesn't go with --watch, which doesn't end; give one of them")
         from agro.pages.run.live import watch as serve
 
         serve(run, port)
@@ -90,7 +106,14 @@ def report(
         raise Refused("--port belongs to --watch")
     from agro.pages.run import report as write_report
 
-    print(write_report(run))
+    page = write_report(run)
+    if as_json:
+        from agro.runs.problems import problems
+        from agro.runs.rundata import load_run
+
+        print(_result(run, not any(problem.serious for problem in problems(load_run(run)))))
+        return
+    print(page)
 
 
 def compare(

@@ -40,7 +40,7 @@ def present(folder: Path, train: TrainConfig, say: Callable[[str], None]) -> boo
 
 
 def summarize(run: RunData, say: Callable[[str], None]) -> bool:
-    """The problems, the best measurement, and whether the model got better.
+    """The problems, whether the model got better, and the best measurement.
 
     Returns whether no problem contradicts the measurement.
     """
@@ -48,7 +48,7 @@ def summarize(run: RunData, say: Callable[[str], None]) -> bool:
     for problem in report:
         say(f"problem: {problem.text}" + (f". {problem.detail}" if problem.detail else ""))
     ended_well = not any(problem.serious for problem in report)
+    say(Verdict.of(run).sentence)
     if outcome is not None:
         say(outcome.text if ended_well else f"measured all the same: {outcome.text}")
-    say(Verdict.of(run).sentence)
     return ended_well

@@ -8,7 +8,7 @@ it writes has become gibberish.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from agro.io.numbers import fixed
 from agro.runs.metrics import GAIN
@@ -20,18 +20,38 @@ LEVEL = 0.05  # a smaller p counts as shown
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer, and the sentence that says it with its interval."""
+    """The answer, the sentence that says it with its interval, and the measurement behind it, if any."""
 
     answer: Answer
     sentence: str
+    measured: Row | None = None
 
     @classmethod
     def of(cls, run: RunData) -> Verdict:
         """From the run's last measurement against its start."""
         for row in reversed(run.rows):
             if row.get(GAIN) is not None and row["step"]:
-                return cls(_answer(row), f"{_compared(row, run.steps)}{_distance(row)}.{_chosen(run, row)}")
+                sentence = f"{_compared(row, run.steps)}{_distance(row)}.{_chosen(run, row)}"
+                return cls(_answer(row), sentence, row)
         return cls("not measured", f"Not measured whether the model got better{_ranking(run)}. {WAY_OUT}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Answer, sentence and numbers; None where unknown.
+
+        `gain`: mean reward at `step` minus the start's on `n` held-out prompts, with its 95 % interval `low` to
+        `high`; `p`: of no difference; `detectable`: the gain that would have been shown with a probability of
+        80 %; `kl`: to the reference, in nats per response.
+        """
+        row = self.measured or {}
+        numbers = {name: row.get(f"{GAIN}_{name}") for name in ("low", "high", "p", "n", "detectable")}
+        return {
+            "answer": self.answer,
+            "sentence": self.sentence,
+            "step": row.get("step"),
+            "gain": row.get(GAIN),
+            **numbers,
+            "kl": row.get("eval_kl_ref"),
+        }
 
 
 WAY_OUT = (
@@ -88,10 +108,9 @@ def _chosen(run: RunData, row: Row) -> str:
 
 def _ranking(run: RunData) -> str:
     """What else was measured, and that it doesn't answer the question."""
-    auc = run.latest("eval_auc")
-    if auc is None:
+    if run.latest("eval_auc") is None:
         return ""
     return (
-        f": the only held-out measurement is how it ranks logged responses (AUC {fixed(auc)}), which says "
-        "nothing about what it writes"
+        ": the only held-out measurement is how it ranks logged responses (AUC), which says nothing about what "
+        "it writes"
     )

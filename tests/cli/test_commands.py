@@ -422,7 +422,29 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(
     assert found["phases"][0]["responses_sampled"] == 5 * 2 * 3
     assert "train: agro, 5 steps" in done("train", *given).stdout
     assert not (tmp_path / "run").exists()
-    assert "--json belongs to --dry-run" in refused("train", *given[:-1], "--json")
+
+
+def test_a_run_as_json_says_whether_the_model_got_better(model: Path, prompts: Path, tmp_path: Path) -> None:
+    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(
+        '[sampler]\nn = 3\nmax_new = 4\n[objective]\nname = "agro"\nbeta = 0.1\n'
+        '[reward]\nname = "exact"\n[train]\nsteps = 2\ngroups = 2\n'
+    )
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text("".join(f'{{"prompt": "7{i}>", "answer": "1"}}\n' for i in range(12)))
+    files = [f"data.prompts={prompts}", f"data.eval_prompts={held_out}"]
+    trained = json.loads(
+        done("train", recipe, f"policy.model={model}", *files, "--out", run, "--json").stdout
+    )
+    assert (trained["run"], trained["model"]) == (str(run), str(run / "model"))
+    row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    verdict = trained["verdict"]
+    measured = {name: row[f"eval_gain_{name}"] for name in ("low", "high", "p", "n", "detectable")}
+    measured |= {"step": 2, "gain": row["eval_gain"], "kl": row["eval_kl_ref"]}
+    assert {name: verdict[name] for name in measured} == measured
+    assert (verdict["n"], verdict["answer"]) == (12, "not shown")
+    assert json.loads(done("report", run, "--json").stdout) == trained
+    assert "--watch" in refused("report", run, "--json", "--watch")
 
 
 def test_episodes_are_sampled_scored_and_measured(model: Path, tmp_path: Path) -> None:

@@ -108,8 +108,8 @@ def test_page_card_and_terminal_say_the_problem_in_place_of_the_number(tmp_path:
     assert lines == [
         f"problem: {distance.text}. {distance.detail}",
         "problem: responses dropped: 3",
-        "measured all the same: best eval_auc 0.955 at step 40, the last measurement",
         Verdict.of(run).sentence,
+        "measured all the same: best eval_auc 0.955 at step 40, the last measurement",
     ]
     text = card(run, folder / "model").text
     assert f"for 40 of 40 steps. **{distance.text}.**\n" in text
@@ -122,17 +122,20 @@ def test_page_card_and_terminal_say_the_problem_in_place_of_the_number(tmp_path:
 
 
 @pytest.mark.report
-def test_a_run_without_problems_has_its_number_as_the_headline(tmp_path: Path) -> None:
+def test_a_ranking_alone_stands_after_the_verdict_as_a_detail(tmp_path: Path) -> None:
     folder = write_run(tmp_path, [AUC | {"eval_auc": 0.5}, *[WELL] * 39, WELL | AUC])
     (folder / "model").mkdir()
     lines: list[str] = []
     assert present(folder, load_run(folder).config.train, lines.append) is True
     verdict = Verdict.of(load_run(folder)).sentence
     assert verdict.startswith("Not measured whether the model got better")
-    assert lines == ["best eval_auc 0.955 at step 40, the last measurement", verdict]
+    assert lines == [verdict, "best eval_auc 0.955 at step 40, the last measurement"]
     lead = (folder / "report.html").read_text().split('class="lead">')[1].split("</p>")[0]
-    assert "The best held-out AUC was <b>0.955</b> at step 40" in lead
-    assert "Problems" not in card(load_run(folder), folder / "model").text
+    assert "0.955" not in verdict
+    assert lead.index(f"<b>{verdict}</b>") < lead.index("The best held-out AUC was 0.955 at step 40")
+    text = card(load_run(folder), folder / "model").text
+    assert text.index(f"**{verdict}**") < text.index("## Training")
+    assert "Problems" not in text
 
 
 def single_responses(path: Path) -> str:
