@@ -93,13 +93,12 @@ Power = Annotated[
     float, Option("of the ratio, before it is bounded: 0.5 is its root", "exponent", gt=0, le=1)
 ]
 WeightBaseline = Annotated[
-    Literal["mean", "weighted", "lower", "optimal", "balanced", "crossfit", "worst"],
+    Literal["mean", "weighted", "lower", "optimal", "balanced", "crossfit"],
     Option(
         "what the R of a group are compared with: their mean; their mean by the weights; the lower one of "
         "these two; the mean of nearly least variance, by w Σ_t (1 − π_t)²; the lower one of that and of "
-        "the weighted mean, with which a group as a whole is never pushed down; the weighted mean where "
-        "the optimal one would push the step's other groups down, else the optimal one; or the worst R, "
-        "which pushes nothing down and is right only where a response always has the same reward"
+        "the weighted mean, with which a group as a whole is never pushed down; or the weighted mean where "
+        "the optimal one would push the step's other groups down, else the optimal one"
     ),
 ]
 Normalize = Annotated[
@@ -272,11 +271,6 @@ def _crossfit(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tenso
     return torch.where(others_G < 0, weighted_G, optimal_G)
 
 
-def _worst(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
-    """[G] as far as the worst R of the group. What is not compared has the slope 0, which is never larger."""
-    return groups.largest(slope_N)
-
-
 def _average(groups: Groups, share_N: Tensor, v_N: Tensor) -> Tensor:
     """[G] the mean of v by shares in each group; 0 where all shares are 0."""
     total_G = groups.sum(share_N)
@@ -289,7 +283,6 @@ EXCESS = {
     "optimal": _optimal,
     "balanced": _balanced,
     "crossfit": _crossfit,
-    "worst": _worst,
 }
 
 

@@ -317,8 +317,8 @@ def group_baseline(
     w = min(maximum, (π/f)^power), or 1 without `maximum`; with `normalize` the ratios of a group are divided
     by the largest one where all are below 1. b is R̄_w, the mean by w, for "weighted"; that by
     w g, g = Σ_t (1 − π_t)², for "optimal"; the lower one of R̄_w and R̄ for "lower", of R̄_w and the optimal
-    one for "balanced"; the smallest R for "worst"; for "crossfit" R̄_w where the optimal one would push all
-    other groups down, else that.
+    one for "balanced"; for "crossfit" R̄_w where the optimal one would push all other groups
+    down, else that.
     """
     R_XKn = (s.reward - s.beta * s.d).detach()[:, s.groups]
     w_XKn = torch.ones_like(R_XKn)
@@ -334,7 +334,6 @@ def group_baseline(
         "lower": torch.minimum(R_XKn.mean(-1), weighted_XK),
         "optimal": optimal_XK,
         "balanced": torch.minimum(weighted_XK, optimal_XK),
-        "worst": R_XKn.amin(-1),
         "crossfit": torch.where(
             _sink_others(s, w_XKn, R_XKn - optimal_XK[..., None]), weighted_XK, optimal_XK
         ),

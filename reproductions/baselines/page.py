@@ -60,7 +60,7 @@ def readme(found: dict[str, Any], count: int, seeds: int, updates: int) -> str:
 
 
 def listed(sizes: Sequence[int]) -> str:
-    return ", ".join(map(str, sizes[:-1])) + f" and {sizes[-1]}"
+    return " and ".join(filter(None, [", ".join(map(str, sizes[:-1])), str(sizes[-1])]))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

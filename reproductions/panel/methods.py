@@ -102,11 +102,12 @@ def _baseline_on_fresh(job: Job, facts: Facts, *, options: Values) -> Values | s
     return {"recipe": "fresh", "objective": options}
 
 
-def _of_reference(baseline: str, *, power: float = 1.0, most: float = 1.0) -> Values:
+def _of_reference(baseline: str, *, power: float = 1.0, most: float = 1.0, normalize: str = "none") -> Values:
     return {
         "weight": "reference",
         "weight_max": most,
         "weight_power": power,
+        "weight_normalize": normalize,
         "weight_baseline": baseline,
     }
 
@@ -120,23 +121,17 @@ def _kto(facts: Facts) -> Values:
 
 
 CANDIDATES = {
+    "balanced": ("min(1, √(π/π_ref)), the balanced baseline", _of_reference("balanced", power=0.5)),
     "no root": ("min(2, π/π_ref), the balanced baseline", _of_reference("balanced", most=2.0)),
     "optimal": ("min(1, √(π/π_ref)), the optimal baseline", _of_reference("optimal", power=0.5)),
-    "normalized": (
+    "crossfit": ("the same, the cross-fitted baseline", _of_reference("crossfit", power=0.5)),
+    "normalized, balanced": (
         "min(1, √(π/π_ref)) normalized by group, the balanced baseline",
-        {**_of_reference("balanced", power=0.5), "weight_normalize": "group"},
-    ),
-    "normalized, optimal": (
-        "min(1, √(π/π_ref)) normalized by group, the optimal baseline",
-        {**_of_reference("optimal", power=0.5), "weight_normalize": "group"},
+        _of_reference("balanced", power=0.5, normalize="group"),
     ),
     "normalized, crossfit": (
-        "min(1, √(π/π_ref)) normalized by group, the cross-fitted baseline",
-        {**_of_reference("crossfit", power=0.5), "weight_normalize": "group"},
-    ),
-    "crossfit": (
-        "min(1, √(π/π_ref)), the cross-fitted baseline",
-        {**_of_reference("crossfit", power=0.5), "weight_normalize": "none"},
+        "the same, the cross-fitted baseline",
+        _of_reference("crossfit", power=0.5, normalize="group"),
     ),
     "earlier": (
         "the recipe until November 2026: min(2, π/π_ref), the lower baseline",
@@ -144,8 +139,7 @@ CANDIDATES = {
     ),
 }
 ON_FRESH = {
-    "fresh, optimal": ("β = 0.01, the optimal baseline", {"weight_baseline": "optimal"}),
-    "fresh, worst": ("β = 0.01, the group's worst R", {"weight_baseline": "worst"}),
+    "fresh, balanced": ("β = 0.01, the balanced baseline", {"weight_baseline": "balanced"}),
     "fresh, the mean": ("β = 0.01, the group's mean", {"weight_baseline": "mean"}),
     "fresh, earlier": ("β = 0.05, the group's mean", {"weight_baseline": "mean", "beta": 0.05}),
 }

@@ -80,6 +80,11 @@ NOT_CARRIED = {
     "ECHO (2605.24517)": (
         "cross-entropy on what the environment answers; log-probs are those of the policy's own tokens alone"
     ),
+    "FPA (2509.19893)": (
+        "weighs gradients by an estimate of the future policy, from logits extrapolated past the present "
+        "ones: over the vocabulary, where a batch has those of sampled tokens alone. The abstract was read, "
+        "not the equations"
+    ),
     "GDPO (2601.05242)": "normalizes each part of a reward by itself; a batch has one reward a response",
     "Mixture of Attentions for drafts (2410.03804)": (
         "an architecture of draft models; `sampler.draft` takes a causal language model"
@@ -92,6 +97,11 @@ NOT_CARRIED = {
         "π is then a sum over adapters: a forward pass for each at every token, a router in the model, and "
         "another engine; that is more than a page"
     ),
+    "QRPO (2507.08068)": (
+        "(q − β log Z − β log π/π_ref)², q the quantile of r among rewards of the reference, "
+        "log Z ≈ log β + 1/β (authors' README): no column has q yet, although `data.value_store` has the "
+        "samples for it; `apo` squares the same with r and a V* from these samples"
+    ),
     "RLFR (2510.10201) on fresh samples": "the flow is fitted once, to a store; a run doesn't fit it again",
     "SDFT (2601.19897)": (
         "its teacher is the policy with a demonstration in the prompt; the teacher of `distill` reads the "
@@ -100,6 +110,10 @@ NOT_CARRIED = {
     "SPO (2509.13232): its order of prompts and its normalization over the batch": (
         "prompts come in an order that is shuffled anew in each epoch, whatever their V̂; `rloo` with a "
         "stored baseline is SPO without both"
+    ),
+    "TBRM (2505.15311)": (
+        "takes the logits as Q, so that V would be their logsumexp; objectives get log-probs, from which "
+        "that has been subtracted. `dro` learns V beside the policy. The abstract was read, not the equations"
     ),
     "TRL's ORPO, CPO, SimPO, XPO, Nash-MD, BCO, SPPO, AOT, EXO, NCA and DiscoPOP, verl's clip-cov, KL-cov "
     "and pass@k": (

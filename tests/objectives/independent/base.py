@@ -133,7 +133,6 @@ def weighted(
         excess = {"mean": 0.0, "weighted": mean_by(by_w, below), "optimal": mean_by(by_wg, below)}
         pushes.append(fsum(a * (excess["optimal"] - x) for a, x in zip(by_w, below, strict=True)))
         excess["lower"] = max(0.0, excess["weighted"])  # the baseline is R̄ less this, times the factor
-        excess["worst"] = max(below)
         excess["balanced"] = max(excess["optimal"], excess["weighted"])
         found.append(excess)
     for i, (g, excess) in enumerate(zip(all_groups, found, strict=True)):
