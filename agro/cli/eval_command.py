@@ -29,10 +29,12 @@ from agro.cli.models import LONGEST, EnvironmentName, MaxTurns, environment_of, 
 from agro.errors import Refused
 
 if TYPE_CHECKING:
-    from agro.config import RewardConfig, RunConfig, SamplerConfig
+    from agro.config import EnvironmentConfig, RewardConfig, RunConfig, SamplerConfig
     from agro.rollout.evaluate import Heldout
-    from agro.rollout.rollout import EpisodeReward
+    from agro.rollout.rollout import EpisodeReward, Rollout
+    from agro.runs.verdict import Verdict
 
+START = "start"  # of --against: the model that the run started from
 SHOWN = 300  # characters of a response on the terminal
 
 
@@ -68,6 +70,13 @@ def eval_(
     policy: PolicySetting = None,
     environment: EnvironmentName = None,
     max_turns: MaxTurns = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            help="Compare with a model on the same prompts, paired: start (the run's), or as for --model.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write rewards and responses here, one prompt a line.")
     ] = None,
@@ -99,6 +108,11 @@ def eval_(
             with _working_in(here if environment else started):
                 rollout = rollout_of(located, settings, played)
             result = heldout(rollout, scorer, loaded, sampler, seed)
+            verdict = None
+            if against is not None:
+                with _working_in(started if against == START else here):
+                    other = _other_rollout(against, ran, policy, played)
+                verdict = _compared(heldout(other, scorer, loaded, sampler, seed), result)
         finally:
             scorer.close()
     if out is not None:
@@ -108,12 +122,37 @@ def eval_(
     measured = result.to_json(_passing_reward(pass_at, ran, scorer, rollout.environment))
     report = {"model": model, "prompts": len(loaded), "n": n, "temperature": temperature, **measured}
     if as_json:
-        print(json.dumps(report, ensure_ascii=False))
+        compared = {} if verdict is None else {"against": against, "verdict": verdict.to_json()}
+        print(json.dumps(report | compared, ensure_ascii=False, allow_nan=False))
     else:
         print(f"{len(loaded)} prompts × {n} responses of {model} at temperature {temperature}")
         _show(report, result)
+        if verdict is not None:
+            print(f"against {against}: {verdict.sentence}")
     if result.is_unknown:
         end(2, "agro: none of the responses could be scored, so nothing was measured")
+
+
+def _other_rollout(
+    against: str, ran: RunConfig | None, policy: list[str] | None, played: EnvironmentConfig | None
+) -> Rollout:
+    """Of the model that the result is compared with."""
+    if against != START:
+        settings = policy_config(against, policy, None if ran is None else ran.policy)
+        return rollout_of(against, settings, played)
+    if ran is None:
+        raise Refused("--against start: expected the folder of a run, got --model alone; name a model")
+    from agro.train.phases import derive
+
+    start = ran.policy.model or "random weights"
+    return rollout_of(start, ran.policy, played, derive(ran.train.seed, "weights"))
+
+
+def _compared(start: Heldout, result: Heldout) -> Verdict:
+    from agro.rollout.paired import compare
+    from agro.runs.verdict import Verdict
+
+    return Verdict.compared(compare(start.rewards, result.rewards))
 
 
 def _config(run: Path) -> RunConfig:

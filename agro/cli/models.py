@@ -76,9 +76,12 @@ def environment_of(name: str | None, max_turns: int | None) -> config.Environmen
 
 
 def rollout_of(
-    model: str, settings: config.PolicyConfig, environment: config.EnvironmentConfig | None
+    model: str,
+    settings: config.PolicyConfig,
+    environment: config.EnvironmentConfig | None,
+    weights_seed: int = 0,
 ) -> Rollout:
-    """Of a model or of a checkpoint of a run."""
+    """Of a model or of a checkpoint of a run. `weights_seed`: of random weights, for `settings.new`."""
     from agro.models.policy import Policy
     from agro.rollout.rollout import embedded, load_rollout
     from agro.train.recovery import is_checkpoint, load_checkpoint
@@ -87,5 +90,5 @@ def rollout_of(
     if is_checkpoint(folder):
         policy = load_checkpoint(folder, settings)
     else:
-        policy = Policy.load(settings)
+        policy = Policy.load(settings, seed=weights_seed)
     return load_rollout(policy.encoder, embedded(policy), environment, source=model)

@@ -7,10 +7,12 @@ it writes has become gibberish.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from agro.io.numbers import fixed
+from agro.rollout.paired import Comparison
 from agro.runs.metrics import GAIN
 from agro.runs.rundata import Row, RunData
 
@@ -35,12 +37,20 @@ class Verdict:
                 return cls(_answer(row), sentence, row)
         return cls("not measured", f"Not measured whether the model got better{_ranking(run)}. {WAY_OUT}")
 
+    @classmethod
+    def compared(cls, comparison: Comparison) -> Verdict:
+        """Of a result against its start, which were measured apart from the run."""
+        numbers = {name: getattr(comparison, name) for name in ("low", "high", "p", "n", "detectable")}
+        row: Row = {"step": None, GAIN: comparison.difference}
+        row |= {f"{GAIN}_{name}": None if math.isnan(x) else x for name, x in numbers.items()}
+        return cls(_answer(row), f"{_compared(row, None)}.", row)
+
     def to_json(self) -> dict[str, Any]:
         """Answer, sentence and numbers; None where unknown.
 
-        `gain`: mean reward at `step` minus the start's on `n` held-out prompts, with its 95 % interval `low` to
-        `high`; `p`: of no difference; `detectable`: the gain that would have been shown with a probability of
-        80 %; `kl`: to the reference, in nats per response.
+        `gain`: mean reward at `step` minus the start's on `n` held-out prompts, with its 95 % interval `low`
+        to `high`; `p`: of no difference; `detectable`: the gain that would have been shown with a probability
+        of 80 %; `kl`: to the reference, in nats per response.
         """
         row = self.measured or {}
         numbers = {name: row.get(f"{GAIN}_{name}") for name in ("low", "high", "p", "n", "detectable")}
@@ -55,7 +65,8 @@ class Verdict:
 
 
 WAY_OUT = (
-    "What to do: data.eval_prompts and a reward compare it with the start, or agro eval RUN --against start"
+    "What to do: data.eval_prompts and a reward compare it with the start, or agro eval RUN --against start "
+    "--prompts FILE --reward NAME"
 )
 
 
@@ -66,7 +77,7 @@ def _answer(row: Row) -> Answer:
     return "better" if row[GAIN] > 0 else "worse"
 
 
-def _compared(row: Row, steps: int) -> str:
+def _compared(row: Row, steps: int | None) -> str:
     """The difference with its interval, and what was compared."""
     answer, prompts = _answer(row), f"{row[f'{GAIN}_n']} held-out prompts"
     at = "" if row["step"] == steps else f" at step {row['step']}"
@@ -111,6 +122,6 @@ def _ranking(run: RunData) -> str:
     if run.latest("eval_auc") is None:
         return ""
     return (
-        ": the only held-out measurement is how it ranks logged responses (AUC), which says nothing about what "
-        "it writes"
+        ": the only held-out measurement is how it ranks logged responses (AUC), which says nothing about "
+        "what it writes"
     )

@@ -445,6 +445,15 @@ def test_a_run_as_json_says_whether_the_model_got_better(model: Path, prompts: P
     assert (verdict["n"], verdict["answer"]) == (12, "not shown")
     assert json.loads(done("report", run, "--json").stdout) == trained
     assert "--watch" in refused("report", run, "--json", "--watch")
+    found = json.loads(done("eval", run, "--against", "start", "-n", 1, "--json").stdout)
+    again = found["verdict"]  # the same prompts, other random numbers than the run's
+    assert (again["n"], again["answer"], again["step"]) == (12, "not shown", None)
+    itself = ("eval", run, "--against", run / "model", "-n", 2)
+    verdict = json.loads(done(*itself, "--json").stdout)["verdict"]
+    assert (verdict["gain"], verdict["p"], verdict["detectable"]) == (0, 1, 0)
+    assert f"against {run / 'model'}: {verdict['sentence']}" in done(*itself).stdout
+    more = ("--prompts", held_out, "--reward", "exact", "--against", "start")
+    assert "--against start: expected the folder of a run" in refused("eval", "--model", model, *more)
 
 
 def test_episodes_are_sampled_scored_and_measured(model: Path, tmp_path: Path) -> None:

@@ -1,0 +1,152 @@
+"""How often the verdict is wrong: runs that learned nothing, and runs with a known gain, simulated.
+
+    python reproductions/verdict/run.py [--small] [--out FOLDER]
+
+Start and result answer the same prompts; their rewards are drawn and compared by the code that a run uses
+(`agro.rollout.paired.compare`). Prompts differ in difficulty, so that the two rewards of a prompt are
+correlated. Writes the tables of README.md and result.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from agro.rollout.paired import compare
+
+FOLDER = Path(__file__).resolve().parent
+PROMPTS, MEANS, SPREADS = (20, 50, 100, 300, 1000), (0.05, 0.2, 0.5, 0.8, 0.95), (0.0, 0.5, 0.9)
+GAIN_MEAN, GAIN_SPREAD, GAINS = 0.5, 0.5, (0.05, 0.1, 0.2)
+GRADED = (20, 100)  # numbers of prompts with graded rewards, whose test draws 10,000 signs a prompt
+MARK = "<!-- tables -->"
+
+Values = NDArray[np.float64]
+Kind = Literal["0/1", "graded"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`mean`: of the start's rewards; `gain`: the result's mean minus it.
+
+    `spread`: the variance of the prompts' difficulties as a share of the largest possible one, which is the
+    correlation of two 0/1 rewards of a prompt where nothing was learned.
+    """
+
+    kind: Kind
+    n: int
+    mean: float
+    spread: float
+    gain: float = 0.0
+
+
+def draw(case: Case, rng: np.random.Generator) -> tuple[Values, Values]:
+    """Rewards [n] of the start and of the result on the same prompts."""
+    before = _difficulties(case, case.mean, rng)
+    share = case.gain / (1 - case.mean)
+    after = before + share * (1 - before)  # the mean rises by the gain
+    return _rewards(case, before, rng), _rewards(case, after, rng)
+
+
+def _rewards(case: Case, expected: Values, rng: np.random.Generator) -> Values:
+    if case.kind == "0/1":
+        return (rng.random(case.n) < expected).astype(np.float64)
+    return rng.beta(3 * expected + 1e-3, 3 * (1 - expected) + 1e-3)
+
+
+def _difficulties(case: Case, mean: float, rng: np.random.Generator) -> Values:
+    """[n] The expected reward of each prompt, of a beta distribution."""
+    if case.spread == 0:
+        return np.full(case.n, mean)
+    concentration = 1 / case.spread - 1
+    return rng.beta(mean * concentration, (1 - mean) * concentration, case.n)
+
+
+def measure(case: Case, runs: int, seed: int) -> dict[str, Any]:
+    """Shares of `runs` simulated runs that are called better and worse."""
+    rng = np.random.default_rng(seed)
+    verdicts = [compare(*draw(case, rng)).verdict for _ in range(runs)]
+    return {
+        **vars(case),
+        "runs": runs,
+        "better": verdicts.count("better") / runs,
+        "worse": verdicts.count("worse") / runs,
+    }
+
+
+def nothing_learned(kind: Kind, runs: int, prompts: Sequence[int] = PROMPTS) -> list[dict[str, Any]]:
+    cases = [Case(kind, *case) for case in product(prompts, MEANS, SPREADS)]
+    return [measure(case, runs, seed) for seed, case in enumerate(cases)]
+
+
+def known_gain(kind: Kind, runs: int, prompts: Sequence[int] = PROMPTS) -> list[dict[str, Any]]:
+    cases = [Case(kind, n, GAIN_MEAN, GAIN_SPREAD, gain) for n, gain in product(prompts, GAINS)]
+    return [measure(case, runs, seed) for seed, case in enumerate(cases)]
+
+
+def tables(result: dict[str, Any]) -> str:
+    """Markdown: the share of "better" where nothing was learned, and at known gains."""
+    head = '| rewards | prompts | settings | "better", mean | largest | "worse", mean |'
+    lines = [head, "|---|---|---|---|---|---|"]
+    for (kind, n), rows in _grouped(result["nothing learned"]).items():
+        better, worse = (np.array([row[name] for row in rows]) for name in ("better", "worse"))
+        shares = f"{better.mean():.2%} | {better.max():.2%} | {worse.mean():.2%}"
+        lines.append(f"| {kind} | {n} | {len(rows)} | {shares} |")
+    gains = " | ".join(f"+{gain:g}" for gain in GAINS)
+    lines += ["", f"| rewards | prompts | {gains} |", "|---|---|" + "---|" * len(GAINS)]
+    for (kind, n), rows in _grouped(result["known gain"]).items():
+        lines.append(f"| {kind} | {n} | " + " | ".join(f"{row['better']:.0%}" for row in rows) + " |")
+    return "\n".join(lines)
+
+
+def _grouped(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["kind"], row["n"]), []).append(row)
+    return groups
+
+
+def largest_error(rows: Sequence[dict[str, Any]]) -> float:
+    """Standard error of a share of 2.5 % of the fewest runs."""
+    return math.sqrt(0.025 * 0.975 / min(row["runs"] for row in rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    given = parser.parse_args()
+    exact, graded = (20, 2) if given.small else (400, 100)
+    clock = time.process_time()
+    result: dict[str, Any] = {
+        "nothing learned": nothing_learned("0/1", exact) + nothing_learned("graded", graded, GRADED),
+        "known gain": known_gain("0/1", exact) + known_gain("graded", graded, GRADED),
+    }
+    result["cpu_seconds"] = time.process_time() - clock
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    before, _, after = text.split(MARK)
+    page = f"{before}{MARK}\n{tables(result)}\n{MARK}{after}"
+    (given.out / "README.md").write_text(page, encoding="utf-8")
+    print(tables(result))
+    error = largest_error(result["nothing learned"])
+    print(
+        f"{result['cpu_seconds']:.0f} s of CPU; a share of 2.5 % has a standard error of at most {error:.2%}"
+    )
+
+
+if __name__ == "__main__":
+    main()
