@@ -146,8 +146,8 @@ REPLAY: dict[str, dict[str, Any]] = {
 # trainers were measured on this task (β = 0.05 in their rewards, a constant rate).
 ON_FRESH: dict[str, dict[str, Any]] = {
     "fresh, the recipe": {},
-    "fresh, the optimal baseline": {
-        "objective": {"name": "agro", "beta": 0.01, "weight_baseline": "optimal"}
+    "fresh, the balanced baseline": {
+        "objective": {"name": "agro", "beta": 0.01, "weight_baseline": "balanced"}
     },
     "fresh, the group's mean": {"objective": {"name": "agro", "beta": 0.01}},
     "fresh, the mean, β = 0.05, a constant rate": {
