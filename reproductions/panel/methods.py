@@ -133,6 +133,10 @@ CANDIDATES = {
         "the same, the cross-fitted baseline",
         _of_reference("crossfit", power=0.5, normalize="group"),
     ),
+    "geometric mean": (
+        "the geometric mean of π/π_ref over the tokens, the group's mean",
+        {**_of_reference("mean"), "weight_level": "mean"},
+    ),
     "earlier": (
         "the recipe until November 2026: min(2, π/π_ref), the lower baseline",
         _of_reference("lower", most=2.0),

@@ -103,6 +103,8 @@ def tables(result: Run) -> str:
         _table(at_one, _kl),
         "Held-out reward with the best rate of each job, seed 0, and that rate.",
         _table({cell: best_rate(found) for cell, found in cells.items()}, _with_rate),
+        "Held-out reward at each rate, mean over the seeds that were run.",
+        _by_rate(runs),
         "Recipes and candidates, by job: how far below the start and below the best simple method (imitation "
         f"of the good, or nothing) they end at worst, and on how many jobs they end at least {ABOVE} above.",
         _verdicts(at_one),
@@ -156,6 +158,21 @@ def _table(cells: Mapping[Cell, Sequence[Run]], form: Callable[[Sequence[Run]], 
     for method in methods_of(runs):
         words = [form(cells[job, method]) if (job, method) in cells else "" for job in jobs]
         lines.append(f"| {method} | {' | '.join(words)} |")
+    return "\n".join(lines)
+
+
+def _by_rate(runs: Sequence[Run]) -> str:
+    """A row for each method at each of the rates that it was run at, on more than half of its jobs."""
+    jobs, cells = jobs_of(runs), of_cells(runs)
+    lines = [f"| method, lr | {' | '.join(jobs)} |", "|---" * (len(jobs) + 1) + "|"]
+    for method in methods_of(runs):
+        own = {job: cells[job, method] for job in jobs if (job, method) in cells}
+        rates = sorted({run["rate"] for found in own.values() for run in found if run["rate"]})
+        for rate in rates if len(rates) > 1 else ():
+            found = {job: [run for run in same if run["rate"] == rate] for job, same in own.items()}
+            if 2 * sum(map(bool, found.values())) > len(own):
+                words = [number(mean(found[job])) if found.get(job) else "" for job in jobs]
+                lines.append(f"| {method}, {rate:g} | {' | '.join(words)} |")
     return "\n".join(lines)
 
 
