@@ -34,9 +34,11 @@ MODEL = harness.SHARED / "models/stories260K"
 LENGTHS = (60, 240, 480)
 RESPONSES = 16  # to each of the openings
 STEPS = 40
+PLAIN = {"weight_power": 1.0, "weight_normalize": "none"}
 WEIGHTS: dict[str, dict[str, Any]] = {
     "the complete response, the recipe": {},
-    "geometric mean of its tokens": {"weight_level": "mean", "weight_baseline": "mean"},
+    "the complete response, the earlier recipe": {**PLAIN, "weight_max": 2.0, "weight_baseline": "lower"},
+    "geometric mean of its tokens": {**PLAIN, "weight_level": "mean", "weight_baseline": "mean"},
 }
 
 
