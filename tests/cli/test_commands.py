@@ -19,6 +19,7 @@ from agro.config import NewModel
 from agro.logs.record_files import read_samples
 from agro.models.newmodel import new_model
 from agro.models.policy import Policy
+from agro.runs.ratings import Ratings
 from agro.store import Store
 from agro.types import Sample
 
@@ -463,7 +464,7 @@ def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path) -> No
     rated = [{"prompt": f"{i}>", "response": str(k), "reward": k % 2} for i in range(8) for k in range(4)]
     log.write_text("".join(json.dumps(row) + "\n" for row in rated))
     held_out.write_text("".join(f'{{"prompt": "7{i}>", "answer": "1"}}\n' for i in range(9)))
-    done("import", log, "--out", tmp_path / "log.db")
+    done("import", log, "--store", tmp_path / "log.db")
     recipe, run, sheet = tmp_path / "recipe.toml", tmp_path / "run", tmp_path / "sheets" / "out.csv"
     recipe.write_text(
         '[policy.new]\nalphabet = "0123456789>"\nhidden = 16\nlayers = 1\nheads = 2\ncontext = 16\n'
@@ -475,7 +476,7 @@ def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path) -> No
     assert "--blind" in trained["sentence"]
 
     given = ("eval", run, "--prompts", held_out, "--against", "start", "--blind", sheet)
-    assert "leave out -n, --reward" in refused(*given, "--reward", "exact", "-n", 8).replace("\n", " ")
+    assert "leave out --reward, -n" in refused(*given, "--reward", "exact", "-n", 8)
     assert "expected --against start" in refused("eval", run, "--prompts", held_out, "--blind", sheet)
     assert not sheet.parent.exists()
     written = json.loads(done(*given, "--json").stdout)
@@ -509,6 +510,10 @@ def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path) -> No
     assert json.loads(done("report", run, "--json").stdout)["verdict"] == found
     done("report", run)
     assert sentence in html.unescape((run / "report.html").read_text())
+
+    Ratings(7, 0, 0, 2, step=1).save(run)  # as if the run went on afterwards
+    found = json.loads(done("report", run, "--json").stdout)["verdict"]
+    assert found["sentence"].startswith("Preferred to the start at step 1 on 7 of 7")
 
     assert "leave out --seed" in refused("eval", run, "--ratings", sheet, "--seed", 0)
     Path(written["key"]).write_text(json.dumps(key | {"run": "another"}))

@@ -5,18 +5,21 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from agro.config import SamplerConfig
 from agro.errors import Refused
-from agro.rollout.blind import Answers, key_of, read_ratings, write_sheet
+from agro.rollout import Rollout
+from agro.rollout.blind import Answers, answer, key_of, read_ratings, write_sheet
 from agro.rollout.evaluate import clopper_pearson
 from agro.runs.ratings import Ratings
 from agro.runs.verdict import Verdict
+from agro.types import Prompt, Sample
 
 ABOUT = {"model": "run/model", "against": "start", "run": "1f", "step": 6}
 ANSWERS = [Answers(f'say "{i}",\nplease', f"start {i}\r\nand more", f"result; {i}") for i in range(40)]
@@ -26,6 +29,32 @@ ANSWERS = [Answers(f'say "{i}",\nplease', f"start {i}\r\nand more", f"result; {i
 def sheet(tmp_path: Path) -> Path:
     write_sheet(tmp_path / "out.csv", ANSWERS, 0, ABOUT)
     return tmp_path / "out.csv"
+
+
+class Played(Rollout):
+    """Episodes of two rows each, the last first; that of prompt `failing` failed."""
+
+    def __init__(self, name: str, failing: int) -> None:
+        self.name, self.failing = name, failing
+
+    def sample(self, prompts: Any, n: int, options: SamplerConfig, **given: Any) -> Iterator[Sample]:
+        assert (n, options.n) == (1, 1)
+        for i in reversed(range(len(prompts))):
+            meta = {"index": i} | ({"reward_error": "no answer"} if i == self.failing else {})
+            for turn in (1, 2):
+                yield Sample(prompts[i].text, f"{self.name}{i}.{turn} ", meta=meta)
+
+
+def test_a_prompt_needs_a_response_of_both_models() -> None:
+    messages = [{"role": "user", "content": "1+1"}]
+    prompts = [Prompt("a"), Prompt(messages), Prompt("c"), Prompt("d")]
+    answers = answer(Played("s", 0), Played("r", 2), prompts, SamplerConfig(n=8), 0)
+    assert answers == [
+        Answers("user: 1+1", "s1.1 s1.2 ", "r1.1 r1.2 "),
+        Answers("d", "s3.1 s3.2 ", "r3.1 r3.2 "),
+    ]
+    with pytest.raises(Refused, match="nothing to rate"):
+        write_sheet(Path("none.csv"), [], 0, ABOUT)
 
 
 def rows_of(sheet: Path) -> list[dict[str, str]]:
