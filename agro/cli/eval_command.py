@@ -1,4 +1,4 @@
-"""`agro eval`: accuracy and pass@k of a model."""
+"""`agro eval`: accuracy and pass@k of a model, also against another one."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ SHOWN = 300  # characters of a response on the terminal
 
 
 def eval_(
+    context: typer.Context,
     run: Annotated[
         Path | None,
         typer.Argument(
@@ -77,11 +78,32 @@ def eval_(
             help="Compare with a model on the same prompts, paired: start (the run's), or as for --model.",
         ),
     ] = None,
+    blind: Annotated[
+        Path | None,
+        typer.Option(
+            "--blind",
+            metavar="FILE.csv",
+            help="With --against: write both models' responses here, to be rated without a reward.",
+        ),
+    ] = None,
+    ratings: Annotated[
+        Path | None,
+        typer.Option("--ratings", metavar="FILE.csv", help="Read such a sheet back, and keep what it says."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write rewards and responses here, one prompt a line.")
     ] = None,
     as_json: Json = False,
 ) -> None:
+    from agro.cli.blind import check_blind, check_ratings, read_blind, write_blind
+
+    if ratings is not None:
+        check_ratings(context)
+        read_blind(run, ratings, as_json)
+        return
+    if blind is not None:
+        check_blind(context, blind)
+
     from agro.logs.prompts import load_prompts
     from agro.rewards import load_reward
     from agro.rollout.evaluate import heldout
@@ -90,6 +112,7 @@ def eval_(
     if pass_at is not None and not math.isfinite(pass_at):
         raise Refused(f"--pass-at: expected a finite number, got {pass_at}")
     ran = None if run is None else _config(run)
+    own = run if model is None else None  # whose result it is
     model = model or _saved_model(run, "model", "--model")
     here, started = Path.cwd(), _started_in(run)
     with _working_in(here if prompts else started):
@@ -102,6 +125,14 @@ def eval_(
         played = ran.environment
     located = str(Path(model).absolute()) if Path(model).exists() else model
     settings = policy_config(located, policy, None if ran is None else ran.policy)
+    if blind is not None:
+        assert against is not None
+        with _working_in(here if environment else started):
+            rollout = rollout_of(located, settings, played)
+        with _working_in(started if against == START else here):
+            other = _other_rollout(against, ran, policy, played)
+        write_blind(blind, (other, rollout), loaded, sampler, seed, (against, model), own, as_json)
+        return
     with _working_in(here if reward else started):
         scorer = EpisodeReward(load_reward(_reward(reward, options(option), ran)))
         try:
@@ -121,14 +152,7 @@ def eval_(
         out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     measured = result.to_json(_passing_reward(pass_at, ran, scorer, rollout.environment))
     report = {"model": model, "prompts": len(loaded), "n": n, "temperature": temperature, **measured}
-    if as_json:
-        compared = {} if verdict is None else {"against": against, "verdict": verdict.to_json()}
-        print(json.dumps(report | compared, ensure_ascii=False, allow_nan=False))
-    else:
-        print(f"{len(loaded)} prompts × {n} responses of {model} at temperature {temperature}")
-        _show(report, result)
-        if verdict is not None:
-            print(f"against {against}: {verdict.sentence}")
+    _tell(report, result, against, verdict, as_json)
     if result.is_unknown:
         end(2, "agro: none of the responses could be scored, so nothing was measured")
 
@@ -238,6 +262,20 @@ def _reward(name: str | None, options: dict[str, Any], ran: RunConfig | None) ->
     if options:
         raise Refused("--option is of --reward, which isn't given; add it, or leave --option out")
     return ran.reward
+
+
+def _tell(
+    report: dict[str, Any], result: Heldout, against: str | None, verdict: Verdict | None, as_json: bool
+) -> None:
+    if as_json:
+        compared = {} if verdict is None else {"against": against, "verdict": verdict.to_json()}
+        print(json.dumps(report | compared, ensure_ascii=False, allow_nan=False))
+        return
+    count, n, model = report["prompts"], report["n"], report["model"]
+    print(f"{count} prompts × {n} responses of {model} at temperature {report['temperature']}")
+    _show(report, result)
+    if verdict is not None:
+        print(f"against {against}: {verdict.sentence}")
 
 
 def _show(report: dict[str, Any], result: Heldout) -> None:

@@ -45,6 +45,28 @@ def wilson(share: float, n: int) -> Interval:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
+def clopper_pearson(k: int, n: int) -> Interval:
+    """Of the probability behind k of n independent trials, exact (Clopper and Pearson, 1934).
+
+    It leaves ½ out exactly where twice the smaller tail of the binomial distribution at ½ is below .05.
+    """
+    return _lowest(k, n), 1 - _lowest(n - k, n)
+
+
+def _lowest(k: int, n: int) -> float:
+    """The probability at which k or more of n trials succeed with probability .025, by bisection."""
+    if k == 0:
+        return 0.0
+    i = np.arange(k, n + 1)
+    ways = np.array([math.lgamma(n + 1) - math.lgamma(j + 1) - math.lgamma(n - j + 1) for j in i])
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        tail = np.exp(ways + i * math.log(middle) + (n - i) * math.log1p(-middle)).sum()
+        low, high = (middle, high) if tail < 0.025 else (low, middle)
+    return (low + high) / 2
+
+
 def bootstrap(values: NDArray[np.float64], seed: int = 0) -> Interval:
     """Studentized bootstrap: quantiles of (mean of a resample − mean)/(its standard error), times that of the
     values. Unlike the plain percentiles it isn't too short for skewed values."""

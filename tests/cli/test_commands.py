@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import html
 import json
 import re
 import subprocess
@@ -17,6 +19,7 @@ from agro.config import NewModel
 from agro.logs.record_files import read_samples
 from agro.models.newmodel import new_model
 from agro.models.policy import Policy
+from agro.runs.ratings import Ratings
 from agro.store import Store
 from agro.types import Sample
 
@@ -454,6 +457,67 @@ def test_a_run_as_json_says_whether_the_model_got_better(model: Path, prompts: P
     assert f"against {run / 'model'}: {verdict['sentence']}" in done(*itself).stdout
     more = ("--prompts", held_out, "--reward", "exact", "--against", "start")
     assert "--against start: expected the folder of a run" in refused("eval", "--model", model, *more)
+
+
+def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path) -> None:
+    log, held_out = tmp_path / "log.jsonl", tmp_path / "held_out.jsonl"
+    rated = [{"prompt": f"{i}>", "response": str(k), "reward": k % 2} for i in range(8) for k in range(4)]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rated))
+    held_out.write_text("".join(f'{{"prompt": "7{i}>", "answer": "1"}}\n' for i in range(9)))
+    done("import", log, "--store", tmp_path / "log.db")
+    recipe, run, sheet = tmp_path / "recipe.toml", tmp_path / "run", tmp_path / "sheets" / "out.csv"
+    recipe.write_text(
+        '[policy.new]\nalphabet = "0123456789>"\nhidden = 16\nlayers = 1\nheads = 2\ncontext = 16\n'
+        f'[data]\nstore = "{tmp_path / "log.db"}"\nreplay = 1.0\ngroup_size = 4\n[sampler]\nmax_new = 4\n'
+        '[objective]\nname = "agro"\nbeta = 0.1\n[train]\nsteps = 2\ngroups = 4\nlr = 0.05\n'
+    )
+    trained = json.loads(done("train", recipe, "--out", run, "--json").stdout)["verdict"]
+    assert (trained["answer"], trained["ratings"]) == ("not measured", None)
+    assert "--blind" in trained["sentence"]
+
+    given = ("eval", run, "--prompts", held_out, "--against", "start", "--blind", sheet)
+    assert "leave out --reward, -n" in refused(*given, "--reward", "exact", "-n", 8)
+    assert "expected --against start" in refused("eval", run, "--prompts", held_out, "--blind", sheet)
+    assert not sheet.parent.exists()
+    written = json.loads(done(*given, "--json").stdout)
+    assert (written["sheet"], written["prompts"], written["failed"]) == (str(sheet), 9, 0)
+    key = json.loads(Path(written["key"]).read_text())
+    with sheet.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    responses = tmp_path / "responses.jsonl"
+    done("eval", run, "--prompts", held_out, "--reward", "exact", "-n", 1, "--out", responses)
+    own = [json.loads(line)["responses"][0] for line in responses.read_text().splitlines()]
+    assert [row[side["result"]] for row, side in zip(rows, key["rows"], strict=True)] == own
+    assert written["same"] == sum(row["left"] == row["right"] for row in rows) < 9
+    assert "none of its 9 rows is rated" in refused("eval", run, "--ratings", sheet)
+    done(*given)  # nothing is rated, so nothing is lost
+
+    for row, side in list(zip(rows, key["rows"], strict=True))[:7]:
+        row["better"] = side["result"]
+    with sheet.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    assert "7 rows of it are rated" in refused(*given)
+    sentence = (
+        "Preferred to the start on 7 of 7 held-out prompts by blind ratings (100%, 59% to 100%), p = .016"
+    )
+    assert done("eval", "--ratings", sheet).stdout.startswith(sentence)
+    assert not (run / "ratings.json").exists()
+    found = json.loads(done("eval", run, "--ratings", sheet, "--json").stdout)["verdict"]
+    assert (found["answer"], found["gain"]) == ("better", None)
+    assert (found["ratings"]["wins"], found["ratings"]["unrated"], found["ratings"]["p"]) == (7, 2, 2 / 2**7)
+    assert json.loads(done("report", run, "--json").stdout)["verdict"] == found
+    done("report", run)
+    assert sentence in html.unescape((run / "report.html").read_text())
+
+    Ratings(7, 0, 0, 2, step=1).save(run)  # as if the run went on afterwards
+    found = json.loads(done("report", run, "--json").stdout)["verdict"]
+    assert found["sentence"].startswith("Preferred to the start at step 1 on 7 of 7")
+
+    assert "leave out --seed" in refused("eval", run, "--ratings", sheet, "--seed", 0)
+    Path(written["key"]).write_text(json.dumps(key | {"run": "another"}))
+    assert "not of" in refused("eval", run, "--ratings", sheet)
 
 
 def test_episodes_are_sampled_scored_and_measured(model: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tiny_runs import InterruptAfter, fill_store, metrics, tiny, write_prompts
 
 from agro.errors import Interrupted
+from agro.runs.ratings import Ratings
 from agro.runs.rundata import load_run
 from agro.runs.verdict import Verdict
 from agro.train.trainer import BaseTrainer
@@ -77,6 +78,7 @@ def test_the_sentence(
     folder.mkdir()
     for name in ("config.json", "metrics.jsonl"):
         (folder / name).write_bytes((run / name).read_bytes())
+    Ratings(0, 40, 0, 0, step=6).save(folder)  # rewards say more than ratings
     low, gain, high = interval
     values = dict(zip(GAIN, (gain, low, high, p, 512, 0.055), strict=True))
     verdict = Verdict.of(load_run(changed_rows(folder, **values, eval_kl_ref=1.3)))
