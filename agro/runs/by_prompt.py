@@ -86,8 +86,8 @@ class Result:
             raise Refused(f"{path}: expected rewards by prompt as JSON: {error}") from None
         if found.step > run.steps:
             raise Refused(
-                f"{path}: expected an evaluation up to step {run.steps}, the run's last one, got that of step "
-                f"{found.step}. What to do: continue the run with --resume, which makes these steps again"
+                f"{path}: expected an evaluation up to step {run.steps} of the run, got step {found.step}. "
+                "What to do: continue the run with --resume, which makes these steps again"
             )
         return cls(str(run.folder), found.rewards, found.texts, found.step)
 
@@ -160,7 +160,7 @@ class PairedResults:
         """What a reader has to know about the sentence."""
         n, least = self.comparison.n, self.comparison.detectable
         texts = [f"Matched: {n} prompts."]
-        if math.isfinite(least):
+        if math.isfinite(least) and self.verdict.answer != "not shown":  # whose sentence says it
             texts[0] += f" So many show a difference of {fixed(least)} or more four times out of five."
         for keys, what in (
             (self.only_a, f"only in {self.a.name}"),
