@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from agro.config import deciding
 from agro.errors import Refused
+from agro.runs.by_prompt import PairedResults, compare_runs
 from agro.runs.rundata import RunData, Values, load_run, to_array
 
 Measure = Literal["eval_reward", "reward_mean"]
@@ -69,12 +70,17 @@ class Curve:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """`differences`: each line's value by dotted key. `without_heldout`: runs without held-out reward."""
+    """`differences`: each line's value by dotted key. `without_heldout`: runs without held-out reward.
+
+    `paired`: of two runs the second against the first on the same prompts; `unpaired`: why it isn't known.
+    """
 
     measure: Measure
     lines: tuple[Curve, ...]
     differences: dict[str, list[Any]]
     without_heldout: tuple[RunData, ...]
+    paired: PairedResults | None = None
+    unpaired: str = ""
 
     def difference(self, line: Curve) -> Interval | None:
         """`line`'s final rewards minus the first line's by seed; None with fewer than two common seeds."""
@@ -110,7 +116,17 @@ def compare(folders: Sequence[Path]) -> RunComparison:
     differences = differing([flat(settings(g[0])) for g in groups])
     labels = _labels(groups, differences)
     lines = tuple(_line(label, group, measure) for label, group in zip(labels, groups, strict=True))
-    return RunComparison(measure, lines, differences, without)
+    return RunComparison(measure, lines, differences, without, *_paired(runs))
+
+
+def _paired(runs: Sequence[RunData]) -> tuple[PairedResults | None, str]:
+    """The verdict on two runs, or why there is none; neither for another number of runs."""
+    if len(runs) != 2:
+        return None, ""
+    try:
+        return compare_runs(*runs), ""
+    except Refused as error:
+        return None, f"No verdict prompt by prompt. {error}"
 
 
 def settings(run: RunData) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from agro.pages.run.curves import smoothing
 from agro.pages.run.figures import COLUMNS, png, running_mean, svg
 from agro.pages.run.hover import HoverColumn, hover
 from agro.pages.run.render import render
+from agro.runs.by_prompt import PairedResults
 from agro.runs.rundata import Values
 
 COLORS = (*look.COLORS, INK)
@@ -124,10 +125,7 @@ def _draw_line(axes: Any, line: Curve, values: Values, color: str, dash: str) ->
 
 def write(comparison: RunComparison, folder: Path) -> list[Path]:
     """Write compare.png, compare.svg and compare.html into `folder`, and return their paths."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Refused(f"--out {folder}: expected a folder to write into: {error.strerror}") from None
+    _make(folder)
     paths = [folder / f"compare.{ending}" for ending in ("png", "svg", "html")]
     png(figure(comparison), paths[0])
     with matplotlib.rc_context({"svg.hashsalt": "compare"}):  # the same runs give the same file
@@ -136,9 +134,25 @@ def write(comparison: RunComparison, folder: Path) -> list[Path]:
     return paths
 
 
+def write_results(paired: PairedResults, folder: Path) -> list[Path]:
+    """Write compare.html of two results that aren't two runs, and return its path."""
+    _make(folder)
+    path = folder / "compare.html"
+    numbers = json.dumps(paired.to_json(), indent=1, ensure_ascii=False)
+    path.write_text(render("results.html", paired=paired, json=numbers), encoding="utf-8")
+    return [path]
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refused(f"--out {folder}: expected a folder to write into: {error.strerror}") from None
+
+
 def notes(comparison: RunComparison) -> list[str]:
     """What a reader has to know about the numbers."""
-    texts = []
+    texts = [comparison.unpaired] if comparison.unpaired else []
     if comparison.measure == "reward_mean":
         names = ", ".join(str(r.folder) for r in comparison.without_heldout)
         texts.append(
@@ -189,6 +203,7 @@ def differences_words(comparison: RunComparison) -> list[str]:
 
 def to_json(comparison: RunComparison, paths: Sequence[Path]) -> dict[str, Any]:
     return {
+        "paired": None if comparison.paired is None else comparison.paired.to_json(),
         "measure": comparison.measure,
         "interval": "95 % t-interval over seeds",
         "lines": [_line_json(comparison, line) for line in comparison.lines],
@@ -234,6 +249,7 @@ def page(comparison: RunComparison) -> str:
         rows.append(row | {"difference": difference_words(comparison, line)})
     return render(
         "compare.html",
+        paired=comparison.paired,
         runs=sum(len(line.runs) for line in comparison.lines),
         measure=NAMES[comparison.measure],
         notes=notes(comparison),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from agro.runs.by_prompt import HeldOutRewards
 from agro.train.phases import Phase
 from agro.types import Sample
 
@@ -31,6 +32,7 @@ class View:
     metrics: dict[str, Any]  # the step's line of metrics.jsonl; None: unknown
     stop: str = ""  # why the run is to end after this step; a monitor may set it
     held_out: Sequence[Sample] = ()  # responses to held-out prompts, where they were measured
+    held_out_rewards: HeldOutRewards | None = None  # of the latest evaluation of these prompts
 
     @property
     def at(self) -> int:

@@ -5,7 +5,7 @@ Stored groups that aren't trained on, of any origin: AGRO's loss, and whether π
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -18,6 +18,7 @@ from agro.rewards import Reward
 from agro.rollout import Activity, Rollout
 from agro.rollout.evaluate import Heldout, heldout
 from agro.rollout.paired import compare
+from agro.runs.by_prompt import HeldOutRewards, Rewards
 from agro.runs.metrics import GAIN
 from agro.store import DrawnGroups, Store, is_held_out
 from agro.store.queries import Filter
@@ -42,7 +43,7 @@ from agro.train.monitors.base import Monitor, View
 from agro.train.monitors.warnings import warn_of_rewards
 from agro.train.phases import Phase, derive
 from agro.train.reward_scales import rescaled
-from agro.types import Batch, Prompt, Sample
+from agro.types import Batch, Prompt, Sample, prompt_hash
 
 TOGETHER = 64  # groups in one batch
 
@@ -131,7 +132,8 @@ class HeldOutPrompts(Monitor):
     also KL to the reference, ½ Var(R) and regret.
 
     Measured at step 0, every `evaluate.every` steps and after the last step of the phase, with the same
-    random numbers at every step. Its state are the rewards at step 0, by prompt.
+    random numbers at every step. Its state are the rewards at step 0 and at the latest evaluation, by prompt,
+    which the run folder has too.
     """
 
     name = "held-out prompts"
@@ -148,9 +150,10 @@ class HeldOutPrompts(Monitor):
     ) -> None:
         self.phase, self.learner, self.rollout, self.reward = phase, learner, rollout, reward
         self.prompts, self.activity, self.say = prompts, activity, say
-        self.start: dict[str, float | None] = {}
+        self.measured: HeldOutRewards | None = None
 
     def after(self, view: View) -> None:
+        view.held_out_rewards = self.measured
         if not view.is_due:
             return
         self.activity.stage("evaluating")
@@ -160,30 +163,34 @@ class HeldOutPrompts(Monitor):
             self.rollout, self.reward, self.prompts, sampler, derive(config.train.seed, "evaluate")
         )
         rewards = dict(zip((prompt.id for prompt in self.prompts), result.mean_rewards(), strict=True))
+        before = {} if self.measured is None else self.measured.start
+        start = before if view.step else rewards
+        texts = {prompt.id: prompt_hash(prompt.text) for prompt in self.prompts}
+        self.measured = HeldOutRewards(view.step, rewards, start, texts)
+        view.held_out_rewards = self.measured
         if view.step == 0:
-            self.start = rewards
             warning = warn_of_rewards(result.rewards, self.phase.entry, view.options)
             if warning:
                 self.say(warning)
         view.held_out = result.samples
         view.metrics |= self._describe(result, view.options)
-        view.metrics |= self._compare(rewards) if view.step else {}
+        view.metrics |= self._compare(rewards, start) if view.step else {}
         if view.metrics["kl_ref"] is None and view.step:
             view.metrics["kl_ref"] = view.metrics["eval_kl_ref"]
 
     def state(self) -> Any:
-        return self.start
+        return None if self.measured is None else dict(vars(self.measured))
 
     def restore(self, state: Any) -> None:
-        self.start = state
+        self.measured = HeldOutRewards.of(state, "the checkpoint's rewards of held-out prompts")
 
-    def _compare(self, rewards: Mapping[str, float | None]) -> dict[str, Any]:
+    def _compare(self, rewards: Rewards, start: Rewards) -> dict[str, Any]:
         """With the start, on the prompts that have a reward at both steps; of fewer than two nothing."""
-        both = [key for key in rewards if rewards[key] is not None and self.start.get(key) is not None]
+        both = [key for key in rewards if rewards[key] is not None and start.get(key) is not None]
         if len(both) < 2:
             return {}
-        start, end = (np.array([of[key] for key in both], dtype=np.float64) for of in (self.start, rewards))
-        comparison = compare(start, end)
+        before, after = (np.array([of[key] for key in both], dtype=np.float64) for of in (start, rewards))
+        comparison = compare(before, after)
         return {
             GAIN: comparison.difference,
             f"{GAIN}_low": comparison.low,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agro.runs.by_prompt import HeldOutRewards, write_rewards
 from agro.runs.folder import Run
 from agro.runs.progress import Progress, responses_text
 from agro.runs.track import Trackers
@@ -12,10 +13,11 @@ from agro.types import Sample
 
 
 class Record(Monitor):
-    """metrics.jsonl and copies of it for other programs, and held_out.jsonl."""
+    """metrics.jsonl and copies of it for other programs, and responses and rewards of held-out prompts."""
 
     def __init__(self, folder: Run, trackers: Trackers) -> None:
         self.folder, self.trackers = folder, trackers
+        self.written: HeldOutRewards | None = None
 
     def after(self, view: View) -> None:
         if view.is_empty:
@@ -23,6 +25,10 @@ class Record(Monitor):
         self.folder.log(view.metrics)
         if view.held_out:
             self.folder.log_held_out(view.step, view.held_out)
+        if view.held_out_rewards is not None and view.held_out_rewards is not self.written:
+            # Also after a resume: the file may be of a later step, which is made again.
+            write_rewards(self.folder.folder, view.held_out_rewards)
+            self.written = view.held_out_rewards
         self.trackers.log(view.metrics)
 
 
