@@ -160,7 +160,7 @@ class PairedResults:
         """What a reader has to know about the sentence."""
         n, least = self.comparison.n, self.comparison.detectable
         texts = [f"Matched: {n} prompts."]
-        if math.isfinite(least) and self.verdict.answer != "not shown":  # whose sentence says it
+        if least > 0 and self.verdict.answer != "not shown":  # whose sentence says it
             texts[0] += f" So many show a difference of {fixed(least)} or more four times out of five."
         for keys, what in (
             (self.only_a, f"only in {self.a.name}"),
