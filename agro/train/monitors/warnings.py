@@ -100,7 +100,7 @@ def _unweighted(config: RunConfig, weight: str | None) -> str | None:
     return (
         "agro trains on stored responses without a weight, so that responses which became improbable are "
         "pushed down further and take the good ones with them. On the log of reproductions/offline 0.62 of "
-        "the answers were right at the end, and 0.93 with a weight. What to do: objective.weight = "
+        "the answers were right at the end, and 0.92 with a weight. What to do: objective.weight = "
         '"reference", with weight_power = 0.5, weight_normalize = "group" and weight_baseline = "optimal", '
         "as in the recipe log"
     )
