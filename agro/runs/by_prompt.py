@@ -28,9 +28,8 @@ FILE = "held_out_rewards.json"
 NAMED = 3  # prompts of one side alone, on the terminal
 WAY_OUT = "What to do: agro eval RUN --prompts FILE --reward NAME --out FILE for each, then compare the files"
 
-Rewards = Mapping[
-    str, float | None
-]  # by prompt id: mean over its scored responses, None where there are none
+# By prompt id the mean over its scored responses; None where there are none.
+Rewards = Mapping[str, float | None]
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,8 @@ class Verdict:
 
 WAY_OUT = (
     "What to do: data.eval_prompts and a reward compare it with the start, or agro eval RUN --against start "
-    "--prompts FILE --reward NAME; without a reward, rate both blind: agro eval RUN --against start --blind "
-    "sheet.csv"
+    "--prompts FILE --reward NAME; without a reward rate both blind, with --blind sheet.csv in place of "
+    "--reward NAME"
 )
 
 

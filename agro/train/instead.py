@@ -37,7 +37,9 @@ def instead(config: RunConfig, store: Store, log: Path | None = None) -> str:
         return ""
     if kind == "pairs":
         return f"train on the judged pairs:\n{_command('pairs', config, store, log, prompts)}\n"
-    low, high = store.survey.spread_of_rewards() or (0.0, 1.0)
+    spread = store.survey.spread_of_rewards()
+    assert spread is not None  # it has scored groups
+    low, high = spread
     changes = {"feedback": "", "dro": "data.replay=1", "kto": f"objective.threshold={(low + high) / 2:g}"}
     commands = [_command(name, config, store, log, prompts, change) for name, change in changes.items()]
     return "\n".join(["train on single responses, first by feedback, which compares them:", *commands, ""])

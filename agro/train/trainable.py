@@ -79,7 +79,7 @@ def check_enough(phases: Sequence[Phase], path: Path, log: Path | None = None) -
                     store.draws.require(rule, At("", 0, 0, 0))
             except Refused as error:
                 way_out = instead(phase.config, store, log)
-                raise Refused(f"{error} Or {way_out}".strip() if way_out else str(error)) from None
+                raise Refused(f"{error}, or {way_out.strip()}" if way_out else str(error)) from None
 
 
 def check_names(data: DataConfig, counts: Counts, path: Path, *, adds: bool) -> None:
