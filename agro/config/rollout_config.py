@@ -82,6 +82,9 @@ class SourceConfig(Section):
     """inline: this process samples; elsewhere: other processes do (agro collect RUN)"""
     wait_seconds: Positive = field(600.0, resume=True, shared=True)
     """elsewhere: longest wait for samples before the run stops"""
+    sync_every: Count = 1
+    """inline: optimizer steps for which the sampler keeps its weights; with more than 1 it samples with a
+    copy of the policy, whose samples are up to so many optimizer steps behind, less one"""
 
 
 class EngineConfig(Section):

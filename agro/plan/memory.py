@@ -14,6 +14,7 @@ from agro.plan.cost import Work
 from agro.plan.probes import Rates, operations
 from agro.rollout.engines.capabilities import capabilities
 from agro.rollout.engines.fused import is_fusable
+from agro.train.abilities import lags
 
 _JOINED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")  # see `agro.rollout.engines.fused`
 _SLACK = 256  # columns that `agro.rollout.engines.decoding_rows` adds where responses wait
@@ -102,9 +103,11 @@ def _keys_and_values(policy: Policy, config: RunConfig, step: Work) -> int:
 
 
 def _sampler_bytes(policy: Policy, config: RunConfig, step: Work) -> int:
-    """Logits of a batch, twice, and the copies of weights that the fused sampler packs."""
+    """Logits of a batch, twice, the copies of weights that the fused sampler packs, and those that lag."""
     batch = _batch(config, step)
     count = 2 * batch * policy.vocab_size * 4
+    if batch and lags(config.source):
+        count += sum(p.nbytes for p in policy.model.parameters())
     if not (batch and config.engine.fused and is_fusable(policy)):
         return count
     for name, module in policy.model.named_modules():

@@ -43,6 +43,8 @@ BASES = {
     "samples": SAMPLES,
     # Two optimizer steps of a batch: in the first one the ratio to the policy before is 1.
     "ratios": replace(SAMPLES, settings=SAMPLES.settings | {"train.updates": 2}),
+    # The sampler keeps its weights for some steps, so that ratios to it are far from 1.
+    "lagging": replace(SAMPLES, settings=SAMPLES.settings | {"source.sync_every": 20}),
     "experts": Base(
         SAMPLES.settings | {"data.experts": 1, "sampler.n": 7},
         (

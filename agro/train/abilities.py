@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
 
-from agro.config import RunConfig
+from agro.config import RunConfig, SourceConfig
 from agro.errors import Refused
 
 LearnerCapability = Literal[
@@ -43,8 +43,9 @@ SOURCE_CAPABILITIES: dict[SourceCapability, str] = {
 
 SOURCES = {
     "inline": ("agro.train.source", "InlineSource"),
+    "lagging": ("agro.train.lagging", "LaggingSource"),
     "elsewhere": ("agro.train.elsewhere", "CollectorSource"),
-}  # by source.kind
+}  # by source.kind; lagging: inline with source.sync_every
 
 
 def learner_capabilities(ranks: int) -> frozenset[LearnerCapability]:
@@ -54,10 +55,16 @@ def learner_capabilities(ranks: int) -> frozenset[LearnerCapability]:
     return can
 
 
-def source_capabilities(kind: str) -> frozenset[SourceCapability]:
-    """What the source of this `source.kind` can do."""
+def source_capabilities(source: SourceConfig) -> frozenset[SourceCapability]:
+    """What the source that the configuration names can do."""
+    kind = "lagging" if lags(source) else source.kind
     can: frozenset[SourceCapability] = _declared(*SOURCES[kind])
     return can
+
+
+def lags(source: SourceConfig) -> bool:
+    """Whether fresh samples in this process may be of earlier weights."""
+    return source.kind == "inline" and source.sync_every > 1
 
 
 def _declared(module: str, name: str) -> Any:

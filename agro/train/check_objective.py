@@ -14,7 +14,7 @@ from agro.objectives import Need, least_responses
 from agro.objectives.needs import BEHAVIOR_LOGP, FRESH, PAIRS, REF_LOGP, grouping, ordered
 from agro.rollout.engines.capabilities import capabilities
 from agro.runs.metrics import FOLLOWED
-from agro.train.abilities import source_capabilities
+from agro.train.abilities import lags, source_capabilities
 from agro.train.phases import Phase, is_tuned, lr_at, options_at
 from agro.types.sample import ROLES
 
@@ -74,7 +74,7 @@ def samples_kl(config: RunConfig) -> bool:
     """
     wanted = config.data.draws_stored and config.evaluate.kl and config.evaluate.kl_samples > 0
     shares_weights = "shares_weights" in capabilities(config.engine.kind)
-    shares_engine = "shares_engine" in source_capabilities(config.source.kind)
+    shares_engine = "shares_engine" in source_capabilities(config.source)
     if not (wanted and shares_weights and shares_engine):
         return False
     return config.environment is None and config.data.eval_prompts is None
@@ -181,13 +181,12 @@ def _check_origin(config: RunConfig, needs: set[Need], prefix: str) -> None:
         )
     if BEHAVIOR_LOGP in needs and data.samples:
         _check_truncation(config, prefix)
-    is_current = "samples_current_weights" in source_capabilities(config.source.kind)
-    may_be_stale = not is_current and data.max_age != 0
+    stale = _stale_by(config)
     for need in ordered(needs):
-        if need.fresh_only and may_be_stale:
+        if need.fresh_only and stale is not None:
+            reason, way = stale
             raise Refused(
-                f'{prefix}objective {name} needs {need.what}, but with source.kind = "{config.source.kind}" '
-                f"samples may be stale (data.max_age = {data.max_age}). What to do: data.max_age = 0, or "
+                f"{prefix}objective {name} needs {need.what}, but with {reason}. What to do: {way}, or "
                 f"{need.way_out}."
             )
         stored = [role for role in data.roles or ROLES if need.applies_to(role)]
@@ -196,6 +195,19 @@ def _check_origin(config: RunConfig, needs: set[Need], prefix: str) -> None:
                 f"{prefix}objective {name} needs {need.what}, but data.replay = {data.replay} draws stored "
                 f"samples. What to do: {need.way_out}."
             )
+
+
+def _stale_by(config: RunConfig) -> tuple[str, str] | None:
+    """Why samples of a run may be stale, and the way out; None where they are of the current weights."""
+    source, max_age = config.source, config.data.max_age
+    if "samples_current_weights" in source_capabilities(source):
+        return None
+    if lags(source):
+        return f"source.sync_every = {source.sync_every} samples are stale", "source.sync_every = 1"
+    if max_age == 0:
+        return None
+    reason = f'source.kind = "{source.kind}" samples may be stale (data.max_age = {max_age})'
+    return reason, "data.max_age = 0"
 
 
 def _check_completing(config: RunConfig, needs: set[Need], prefix: str) -> None:

@@ -24,6 +24,7 @@ from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
 from agro.runs.track import Trackers, check_trackers, load_trackers
 from agro.store import Store, is_held_out
 from agro.store.queries import chosen
+from agro.train.abilities import lags
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import samples_kl
 from agro.train.collate import StoredValues, recording
@@ -31,6 +32,7 @@ from agro.train.elsewhere import CollectorSource, PublishedWeights, end
 from agro.train.feed import Feed
 from agro.train.fingerprints import fingerprints
 from agro.train.inputs import check_scorable, configured_prompts, valid_prompts, valued_prompts
+from agro.train.lagging import LaggingSource
 from agro.train.learner import Learner, Local, keep_best, save_model
 from agro.train.loop import Loop, Parts
 from agro.train.monitors import Monitor
@@ -237,9 +239,10 @@ class BaseTrainer:
         weights = None if shares else self.out / "weights" / "served"
         rollout = self._rollout(phase)
         config = recording(self.phases, phase)
-        return InlineSource(
+        inline = InlineSource(
             config, rollout, order, self.reward, self.store, self.folder.id, self.activity, weights
         )
+        return LaggingSource(inline, self.folder) if lags(config.source) else inline
 
     def _rollout(self, phase: Phase) -> Rollout:
         environment = phase.config.environment

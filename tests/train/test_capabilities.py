@@ -10,7 +10,7 @@ import pytest
 from tiny_runs import tiny
 
 import agro
-from agro.config import SamplerConfig
+from agro.config import SamplerConfig, SourceConfig
 from agro.errors import Refused
 from agro.models.encoding import Encoder
 from agro.models.policy import Policy
@@ -43,6 +43,7 @@ NEEDING: dict[str, Any] = {
     "sampler__skip_layers": 0.5,
     "sampler__draft": "small",
     "source__kind": "elsewhere",
+    "source__sync_every": 2,
 }
 
 
@@ -54,8 +55,9 @@ def test_each_requirement_is_tried_here() -> None:
 def test_one_process_can_do_what_ranks_and_collectors_cannot() -> None:
     learner, source = set(abilities.LEARNER_CAPABILITIES), set(abilities.SOURCE_CAPABILITIES)
     assert learner == set(get_args(abilities.LearnerCapability)) == abilities.learner_capabilities(1)
-    assert source == set(get_args(abilities.SourceCapability)) == abilities.source_capabilities("inline")
-    assert abilities.learner_capabilities(2) == abilities.source_capabilities("elsewhere") == frozenset()
+    inline, elsewhere = SourceConfig(), SourceConfig(kind="elsewhere")
+    assert source == set(get_args(abilities.SourceCapability)) == abilities.source_capabilities(inline)
+    assert abilities.learner_capabilities(2) == abilities.source_capabilities(elsewhere) == frozenset()
 
 
 @pytest.mark.parametrize("key", NEEDING)

@@ -144,7 +144,7 @@ ENTRIES: dict[str, Objective] = {
         called='Trinity algorithm_type = "opmd"',
         recipe=MethodRecipe(
             "OPMD as in Trinity (arXiv 2509.24203): REINFORCE without ratios, whose step τ makes smaller.",
-            base="ratios",
+            base="lagging",
             shown=("tau", "form", "baseline"),
         ),
     ),

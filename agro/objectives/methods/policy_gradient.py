@@ -253,9 +253,9 @@ ENTRIES["asymre"] = preset(
     recipe=MethodRecipe(
         "AsymRE (arXiv 2506.20520): REINFORCE without ratios and a baseline below the mean, for "
         "stale samples.",
-        base="ratios",
+        base="lagging",
         shown=("shift",),
-        missing="a stale sampler, in the paper 250 steps behind. Here two updates of one batch are all "
-        "the staleness.",
+        settings={"source.sync_every": 250, "train.steps": 1000},
+        notes={"source.sync_every": "optimizer steps that the sampler keeps its weights, as in the paper"},
     ),
 )

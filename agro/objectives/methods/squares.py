@@ -156,9 +156,8 @@ ENTRIES["gvpo"] = preset(
     recipe=MethodRecipe(
         "GVPO (arXiv 2504.19599): half the variance of r − β log π/μ in a group. It regularizes "
         "to the behavior policy μ, whose log-probs are recorded.",
+        base="lagging",
         shown=("beta",),
-        missing="samples of an earlier policy. Here the policy samples for every step itself, so log π/μ "
-        "is 0, the anchor never acts, and beta only scales the gradient.",
     ),
 )
 ENTRIES["vargrad"] = preset(
@@ -249,10 +248,13 @@ ENTRIES["oapl"] = preset(
     recipe=MethodRecipe(
         "OAPL (arXiv 2602.19362): (β log π/μ − (r − V))², V the soft maximum of the group's "
         "rewards, regularized to the behavior.",
+        base="lagging",
         shown=("beta", "value_beta"),
-        notes={"beta": "β₂, reward per nat of the complete response's log-ratio"},
-        missing="a sampler that lags behind by 50 to 400 steps. Here the policy samples for every step "
-        "itself, so log π/μ is 0, the anchor never acts, and beta only scales the gradient.",
+        settings={"source.sync_every": 50},
+        notes={
+            "beta": "β₂, reward per nat of the complete response's log-ratio",
+            "source.sync_every": "optimizer steps that the sampler keeps its weights; the paper: 50 to 400",
+        },
     ),
 )
 ENTRIES["apo"] = preset(

@@ -271,10 +271,9 @@ ENTRIES: dict[str, Objective] = {
         recipe=MethodRecipe(
             "MinPRO (arXiv 2601.22718): each token's ratio times the smallest before it, for samples "
             "that are far off.",
-            base="ratios",
+            base="lagging",
             shown=("clip", "cap_at_one"),
             notes={"clip": "limits of the weight"},
-            missing="samples that are far off. Two updates of one batch keep all ratios near 1.",
         ),
     ),
     "vespo": Objective(
@@ -306,8 +305,12 @@ ENTRIES: dict[str, Objective] = {
         recipe=MethodRecipe(
             "M2PO (arXiv 2510.01161): masks the tokens of the largest log-ratios until the mean of "
             "their squares is small.",
-            base="ratios",
+            base="lagging",
             shown=("budget", "tokens"),
+            settings={"source.sync_every": 256, "train.steps": 800},
+            notes={
+                "source.sync_every": "optimizer steps that the sampler keeps its weights, as in the paper"
+            },
         ),
     ),
     "raft_pp": Objective(
@@ -356,10 +359,11 @@ ENTRIES["aipo"] = preset(
     recipe=MethodRecipe(
         "AIPO (LlamaRL, arXiv 2505.24034): REINFORCE with ratios limited from above alone, for "
         "asynchronous sampling.",
-        base="ratios",
+        base="lagging",
         shown=("clip",),
+        settings={"source.sync_every": 4},
         notes={"clip": "the weight of a token is min(w, 4)"},
-        missing='asynchronous sampling. Here a step waits for its samples; source.kind = "elsewhere" and '
-        "agro collect sample meanwhile.",
+        missing="asynchronous sampling. Here a step waits for its samples, which are as stale as those of "
+        'source.kind = "elsewhere" and agro collect, which sample meanwhile.',
     ),
 )

@@ -23,6 +23,7 @@ from agro.objectives import Objective
 from agro.objectives.needs import REWARD, grouping
 from agro.runs.problems import DWARFED, WINDOW, phase_problems
 from agro.runs.signal import PATIENCE, way_out
+from agro.train.abilities import source_capabilities
 from agro.train.check import has_groups_to_measure, measures_consistency
 from agro.train.collate import describe
 from agro.train.diagnostics import dwarfed
@@ -108,13 +109,14 @@ def _unweighted(config: RunConfig, weight: str | None) -> str | None:
 
 def _idle_anchor(config: RunConfig, anchor: str | None) -> str | None:
     """Where β regularizes to a policy that is the trained one at every step."""
-    stale = anchor == "behavior" and (config.data.draws_stored or config.source.kind == "elsewhere")
+    is_current = "samples_current_weights" in source_capabilities(config.source)
+    stale = anchor == "behavior" and (config.data.draws_stored or not is_current)
     if anchor not in ("behavior", "old") or config.train.updates > 1 or stale:
         return None
     return (
         f'{config.objective.name} regularizes to the policy that sampled (anchor = "{anchor}"), which is the '
         "trained one itself at every step, so log π/μ is 0 and objective.beta only scales the gradient. What "
-        "to do: train.updates of 2 or more, or stored responses (data.replay)"
+        "to do: source.sync_every or train.updates of 2 or more, or stored responses (data.replay)"
     )
 
 
