@@ -42,6 +42,10 @@ OWN = {  # instead of these
         "data.eval_prompts=one.jsonl",
     ],
     "one_response": ["train.steps=2", "train.groups=3", "sampler.max_new=4", "train.warmup=1"],
+    "paper_math": [
+        *(f"phases.{name}.train.steps=1" for name in ("sft", "onpolicy", "offpolicy")),
+        *("train.groups=2", "sampler.n=3", "sampler.max_new=4", "train.warmup=1"),
+    ],
     "remix": [
         *SMALL[1:],
         "phases.mixed.train.steps=2",
@@ -70,6 +74,9 @@ def here(tmp_path, models, monkeypatch) -> Path:
     for name in ("MODEL", "Qwen", "examples"):
         Path(name).symlink_to((ROOT if name == "examples" else models) / name)
     write("prompts.jsonl", ({"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)))
+    for name, numbers in (("train", range(6)), ("test", range(6, 9))):
+        solutions = ({"problem": f"{i}+1=", "solution": rf"\boxed{{{i + 1}}}", "level": "1"} for i in numbers)
+        write(f"{name}.jsonl", solutions)
     write("one.jsonl", [{"prompt": "1*1=", "answer": "1"}])
     write(
         "log.jsonl",

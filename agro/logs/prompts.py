@@ -96,11 +96,19 @@ def _read_prompt(line: Line, context: Context, columns: Mapping[str, str]) -> Pr
 
 
 def _record(row: Mapping[str, Any], context: Context) -> Mapping[str, Any]:
-    """A row as agro has prompts, where it is of a format that is of prompts alone."""
+    """A row as agro has prompts, where it is of a format of prompts, or of one that is read as them."""
     for format in FORMATS.values():
         if format.kind == "prompts" and format.name != "prompt" and format.fits(row):
             return format.read(row, context)[0].records[0]
+        if format.asks and format.fits(row):
+            return _question(format.read(row, context)[0].records[0])
     return row
+
+
+def _question(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a demonstration is an answer to: its prompt and columns, without the response."""
+    names = ("prompt", "answer", "prompt_id")
+    return record.get("meta", {}) | {name: record[name] for name in names if name in record}
 
 
 def _prompt(record: Mapping[str, Any]) -> Prompt:

@@ -138,4 +138,5 @@ class Format:
     once: bool = False
     repeats: str = ""  # what repeats them, for the report, such as "TRL's queue"
     weighs: bool = False  # whether `read` takes --reward itself; else it names columns of the record
+    asks: bool = False  # of demonstrations: whether a file of them is one of prompts with answers as well
     chooses: str = ""  # what --choose names, where there may be several; more than one with ", " between

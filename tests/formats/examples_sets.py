@@ -125,7 +125,36 @@ KAGGLE = {
     "winner_tie": 0,
 }
 
+MATH = {
+    "problem": "What is $\\frac{1}{2}+\\frac{1}{2}$?",
+    "level": "Level 1",
+    "type": "Prealgebra",
+    "solution": "Halves: $\\boxed{2}$ of them. So $\\boxed{\\frac{2}{2}}$.",
+}
+
 EXAMPLES = (
+    Example(
+        "math",
+        [MATH, MATH | {"problem": "1+1?", "solution": "Two.", "answer": "2"}],
+        [
+            {
+                "prompt": "What is $\\frac{1}{2}+\\frac{1}{2}$?",
+                "response": "Halves: $\\boxed{2}$ of them. So $\\boxed{\\frac{2}{2}}$.\n\n"
+                "The final answer is $\\frac{2}{2}$.",
+                "reward": None,
+                "role": "expert",
+                "meta": {"answer": "\\frac{2}{2}", "level": "Level 1", "type": "Prealgebra"},
+            },
+            {"prompt": "1+1?", "response": "Two.\n\nThe final answer is $2$.", "role": "expert"},
+        ],
+        corrupt={
+            "solution": (
+                "Two.",
+                "or a column answer; got 'Two.'",
+            ),
+            "problem": (None, "problem: expected text, got None"),
+        },
+    ),
     Example(
         "ultrafeedback",
         [ULTRA],

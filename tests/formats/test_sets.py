@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples_sets import ARENA, KAGGLE, STEER, STEER3, ULTRA
+from example import json_lines
+from examples_sets import ARENA, KAGGLE, MATH, STEER, STEER3, ULTRA
 
 from agro.errors import Refused
 from agro.logs.format_table import FORMATS
+from agro.logs.prompts import load_prompts
 from agro.logs.protocol import Context, Format
 
 CONTEXT = Context(Path("log.jsonl"))
@@ -70,3 +72,10 @@ def test_two_bad_responses_are_no_pair_by_default() -> None:
     wrong = Context(CONTEXT.path, choose={"both_bad": "one"})
     with pytest.raises(Refused, match="both_bad=one: expected none, or zero"):
         FORMATS["arena"].read({**ARENA, "winner": "both_bad"}, wrong)
+
+
+def test_a_file_of_math_is_one_of_prompts_with_answers(tmp_path: Path) -> None:
+    json_lines(tmp_path / "train.jsonl", [MATH])
+    (prompt,) = load_prompts(tmp_path / "train.jsonl")
+    assert prompt.text == MATH["problem"]
+    assert prompt.columns == {"answer": r"\frac{2}{2}", "level": "Level 1", "type": "Prealgebra"}

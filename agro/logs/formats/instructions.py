@@ -34,6 +34,7 @@ from agro.logs.fields import (
 from agro.logs.labels import LABELS, labeled
 from agro.logs.protocol import Context, Format, Item, Row
 from agro.logs.values import is_unknown
+from agro.rewards.answers import boxes
 
 _ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
@@ -90,6 +91,29 @@ SHAREGPT_PREFERENCES = Preference(
 
 SHAREGPT_DEMONSTRATIONS = Conversation("conversations", _conversation, role="expert", dropped=_COLUMNS)
 SHAREGPT_UNPAIRED = Conversation("conversations", _conversation, judge=labeled, dropped=(*_COLUMNS, *LABELS))
+
+ENDING = "\n\nThe final answer is {answer}."  # of a solution: the reward looks for the answer there
+
+
+def _solved(row: Row, context: Context) -> list[Item]:
+    r"""MATH: the solution with a last sentence that has the answer, the content of its last \boxed{…}."""
+    solution, answer = text(row["solution"], "solution"), row.get("answer")
+    if is_unknown(answer):
+        contents = [solution[start : end - 1] for _, start, end in boxes(solution)]
+        if not contents:
+            raise Refused(
+                f"solution: expected its answer in \\boxed{{…}}, or a column answer; got {solution[-80:]!r}"
+            )
+        answer = contents[-1]
+    record = {
+        "prompt": text(row["problem"], "problem"),
+        "response": solution.rstrip() + ENDING.format(answer=f"${text(answer, 'answer')}$"),
+        "answer": answer,
+        "role": "expert",
+        "meta": omit(row, ("problem", "solution", "answer")),
+    }
+    return [Item.of(record, "solution")]
+
 
 _SOURCE = "LLaMA-Factory ff6d4d1, data/README.md"
 SHAREGPT_FORMATS = (
@@ -295,6 +319,15 @@ INSTRUCTIONS_FORMATS = (
         carries=("reward", "group"),
     ),
     Format(
+        "math",
+        "MATH: problems with solutions, whose answer is boxed",
+        "demonstrations",
+        "hendrycks/math, MATH-500: problem, solution, level, type or subject, answer",
+        lambda row: row.keys() >= {"problem", "solution"},
+        _solved,
+        asks=True,
+    ),
+    Format(
         "open-r1-math",
         "OpenR1-Math: generations to a problem, and whether each is correct",
         "samples",
@@ -302,7 +335,7 @@ INSTRUCTIONS_FORMATS = (
         lambda row: row.keys() >= {"problem", "generations", "correctness_math_verify"},
         _verified,
         carries=("reward", "group"),
-        over=("conversation", "openai-chat"),
+        over=("conversation", "openai-chat", "math"),
         chooses="verifier",
     ),
 )
