@@ -79,6 +79,13 @@ GROUPS = {
             "guide/getting-started.md",
         ),
         CommandEntry(
+            "chat",
+            "chat_command:chat",
+            "Talk to the result of a run, also blind beside its start, which makes judged pairs.",
+            "runs/first --against start --temperature 0 < lines.txt",
+            "guide/getting-started.md",
+        ),
+        CommandEntry(
             "report",
             "runs:report",
             "A run's figures as one self-contained page.",

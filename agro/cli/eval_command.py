@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import chdir, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,18 +21,26 @@ from agro.cli.common import (
     end,
     options,
     policy_config,
-    sampler_config,
 )
 from agro.cli.models import LONGEST, EnvironmentName, MaxTurns, environment_of, rollout_of
+from agro.cli.run_models import (
+    START,
+    config_of,
+    config_of_model,
+    other_rollout,
+    sampler_of,
+    saved_model,
+    started_in,
+    working_in,
+)
 from agro.errors import Refused
 
 if TYPE_CHECKING:
-    from agro.config import EnvironmentConfig, RewardConfig, RunConfig, SamplerConfig
+    from agro.config import RewardConfig, RunConfig
     from agro.rollout.evaluate import Heldout
-    from agro.rollout.rollout import EpisodeReward, Rollout
+    from agro.rollout.rollout import EpisodeReward
     from agro.runs.verdict import Verdict
 
-START = "start"  # of --against: the model that the run started from
 SHOWN = 300  # characters of a response on the terminal
 
 
@@ -111,15 +117,15 @@ def eval_(
 
     if pass_at is not None and not math.isfinite(pass_at):
         raise Refused(f"--pass-at: expected a finite number, got {pass_at}")
-    ran = None if run is None else _config(run)
+    ran = None if run is None else config_of(run)
     own = run if model is None else None  # whose result it is
-    model = model or _saved_model(run, "model", "--model")
-    here, started = Path.cwd(), _started_in(run)
-    with _working_in(here if prompts else started):
+    model = model or saved_model(run, "model", "--model")
+    here, started = Path.cwd(), started_in(run)
+    with working_in(here if prompts else started):
         loaded = load_prompts(
             prompts or _prompts(run, ran), ran.data.columns if ran and not prompts else None
         )
-    sampler = _sampler(n, temperature, max_new, ran or _config_of_model(model))
+    sampler = sampler_of(n, temperature, max_new, ran or config_of_model(model))
     played = environment_of(environment, max_turns)
     if played is None and ran is not None:
         played = ran.environment
@@ -127,22 +133,22 @@ def eval_(
     settings = policy_config(located, policy, None if ran is None else ran.policy)
     if blind is not None:
         assert against is not None
-        with _working_in(here if environment else started):
+        with working_in(here if environment else started):
             rollout = rollout_of(located, settings, played)
-        with _working_in(started if against == START else here):
-            other = _other_rollout(against, ran, policy, played)
+        with working_in(started if against == START else here):
+            other = other_rollout(against, ran, policy, played)
         write_blind(blind, (other, rollout), loaded, sampler, seed, (against, model), own, as_json)
         return
-    with _working_in(here if reward else started):
+    with working_in(here if reward else started):
         scorer = EpisodeReward(load_reward(_reward(reward, options(option), ran)))
         try:
-            with _working_in(here if environment else started):
+            with working_in(here if environment else started):
                 rollout = rollout_of(located, settings, played)
             result = heldout(rollout, scorer, loaded, sampler, seed)
             verdict = None
             if against is not None:
-                with _working_in(started if against == START else here):
-                    other = _other_rollout(against, ran, policy, played)
+                with working_in(started if against == START else here):
+                    other = other_rollout(against, ran, policy, played)
                 verdict = _compared(heldout(other, scorer, loaded, sampler, seed), result)
         finally:
             scorer.close()
@@ -157,70 +163,11 @@ def eval_(
         end(2, "agro: none of the responses could be scored, so nothing was measured")
 
 
-def _other_rollout(
-    against: str, ran: RunConfig | None, policy: list[str] | None, played: EnvironmentConfig | None
-) -> Rollout:
-    """Of the model that the result is compared with."""
-    if against != START:
-        settings = policy_config(against, policy, None if ran is None else ran.policy)
-        return rollout_of(against, settings, played)
-    if ran is None:
-        raise Refused("--against start: expected the folder of a run, got --model alone; name a model")
-    from agro.train.phases import derive
-
-    start = ran.policy.model or "random weights"
-    return rollout_of(start, ran.policy, played, derive(ran.train.seed, "weights"))
-
-
 def _compared(start: Heldout, result: Heldout) -> Verdict:
     from agro.rollout.paired import compare
     from agro.runs.verdict import Verdict
 
     return Verdict.compared(compare(start.rewards, result.rewards))
-
-
-def _config(run: Path) -> RunConfig:
-    from agro.config import RunConfig
-
-    if not (run / "config.json").is_file():
-        raise Refused(f"{run}: expected the folder of a run, with config.json; give --model for a model")
-    config = RunConfig.load(run / "config.json")
-    return config.phase(config.phase_names[-1]) if config.phases else config
-
-
-def _started_in(run: Path | None) -> Path:
-    """The folder where a run was started, in which relative paths of its configuration begin; this one where
-    it isn't known."""
-    if run is not None:
-        started_in = json.loads((run / "config.json").read_text(encoding="utf-8")).get("started_in")
-        if started_in is not None and (run / started_in).is_dir():
-            return (run / str(started_in)).resolve()
-    return Path.cwd()
-
-
-@contextmanager
-def _working_in(folder: Path) -> Iterator[None]:
-    """In a folder, whose modules are found."""
-    with chdir(folder):
-        sys.path.insert(0, str(folder))
-        try:
-            yield
-        finally:
-            sys.path.remove(str(folder))
-
-
-def _config_of_model(model: str) -> RunConfig | None:
-    """The configuration of the run that saved a model: of RUN/model and RUN/checkpoints/step-N."""
-    for folder in list(Path(model).absolute().parents)[:2]:
-        if (folder / "metrics.jsonl").is_file() and (folder / "config.json").is_file():
-            return _config(folder)
-    return None
-
-
-def _sampler(n: int, temperature: float, max_new: int | None, ran: RunConfig | None) -> SamplerConfig:
-    if max_new is None:
-        max_new = LONGEST if ran is None else ran.sampler.max_new
-    return sampler_config(n=n, temperature=temperature, max_new=max_new)
 
 
 def _passing_reward(
@@ -234,15 +181,6 @@ def _passing_reward(
     if scorer.of_environment:
         return getattr(played, "maximum", None)
     return scorer.maximum
-
-
-def _saved_model(run: Path | None, name: str, flag: str) -> str:
-    """A model in the folder of a run."""
-    if run is None:
-        raise Refused(f"{flag}: expected it, or the folder of a run, got neither")
-    if not (run / name).is_dir():
-        raise Refused(f"{run / name}: the run hasn't saved its model yet; give {flag}")
-    return str(run / name)
 
 
 def _prompts(run: Path | None, ran: RunConfig | None) -> Sequence[str]:

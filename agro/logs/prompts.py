@@ -107,8 +107,8 @@ def _record(row: Mapping[str, Any], context: Context) -> Mapping[str, Any]:
 
 def _question(record: Mapping[str, Any]) -> dict[str, Any]:
     """What a demonstration is an answer to: its prompt and columns, without the response."""
-    names = ("prompt", "answer", "prompt_id")
-    return record.get("meta", {}) | {name: record[name] for name in names if name in record}
+    named = {name: record[name] for name in ("prompt", "answer", "prompt_id") if name in record}
+    return {**record.get("meta", {}), **named}
 
 
 def _prompt(record: Mapping[str, Any]) -> Prompt:

@@ -61,6 +61,7 @@ BEFORE = {  # what the example of a command takes for granted
         "> trainer.txt 2>&1 &",
         "until [ -e runs/async/config.json ]; do sleep 1; done",
     ),
+    "chat": ("printf '520731>\\n1\\n998877>\\n0\\n' > lines.txt",),
     "compare": tuple(
         f"agro train recipe.toml {options}train.seed={seed} train.steps=40 --out runs/{name}-{seed}"
         for name, options in (("agro", ""), ("rloo", "objective.name=rloo objective.beta=0 "))

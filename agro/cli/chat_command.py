@@ -1,0 +1,181 @@
+"""`agro chat`: a conversation with the result of a run, also blind beside its start."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agro.cli.common import PolicySetting, Seed, policy_config
+from agro.cli.models import LONGEST, rollout_of
+from agro.cli.run_models import (
+    config_of,
+    config_of_model,
+    other_rollout,
+    sampler_of,
+    saved_model,
+    started_in,
+    working_in,
+)
+from agro.errors import Refused
+from agro.io.terminal import visible
+
+if TYPE_CHECKING:
+    from agro.config import SamplerConfig
+    from agro.rollout import Rollout
+    from agro.store import Store
+    from agro.types import Sample
+
+HELP = "/new begins a new conversation, /quit ends"
+ASKED = "better (1, 2, 0 for a tie, Enter to leave it out): "
+RATINGS = {"1": 0, "2": 1}  # the position of the better response
+TIE = "0"
+
+
+def chat(
+    model: Annotated[str, typer.Argument(metavar="RUN", help="A run, or a model: a folder or hub name.")],
+    against: Annotated[
+        str | None,
+        typer.Option("--against", help="Answer beside another model, blind: start (the run's), or a model."),
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option("--store", help="With --against: where judged pairs go; RUN/chat.db."),
+    ] = None,
+    max_new: Annotated[
+        int | None,
+        typer.Option("--max-new", min=1, help=f"Tokens a response at most; the run's, or {LONGEST}."),
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
+    seed: Seed = 0,
+    policy: PolicySetting = None,
+) -> None:
+    run = Path(model) if (Path(model) / "config.json").is_file() and _is_run(Path(model)) else None
+    if store is not None and against is None:
+        raise Refused("--store: judged pairs need a second model: expected --against beside it, got none")
+    if against is not None and store is None and run is None:
+        raise Refused(f"--store: expected it, since {model} isn't a run; got none")
+    ran = config_of_model(model) if run is None else config_of(run)
+    name = model if run is None else saved_model(run, "model", "a model")
+    located = str(Path(name).absolute()) if Path(name).exists() else name
+    settings = policy_config(located, policy, None if ran is None else ran.policy)
+    rollouts = [rollout_of(located, settings, None)]
+    if against is not None:
+        with working_in(started_in(run)):
+            rollouts.append(other_rollout(against, ran, policy, None))
+    conversation = Conversation(rollouts, sampler_of(1, temperature, max_new, ran), random.Random(seed))
+    if against is None:
+        _talk(conversation, lambda answers: answers[0].sample)
+        return
+    from agro.store import Store
+
+    path = store or Path(model) / "chat.db"
+    with Store.open(path) as judged:
+        rating = Rating(judged)
+        _talk(conversation, rating.ask)
+    print(f"preferred: {model} {rating.counts[0]}, {against} {rating.counts[1]}, ties {rating.ties}")
+    if sum(rating.counts):
+        print(f"{path} has the judged pairs; train with: agro train pairs data.store={path}")
+
+
+def _is_run(folder: Path) -> bool:
+    """A model's folder has a config.json too."""
+    return (folder / "model").is_dir() or (folder / "metrics.jsonl").is_file()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A model's response to a line."""
+
+    model: int  # 0: the result; 1: what it is compared with
+    sample: Sample
+
+
+@dataclass
+class Conversation:
+    """Turns of a user and of a model. Without a chat template each line is a prompt of its own."""
+
+    rollouts: Sequence[Rollout]
+    sampler: SamplerConfig
+    random: random.Random
+    messages: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def has_turns(self) -> bool:
+        return all(bool(rollout.encoder.chat.tokenizer.chat_template) for rollout in self.rollouts)
+
+    def answer(self, line: str) -> list[Answer]:
+        """A response of each model, in random order."""
+        from agro.types import Prompt
+
+        text = [*self.messages, {"role": "user", "content": line}] if self.has_turns else line
+        seed = self.random.getrandbits(31)
+        answers = []
+        for model, rollout in enumerate(self.rollouts):
+            (sample,) = rollout.sample([Prompt(text)], 1, self.sampler, seed=seed)
+            answers.append(Answer(model, sample))
+        self.random.shuffle(answers)
+        return answers
+
+    def go_on(self, line: str, answer: Sample) -> None:
+        """Continue with one of the responses."""
+        self.messages += [
+            {"role": "user", "content": line},
+            {"role": "assistant", "content": answer.response},
+        ]
+
+
+@dataclass
+class Rating:
+    """Which of two responses a person prefers, without knowing whose they are."""
+
+    store: Store
+    counts: list[int] = field(default_factory=lambda: [0, 0])  # by model, the result first
+    ties: int = 0
+
+    def ask(self, answers: Sequence[Answer]) -> Sample:
+        """Store the answers and the judgment; returns the response to continue with."""
+        from agro.store import Pair
+
+        rated = input(ASKED).strip()
+        while rated not in (*RATINGS, TIE, ""):
+            rated = input(ASKED).strip()
+        better = RATINGS.get(rated, 0)
+        if rated:
+            ids = self.store.append(answer.sample for answer in answers)
+            votes = (1.0, 1.0) if rated == TIE else (1.0, 0.0)
+            self.store.add_pairs([Pair(ids[better], ids[1 - better], *votes)])
+        if rated == TIE:
+            self.ties += 1
+        elif rated:
+            self.counts[answers[better].model] += 1
+        return answers[better].sample
+
+
+def _talk(conversation: Conversation, choose: Callable[[Sequence[Answer]], Sample]) -> None:
+    print(HELP, file=sys.stderr)
+    if not conversation.has_turns:
+        print("the model has no chat template: each line is a prompt of its own", file=sys.stderr)
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            print()  # ends the line of the question
+            return
+        if line == "/quit":
+            return
+        if line == "/new":
+            conversation.messages.clear()
+            continue
+        if not line:
+            continue
+        answers = conversation.answer(line)
+        for number, answer in enumerate(answers, 1):
+            label = f"{number}: " if len(answers) > 1 else ""
+            print(f"{label}{visible(answer.sample.response)}")
+        conversation.go_on(line, choose(answers))
