@@ -160,6 +160,19 @@ class Database:
             self.rollbacks += 1
             raise
 
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """A part of a transaction, which is undone alone where it raises."""
+        self.run("SAVEPOINT part")
+        try:
+            yield
+        except BaseException:
+            self.run("ROLLBACK TO part")
+            self.rollbacks += 1
+            raise
+        finally:
+            self.run("RELEASE part")
+
     def define(self, name: str, function: Callable[..., Any]) -> None:
         """Make a function of Python one of SQL in this connection."""
         self._connection.create_function(name, -1, function, deterministic=True)
