@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from threading import Event, Thread
-from typing import Protocol
+from collections.abc import Callable, Collection
 
-from agro.errors import Refused
 from agro.store.database import Database
 
-RENEWALS = 4  # of a lease before it runs out
 TABLE = "CREATE TABLE IF NOT EXISTS leases (name TEXT PRIMARY KEY, ends REAL NOT NULL, seconds REAL NOT NULL)"
 
 
@@ -58,40 +53,6 @@ class Leases:
             self._made = True
 
 
-class _HasLeases(Protocol):
-    leases: Leases
-
-    def close(self) -> None: ...
-
-
-@contextmanager
-def leased(open_store: Callable[[], _HasLeases], name: str, seconds: float) -> Iterator[None]:
-    """Count as alive while the block runs: a thread renews the lease, over a connection of its own."""
-    ended = Event()
-
-    def renew_until_end() -> None:
-        store = open_store()
-        try:
-            while not ended.wait(seconds / RENEWALS):
-                try:
-                    store.leases.renew(name, seconds)
-                except Refused:  # a busy store, or an owner that is away: the next renewal may succeed
-                    continue
-            store.leases.release(name)
-        except Refused:
-            pass  # the lease runs out by itself
-        finally:
-            store.close()
-
-    first = open_store()
-    try:
-        first.leases.renew(name, seconds)
-    finally:
-        first.close()
-    thread = Thread(target=renew_until_end, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join(seconds)
+def trainer_of(run: str) -> str:
+    """The name under which the trainer of a run has its lease."""
+    return f"trainer of {run}"

@@ -321,11 +321,14 @@ class Experience(SampleReader):
         [(number,)] = self._database.run(queries.NEXT_NUMBER, [seed])
         return int(number)
 
-    def set_rewards(self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]]) -> None:
+    def set_rewards(
+        self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]], *, once: bool = False
+    ) -> None:
         """Set rewards: (id, reward, entries for `meta`).
 
         None with a "reward_error" among the entries is a failure; None without one makes the sample
-        unscored again. The error and the parts of an earlier reward are dropped.
+        unscored again. The error and the parts of an earlier reward are dropped. With `once` a sample that
+        has a reward, or whose reward failed, keeps it.
         """
         scores = list(scores)
         ids = [i for i, _, _ in scores]
@@ -337,6 +340,8 @@ class Experience(SampleReader):
             stored = {row[0]: row[1:] for row in self._database.run(sql, [json.dumps(ids)])}
             for i, reward, entries in scores:
                 *previous, total = stored[i]
+                if once and previous[0] != queries.UNSCORED:
+                    continue
                 try:
                     meta = dict(loads(decode_text(previous[-1])))
                 except (TypeError, ValueError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
@@ -201,8 +201,10 @@ class Survey(SurveyReader):
         """The range of the known rewards of each source that has any."""
         return [Scale(decode_text(source), *rewards) for source, *rewards in self._database.run(SCALES)]
 
-    def meetings(self, clause: str, args: Sequence[Any]) -> list[tuple[list[str], int, str]]:
-        """The sets of sources that have scored responses to one prompt: how many prompts, and one of them."""
+    def meetings(self, **chosen: Unpack[Filter]) -> list[tuple[list[str], int, str]]:
+        """The sets of sources that have scored responses to one prompt, of the chosen ones: how many prompts,
+        and one of them."""
+        clause, args = queries.build_condition(**chosen)
         rows = self._database.run(TOGETHER.format(where=clause), args)
         return [(loads(names), count, decode_text(prompt_id)) for names, count, prompt_id in rows]
 

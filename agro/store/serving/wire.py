@@ -6,10 +6,10 @@ arrives can only be one of these values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, KeysView, Set, ValuesView
-from dataclasses import fields, is_dataclass
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Set, ValuesView
+from dataclasses import fields
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgpack
 import numpy as np
@@ -36,8 +36,9 @@ from agro.store.sample_rows import Origin, SampleRow, from_row
 from agro.store.survey import Scale, SurveyRow
 from agro.types import Sample
 
-TUPLE, SET, RECORD, ARRAY, SAMPLE, DATA = range(6)  # MessagePack's codes of what it doesn't have itself
-LIMIT = 2**31 - 1  # bytes of a message
+PROTOCOL = 1  # of the calls and answers; another one isn't understood
+# MessagePack's codes of what it doesn't have itself
+TUPLE, SET, RECORD, ARRAY, SAMPLE, DATA, INTEGER = range(7)
 RECORDS: dict[str, type] = {
     record.__name__: record
     for record in (
@@ -45,9 +46,14 @@ RECORDS: dict[str, type] = {
         *(Rewind, RunUse, SampleSummary, Scale, Selection, SurveyRow),
     )
 }
+FIELDS: dict[str, tuple[str, ...]] = {
+    name: getattr(record, "_fields", ()) or tuple(field.name for field in fields(record))
+    for name, record in RECORDS.items()
+}
 DTYPES = ("<f4", "<f8", "<i4", "<i8")
+DEPTH = 16  # of values inside of each other; a call has 6
+VIEWS = (Iterator, KeysView, ValuesView, ItemsView)
 Side = Literal["client", "owner"]
-assert get_args(Side) == ("client", "owner")
 
 
 def pack(value: Any) -> bytes:
@@ -56,22 +62,22 @@ def pack(value: Any) -> bytes:
     return packed
 
 
-def unpack(content: bytes, side: Side) -> Any:
+def unpack(content: bytes, side: Side, depth: int = 0) -> Any:
     """The value; at the owner samples stay rows, and records are checked. Raises `Refused` for other
-    bytes."""
-    read = _read_at_owner if side == "owner" else _read_at_client
+    bytes, and for values that are nested in each other too deeply."""
+    if depth > DEPTH:
+        raise Refused(f"a message between a store and its owner has more than {DEPTH} nested values")
+
+    def read(code: int, data: bytes) -> Any:
+        return _read(code, data, side, depth + 1)
+
     try:
-        return msgpack.unpackb(
-            content,
-            ext_hook=read,
-            strict_map_key=False,
-            unicode_errors="surrogatepass",
-            max_buffer_size=LIMIT,
-        )
+        return msgpack.unpackb(content, ext_hook=read, strict_map_key=False, unicode_errors="surrogatepass")
     except Refused:
         raise
-    except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
-        raise Refused(f"a message between a store and its owner can't be read: {error!s:.200}") from None
+    except (ValueError, TypeError, LookupError, RecursionError, msgpack.UnpackException) as error:
+        problem = f"{type(error).__name__}: {error!s:.200}"
+        raise Refused(f"a message between a store and its owner can't be read: {problem}") from None
 
 
 def _pack(value: Any) -> Any:
@@ -88,41 +94,45 @@ def _pack(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         dtype = value.dtype.newbyteorder("<").str
         return msgpack.ExtType(ARRAY, pack([dtype, list(value.shape), value.tobytes()]))
+    return _pack_plain(value)
+
+
+def _pack_plain(value: Any) -> Any:
+    """A collection, or a number, as MessagePack has it."""
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, int):  # of more than 64 bits
+        return msgpack.ExtType(INTEGER, str(int(value)).encode())
+    if isinstance(value, VIEWS):
+        return list(value)
     if isinstance(value, tuple):
         return msgpack.ExtType(TUPLE, pack(list(value)))
-    if isinstance(value, Set) and not isinstance(value, KeysView):
+    if isinstance(value, Set):
         return msgpack.ExtType(SET, pack(sorted(value)))
-    if isinstance(value, Iterator | KeysView | ValuesView):
-        return list(value)
-    raise Refused(f"a {name} can't be sent to the owner of a store")
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise Refused(f"a {type(value).__name__} can't be sent to the owner of a store")
 
 
 def _values(record: Any) -> list[Any]:
-    if is_dataclass(record):
-        return [getattr(record, field.name) for field in fields(record)]
-    return list(record)
+    return [getattr(record, name) for name in FIELDS[type(record).__name__]]
 
 
-def _read_at_client(code: int, content: bytes) -> Any:
-    value = _read(code, content, "client")
-    if code == SAMPLE:
-        return from_row(tuple(value))
-    return RECORDS[value[0]](*value[1:]) if code == RECORD else value
-
-
-def _read_at_owner(code: int, content: bytes) -> Any:
-    value = _read(code, content, "owner")
-    if code == SAMPLE:
-        return SampleRow(value)
-    return _checked(value[0], value[1:]) if code == RECORD else value
-
-
-def _read(code: int, content: bytes, side: Side) -> Any:
+def _read(code: int, content: bytes, side: Side, depth: int) -> Any:
+    """A value that MessagePack has no type for."""
     if code == DATA:
         return DataConfig.model_validate_json(content)
-    value = unpack(content, side)
+    if code == INTEGER:
+        return int(content)
+    value = unpack(content, side, depth)
+    if code == SAMPLE:
+        return SampleRow(value) if side == "owner" else from_row(tuple(value))
+    if code == RECORD:
+        return _checked(*value) if side == "owner" else RECORDS[value[0]](*value[1:])
+    return _read_collection(code, value)
+
+
+def _read_collection(code: int, value: Any) -> Any:
     if code == TUPLE:
         return tuple(value)
     if code == SET:
@@ -132,16 +142,13 @@ def _read(code: int, content: bytes, side: Side) -> Any:
         if dtype not in DTYPES:
             raise Refused(f"an array of {dtype!s:.20} isn't one of a store")
         return np.frombuffer(data, dtype).reshape(shape)
-    if code not in (RECORD, SAMPLE):
-        raise Refused(f"a message between a store and its owner has the unknown type {code}")
-    return value
+    raise Refused(f"a message between a store and its owner has the unknown type {code}")
 
 
-def _checked(name: str, values: list[Any]) -> Any:
+def _checked(name: str, *values: Any) -> Any:
     """A record whose fields have its types."""
-    record = RECORDS[name](*values)
     try:
-        return _adapter(name).validate_python(record)
+        return _adapter(name).validate_python(dict(zip(FIELDS[name], values, strict=True)))
     except ValidationError as error:
         details = error.errors()[0]
         where = ".".join(map(str, (name, *details["loc"])))
