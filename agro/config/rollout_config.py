@@ -85,6 +85,9 @@ class SourceConfig(Section):
     sync_every: Count = 1
     """inline: optimizer steps for which the sampler keeps its weights; with more than 1 it samples with a
     copy of the policy, whose samples are up to so many optimizer steps behind, less one"""
+    lease_seconds: Positive = field(15.0, resume=True, shared=True)
+    """elsewhere: a collector or trainer that hasn't said for so long that it lives counts as dead; another
+    collector samples the prompts of such a one"""
 
 
 class EngineConfig(Section):

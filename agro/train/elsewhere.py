@@ -5,9 +5,10 @@ RUN/weights/latest.json. A collector loads them, claims prompts in the store, sa
 prompts done, so that sampling and training overlap. Collectors are at most `ahead` prompts ahead of training,
 which bounds the staleness of their samples.
 
-Either side may be killed. The claim of a dead collector goes to the next one, which samples only the missing
-responses; the store keeps each response of a claim once. What a killed trainer took since its last commit is
-ready again.
+Either side may be killed, or stopped. It counts as dead when it hasn't renewed its lease in the store for
+`source.lease_seconds`. The claim of a dead collector goes to the next one, which samples only the missing
+responses; the store keeps each response of a claim once, and its first reward, so that a collector that goes
+on after all changes nothing. What a killed trainer took since its last commit is ready again.
 
 The collector that `agro collect RUN` runs: it samples and scores for a run that another process trains.
 
@@ -16,12 +17,11 @@ See `agro.train.elsewhere` for what the two share.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -35,6 +35,9 @@ from agro.rollout import Activity, CollectResult, Rollout, Task, collect
 from agro.rollout.engines import Engine
 from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
 from agro.store import Store
+from agro.store.leases import trainer_of
+from agro.store.lifeline import leased
+from agro.store.location import located
 from agro.store.sample_rows import ledger_of
 from agro.train.abilities import SourceCapability
 from agro.train.collate import recording
@@ -206,7 +209,7 @@ class Collector:
                 )
         self.prompts, _ = configured_prompts(self.config.data, "prompts")
         self.name = uuid.uuid4().hex
-        self.store_file = Path(self.config.data.store) if self.config.data.store else run / "store.db"
+        self.store = located(self.config.data.store, run)
 
     def serve(self) -> int:
         """Collect until the run ends; returns the number of responses."""
@@ -214,7 +217,8 @@ class Collector:
         self.prompts, _ = valid_prompts(self.prompts, policy.encoder, self.config.data, "prompts")
         responses = 0
         reward = EpisodeReward(load_reward(self.config.reward))
-        with closing(reward), Store.open(self.store_file, create=False) as store, alive(self.run, self.name):
+        lease = leased(self.store, self.name, self.config.source.lease_seconds)
+        with closing(reward), Store.open(self.store, create=False) as store, lease:
             engine = embedded(policy, published.version, fused=self.config.engine.fused)
             deadline = self._deadline()
             phases = {phase.name: phase for phase in Phase.all(self.config)}
@@ -225,7 +229,7 @@ class Collector:
                     rollout = load_rollout(policy.encoder, engine, config.environment)
                     responses += self._collect(rollout, config, published, store, reward, numbers)
                     deadline = self._deadline()
-                elif is_locked(self.run / ".lock"):  # by the trainer, which is at work
+                elif store.leases.alive([trainer_of(self.id)]):
                     deadline = self._deadline()
                     time.sleep(POLL_SECONDS)
                 elif time.monotonic() > deadline:
@@ -270,12 +274,14 @@ class Collector:
     def _claim(self, store: Store, config: RunConfig, trained: int) -> list[int]:
         """What to sample next: as many prompts as the engine decodes at once, as far as training allows."""
         at_once = max(1, config.sampler.batch // config.sampler.n)
+        collectors = store.requests.collectors(self.id)
+        alive = store.leases.alive(collectors)
         return store.requests.claim(
             self.id,
             self.name,
             maximum=min(at_once, config.train.groups),
             ahead=ahead(config) - store.requests.backlog(self.id, trained),
-            dead=[name for name in store.requests.collectors(self.id) if not is_alive(self.run, name)],
+            dead=[name for name in collectors if name not in alive],
         )
 
     def _wait(self) -> PublishedWeights:
@@ -322,35 +328,3 @@ class Collector:
             except (Refused, OSError) as error:
                 newest = self._newer(newest, error)
         return newest
-
-
-@contextmanager
-def alive(run: Path, collector: str) -> Iterator[None]:
-    """Make `is_alive` true for this collector while the process lives: the system releases its lock."""
-    folder = run / "collectors"
-    folder.mkdir(exist_ok=True)
-    file = folder / f"{collector}.lock"
-    with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            file.unlink(missing_ok=True)
-
-
-def is_alive(run: Path, collector: str) -> bool:
-    return is_locked(run / "collectors" / f"{collector}.lock")
-
-
-def is_locked(file: Path) -> bool:
-    """Whether a living process holds the lock of a file."""
-    try:
-        lock = file.open("r")
-    except FileNotFoundError:
-        return False
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False

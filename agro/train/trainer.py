@@ -23,6 +23,9 @@ from agro.runs.folder import Run
 from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
 from agro.runs.track import Trackers, check_trackers, load_trackers
 from agro.store import Store, is_held_out
+from agro.store.leases import trainer_of
+from agro.store.lifeline import leased
+from agro.store.location import Location, located
 from agro.store.queries import chosen
 from agro.train.abilities import lags
 from agro.train.check import check_config, check_heldout, check_sharded
@@ -128,15 +131,15 @@ class BaseTrainer:
                         closed.callback(opened.close)
         return self.out
 
-    def _prepare(self) -> Path:
-        """Load and check what is cheap; returns the path of the store."""
+    def _prepare(self) -> Location:
+        """Load and check what is cheap; returns where the store is."""
         data = self.config.data
         check_push(self.config.train)
         self.prompts, self.notes = configured_prompts(data, "prompts")
         self.eval_prompts, repeated = configured_prompts(data, "eval_prompts")
         self.notes += [*repeated, *notes_on_settings(self.phases)]
         check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
-        path = Path(data.store) if data.store else self.out / "store.db"
+        path = located(data.store, self.out)
         check_stores(self.phases, self.prompts, path)
         check_enough(self.phases, path)
         self.values: StoredValues | None = None
@@ -183,7 +186,8 @@ class BaseTrainer:
             loop = Loop(self.phases, learner, self.store, self.folder, self.activity, say, build)
             if self.config.source.kind == "elsewhere":
                 published = PublishedWeights.read(self.out)
-                loop.run(published=published.version if published else 0)
+                with leased(self.store.path, trainer_of(self.folder.id), self.config.source.lease_seconds):
+                    loop.run(published=published.version if published else 0)
                 end(self.out)
             else:
                 loop.run()
