@@ -37,6 +37,8 @@ PLACES = {
             "store/test_exchange.py",
             "store/test_fuzz.py",
             "store/test_processes.py",
+            "store/test_same_answers.py",
+            "store/test_serving.py",
         ),
         *("test_flow.py", "test_install_hints.py", "test_recipes.py", "test_smooth.py"),
     ),

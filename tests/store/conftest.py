@@ -17,7 +17,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "s.db"
 
 
-@pytest.fixture(params=["file", "owner"])
+@pytest.fixture(params=["file", pytest.param("owner", marks=pytest.mark.test)])
 def store(path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """A store at `path`; its `_database` is a connection to the file."""
     if request.param == "file":

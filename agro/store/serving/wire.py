@@ -6,7 +6,7 @@ arrives can only be one of these values.
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, Set, ValuesView
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, Set, ValuesView
 from dataclasses import fields
 from functools import cache
 from typing import Any, Literal
@@ -32,13 +32,13 @@ from agro.store.records import (
     RunUse,
     SampleSummary,
 )
-from agro.store.sample_rows import Origin, SampleRow, from_row
+from agro.store.sample_rows import Origin, SampleRow, from_row, is_valid_sample
 from agro.store.survey import Scale, SurveyRow
 from agro.types import Sample
 
 PROTOCOL = 1  # of the calls and answers; another one isn't understood
 # MessagePack's codes of what it doesn't have itself
-TUPLE, SET, RECORD, ARRAY, SAMPLE, DATA, INTEGER = range(7)
+TUPLE, SET, RECORD, ARRAY, SAMPLE, DATA, INTEGER = CODES = range(7)
 RECORDS: dict[str, type] = {
     record.__name__: record
     for record in (
@@ -52,7 +52,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 }
 DTYPES = ("<f4", "<f8", "<i4", "<i8")
 DEPTH = 16  # of values inside of each other; a call has 6
-VIEWS = (Iterator, KeysView, ValuesView, ItemsView)
+LISTED = (Iterator, KeysView, ValuesView, ItemsView, Sequence)
 Side = Literal["client", "owner"]
 
 
@@ -103,10 +103,10 @@ def _pack_plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, int):  # of more than 64 bits
         return msgpack.ExtType(INTEGER, str(int(value)).encode())
-    if isinstance(value, VIEWS):
-        return list(value)
     if isinstance(value, tuple):
         return msgpack.ExtType(TUPLE, pack(list(value)))
+    if isinstance(value, LISTED):
+        return list(value)
     if isinstance(value, Set):
         return msgpack.ExtType(SET, pack(sorted(value)))
     if isinstance(value, Mapping):
@@ -120,13 +120,15 @@ def _values(record: Any) -> list[Any]:
 
 def _read(code: int, content: bytes, side: Side, depth: int) -> Any:
     """A value that MessagePack has no type for."""
+    if code not in CODES:
+        raise Refused(f"a message between a store and its owner has the unknown type {code}")
     if code == DATA:
         return DataConfig.model_validate_json(content)
     if code == INTEGER:
         return int(content)
     value = unpack(content, side, depth)
     if code == SAMPLE:
-        return SampleRow(value) if side == "owner" else from_row(tuple(value))
+        return _intact(value) if side == "owner" else from_row(tuple(value))
     if code == RECORD:
         return _checked(*value) if side == "owner" else RECORDS[value[0]](*value[1:])
     return _read_collection(code, value)
@@ -137,12 +139,19 @@ def _read_collection(code: int, value: Any) -> Any:
         return tuple(value)
     if code == SET:
         return frozenset(value)
-    if code == ARRAY:
-        dtype, shape, data = value
-        if dtype not in DTYPES:
-            raise Refused(f"an array of {dtype!s:.20} isn't one of a store")
-        return np.frombuffer(data, dtype).reshape(shape)
-    raise Refused(f"a message between a store and its owner has the unknown type {code}")
+    assert code == ARRAY, code
+    dtype, shape, data = value
+    if dtype not in DTYPES:
+        raise Refused(f"an array of {dtype!s:.20} isn't one of a store")
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _intact(values: Any) -> SampleRow:
+    """Raises `Refused` for a row that isn't as its client wrote it."""
+    row = SampleRow(values)
+    if not is_valid_sample(row.values):
+        raise Refused("a sample's row isn't as its sender wrote it")
+    return row
 
 
 def _checked(name: str, *values: Any) -> Any:
