@@ -79,7 +79,7 @@ def _result(folder: Path, ended_well: bool) -> str:
 
 def collect(run: Annotated[Path, typer.Argument(help="The run folder.")]) -> None:
     from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
-    from agro.train.elsewhere import Collector
+    from agro.train.collector import Collector
 
     interruption = Interruption()
     progress = Progress(0)

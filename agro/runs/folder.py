@@ -68,7 +68,7 @@ class Run:
         self.id = str(
             previous.get("run", uuid.uuid4().hex)
         )  # a run killed before its first step keeps its id
-        record = {
+        self.record = {
             **config.record(),
             "versions": versions(),
             "run": self.id,
@@ -77,12 +77,12 @@ class Run:
         }
         made_of = epochs or previous.get("epochs")
         if made_of:
-            record["epochs"] = made_of
+            self.record["epochs"] = made_of
         try:
             with writing(folder):
                 for unfinished in [*folder.glob(".*.tmp"), *folder.glob("checkpoints/.*.tmp")]:
                     remove(unfinished)
-            write(self.config_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+            write(self.config_file, json.dumps(self.record, indent=1, ensure_ascii=False) + "\n")
         except BaseException:
             self.close()
             raise

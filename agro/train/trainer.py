@@ -24,10 +24,11 @@ from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
 from agro.runs.track import Trackers, check_trackers, load_trackers
 from agro.store import Store, is_held_out
 from agro.store.queries import chosen
+from agro.store.shared import LocalFolder
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import samples_kl
 from agro.train.collate import StoredValues, recording
-from agro.train.elsewhere import CollectorSource, PublishedWeights, end
+from agro.train.elsewhere import CollectorSource
 from agro.train.feed import Feed
 from agro.train.fingerprints import fingerprints
 from agro.train.inputs import check_scorable, configured_prompts, valid_prompts, valued_prompts
@@ -40,6 +41,7 @@ from agro.train.monitors.outlets import Record, Terminal
 from agro.train.monitors.sampled_kl import SampledKL, prompts_for_kl
 from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
 from agro.train.phases import Phase, derive, describe, resolve
+from agro.train.publications import Publications
 from agro.train.ranks import Ranks, Shard, joined, rank, serve, take_device, world_size
 from agro.train.source import InlineSource, PromptOrder, Source
 from agro.train.state import Position
@@ -180,9 +182,10 @@ class BaseTrainer:
             say = self.progress.say
             loop = Loop(self.phases, learner, self.store, self.folder, self.activity, say, build)
             if self.config.source.kind == "elsewhere":
-                published = PublishedWeights.read(self.out)
-                loop.run(published=published.version if published else 0)
-                end(self.out)
+                self.publications.begin(self.folder.record, self.prompts)
+                newest = self.publications.newest()
+                loop.run(published=newest.version if newest else 0)
+                self.publications.end()
             else:
                 loop.run()
             with learner.averaged():
@@ -211,6 +214,11 @@ class BaseTrainer:
             serve(Shard(policy, self._load_reference(policy), lambda text: None, mesh))
 
     @cached_property
+    def publications(self) -> Publications:
+        """What the collectors of the run read."""
+        return Publications(LocalFolder(self.out))
+
+    @cached_property
     def engine(self) -> Any:
         """The engine that generates fresh samples and held-out responses."""
         return load_engine(self.config.engine, self.policy)
@@ -231,7 +239,7 @@ class BaseTrainer:
 
     def _source(self, phase: Phase) -> Source:
         if phase.config.source.kind == "elsewhere":
-            return CollectorSource(phase, self.store, self.folder.id, self.out, self.activity)
+            return CollectorSource(phase, self.store, self.folder.id, self.publications, self.activity)
         order = PromptOrder(self.prompts, derive(phase.config.train.seed, "prompts", phase.name))
         shares = "shares_weights" in declared(self.engine) and world_size() == 1
         weights = None if shares else self.out / "weights" / "served"

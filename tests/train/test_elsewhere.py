@@ -15,8 +15,8 @@ from tiny_runs import RESPONSE_ROUNDING, metrics, tiny, write_prompts, write_tom
 from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
 from agro.store import Store
-from agro.train.elsewhere import Collector, CollectorSource, PublishedWeights, ahead, alive, is_alive
-from agro.train.phases import Phase
+from agro.train.collector import Collector, alive, is_alive
+from agro.train.elsewhere import ahead
 
 GROUPS, N = 4, 3  # of the tiny run
 
@@ -145,7 +145,7 @@ def test_claims_of_the_dead_come_first_and_no_more_than_training_allows(tmp_path
 
 def test_a_collector_is_alive_as_long_as_its_process_holds_the_lock(tmp_path: Path) -> None:
     with alive(tmp_path, "me"):
-        code = "import sys; from pathlib import Path; from agro.train.elsewhere import is_alive; "
+        code = "import sys; from pathlib import Path; from agro.train.collector import is_alive; "
         code += "sys.exit(is_alive(Path(sys.argv[1]), 'me'))"
         assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 1
     assert not is_alive(tmp_path, "me")
@@ -169,19 +169,6 @@ def test_replay_leaves_alone_what_waits_to_be_fresh(tmp_path: Path) -> None:
     rows = metrics(tmp_path / "run")[1:]
     assert [m["groups"] for m in rows] == [GROUPS] * 8
     assert any(m["replay_share"] == 0.5 for m in rows)  # less where max_age leaves nothing to replay
-
-
-def test_weights_that_were_never_named_are_removed(tmp_path: Path) -> None:
-    """A trainer was killed after it wrote version 3 and before it named it: another 3 will take its place."""
-    weights = tmp_path / "weights"
-    for version in (1, 2, 3):
-        (weights / f"v{version:08d}").mkdir(parents=True)
-    (weights / "latest.json").write_text('{"version": 2, "phase": "train", "step": 2}')
-    assert PublishedWeights.read(tmp_path) == PublishedWeights(2, "train", weights / "v00000002", 2)
-    phase = Phase.all(tiny(tmp_path))[0]
-    with Store.open(tmp_path / "store.db") as store:
-        CollectorSource(phase, store, "run", tmp_path, None)  # type: ignore[arg-type]
-    assert sorted(folder.name for folder in weights.glob("v*")) == ["v00000001", "v00000002"]
 
 
 def test_what_collectors_cannot_do_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,216 @@
+"""The collector that `agro collect RUN` runs: it samples and scores for a run that another process trains.
+
+See `agro.train.elsewhere` for the trainer's side, and `agro.train.publications` for what the two share.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from agro.config import RunConfig, check_texts
+from agro.errors import Refused
+from agro.models.policy import Policy
+from agro.rewards import Reward, load_reward
+from agro.rollout import Activity, Rollout, Task, collect
+from agro.rollout.engines import Engine
+from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
+from agro.store import Store
+from agro.store.sample_rows import ledger_of
+from agro.store.shared import LocalFolder
+from agro.train.collate import recording
+from agro.train.elsewhere import POLL_SECONDS, ahead
+from agro.train.fingerprints import of_scoring
+from agro.train.phases import Phase, derive
+from agro.train.publications import Publications, PublishedWeights
+from agro.train.source import PromptOrder
+
+
+class Collector:
+    """Samples and scores for a run that another process trains."""
+
+    def __init__(self, run: Path, activity: Activity, say: Callable[[str], None]) -> None:
+        """Raises `Refused` where `run` isn't a run with source.kind = "elsewhere"."""
+        self.run, self.activity, self.say = run, activity, say
+        self.publications = Publications(LocalFolder(run))
+        record = self.publications.record()
+        if record is None:
+            raise Refused(
+                f"{run}: expected the folder of a run (with config.json); start it with agro train first"
+            )
+        self.config = RunConfig.of_record(record, f"{run}: config.json")
+        check_texts(self.config.model_dump())
+        self.id = str(record["run"])
+        if self.config.source.kind != "elsewhere":
+            raise Refused(
+                f"{run}: expected a run with source.kind = elsewhere, got {self.config.source.kind}, which "
+                "samples in the trainer's process"
+            )
+        inputs = record["inputs"]
+        for key, digest in of_scoring(self.config, {}).items():
+            if inputs.get(key, digest) != digest:
+                raise Refused(
+                    f"{run}: what {key} names isn't what it was when the run began. What to do: put it back, "
+                    f"or start a new run; --resume --accept {key} lets the trainer, and then this, go on "
+                    "with it"
+                )
+        self.name = uuid.uuid4().hex
+        self.store_file = Path(self.config.data.store) if self.config.data.store else run / "store.db"
+
+    def serve(self) -> int:
+        """Collect until the run ends; returns the number of responses."""
+        policy, published = self._load()
+        self.prompts = self.publications.prompts()
+        responses = 0
+        reward = EpisodeReward(load_reward(self.config.reward))
+        with closing(reward), Store.open(self.store_file, create=False) as store, alive(self.run, self.name):
+            engine = embedded(policy, published.version, fused=self.config.engine.fused)
+            deadline = self._deadline()
+            phases = {phase.name: phase for phase in Phase.all(self.config)}
+            while not published.ended:
+                config = recording(list(phases.values()), phases[published.phase])
+                numbers = self._claim(store, config, published.step)
+                if numbers:
+                    rollout = load_rollout(policy.encoder, engine, config.environment)
+                    responses += self._collect(rollout, config, published, store, reward, numbers)
+                    deadline = self._deadline()
+                elif is_locked(self.run / ".lock"):  # by the trainer, which is at work
+                    deadline = self._deadline()
+                    time.sleep(POLL_SECONDS)
+                elif time.monotonic() > deadline:
+                    raise Refused(
+                        "source.wait_seconds: the trainer hasn't run for "
+                        f"{self.config.source.wait_seconds:g} s. What to do: resume it (agro train … "
+                        "--resume), then run agro collect again"
+                    )
+                else:
+                    time.sleep(POLL_SECONDS)
+                self.activity.check()
+                published = self._renew(engine)
+        return responses
+
+    def _collect(
+        self,
+        rollout: Rollout,
+        config: RunConfig,
+        published: PublishedWeights,
+        store: Store,
+        reward: Reward,
+        numbers: list[int],
+    ) -> int:
+        """Sample and score the claimed prompts; returns the number of their responses."""
+        order = PromptOrder(self.prompts, derive(config.train.seed, "prompts", published.phase))
+        prompts = [order.take(number, 1)[0] for number in numbers]
+        task = Task(
+            run=self.id,
+            seed=derive(config.train.seed, "collect"),
+            numbers=tuple(numbers),
+            ledger=ledger_of(self.id),
+            max_failed=config.reward.max_failed,
+        )
+        collected = collect(rollout, prompts, config.sampler, store, task, reward, self.activity)
+        store.requests.finish(self.id, numbers)
+        self.say(f"{len(collected.ids)} responses to {len(numbers)} prompts at version {published.version}")
+        return len(collected.ids)
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.config.source.wait_seconds
+
+    def _claim(self, store: Store, config: RunConfig, trained: int) -> list[int]:
+        """What to sample next: as many prompts as the engine decodes at once, as far as training allows."""
+        at_once = max(1, config.sampler.batch // config.sampler.n)
+        return store.requests.claim(
+            self.id,
+            self.name,
+            maximum=min(at_once, config.train.groups),
+            ahead=ahead(config) - store.requests.backlog(self.id, trained),
+            dead=[name for name in store.requests.collectors(self.id) if not is_alive(self.run, name)],
+        )
+
+    def _wait(self) -> PublishedWeights:
+        """The first weights that the trainer published."""
+        deadline = self._deadline()
+        while True:
+            published = self.publications.newest()
+            if published is not None:
+                return published
+            if time.monotonic() > deadline:
+                raise Refused(
+                    f"source.wait_seconds: waited {self.config.source.wait_seconds:g} s for the weights that "
+                    f"the trainer publishes in {self.publications}. What to do: start it (agro train … --out "
+                    "RUN), then run agro collect again"
+                )
+            self.activity.check()
+            time.sleep(POLL_SECONDS)
+
+    def _load(self) -> tuple[Policy, PublishedWeights]:
+        """The published model, in a process of its own."""
+        published = self._wait()
+        while True:
+            try:
+                return self._policy(published), published
+            except (Refused, OSError) as error:
+                published = self._newer(published, error)
+
+    def _policy(self, published: PublishedWeights) -> Policy:
+        """Its tokenizer has the chat template of the run."""
+        configured = self.config.policy
+        chat = configured.chat.model_copy(update={"template": None})
+        with self.publications.weights(published) as folder:
+            changes = {"model": str(folder), "new": None, "lora": None, "chat": chat}
+            return Policy.load(configured.model_copy(update=changes))
+
+    def _newer(self, published: PublishedWeights, error: Exception) -> PublishedWeights:
+        """Newer weights, published while older ones were being read; raises `error` where there are none."""
+        newest = self.publications.newest()
+        if newest is None or newest.version == published.version:
+            raise error
+        return newest
+
+    def _renew(self, engine: Engine) -> PublishedWeights:
+        """Load newer weights, where there are some."""
+        newest = self.publications.newest()
+        assert newest is not None
+        while newest.version != engine.version:
+            try:
+                with self.publications.weights(newest) as folder:
+                    engine.load(folder, newest.version)
+            except (Refused, OSError) as error:
+                newest = self._newer(newest, error)
+        return newest
+
+
+@contextmanager
+def alive(run: Path, collector: str) -> Iterator[None]:
+    """Make `is_alive` true for this collector while the process lives: the system releases its lock."""
+    folder = run / "collectors"
+    folder.mkdir(exist_ok=True)
+    file = folder / f"{collector}.lock"
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+
+
+def is_alive(run: Path, collector: str) -> bool:
+    return is_locked(run / "collectors" / f"{collector}.lock")
+
+
+def is_locked(file: Path) -> bool:
+    """Whether a living process holds the lock of a file."""
+    try:
+        lock = file.open("r")
+    except FileNotFoundError:
+        return False
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
