@@ -13,7 +13,7 @@ import typer
 
 from agro.cli.common import Json
 from agro.errors import Refused
-from agro.version import __version__
+from agro.io.version import __version__
 
 LIBRARIES = (
     *("torch", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy", "pydantic", "typer"),

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from agro.config.data import DataConfig
 from agro.config.messages import check_values, explain
 from agro.config.override import drop_other_length, merge, override
+from agro.config.place import PlaceConfig
 from agro.config.policy_config import PolicyConfig
 from agro.config.reward_config import RewardConfig
 from agro.config.rollout_config import EngineConfig, EnvironmentConfig, SamplerConfig, SourceConfig
@@ -46,6 +47,7 @@ class RunConfig(Section):
     guard: GuardConfig = GuardConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     track: TrackConfig = TrackConfig()
+    place: PlaceConfig = PlaceConfig()
     phases: tuple[PhaseConfig, ...] = ()
 
     @classmethod

@@ -16,8 +16,8 @@ from typing import Any
 from agro.config import RunConfig, deciding, ending, take_length
 from agro.errors import Refused
 from agro.io.files import remove, sync, write, writing
+from agro.io.version import __version__
 from agro.types import Sample
-from agro.version import __version__
 
 KEPT = 4  # held-out prompts whose responses are kept
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")

@@ -13,6 +13,8 @@ from typing import Protocol
 from agro.errors import Refused
 from agro.io.files import remove, replacing, writing
 
+MANIFEST = ".manifest.json"  # of a folder that travelled, its files
+
 
 class SharedFolder(Protocol):
     """Names are relative paths, such as `weights/latest.json`."""
@@ -25,8 +27,8 @@ class SharedFolder(Protocol):
         """Put a small file in place, as a whole."""
         ...
 
-    def folders(self, name: str) -> list[str]:
-        """The names of the complete folders in the folder `name`, sorted."""
+    def names(self, folder: str) -> list[str]:
+        """The files and the complete folders in `folder`, sorted."""
         ...
 
     def add(self, name: str, write: Callable[[Path], None]) -> None:
@@ -65,15 +67,11 @@ class LocalFolder:
             with replacing(file) as new:
                 new.write(content)
 
-    def folders(self, name: str) -> list[str]:
-        folder = self.path / name
-        if not folder.is_dir():
+    def names(self, folder: str) -> list[str]:
+        path = self.path / folder
+        if not path.is_dir():
             return []
-        return sorted(
-            f"{name}/{entry.name}"
-            for entry in folder.iterdir()
-            if entry.is_dir() and not entry.name.startswith(".")
-        )
+        return sorted(f"{folder}/{entry.name}" for entry in path.iterdir() if not entry.name.startswith("."))
 
     def add(self, name: str, write: Callable[[Path], None]) -> None:
         if not (self.path / name).exists():

@@ -6,10 +6,12 @@ See `agro.train.elsewhere` for the trainer's side, and `agro.train.publications`
 from __future__ import annotations
 
 import fcntl
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from agro.config import RunConfig, check_texts
@@ -26,15 +28,23 @@ from agro.train.collate import recording
 from agro.train.elsewhere import POLL_SECONDS, ahead
 from agro.train.fingerprints import of_scoring
 from agro.train.phases import Phase, derive
-from agro.train.publications import Publications, PublishedWeights
+from agro.train.publications import ProcessReport, Publications, PublishedWeights
 from agro.train.source import PromptOrder
+
+REPORT_SECONDS = 1.0
 
 
 class Collector:
     """Samples and scores for a run that another process trains."""
 
-    def __init__(self, run: Path, activity: Activity, say: Callable[[str], None]) -> None:
-        """Raises `Refused` where `run` isn't a run with source.kind = "elsewhere"."""
+    def __init__(
+        self, run: Path, activity: Activity, say: Callable[[str], None], name: str | None = None
+    ) -> None:
+        """`name`: of this collector among those of the run. One that is started again under the name of a
+        dead one takes up its claims.
+
+        Raises `Refused` where `run` isn't a run with source.kind = "elsewhere".
+        """
         self.run, self.activity, self.say = run, activity, say
         self.publications = Publications(LocalFolder(run))
         record = self.publications.record()
@@ -58,14 +68,15 @@ class Collector:
                     f"or start a new run; --resume --accept {key} lets the trainer, and then this, go on "
                     "with it"
                 )
-        self.name = uuid.uuid4().hex
+        self.name = name or uuid.uuid4().hex
+        self.process = ProcessReport(self.name, "collector", responses=0)
+        self._reported = -math.inf
         self.store_file = Path(self.config.data.store) if self.config.data.store else run / "store.db"
 
     def serve(self) -> int:
         """Collect until the run ends; returns the number of responses."""
         policy, published = self._load()
         self.prompts = self.publications.prompts()
-        responses = 0
         reward = EpisodeReward(load_reward(self.config.reward))
         with closing(reward), Store.open(self.store_file, create=False) as store, alive(self.run, self.name):
             engine = embedded(policy, published.version, fused=self.config.engine.fused)
@@ -76,7 +87,7 @@ class Collector:
                 numbers = self._claim(store, config, published.step)
                 if numbers:
                     rollout = load_rollout(policy.encoder, engine, config.environment)
-                    responses += self._collect(rollout, config, published, store, reward, numbers)
+                    self._collect(rollout, config, published, store, reward, numbers)
                     deadline = self._deadline()
                 elif is_locked(self.run / ".lock"):  # by the trainer, which is at work
                     deadline = self._deadline()
@@ -91,7 +102,9 @@ class Collector:
                     time.sleep(POLL_SECONDS)
                 self.activity.check()
                 published = self._renew(engine)
-        return responses
+                self._report(published)
+        self.publications.withdraw(self.process)
+        return self.process.responses or 0
 
     def _collect(
         self,
@@ -101,8 +114,8 @@ class Collector:
         store: Store,
         reward: Reward,
         numbers: list[int],
-    ) -> int:
-        """Sample and score the claimed prompts; returns the number of their responses."""
+    ) -> None:
+        """Sample and score the claimed prompts."""
         order = PromptOrder(self.prompts, derive(config.train.seed, "prompts", published.phase))
         prompts = [order.take(number, 1)[0] for number in numbers]
         task = Task(
@@ -115,7 +128,14 @@ class Collector:
         collected = collect(rollout, prompts, config.sampler, store, task, reward, self.activity)
         store.requests.finish(self.id, numbers)
         self.say(f"{len(collected.ids)} responses to {len(numbers)} prompts at version {published.version}")
-        return len(collected.ids)
+        self.process = replace(self.process, responses=(self.process.responses or 0) + len(collected.ids))
+
+    def _report(self, published: PublishedWeights) -> None:
+        """Let people see what this process does, now and then."""
+        now = time.monotonic()
+        if now - self._reported >= REPORT_SECONDS:
+            self.publications.report(replace(self.process, version=published.version))
+            self._reported = now
 
     def _deadline(self) -> float:
         return time.monotonic() + self.config.source.wait_seconds

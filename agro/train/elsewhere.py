@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from typing import ClassVar
 
 from agro.config import RunConfig
@@ -23,7 +24,7 @@ from agro.store.sample_rows import ledger_of
 from agro.train.abilities import SourceCapability
 from agro.train.learner import Learner
 from agro.train.phases import Phase
-from agro.train.publications import Publications, PublishedWeights
+from agro.train.publications import ProcessReport, Publications, PublishedWeights
 from agro.train.source import FillRequest
 from agro.types import Sample
 
@@ -50,6 +51,7 @@ class CollectorSource:
         self.publications, self.activity = publications, activity
         self.version = 0  # of the learner's weights
         self.step = 0  # of the run, the last one that was filled
+        self.process = ProcessReport("trainer", "trainer")
 
     def fill(self, wanted: FillRequest) -> CollectResult:
         if not wanted.groups:
@@ -67,6 +69,7 @@ class CollectorSource:
         self.version = learner.version
         weights = PublishedWeights(learner.version, self.phase.name, self.step)
         self.publications.publish(weights, learner.publish)
+        self.publications.report(replace(self.process, version=self.version, step=self.step))
 
     def _wait(self, groups: int) -> tuple[list[int], int]:
         """The requests to train on, once there are so many, and how many responses were too stale."""

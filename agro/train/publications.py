@@ -6,6 +6,7 @@ The files, in a folder that both share (`agro.store.shared`):
     prompts.jsonl         the prompts in the order of the trainer, one a line
     weights/v00000012/    the model after 12 optimizer steps, in transformers format (safetensors)
     weights/latest.json   which of them is the newest, and of which phase and step
+    processes/NAME.json   what a process of the run last said of itself
 
 Weights are announced once they are complete, so that nobody loads half of them. The last `KEPT` versions
 stay: a collector may still be loading the one before the newest.
@@ -14,18 +15,21 @@ stay: a collector may still be loading the one before the newest.
 from __future__ import annotations
 
 import json
+import os
+import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agro.errors import Refused
 from agro.io.strictjson import dumps, loads
 from agro.store.shared import SharedFolder
 from agro.types import Prompt
 
-RECORD, PROMPTS, WEIGHTS = "config.json", "prompts.jsonl", "weights"
+RECORD, PROMPTS, WEIGHTS, PROCESSES = "config.json", "prompts.jsonl", "weights", "processes"
 LATEST = f"{WEIGHTS}/latest.json"
 KEPT = 3
 
@@ -45,6 +49,21 @@ class PublishedWeights:
         return f"{WEIGHTS}/v{self.version:08d}"
 
 
+@dataclass(frozen=True)
+class ProcessReport:
+    """What a process of a run says of itself."""
+
+    name: str
+    role: Literal["trainer", "collector"]
+    since: float = field(default_factory=time.time)  # seconds since the epoch, as all times here
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    version: int | None = None  # of the weights that it has
+    step: int | None = None  # of the run, that the trainer has come to
+    responses: int | None = None  # that the collector has made
+    seen: float | None = None  # when it said so
+
+
 class Publications:
     """What a trainer publishes, and collectors read."""
 
@@ -61,16 +80,17 @@ class Publications:
         content = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
         self.shared.write(RECORD, content.encode("utf-8"))
         newest = self.newest()
-        for folder in self.shared.folders(WEIGHTS):
-            if _is_version(folder) and (newest is None or folder > newest.name):
-                self.shared.remove(folder)
+        for version in self._versions():
+            if newest is None or version > newest.name:
+                self.shared.remove(version)
+        for report in self.shared.names(PROCESSES):  # of processes that may have died since
+            self.shared.remove(report)
 
     def publish(self, weights: PublishedWeights, write: Callable[[Path], None]) -> None:
         """Announce weights, which `write` puts into a folder unless they are there already."""
         self.shared.add(weights.name, write)
         self._announce(weights)
-        versions = [folder for folder in self.shared.folders(WEIGHTS) if _is_version(folder)]
-        for old in versions[:-KEPT]:
+        for old in self._versions()[:-KEPT]:
             self.shared.remove(old)
 
     def end(self) -> None:
@@ -104,13 +124,26 @@ class Publications:
         """The folder of a version. Raises `Refused` where it has made room for newer ones."""
         return self.shared.open(published.name)
 
+    def report(self, process: ProcessReport) -> None:
+        """Replace what a process said of itself before."""
+        content = json.dumps(asdict(replace(process, seen=time.time())))
+        self.shared.write(f"{PROCESSES}/{process.name}.json", f"{content}\n".encode())
+
+    def reports(self) -> list[ProcessReport]:
+        """What the processes of the run said last, by name."""
+        contents = [self.shared.read(name) for name in self.shared.names(PROCESSES)]
+        return [ProcessReport(**json.loads(content)) for content in contents if content is not None]
+
+    def withdraw(self, process: ProcessReport) -> None:
+        """Remove what a process said of itself: it has ended."""
+        self.shared.remove(f"{PROCESSES}/{process.name}.json")
+
+    def _versions(self) -> list[str]:
+        """The folders of weights; the one of a server's isn't among them."""
+        return [name for name in self.shared.names(WEIGHTS) if name.startswith(f"{WEIGHTS}/v")]
+
     def _announce(self, weights: PublishedWeights) -> None:
         self.shared.write(LATEST, f"{json.dumps(asdict(weights))}\n".encode())
-
-
-def _is_version(folder: str) -> bool:
-    """Whether it is one of collectors' weights, not that of a server."""
-    return folder.startswith(f"{WEIGHTS}/v")
 
 
 def _to_json(prompt: Prompt) -> str:

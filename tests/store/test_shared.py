@@ -32,11 +32,11 @@ def test_small_files(shared: SharedFolder) -> None:
 
 
 def test_folders(shared: SharedFolder) -> None:
-    assert shared.folders("weights") == []
+    assert shared.names("weights") == []
     for version in (10, 2):
         shared.add(f"weights/v{version:02d}", write)
     shared.add("weights/v02", lambda folder: pytest.fail("it is there already"))
-    assert shared.folders("weights") == ["weights/v02", "weights/v10"]
+    assert shared.names("weights") == ["weights/v02", "weights/v10"]
     with shared.open("weights/v10") as folder:
         assert sorted(file.name for file in folder.iterdir()) == ["config.json", "model.safetensors"]
         assert (folder / "model.safetensors").read_bytes() == b"weights" * 1000

@@ -30,7 +30,8 @@ def write(folder: Path) -> None:
 
 
 def versions(publications: Publications) -> list[str]:
-    return [name.removeprefix("weights/v") for name in publications.shared.folders("weights")]
+    names = publications.shared.names("weights")
+    return [name.removeprefix("weights/v") for name in names if name != "weights/latest.json"]
 
 
 def test_collectors_get_the_record_and_the_prompts(publications: Publications) -> None:
