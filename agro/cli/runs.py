@@ -138,6 +138,7 @@ def collect(
         ),
     ] = None,
 ) -> None:
+    from agro.place.record import owner_of
     from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
     from agro.train.collector import Collector
 
@@ -146,7 +147,7 @@ def collect(
     watchdog = Watchdog(0.0, progress.say)
     activity = RunActivity(progress, watchdog, interruption)
     with interruption.on_signals(progress.say, activity.pending):
-        count = Collector.of(run, activity, progress.say, name).serve()
+        count = Collector.of(owner_of(run), activity, progress.say, name).serve()
     print(f"done: {count} responses for {run}", file=sys.stderr)
 
 

@@ -33,7 +33,7 @@ class PlacedRecord:
         """None for a run that wasn't placed."""
         try:
             return cls(**json.loads((folder / FILE).read_text(encoding="utf-8")))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def write(self, folder: Path) -> None:
@@ -44,6 +44,15 @@ class PlacedRecord:
     def port(self) -> int:
         """Of the owner, which a resumed run has again: collectors may be waiting for it."""
         return int(self.url.rpartition(":")[2])
+
+
+def owner_of(run: str) -> str:
+    """The URL of the owner of a placed run's store, whose token this process then has; else `run` itself."""
+    placed = PlacedRecord.read(Path(run))
+    if placed is None:
+        return run
+    os.environ.setdefault(TOKEN, token_of(Path(run)))
+    return placed.url
 
 
 def token_of(folder: Path) -> str:

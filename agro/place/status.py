@@ -6,13 +6,20 @@ they do themselves, in the folder that they share. Of a run that wasn't placed t
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from agro.errors import Refused
 from agro.io.numbers import duration
 from agro.place.record import PlacedRecord
+from agro.store.location import located, url_of
+from agro.store.serving.http import OwnerHttp
+from agro.store.shared import LocalFolder, beside
 from agro.train.publications import ProcessReport, Publications, PublishedWeights
 
 SILENT_SECONDS = 60.0  # without a sign of life after which a process of unknown fate is said to be silent
@@ -74,6 +81,14 @@ class RunStatus:
     now: float
 
     @classmethod
+    def read(cls, run: str) -> RunStatus:
+        """`run`: a run's folder, or the URL of the owner of its store. Raises `Refused` for what is neither."""
+        if url_of(run) is not None:
+            return cls.of(None, Publications.of(run, newest_run(run), Path()))
+        folder = Path(run)
+        return cls.of(PlacedRecord.read(folder), publications_in(folder))
+
+    @classmethod
     def of(cls, placed: PlacedRecord | None, publications: Publications) -> RunStatus:
         reports = {report.name: report for report in publications.reports()}
         recorded = {process["name"]: process for process in placed.processes} if placed else {}
@@ -96,6 +111,10 @@ class RunStatus:
             for process in self.processes
         ]
 
+    def doing(self) -> tuple[tuple[Any, ...], ...]:
+        """What changes when a process begins, ends or goes on; not with time alone."""
+        return tuple((p.name, p.pid, p.version, p.step, p.restarts, p.ended) for p in self.processes)
+
     def sentence(self) -> str:
         """What is newest in the run."""
         if self.published is None:
@@ -107,6 +126,27 @@ class RunStatus:
         published = None if self.published is None else asdict(self.published)
         processes = [asdict(process) for process in self.processes]
         return {"placement": self.placement, "published": published, "now": self.now, "processes": processes}
+
+
+def publications_in(folder: Path) -> Publications:
+    """What the trainer of a run publishes, as files where they are on this host, also after the run."""
+    record = Publications(LocalFolder(folder)).record()
+    if record is None:
+        raise Refused(f"{folder}: expected the folder of a run (with config.json); start it with agro train")
+    store, run = located(record["data"].get("store"), folder), str(record["run"])
+    shared = beside(Path(store)) / run
+    if url_of(store) is None and shared.is_dir():
+        return Publications(LocalFolder(shared))
+    return Publications.of(store, run, folder)
+
+
+def newest_run(url: str) -> str:
+    """The id of the run that began last at the owner of a store."""
+    with closing(OwnerHttp(url)) as http:
+        runs = json.loads(http.get("/shared") or b"[]")
+    if not runs:
+        raise Refused(f"{url}: no run with source.kind = elsewhere has begun there")
+    return str(runs[-1])
 
 
 TITLES = ("process", "where", "since", "version", "last sign", "does")

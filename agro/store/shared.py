@@ -86,3 +86,8 @@ class LocalFolder:
 
     def remove(self, name: str) -> None:
         remove(self.path / name)
+
+
+def beside(store: Path) -> Path:
+    """Where the owner of a store keeps the shared folders of its runs."""
+    return store.with_name(f"{store.name}.shared")

@@ -5,12 +5,12 @@ See `agro.train.elsewhere` for the trainer's side, and `agro.train.publications`
 
 from __future__ import annotations
 
-import fcntl
+import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,11 @@ from agro.rollout import Activity, Rollout, Task, collect
 from agro.rollout.engines import Engine
 from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
 from agro.store import Store
+from agro.store.leases import trainer_of
+from agro.store.lifeline import leased
+from agro.store.location import Location, located, url_of
 from agro.store.sample_rows import ledger_of
+from agro.store.serving.http import OwnerHttp
 from agro.store.shared import LocalFolder
 from agro.train.collate import recording
 from agro.train.elsewhere import POLL_SECONDS, ahead
@@ -31,54 +35,67 @@ from agro.train.phases import Phase, derive
 from agro.train.publications import ProcessReport, Publications, PublishedWeights
 from agro.train.source import PromptOrder
 
-REPORT_SECONDS = 1.0
+REPORT_SECONDS = 1.0  # between what it lets people see
+BEGIN_SECONDS = 600.0  # for the trainer of a run to begin
 
 
 class Collector:
     """Samples and scores for a run that another process trains."""
 
     def __init__(
-        self, run: Path, activity: Activity, say: Callable[[str], None], name: str | None = None
+        self,
+        publications: Publications,
+        store: Location,
+        activity: Activity,
+        say: Callable[[str], None],
+        name: str | None = None,
     ) -> None:
         """`name`: of this collector among those of the run. One that is started again under the name of a
         dead one takes up its claims.
 
-        Raises `Refused` where `run` isn't a run with source.kind = "elsewhere".
+        Raises `Refused` for what isn't a run with source.kind = "elsewhere".
         """
-        self.run, self.activity, self.say = run, activity, say
-        self.publications = Publications(LocalFolder(run))
-        record = self.publications.record()
+        self.publications, self.store, self.activity, self.say = publications, store, activity, say
+        record = publications.record()
         if record is None:
             raise Refused(
-                f"{run}: expected the folder of a run (with config.json); start it with agro train first"
+                f"{publications}: expected the folder of a run (with config.json); start it with agro train "
+                "first"
             )
-        self.config = RunConfig.of_record(record, f"{run}: config.json")
+        self.config = RunConfig.of_record(record, f"{publications}: config.json")
         check_texts(self.config.model_dump())
         self.id = str(record["run"])
         if self.config.source.kind != "elsewhere":
             raise Refused(
-                f"{run}: expected a run with source.kind = elsewhere, got {self.config.source.kind}, which "
-                "samples in the trainer's process"
+                f"{publications}: expected a run with source.kind = elsewhere, got "
+                f"{self.config.source.kind}, which samples in the trainer's process"
             )
-        inputs = record["inputs"]
-        for key, digest in of_scoring(self.config, {}).items():
-            if inputs.get(key, digest) != digest:
-                raise Refused(
-                    f"{run}: what {key} names isn't what it was when the run began. What to do: put it back, "
-                    f"or start a new run; --resume --accept {key} lets the trainer, and then this, go on "
-                    "with it"
-                )
+        self._check_scoring(record["inputs"])
         self.name = name or uuid.uuid4().hex
         self.process = ProcessReport(self.name, "collector", responses=0)
         self._reported = -math.inf
-        self.store_file = Path(self.config.data.store) if self.config.data.store else run / "store.db"
+
+    @classmethod
+    def of(
+        cls, run: str, activity: Activity, say: Callable[[str], None], name: str | None = None
+    ) -> Collector:
+        """`run`: a run's folder, or the URL of the owner of its store, where its trainer may begin later."""
+        url = url_of(run)
+        if url is not None:
+            publications = Publications.of(url, wait_for_trainer(url, activity), Path())
+            return cls(publications, url, activity, say, name)
+        folder = Path(run)
+        record = Publications(LocalFolder(folder)).record() or {}
+        store = located(record.get("data", {}).get("store"), folder)
+        return cls(Publications.of(store, str(record.get("run")), folder), store, activity, say, name)
 
     def serve(self) -> int:
         """Collect until the run ends; returns the number of responses."""
         policy, published = self._load()
         self.prompts = self.publications.prompts()
         reward = EpisodeReward(load_reward(self.config.reward))
-        with closing(reward), Store.open(self.store_file, create=False) as store, alive(self.run, self.name):
+        lease = leased(self.store, self.name, self.config.source.lease_seconds)
+        with closing(reward), Store.open(self.store, create=False) as store, lease:
             engine = embedded(policy, published.version, fused=self.config.engine.fused)
             deadline = self._deadline()
             phases = {phase.name: phase for phase in Phase.all(self.config)}
@@ -89,7 +106,7 @@ class Collector:
                     rollout = load_rollout(policy.encoder, engine, config.environment)
                     self._collect(rollout, config, published, store, reward, numbers)
                     deadline = self._deadline()
-                elif is_locked(self.run / ".lock"):  # by the trainer, which is at work
+                elif store.leases.alive([trainer_of(self.id)]):
                     deadline = self._deadline()
                     time.sleep(POLL_SECONDS)
                 elif time.monotonic() > deadline:
@@ -137,6 +154,16 @@ class Collector:
             self.publications.report(replace(self.process, version=published.version))
             self._reported = now
 
+    def _check_scoring(self, inputs: Mapping[str, str]) -> None:
+        """Raise `Refused` where rewards or environments aren't those that the trainer found."""
+        for key, digest in of_scoring(self.config, {}).items():
+            if inputs.get(key, digest) != digest:
+                raise Refused(
+                    f"{self.publications}: what {key} names isn't here what it was when the run began. What "
+                    "to do: put the same file here, or start a new run; on the trainer's host --resume "
+                    f"--accept {key} lets the trainer, and then this, go on with it"
+                )
+
     def _deadline(self) -> float:
         return time.monotonic() + self.config.source.wait_seconds
 
@@ -148,7 +175,7 @@ class Collector:
             self.name,
             maximum=min(at_once, config.train.groups),
             ahead=ahead(config) - store.requests.backlog(self.id, trained),
-            dead=[name for name in store.requests.collectors(self.id) if not is_alive(self.run, name)],
+            dead=_dead(store, store.requests.collectors(self.id)),
         )
 
     def _wait(self) -> PublishedWeights:
@@ -204,33 +231,29 @@ class Collector:
         return newest
 
 
-@contextmanager
-def alive(run: Path, collector: str) -> Iterator[None]:
-    """Make `is_alive` true for this collector while the process lives: the system releases its lock."""
-    folder = run / "collectors"
-    folder.mkdir(exist_ok=True)
-    file = folder / f"{collector}.lock"
-    with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            file.unlink(missing_ok=True)
+def wait_for_trainer(url: str, activity: Activity) -> str:
+    """The id of the run that is at work at the owner of a store; of several the one that began last.
+
+    Raises `Refused` where none begins.
+    """
+    deadline = time.monotonic() + BEGIN_SECONDS
+    with closing(OwnerHttp(url)) as http, Store.open(url) as store:
+        while True:
+            runs = json.loads(http.get("/shared") or b"[]")
+            working = set(store.leases.alive([trainer_of(run) for run in runs]))
+            found = [str(run) for run in runs if trainer_of(run) in working]
+            if found:
+                return found[-1]
+            if time.monotonic() > deadline:
+                raise Refused(
+                    f"{url}: waited {BEGIN_SECONDS:g} s for a trainer with source.kind = elsewhere, and none "
+                    "began. What to do: start it (agro train …), then run agro collect again"
+                )
+            activity.check()
+            time.sleep(POLL_SECONDS)
 
 
-def is_alive(run: Path, collector: str) -> bool:
-    return is_locked(run / "collectors" / f"{collector}.lock")
-
-
-def is_locked(file: Path) -> bool:
-    """Whether a living process holds the lock of a file."""
-    try:
-        lock = file.open("r")
-    except FileNotFoundError:
-        return False
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+def _dead(store: Store, collectors: Collection[str]) -> list[str]:
+    """Those whose lease has run out."""
+    alive = set(store.leases.alive(collectors))
+    return [name for name in collectors if name not in alive]

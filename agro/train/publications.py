@@ -26,7 +26,10 @@ from typing import Any, Literal
 
 from agro.errors import Refused
 from agro.io.strictjson import dumps, loads
-from agro.store.shared import SharedFolder
+from agro.store.location import Location, url_of
+from agro.store.serving.http import OwnerHttp
+from agro.store.serving.remote_folder import RemoteFolder
+from agro.store.shared import LocalFolder, SharedFolder
 from agro.types import Prompt
 
 RECORD, PROMPTS, WEIGHTS, PROCESSES = "config.json", "prompts.jsonl", "weights", "processes"
@@ -69,6 +72,12 @@ class Publications:
 
     def __init__(self, shared: SharedFolder) -> None:
         self.shared = shared
+
+    @classmethod
+    def of(cls, store: Location, run: str, folder: Path) -> Publications:
+        """Of a run: at the owner of its store, or else in its folder."""
+        url = url_of(store)
+        return cls(LocalFolder(folder) if url is None else RemoteFolder(OwnerHttp(url), run))
 
     def __str__(self) -> str:
         return str(self.shared)

@@ -24,7 +24,6 @@ from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
 from agro.runs.track import Trackers, check_trackers, load_trackers
 from agro.store import Store, is_held_out
 from agro.store.queries import chosen
-from agro.store.shared import LocalFolder
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import samples_kl
 from agro.train.collate import StoredValues, recording
@@ -74,6 +73,7 @@ class BaseTrainer:
         monitors: Sequence[Monitor] = (),
         rewards: Mapping[str, Callable[..., Any]] | None = None,
         accept: Sequence[str] = (),
+        owner: str | None = None,
     ) -> None:
         self.phases = check_config(config)
         check_trackers(config.track)
@@ -86,6 +86,7 @@ class BaseTrainer:
         if self.epochs:
             self.phases = check_config(self.config)
         self.resume, self.monitors, self.rewards, self.accept = resume, monitors, rewards or {}, accept
+        self.location: Location = owner or located(self.config.data.store, self.out)  # of the store
 
     def run(self) -> Path:
         """Run to the end and return the run folder. Raises `Refused` before any compute for invalid data."""
@@ -216,7 +217,7 @@ class BaseTrainer:
     @cached_property
     def publications(self) -> Publications:
         """What the collectors of the run read."""
-        return Publications(LocalFolder(self.out))
+        return Publications.of(self.location, self.folder.id, self.out)
 
     @cached_property
     def engine(self) -> Any:

@@ -1,6 +1,6 @@
 """The owner's side of a shared folder: files beside the store, by run, over HTTP.
 
-    GET     /shared                                   the runs that have something here
+    GET     /shared                                   the runs whose config.json is here, the last one begun last
     GET     /shared/RUN/names/NAME                    the files and the complete folders in a folder
     GET     /shared/RUN/files/NAME?offset=0&bytes=N   a piece of a file
     PUT     /shared/RUN/files/NAME                    a small file, as a whole
@@ -50,8 +50,9 @@ class SharedFolders:
         ]
 
     async def runs(self, request: Request) -> Response:
-        entries = self.folder.iterdir() if self.folder.is_dir() else []
-        return JSONResponse(sorted(entry.name for entry in entries if entry.is_dir()))
+        """By the time at which they began last."""
+        entries = self.folder.glob("*/config.json")
+        return JSONResponse([file.parent.name for file in sorted(entries, key=_modified)])
 
     async def names(self, request: Request) -> Response:
         shared, folder = self._of(request), _checked(request.path_params["name"])
@@ -135,6 +136,10 @@ async def body(request: Request) -> bytes:
         if length > BODY_BYTES:
             raise Refused(f"expected at most {BODY_BYTES} bytes at once")
     return b"".join(parts)
+
+
+def _modified(file: Path) -> float:
+    return file.stat().st_mtime
 
 
 def _incomplete(folder: Path) -> Path:
