@@ -82,7 +82,7 @@ class RunStatus:
 
     @classmethod
     def read(cls, run: str) -> RunStatus:
-        """`run`: a run's folder, or the URL of the owner of its store. Raises `Refused` for what is neither."""
+        """`run`: a run's folder, or the URL of the owner of its store. Raises `Refused` for other texts."""
         if url_of(run) is not None:
             return cls.of(None, Publications.of(run, newest_run(run), Path()))
         folder = Path(run)

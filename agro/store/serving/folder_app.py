@@ -1,6 +1,6 @@
 """The owner's side of a shared folder: files beside the store, by run, over HTTP.
 
-    GET     /shared                                   the runs whose config.json is here, the last one begun last
+    GET     /shared                                   the runs that began here, the last one last
     GET     /shared/RUN/names/NAME                    the files and the complete folders in a folder
     GET     /shared/RUN/files/NAME?offset=0&bytes=N   a piece of a file
     PUT     /shared/RUN/files/NAME                    a small file, as a whole
@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +33,31 @@ from agro.store.shared import MANIFEST, LocalFolder
 
 BODY_BYTES = 1 << 28
 TAKEN = {".json", ".jsonl", ".safetensors", ".txt", ".jinja", ".model"}
+Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 _PART = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
 class SharedFolders:
     """The shared folders of the runs of a store, each below `folder`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, check: Callable[[Request], None]) -> None:
+        """`check`: raises for a request without the token of the owner."""
+        self.folder, self._check = folder, check
         run = "/shared/{run}"
         self.routes = [
-            Route("/shared", self.runs),
-            Route(f"{run}/names/{{name:path}}", self.names),
-            Route(f"{run}/files/{{name:path}}", self.file, methods=["GET", "PUT", "DELETE"]),
-            Route(f"{run}/pieces/{{name:path}}", self.piece, methods=["PUT"]),
-            Route(f"{run}/manifests/{{name:path}}", self.manifest, methods=["GET", "POST"]),
+            Route("/shared", self._checked(self.runs)),
+            Route(f"{run}/names/{{name:path}}", self._checked(self.names)),
+            Route(f"{run}/files/{{name:path}}", self._checked(self.file), methods=["GET", "PUT", "DELETE"]),
+            Route(f"{run}/pieces/{{name:path}}", self._checked(self.piece), methods=["PUT"]),
+            Route(f"{run}/manifests/{{name:path}}", self._checked(self.manifest), methods=["GET", "POST"]),
         ]
+
+    def _checked(self, endpoint: Endpoint) -> Endpoint:
+        async def answer(request: Request) -> Response:
+            self._check(request)
+            return await endpoint(request)
+
+        return answer
 
     async def runs(self, request: Request) -> Response:
         """By the time at which they began last."""
