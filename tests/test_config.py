@@ -395,7 +395,11 @@ def test_what_may_change_on_resume_and_between_phases_is_declared_at_the_field()
 def test_where_samples_come_from_and_what_decodes_them() -> None:
     """The keys and defaults that other rooms rely on."""
     config = RunConfig()
-    assert config.source.model_dump() == {"kind": "inline", "wait_seconds": 600.0}
+    assert config.source.model_dump() == {
+        "kind": "inline",
+        "wait_seconds": 600.0,
+        "lease_seconds": 15.0,
+    }
     assert config.engine.model_dump() == {
         "kind": "hf",
         "url": None,

@@ -10,7 +10,7 @@ from typing import Any
 from agro.pages.saving import present
 from agro.plan.plan import plan
 from agro.store import Store
-from agro.store.database import exists
+from agro.store.location import exists
 from agro.train.monitors.warnings import notes
 from agro.train.ranks import rank
 from agro.train.trainer import BaseTrainer

@@ -24,6 +24,7 @@ from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
 from agro.runs.card import check_push, push
 from agro.runs.rundata import load_run
 from agro.store import Store
+from agro.store.location import located
 from agro.types import Prompt
 
 HEIGHT = 800  # of the page in a notebook, pixels
@@ -74,7 +75,7 @@ class Trained:
     @cached_property
     def store(self) -> Store:
         """The run's store, to read from."""
-        return Store.open(self.config.data.store or self.folder / "store.db", read_only=True)
+        return Store.open(located(self.config.data.store, self.folder), read_only=True)
 
     def evaluate(
         self, prompts: Any = None, n: int = 8, *, temperature: float = 1.0, seed: int = 0

@@ -152,6 +152,13 @@ GROUPS = {
             "guide/your-data.md",
         ),
         CommandEntry(
+            "store",
+            "store_command:store",
+            "The owner of a store: serves it to a run's processes on other hosts (data.store = URL).",
+            "serve runs/first/store.db --port 8700",
+            "guide/the-run.md",
+        ),
+        CommandEntry(
             "recover",
             "stores:recover",
             "Copy all that is undamaged in a store into a new one, and report what is lost.",

@@ -7,13 +7,16 @@ import os
 import platform
 import shutil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agro.cli.common import Json
 from agro.errors import Refused
 from agro.io.version import __version__
+
+if TYPE_CHECKING:
+    from agro.store.location import Location
 
 LIBRARIES = (
     *("torch", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy", "pydantic", "typer"),
@@ -109,16 +112,19 @@ def _off(report: dict[str, Any]) -> list[str]:
 
 def _state(path: Path) -> tuple[dict[str, Any], list[str]]:
     """The state of a run or store, and what is off in it."""
+    from agro.config import RunConfig
+    from agro.store.location import located, url_of
+
+    if url_of(path):
+        return _store_state(path)
     if not path.exists():
         raise Refused(f"{path}: expected a run's folder or a store; there is no such file")
     if not path.is_dir():
         return _store_state(path)
     if not (path / "config.json").exists():
         raise Refused(f"{path}: expected a run's folder, with config.json, or a store")
-    from agro.config import RunConfig
-
     config = RunConfig.load(path / "config.json")
-    state, problems = _store_state(Path(config.data.store or path / "store.db"))
+    state, problems = _store_state(located(config.data.store, path))
     return {**_run_state(path, config.phase_names), **state}, problems
 
 
@@ -137,12 +143,14 @@ def _run_state(folder: Path, phases: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _store_state(path: Path) -> tuple[dict[str, Any], list[str]]:
+def _store_state(path: Location) -> tuple[dict[str, Any], list[str]]:
     from agro.store import Store
+    from agro.store.location import url_of
 
     state: dict[str, Any] = {"store": str(path), "mib": None}
     try:
-        state["mib"] = round(path.stat().st_size / 2**20, 1)
+        if url_of(path) is None:
+            state["mib"] = round(Path(path).stat().st_size / 2**20, 1)
         with Store.open(path, read_only=True) as store:
             state |= store.counts().to_json()
     except Refused as error:

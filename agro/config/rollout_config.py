@@ -82,6 +82,9 @@ class SourceConfig(Section):
     """inline: this process samples; elsewhere: other processes do (agro collect RUN)"""
     wait_seconds: Positive = field(600.0, resume=True, shared=True)
     """elsewhere: longest wait for samples before the run stops"""
+    lease_seconds: Positive = field(15.0, resume=True, shared=True)
+    """elsewhere: a collector or trainer that hasn't said for so long that it lives counts as dead; another
+    collector samples the prompts of such a one"""
 
 
 class EngineConfig(Section):

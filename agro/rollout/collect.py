@@ -89,7 +89,7 @@ def collect(
     failed = 0
     if reward is not None:
         activity.stage("scoring")
-        failed = score(reward, samples, store, task.max_failed)
+        failed = score(reward, samples, store, task)
     tokens = sum(int(s.action.sum()) for s in samples if s.action is not None)
     ids = tuple(s.id for s in samples if s.id is not None)
     share = None
@@ -99,11 +99,15 @@ def collect(
     return CollectResult(ids, failed, tokens, failed_requests=failed_requests, draft_accepted=share)
 
 
-def score(reward: Reward, samples: Sequence[Sample], store: Store, max_failed: float) -> int:
-    """Score stored samples and store the rewards; returns how many failed. Raises as `collect` does."""
+def score(reward: Reward, samples: Sequence[Sample], store: Store, task: Task) -> int:
+    """Score stored samples and store the rewards; returns how many failed. Raises as `collect` does.
+
+    Of samples in a ledger, which other processes may have scored meanwhile, the first rewards stay.
+    """
     scores = reward.score(samples)
-    store.set_rewards((s.id or 0, score.value, score.meta) for s, score in zip(samples, scores, strict=True))
-    return check_failures(samples, scores, max_failed)
+    rows = ((s.id or 0, score.value, score.meta) for s, score in zip(samples, scores, strict=True))
+    store.set_rewards(rows, once=bool(task.ledger))
+    return check_failures(samples, scores, task.max_failed)
 
 
 def _sample(

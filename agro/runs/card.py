@@ -27,6 +27,7 @@ from agro.runs.problems import problems
 from agro.runs.rundata import Measurement, PhaseSpan, RunData, load_run
 from agro.runs.verdict import Verdict
 from agro.store import Store
+from agro.store.location import exists, located
 
 UNKNOWN = "not measured"
 TEMPLATE = Path(__file__).parent / "templates" / "card.md"
@@ -136,8 +137,8 @@ def _training(run: RunData) -> dict[str, str]:
 
 def _imported(run: RunData) -> str:
     """The imported samples that the run trained on: source, file and license."""
-    path = Path(run.config.data.store) if run.config.data.store else run.folder / "store.db"
-    if not path.exists():
+    path = located(run.config.data.store, run.folder)
+    if not exists(path):
         return ""
     with Store.open(path, read_only=True) as store:
         origins = store.imports.provenance(str(run.values.get("run")))

@@ -29,6 +29,7 @@ from agro.errors import Interrupted
 from agro.io import numbers
 from agro.io.numbers import clock, duration, short, with_error
 from agro.io.terminal import cut, plain, visible
+from agro.store.location import Location, url_of
 from agro.types import Sample, Text
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -48,7 +49,7 @@ class Progress:
         self.durations: list[float] = []  # of the last steps
 
     @classmethod
-    def on(cls, final_step: int, store: Path) -> Progress:
+    def on(cls, final_step: int, store: Location) -> Progress:
         """On stderr: a display where that is a terminal that can redraw, else plain lines."""
         plain_only = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
         if plain_only or not sys.stderr.isatty():
@@ -89,7 +90,7 @@ class Display(Progress):
     It is redrawn when something is reported, not by a thread of its own.
     """
 
-    def __init__(self, final_step: int, store: Path, console: Console | None = None) -> None:
+    def __init__(self, final_step: int, store: Location, console: Console | None = None) -> None:
         super().__init__(final_step)
         self.store = store
         self.console = console or Console(stderr=True, markup=False, highlight=False)
@@ -220,9 +221,11 @@ def _curve(values: Sequence[float | None]) -> str:
     return bars
 
 
-def _store_size(store: Path) -> str:
-    """The size of a store's file and its write-ahead log."""
-    files = [f for f in (store, store.with_name(f"{store.name}-wal")) if f.exists()]
+def _store_size(store: Location) -> str:
+    """The size of a store's file and its write-ahead log; unknown where an owner has it."""
+    if url_of(store):
+        return numbers.UNKNOWN
+    files = [file for file in (Path(store), Path(f"{store}-wal")) if file.exists()]
     return numbers.size(sum(f.stat().st_size for f in files)) if files else numbers.UNKNOWN
 
 

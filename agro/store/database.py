@@ -160,6 +160,24 @@ class Database:
             self.rollbacks += 1
             raise
 
+    @property
+    def in_transaction(self) -> bool:
+        return self._connection.in_transaction
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """A part of a transaction, which is undone alone where it raises."""
+        self.run("SAVEPOINT part")
+        try:
+            yield
+        except BaseException:
+            self.rollbacks += 1
+            if self.in_transaction:  # SQLite undoes all of it where the disk is full
+                self.run("ROLLBACK TO part")
+                self.run("RELEASE part")
+            raise
+        self.run("RELEASE part")
+
     def define(self, name: str, function: Callable[..., Any]) -> None:
         """Make a function of Python one of SQL in this connection."""
         self._connection.create_function(name, -1, function, deterministic=True)
@@ -334,11 +352,6 @@ _REASONS = {
     sqlite3.SQLITE_CANTOPEN: "the store can't be opened; see whether its folder can be written to",
 }
 _UNWRITABLE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
-
-
-def exists(store: Path) -> bool:
-    """Whether a store was made: a run that ended while it made one leaves an empty file."""
-    return store.exists() and store.stat().st_size > 0
 
 
 def columns_fit(connection: sqlite3.Connection) -> bool:

@@ -26,7 +26,7 @@ from agro.store.draw_rules import (
     pick_responses,
 )
 from agro.store.records import DamagedSample, Draw, DrawnGroups, Pair, RunUse
-from agro.store.sample_rows import decode_text, encode_text, ledger_of
+from agro.store.sample_rows import SampleRow, decode_text, encode_text, ledger_of
 from agro.store.samples import Experience
 from agro.store.tables import Tables
 from agro.types import UNKNOWN_VERSION, Sample
@@ -37,7 +37,7 @@ POLL_SECONDS = 0.2  # interval between queries of a store that others write to
 
 
 def wait_for_groups(
-    draws: Draws,
+    draws: DrawReader,
     rule: DrawRule,
     at: At,
     taken: Collection[str] = (),
@@ -57,7 +57,44 @@ def wait_for_groups(
     return draws.pick(rule, at, taken)
 
 
-class Draws:
+class DrawReader:
+    """A draw in several requests, to a store or to its owner."""
+
+    pick: Callable[..., list[str]]
+    recorded_groups: Callable[[At], list[str]]
+    draw_picked: Callable[..., DrawnGroups]
+
+    def draw(
+        self,
+        rule: DrawRule | None,
+        at: At,
+        *,
+        picked: Sequence[str] | None = None,
+        made: Sequence[int] = (),
+        joining: DrawRule | None = None,
+    ) -> DrawnGroups:
+        """Draw and record what a run trains on at a step: groups by `rule`, and the samples `made` for it.
+
+        Groups come one after the other, then the samples made, by number of the response. A sample of another
+        run has version -1: its staleness is unknown. Damaged samples are in `DrawnGroups.damaged` only.
+
+        A step has one draw: repeated, it returns the recorded one. Raises `Refused` as `pick` does, and for
+        another draw at a step that has one.
+
+        Args:
+            picked: the groups, where `pick` chose them before.
+            made: ids of the samples generated for this step.
+            joining: what is drawn of each of their prompts beside them.
+        """
+        picks = []
+        if rule is not None:
+            if picked is None:
+                picked = self.recorded_groups(at) or wait_for_groups(self, rule, at)
+            picks.append(Selection(rule, picked))
+        return self.draw_picked(picks, at, made, joining)
+
+
+class Draws(DrawReader):
     """What runs drew, and what they may draw."""
 
     def __init__(self, tables: Tables, experience: Experience) -> None:
@@ -186,36 +223,6 @@ class Draws:
         candidates.update(at, lambda: self._fits(rule, at.run, at.version))
         return candidates
 
-    def draw(
-        self,
-        rule: DrawRule | None,
-        at: At,
-        *,
-        picked: Sequence[str] | None = None,
-        made: Sequence[int] = (),
-        joining: DrawRule | None = None,
-    ) -> DrawnGroups:
-        """Draw and record what a run trains on at a step: groups by `rule`, and the samples `made` for it.
-
-        Groups come one after the other, then the samples made, by number of the response. A sample of another
-        run has version -1: its staleness is unknown. Damaged samples are in `DrawnGroups.damaged` only.
-
-        A step has one draw: repeated, it returns the recorded one. Raises `Refused` as `pick` does, and for
-        another draw at a step that has one.
-
-        Args:
-            picked: the groups, where `pick` chose them before.
-            made: ids of the samples generated for this step.
-            joining: what is drawn of each of their prompts beside them.
-        """
-        picks = []
-        if rule is not None:
-            if picked is None:
-                recorded = self._recorded(at)
-                picked = [row.prompt_id for row in recorded.values()] or wait_for_groups(self, rule, at)
-            picks.append(Selection(rule, picked))
-        return self.draw_picked(picks, at, made, joining)
-
     def draw_picked(
         self, picks: Sequence[Selection], at: At, made: Sequence[int] = (), joining: DrawRule | None = None
     ) -> DrawnGroups:
@@ -240,6 +247,10 @@ class Draws:
         ids = list(self._choose(picked, at, frozenset()))
         valid = {s.id: s for s in self._experience.samples(ids=ids, skip_damaged=True)}
         return [valid[i] for i in ids if i in valid]
+
+    def recorded_groups(self, at: At) -> list[str]:
+        """The prompt_ids of what was drawn at a step before, one for each sample; none where nothing was."""
+        return [row.prompt_id for row in self._recorded(at).values()]
 
     def _recorded(self, at: At) -> dict[int, DamagedSample]:
         """What was drawn at a step before, in its order; see `_choose`."""
@@ -407,8 +418,10 @@ def _positions(pairs: Iterable[Pair], responses: Mapping[str | int, Sequence[int
     return positions
 
 
-def _without_version(sample: Sample) -> Sample:
-    """Of another run, which counts other steps."""
+def _without_version(sample: Any) -> Any:
+    """A `Sample` or `SampleRow` of another run, which counts other steps."""
+    if isinstance(sample, SampleRow):
+        return sample.without_version()
     if isinstance(sample.version, int) and sample.version == UNKNOWN_VERSION:
         return sample
     return sample.replace(version=UNKNOWN_VERSION)

@@ -14,13 +14,15 @@ import zlib
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple, get_args
+from types import NoneType
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agro.errors import Refused
 from agro.io.strictjson import dumps, loads
-from agro.types import Sample, Text
+from agro.types import UNKNOWN_VERSION, Sample, Text
 
 # The format of the bytes under a checksum, the same in all versions of Python 3 (a test pins it); later ones
 # depend on which objects are the same.
@@ -63,6 +65,18 @@ _fixed = itemgetter(_AT["id"], *(_AT[name] for name in COLUMNS if name not in RE
 _reward = itemgetter(_AT["id"], *(_AT[name] for name in REWARD))
 _REDONE = _AT["redone"]
 _NO_ARRAYS = (None,) * 9  # of `_array_columns`
+_INTEGERS = ("id", "state", "version", "knows_behavior", "knows_tokens", "knows_kept", "redone", "checksum")
+_BLOBS = (
+    *("tokens", "action", "learn", "behavior_logp", "context_tokens", "token_reward", "versions"),
+    *("kept", "kept_count"),
+)
+_TEXT = (str, bytes, NoneType)
+_TYPES: dict[str, tuple[type, ...]] = (
+    dict.fromkeys(_INTEGERS, (int,))
+    | dict.fromkeys(("step", "record"), (int, NoneType))
+    | dict.fromkeys(_BLOBS, (bytes, NoneType))
+    | {"reward": (float, int, NoneType)}
+)  # of the columns that aren't text
 
 
 def checksum(values: Iterable[Any]) -> int:
@@ -145,6 +159,69 @@ def to_row(
         0,
     )
     return (*row, sample_checksum(row))
+
+
+class SampleRow:
+    """A sample as its row of `SAMPLE`, which the owner of a store passes on without decoding it."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        """Raises `Refused` where a value isn't of a type that its column has."""
+        if len(values) != len(SAMPLE):
+            raise Refused(f"a sample's row: expected {len(SAMPLE)} values, got {len(values)}")
+        for name, value in zip(SAMPLE, values, strict=True):
+            if not isinstance(value, _TYPES.get(name, _TEXT)):
+                raise Refused(f"a sample's row: {name}: got {value!r:.80}, a {type(value).__name__}")
+        self.values = tuple(values)
+
+    @classmethod
+    def of(cls, sample: Sample) -> Self:
+        """Raises `Refused` where `meta` or the like can't be stored as JSON."""
+        prompt = prompt_columns(sample.prompt, f"prompt {sample.prompt_id}")
+        return cls(to_row(0, sample, prompt, None, None, None))
+
+    @property
+    def id(self) -> int:
+        return int(self.values[_AT["id"]])
+
+    @property
+    def prompt_id(self) -> str:
+        return str(decode_text(self.values[_AT["prompt_id"]]))
+
+    @property
+    def prompt(self) -> Text:
+        messages = self.values[_AT["messages"]]
+        text: Text = decode_text(self.values[_AT["prompt"]])
+        return text if messages is None else loads(decode_text(messages))
+
+    def without_version(self) -> SampleRow:
+        """The same sample, of unknown staleness."""
+        return self._with(version=UNKNOWN_VERSION, versions=None)
+
+    def placed(
+        self, i: int, prompt: tuple[Any, Any], run: str | None, step: int | None, origin: Origin | None
+    ) -> tuple[Any, ...]:
+        """What `to_row` returns of the sample."""
+        file, record, part = (origin.file, origin.record, encode_text(origin.part)) if origin else (None,) * 3
+        return self._with(
+            id=i,
+            prompt=prompt[0],
+            messages=prompt[1],
+            run=encode_text(run),
+            step=step,
+            file=file,
+            record=record,
+            part=part,
+            redone=0,
+        ).values
+
+    def _with(self, **changes: Any) -> SampleRow:
+        values = list(self.values)
+        for name, value in changes.items():
+            values[_AT[name]] = value
+        values[-1] = sample_checksum(values)
+        return SampleRow(values)
 
 
 def _array_columns(sample: Sample) -> tuple[bytes | None, ...]:

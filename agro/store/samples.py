@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
 
 from agro.errors import Refused
@@ -21,6 +21,7 @@ from agro.store.sample_rows import (
     INSERT,
     REWARD,
     Origin,
+    SampleRow,
     decode_text,
     encode_text,
     from_row,
@@ -62,7 +63,7 @@ class AppendTransaction:
 
     def add(
         self,
-        samples: Sequence[Sample],
+        samples: Sequence[Sample | SampleRow],
         origins: Sequence[Origin | None],
         run: str | None = None,
         step: int | None = None,
@@ -74,7 +75,11 @@ class AppendTransaction:
         prompts = self.check((sample.prompt_id, sample.prompt) for sample in samples)
         rows = []
         for i, (sample, origin) in enumerate(zip(samples, origins, strict=True), self._newest + 1):
-            rows.append(to_row(i, sample, prompts[sample.prompt_id].columns, run, step, origin))
+            columns = prompts[sample.prompt_id].columns
+            if isinstance(sample, SampleRow):
+                rows.append(sample.placed(i, columns, run, step, origin))
+            else:
+                rows.append(to_row(i, sample, columns, run, step, origin))
         self._group_prompts |= prompts
         self._rows += rows
         self._newest += len(rows)
@@ -114,7 +119,53 @@ class AppendTransaction:
         return _GroupPrompt(prompt, TOGETHER, columns)
 
 
-class Experience:
+class SampleReader:
+    """Iterators over pages, which are the answers of a store or of its owner."""
+
+    samples_page: Callable[..., Page[Sample]]
+    pairs_page: Callable[[int], Page[Pair]]
+    pairs_between: Callable[[list[int]], list[Pair]]
+    last_id: Callable[[], int]
+    check_ids: Callable[[list[int]], None]
+
+    def samples(
+        self,
+        *,
+        ids: Iterable[int] | None = None,
+        skip_damaged: bool = False,
+        **chosen: Unpack[Filter],
+    ) -> Iterator[Sample]:
+        """The chosen samples in the order of their ids, those that are there when it begins; writing
+        meanwhile is fine.
+
+        Raises `Refused` for ids that aren't there, and for samples that aren't as they were written, which
+        `skip_damaged` leaves out.
+        """
+        if ids is None:
+            until = self.last_id()
+            yield from read_pages(
+                lambda cursor: self.samples_page(cursor, until, skip_damaged=skip_damaged, **chosen)
+            )
+            return
+        rising = sorted(set(ids))
+        self.check_ids(rising)
+        for start in range(0, len(rising), PAGE_ROWS):
+            block = rising[start : start + PAGE_ROWS]
+            cursor: int | None = 0
+            while cursor is not None:
+                page = self.samples_page(cursor, block[-1], ids=block, skip_damaged=skip_damaged, **chosen)
+                yield from page.items
+                cursor = page.cursor
+
+    def pairs(self, ids: Iterable[int] | None = None) -> Iterator[Pair]:
+        """Judgments in the order in which they came; with `ids` those that join two of these samples.
+
+        Raises `Refused` for one of them that isn't as it was written.
+        """
+        return read_pages(self.pairs_page) if ids is None else iter(self.pairs_between(list(ids)))
+
+
+class Experience(SampleReader):
     """Samples, and judgments of them.
 
     It isn't named for its samples because `Store.samples` is a method.
@@ -125,7 +176,7 @@ class Experience:
 
     def append(
         self,
-        samples: Iterable[Sample],
+        samples: Iterable[Sample | SampleRow],
         *,
         run: str | None = None,
         step: int | None = None,
@@ -143,7 +194,7 @@ class Experience:
                 append.add(samples, [None] * len(samples), run, step)
                 return append.write()
             ids = self._ids_of(origins)
-            new: dict[Origin, Sample] = {}
+            new: dict[Origin, Sample | SampleRow] = {}
             for origin, sample in zip(origins, samples, strict=True):
                 if origin not in ids:
                     new.setdefault(origin, sample)
@@ -158,6 +209,10 @@ class Experience:
     def last_id(self) -> int:
         """The id of the sample that was added last; 0 where there is none."""
         return self._tables.last_id()
+
+    def check_ids(self, ids: list[int]) -> None:
+        """Raise `Refused` for ids that aren't there."""
+        self._tables.check_ids(ids)
 
     def _ids_of(self, origins: Iterable[Origin]) -> dict[Origin, int]:
         """The ids of the samples that are stored with these origins."""
@@ -182,36 +237,6 @@ class Experience:
         prompts = list(prompts)
         AppendTransaction(self._database, {prompt_id for prompt_id, _ in prompts}).check(prompts)
 
-    def samples(
-        self,
-        *,
-        ids: Iterable[int] | None = None,
-        skip_damaged: bool = False,
-        **chosen: Unpack[Filter],
-    ) -> Iterator[Sample]:
-        """The chosen samples in the order of their ids, those that are there when it begins; writing
-        meanwhile is fine.
-
-        Raises `Refused` for ids that aren't there, and for samples that aren't as they were written, which
-        `skip_damaged` leaves out.
-        """
-        if ids is None:
-            self._tables.check_once("structure")
-            until = self._tables.last_id()
-            yield from read_pages(
-                lambda cursor: self.samples_page(cursor, until, skip_damaged=skip_damaged, **chosen)
-            )
-            return
-        rising = sorted(set(ids))
-        self._tables.check_ids(rising)
-        for start in range(0, len(rising), PAGE_ROWS):
-            block = rising[start : start + PAGE_ROWS]
-            cursor: int | None = 0
-            while cursor is not None:
-                page = self.samples_page(cursor, block[-1], ids=block, skip_damaged=skip_damaged, **chosen)
-                yield from page.items
-                cursor = page.cursor
-
     def samples_page(
         self,
         cursor: int,
@@ -225,12 +250,13 @@ class Experience:
 
         `ids`: of which those that aren't in the store are left out.
         """
+        self._tables.check_once("structure")
         clause, args = queries.build_condition(**chosen)
         if ids is not None:
             clause += " AND id IN (SELECT value FROM json_each(?))"
             args.append(json.dumps(ids))
         page = self._tables.sample_rows(cursor, until, clause, args)
-        samples = [from_row(row) for row in page.items if is_valid_sample(row)]
+        samples = [self._tables.read_sample(row) for row in page.items if is_valid_sample(row)]
         if len(samples) < len(page.items) and not skip_damaged:
             raise self._tables.refusal(Damage(samples=self._tables.damaged("samples")))
         return Page(samples, page.cursor)
@@ -295,11 +321,14 @@ class Experience:
         [(number,)] = self._database.run(queries.NEXT_NUMBER, [seed])
         return int(number)
 
-    def set_rewards(self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]]) -> None:
+    def set_rewards(
+        self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]], *, once: bool = False
+    ) -> None:
         """Set rewards: (id, reward, entries for `meta`).
 
         None with a "reward_error" among the entries is a failure; None without one makes the sample
-        unscored again. The error and the parts of an earlier reward are dropped.
+        unscored again. The error and the parts of an earlier reward are dropped. With `once` a sample that
+        has a reward, or whose reward failed, keeps it.
         """
         scores = list(scores)
         ids = [i for i, _, _ in scores]
@@ -311,6 +340,8 @@ class Experience:
             stored = {row[0]: row[1:] for row in self._database.run(sql, [json.dumps(ids)])}
             for i, reward, entries in scores:
                 *previous, total = stored[i]
+                if once and previous[0] != queries.UNSCORED:
+                    continue
                 try:
                     meta = dict(loads(decode_text(previous[-1])))
                 except (TypeError, ValueError):
@@ -337,17 +368,11 @@ class Experience:
             self._tables.put("pairs", rows)
             self._tables.note_changes(p.winner for p in pairs)
 
-    def pairs(self, ids: Iterable[int] | None = None) -> Iterator[Pair]:
-        """Judgments in the order in which they came; with `ids` those that join two of these samples.
-
-        Raises `Refused` for one of them that isn't as it was written.
-        """
-        if ids is None:
-            return read_pages(self.pairs_page)
+    def pairs_between(self, ids: list[int]) -> list[Pair]:
+        """The judgments that join two of these samples."""
         chosen = "(SELECT value FROM json_each(?1))"
         clause = f"winner IN {chosen} AND loser IN {chosen}"
-        rows = self._tables.entries("pairs", clause, [json.dumps(list(ids))])
-        return (Pair(*row) for row in rows)
+        return [Pair(*row) for row in self._tables.entries("pairs", clause, [json.dumps(ids)])]
 
     def pairs_page(self, cursor: int) -> Page[Pair]:
         """Judgments as `pairs` has them, those after the row `cursor`."""

@@ -1,4 +1,4 @@
-"""The store: all samples, in one SQLite file that processes share."""
+"""The store: all samples, in one SQLite file that processes share, or ask the owner of."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import Any, Self, Unpack
 
 from agro.errors import AgroWarning
-from agro.store.database import BUSY_TIMEOUT, Database
+from agro.store.database import Database
 from agro.store.draw_rules import At, DrawRule
-from agro.store.drawing import Draws
 from agro.store.export import write_samples
-from agro.store.imports import Imports
-from agro.store.ledger import Ledger, Requests
+from agro.store.location import Location, url_of
+from agro.store.parts import Parts, parts_of_file
 from agro.store.queries import Filter
 from agro.store.records import Counts, DrawnGroups, Group, Pair
 from agro.store.sample_rows import Origin
-from agro.store.samples import Experience
-from agro.store.survey import Survey
-from agro.store.tables import Tables
+from agro.store.serving.remote import parts_of_owner
 from agro.types import Sample
 
 
@@ -41,34 +38,50 @@ class Store:
     - `ledger`: what runs committed, and going back to a commit
     - `imports`: files that were imported, and taking them back
     - `tables`: whether all of it is as it was written
+    - `leases`: which processes are alive
     """
 
-    def __init__(self, path: str | Path, *, read_only: bool, create: bool, timeout: float) -> None:
-        self._database = Database(path, read_only=read_only, create=create, timeout=timeout)
-        self.tables = Tables(self._database)
-        self.experience = Experience(self.tables)
-        self.survey = Survey(self.tables)
-        self.draws = Draws(self.tables, self.experience)
-        self.requests = Requests(self.tables, self.experience)
-        self.ledger = Ledger(self.tables, self.draws)
-        self.imports = Imports(self.tables, self.draws, self.ledger)
+    def __init__(self, parts: Parts) -> None:
+        """Use `open`."""
+        self.path = parts.location
+        self.close = parts.close
+        self.experience = parts.experience
+        self.survey = parts.survey
+        self.draws = parts.draws
+        self.requests = parts.requests
+        self.ledger = parts.ledger
+        self.imports = parts.imports
+        self.tables = parts.tables
+        self.leases = parts.leases
 
     @classmethod
     def open(
-        cls, path: str | Path, *, read_only: bool = False, create: bool = True, timeout: float = BUSY_TIMEOUT
+        cls,
+        location: Location,
+        *,
+        read_only: bool = False,
+        create: bool = True,
+        timeout: float | None = None,
     ) -> Self:
-        """Open a store, or create one. `timeout`: seconds to wait for another writer.
+        """Open a store, or create one.
 
         Raises `Refused` for what isn't a store, has another schema, can't be written to, or is missing.
+
+        Args:
+            location: a file; or the URL of the store's owner, which `agro store serve` prints. Its token is
+                in AGRO_TOKEN. What imports and forgets needs the file.
+            timeout: seconds to wait for another writer, 30 where it isn't given; for an owner that doesn't
+                answer, 120.
         """
-        return cls(path, read_only=read_only, create=create, timeout=timeout)
+        url = url_of(location)
+        if url is None:
+            return cls(parts_of_file(Path(location), read_only=read_only, create=create, timeout=timeout))
+        return cls(parts_of_owner(url, read_only=read_only, timeout=timeout))
 
     @property
-    def path(self) -> Path:
-        return self._database.path
-
-    def close(self) -> None:
-        self._database.close()
+    def _database(self) -> Database:
+        """Raises `Refused` where the store is one of an owner."""
+        return self.tables.database
 
     def __enter__(self) -> Self:
         return self
@@ -98,9 +111,11 @@ class Store:
         """See `Experience.samples`."""
         return self.experience.samples(ids=ids, skip_damaged=skip_damaged, **chosen)
 
-    def set_rewards(self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]]) -> None:
+    def set_rewards(
+        self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]], *, once: bool = False
+    ) -> None:
         """See `Experience.set_rewards`."""
-        self.experience.set_rewards(scores)
+        self.experience.set_rewards(scores, once=once)
 
     def add_pairs(self, pairs: Iterable[Pair]) -> None:
         """See `Experience.add_pairs`."""
@@ -132,7 +147,8 @@ class Store:
 
     def export(self, path: str | Path) -> int:
         """Write the samples, without judgments, to a .jsonl, .jsonl.gz or .parquet file; returns how many."""
-        [(pairs,)] = self._database.run("SELECT count(*) FROM pairs")
+        counts = self.counts()
+        pairs = counts.pairs + counts.ties
         if pairs:
             text = f"{path}: the store's {pairs} pairs aren't part of an export"
             warnings.warn(text, AgroWarning, stacklevel=2)

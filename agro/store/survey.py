@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
@@ -70,27 +70,56 @@ SELECT names, count(*), min(prompt_id) FROM (
 """
 
 
-class Survey:
+class SurveyReader:
+    """Iterators over pages, which are the answers of a store or of its owner."""
+
+    group_rows_page: Callable[[int], Page[list[SurveyRow]]]
+    prompts_page: Callable[[int], Page[Text]]
+    groups_page: Callable[..., Page[Group]]
+    summaries_page: Callable[..., Page[SampleSummary]]
+    scales: Callable[[], list[Scale]]
+
+    def each_group_rows(self) -> Iterator[list[SurveyRow]]:
+        """The rows of each group, by prompt_id, without checking that they are as they were written."""
+        return read_pages(self.group_rows_page)
+
+    def each_prompt(self) -> Iterator[Text]:
+        """The prompt of each group."""
+        return read_pages(self.prompts_page)
+
+    def each_group(self, **chosen: Unpack[Filter]) -> Iterator[Group]:
+        """The groups of the chosen samples by prompt_id."""
+        return read_pages(lambda cursor: self.groups_page(cursor, **chosen))
+
+    def summaries(self, **chosen: Unpack[Filter]) -> list[SampleSummary]:
+        """What is known of each of the chosen samples, without reading it."""
+        return list(self.each_summary(**chosen))
+
+    def each_summary(self, **chosen: Unpack[Filter]) -> Iterator[SampleSummary]:
+        """The same one by one, in constant memory."""
+        return read_pages(lambda cursor: self.summaries_page(cursor, **chosen))
+
+    def spread_of_rewards(self) -> tuple[float, float] | None:
+        """The lowest and the highest known reward."""
+        scales = self.scales()
+        if not scales:
+            return None
+        return min(s.lowest for s in scales), max(s.highest for s in scales)
+
+
+class Survey(SurveyReader):
     """What there is in a store, without the samples themselves."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables, self._database = tables, tables.database
 
-    def each_group_rows(self) -> Iterator[list[SurveyRow]]:
-        """The rows of each group, by prompt_id, without checking that they are as they were written."""
-        self._tables.check_once("structure")
-        return read_pages(self.group_rows_page)
-
     def group_rows_page(self, cursor: int) -> Page[list[SurveyRow]]:
         """Groups as `each_group_rows` has them, those after the group of the sample `cursor`."""
+        self._tables.check_once("structure")
         ids, following = self._next_groups(cursor)
         rows = self._database.run(GROUP_ROWS, [cursor, ids[-1]]) if ids else []
         groups = groupby(map(_to_survey_row, rows), key=attrgetter("prompt_id"))
         return Page([list(group) for _, group in groups], following)
-
-    def each_prompt(self) -> Iterator[Text]:
-        """The prompt of each group."""
-        return read_pages(self.prompts_page)
 
     def prompts_page(self, cursor: int) -> Page[Text]:
         """The prompts of groups after that of the sample `cursor`."""
@@ -104,10 +133,6 @@ class Survey:
         clause, args = queries.build_condition(**chosen)
         rows = self._database.run(queries.GROUPS.format(where=clause, order="min(first)"), args)
         return [_to_group(row) for row in rows]
-
-    def each_group(self, **chosen: Unpack[Filter]) -> Iterator[Group]:
-        """The groups of the chosen samples by prompt_id."""
-        return read_pages(lambda cursor: self.groups_page(cursor, **chosen))
 
     def groups_page(self, cursor: int, **chosen: Unpack[Filter]) -> Page[Group]:
         """Groups as `each_group` has them, those after the group of the sample `cursor`."""
@@ -162,14 +187,6 @@ class Survey:
             **{name: counts["state"].get(i, 0) for i, name in enumerate(STATES)},
         )
 
-    def summaries(self, **chosen: Unpack[Filter]) -> list[SampleSummary]:
-        """What is known of each of the chosen samples, without reading it."""
-        return list(self.each_summary(**chosen))
-
-    def each_summary(self, **chosen: Unpack[Filter]) -> Iterator[SampleSummary]:
-        """The same one by one, in constant memory."""
-        return read_pages(lambda cursor: self.summaries_page(cursor, **chosen))
-
     def summaries_page(self, cursor: int, **chosen: Unpack[Filter]) -> Page[SampleSummary]:
         """Summaries of samples with higher ids than `cursor`."""
         clause, args = queries.build_condition(**chosen)
@@ -184,17 +201,12 @@ class Survey:
         """The range of the known rewards of each source that has any."""
         return [Scale(decode_text(source), *rewards) for source, *rewards in self._database.run(SCALES)]
 
-    def meetings(self, clause: str, args: Sequence[Any]) -> list[tuple[list[str], int, str]]:
-        """The sets of sources that have scored responses to one prompt: how many prompts, and one of them."""
+    def meetings(self, **chosen: Unpack[Filter]) -> list[tuple[list[str], int, str]]:
+        """The sets of sources that have scored responses to one prompt, of the chosen ones: how many prompts,
+        and one of them."""
+        clause, args = queries.build_condition(**chosen)
         rows = self._database.run(TOGETHER.format(where=clause), args)
         return [(loads(names), count, decode_text(prompt_id)) for names, count, prompt_id in rows]
-
-    def spread_of_rewards(self) -> tuple[float, float] | None:
-        """The lowest and the highest known reward."""
-        scales = self.scales()
-        if not scales:
-            return None
-        return min(s.lowest for s in scales), max(s.highest for s in scales)
 
 
 def _to_group(row: tuple[Any, ...]) -> Group:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from agro.errors import Refused
 from agro.store.database import LEDGERS, Database, way_out
 from agro.store.paging import PAGE_ROWS, Page, read_pages
 from agro.store.records import Damage
-from agro.store.sample_rows import SELECT, checksum, insert_into, is_valid, is_valid_sample
+from agro.store.sample_rows import SELECT, checksum, from_row, insert_into, is_valid, is_valid_sample
 
 CHANGES = 100_000  # of groups, that connections can still read
 
@@ -20,6 +20,7 @@ class Tables:
 
     def __init__(self, database: Database) -> None:
         self.database = database
+        self.read_sample: Callable[[tuple[Any, ...]], Any] = from_row  # the owner of a store passes rows on
         self._checked: frozenset[str] = frozenset()  # parts of `Damage` that were found intact
 
     def check(self) -> None:

@@ -4,9 +4,10 @@ The trainer publishes its weights after each step (`agro.train.publications`). A
 prompts in the store, samples, scores, and marks the prompts done, so that sampling and training overlap.
 Collectors are at most `ahead` prompts ahead of training, which bounds the staleness of their samples.
 
-Either side may be killed. The claim of a dead collector goes to the next one, which samples only the missing
-responses; the store keeps each response of a claim once. What a killed trainer took since its last commit is
-ready again.
+Either side may be killed, or stopped. It counts as dead when it hasn't renewed its lease in the store for
+`source.lease_seconds`. The claim of a dead collector goes to the next one, which samples only the missing
+responses; the store keeps each response of a claim once, and its first reward, so that a collector that goes
+on after all changes nothing. What a killed trainer took since its last commit is ready again.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from agro.logs import record_files
 from agro.models.policy import Policy
 from agro.models.reference import fingerprint
 from agro.store import Store
-from agro.store.database import exists
+from agro.store.location import exists
 
 PACKAGES = ("site-packages", "dist-packages")
 Functions = Mapping[str, Callable[..., Any]]  # rewards that are objects of this process, by their names
@@ -88,7 +88,7 @@ def _objective_and_stores(config: RunConfig) -> dict[str, str]:
     digests = _of_code("objective", config.objective.name, {}, {})
     for key in ("value_store", "eval_store"):
         path = getattr(config.data, key)
-        if path is not None and path != config.data.store and exists(Path(path)):
+        if path is not None and path != config.data.store and exists(path):
             with Store.open(path, read_only=True) as store:
                 digests[f"data.{key}"] = store.ledger.fingerprint()
     return digests

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from agro.config import DataConfig
 from agro.errors import Refused
@@ -11,13 +10,13 @@ from agro.logs.prompts import read_prompts
 from agro.models.encoding import Encoder, InvalidSample
 from agro.rewards import Reward
 from agro.store import Store, is_held_out
-from agro.store.database import exists
+from agro.store.location import Location, exists
 from agro.store.queries import chosen
 from agro.train.phases import Phase
 from agro.types import Prompt, Text
 
 
-def valued_prompts(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Path) -> dict[str, Text]:
+def valued_prompts(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Location) -> dict[str, Text]:
     """By id, the prompts that phases with stored values train on, as far as is known before the run.
 
     `path`: the store that phases draw from.

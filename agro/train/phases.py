@@ -28,7 +28,7 @@ from agro.io.numbers import count
 from agro.objectives import Need, Objective, get, least_responses
 from agro.objectives.needs import REWARD, Provider, judging, provided_by
 from agro.store import DrawRule, Store
-from agro.store.database import exists
+from agro.store.location import exists, located
 from agro.train.state import Position
 from agro.types.sample import ROLES
 
@@ -292,7 +292,7 @@ def describe(name: str, epochs: Epochs) -> str:
 
 def _count(phase: Phase, epochs: float, folder: Path) -> Epochs:
     config = phase.config
-    path = Path(config.data.store) if config.data.store else folder / "store.db"
+    path = located(config.data.store, folder)
     groups = 0
     if exists(path):
         with Store.open(path, read_only=True) as store:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import Store
-from agro.store.queries import build_condition, chosen
+from agro.store.queries import chosen
 from agro.store.survey import Scale
 from agro.types import Sample
 
@@ -43,7 +43,7 @@ def find_scale_conflicts(data: DataConfig, store: Store) -> list[ScaleConflict]:
     if not any(differ_in_scale(a, b) for a in scales.values() for b in scales.values()):
         return []
     conflicts: dict[tuple[str, str], ScaleConflict] = {}
-    for names, count, prompt_id in store.survey.meetings(*build_condition(**chosen(data))):
+    for names, count, prompt_id in store.survey.meetings(**chosen(data)):
         for low in names:
             for high in names:
                 a, b = scales[low], scales[high]

@@ -23,7 +23,7 @@ from agro.objectives.needs import (
     with_way_out,
 )
 from agro.store import At, Counts, Pair, SampleSummary, Store, is_held_out
-from agro.store.database import exists
+from agro.store.location import Location, exists
 from agro.store.queries import chosen
 from agro.train.collate import total_reward
 from agro.train.instead import instead
@@ -35,7 +35,7 @@ NAMED = 3  # samples or groups in a message
 POLICY = "policy"  # source and role of the samples that a run makes itself
 
 
-def check_stores(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Path) -> None:
+def check_stores(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Location) -> None:
     """Check the stores of a run's phases before a model is loaded; what a fresh phase adds is unknown yet.
 
     `prompts`: those that the run samples from. `path`: the store that phases draw from.
@@ -62,7 +62,7 @@ def check_stores(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Path)
             Store.open(data.eval_store, read_only=True, create=False).close()
 
 
-def check_enough(phases: Sequence[Phase], path: Path, log: Path | None = None) -> None:
+def check_enough(phases: Sequence[Phase], path: Location, log: Path | None = None) -> None:
     """Raise `Refused` where the store has fewer groups than a step draws, before anything adds to it.
 
     Of the first phases, up to one that samples. Staleness, by which groups come and go, is left to the step.
@@ -82,7 +82,7 @@ def check_enough(phases: Sequence[Phase], path: Path, log: Path | None = None) -
                 raise Refused(f"{error}, or {way_out.strip()}" if way_out else str(error)) from None
 
 
-def check_names(data: DataConfig, counts: Counts, path: Path, *, adds: bool) -> None:
+def check_names(data: DataConfig, counts: Counts, path: Location, *, adds: bool) -> None:
     """Raise `Refused` for a source that `data` names, or for `data.roles`, that no sample of the store has.
 
     `counts`: of the store, which is at `path`. With `adds` the run samples too, which makes samples of source
@@ -100,7 +100,7 @@ def check_names(data: DataConfig, counts: Counts, path: Path, *, adds: bool) -> 
 
 
 def _check_named(
-    key: str, names: Sequence[str] | None, counts: Mapping[str, int], path: Path, adds: bool
+    key: str, names: Sequence[str] | None, counts: Mapping[str, int], path: Location, adds: bool
 ) -> None:
     """`check_names` of one setting of [data]; None allows all."""
     if names is None:

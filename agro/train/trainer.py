@@ -23,6 +23,9 @@ from agro.runs.folder import Run
 from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
 from agro.runs.track import Trackers, check_trackers, load_trackers
 from agro.store import Store, is_held_out
+from agro.store.leases import trainer_of
+from agro.store.lifeline import leased
+from agro.store.location import Location, located
 from agro.store.queries import chosen
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import samples_kl
@@ -129,15 +132,15 @@ class BaseTrainer:
                         closed.callback(opened.close)
         return self.out
 
-    def _prepare(self) -> Path:
-        """Load and check what is cheap; returns the path of the store."""
+    def _prepare(self) -> Location:
+        """Load and check what is cheap; returns where the store is."""
         data = self.config.data
         check_push(self.config.train)
         self.prompts, self.notes = configured_prompts(data, "prompts")
         self.eval_prompts, repeated = configured_prompts(data, "eval_prompts")
         self.notes += [*repeated, *notes_on_settings(self.phases)]
         check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
-        path = Path(data.store) if data.store else self.out / "store.db"
+        path = self.location
         check_stores(self.phases, self.prompts, path)
         check_enough(self.phases, path)
         self.values: StoredValues | None = None
@@ -185,7 +188,8 @@ class BaseTrainer:
             if self.config.source.kind == "elsewhere":
                 self.publications.begin(self.folder.record, self.prompts)
                 newest = self.publications.newest()
-                loop.run(published=newest.version if newest else 0)
+                with leased(self.location, trainer_of(self.folder.id), self.config.source.lease_seconds):
+                    loop.run(published=newest.version if newest else 0)
                 self.publications.end()
             else:
                 loop.run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,6 @@ from agro.store import At, DrawRule, Store
 from agro.store.draw_rules import Candidate, is_held_out, noise, pick_groups, pick_pairs, pick_responses
 from agro.store.queries import drawable, eligible
 from agro.types import Sample
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "s.db") as store:
-        yield store
 
 
 def draw(store: Store, rule: DrawRule, step: int | None = None, **changes: Any) -> list[Sample]:

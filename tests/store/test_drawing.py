@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,20 +14,10 @@ from making import group, sample
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import At, DrawRule, Store, drawing
+from agro.store.drawing import Draws
 from agro.types import Sample
 
 AT = At("r", 2, seed=0, version=1)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "s.db"
-
-
-@pytest.fixture
-def store(path: Path) -> Iterator[Store]:
-    with Store.open(path) as store:
-        yield store
 
 
 def numbered(name: str, *numbers: int, **fields: object) -> list[Sample]:
@@ -129,7 +118,7 @@ def test_a_draw_waits_for_what_another_thread_appends(store: Store, path: Path, 
     monkeypatch.setattr(drawing, "POLL_SECONDS", 0.01)
     store.append(group("first", [0.0, 1.0]))
     looked = threading.Event()
-    plain = store.draws._ordered
+    plain = Draws._ordered
 
     def watched(*args):
         found = plain(*args)
@@ -142,7 +131,7 @@ def test_a_draw_waits_for_what_another_thread_appends(store: Store, path: Path, 
             ids = other.append(group("second", [None, None]), run="other")
             other.set_rewards((i, 1.0, {}) for i in ids)
 
-    monkeypatch.setattr(store.draws, "_ordered", watched)
+    monkeypatch.setattr(Draws, "_ordered", watched)
     thread = threading.Thread(target=append)
     thread.start()
     drawn = store.draw(DrawRule(2, min_group=2, wait=30.0), AT)

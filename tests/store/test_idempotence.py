@@ -16,12 +16,6 @@ fork = multiprocessing.get_context("fork")
 AT = At("r", 2, seed=0, version=1)
 
 
-@pytest.fixture
-def store(tmp_path: Path):
-    with Store.open(tmp_path / "s.db") as store:
-        yield store
-
-
 def append_in_turn(path: Path, responses: str, start, out) -> None:
     """Append a response for each letter, with the origins of its place."""
     start.wait(30)

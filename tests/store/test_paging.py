@@ -20,11 +20,14 @@ GROUPS, SIZE = 300, 3  # more samples, groups and pairs than the pages of the te
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "s.db") as store:
-        ids = store.append([s for k in range(GROUPS) for s in group(f"{k}>", [0.0, 1.0, None])])
-        store.add_pairs([Pair(ids[k + 1], ids[k]) for k in range(0, GROUPS * SIZE, SIZE)])
-        yield store
+def store(store: Store) -> Store:
+    fill(store)
+    return store
+
+
+def fill(store: Store) -> None:
+    ids = store.append([s for k in range(GROUPS) for s in group(f"{k}>", [0.0, 1.0, None])])
+    store.add_pairs([Pair(ids[k + 1], ids[k]) for k in range(0, GROUPS * SIZE, SIZE)])
 
 
 RESULTS: dict[str, Callable[[Store], Iterator[Any]]] = {
@@ -50,7 +53,7 @@ def test_nothing_is_held_between_two_pages(store: Store, small_pages: None, name
     """A query that is open keeps SQLite from emptying the write-ahead log (busy is 1 then)."""
     items = RESULTS[name](store)
     assert len(list(islice(items, 1))) == 1
-    with sqlite3.connect(store.path, timeout=0.1) as other:
+    with sqlite3.connect(store._database.path, timeout=0.1) as other:
         other.execute("UPDATE commits SET step = step")
         other.commit()
         [(busy, _, _)] = other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -92,9 +95,11 @@ def test_a_page_ends_where_its_rows_are_long(store: Store, monkeypatch) -> None:
     assert [len(page.items) for page in pages] == [3, 3, 3, 1]  # 3 of 1000 characters are the first over 2500
 
 
-def test_groups_that_were_erased_meanwhile_end_the_reading(store: Store, small_pages: None) -> None:
-    page = store.survey.groups_page(0)
-    assert page.cursor is not None
-    store.imports.forget([page.cursor])
-    with pytest.raises(Refused, match="start again"):
-        list(read_pages(lambda cursor: store.survey.groups_page(cursor or page.cursor or 0)))
+def test_groups_that_were_erased_meanwhile_end_the_reading(path: Path, small_pages: None) -> None:
+    with Store.open(path) as store:
+        fill(store)
+        page = store.survey.groups_page(0)
+        assert page.cursor is not None
+        store.imports.forget([page.cursor])
+        with pytest.raises(Refused, match="start again"):
+            list(read_pages(lambda cursor: store.survey.groups_page(cursor or page.cursor or 0)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ from tiny_runs import RESPONSE_ROUNDING, metrics, tiny, write_prompts, write_tom
 from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
 from agro.store import Store
-from agro.train.collector import Collector, alive, is_alive
+from agro.train.collector import Collector
 from agro.train.elsewhere import ahead
 
 GROUPS, N = 4, 3  # of the tiny run
@@ -51,7 +50,7 @@ def wait_for_step(run: Path, step: int, seconds: float = 180.0) -> None:
     )
 
 
-def check(run: Path, steps: int) -> None:
+def check(run: Path, steps: int, file: Path | None = None) -> None:
     """Each step trained on complete groups of its own; no response was made, or trained on, twice."""
     rows = metrics(run)
     assert [m["step"] for m in rows] == list(range(steps + 1))
@@ -60,7 +59,8 @@ def check(run: Path, steps: int) -> None:
     assert all(m["kl_ref"] is not None and m["logp_diff_mean"] is not None for m in rows[1:])
     assert rows[1]["kl_ref"] == pytest.approx(0, abs=RESPONSE_ROUNDING)
     assert any(m["regret"] for m in rows[1:])
-    with Store.open(run / "store.db", read_only=True) as store:
+    with Store.open(file or run / "store.db", read_only=True) as store:
+        assert not store.tables.damage()
         run_id = next(iter(store.samples())).source and _run_id(run)
         drawn = [draw.sample for draw in store.draws.drawn(run_id)]
         numbers = [(s.meta["index"], s.prompt_id) for s in store.samples()]
@@ -83,7 +83,8 @@ def test_two_collectors_and_a_trainer(tmp_path: Path) -> None:
     assert trainer.wait(240) == 0, [p.read_text()[-800:] for p in tmp_path.glob("*.log")]
     assert [c.wait(60) for c in collectors] == [0, 0]
     check(tmp_path / "run", 8)
-    assert not list((tmp_path / "run" / "collectors").iterdir())
+    with Store.open(tmp_path / "run" / "store.db") as store:  # who ended well gave its lease back
+        assert store._database.run("SELECT count(*) FROM leases") == [(0,)]
 
 
 @pytest.mark.nightly
@@ -115,10 +116,10 @@ def test_waiting_has_a_limit_that_names_what_is_waited_for(tmp_path: Path) -> No
 
 def test_a_collector_refuses_what_is_not_such_a_run(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"config\.json"):
-        Collector(tmp_path, None, print)  # type: ignore[arg-type]
+        Collector.of(str(tmp_path), None, print)  # type: ignore[arg-type]
     run = Trainer(tiny(tmp_path, train__steps=1), tmp_path / "run").run()
     with pytest.raises(Refused, match=r"source\.kind"):
-        Collector(run, None, print)  # type: ignore[arg-type]
+        Collector.of(str(run), None, print)  # type: ignore[arg-type]
 
 
 def test_claims_of_the_dead_come_first_and_no_more_than_training_allows(tmp_path: Path) -> None:
@@ -141,14 +142,6 @@ def test_claims_of_the_dead_come_first_and_no_more_than_training_allows(tmp_path
         assert claim("c", trained=1) == [0, 2, 4]
         store.ledger.rewind("run")
         assert store.requests.ready("run", 9) == [1, 3]
-
-
-def test_a_collector_is_alive_as_long_as_its_process_holds_the_lock(tmp_path: Path) -> None:
-    with alive(tmp_path, "me"):
-        code = "import sys; from pathlib import Path; from agro.train.collector import is_alive; "
-        code += "sys.exit(is_alive(Path(sys.argv[1]), 'me'))"
-        assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 1
-    assert not is_alive(tmp_path, "me")
 
 
 def test_how_far_collectors_may_be_ahead(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from agro.errors import Refused
 from agro.pages.run.responses import Responses, choose
 from agro.runs.rundata import RunData, Values, to_array
 from agro.store import Draw, Store
+from agro.store.location import Location, exists, located
 
 TENTH = 10
 SOURCES = 5  # shown; the rarest ones are merged
@@ -22,15 +22,15 @@ SOURCES = 5  # shown; the rarest ones are merged
 class RunExperience:
     """Draws and responses of a run. `problem`: why the store couldn't be read; empty where it could."""
 
-    path: Path
+    path: Location
     draws: list[Draw] = field(default_factory=list)
     responses: Responses | None = None
     problem: str = ""
 
     @classmethod
     def of(cls, run: RunData) -> RunExperience:
-        path = Path(run.config.data.store) if run.config.data.store else run.folder / "store.db"
-        if not path.exists():
+        path = located(run.config.data.store, run.folder)
+        if not exists(path):
             return cls(path, problem=f"There is no store at {path}.")
         name = run.values.get("run")
         draws: list[Draw] = []

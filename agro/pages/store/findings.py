@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agro.pages.store.check_survey import StoreSurvey
 from agro.store import Counts
+from agro.store.location import Location
 from agro.train.reward_scales import ScaleConflict
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Findings:
     """What a store has, whether an objective can train on it, and what a model says of it."""
 
-    path: Path
+    path: Location
     objective: str
     counts: Counts
     survey: StoreSurvey

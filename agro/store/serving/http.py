@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from typing import Any
 
 import httpx
 
@@ -21,7 +21,7 @@ class OwnerHttp:
     """The connection of one thread to an owner."""
 
     def __init__(self, url: str, patience: float = PATIENCE) -> None:
-        """Raises `Refused` without a token."""
+        """`patience`: see `request`. Raises `Refused` without a token."""
         token = os.environ.get(TOKEN)
         if not token:
             raise Refused(
@@ -39,41 +39,23 @@ class OwnerHttp:
     def close(self) -> None:
         self._client.close()
 
-    def get(self, path: str, params: Mapping[str, str] | None = None) -> bytes | None:
-        """The body of the answer; None where there is nothing (404)."""
-        response = self._request("GET", path, b"", params, None)
-        return None if response.status_code == httpx.codes.NOT_FOUND else response.content
+    def request(self, method: str, path: str, content: bytes = b"", **options: Any) -> httpx.Response:
+        """The owner's answer. `options`: as of `httpx.Client.request`.
 
-    def send(
-        self,
-        method: str,
-        path: str,
-        content: bytes = b"",
-        params: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        """Raises `Refused` as the owner does."""
-        self._request(method, path, content, params, headers)
-
-    def _request(
-        self,
-        method: str,
-        path: str,
-        content: bytes,
-        params: Mapping[str, str] | None,
-        headers: Mapping[str, str] | None,
-    ) -> httpx.Response:
+        Raises `Refused` where it says nothing for `patience` seconds.
+        """
         deadline = time.monotonic() + self.patience
         while True:
             try:
-                response = self._client.request(method, path, content=content, params=params, headers=headers)
+                response = self._client.request(method, path, content=content, **options)
             except httpx.TransportError as error:
                 problem = str(error) or type(error).__name__
             else:
-                if response.is_success or (method == "GET" and response.status_code == 404):
-                    return response
+                if response.status_code == httpx.codes.ACCEPTED:  # still at work
+                    deadline = time.monotonic() + self.patience
+                    continue
                 if response.status_code not in UNAVAILABLE:
-                    raise Refused(f"{self.url}: {response.text:.500}")
+                    return response
                 problem = f"status {response.status_code}"
             if time.monotonic() > deadline:
                 raise Refused(
@@ -81,3 +63,19 @@ class OwnerHttp:
                     f"({problem}). What to do: start it again (agro store serve), on the same port"
                 )
             time.sleep(RETRY_SECONDS)
+
+    def get(self, path: str, **params: str) -> bytes | None:
+        """The body of the answer; None where there is nothing (404). Raises `Refused` as the owner does."""
+        response = self.request("GET", path, params=params)
+        if response.status_code == httpx.codes.NOT_FOUND:
+            return None
+        return self._checked(response).content
+
+    def send(self, method: str, path: str, content: bytes = b"", **options: Any) -> None:
+        """Raises `Refused` as the owner does."""
+        self._checked(self.request(method, path, content, **options))
+
+    def _checked(self, response: httpx.Response) -> httpx.Response:
+        if not response.is_success:
+            raise Refused(f"{self.url}: {response.text:.500}")
+        return response

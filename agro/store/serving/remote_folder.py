@@ -73,12 +73,16 @@ class RemoteFolder:
         with file.open("rb") as source:
             offset = 0
             while (piece := source.read(PIECE_BYTES)) or offset == 0:
-                headers = {"x-sha256": hashlib.sha256(piece).hexdigest()}
-                path = f"/shared/{self._run}/pieces/{name}"
-                self._http.send("PUT", path, piece, {"file": relative, "offset": str(offset)}, headers)
-                offset += len(piece)
+                self._http.send(
+                    "PUT",
+                    f"/shared/{self._run}/pieces/{name}",
+                    piece,
+                    params={"file": relative, "offset": str(offset)},
+                    headers={"x-sha256": hashlib.sha256(piece).hexdigest()},
+                )
                 if not piece:
                     break
+                offset += len(piece)
 
     def _download(self, name: str, file: Path, expected: dict[str, Any]) -> None:
         """Raises `Refused` where it was removed meanwhile, or isn't what its manifest says."""
@@ -86,8 +90,8 @@ class RemoteFolder:
         offset = 0
         with file.open("wb") as target:
             while offset < expected["bytes"]:
-                wanted = {"offset": str(offset), "bytes": str(PIECE_BYTES)}
-                piece = self._http.get(f"/shared/{self._run}/files/{name}", wanted)
+                path = f"/shared/{self._run}/files/{name}"
+                piece = self._http.get(path, offset=str(offset), bytes=str(PIECE_BYTES))
                 if not piece:
                     raise self._removed(name)
                 target.write(piece)

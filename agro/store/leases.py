@@ -1,0 +1,58 @@
+"""Which processes are alive: each renews a lease under its name, and a lease that ran out counts as a death.
+
+A stopped or unreachable process loses its lease although it lives. That is harmless: what it stores later was
+stored by another one before, and is kept once (`Origin`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection
+
+from agro.store.database import Database
+
+TABLE = "CREATE TABLE IF NOT EXISTS leases (name TEXT PRIMARY KEY, ends REAL NOT NULL, seconds REAL NOT NULL)"
+
+
+class Leases:
+    """The leases of a store, by the clock of the host that has its file."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        self._database, self._clock = database, clock
+        self._made = False
+
+    def renew(self, name: str, seconds: float) -> None:
+        """Let `name` count as alive for so many seconds."""
+        with self._database.transaction():
+            self._make()
+            row = [name, self._clock() + seconds, seconds]
+            self._database.run("INSERT OR REPLACE INTO leases VALUES (?, ?, ?)", row)
+
+    def release(self, name: str) -> None:
+        with self._database.transaction():
+            self._make()
+            self._database.run("DELETE FROM leases WHERE name = ?", [name])
+
+    def alive(self, names: Collection[str]) -> list[str]:
+        """Those of the names whose lease hasn't run out. One that ends later than it may was given by a clock
+        that was set back since."""
+        if not self._database.run("SELECT 1 FROM sqlite_master WHERE name = 'leases'"):
+            return []
+        now = self._clock()
+        rows = self._database.run(
+            "SELECT name FROM leases WHERE ends > ?1 AND ends <= ?1 + seconds "
+            "AND name IN (SELECT value FROM json_each(?2)) ORDER BY name",
+            [now, json.dumps(list(names))],
+        )
+        return [name for (name,) in rows]
+
+    def _make(self) -> None:
+        if not self._made:
+            self._database.run(TABLE)
+            self._made = True
+
+
+def trainer_of(run: str) -> str:
+    """The name under which the trainer of a run has its lease."""
+    return f"trainer of {run}"

@@ -1,0 +1,140 @@
+"""The owner of a store over HTTP: who may ask, how much, and what it says of itself.
+
+`POST /call` takes one call and returns its answer; `GET /healthz` says whether the owner is up; `GET
+/metrics` has its counts as Prometheus' text. All but `/healthz` ask for the token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from agro.errors import Refused
+from agro.store.serving.folder_app import SharedFolders
+from agro.store.serving.owner import Answer, Call, Owner
+
+BODY_BYTES = 1 << 28  # of a call
+REPLY_SECONDS = 15.0  # after which a client learns that its call is still at work
+
+
+class Application:
+    """The requests of all clients of one owner."""
+
+    def __init__(self, owner: Owner, token: str, shared: Path, body_bytes: int = BODY_BYTES) -> None:
+        """`shared`: the folder of what the processes of runs share, see `folder_app`."""
+        self._owner, self._body_bytes = owner, body_bytes
+        self._authorization = f"Bearer {token}".encode()
+        self._running: dict[tuple[str, int], asyncio.Future[Answer]] = {}
+        self._began = time.monotonic()
+        self.app = Starlette(
+            routes=[
+                Route("/call", self.call, methods=["POST"]),
+                Route("/healthz", self.healthz),
+                Route("/metrics", self.metrics),
+                *SharedFolders(shared, self._check_token).routes,
+            ],
+            exception_handlers={_Rejected: _text_of_rejected, Refused: _text_of_refused},
+        )
+
+    async def call(self, request: Request) -> Response:
+        """200 and a value; 202 while the call is at work, for which the same is sent again; 400, 401, 413 or
+        500 and an error's name and text."""
+        try:
+            self._check_token(request)
+            call = Call.read(await self._body(request))
+        except _Rejected as error:
+            return _response(Answer.refusal(Refused(str(error)), error.status))
+        except Refused as error:
+            return _response(Answer.refusal(error))
+        answer = await self._answer(call)
+        return Response(status_code=202) if answer is None else _response(answer)
+
+    async def healthz(self, request: Request) -> Response:
+        return Response(json.dumps({"status": "ok"}), media_type="application/json")
+
+    async def metrics(self, request: Request) -> Response:
+        self._check_token(request)
+        return Response(self._metrics(), media_type="text/plain; version=0.0.4")
+
+    def _check_token(self, request: Request) -> None:
+        given = request.headers.get("authorization", "").encode()
+        if not hmac.compare_digest(given, self._authorization):
+            raise _Rejected(401, "the token isn't the owner's. What to do: set AGRO_TOKEN to the one it has")
+
+    async def _body(self, request: Request) -> bytes:
+        """Raises `_Rejected` as soon as it is too long."""
+        parts, length = [], 0
+        async for part in request.stream():
+            parts.append(part)
+            length += len(part)
+            if length > self._body_bytes:
+                raise _Rejected(
+                    413,
+                    f"expected a call of at most {self._body_bytes} bytes. What to do: add fewer samples at "
+                    "once",
+                )
+        return b"".join(parts)
+
+    async def _answer(self, call: Call) -> Answer | None:
+        """None where it isn't there yet. A call that is sent again waits for the one that is at work."""
+        key = call.client, call.number
+        future = self._running.get(key)
+        if future is None:
+            future = asyncio.wrap_future(self._owner.submit(call))
+            self._running[key] = future
+            future.add_done_callback(lambda _: self._running.pop(key))
+        done, _ = await asyncio.wait([future], timeout=REPLY_SECONDS)
+        return future.result() if done else None
+
+    def _metrics(self) -> str:
+        counts = self._owner.counts
+        lines = [
+            *_counter("agro_store_calls_total", "calls answered", counts.calls),
+            *_counter("agro_store_call_seconds_total", "seconds of the owner's thread", counts.seconds),
+            *_counter("agro_store_refused_total", "calls refused", {"": counts.refused}),
+            *_counter("agro_store_repeated_total", "writes asked for again", {"": counts.repeated}),
+            *_counter("agro_store_transactions_total", "transactions", {"": counts.transactions}),
+            *_counter("process_cpu_seconds_total", "seconds of CPU", {"": time.process_time()}),
+            "# TYPE agro_store_up_seconds gauge",
+            f"agro_store_up_seconds {time.monotonic() - self._began:.3f}",
+        ]
+        return "\n".join(lines) + "\n"
+
+
+class _Rejected(Exception):
+    """A request that isn't answered."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+async def _text_of_rejected(request: Request, error: Exception) -> Response:
+    assert isinstance(error, _Rejected)
+    return Response(str(error), error.status)
+
+
+async def _text_of_refused(request: Request, error: Exception) -> Response:
+    return Response(str(error), 400)
+
+
+def _response(answer: Answer) -> Response:
+    return Response(answer.body, answer.status, media_type="application/msgpack")
+
+
+def _counter(name: str, meaning: str, values: Mapping[str, float]) -> list[str]:
+    """Lines of one metric, by method where there are some."""
+    lines = [f"# HELP {name} {meaning}", f"# TYPE {name} counter"]
+    for method, value in sorted(values.items()):
+        label = f'{{method="{method}"}}' if method else ""
+        lines.append(f"{name}{label} {value:.6g}")
+    return lines

@@ -1,0 +1,160 @@
+"""How calls to the owner of a store and its answers travel: MessagePack, and the records of a store by name.
+
+Samples travel as their rows (`SampleRow`), encoded and decoded by the client. Nothing is pickled: what
+arrives can only be one of these values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Set, ValuesView
+from dataclasses import fields
+from functools import cache
+from typing import Any, Literal
+
+import msgpack
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from agro.config import DataConfig
+from agro.errors import Refused
+from agro.store.draw_rules import At, DrawRule, Selection
+from agro.store.paging import Page
+from agro.store.records import (
+    Commit,
+    Counts,
+    Damage,
+    DamagedSample,
+    Draw,
+    DrawnGroups,
+    Group,
+    Pair,
+    Rewind,
+    RunUse,
+    SampleSummary,
+)
+from agro.store.sample_rows import Origin, SampleRow, from_row
+from agro.store.survey import Scale, SurveyRow
+from agro.types import Sample
+
+PROTOCOL = 1  # of the calls and answers; another one isn't understood
+# MessagePack's codes of what it doesn't have itself
+TUPLE, SET, RECORD, ARRAY, SAMPLE, DATA, INTEGER = range(7)
+RECORDS: dict[str, type] = {
+    record.__name__: record
+    for record in (
+        *(At, Commit, Counts, Damage, DamagedSample, Draw, DrawRule, DrawnGroups, Group, Origin, Page, Pair),
+        *(Rewind, RunUse, SampleSummary, Scale, Selection, SurveyRow),
+    )
+}
+FIELDS: dict[str, tuple[str, ...]] = {
+    name: getattr(record, "_fields", ()) or tuple(field.name for field in fields(record))
+    for name, record in RECORDS.items()
+}
+DTYPES = ("<f4", "<f8", "<i4", "<i8")
+DEPTH = 16  # of values inside of each other; a call has 6
+VIEWS = (Iterator, KeysView, ValuesView, ItemsView)
+Side = Literal["client", "owner"]
+
+
+def pack(value: Any) -> bytes:
+    """Raises `Refused` for a value that can't travel."""
+    packed: bytes = msgpack.packb(value, default=_pack, strict_types=True, unicode_errors="surrogatepass")
+    return packed
+
+
+def unpack(content: bytes, side: Side, depth: int = 0) -> Any:
+    """The value; at the owner samples stay rows, and records are checked. Raises `Refused` for other
+    bytes, and for values that are nested in each other too deeply."""
+    if depth > DEPTH:
+        raise Refused(f"a message between a store and its owner has more than {DEPTH} nested values")
+
+    def read(code: int, data: bytes) -> Any:
+        return _read(code, data, side, depth + 1)
+
+    try:
+        return msgpack.unpackb(content, ext_hook=read, strict_map_key=False, unicode_errors="surrogatepass")
+    except Refused:
+        raise
+    except (ValueError, TypeError, LookupError, RecursionError, msgpack.UnpackException) as error:
+        problem = f"{type(error).__name__}: {error!s:.200}"
+        raise Refused(f"a message between a store and its owner can't be read: {problem}") from None
+
+
+def _pack(value: Any) -> Any:
+    """What MessagePack has no type for."""
+    name = type(value).__name__
+    if isinstance(value, Sample):
+        return msgpack.ExtType(SAMPLE, pack(list(SampleRow.of(value).values)))
+    if isinstance(value, SampleRow):
+        return msgpack.ExtType(SAMPLE, pack(list(value.values)))
+    if RECORDS.get(name) is type(value):
+        return msgpack.ExtType(RECORD, pack([name, *_values(value)]))
+    if isinstance(value, DataConfig):
+        return msgpack.ExtType(DATA, value.model_dump_json().encode())
+    if isinstance(value, np.ndarray):
+        dtype = value.dtype.newbyteorder("<").str
+        return msgpack.ExtType(ARRAY, pack([dtype, list(value.shape), value.tobytes()]))
+    return _pack_plain(value)
+
+
+def _pack_plain(value: Any) -> Any:
+    """A collection, or a number, as MessagePack has it."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, int):  # of more than 64 bits
+        return msgpack.ExtType(INTEGER, str(int(value)).encode())
+    if isinstance(value, VIEWS):
+        return list(value)
+    if isinstance(value, tuple):
+        return msgpack.ExtType(TUPLE, pack(list(value)))
+    if isinstance(value, Set):
+        return msgpack.ExtType(SET, pack(sorted(value)))
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise Refused(f"a {type(value).__name__} can't be sent to the owner of a store")
+
+
+def _values(record: Any) -> list[Any]:
+    return [getattr(record, name) for name in FIELDS[type(record).__name__]]
+
+
+def _read(code: int, content: bytes, side: Side, depth: int) -> Any:
+    """A value that MessagePack has no type for."""
+    if code == DATA:
+        return DataConfig.model_validate_json(content)
+    if code == INTEGER:
+        return int(content)
+    value = unpack(content, side, depth)
+    if code == SAMPLE:
+        return SampleRow(value) if side == "owner" else from_row(tuple(value))
+    if code == RECORD:
+        return _checked(*value) if side == "owner" else RECORDS[value[0]](*value[1:])
+    return _read_collection(code, value)
+
+
+def _read_collection(code: int, value: Any) -> Any:
+    if code == TUPLE:
+        return tuple(value)
+    if code == SET:
+        return frozenset(value)
+    if code == ARRAY:
+        dtype, shape, data = value
+        if dtype not in DTYPES:
+            raise Refused(f"an array of {dtype!s:.20} isn't one of a store")
+        return np.frombuffer(data, dtype).reshape(shape)
+    raise Refused(f"a message between a store and its owner has the unknown type {code}")
+
+
+def _checked(name: str, *values: Any) -> Any:
+    """A record whose fields have its types."""
+    try:
+        return _adapter(name).validate_python(dict(zip(FIELDS[name], values, strict=True)))
+    except ValidationError as error:
+        details = error.errors()[0]
+        where = ".".join(map(str, (name, *details["loc"])))
+        raise Refused(f"{where}: {details['msg']}, got {details['input']!r:.80}") from None
+
+
+@cache
+def _adapter(name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(RECORDS[name])

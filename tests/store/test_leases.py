@@ -1,0 +1,80 @@
+"""Who is alive: leases that are renewed, run out, and are given back."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from making import group
+
+from agro.store import Origin, Store, lifeline
+from agro.store.database import Database
+from agro.store.leases import Leases
+from agro.store.lifeline import leased
+
+
+def test_a_lease_runs_out_unless_it_is_renewed(path: Path) -> None:
+    now = 1000.0
+    with Database(path, read_only=False, create=True, timeout=5.0) as database:
+        leases = Leases(database, clock=lambda: now)
+        assert leases.alive(["a"]) == []  # in a store that never had one
+        leases.renew("a", 10.0)
+        leases.renew("b", 20.0)
+        now = 1009.9
+        assert leases.alive(["b", "a", "c"]) == ["a", "b"]
+        leases.renew("a", 10.0)
+        now = 1015.0
+        assert leases.alive(["a", "b"]) == ["a", "b"]
+        now = 1020.0
+        assert leases.alive(["a", "b"]) == []  # at the end of both
+        now = 1000.0
+        leases.renew("a", 10.0)
+        leases.release("a")
+        assert leases.alive(["a"]) == []
+
+
+def test_a_clock_that_is_set_back_ends_the_leases_of_before(path: Path) -> None:
+    now = 1000.0
+    with Database(path, read_only=False, create=True, timeout=5.0) as database:
+        leases = Leases(database, clock=lambda: now)
+        leases.renew("a", 10.0)
+        now = 400.0
+        assert leases.alive(["a"]) == []
+        leases.renew("a", 10.0)
+        assert leases.alive(["a"]) == ["a"]
+
+
+def test_a_process_has_its_lease_for_as_long_as_the_block_runs(store: Store) -> None:
+    """At 0.2 s it is renewed every 0.05 s: after 0.5 s it would have run out twice."""
+    with leased(store.path, "me", 0.2):
+        assert store.leases.alive(["me", "you"]) == ["me"]
+        time.sleep(0.5)
+        assert store.leases.alive(["me"]) == ["me"]
+    assert store.leases.alive(["me"]) == []
+
+
+def test_a_lease_ends_with_the_thread_that_renews_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifeline, "_renew", lambda *arguments: None)
+    with leased(store.path, "me", 0.1):
+        assert store.leases.alive(["me"]) == ["me"]
+        time.sleep(0.11)
+        assert store.leases.alive(["me"]) == []
+
+
+def test_a_collector_that_was_stopped_changes_nothing_when_it_goes_on(store: Store) -> None:
+    """ "slow" samples, is stopped beyond its lease, and stores and scores after "next" has done all of it."""
+    origins = [Origin("run:r", 0, part) for part in "01"]
+    assert store.requests.claim("r", "slow", maximum=1, ahead=1) == [0]
+    assert store.requests.claim("r", "next", maximum=1, ahead=0, dead=["slow"]) == [0]
+    ids = store.append(group("p", [None, None]), run="r", origins=origins)
+    store.set_rewards([(ids[0], 1.0, {}), (ids[1], None, {"reward_error": "no answer"})], once=True)
+    store.requests.finish("r", [0])
+    before = list(store.samples())
+    assert store.append(group("other", [None, None]), run="r", origins=origins) == ids
+    store.set_rewards([(i, 0.25, {"reward_parts": {}}) for i in ids], once=True)
+    store.requests.finish("r", [0])
+    assert list(store.samples()) == before
+    assert [s.reward for s in before] == [1.0, None]
+    assert store.requests.ready("r", 9) == [0]
+    assert store.requests.claim("r", "slow", maximum=1, ahead=0) == []
