@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any
 from network import HOSTS, LossyProxy, has_namespaces, plug, two_hosts
 from placed import ENVIRONMENT, PATIENCE, PlacedRun, configuration, findings, last_step, tail
 
-from agro.place.local import free_port
+from agro.place.local import LocalProcess, free_port
 
 ENDLESS = 100_000  # steps of a run that is stopped when enough was killed
 CUT_SECONDS = 12.0
@@ -101,7 +100,7 @@ def random_kills(folder: Path, kills: int, seed: int) -> Result:
 def equal_weights(folder: Path, kills: int, seed: int) -> Result:
     """Staleness 0 and one collector: a run with kills ends with the weights of one without, bit for bit."""
     rng = random.Random(seed)
-    steps, models = 30 + 10 * kills, []
+    steps, models = 12 + 4 * kills, []
     failures = {role: Failure(f"{role} killed", "HTTP") for role in ("owner", "trainer", "collector")}
     for name in ("undisturbed", "killed"):
         (folder / name).mkdir()
@@ -149,12 +148,10 @@ def lost_answers(folder: Path, steps: int) -> Result:
         train = ("train", recipe, "--out", str(out), "--owner", proxy.url)
         commands = [serve, train, *[("collect", proxy.url, "--name", f"collector-{i}") for i in (1, 2)]]
         processes = [_agro(folder, environment, number, *words) for number, words in enumerate(commands)]
-        code = processes[1].wait(600)
-        for process in processes[2:]:
-            process.wait(60)
-        processes[0].terminate()
-        processes[0].wait(30)
-        assert code == 0, tail(folder / "1.log")
+        assert _wait(processes[1], 900) == 0, tail(folder / "1.log")
+        assert [_wait(process, 60) for process in processes[2:]] == [0, 0]
+        processes[0].stop()
+        assert _wait(processes[0], 60) == 0, tail(folder / "0.log")
         proxy.shutdown()
         failure = Failure("answer of the owner lost after its commit", "HTTP", proxy.lost)
     return Result("lost answers", [failure], findings(out, steps))
@@ -184,10 +181,17 @@ def cut_cable(folder: Path, count: int) -> Result:
     return Result("cut cable", [failure], findings(run.folder, last_step(run.folder)))
 
 
-def _agro(folder: Path, environment: dict[str, str], number: int, *words: str) -> subprocess.Popen[bytes]:
-    with (folder / f"{number}.log").open("ab") as log:
-        command = [sys.executable, "-m", "agro", *words]
-        return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+def _agro(folder: Path, environment: dict[str, str], number: int, *words: str) -> LocalProcess:
+    command = [sys.executable, "-m", "agro", *words]
+    return LocalProcess(command, environment, folder / f"{number}.log", "")
+
+
+def _wait(process: LocalProcess, seconds: float) -> int | None:
+    """The exit code; None where it still runs after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return process.poll()
 
 
 def note(failure: Failure, steps: int, seconds: float) -> None:

@@ -113,7 +113,8 @@ def tail(log: Path) -> str:
 
 def findings(run: Path, steps: int) -> dict[str, Any]:
     """What has to hold of a run that has ended, whatever was killed."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row["step"] > 0]
     run_id = json.loads((run / "config.json").read_text())["run"]
     with Store.open(run / "store.db", read_only=True) as store:
         drawn = [draw.sample for draw in store.draws.drawn(run_id)]
@@ -121,13 +122,13 @@ def findings(run: Path, steps: int) -> dict[str, Any]:
         damage = store.tables.damage()
     made = Counter((s.meta["index"], s.prompt_id) for s in samples)
     return {
-        "steps": [row["step"] for row in rows] == list(range(steps + 1)),
-        "groups_complete": all(row["groups"] == GROUPS for row in rows[1:]),
+        "steps": [row["step"] for row in rows] == list(range(1, steps + 1)),
+        "groups_complete": all(row["groups"] == GROUPS for row in rows),
         "drawn_once": len(drawn) == len(set(drawn)) == steps * GROUPS * RESPONSES,
         "made_once": max(made.values()) == 1,
         "intact": not damage,
         "responses": len(samples),
-        "staleness_max": max(row["staleness_max"] for row in rows[1:]),
+        "staleness_max": max(row["staleness_max"] for row in rows),
     }
 
 

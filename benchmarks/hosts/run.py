@@ -74,7 +74,7 @@ def cases(arguments: argparse.Namespace) -> dict[str, Callable[[Path], Result]]:
         "kills": lambda folder: random_kills(folder, kills, seed),
         "equal": lambda folder: equal_weights(folder, 6, seed),
         "stopped": lambda folder: stopped_collector(folder, 3),
-        "lost": lambda folder: lost_answers(folder, 60),
+        "lost": lambda folder: lost_answers(folder, 24),
         "cut": lambda folder: cut_cable(folder, 2),
     }
 
