@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agro.version import __version__ as __version__
+from agro.io.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from agro.api import Trained as Trained

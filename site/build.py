@@ -22,7 +22,7 @@ REDIRECT = """<!DOCTYPE html>
 
 def version() -> str:
     """`__version__`, without importing the library."""
-    found: str = runpy.run_path(str(ROOT / "agro/version.py"))["__version__"]
+    found: str = runpy.run_path(str(ROOT / "agro/io/version.py"))["__version__"]
     return found
 
 

@@ -19,11 +19,18 @@ PLACES = {
         *("evaluate", "formats", "io", "objectives", "rewards", "store", "types"),
         *("cli/test_cli_docs.py", "cli/test_objectives_command.py", "docs/test_words.py"),
         *("train/test_schedule.py", "train/test_secrets.py", "train/test_signal.py"),
-        *("test_config.py", "test_config_docs.py", "test_methods_docs.py", "test_rooms.py", "test_tiers.py"),
+        *(
+            "place/test_placement.py",
+            "test_config.py",
+            "test_config_docs.py",
+            "test_methods_docs.py",
+            "test_rooms.py",
+            "test_tiers.py",
+        ),
     ),
     "test": (
-        *("api", "cli", "docs", "engines", "envs", "examples", "integrations", "models", "pages", "proof"),
-        *("rollout", "train"),
+        *("api", "cli", "docs", "engines", "envs", "examples", "integrations", "models", "pages", "place"),
+        *("proof", "rollout", "train"),
         *(
             "formats/test_any_value.py",
             "formats/test_formats_page.py",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from agro.cli.commands import COMMANDS as COMMANDS
 from agro.cli.commands import overview
-from agro.version import __version__
+from agro.io.version import __version__
 
 if TYPE_CHECKING:
     from agro.cli.program import app as app

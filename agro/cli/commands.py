@@ -63,6 +63,13 @@ GROUPS = {
             "guide/the-run.md",
         ),
         CommandEntry(
+            "ps",
+            "runs:ps",
+            "Who does what in a run: its processes, their hosts, weights and last signs of life.",
+            "runs/async",
+            "guide/hosts.md",
+        ),
+        CommandEntry(
             "sample",
             "models:sample",
             "Sample responses into a store, without rewards; other ones each time, also with the same seed.",

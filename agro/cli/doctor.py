@@ -13,7 +13,7 @@ import typer
 
 from agro.cli.common import Json
 from agro.errors import Refused
-from agro.version import __version__
+from agro.io.version import __version__
 
 if TYPE_CHECKING:
     from agro.store.location import Location

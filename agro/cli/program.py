@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from agro.cli.commands import COMMANDS, overview
 from agro.cli.common import Command, guarded
-from agro.version import __version__
+from agro.io.version import __version__
 
 ENTRIES = {entry.name: entry for entry in COMMANDS}
 

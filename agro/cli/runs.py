@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -41,14 +41,34 @@ def train(
             "--dry-run", help="Load and check everything, and report what would happen; write nothing."
         ),
     ] = False,
+    place: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHERE",
+            help="Sample in other processes, and start again what dies: local:2 (two collectors beside the "
+            "trainer), ssh:HOSTS (a file of hosts), slurm, ray://HOST:PORT or ray:local.",
+        ),
+    ] = None,
+    owner: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The owner of this run's store, which has the file (agro store serve); --place sets it.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     from agro.config import RunConfig
 
+    if place is not None:
+        if dry_run or as_json or owner is not None:
+            raise Refused("--place goes with none of --dry-run, --json and --owner; leave it or them out")
+        _place(place, config, overrides, out, resume=resume, accept=tuple(accept or ()))
+        return
     loaded = RunConfig.load(config, overrides or [])
     from agro.api.reporting_trainer import Trainer
 
-    trainer = Trainer(loaded, out, resume=resume, accept=accept or ())
+    trainer = Trainer(loaded, out, resume=resume, accept=accept or (), owner=owner)
     if dry_run:
         from agro.plan.plan import describe
 
@@ -77,16 +97,57 @@ def _result(folder: Path, ended_well: bool) -> str:
     return json.dumps(result, ensure_ascii=False, allow_nan=False)
 
 
-def collect(run: Annotated[Path, typer.Argument(help="The run folder.")]) -> None:
+def _place(where: str, config: Path, overrides: list[str] | None, out: Path | None, **options: Any) -> None:
+    """Start the processes of a run, and end with its exit code."""
+    from agro.place.placement import Placement, TrainCommand
+    from agro.place.run import place
+
+    placement = Placement.parse(where)
+    if out is None:
+        raise Refused("--place: expected --out RUN, the folder that the processes share; got none")
+    code = place(placement, TrainCommand(config, tuple(overrides or ()), out, **options))
+    if code:
+        raise SystemExit(code)
+
+
+def ps(
+    run: Annotated[str, typer.Argument(help="A run folder, or the URL of the owner of its store.")],
+    as_json: Json = False,
+) -> None:
+    from agro.place.status import TITLES, RunStatus
+
+    status = RunStatus.read(run)
+    if as_json:
+        print(json.dumps(status.to_json(), ensure_ascii=False, allow_nan=False))
+        return
+    shown = table(*TITLES)
+    for row in status.rows():
+        shown.add_row(*row)
+    console = terminal()
+    console.print(shown)
+    console.print(status.sentence())
+
+
+def collect(
+    run: Annotated[str, typer.Argument(help="The run folder, or the URL of the owner of its store.")],
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Of this collector among those of the run; one that is started again under the name of a "
+            "dead one takes up what it had begun."
+        ),
+    ] = None,
+) -> None:
+    from agro.place.record import owner_of
     from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
-    from agro.train.elsewhere import Collector
+    from agro.train.collector import Collector
 
     interruption = Interruption()
     progress = Progress(0)
     watchdog = Watchdog(0.0, progress.say)
     activity = RunActivity(progress, watchdog, interruption)
     with interruption.on_signals(progress.say, activity.pending):
-        count = Collector(run, activity, progress.say).serve()
+        count = Collector.of(owner_of(run), activity, progress.say, name).serve()
     print(f"done: {count} responses for {run}", file=sys.stderr)
 
 

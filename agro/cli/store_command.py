@@ -24,7 +24,7 @@ def store(
     host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0: all of them.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
 ) -> None:
-    from agro.store.serving.remote import TOKEN
+    from agro.store.serving.http import TOKEN
     from agro.store.serving.server import serve
 
     token = os.environ.get(TOKEN)

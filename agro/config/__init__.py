@@ -8,6 +8,7 @@ phase, or those listed under `[[phases]]`, each of which changes some values of 
 from agro.config.data import DataConfig
 from agro.config.messages import check_values
 from agro.config.override import override, parse
+from agro.config.place import PlaceConfig
 from agro.config.policy_config import ChatConfig, LoRA, NewModel, PolicyConfig
 from agro.config.resume import deciding, ending, shared, take_length
 from agro.config.reward_config import RewardConfig, RewardPart
@@ -31,6 +32,7 @@ __all__ = [
 __all__ += [
     "ObjectiveConfig",
     "PhaseConfig",
+    "PlaceConfig",
     "PolicyConfig",
     "Positive",
     "RewardConfig",

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from agro.config.data import DataConfig
 from agro.config.messages import check_values, explain
 from agro.config.override import drop_other_length, merge, override
+from agro.config.place import PlaceConfig
 from agro.config.policy_config import PolicyConfig
 from agro.config.reward_config import RewardConfig
 from agro.config.rollout_config import EngineConfig, EnvironmentConfig, SamplerConfig, SourceConfig
@@ -21,6 +22,8 @@ from agro.config.secrets import redacted
 from agro.config.section import Section
 from agro.config.train import EvaluateConfig, GuardConfig, ObjectiveConfig, TrackConfig, TrainConfig
 from agro.errors import Refused
+
+BY_THE_RUN = ("versions", "run", "inputs", "epochs", "started_in")  # what config.json has besides
 
 
 class PhaseConfig(BaseModel):
@@ -44,6 +47,7 @@ class RunConfig(Section):
     guard: GuardConfig = GuardConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     track: TrackConfig = TrackConfig()
+    place: PlaceConfig = PlaceConfig()
     phases: tuple[PhaseConfig, ...] = ()
 
     @classmethod
@@ -73,15 +77,18 @@ class RunConfig(Section):
         `path`: the file, or the name of a recipe that agro brings along (`agro.recipes`).
         """
         path = Path(path)
-        values = _read(path)
-        for made_by_a_run in ("versions", "run", "inputs", "epochs", "started_in"):
-            values.pop(made_by_a_run, None)
+        values = _of_user(_read(path))
         items = list(overrides)
         for item in items:
             drop_other_length(values, item)
         for item in items:
             override(values, item, cls)
         return cls.of(values, str(path), items)
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any], location: str) -> RunConfig:
+        """The configuration of a run, from the contents of its config.json."""
+        return cls.of(_of_user(record), location)
 
     def phase(self, name: str, location: str = "configuration") -> RunConfig:
         """The configuration of one phase: this one, changed by the phase's values."""
@@ -139,6 +146,11 @@ class RunConfig(Section):
     @property
     def phase_names(self) -> tuple[str, ...]:
         return tuple(phase.name for phase in self.phases) or ("train",)
+
+
+def _of_user(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a config.json without what the run itself adds to them."""
+    return {key: value for key, value in record.items() if key not in BY_THE_RUN}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from typing import Any
 from agro.config import RunConfig, deciding, ending, take_length
 from agro.errors import Refused
 from agro.io.files import remove, sync, write, writing
+from agro.io.version import __version__
 from agro.types import Sample
-from agro.version import __version__
 
 KEPT = 4  # held-out prompts whose responses are kept
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
@@ -68,7 +68,7 @@ class Run:
         self.id = str(
             previous.get("run", uuid.uuid4().hex)
         )  # a run killed before its first step keeps its id
-        record = {
+        self.record = {
             **config.record(),
             "versions": versions(),
             "run": self.id,
@@ -77,12 +77,12 @@ class Run:
         }
         made_of = epochs or previous.get("epochs")
         if made_of:
-            record["epochs"] = made_of
+            self.record["epochs"] = made_of
         try:
             with writing(folder):
                 for unfinished in [*folder.glob(".*.tmp"), *folder.glob("checkpoints/.*.tmp")]:
                     remove(unfinished)
-            write(self.config_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+            write(self.config_file, json.dumps(self.record, indent=1, ensure_ascii=False) + "\n")
         except BaseException:
             self.close()
             raise

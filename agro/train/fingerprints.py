@@ -44,22 +44,27 @@ def fingerprints(
     digests = {", ".join(f"policy.{name}" for name in names): fingerprint(policy)}
     if reference is not None and config.policy.reference == "model":
         digests["policy.reference_model"] = fingerprint(reference)
-    digests |= of_prompts_and_scoring(config, functions)
+    digests |= _of_prompts(config) | of_scoring(config, functions)
     digests |= _of_phases(config, _objective_and_stores)
     return digests
 
 
-def of_prompts_and_scoring(config: RunConfig, functions: Functions) -> dict[str, str]:
-    """By key, of what responses are sampled to and scored with."""
-    digests = {}
-    for key in ("prompts", "eval_prompts"):
-        if paths := config.data.paths(key):
-            digests[f"data.{key}"] = " ".join(map(record_files.fingerprint, paths))
+def of_scoring(config: RunConfig, functions: Functions) -> dict[str, str]:
+    """By key, of what responses are made and scored with."""
+    digests: dict[str, str] = {}
     if config.scores:
         digests |= _of_code("reward", config.reward.name, config.reward.options, functions)
         for i, part in enumerate(config.reward.functions):
             digests |= _of_code(f"reward.functions.{i}", part.name, part.options, functions)
     return digests | _of_phases(config, _environment)
+
+
+def _of_prompts(config: RunConfig) -> dict[str, str]:
+    digests = {}
+    for key in ("prompts", "eval_prompts"):
+        if paths := config.data.paths(key):
+            digests[f"data.{key}"] = " ".join(map(record_files.fingerprint, paths))
+    return digests
 
 
 def _of_phases(config: RunConfig, describe: Callable[[RunConfig], dict[str, str]]) -> dict[str, str]:

@@ -31,7 +31,7 @@ from agro.train.abilities import lags
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import samples_kl
 from agro.train.collate import StoredValues, recording
-from agro.train.elsewhere import CollectorSource, PublishedWeights, end
+from agro.train.elsewhere import CollectorSource
 from agro.train.feed import Feed
 from agro.train.fingerprints import fingerprints
 from agro.train.inputs import check_scorable, configured_prompts, valid_prompts, valued_prompts
@@ -45,6 +45,7 @@ from agro.train.monitors.outlets import Record, Terminal
 from agro.train.monitors.sampled_kl import SampledKL, prompts_for_kl
 from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
 from agro.train.phases import Phase, derive, describe, resolve
+from agro.train.publications import Publications
 from agro.train.ranks import Ranks, Shard, joined, rank, serve, take_device, world_size
 from agro.train.source import InlineSource, PromptOrder, Source
 from agro.train.state import Position
@@ -77,6 +78,7 @@ class BaseTrainer:
         monitors: Sequence[Monitor] = (),
         rewards: Mapping[str, Callable[..., Any]] | None = None,
         accept: Sequence[str] = (),
+        owner: str | None = None,
     ) -> None:
         self.phases = check_config(config)
         check_trackers(config.track)
@@ -89,6 +91,7 @@ class BaseTrainer:
         if self.epochs:
             self.phases = check_config(self.config)
         self.resume, self.monitors, self.rewards, self.accept = resume, monitors, rewards or {}, accept
+        self.location: Location = owner or located(self.config.data.store, self.out)  # of the store
 
     def run(self) -> Path:
         """Run to the end and return the run folder. Raises `Refused` before any compute for invalid data."""
@@ -139,7 +142,7 @@ class BaseTrainer:
         self.eval_prompts, repeated = configured_prompts(data, "eval_prompts")
         self.notes += [*repeated, *notes_on_settings(self.phases)]
         check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
-        path = located(data.store, self.out)
+        path = self.location
         check_stores(self.phases, self.prompts, path)
         check_enough(self.phases, path)
         self.values: StoredValues | None = None
@@ -185,10 +188,11 @@ class BaseTrainer:
             say = self.progress.say
             loop = Loop(self.phases, learner, self.store, self.folder, self.activity, say, build)
             if self.config.source.kind == "elsewhere":
-                published = PublishedWeights.read(self.out)
-                with leased(self.store.path, trainer_of(self.folder.id), self.config.source.lease_seconds):
-                    loop.run(published=published.version if published else 0)
-                end(self.out)
+                self.publications.begin(self.folder.record, self.prompts)
+                newest = self.publications.newest()
+                with leased(self.location, trainer_of(self.folder.id), self.config.source.lease_seconds):
+                    loop.run(published=newest.version if newest else 0)
+                self.publications.end()
             else:
                 loop.run()
             with learner.averaged():
@@ -217,6 +221,11 @@ class BaseTrainer:
             serve(Shard(policy, self._load_reference(policy), lambda text: None, mesh))
 
     @cached_property
+    def publications(self) -> Publications:
+        """What the collectors of the run read."""
+        return Publications.of(self.location, self.folder.id, self.out)
+
+    @cached_property
     def engine(self) -> Any:
         """The engine that generates fresh samples and held-out responses."""
         return load_engine(self.config.engine, self.policy)
@@ -237,7 +246,7 @@ class BaseTrainer:
 
     def _source(self, phase: Phase) -> Source:
         if phase.config.source.kind == "elsewhere":
-            return CollectorSource(phase, self.store, self.folder.id, self.out, self.activity)
+            return CollectorSource(phase, self.store, self.folder.id, self.publications, self.activity)
         order = PromptOrder(self.prompts, derive(phase.config.train.seed, "prompts", phase.name))
         shares = "shares_weights" in declared(self.engine) and world_size() == 1
         weights = None if shares else self.out / "weights" / "served"

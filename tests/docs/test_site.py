@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pages import ROOT
 
-from agro.version import __version__
+from agro.io.version import __version__
 
 sys.path.insert(0, str(ROOT / "tests/pages"))
 from browser import Browser, find

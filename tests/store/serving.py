@@ -13,6 +13,7 @@ import uvicorn
 from agro.store.serving.app import BODY_BYTES, Application
 from agro.store.serving.owner import Owner
 from agro.store.serving.server import listening, url_to
+from agro.store.shared import beside
 
 TOKEN = "a token of the tests"
 
@@ -21,7 +22,7 @@ TOKEN = "a token of the tests"
 def served(path: Path, body_bytes: int = BODY_BYTES) -> Iterator[str]:
     """The URL of the owner of the store at `path`."""
     with listening("127.0.0.1", 0) as listener, closing(Owner(path)) as owner:
-        app = Application(owner, TOKEN, body_bytes).app
+        app = Application(owner, TOKEN, beside(path), body_bytes).app
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

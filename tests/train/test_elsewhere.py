@@ -14,8 +14,8 @@ from tiny_runs import RESPONSE_ROUNDING, metrics, tiny, write_prompts, write_tom
 from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
 from agro.store import Store
-from agro.train.elsewhere import Collector, CollectorSource, PublishedWeights, ahead
-from agro.train.phases import Phase
+from agro.train.collector import Collector
+from agro.train.elsewhere import ahead
 
 GROUPS, N = 4, 3  # of the tiny run
 
@@ -116,10 +116,10 @@ def test_waiting_has_a_limit_that_names_what_is_waited_for(tmp_path: Path) -> No
 
 def test_a_collector_refuses_what_is_not_such_a_run(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"config\.json"):
-        Collector(tmp_path, None, print)  # type: ignore[arg-type]
+        Collector.of(str(tmp_path), None, print)  # type: ignore[arg-type]
     run = Trainer(tiny(tmp_path, train__steps=1), tmp_path / "run").run()
     with pytest.raises(Refused, match=r"source\.kind"):
-        Collector(run, None, print)  # type: ignore[arg-type]
+        Collector.of(str(run), None, print)  # type: ignore[arg-type]
 
 
 def test_claims_of_the_dead_come_first_and_no_more_than_training_allows(tmp_path: Path) -> None:
@@ -162,19 +162,6 @@ def test_replay_leaves_alone_what_waits_to_be_fresh(tmp_path: Path) -> None:
     rows = metrics(tmp_path / "run")[1:]
     assert [m["groups"] for m in rows] == [GROUPS] * 8
     assert any(m["replay_share"] == 0.5 for m in rows)  # less where max_age leaves nothing to replay
-
-
-def test_weights_that_were_never_named_are_removed(tmp_path: Path) -> None:
-    """A trainer was killed after it wrote version 3 and before it named it: another 3 will take its place."""
-    weights = tmp_path / "weights"
-    for version in (1, 2, 3):
-        (weights / f"v{version:08d}").mkdir(parents=True)
-    (weights / "latest.json").write_text('{"version": 2, "phase": "train", "step": 2}')
-    assert PublishedWeights.read(tmp_path) == PublishedWeights(2, "train", weights / "v00000002", 2)
-    phase = Phase.all(tiny(tmp_path))[0]
-    with Store.open(tmp_path / "store.db") as store:
-        CollectorSource(phase, store, "run", tmp_path, None)  # type: ignore[arg-type]
-    assert sorted(folder.name for folder in weights.glob("v*")) == ["v00000001", "v00000002"]
 
 
 def test_what_collectors_cannot_do_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.store import Store
-from agro.train.fingerprints import of_prompts_and_scoring
+from agro.train.fingerprints import of_scoring
 
 SOURCES = {
     "score.py": """
@@ -171,7 +171,7 @@ def test_a_store_without_the_run_is_refused(tmp_path: Path, gone: str) -> None:
 
 
 def of_reward(folder: Path, name: str) -> str | None:
-    return of_prompts_and_scoring(tiny(folder, reward__name=name), {}).get("reward.name")
+    return of_scoring(tiny(folder, reward__name=name), {}).get("reward.name")
 
 
 def test_code_is_the_same_in_another_folder_and_as_a_module(tmp_path: Path, monkeypatch) -> None:
@@ -204,10 +204,10 @@ def test_a_function_of_this_process_is_its_source(tmp_path: Path) -> None:
         return [len(c) for c in completions]
 
     made = tiny(tmp_path, reward__name="object:f")
-    first = of_prompts_and_scoring(made, {"object:f": long})["reward.name"]
-    assert first != of_prompts_and_scoring(made, {"object:f": lambda completions: [1.0]})["reward.name"]
+    first = of_scoring(made, {"object:f": long})["reward.name"]
+    assert first != of_scoring(made, {"object:f": lambda completions: [1.0]})["reward.name"]
     unknown = eval("lambda completions: [1.0]")
-    assert "reward.name" not in of_prompts_and_scoring(made, {"object:f": unknown})
+    assert "reward.name" not in of_scoring(made, {"object:f": unknown})
 
 
 def test_a_fingerprint_of_a_store_is_of_every_sample(tmp_path: Path) -> None:

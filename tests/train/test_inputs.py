@@ -13,11 +13,10 @@ from tiny_runs import InterruptAfter, fill_store, metrics, tiny, weights, write_
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
-from agro.io.files import digest
 from agro.models.policy import Policy
 from agro.models.reference import fingerprint
 from agro.plan.plan import describe
-from agro.train.elsewhere import Collector
+from agro.train.collector import Collector
 
 
 def another_model(folder: Path, seed: int) -> None:
@@ -89,15 +88,12 @@ def test_equal_inputs_elsewhere_on_the_disk_are_not_changed(tmp_path: Path) -> N
     assert RunConfig.load(tmp_path / "run" / "config.json") == made
 
 
-def test_a_collector_samples_the_prompts_of_the_run(tmp_path: Path) -> None:
-    """Their order has the numbers that collectors claim."""
+def test_a_collector_whose_reward_is_not_that_of_the_run_is_refused(tmp_path: Path) -> None:
     made = tiny(tmp_path, source__kind="elsewhere")
-    inputs = {"data.prompts": digest(tmp_path / "prompts.jsonl")}
-    (tmp_path / "config.json").write_text(json.dumps({**made.record(), "run": "r", "inputs": inputs}))
-    assert len(Collector(tmp_path, None, print).prompts) == 60  # type: ignore[arg-type]
-    write_prompts(tmp_path / "prompts.jsonl", range(59))
-    with pytest.raises(Refused, match=r"what data\.prompts names has changed"):
-        Collector(tmp_path, None, print)  # type: ignore[arg-type]
+    record = {**made.record(), "run": "r", "inputs": {"reward.name": "0" * 64}}
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    with pytest.raises(Refused, match=r"what reward\.name names isn't what it was"):
+        Collector.of(str(tmp_path), None, print)  # type: ignore[arg-type]
 
 
 def test_a_fingerprint_is_of_every_weight(tmp_path: Path) -> None:

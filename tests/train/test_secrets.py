@@ -15,7 +15,7 @@ from agro.config.secrets import REDACTED, redacted
 from agro.errors import Interrupted, Refused
 from agro.rewards import load_reward
 from agro.rollout.envs import load_environment
-from agro.train.elsewhere import Collector
+from agro.train.collector import Collector
 from agro.types import Sample
 
 SECRET = "correct-horse-battery-9"
@@ -139,4 +139,4 @@ def test_a_collector_does_not_go_on_with_a_redacted_value(tmp_path: Path) -> Non
     values["reward"]["options"] = {"api_key": REDACTED}
     (tmp_path / "config.json").write_text(json.dumps({**values, "run": "r"}))
     with pytest.raises(Refused, match=r"reward\.options\.api_key"):
-        Collector(tmp_path, None, print)  # type: ignore[arg-type]
+        Collector.of(str(tmp_path), None, print)  # type: ignore[arg-type]

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from agro.errors import Refused
 from agro.pages.run.page import page
 from agro.pages.run.render import render
+from agro.place.status import TITLES, RunStatus
 from agro.runs.rundata import load_run
 
 HOST = "127.0.0.1"
@@ -44,12 +46,12 @@ DIGEST = b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 
 @dataclass
 class LivePage:
-    """The page of a run folder, made anew where its metrics have changed."""
+    """The page of a run folder, made anew where its metrics, or what its processes do, have changed."""
 
     folder: Path
     text: str = ""
     tag: str = ""
-    _seen: tuple[int, int] | None = None
+    _seen: tuple[Any, ...] | None = None
     _ready: float = 0.0  # when a new page may be made
     _lock: Lock = field(default_factory=Lock)
 
@@ -64,19 +66,33 @@ class LivePage:
                 self._ready = time.monotonic() + REST * (time.monotonic() - began)
             return self.text, self.tag
 
-    def _state(self) -> tuple[int, int]:
-        """The size and the time of the metrics."""
+    def _state(self) -> tuple[Any, ...]:
+        """The size and the time of the metrics, and what each process does."""
+        status = self._status()
+        doing = () if status is None else status.doing()
         try:
             metrics = (self.folder / "metrics.jsonl").stat()
         except OSError:
-            return 0, 0
-        return metrics.st_size, metrics.st_mtime_ns
+            return 0, 0, doing
+        return metrics.st_size, metrics.st_mtime_ns, doing
+
+    def _status(self) -> RunStatus | None:
+        """None for a run of one process, and where the owner of its store doesn't answer."""
+        try:
+            status = RunStatus.read(str(self.folder))
+        except Refused:
+            return None
+        return status if status.processes else None
 
     def _make(self) -> str:
         try:
             text = page(load_run(self.folder))
         except Refused as error:  # before the first step
             text = render("waiting.html", name=self.folder.resolve().name, reason=str(error))
+        status = self._status()
+        if status is not None:
+            shown = {"titles": list(TITLES), "rows": status.rows(), "sentence": status.sentence()}
+            text = text.replace("<main>", f"<main>\n{render('processes.html', **shown)}", 1)
         allowed = f"script-src 'sha256-{DIGEST}'; connect-src 'self'; style-src"
         text = text.replace("style-src", allowed, 1)
         return text.replace("</head>", f"<script>{SCRIPT}</script>\n</head>", 1)

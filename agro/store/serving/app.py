@@ -11,6 +11,7 @@ import hmac
 import json
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -18,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from agro.errors import Refused
+from agro.store.serving.folder_app import SharedFolders
 from agro.store.serving.owner import Answer, Call, Owner
 
 BODY_BYTES = 1 << 28  # of a call
@@ -27,7 +29,8 @@ REPLY_SECONDS = 15.0  # after which a client learns that its call is still at wo
 class Application:
     """The requests of all clients of one owner."""
 
-    def __init__(self, owner: Owner, token: str, body_bytes: int = BODY_BYTES) -> None:
+    def __init__(self, owner: Owner, token: str, shared: Path, body_bytes: int = BODY_BYTES) -> None:
+        """`shared`: the folder of what the processes of runs share, see `folder_app`."""
         self._owner, self._body_bytes = owner, body_bytes
         self._authorization = f"Bearer {token}".encode()
         self._running: dict[tuple[str, int], asyncio.Future[Answer]] = {}
@@ -37,7 +40,9 @@ class Application:
                 Route("/call", self.call, methods=["POST"]),
                 Route("/healthz", self.healthz),
                 Route("/metrics", self.metrics),
-            ]
+                *SharedFolders(shared, self._check_token).routes,
+            ],
+            exception_handlers={_Rejected: _text_of_rejected, Refused: _text_of_refused},
         )
 
     async def call(self, request: Request) -> Response:
@@ -57,10 +62,7 @@ class Application:
         return Response(json.dumps({"status": "ok"}), media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
-        try:
-            self._check_token(request)
-        except _Rejected as error:
-            return Response(str(error), error.status)
+        self._check_token(request)
         return Response(self._metrics(), media_type="text/plain; version=0.0.4")
 
     def _check_token(self, request: Request) -> None:
@@ -114,6 +116,15 @@ class _Rejected(Exception):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
+
+
+async def _text_of_rejected(request: Request, error: Exception) -> Response:
+    assert isinstance(error, _Rejected)
+    return Response(str(error), error.status)
+
+
+async def _text_of_refused(request: Request, error: Exception) -> Response:
+    return Response(str(error), 400)
 
 
 def _response(answer: Answer) -> Response:

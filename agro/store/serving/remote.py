@@ -6,8 +6,6 @@ was killed may be started again meanwhile. What the owner refuses is raised here
 
 from __future__ import annotations
 
-import os
-import time
 import uuid
 from collections.abc import Callable
 from typing import Any, cast
@@ -22,16 +20,12 @@ from agro.store.ledger import Ledger, Requests
 from agro.store.parts import Parts
 from agro.store.records import OtherPrompt
 from agro.store.samples import Experience, SampleReader
+from agro.store.serving.http import PATIENCE, OwnerHttp
 from agro.store.serving.methods import METHODS, WRITES
 from agro.store.serving.wire import PROTOCOL, pack, unpack
 from agro.store.survey import Survey, SurveyReader
 from agro.store.tables import Tables
 
-PATIENCE = 120.0  # seconds without an answer after which an owner counts as dead
-REPLY_SECONDS = 30.0  # for one try; an owner that takes longer says so before
-RETRY_SECONDS = 0.2
-TOKEN = "AGRO_TOKEN"
-UNAVAILABLE = (502, 503, 504)  # what a proxy answers in place of an owner that is away
 ERRORS: dict[str, type[Refused]] = {error.__name__: error for error in (Refused, Unwritable, OtherPrompt)}
 
 
@@ -40,21 +34,9 @@ class Connection:
 
     def __init__(self, url: str, *, read_only: bool, timeout: float | None) -> None:
         """Raises `Refused` without a token, and where no owner of this protocol answers."""
-        token = os.environ.get(TOKEN)
-        if not token:
-            raise Refused(
-                f"{url}: the owner of a store asks for a token. What to do: set {TOKEN} to the one that agro "
-                "store serve was started with, or that it printed"
-            )
         self.url, self._read_only = url, read_only
-        self._patience = PATIENCE if timeout is None else timeout
         self._client, self._number = uuid.uuid4().hex, 0
-        self._http = httpx.Client(
-            base_url=url,
-            headers={"authorization": f"Bearer {token}"},
-            timeout=httpx.Timeout(REPLY_SECONDS, connect=5.0),
-            trust_env=False,  # the owner is on this network: no proxy of the environment
-        )
+        self._http = OwnerHttp(url, PATIENCE if timeout is None else timeout)
         try:
             protocol = self.call("protocol")
         except BaseException:
@@ -79,27 +61,10 @@ class Connection:
 
     def _send(self, body: bytes) -> bytes:
         """The body of the owner's answer."""
-        deadline = time.monotonic() + self._patience
-        while True:
-            try:
-                response = self._http.post("/call", content=body)
-            except httpx.TransportError as error:
-                problem = str(error) or type(error).__name__
-            else:
-                if response.status_code == httpx.codes.OK:
-                    return response.content
-                if response.status_code == httpx.codes.ACCEPTED:  # still at work
-                    deadline = time.monotonic() + self._patience
-                    continue
-                if response.status_code not in UNAVAILABLE:
-                    raise self._refusal(response)
-                problem = f"status {response.status_code}"
-            if time.monotonic() > deadline:
-                raise Refused(
-                    f"{self.url}: the owner of the store hasn't answered for {self._patience:g} s "
-                    f"({problem}). What to do: start it again (agro store serve), on the same port"
-                )
-            time.sleep(RETRY_SECONDS)
+        response = self._http.request("POST", "/call", body)
+        if response.status_code != httpx.codes.OK:
+            raise self._refusal(response)
+        return response.content
 
     def _refusal(self, response: httpx.Response) -> Refused:
         """The error that the owner answered with, by its name and text."""

@@ -13,6 +13,7 @@ import uvicorn
 from agro.errors import Refused
 from agro.store.serving.app import Application
 from agro.store.serving.owner import Owner
+from agro.store.shared import beside
 
 BACKLOG = 512  # connections that wait to be accepted
 END_SECONDS = 5  # for requests that are at work when the server ends
@@ -30,7 +31,7 @@ def serve(path: Path, host: str, port: int, token: str, say: Callable[[str], Non
     """
     with listening(host, port) as listener, closing(Owner(path)) as owner:
         config = uvicorn.Config(
-            Application(owner, token).app,
+            Application(owner, token, beside(path)).app,
             log_level="warning",
             access_log=False,
             lifespan="off",

@@ -1,0 +1,168 @@
+"""Processes on a cluster of Ray: Ray finds a node for each, and says when it dies.
+
+Each process is a child of an actor. The owner is pinned to the head, the trainer has the one bundle of a
+placement group, and collectors are spread over the nodes as far as there is room: those for which there is
+none wait until a node joins. What dies with its actor or node is started again in a new actor, wherever Ray
+finds room. The processes speak HTTP, so that nothing but their start and end goes through Ray.
+
+Ray Core is used, no other part of it. RUN and the files that the configuration names lie in a folder that all
+nodes share.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agro.errors import Refused
+from agro.place.local import LocalProcess, free_port, log_file
+from agro.place.placement import PlacedProcess, Placement
+from agro.place.supervisor import LOST
+
+HEAD = {"node:__internal_head__": 0.001}  # a resource that the head alone has
+START_SECONDS = 120.0  # for the actors of owner and trainer to be placed
+PYTHON = "{python}"  # in a command: the Python of the node
+PASSED = ("PYTHONPATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE")
+
+
+class Runner:
+    """An actor: it has one process, which ends with it."""
+
+    def __init__(self) -> None:
+        import ray
+
+        self.host = ray.util.get_node_ip_address()
+        self.process: LocalProcess | None = None
+
+    def free_port(self) -> tuple[str, int]:
+        """The address of this node, and a port that is free on it."""
+        return self.host, free_port(self.host)
+
+    def start(self, argv: list[str], variables: dict[str, str], log: str, folder: str) -> tuple[str, int]:
+        """Where the process is, and its id."""
+        os.chdir(folder)
+        Path(log).parent.mkdir(parents=True, exist_ok=True)
+        argv = [sys.executable if word == PYTHON else word for word in argv]
+        environment = {**os.environ, **variables}
+        self.process = LocalProcess(argv, environment, Path(log), self.host, death_signal=signal.SIGKILL)
+        assert self.process.pid is not None
+        return self.host, self.process.pid
+
+    def poll(self) -> int | None:
+        assert self.process is not None
+        return self.process.poll()
+
+    def stop(self) -> None:
+        assert self.process is not None
+        self.process.stop()
+
+
+class RayProcess:
+    """A process in an actor. All requests to the actor are asynchronous: its node may be lost."""
+
+    def __init__(self, ray: Any, actor: Any, started: Any) -> None:
+        """`started`: the answer of `Runner.start`."""
+        self._ray, self._actor, self._started = ray, actor, started
+        self._answer = started
+        self._code: int | None = None
+        self.host = "waiting for a node"
+        self.pid: int | None = None
+
+    def poll(self) -> int | None:
+        if self._code is not None or not self._ray.wait([self._answer], timeout=0)[0]:
+            return self._code
+        try:
+            answer = self._ray.get(self._answer)
+        except self._ray.exceptions.RayActorError:
+            self._code = LOST
+            return LOST
+        except self._ray.exceptions.RayTaskError as error:
+            raise Refused(f"--place ray: a process can't be started: {error.cause!r:.300}") from None
+        if self._answer is self._started:
+            self.host, self.pid = answer
+        else:
+            self._code = answer
+        if self._code is None:
+            self._answer = self._actor.poll.remote()
+        return self._code
+
+    def stop(self) -> None:
+        self._actor.stop.remote()
+
+    def kill(self) -> None:
+        self._ray.kill(self._actor)
+        self._code = LOST
+
+
+class RayLauncher:
+    """Starts processes in actors."""
+
+    def __init__(self, ray: Any, placement_group: Any, logs: Path, variables: Mapping[str, str]) -> None:
+        """`placement_group`: of the trainer. `variables`: of the environment of all processes."""
+        self._ray, self._group, self._logs = ray, placement_group, logs
+        passed = {name: os.environ[name] for name in PASSED if name in os.environ}
+        self._variables = {**passed, **variables}
+        self._runner = ray.remote(max_restarts=0)(Runner)
+
+    def start(self, process: PlacedProcess, *, again: bool) -> RayProcess:
+        actor = self._runner.options(**self._options(process)).remote()
+        log = str(log_file(self._logs, process))
+        argv = process.argv(PYTHON, again)
+        return RayProcess(self._ray, actor, actor.start.remote(argv, self._variables, log, os.getcwd()))
+
+    def _options(self, process: PlacedProcess) -> dict[str, Any]:
+        """Where an actor goes, and what it reserves there."""
+        if process.role == "owner":
+            return {"num_cpus": 0, "resources": HEAD}
+        if process.role == "collector":
+            return {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+        strategies = self._ray.util.scheduling_strategies
+        strategy = strategies.PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=0)
+        reserved = self._group.bundle_specs[0] if process.role == "trainer" else {}
+        gpus, cpus = reserved.get("GPU", 0), reserved.get("CPU", 0)
+        return {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
+
+
+def connect(placement: Placement) -> Any:
+    """The module `ray`, connected. Raises `Refused` where it isn't installed, or no head answers."""
+    try:
+        import ray
+        import ray.util.scheduling_strategies
+    except ImportError:
+        raise Refused(f"--place {placement}: Ray isn't installed; pip install 'agro-rl[ray]'") from None
+    address = {"local": "local", "auto": "auto"}.get(placement.target, placement.target)
+    try:
+        ray.init(address=address, namespace="agro", logging_level="ERROR", log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise Refused(
+            f"--place {placement}: no head of Ray answers there: {error!s:.200}. What to do: start one (ray "
+            "start --head prints its address, with port 6379), and run this on a node of the cluster; Ray "
+            "Client and its port, 10001, aren't used"
+        ) from None
+    return ray
+
+
+def trainer_group(ray: Any, ranks: int) -> Any:
+    """A placement group with room for the trainer: a CPU a rank, and a GPU where the cluster has them."""
+    bundle: dict[str, float] = {"CPU": ranks}
+    if ray.cluster_resources().get("GPU", 0) >= ranks:
+        bundle["GPU"] = ranks
+    group = ray.util.placement_group([bundle], strategy="STRICT_PACK")
+    if not group.wait(START_SECONDS):
+        raise Refused(
+            f"--place ray: expected a node with {bundle} free for the trainer, but none was within "
+            f"{START_SECONDS:g} s; the cluster has {ray.available_resources()}"
+        )
+    return group
+
+
+def owner_address(ray: Any) -> tuple[str, int]:
+    """The address of the head, and a port that is free on it."""
+    actor = ray.remote(max_restarts=0)(Runner).options(num_cpus=0, resources=HEAD).remote()
+    address: tuple[str, int] = ray.get(actor.free_port.remote(), timeout=START_SECONDS)
+    ray.kill(actor)
+    return address

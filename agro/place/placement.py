@@ -1,0 +1,174 @@
+"""What `--place` asks for, and the processes that come of it.
+
+Every placement has the same processes. The owner has the store's file, and everybody speaks to it over HTTP.
+The trainer trains; collectors sample and score for it, any number of them; servers sample where a
+configuration has some. Owner and trainer are on one host, collectors wherever there is room.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from agro.config import RunConfig
+from agro.errors import Refused
+
+Kind = Literal["local", "ssh", "slurm", "ray"]
+Role = Literal["owner", "server", "trainer", "collector"]
+FORMS = "local:N (N collectors), ssh:HOSTS (a file of hosts), slurm, ray://HOST:PORT or ray:local"
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the processes of a run are: `--place KIND:TARGET`."""
+
+    kind: Kind
+    target: str = ""  # the file of hosts, the address of Ray's head; "local" for a Ray of this host alone
+    collectors: int | None = None  # None: place.collectors
+
+    @classmethod
+    def parse(cls, text: str) -> Placement:
+        """Raises `Refused` for what isn't one of the forms."""
+        kind, colon, target = text.partition(":")
+        if kind == "local" and (not colon or (target.isascii() and target.isdigit() and int(target))):
+            return cls("local", "", int(target) if target else None)
+        if kind == "ssh" and target:
+            return cls("ssh", target)
+        if text == "slurm":
+            return cls("slurm")
+        address = target.removeprefix("//")
+        if kind == "ray" and (address in ("local", "auto") or re.fullmatch(r"[\w.-]+:\d+", address)):
+            return cls("ray", address)
+        raise Refused(f"--place {text}: expected {FORMS}")
+
+    def __str__(self) -> str:
+        if self.kind == "local":
+            return "local" if self.collectors is None else f"local:{self.collectors}"
+        if self.kind == "ray" and ":" in self.target:
+            return f"ray://{self.target}"
+        return f"{self.kind}:{self.target}" if self.target else self.kind
+
+
+@dataclass(frozen=True)
+class PlacedProcess:
+    """A process of the plan. It has no host yet: a launcher finds one."""
+
+    name: str  # unique, such as collector-2
+    role: Role
+    module: str | None  # that Python runs; None: `arguments` are a command
+    arguments: tuple[str, ...]
+    again: tuple[str, ...] = ()  # more arguments, where it is started again
+
+    def argv(self, python: str, restarted: bool) -> list[str]:
+        """The command line, with the Python of a host."""
+        start = [] if self.module is None else [python, "-m", self.module]
+        return [*start, *self.arguments, *(self.again if restarted else ())]
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """`agro train`, as it was called."""
+
+    config: Path
+    overrides: tuple[str, ...]
+    out: Path
+    resume: bool = False
+    accept: tuple[str, ...] = ()
+
+    def load(self) -> RunConfig:
+        return RunConfig.load(self.config, self.overrides)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The processes of a run, in the order in which they are started."""
+
+    placement: Placement
+    processes: tuple[PlacedProcess, ...]
+    url: str  # of the owner of the store
+    notes: tuple[str, ...] = ()  # what changes by the placement
+
+    @classmethod
+    def of(cls, placement: Placement, command: TrainCommand, host: str, port: int) -> Plan:
+        """`host`, `port`: where the owner of the store listens. Raises `Refused` for a run that can't be
+        placed."""
+        config = command.load()
+        url = f"http://{host}:{port}"
+        count = placement.collectors or config.place.collectors
+        changes = _changes(config)
+        processes = [
+            _owner(config, command.out, host, port),
+            *(_server(number, text) for number, text in enumerate(config.place.servers, 1)),
+            _trainer(config, command, changes, url),
+            *(_collector(number, url) for number in range(1, count + 1)),
+        ]
+        return cls(placement, tuple(processes), url, tuple(_notes(placement, config, changes, count)))
+
+
+def _changes(config: RunConfig) -> list[str]:
+    """What of a configuration a placed run has otherwise."""
+    if config.source.kind == "elsewhere":
+        return []
+    if not any(config.phase(name).data.samples_fresh for name in config.phase_names):
+        raise Refused(
+            "--place: this run samples nothing (data.replay = 1), so that there is nothing for collectors to "
+            "do. What to do: train without --place"
+        )
+    return ["source.kind=elsewhere"]
+
+
+def _notes(placement: Placement, config: RunConfig, changes: Sequence[str], count: int) -> list[str]:
+    if not changes:
+        return []
+    allowed = "1 step" if config.data.max_age is None else f"{config.data.max_age} optimizer steps"
+    processes = "another process samples" if count == 1 else f"{count} other processes sample"
+    fresh = "" if config.data.max_age == 0 else "; data.max_age=0 lets each step wait for fresh ones"
+    return [
+        f"--place {placement}: {processes} while this run trains (source.kind = elsewhere, not inline), so "
+        f"that its samples may be {allowed} stale{fresh}"
+    ]
+
+
+def _owner(config: RunConfig, out: Path, host: str, port: int) -> PlacedProcess:
+    store = config.data.store or str(out / "store.db")
+    if "://" in store:
+        raise Refused(
+            f"--place: data.store is {store}, the URL of an owner, but --place starts an owner of its own. "
+            "What to do: give the store's file, or start trainer and collectors yourself (agro train, agro "
+            "collect)"
+        )
+    arguments = ("store", "serve", store, "--host", host, "--port", str(port))
+    return PlacedProcess("owner", "owner", "agro", arguments)
+
+
+def _server(number: int, text: str) -> PlacedProcess:
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise Refused(f"place.servers: {text!r}: {error}; expected a command line") from None
+    if not words:
+        raise Refused("place.servers: expected the command line of a server, got an empty one")
+    return PlacedProcess(f"server-{number}", "server", None, words)
+
+
+def _trainer(config: RunConfig, command: TrainCommand, changes: Sequence[str], url: str) -> PlacedProcess:
+    accept = [word for key in command.accept for word in ("--accept", key)]
+    arguments = ["train", str(command.config), *command.overrides, *changes, "--out", str(command.out)]
+    arguments += ["--owner", url]
+    resume = ("--resume", *accept)
+    started = (*arguments, *resume) if command.resume else tuple(arguments)
+    again = () if command.resume else resume
+    if config.place.ranks == 1:
+        return PlacedProcess("trainer", "trainer", "agro", started, again)
+    torchrun = ("--standalone", "--nproc-per-node", str(config.place.ranks), "-m", "agro")
+    return PlacedProcess("trainer", "trainer", "torch.distributed.run", (*torchrun, *started), again)
+
+
+def _collector(number: int, url: str) -> PlacedProcess:
+    name = f"collector-{number}"
+    return PlacedProcess(name, "collector", "agro", ("collect", url, "--name", name))

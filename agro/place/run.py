@@ -1,0 +1,140 @@
+"""`agro train CONFIG --place WHERE`: plan the processes of a run, start them, and keep them running."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from agro.errors import Refused
+from agro.io.terminal import visible
+from agro.place import slurm
+from agro.place.local import LocalLauncher, free_port
+from agro.place.placement import LOOPBACK, Placement, Plan, TrainCommand
+from agro.place.record import TOKEN, PlacedRecord, token_of
+from agro.place.remote import Host, RemoteLauncher, read_hosts
+from agro.place.supervisor import Launcher, Supervised, Supervisor
+
+LOGS = "logs"  # a folder in the run's, of the processes' output
+
+
+def place(placement: Placement, command: TrainCommand) -> int:
+    """Run all processes until the trainer is done; the exit code of the run."""
+    command = replace(command, config=_resolved(command.config), out=command.out.absolute())
+    _check_folder(command)
+    if placement.kind == "slurm" and not slurm.is_job():
+        slurm.submit(command, command.load().place, say)
+        return 0
+    if placement.kind == "ray":
+        return _on_ray(placement, command)
+    return _supervise(placement, command)
+
+
+def _supervise(placement: Placement, command: TrainCommand) -> int:
+    """Owner and trainer are processes of this host."""
+    hosts = _hosts(placement, command)
+    if hosts:
+        placement = replace(placement, collectors=sum(host.collectors for host in hosts))
+    config = command.load().place
+    before = PlacedRecord.read(command.out)
+    address = config.address or (_address(hosts[0].name) if hosts else LOOPBACK)
+    port = config.port or (before.port if before else free_port(address))
+    plan = Plan.of(placement, command, address, port)
+    variables = {TOKEN: token_of(command.out), "PYTHONUNBUFFERED": "1"}
+    logs = command.out / LOGS
+    launcher: Launcher = LocalLauncher(logs, variables)
+    if hosts:
+        launcher = RemoteLauncher(hosts, logs, variables, "srun" if placement.kind == "slurm" else "ssh")
+    return supervise(plan, launcher, command.out, config.restarts)
+
+
+def _on_ray(placement: Placement, command: TrainCommand) -> int:
+    """Ray places all of them; this process supervises."""
+    from agro.place import on_ray
+
+    config = command.load().place
+    ray = on_ray.connect(placement)
+    try:
+        host, port = on_ray.owner_address(ray)
+        address, port = config.address or host, config.port or port
+        plan = Plan.of(placement, command, address, port)
+        variables = {TOKEN: token_of(command.out), "PYTHONUNBUFFERED": "1"}
+        group = on_ray.trainer_group(ray, config.ranks)
+        launcher = on_ray.RayLauncher(ray, group, command.out / LOGS, variables)
+        say(f"the trainer writes to {command.out / LOGS / 'trainer.log'}")
+        return supervise(plan, launcher, command.out, config.restarts)
+    finally:
+        ray.shutdown()
+
+
+def supervise(plan: Plan, launcher: Launcher, folder: Path, restarts: int) -> int:
+    """Run the processes of a plan; the exit code of the run."""
+    for note in plan.notes:
+        say(f"note: {note}")
+    names = ", ".join(process.name for process in plan.processes)
+    say(f"processes: {names}; the owner of the store is {plan.url}; agro ps {folder} shows them")
+
+    def record(processes: Sequence[Supervised]) -> None:
+        content = [supervised.to_json() for supervised in processes]
+        PlacedRecord(str(plan.placement), plan.url, content).write(folder)
+
+    return Supervisor(plan, launcher, restarts, partial(furthest_step, folder), record, say).run()
+
+
+def furthest_step(folder: Path) -> int:
+    """The furthest step in the metrics of a run; -1 where there is none."""
+    try:
+        lines = (folder / "metrics.jsonl").read_bytes().splitlines()
+    except FileNotFoundError:
+        return -1
+    return max(map(_step, lines), default=-1)
+
+
+def say(text: str) -> None:
+    print(visible(f"{time.strftime('%H:%M:%S')}  {text}"), file=sys.stderr, flush=True)
+
+
+def _hosts(placement: Placement, command: TrainCommand) -> list[Host]:
+    if placement.kind == "ssh":
+        return read_hosts(Path(placement.target))
+    if placement.kind == "slurm":
+        return slurm.hosts_of_job(command.load().place.collectors)
+    return []
+
+
+def _address(other: str) -> str:
+    """The address of this host as another one reaches it."""
+    name = other.rpartition("@")[2]
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+            probe.connect((name, 9))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise Refused(
+            f"--place: the address of this host, as {name} reaches it, can't be found out: {error}. What to "
+            "do: set place.address"
+        ) from None
+
+
+def _resolved(config: Path) -> Path:
+    """Processes may run in other folders; a recipe's name stays."""
+    return config.absolute() if config.is_file() else config
+
+
+def _check_folder(command: TrainCommand) -> None:
+    if (command.out / "metrics.jsonl").exists() and not command.resume:
+        raise Refused(
+            f"{command.out}: there is a run in this folder; continue it with --resume, or set another --out"
+        )
+
+
+def _step(line: bytes) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError):
+        return -1

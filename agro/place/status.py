@@ -1,0 +1,160 @@
+"""Who does what in a run: `agro ps RUN`.
+
+The supervisor of a placed run records which processes it started, where, and when. The processes say what
+they do themselves, in the folder that they share. Of a run that wasn't placed there is the latter alone.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from agro.errors import Refused
+from agro.io.numbers import duration
+from agro.place.record import PlacedRecord
+from agro.store.location import located, url_of
+from agro.store.serving.http import OwnerHttp
+from agro.store.shared import LocalFolder, beside
+from agro.train.publications import ProcessReport, Publications, PublishedWeights
+
+SILENT_SECONDS = 60.0  # without a sign of life after which a process of unknown fate is said to be silent
+
+
+@dataclass(frozen=True)
+class ProcessStatus:
+    """A process of a run. What is unknown is None."""
+
+    name: str
+    role: str
+    host: str | None
+    pid: int | None
+    since: float | None  # seconds since the epoch, as all times here
+    version: int | None  # of the weights that it has
+    step: int | None  # of the run, that a trainer has come to
+    responses: int | None  # that a collector has made since it was started
+    seen: float | None  # its last sign of life
+    restarts: int | None  # None: nobody starts it again
+    ended: str  # why it doesn't run any more; "": it runs, as far as is known
+
+    @classmethod
+    def of(cls, placed: Mapping[str, Any] | None, report: ProcessReport | None) -> ProcessStatus:
+        """From what the supervisor recorded, and what the process says of itself; one of them is there."""
+        values: dict[str, Any] = dict.fromkeys(cls.__dataclass_fields__) | {"ended": ""}
+        if report is not None:
+            values |= asdict(report)
+        if placed is not None:
+            values |= {key: value for key, value in placed.items() if value is not None}
+        return cls(**values)
+
+    def doing(self, now: float) -> str:
+        """What it does, in words."""
+        parts = []
+        if self.ended:
+            parts.append(self.ended)
+        elif self.seen is not None and now - self.seen > SILENT_SECONDS:
+            parts.append("silent")
+        if self.step is not None:
+            parts.append(f"step {self.step}")
+        if self.responses is not None:
+            parts.append(f"{self.responses} responses")
+        if self.restarts:
+            parts.append(f"started again {_times(self.restarts)}")
+        return ", ".join(parts)
+
+    def where(self) -> str:
+        parts = [self.host or "", "" if self.pid is None else f"pid {self.pid}"]
+        return ", ".join(filter(None, parts)) or "unknown"
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Who does what in a run, and which weights are the newest."""
+
+    processes: tuple[ProcessStatus, ...]
+    published: PublishedWeights | None
+    placement: str | None  # None: it wasn't placed
+    now: float
+
+    @classmethod
+    def read(cls, run: str) -> RunStatus:
+        """`run`: a run's folder, or the URL of the owner of its store. Raises `Refused` for other texts."""
+        if url_of(run) is not None:
+            return cls.of(None, Publications.of(run, newest_run(run), Path()))
+        folder = Path(run)
+        return cls.of(PlacedRecord.read(folder), publications_in(folder))
+
+    @classmethod
+    def of(cls, placed: PlacedRecord | None, publications: Publications) -> RunStatus:
+        reports = {report.name: report for report in publications.reports()}
+        recorded = {process["name"]: process for process in placed.processes} if placed else {}
+        names = [*recorded, *(name for name in reports if name not in recorded)]
+        processes = tuple(ProcessStatus.of(recorded.get(name), reports.get(name)) for name in names)
+        placement = placed.placement if placed else None
+        return cls(processes, publications.newest(), placement, time.time())
+
+    def rows(self) -> list[tuple[str, str, str, str, str, str]]:
+        """Of each process: name, where, for how long, version, last sign of life, what it does."""
+        return [
+            (
+                process.name,
+                process.where(),
+                _ago(process.since, self.now),
+                "" if process.version is None else str(process.version),
+                _ago(process.seen, self.now, " ago"),
+                process.doing(self.now),
+            )
+            for process in self.processes
+        ]
+
+    def doing(self) -> tuple[tuple[Any, ...], ...]:
+        """What changes when a process begins, ends or goes on; not with time alone."""
+        return tuple((p.name, p.pid, p.version, p.step, p.restarts, p.ended) for p in self.processes)
+
+    def sentence(self) -> str:
+        """What is newest in the run."""
+        if self.published is None:
+            return "nothing was published yet"
+        state = "the run has ended" if self.published.ended else "the run goes on"
+        return f"newest weights: version {self.published.version}, after step {self.published.step}; {state}"
+
+    def to_json(self) -> dict[str, Any]:
+        published = None if self.published is None else asdict(self.published)
+        processes = [asdict(process) for process in self.processes]
+        return {"placement": self.placement, "published": published, "now": self.now, "processes": processes}
+
+
+def publications_in(folder: Path) -> Publications:
+    """What the trainer of a run publishes, as files where they are on this host, also after the run."""
+    record = Publications(LocalFolder(folder)).record()
+    if record is None:
+        raise Refused(f"{folder}: expected the folder of a run (with config.json); start it with agro train")
+    store, run = located(record["data"].get("store"), folder), str(record["run"])
+    shared = beside(Path(store)) / run
+    if url_of(store) is None and shared.is_dir():
+        return Publications(LocalFolder(shared))
+    return Publications.of(store, run, folder)
+
+
+def newest_run(url: str) -> str:
+    """The id of the run that began last at the owner of a store."""
+    with closing(OwnerHttp(url)) as http:
+        runs = json.loads(http.get("/shared") or b"[]")
+    if not runs:
+        raise Refused(f"{url}: no run with source.kind = elsewhere has begun there")
+    return str(runs[-1])
+
+
+TITLES = ("process", "where", "since", "version", "last sign", "does")
+
+
+def _ago(moment: float | None, now: float, ending: str = "") -> str:
+    return "" if moment is None else f"{duration(max(0.0, now - moment))}{ending}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

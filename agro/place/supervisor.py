@@ -1,0 +1,266 @@
+"""Starts the processes of a run, and starts again what dies.
+
+A process that is killed, or fails by an error of ours, is started again: the owner on the same file, the
+trainer with `--resume` from its last checkpoint, a collector under its name, which takes up its own claims.
+What a person must mend isn't started again: a refusal (exit code 2) of any but a collector ends the run, and
+so does that of the last collector. The number of restarts is bounded, see `Lives`.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agro.io.numbers import duration
+from agro.place.placement import PlacedProcess, Plan, Role
+
+POLL_SECONDS = 0.2
+STOP_SECONDS = 60.0  # for a process to write its checkpoint after SIGTERM, before it is killed
+END_SECONDS = 30.0  # for collectors to see that the run has ended
+REFUSED, INTERRUPTED = 2, 130  # exit codes of agro
+LOST = 256  # the exit code of a process that was lost with its host; no process can have it
+SHELL_SIGNALS = 128  # a shell adds it to the number of the signal
+GOES_ON: dict[Role, str] = {
+    "owner": "trainer and collectors wait for it, nothing is lost",
+    "server": "requests to it are sent again",
+    "trainer": "collectors go on as far as they may be ahead; it resumes from its last checkpoint",
+    "collector": "the others go on; it takes up what it had begun",
+}  # when one of them dies
+
+
+class Started(Protocol):
+    """A process that a launcher has started."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def pid(self) -> int | None:
+        """On that host; None where it is unknown."""
+        ...
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while the process runs."""
+        ...
+
+    def stop(self) -> None:
+        """Ask the process to end, as by SIGTERM."""
+        ...
+
+    def kill(self) -> None:
+        """End the process, as by SIGKILL."""
+        ...
+
+
+class Launcher(Protocol):
+    """Finds a host for a process, and starts it there."""
+
+    def start(self, process: PlacedProcess, *, again: bool) -> Started: ...
+
+
+@dataclass
+class Lives:
+    """How often a process was started, and may be started again.
+
+    Its deaths are counted since the run made its last step, so that a run of weeks may lose a process a day,
+    and one whose process dies at once ends soon.
+    """
+
+    maximum: int  # deaths without a step in between after which it is started again
+    deaths: int = 0
+    in_vain: int = 0
+    step: int = -1  # of the run, when it died last
+
+    def die(self, step: int) -> bool:
+        """Whether it may be started again. `step`: the furthest one that the run has made."""
+        self.in_vain = self.in_vain + 1 if step <= self.step else 1
+        self.step = max(step, self.step)
+        self.deaths += 1
+        return self.in_vain <= self.maximum
+
+
+@dataclass
+class Supervised:
+    """A process of the plan, and what became of it."""
+
+    process: PlacedProcess
+    lives: Lives
+    started: Started | None = None
+    since: float = 0.0  # seconds since the epoch
+    ended: str = ""  # why it doesn't run any more
+
+    @property
+    def name(self) -> str:
+        return self.process.name
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "role": self.process.role,
+            "host": self.started.host if self.started else None,
+            "pid": self.started.pid if self.started else None,
+            "since": self.since or None,
+            "restarts": self.lives.deaths,
+            "ended": self.ended,
+        }
+
+
+class Supervisor:
+    """Runs the processes of a plan until the trainer is done."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        launcher: Launcher,
+        restarts: int,
+        step: Callable[[], int],
+        record: Callable[[Sequence[Supervised]], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """`step`: the furthest step of the run; `record` is called whenever a process began or ended."""
+        self.plan, self.launcher, self.step, self.record, self.say = plan, launcher, step, record, say
+        self.processes = [Supervised(process, Lives(restarts)) for process in plan.processes]
+        self._furthest = -1
+        self._signal = 0  # that asked for a stop
+
+    def run(self) -> int:
+        """The exit code of the run: the trainer's, or 1 where a process died too often."""
+        with self._on_signals():
+            try:
+                for supervised in self.processes:
+                    self._start(supervised)
+                code = self._watch()
+            finally:
+                self._stop_all()
+        return code
+
+    def _watch(self) -> int:
+        """Until the trainer has ended, or nothing goes on without a person."""
+        while True:
+            for supervised in self.processes:
+                code = self._look(supervised)
+                if code is not None:
+                    return code
+            if self._signal:
+                self.say("stopping: the trainer writes its checkpoint")
+                return INTERRUPTED
+            time.sleep(POLL_SECONDS)
+
+    def _look(self, supervised: Supervised) -> int | None:
+        """Start a process that died again; the exit code of the run where it ends with this process."""
+        assert supervised.started is not None
+        code = None if supervised.ended else supervised.started.poll()
+        if code is None:
+            return None
+        role = supervised.process.role
+        if (role == "trainer" and code in (0, INTERRUPTED)) or (role != "collector" and code == REFUSED):
+            supervised.ended = ended_words(code)
+            return code
+        if role == "collector" and code in (0, REFUSED):
+            supervised.ended = ended_words(code)
+            self.say(f"{supervised.name} has ended: {supervised.ended}")
+            self.record(self.processes)
+            return self._without_collectors(code)
+        return self._again(supervised, code)
+
+    def _without_collectors(self, code: int) -> int | None:
+        """The last collector's refusal ends the run; where they are done, so will the trainer be."""
+        collectors = [s for s in self.processes if s.process.role == "collector"]
+        if code != REFUSED or not all(s.ended for s in collectors):
+            return None
+        self.say("no collector is left: the run ends, and resumes with --resume")
+        return REFUSED
+
+    def _again(self, supervised: Supervised, code: int) -> int | None:
+        self._furthest = max(self._furthest, self.step())
+        lived = duration(time.time() - supervised.since)
+        who = f"{supervised.name} ({_place(supervised)}) {death_words(code)} after {lived}"
+        if not supervised.lives.die(self._furthest):
+            supervised.ended = death_words(code)
+            self.say(
+                f"{who}, {supervised.lives.in_vain} times without a step in between: the run ends. What to "
+                "do: see why (RUN/logs), then continue with --resume"
+            )
+            return 1
+        self.say(f"{who}: {GOES_ON[supervised.process.role]}")
+        self._start(supervised)
+        left = supervised.lives.maximum - supervised.lives.in_vain
+        self.say(
+            f"{supervised.name} is started again ({_place(supervised)}); {left} more without a step end it"
+        )
+        return None
+
+    def _start(self, supervised: Supervised) -> None:
+        again = supervised.lives.deaths > 0
+        supervised.started = self.launcher.start(supervised.process, again=again)
+        supervised.since = time.time()
+        self.record(self.processes)
+
+    def _stop_all(self) -> None:
+        """The trainer first, which may write a checkpoint, the owner last."""
+        order: tuple[Role, ...] = ("trainer", "collector", "server", "owner")
+        is_done = any(s.process.role == "trainer" and s.ended == "done" for s in self.processes)
+        for role in order:
+            running = [s for s in self.processes if s.process.role == role and _runs(s)]
+            if role == "collector" and is_done:
+                _wait(running, END_SECONDS)
+            for supervised in filter(_runs, running):
+                assert supervised.started is not None
+                supervised.started.stop()
+            _wait(running, STOP_SECONDS)
+            for supervised in running:
+                if _runs(supervised):
+                    assert supervised.started is not None
+                    self.say(f"{supervised.name} didn't end within {STOP_SECONDS:g} s and is killed")
+                    supervised.started.kill()
+                supervised.ended = supervised.ended or "stopped"
+        self.record(self.processes)
+
+    @contextmanager
+    def _on_signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM stop the run as the trainer's do."""
+
+        def note(number: int, frame: object) -> None:
+            self._signal = number
+
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, note) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def death_words(code: int) -> str:
+    """How a process died, by its exit code: -9, or of a shell 137, is SIGKILL."""
+    if code == LOST:
+        return "was lost with its host"
+    number = -code if code < 0 else code - SHELL_SIGNALS
+    if 0 < number < signal.NSIG:
+        return f"was killed by {signal.Signals(number).name}"
+    return f"ended with exit code {code}"
+
+
+def ended_words(code: int) -> str:
+    return {0: "done", REFUSED: "refused", INTERRUPTED: "interrupted"}.get(code, death_words(code))
+
+
+def _place(supervised: Supervised) -> str:
+    assert supervised.started is not None
+    pid = supervised.started.pid
+    return supervised.started.host if pid is None else f"pid {pid} on {supervised.started.host}"
+
+
+def _runs(supervised: Supervised) -> bool:
+    return supervised.started is not None and supervised.started.poll() is None
+
+
+def _wait(processes: Sequence[Supervised], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while any(map(_runs, processes)) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS / 4)

@@ -1,0 +1,93 @@
+"""The folder that the processes of a run share: on this host, or at the owner of the run's store.
+
+It has small files, each replaced as a whole, and folders of files that are complete or missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from agro.errors import Refused
+from agro.io.files import remove, replacing, writing
+
+MANIFEST = ".manifest.json"  # of a folder that travelled, its files
+
+
+class SharedFolder(Protocol):
+    """Names are relative paths, such as `weights/latest.json`."""
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a small file; None where it isn't there."""
+        ...
+
+    def write(self, name: str, content: bytes) -> None:
+        """Put a small file in place, as a whole."""
+        ...
+
+    def names(self, folder: str) -> list[str]:
+        """The files and the complete folders in `folder`, sorted."""
+        ...
+
+    def add(self, name: str, write: Callable[[Path], None]) -> None:
+        """Let `write` make the folder `name`, unless it is there. `write` is given the path of one that
+        doesn't exist yet."""
+        ...
+
+    def open(self, name: str) -> AbstractContextManager[Path]:
+        """The folder `name` as files of this host. Raises `Refused` where it isn't there (any more)."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a file or a folder, if it is there."""
+        ...
+
+
+class LocalFolder:
+    """A folder of this host's file system."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, content: bytes) -> None:
+        file = self.path / name
+        with writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(file) as new:
+                new.write(content)
+
+    def names(self, folder: str) -> list[str]:
+        path = self.path / folder
+        if not path.is_dir():
+            return []
+        return sorted(f"{folder}/{entry.name}" for entry in path.iterdir() if not entry.name.startswith("."))
+
+    def add(self, name: str, write: Callable[[Path], None]) -> None:
+        if not (self.path / name).exists():
+            write(self.path / name)
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Path]:
+        folder = self.path / name
+        if not folder.is_dir():
+            raise Refused(f"{folder}: expected a folder; it was removed, or never there")
+        yield folder
+
+    def remove(self, name: str) -> None:
+        remove(self.path / name)
+
+
+def beside(store: Path) -> Path:
+    """Where the owner of a store keeps the shared folders of its runs."""
+    return store.with_name(f"{store.name}.shared")

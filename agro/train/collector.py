@@ -1,0 +1,259 @@
+"""The collector that `agro collect RUN` runs: it samples and scores for a run that another process trains.
+
+See `agro.train.elsewhere` for the trainer's side, and `agro.train.publications` for what the two share.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from agro.config import RunConfig, check_texts
+from agro.errors import Refused
+from agro.models.policy import Policy
+from agro.rewards import Reward, load_reward
+from agro.rollout import Activity, Rollout, Task, collect
+from agro.rollout.engines import Engine
+from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
+from agro.store import Store
+from agro.store.leases import trainer_of
+from agro.store.lifeline import leased
+from agro.store.location import Location, located, url_of
+from agro.store.sample_rows import ledger_of
+from agro.store.serving.http import OwnerHttp
+from agro.store.shared import LocalFolder
+from agro.train.collate import recording
+from agro.train.elsewhere import POLL_SECONDS, ahead
+from agro.train.fingerprints import of_scoring
+from agro.train.phases import Phase, derive
+from agro.train.publications import ProcessReport, Publications, PublishedWeights
+from agro.train.source import PromptOrder
+
+REPORT_SECONDS = 1.0  # between what it lets people see
+BEGIN_SECONDS = 600.0  # for the trainer of a run to begin
+
+
+class Collector:
+    """Samples and scores for a run that another process trains."""
+
+    def __init__(
+        self,
+        publications: Publications,
+        store: Location,
+        activity: Activity,
+        say: Callable[[str], None],
+        name: str | None = None,
+    ) -> None:
+        """`name`: of this collector among those of the run. One that is started again under the name of a
+        dead one takes up its claims.
+
+        Raises `Refused` for what isn't a run with source.kind = "elsewhere".
+        """
+        self.publications, self.store, self.activity, self.say = publications, store, activity, say
+        record = publications.record()
+        if record is None:
+            raise Refused(
+                f"{publications}: expected the folder of a run (with config.json); start it with agro train "
+                "first"
+            )
+        self.config = RunConfig.of_record(record, f"{publications}: config.json")
+        check_texts(self.config.model_dump())
+        self.id = str(record["run"])
+        if self.config.source.kind != "elsewhere":
+            raise Refused(
+                f"{publications}: expected a run with source.kind = elsewhere, got "
+                f"{self.config.source.kind}, which samples in the trainer's process"
+            )
+        self._check_scoring(record["inputs"])
+        self.name = name or uuid.uuid4().hex
+        self.process = ProcessReport(self.name, "collector", responses=0)
+        self._reported = -math.inf
+
+    @classmethod
+    def of(
+        cls, run: str, activity: Activity, say: Callable[[str], None], name: str | None = None
+    ) -> Collector:
+        """`run`: a run's folder, or the URL of the owner of its store, where its trainer may begin later."""
+        url = url_of(run)
+        if url is not None:
+            publications = Publications.of(url, wait_for_trainer(url, activity), Path())
+            return cls(publications, url, activity, say, name)
+        folder = Path(run)
+        record = Publications(LocalFolder(folder)).record() or {}
+        store = located(record.get("data", {}).get("store"), folder)
+        return cls(Publications.of(store, str(record.get("run")), folder), store, activity, say, name)
+
+    def serve(self) -> int:
+        """Collect until the run ends; returns the number of responses."""
+        policy, published = self._load()
+        self.prompts = self.publications.prompts()
+        reward = EpisodeReward(load_reward(self.config.reward))
+        lease = leased(self.store, self.name, self.config.source.lease_seconds)
+        with closing(reward), Store.open(self.store, create=False) as store, lease:
+            engine = embedded(policy, published.version, fused=self.config.engine.fused)
+            deadline = self._deadline()
+            phases = {phase.name: phase for phase in Phase.all(self.config)}
+            while not published.ended:
+                config = recording(list(phases.values()), phases[published.phase])
+                numbers = self._claim(store, config, published.step)
+                if numbers:
+                    rollout = load_rollout(policy.encoder, engine, config.environment)
+                    self._collect(rollout, config, published, store, reward, numbers)
+                    deadline = self._deadline()
+                elif store.leases.alive([trainer_of(self.id)]):
+                    deadline = self._deadline()
+                    time.sleep(POLL_SECONDS)
+                elif time.monotonic() > deadline:
+                    raise Refused(
+                        "source.wait_seconds: the trainer hasn't run for "
+                        f"{self.config.source.wait_seconds:g} s. What to do: resume it (agro train … "
+                        "--resume), then run agro collect again"
+                    )
+                else:
+                    time.sleep(POLL_SECONDS)
+                self.activity.check()
+                published = self._renew(engine)
+                self._report(published)
+        self.publications.withdraw(self.process)
+        return self.process.responses or 0
+
+    def _collect(
+        self,
+        rollout: Rollout,
+        config: RunConfig,
+        published: PublishedWeights,
+        store: Store,
+        reward: Reward,
+        numbers: list[int],
+    ) -> None:
+        """Sample and score the claimed prompts."""
+        order = PromptOrder(self.prompts, derive(config.train.seed, "prompts", published.phase))
+        prompts = [order.take(number, 1)[0] for number in numbers]
+        task = Task(
+            run=self.id,
+            seed=derive(config.train.seed, "collect"),
+            numbers=tuple(numbers),
+            ledger=ledger_of(self.id),
+            max_failed=config.reward.max_failed,
+        )
+        collected = collect(rollout, prompts, config.sampler, store, task, reward, self.activity)
+        store.requests.finish(self.id, numbers)
+        self.say(f"{len(collected.ids)} responses to {len(numbers)} prompts at version {published.version}")
+        self.process = replace(self.process, responses=(self.process.responses or 0) + len(collected.ids))
+
+    def _report(self, published: PublishedWeights) -> None:
+        """Let people see what this process does, now and then."""
+        now = time.monotonic()
+        if now - self._reported >= REPORT_SECONDS:
+            self.publications.report(replace(self.process, version=published.version))
+            self._reported = now
+
+    def _check_scoring(self, inputs: Mapping[str, str]) -> None:
+        """Raise `Refused` where rewards or environments aren't those that the trainer found."""
+        for key, digest in of_scoring(self.config, {}).items():
+            if inputs.get(key, digest) != digest:
+                raise Refused(
+                    f"{self.publications}: what {key} names isn't here what it was when the run began. What "
+                    "to do: put the same file here, or start a new run; on the trainer's host --resume "
+                    f"--accept {key} lets the trainer, and then this, go on with it"
+                )
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.config.source.wait_seconds
+
+    def _claim(self, store: Store, config: RunConfig, trained: int) -> list[int]:
+        """What to sample next: as many prompts as the engine decodes at once, as far as training allows."""
+        at_once = max(1, config.sampler.batch // config.sampler.n)
+        return store.requests.claim(
+            self.id,
+            self.name,
+            maximum=min(at_once, config.train.groups),
+            ahead=ahead(config) - store.requests.backlog(self.id, trained),
+            dead=_dead(store, store.requests.collectors(self.id)),
+        )
+
+    def _wait(self) -> PublishedWeights:
+        """The first weights that the trainer published."""
+        deadline = self._deadline()
+        while True:
+            published = self.publications.newest()
+            if published is not None:
+                return published
+            if time.monotonic() > deadline:
+                raise Refused(
+                    f"source.wait_seconds: waited {self.config.source.wait_seconds:g} s for the weights that "
+                    f"the trainer publishes in {self.publications}. What to do: start it (agro train … --out "
+                    "RUN), then run agro collect again"
+                )
+            self.activity.check()
+            time.sleep(POLL_SECONDS)
+
+    def _load(self) -> tuple[Policy, PublishedWeights]:
+        """The published model, in a process of its own."""
+        published = self._wait()
+        while True:
+            try:
+                return self._policy(published), published
+            except (Refused, OSError) as error:
+                published = self._newer(published, error)
+
+    def _policy(self, published: PublishedWeights) -> Policy:
+        """Its tokenizer has the chat template of the run."""
+        configured = self.config.policy
+        chat = configured.chat.model_copy(update={"template": None})
+        with self.publications.weights(published) as folder:
+            changes = {"model": str(folder), "new": None, "lora": None, "chat": chat}
+            return Policy.load(configured.model_copy(update=changes))
+
+    def _newer(self, published: PublishedWeights, error: Exception) -> PublishedWeights:
+        """Newer weights, published while older ones were being read; raises `error` where there are none."""
+        newest = self.publications.newest()
+        if newest is None or newest.version == published.version:
+            raise error
+        return newest
+
+    def _renew(self, engine: Engine) -> PublishedWeights:
+        """Load newer weights, where there are some."""
+        newest = self.publications.newest()
+        assert newest is not None
+        while newest.version != engine.version:
+            try:
+                with self.publications.weights(newest) as folder:
+                    engine.load(folder, newest.version)
+            except (Refused, OSError) as error:
+                newest = self._newer(newest, error)
+        return newest
+
+
+def wait_for_trainer(url: str, activity: Activity) -> str:
+    """The id of the run that is at work at the owner of a store; of several the one that began last.
+
+    Raises `Refused` where none begins.
+    """
+    deadline = time.monotonic() + BEGIN_SECONDS
+    with closing(OwnerHttp(url)) as http, Store.open(url) as store:
+        while True:
+            runs = json.loads(http.get("/shared") or b"[]")
+            working = set(store.leases.alive([trainer_of(run) for run in runs]))
+            found = [str(run) for run in runs if trainer_of(run) in working]
+            if found:
+                return found[-1]
+            if time.monotonic() > deadline:
+                raise Refused(
+                    f"{url}: waited {BEGIN_SECONDS:g} s for a trainer with source.kind = elsewhere, and none "
+                    "began. What to do: start it (agro train …), then run agro collect again"
+                )
+            activity.check()
+            time.sleep(POLL_SECONDS)
+
+
+def _dead(store: Store, collectors: Collection[str]) -> list[str]:
+    """Those whose lease has run out."""
+    alive = set(store.leases.alive(collectors))
+    return [name for name in collectors if name not in alive]

@@ -1,0 +1,160 @@
+"""What a trainer publishes for its collectors: the run's configuration, its prompts, versions of its weights.
+
+The files, in a folder that both share (`agro.store.shared`):
+
+    config.json           the record of the run, see `agro.runs.folder`
+    prompts.jsonl         the prompts in the order of the trainer, one a line
+    weights/v00000012/    the model after 12 optimizer steps, in transformers format (safetensors)
+    weights/latest.json   which of them is the newest, and of which phase and step
+    processes/NAME.json   what a process of the run last said of itself
+
+Weights are announced once they are complete, so that nobody loads half of them. The last `KEPT` versions
+stay: a collector may still be loading the one before the newest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from agro.errors import Refused
+from agro.io.strictjson import dumps, loads
+from agro.store.location import Location, url_of
+from agro.store.serving.http import OwnerHttp
+from agro.store.serving.remote_folder import RemoteFolder
+from agro.store.shared import LocalFolder, SharedFolder
+from agro.types import Prompt
+
+RECORD, PROMPTS, WEIGHTS, PROCESSES = "config.json", "prompts.jsonl", "weights", "processes"
+LATEST = f"{WEIGHTS}/latest.json"
+KEPT = 3
+
+
+@dataclass(frozen=True)
+class PublishedWeights:
+    """The newest weights of a run."""
+
+    version: int  # optimizer steps
+    phase: str
+    step: int = 0  # of the run, the last one that was trained on
+    ended: bool = False  # whether the run has ended
+
+    @property
+    def name(self) -> str:
+        """Of their folder."""
+        return f"{WEIGHTS}/v{self.version:08d}"
+
+
+@dataclass(frozen=True)
+class ProcessReport:
+    """What a process of a run says of itself."""
+
+    name: str
+    role: Literal["trainer", "collector"]
+    since: float = field(default_factory=time.time)  # seconds since the epoch, as all times here
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    version: int | None = None  # of the weights that it has
+    step: int | None = None  # of the run, that the trainer has come to
+    responses: int | None = None  # that the collector has made
+    seen: float | None = None  # when it said so
+
+
+class Publications:
+    """What a trainer publishes, and collectors read."""
+
+    def __init__(self, shared: SharedFolder) -> None:
+        self.shared = shared
+
+    @classmethod
+    def of(cls, store: Location, run: str, folder: Path) -> Publications:
+        """Of a run: at the owner of its store, or else in its folder."""
+        url = url_of(store)
+        return cls(LocalFolder(folder) if url is None else RemoteFolder(OwnerHttp(url), run))
+
+    def __str__(self) -> str:
+        return str(self.shared)
+
+    def begin(self, record: Mapping[str, Any], prompts: Sequence[Prompt]) -> None:
+        """Publish what collectors read first, and remove weights that a killed trainer never announced."""
+        lines = [f"{_to_json(prompt)}\n" for prompt in prompts]
+        self.shared.write(PROMPTS, "".join(lines).encode("ascii"))
+        content = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+        self.shared.write(RECORD, content.encode("utf-8"))
+        newest = self.newest()
+        for version in self._versions():
+            if newest is None or version > newest.name:
+                self.shared.remove(version)
+        for report in self.shared.names(PROCESSES):  # of processes that may have died since
+            self.shared.remove(report)
+
+    def publish(self, weights: PublishedWeights, write: Callable[[Path], None]) -> None:
+        """Announce weights, which `write` puts into a folder unless they are there already."""
+        self.shared.add(weights.name, write)
+        self._announce(weights)
+        for old in self._versions()[:-KEPT]:
+            self.shared.remove(old)
+
+    def end(self) -> None:
+        """Let collectors know that the run has ended."""
+        newest = self.newest()
+        if newest is not None:
+            self._announce(replace(newest, ended=True))
+
+    def newest(self) -> PublishedWeights | None:
+        """None where nothing was published yet."""
+        content = self.shared.read(LATEST)
+        return None if content is None else PublishedWeights(**json.loads(content))
+
+    def record(self) -> dict[str, Any] | None:
+        """The contents of the run's config.json; None where no trainer has begun."""
+        content = self.shared.read(RECORD)
+        return None if content is None else dict(json.loads(content))
+
+    def prompts(self) -> list[Prompt]:
+        """Raises `Refused` where there are none."""
+        content = self.shared.read(PROMPTS)
+        if content is None:
+            raise Refused(
+                f"{self}: expected {PROMPTS}, which the trainer writes when it begins. What to do: start it, "
+                "or resume it (agro train … --resume), with this version of agro"
+            )
+        records = [loads(line) for line in content.splitlines()]
+        return [Prompt(record["text"], record["id"], record["columns"]) for record in records]
+
+    def weights(self, published: PublishedWeights) -> AbstractContextManager[Path]:
+        """The folder of a version. Raises `Refused` where it has made room for newer ones."""
+        return self.shared.open(published.name)
+
+    def report(self, process: ProcessReport) -> None:
+        """Replace what a process said of itself before."""
+        content = json.dumps(asdict(replace(process, seen=time.time())))
+        self.shared.write(f"{PROCESSES}/{process.name}.json", f"{content}\n".encode())
+
+    def reports(self) -> list[ProcessReport]:
+        """What the processes of the run said last, by name."""
+        contents = [self.shared.read(name) for name in self.shared.names(PROCESSES)]
+        return [ProcessReport(**json.loads(content)) for content in contents if content is not None]
+
+    def withdraw(self, process: ProcessReport) -> None:
+        """Remove what a process said of itself: it has ended."""
+        self.shared.remove(f"{PROCESSES}/{process.name}.json")
+
+    def _versions(self) -> list[str]:
+        """The folders of weights; the one of a server's isn't among them."""
+        return [name for name in self.shared.names(WEIGHTS) if name.startswith(f"{WEIGHTS}/v")]
+
+    def _announce(self, weights: PublishedWeights) -> None:
+        self.shared.write(LATEST, f"{json.dumps(asdict(weights))}\n".encode())
+
+
+def _to_json(prompt: Prompt) -> str:
+    record = {"id": prompt.id, "text": prompt.text, "columns": dict(prompt.columns)}
+    return dumps(record, f"prompt {prompt.id}", ascii=True)

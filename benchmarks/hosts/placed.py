@@ -1,0 +1,136 @@
+"""A run whose processes a test kills: its configuration, its progress, and what has to hold in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agro.config import RunConfig
+from agro.place.record import PlacedRecord
+from agro.store import Store
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+GROUPS, RESPONSES = 4, 3
+PATIENCE = 240.0  # seconds for a step to be made, whatever died before
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONPATH": f"{ROOT}",
+}
+
+
+def configuration(folder: Path, steps: int, max_age: int, **sections: Any) -> Path:
+    """A recipe as JSON: copy a digit; a few thousand parameters."""
+    lines = (json.dumps({"prompt": f"{i:03d}>", "answer": f"{i % 10}"}) + "\n" for i in range(60))
+    (folder / "prompts.jsonl").write_text("".join(lines))
+    values = {
+        "policy": {"new": {"alphabet": "0123456789>", "hidden": 16, "layers": 1, "heads": 2, "context": 16}},
+        "data": {"prompts": str(folder / "prompts.jsonl"), "max_age": max_age},
+        "sampler": {"n": RESPONSES, "max_new": 3},
+        "reward": {"name": f"{HERE / 'reward.py'}:share"},
+        "objective": {"name": "agro", "beta": 0.1},
+        "source": {"kind": "elsewhere", "lease_seconds": 4.0},
+        "train": {"steps": steps, "groups": GROUPS, "micro_batch": 4, "lr": 1e-2, "checkpoint_every": 2},
+        **sections,
+    }
+    path = folder / "recipe.json"
+    path.write_text(json.dumps(RunConfig.of(values).model_dump(mode="json")))
+    return path
+
+
+class PlacedRun:
+    """`agro train RECIPE --place WHERE` in a process, and the processes that it has started."""
+
+    def __init__(self, folder: Path, recipe: Path, where: str, python: str = sys.executable) -> None:
+        command = [python, "-m", "agro", "train", str(recipe), "--out", str(folder / "run"), "--place", where]
+        self._start(folder, command, {})
+
+    @classmethod
+    def of(cls, folder: Path, command: Sequence[str], variables: Mapping[str, str]) -> PlacedRun:
+        """A command that ends in `agro train …`."""
+        run = cls.__new__(cls)
+        run._start(folder, command, variables)
+        return run
+
+    def _start(self, folder: Path, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        self.folder, self.log = folder / "run", folder / "supervisor.log"
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, cwd=folder, env={**ENVIRONMENT, **variables}, stdout=log, stderr=log
+            )
+
+    def pids(self, role: str) -> dict[str, int]:
+        """By name, the living processes of a role."""
+        placed = PlacedRecord.read(self.folder)
+        processes = placed.processes if placed else []
+        return {p["name"]: p["pid"] for p in processes if p["role"] == role and not p["ended"] and p["pid"]}
+
+    def step(self) -> int:
+        """The last step in the metrics; -1 before there is one."""
+        return last_step(self.folder)
+
+    def wait_for(self, step: int) -> float:
+        """Until the metrics have a step; returns how many seconds it took."""
+        began = time.monotonic()
+        while self.step() < step:
+            if self.process.poll() is not None and self.step() < step:
+                raise AssertionError(f"it ended before step {step}: {tail(self.log)}")
+            if time.monotonic() - began > PATIENCE:
+                raise AssertionError(f"step {step} wasn't made within {PATIENCE:g} s: {tail(self.log)}")
+            time.sleep(0.02)
+        return time.monotonic() - began
+
+    def end(self, seconds: float = 600.0) -> int:
+        try:
+            return self.process.wait(seconds)
+        finally:
+            if self.process.poll() is None:
+                self.process.send_signal(signal.SIGTERM)
+                self.process.wait(120)
+
+
+def last_step(folder: Path) -> int:
+    try:
+        lines = (folder / "metrics.jsonl").read_bytes().splitlines()
+        return int(json.loads(lines[-1])["step"])
+    except (FileNotFoundError, IndexError, ValueError):
+        return -1
+
+
+def tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-1500:]
+
+
+def findings(run: Path, steps: int) -> dict[str, Any]:
+    """What has to hold of a run that has ended, whatever was killed."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row["step"] > 0]
+    run_id = json.loads((run / "config.json").read_text())["run"]
+    with Store.open(run / "store.db", read_only=True) as store:
+        drawn = [draw.sample for draw in store.draws.drawn(run_id)]
+        samples = list(store.samples())
+        damage = store.tables.damage()
+    made = Counter((s.meta["index"], s.prompt_id) for s in samples)
+    return {
+        "steps": [row["step"] for row in rows] == list(range(1, steps + 1)),
+        "groups_complete": all(row["groups"] == GROUPS for row in rows),
+        "drawn_once": len(drawn) == len(set(drawn)) == steps * GROUPS * RESPONSES,
+        "made_once": max(made.values()) == 1,
+        "intact": not damage,
+        "responses": len(samples),
+        "staleness_max": max(row["staleness_max"] for row in rows),
+    }
+
+
+def holds(found: Mapping[str, Any]) -> bool:
+    return all(value for value in found.values() if isinstance(value, bool))

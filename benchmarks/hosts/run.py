@@ -1,0 +1,156 @@
+"""Kill, stop and cut off the processes of runs, and measure what goes on, what is lost and when all is back.
+
+    python benchmarks/hosts/run.py [--only kills lost …] [--kills 30] [--seed 0] [--ray-python PYTHON]
+    python benchmarks/hosts/run.py --table     # of the results that are there, for docs/guide/hosts.md
+
+Every case starts a run with `agro train … --place` (the case of lost answers starts owner, trainer and
+collectors itself, since a proxy stands between them), and in the end looks at its store: each response made
+once and drawn once, groups complete, nothing damaged. Cables are those of network namespaces, which need
+root. Writes benchmarks/results/hosts.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE), str(ROOT)]
+
+from failures import (  # noqa: E402
+    Result,
+    cut_cable,
+    equal_weights,
+    lost_answers,
+    random_kills,
+    stopped_collector,
+)
+from network import has_namespaces  # noqa: E402
+from placed import ENVIRONMENT, holds  # noqa: E402
+
+RESULTS = HERE.parent / "results" / "hosts.json"
+PAGE = ROOT / "docs" / "guide" / "hosts.md"
+BEGINS, ENDS = "<!-- failures: benchmarks/hosts/run.py --table -->", "<!-- end of failures -->"
+GOES_ON = {
+    "owner killed": "nothing: trainer and collectors wait for the owner",
+    "trainer killed": "collectors, as far as they may be ahead",
+    "collector killed": "training, and the other collectors",
+    "collector stopped for longer than its lease": "training, and the other collectors",
+    "answer of the owner lost after its commit": "everything: the request is sent again",
+    "cable between collectors and owner cut": "training, until no samples are left",
+    "node of Ray lost": "what isn't on the node",
+}
+
+
+def ray_case(folder: Path, python: str, seed: int) -> dict[str, Any]:
+    """The failures on Ray, by a Python that has it."""
+    command = [
+        python,
+        str(HERE / "ray_failures.py"),
+        str(folder),
+        str(folder / "result.json"),
+        "--seed",
+        str(seed),
+    ]
+    subprocess.run(command, env=ENVIRONMENT, check=True)
+    return dict(json.loads((folder / "result.json").read_text()))
+
+
+def cases(arguments: argparse.Namespace) -> dict[str, Callable[[Path], Result]]:
+    kills, seed = arguments.kills, arguments.seed
+    return {
+        "kills": lambda folder: random_kills(folder, kills, seed),
+        "equal": lambda folder: equal_weights(folder, 6, seed),
+        "stopped": lambda folder: stopped_collector(folder, 3),
+        "lost": lambda folder: lost_answers(folder, 24),
+        "cut": lambda folder: cut_cable(folder, 2),
+    }
+
+
+def table(results: list[Mapping[str, Any]]) -> str:
+    """Failure, what goes on, what is lost, back after."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for result in results:
+        is_whole = holds(result["found"])
+        for failure in result["failures"]:
+            row = rows.setdefault((failure["what"], failure["way"]), {"count": 0, "back": [], "whole": True})
+            row["count"] += failure["count"]
+            row["back"] += failure["back_after"]
+            row["whole"] = row["whole"] and is_whole
+    lines = [
+        "| failure | over | times | what goes on | what is lost | back after, seconds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for (what, way), row in rows.items():
+        plain = what.replace("actor of the ", "")
+        back = "at once"
+        if row["back"]:
+            back = f"{statistics.median(row['back']):.1f} ({min(row['back']):.1f} to {max(row['back']):.1f})"
+        lost = "nothing" if row["whole"] else "see results/hosts.json"
+        lines.append(f"| {what} | {way} | {row['count']} | {GOES_ON[plain]} | {lost} | {back} |")
+    return "\n".join(lines)
+
+
+def write_table() -> None:
+    """Put the table of the results into the page."""
+    made = json.loads(RESULTS.read_text())
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGINS)
+    after = rest.partition(ENDS)[2]
+    PAGE.write_text(f"{before}{BEGINS}\n{table(made['results'])}\n{ENDS}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", nargs="+", default=None)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ray-python", default=None)
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    if arguments.table:
+        write_table()
+        return
+    before = json.loads(arguments.out.read_text())["results"] if arguments.out.exists() else []
+    results = {result["name"]: result for result in before}
+    for name, case in cases(arguments).items():
+        if name not in (arguments.only or [name]):
+            continue
+        if name == "cut" and not has_namespaces():
+            print("cut: skipped, network namespaces need root", flush=True)
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.monotonic()
+            result = case(Path(folder))
+            result.seconds = round(time.monotonic() - began, 1)
+        results[result.name] = asdict(result)
+        _show(results[result.name], arguments.out, results)
+    if arguments.ray_python and "ray" in (arguments.only or ["ray"]):
+        with tempfile.TemporaryDirectory() as folder:
+            results["Ray"] = ray_case(Path(folder), arguments.ray_python, arguments.seed)
+        _show(results["Ray"], arguments.out, results)
+    raise SystemExit(0 if all(holds(result["found"]) for result in results.values()) else 1)
+
+
+def _show(result: Mapping[str, Any], out: Path, results: Mapping[str, Any]) -> None:
+    print(json.dumps(result), flush=True)
+    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "load": os.getloadavg()}
+    content = {"name": "hosts", "machine": machine, "results": list(results.values())}
+    out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""`agro train CONFIG --place local:2`: a run of several processes, one of which is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import forked
+import pytest
+from test_elsewhere import check
+from tiny_runs import done, tiny, write_prompts, write_toml
+
+from agro.cli.runs import ps
+from agro.errors import Refused
+from agro.pages.run.live import LivePage
+from agro.place import run as placing
+from agro.place.local import log_file
+from agro.place.placement import PlacedProcess, Placement, TrainCommand
+from agro.place.record import PlacedRecord, owner_of
+from agro.place.run import place
+
+STEPS = 8
+
+
+class ForkedProcess:
+    """A fork of a process that has the libraries loaded: the tests aren't about how long Python starts."""
+
+    host = "here"
+
+    def __init__(self, argv: list[str], environment: Mapping[str, str], log: Path) -> None:
+        self._process = forked.Process(argv, env=environment, stdout=log, stderr=log)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(10)
+
+
+class ForkedLauncher:
+    def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
+        self.logs, self.environment = logs, environment
+
+    def start(self, process: PlacedProcess, *, again: bool) -> ForkedProcess:
+        variables = {**os.environ, **self.environment}
+        return ForkedProcess(process.argv(sys.executable, again), variables, log_file(self.logs, process))
+
+
+@pytest.fixture(autouse=True)
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "LocalLauncher", ForkedLauncher)
+
+
+def command(folder: Path) -> TrainCommand:
+    held_out = write_prompts(folder / "held.jsonl", range(60, 70))
+    made = tiny(folder, data__max_age=2, data__eval_prompts=held_out, train__steps=STEPS)
+    return TrainCommand(write_toml(folder / "recipe.json", made), (), folder / "run")
+
+
+def pid_of(run: Path, name: str) -> int:
+    placed = PlacedRecord.read(run)
+    assert placed is not None
+    return next(int(process["pid"]) for process in placed.processes if process["name"] == name)
+
+
+def kill_at(run: Path, steps: Mapping[int, str]) -> threading.Thread:
+    """Kill a process when the run has come to a step."""
+
+    def work() -> None:
+        for step, name in steps.items():
+            while done(run) < step:
+                time.sleep(0.05)
+            os.kill(pid_of(run, name), signal.SIGKILL)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_a_run_goes_on_when_its_processes_die(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    killer = kill_at(run, {2: "collector-1", 3: "owner", 5: "trainer"})
+    assert place(Placement.parse("local:2"), command(tmp_path)) == 0
+    killer.join()
+    check(run, STEPS)
+    said = capsys.readouterr().err
+    assert "note: --place local:2: 2 other processes sample" in said
+    for name in ("collector-1", "owner", "trainer"):
+        assert f"{name} (pid " in said
+        assert f"{name} is started again (pid " in said
+    assert (run / "model" / "model.safetensors").exists()
+    assert json.loads((run / "config.json").read_text())["data"]["store"] is None  # works without the owner
+    assert oct((run / ".token").stat().st_mode)[-3:] == "600"
+
+    ps(str(run), as_json=True)
+    status = json.loads(capsys.readouterr().out)
+    assert status["published"] == {"version": STEPS, "phase": "train", "step": STEPS, "ended": True}
+    processes = {process["name"]: process for process in status["processes"]}
+    assert [*processes] == ["owner", "trainer", "collector-1", "collector-2"]
+    assert [process["restarts"] for process in processes.values()] == [1, 1, 1, 0]
+    assert (processes["trainer"]["step"], processes["trainer"]["version"]) == (STEPS, STEPS)
+    assert processes["collector-2"]["ended"] == "done"
+
+    ps(str(run))
+    table = capsys.readouterr().out
+    assert f"done, step {STEPS}, started again once" in table
+    assert f"newest weights: version {STEPS}, after step {STEPS}; the run has ended" in table
+    text, _ = LivePage(run).current()
+    assert "Who does what?" in text
+    assert "started again once" in text
+
+    with pytest.raises(Refused, match="there is a run in this folder; continue it with --resume"):
+        place(Placement.parse("local:2"), command(tmp_path))
+
+
+def test_what_the_trainer_refuses_ends_all(tmp_path: Path) -> None:
+    """The prompts aren't there."""
+    made = command(tmp_path)
+    (tmp_path / "prompts.jsonl").unlink()
+    assert place(Placement.parse("local:1"), made) == 2
+    placed = PlacedRecord.read(tmp_path / "run")
+    assert placed is not None
+    assert [process["ended"] for process in placed.processes] == ["stopped", "refused", "stopped"]
+    assert "prompts.jsonl" in (tmp_path / "run" / "logs" / "trainer.log").read_text()
+
+
+def test_a_folder_stands_for_the_owner_of_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AGRO_TOKEN", raising=False)
+    assert owner_of(str(tmp_path)) == str(tmp_path)
+    assert owner_of("http://host:1") == "http://host:1"
+    PlacedRecord("local", "http://127.0.0.1:5", ()).write(tmp_path)
+    (tmp_path / ".token").write_text("its token")
+    assert owner_of(str(tmp_path)) == "http://127.0.0.1:5"
+    assert os.environ["AGRO_TOKEN"] == "its token"

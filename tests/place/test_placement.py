@@ -1,0 +1,157 @@
+"""What `--place` asks for, and the processes that come of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agro.config import PlaceConfig
+from agro.errors import Refused
+from agro.place.placement import Placement, Plan, TrainCommand
+from agro.place.slurm import script
+
+URL = "http://127.0.0.1:8700"
+
+
+@pytest.mark.parametrize(
+    ("text", "placement"),
+    [
+        ("local:2", Placement("local", "", 2)),
+        ("local", Placement("local")),
+        ("ssh:hosts.txt", Placement("ssh", "hosts.txt")),
+        ("slurm", Placement("slurm")),
+        ("ray://head:6379", Placement("ray", "head:6379")),
+        ("ray:local", Placement("ray", "local")),
+        ("ray:auto", Placement("ray", "auto")),
+    ],
+)
+def test_the_forms(text: str, placement: Placement) -> None:
+    assert Placement.parse(text) == placement
+    assert str(placement) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "local:",
+        "local:0",
+        "local:x",
+        "local:-1",
+        "local:²",
+        "ssh",
+        "ssh:",
+        "slurm:2",
+        "ray",
+        "ray://head",
+        "k8s",
+    ],
+)
+def test_other_forms_are_refused(text: str) -> None:
+    with pytest.raises(Refused, match=r"expected local:N .*ray://HOST:PORT"):
+        Placement.parse(text)
+
+
+def command(folder: Path, text: str = "", *overrides: str, resume: bool = False) -> TrainCommand:
+    recipe = folder / "recipe.toml"
+    recipe.write_text(f'[data]\nprompts = "prompts.jsonl"\n{text}')
+    return TrainCommand(recipe, overrides, folder / "run", resume, ("reward.name",))
+
+
+def plan(made: TrainCommand, placement: str = "local:2") -> Plan:
+    return Plan.of(Placement.parse(placement), made, "127.0.0.1", 8700)
+
+
+def argv(made: Plan, name: str, again: bool = False) -> list[str]:
+    [process] = [process for process in made.processes if process.name == name]
+    return process.argv("python", again)
+
+
+def test_the_processes_of_a_run(tmp_path: Path) -> None:
+    made = plan(command(tmp_path, "", "train.steps=3"))
+    assert [process.name for process in made.processes] == ["owner", "trainer", "collector-1", "collector-2"]
+    run = str(tmp_path / "run")
+    assert argv(made, "owner") == [
+        *(
+            "python",
+            "-m",
+            "agro",
+            "store",
+            "serve",
+            f"{run}/store.db",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "8700",
+        )
+    ]
+    trainer = ["python", "-m", "agro", "train", str(tmp_path / "recipe.toml"), "train.steps=3"]
+    trainer += ["source.kind=elsewhere", "--out", run, "--owner", URL]
+    assert argv(made, "trainer") == trainer
+    assert argv(made, "trainer", again=True) == [*trainer, "--resume", "--accept", "reward.name"]
+    collector = ["python", "-m", "agro", "collect", URL, "--name", "collector-2"]
+    assert argv(made, "collector-2") == argv(made, "collector-2", again=True) == collector
+
+
+def test_a_resumed_run(tmp_path: Path) -> None:
+    made = plan(command(tmp_path, resume=True))
+    assert argv(made, "trainer")[-3:] == ["--resume", "--accept", "reward.name"]
+    assert argv(made, "trainer", again=True) == argv(made, "trainer")
+
+
+def test_what_a_placement_changes_is_said(tmp_path: Path) -> None:
+    [note] = plan(command(tmp_path)).notes
+    assert "2 other processes sample" in note
+    assert "may be 1 step stale; data.max_age=0 lets each step wait" in note
+    [note] = plan(command(tmp_path, "max_age = 3"), "local").notes
+    assert "another process samples" in note
+    assert "3 optimizer steps stale" in note
+    made = plan(command(tmp_path, '[source]\nkind = "elsewhere"'))
+    assert made.notes == ()
+    assert "source.kind=elsewhere" not in argv(made, "trainer")
+
+
+def test_ranks_and_servers(tmp_path: Path) -> None:
+    made = plan(
+        command(tmp_path, "[place]\nranks = 2\ncollectors = 3\nservers = [\"serve --port 1 'a b'\"]"), "local"
+    )
+    names = [process.name for process in made.processes]
+    assert names == ["owner", "server-1", "trainer", "collector-1", "collector-2", "collector-3"]
+    assert argv(made, "server-1") == ["serve", "--port", "1", "a b"]
+    torchrun = [
+        "python",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "agro",
+    ]
+    assert argv(made, "trainer")[:9] == [*torchrun, "train"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("replay = 1.0", "samples nothing"),
+        ('store = "http://host:1"', "the URL of an owner"),
+        ('[place]\nservers = ["serve \'"]', "No closing quotation"),
+        ('[place]\nservers = [" "]', "an empty one"),
+    ],
+)
+def test_runs_that_cannot_be_placed(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        plan(command(tmp_path, text))
+
+
+def test_the_script_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/a b")
+    text = script(command(tmp_path, "", "train.steps=3"), PlaceConfig(collectors=4))
+    assert text.startswith("#!/bin/sh\n")
+    assert "#SBATCH --nodes=4\n" in text
+    assert "export PYTHONPATH='/a b'\n" in text
+    run = tmp_path / "run"
+    assert f"[ -e {run}/metrics.jsonl ] && resume=--resume\n" in text
+    assert f"-m agro train {tmp_path}/recipe.toml train.steps=3 --out {run} --place slurm $resume\n" in text

@@ -1,0 +1,161 @@
+"""Processes that die are started again, as often as is sensible."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from agro.place import supervisor
+from agro.place.local import LocalLauncher
+from agro.place.placement import PlacedProcess, Placement, Plan, Role
+from agro.place.supervisor import LOST, Lives, Supervised, Supervisor, death_words
+
+SLEEP = "import time; time.sleep(60)"
+
+
+def process(role: Role, code: str, name: str = "", again: str = "") -> PlacedProcess:
+    """Python that runs `code`; when it is started again it finds `again` in its arguments."""
+    more = (again,) if again else ()
+    return PlacedProcess(name or role, role, None, (sys.executable, "-c", code), more)
+
+
+class Watched:
+    """A supervised run: what was said and recorded, and a step that tests set."""
+
+    def __init__(self, folder: Path, *processes: PlacedProcess, restarts: int = 2) -> None:
+        self.said: list[str] = []
+        self.records: list[list[dict[str, object]]] = []
+        self.step = 0
+        plan = Plan(Placement("local"), processes, "http://127.0.0.1:1")
+        launcher = LocalLauncher(folder / "logs", {"VARIABLE": "1"})
+        self.supervisor = Supervisor(
+            plan, launcher, restarts, lambda: self.step, self._record, self.said.append
+        )
+
+    def _record(self, processes: Sequence[Supervised]) -> None:
+        self.records.append([supervised.to_json() for supervised in processes])
+
+    def last(self, name: str) -> dict[str, object]:
+        return next(record for record in self.records[-1] if record["name"] == name)
+
+
+def test_the_run_ends_with_its_trainer_and_its_exit_code(tmp_path: Path) -> None:
+    for code in (0, 2, 130):
+        trainer = process("trainer", f"import os; assert os.environ['VARIABLE'] == '1'; os._exit({code})")
+        watched = Watched(tmp_path, process("owner", SLEEP), trainer, process("collector", "pass"))
+        assert watched.supervisor.run() == code
+        assert watched.last("owner")["ended"] == "stopped"
+        pid = watched.last("owner")["pid"]
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(str(pid)), 0)
+
+
+def test_what_dies_is_started_again_and_said(tmp_path: Path) -> None:
+    """The trainer dies once by a signal, and finds that it is started again."""
+    code = "import os, sys; os.kill(os.getpid(), 0 if sys.argv[1:] == ['--resume'] else 9)"
+    watched = Watched(tmp_path, process("trainer", code, again="--resume"))
+    assert watched.supervisor.run() == 0
+    died, again = watched.said
+    assert "trainer (pid " in died
+    assert "was killed by SIGKILL after " in died
+    assert "resumes from its last checkpoint" in died
+    assert "trainer is started again (pid " in again
+    assert watched.last("trainer")["restarts"] == 1
+    assert watched.last("trainer")["ended"] == "done"
+
+
+def test_deaths_without_a_step_are_bounded(tmp_path: Path) -> None:
+    watched = Watched(
+        tmp_path, process("trainer", SLEEP), process("owner", "raise SystemExit(1)"), restarts=2
+    )
+    assert watched.supervisor.run() == 1
+    assert watched.last("owner")["restarts"] == 3
+    assert "3 times without a step in between: the run ends" in watched.said[-1]
+
+
+def test_deaths_count_since_the_last_step() -> None:
+    lives = Lives(maximum=1)
+    assert lives.die(step=4)
+    assert not lives.die(step=4)
+    assert lives.die(step=5)  # the run went on in between
+    assert not lives.die(step=3)  # a trainer that went back to its checkpoint has made no step
+    assert lives.deaths == 4
+
+
+def test_a_refusal_isnt_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "END_SECONDS", 0.1)
+    refuses = "raise SystemExit(2)"
+    watched = Watched(tmp_path, process("trainer", SLEEP), process("collector", refuses, "collector-1"))
+    assert watched.supervisor.run() == 2
+    assert watched.said[-1].startswith("no collector is left")
+    watched = Watched(tmp_path, process("trainer", SLEEP), process("owner", refuses))
+    assert watched.supervisor.run() == 2
+    both = [process("collector", refuses, "collector-1"), process("collector", SLEEP, "collector-2")]
+    watched = Watched(tmp_path, process("trainer", "import time; time.sleep(2)"), *both)
+    assert watched.supervisor.run() == 0  # the other one goes on
+    assert watched.last("collector-1")["ended"] == "refused"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_trainer_first(tmp_path: Path, number: signal.Signals) -> None:
+    """The owner lives until the trainer has written its checkpoint."""
+    marks = tmp_path / "marks"
+    checkpoint = (
+        "import os, signal, sys, time\n"
+        "def end(*_):\n"
+        "    time.sleep(.3)\n"
+        f"    open({str(marks)!r}, 'a').write(sys.argv[1] + '\\n')\n"
+        "    os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        f"open({str(marks)!r} + sys.argv[1], 'w').close()\n"
+        "time.sleep(60)"
+    )
+    roles: list[Role] = ["owner", "trainer", "collector"]
+    processes = [PlacedProcess(role, role, None, (sys.executable, "-c", checkpoint, role)) for role in roles]
+    watched = Watched(tmp_path, *processes)
+
+    def interrupt() -> None:
+        while not all(Path(f"{marks}{role}").exists() for role in roles):
+            time.sleep(0.05)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=interrupt).start()
+    assert watched.supervisor.run() == 130
+    assert marks.read_text().split() == ["trainer", "collector", "owner"]
+
+
+def test_processes_end_with_the_supervisor(tmp_path: Path) -> None:
+    """Also where it is killed: nothing goes on by itself."""
+    code = f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from pathlib import Path
+from agro.place import supervisor
+from agro.place.local import LocalLauncher
+from agro.place.placement import PlacedProcess
+sleep = PlacedProcess("owner", "owner", None, (sys.executable, "-c", "import time; time.sleep(60)"))
+child = LocalLauncher(Path({str(tmp_path)!r}), {{}}).start(sleep, again=False)
+print(child.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{int(done.stdout)}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{int(done.stdout)}").exists()
+
+
+def test_deaths_in_words() -> None:
+    assert death_words(-9) == death_words(137) == "was killed by SIGKILL"
+    assert death_words(1) == "ended with exit code 1"
+    assert death_words(255) == "ended with exit code 255"  # of ssh
+    assert death_words(LOST) == "was lost with its host"
