@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from agro.config import RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.pretrained import own_logp
@@ -59,6 +60,15 @@ class Probe:
 
     def write(self, folder: Path) -> None:
         (folder / PROBE).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+
+
+def form_of(config: RunConfig) -> Form:
+    """The form in which the engine of a configuration takes new weights."""
+    if config.engine.kind != "server":
+        return "model"
+    way = config.engine.push or ("reload" if config.policy.lora is None else "adapter")
+    forms: dict[str, Form] = {"reload": "explicit_head", "transfer": "model", "adapter": "adapter"}
+    return forms[way]
 
 
 def publish(policy: Policy, folder: Path, form: Form) -> None:

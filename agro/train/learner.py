@@ -18,6 +18,7 @@ from agro.errors import Refused
 from agro.io.files import complete_folder
 from agro.models.encoding import Encoder
 from agro.models.policy import Policy
+from agro.models.published import form_of, publish
 from agro.models.reference import fingerprint, follow
 from agro.runs.folder import to_json_values
 from agro.train.abilities import LearnerCapability
@@ -80,7 +81,7 @@ class Learner(Protocol):
         ...
 
     def publish(self, folder: Path) -> None:
-        """Write the model in transformers format for engines to load."""
+        """Write the weights, in the form that the engine takes, and a probe of them."""
         ...
 
     def save_model(self, folder: Path, *, merge: bool) -> None:
@@ -169,7 +170,7 @@ class Local:
 
     def publish(self, folder: Path) -> None:
         with complete_folder(folder) as temporary:
-            self.save_model(temporary, merge=True)
+            publish(self.policy, temporary, form_of(self.config))
 
     def save_model(self, folder: Path, *, merge: bool) -> None:
         self.policy.save(folder, merge=merge)

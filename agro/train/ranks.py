@@ -35,6 +35,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.io.files import complete_folder
 from agro.models.policy import Policy
+from agro.models.published import form_of, publish
 from agro.models.reference import frozen
 from agro.objectives import NotFinite
 from agro.train.abilities import LearnerCapability
@@ -157,7 +158,7 @@ class Shard(Local):
         self._update_copy()
         if self.copy is not None:
             with complete_folder(folder) as temporary:
-                self.copy.save(temporary)
+                publish(self.copy, temporary, form_of(self.config))
 
     def save_model(self, folder: Path, *, merge: bool) -> None:
         self._update_copy()

@@ -197,7 +197,8 @@ class BaseTrainer:
         with joined(self.policy.device) as mesh:
             shard = Shard(self.policy, self.reference, self.progress.say, mesh)
             assert shard.copy is not None
-            self.engine = embedded(shard.copy, fused=self.config.engine.fused)
+            if self.config.engine.kind == "hf":
+                self.engine = embedded(shard.copy, fused=self.config.engine.fused)
             learner = Ranks(shard)
             try:
                 yield learner
@@ -213,7 +214,7 @@ class BaseTrainer:
     @cached_property
     def engine(self) -> Any:
         """The engine that generates fresh samples and held-out responses."""
-        return load_engine(self.config.engine, self.policy)
+        return load_engine(self.config.engine, self.policy, self.progress.say)
 
     def _parts(self, learner: Learner, phase: Phase, position: Position) -> Parts:
         """What the steps of a phase use."""
