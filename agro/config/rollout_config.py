@@ -120,6 +120,10 @@ class EngineConfig(Section):
     """requests after a failed one before it is given up"""
 
     @property
+    def uses_servers(self) -> bool:
+        return self.kind == "server"
+
+    @property
     def servers(self) -> tuple[str, ...]:
         """The URLs of all servers, without /v1. Raises `Refused` unless either `url` or `urls` is set."""
         if (self.url is None) == (not self.urls):

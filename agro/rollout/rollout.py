@@ -248,21 +248,19 @@ def embedded(policy: Policy, version: int = -1, *, fused: bool = True) -> Engine
     return HF(policy, version, fused=fused)
 
 
-def load_engine(settings: config.EngineConfig, policy: Policy, say: Callable[[str], None]) -> Engine:
+def load_engine(
+    settings: config.EngineConfig, policy: Policy, say: Callable[[str], None], version: int = -1
+) -> Engine:
     """The engine that the configuration names: on the weights of `policy` in this process, or servers.
 
-    `say` reports servers that are no longer used, and those that are again.
+    `say` reports servers that are no longer used, and those that are again. `version`: of the weights of
+    `policy`; servers have none before the first push.
     """
     if settings.kind == "hf":
-        return embedded(policy, fused=settings.fused)
-    return served(settings, policy.encoder, say)
-
-
-def served(settings: config.EngineConfig, encoder: Encoder, say: Callable[[str], None]) -> Engine:
-    """The engine of servers, for which a process needs no model of its own."""
+        return embedded(policy, version, fused=settings.fused)
     from agro.rollout.engines.server import Server
 
-    return Server(settings, encoder, say=say)
+    return Server(settings, policy.encoder, say=say)
 
 
 def load_rollout(

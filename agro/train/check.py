@@ -69,7 +69,7 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
 def _check_server(config: RunConfig) -> None:
     """How servers are reached and get new weights."""
     engine = config.engine
-    if engine.kind != "server":
+    if not engine.uses_servers:
         return
     assert engine.servers
     from_environment(engine.api_key, "engine.api_key")

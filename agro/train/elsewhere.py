@@ -33,7 +33,7 @@ from agro.models.policy import Policy
 from agro.rewards import Reward, load_reward
 from agro.rollout import Activity, CollectResult, Rollout, Task, collect
 from agro.rollout.engines import Engine
-from agro.rollout.rollout import EpisodeReward, embedded, load_rollout, served
+from agro.rollout.rollout import EpisodeReward, load_engine, load_rollout
 from agro.store import Store
 from agro.store.sample_rows import ledger_of
 from agro.train.abilities import SourceCapability
@@ -215,7 +215,7 @@ class Collector:
         responses = 0
         reward = EpisodeReward(load_reward(self.config.reward))
         with closing(reward), Store.open(self.store_file, create=False) as store, alive(self.run, self.name):
-            engine = self._engine(policy, published.version)
+            engine = load_engine(self.config.engine, policy, self.say, published.version)
             published = self._renew(engine, published)
             deadline = self._deadline()
             phases = {phase.name: phase for phase in Phase.all(self.config)}
@@ -240,11 +240,6 @@ class Collector:
                 self.activity.check()
                 published = self._renew(engine, published)
         return responses
-
-    def _engine(self, policy: Policy, version: int) -> Engine:
-        if self.config.engine.kind == "hf":
-            return embedded(policy, version, fused=self.config.engine.fused)
-        return served(self.config.engine, policy.encoder, self.say)
 
     def _collect(
         self,

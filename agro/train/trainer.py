@@ -17,7 +17,7 @@ from agro.rewards import Reward, load_reward
 from agro.rollout import Rollout
 from agro.rollout.engines.capabilities import declared
 from agro.rollout.envs import load_environment
-from agro.rollout.rollout import EpisodeReward, embedded, load_engine
+from agro.rollout.rollout import EpisodeReward, load_engine
 from agro.runs.card import check_push
 from agro.runs.folder import Run
 from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
@@ -197,8 +197,7 @@ class BaseTrainer:
         with joined(self.policy.device) as mesh:
             shard = Shard(self.policy, self.reference, self.progress.say, mesh)
             assert shard.copy is not None
-            if self.config.engine.kind == "hf":
-                self.engine = embedded(shard.copy, fused=self.config.engine.fused)
+            self.engine = load_engine(self.config.engine, shard.copy, self.progress.say)
             learner = Ranks(shard)
             try:
                 yield learner

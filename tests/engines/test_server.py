@@ -22,9 +22,10 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import NewModel, PolicyConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
+from agro.models.published import publish
 from agro.rollout import Rollout, Task, collect
 from agro.rollout.engines import Request
-from agro.rollout.engines import server as module
+from agro.rollout.engines import connection as module
 from agro.rollout.engines.server import Server
 from agro.rollout.envs import Turn
 from agro.store import Store
@@ -135,12 +136,14 @@ def test_environments_work_on_it(policy: Policy, connect) -> None:
 
 def test_new_weights_change_what_is_sampled(policy: Policy, connect, tmp_path: Path) -> None:
     other = Policy.load(PolicyConfig(new=NEW), seed=1)
-    other.save(tmp_path / "weights")
+    (tmp_path / "weights").mkdir()
+    publish(other, tmp_path / "weights", "explicit_head")
     with serving(policy) as (url, state):
         engine = connect(url)
         engine.load(tmp_path / "weights", 8)
         assert engine.version == 8
-        assert [path for path, _ in state.asked] == ["/collective_rpc", "/reset_prefix_cache"]
+        probed = ["/v1/completions"] * 4
+        assert [path for path, _ in state.asked] == ["/collective_rpc", "/reset_prefix_cache", *probed]
         served = dict(policy.model.named_parameters())
         assert all(torch.equal(p, served[name]) for name, p in other.model.named_parameters())
 

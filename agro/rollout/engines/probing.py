@@ -79,6 +79,7 @@ def unfit(found: Gap, allowed: float, way: str, scores: Scores, before: Scores |
             "log; whether it can read the folder RUN/weights"
         )
     return (
-        f"after the push its log-probs of {found.tokens} fixed tokens are {found.mean:.3g} nats a token off the "
-        f"trainer's (at most {found.largest:.3g}), above engine.push_error = {allowed:g}. Likely: {likely}"
+        f"after the push its log-probs of {found.tokens} fixed tokens are {found.mean:.3g} nats a token off "
+        f"those of the trainer (at most {found.largest:.3g}), above engine.push_error = {allowed:g}. Likely: "
+        f"{likely}"
     )

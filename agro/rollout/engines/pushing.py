@@ -72,7 +72,7 @@ class Transfer:
             await server.command("/start_weight_update", {}, retries=0)
             await server.command("/update_weights", {"update_info": {"files": files}}, retries=0)
             await server.command("/finish_weight_update", {"weight_version": str(version)}, retries=0)
-            await server.command("/reset_prefix_cache?reset_running_requests=true", {})
+            await server.command("/reset_prefix_cache", {})
         finally:
             await server.command("/resume", {})
         return None
