@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -22,10 +24,11 @@ from agro.models.published import form_of, publish
 from agro.models.reference import fingerprint, follow
 from agro.runs.folder import to_json_values
 from agro.train.abilities import LearnerCapability
+from agro.train.as_sampled import logp_as_sampled
 from agro.train.micro import MicroBatch
 from agro.train.optimizer import Average, Optimizer, denormals_as_zero
 from agro.train.step import Passes, Step, backward, streams_of
-from agro.types import Batch
+from agro.types import Batch, Sample
 
 Which = Literal["policy", "reference"]
 MOVING = ("ema", "periodic")  # references that change during a phase
@@ -57,6 +60,10 @@ class Learner(Protocol):
 
     def logp(self, batch: Batch, of: Which = "policy") -> Tensor:
         """[B,T] log-probs of the batch's tokens, float64, 0 outside the mask; no gradient."""
+        ...
+
+    def logp_as_sampled(self, sample: Sample) -> NDArray[np.float64]:
+        """[A] log-probs of the policy's choices in an encoded sample, at its own sampling settings."""
         ...
 
     def gradient(
@@ -143,6 +150,9 @@ class Local:
         policy = self.policy if of == "policy" else self.reference
         assert policy is not None
         return streams_of(policy, batch.to(policy.device), ["logp"], self._passes())["logp"]
+
+    def logp_as_sampled(self, sample: Sample) -> NDArray[np.float64]:
+        return logp_as_sampled(self.policy, sample)
 
     @denormals_as_zero()
     def gradient(

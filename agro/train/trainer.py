@@ -15,7 +15,7 @@ from agro.models.policy import Policy
 from agro.models.reference import load_reference
 from agro.rewards import Reward, load_reward
 from agro.rollout import Rollout
-from agro.rollout.engines.capabilities import declared
+from agro.rollout.engines.capabilities import capabilities, declared
 from agro.rollout.envs import load_environment
 from agro.rollout.rollout import EpisodeReward, load_engine
 from agro.runs.card import check_push
@@ -34,6 +34,7 @@ from agro.train.inputs import check_scorable, configured_prompts, valid_prompts,
 from agro.train.learner import Learner, Local, keep_best, save_model
 from agro.train.loop import Loop, Parts
 from agro.train.monitors import Monitor
+from agro.train.monitors.first_samples import FirstSamples
 from agro.train.monitors.guard import Best, Guard, SamplerMismatch
 from agro.train.monitors.heldout import HeldOutGroups, HeldOutLog, HeldOutPrompts
 from agro.train.monitors.outlets import Record, Terminal
@@ -252,6 +253,8 @@ class BaseTrainer:
         """First the run's own, then those passed to the trainer, then those that write the metrics."""
         config, say = phase.config, self.progress.say
         monitors: list[Monitor] = [SamplerMismatch(config.guard), Guard(config.guard, phase.name)]
+        if "shares_weights" not in capabilities(config.engine.kind):
+            monitors.append(FirstSamples(config.guard, config.policy.temperature, learner))
         if self.eval_prompts:
             assert self.reward is not None
             rollout = self._rollout(phase)

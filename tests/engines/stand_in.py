@@ -118,7 +118,12 @@ class StandIn:
 
     def _sample(self, body: dict[str, Any]) -> dict[str, Any]:
         sampler = SamplerConfig(
-            temperature=body["temperature"], max_new=body["max_tokens"], stop=tuple(body["stop"] or ())
+            temperature=body["temperature"],
+            top_p=body["top_p"],
+            top_k=max(0, body["top_k"]),
+            min_p=body["min_p"],
+            max_new=body["max_tokens"],
+            stop=tuple(body["stop"] or ()),
         )
         request = Request(0, body["prompt"], body["max_tokens"])
         (done,) = self.engine.decode(deque([request]), sampler, body["seed"])

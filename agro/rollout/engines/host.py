@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,8 @@ class Host:
             self.busy -= 1
         if problem:
             raise Refused(f"{self.url}{self.dialect.path}: response {request.number}: {problem}")
+        if sampler.temperature == 0:  # a point mass, as the embedded engine says; servers report the model's
+            reply = replace(reply, logprobs=[0.0] * len(reply.logprobs))
         return _continuation(request, reply, version, whole=has_adapter)
 
     async def renew(self, weights: Path, version: int, probe: Probe) -> None:

@@ -5,6 +5,7 @@ That a server answers 200 to all requests of a push doesn't mean that it has the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +14,7 @@ from safetensors import safe_open
 from agro import config
 from agro.errors import Refused
 from agro.io.files import digest
-from agro.rollout.engines.connection import Connection
+from agro.rollout.engines.connection import Connection, Lost
 
 ADAPTER = "adapter_config.json"  # the file by which the folder of an adapter is known
 KEPT = 2  # adapters on a server: responses to an earlier one may still be under way for another process
@@ -59,8 +60,9 @@ class Reload:
 class Transfer:
     """vLLM's protocol for new weights, with a backend that reads files: examples/vllm_weights.
 
-    Requests are frozen meanwhile, and continue with the new weights. An update that fails is over with the
-    next one, which fails for that reason; the one after it works.
+    Requests are frozen meanwhile, and continue with the new weights. After /finish_weight_update failed, the
+    server still waits for it: the next push fails in all three requests, which ends that, and the one after
+    it works. So all three are always sent.
     """
 
     async def push(self, server: Connection, weights: Path, version: int) -> str | None:
@@ -69,13 +71,26 @@ class Transfer:
         await server.command("/init_weight_transfer_engine", {"init_info": {"names": names}}, retries=0)
         await server.command("/pause?mode=keep", {})
         try:
-            await server.command("/start_weight_update", {}, retries=0)
-            await server.command("/update_weights", {"update_info": {"files": files}}, retries=0)
-            await server.command("/finish_weight_update", {"weight_version": str(version)}, retries=0)
+            failed = [
+                await _failure(server, "/start_weight_update", {}),
+                await _failure(server, "/update_weights", {"update_info": {"files": files}}),
+                await _failure(server, "/finish_weight_update", {"weight_version": str(version)}),
+            ]
             await server.command("/reset_prefix_cache", {})
         finally:
             await server.command("/resume", {})
+        for failure in failed:
+            if failure is not None:
+                raise failure
         return None
+
+
+async def _failure(server: Connection, path: str, body: Mapping[str, Any]) -> Lost | None:
+    try:
+        await server.command(path, body, retries=0)
+    except Lost as error:
+        return error
+    return None
 
 
 class Adapter:

@@ -145,8 +145,8 @@ class Server:
             self.say(f"server {host.url} {now}")
 
     def _nothing_left(self) -> Refused:
-        problems = " ".join(f"{host.url}: {host.problem}." for host in self.hosts)
+        problems = "".join(f"\n- {host.url}: {host.problem}" for host in self.hosts)
         return Refused(
-            f"engine.url: no server is left. {problems} What to do: check that the servers run, raise "
-            "engine.retries or engine.timeout; then continue with --resume"
+            f"engine.url: no server is left:{problems}\nWhat to do besides: check that the servers run, "
+            "raise engine.retries or engine.timeout if they need longer; then continue with --resume"
         )
