@@ -31,8 +31,7 @@ from agro.config import LoRA, NewModel, PolicyConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.published import Form, publish
-from agro.rollout.engines import Request
-from agro.rollout.engines import pushing
+from agro.rollout.engines import Request, pushing
 from agro.rollout.engines.draw import truncate
 from agro.rollout.engines.server import Server
 
@@ -41,6 +40,7 @@ pytestmark = pytest.mark.skipif(
 )
 RIGHT, WRONG = 1e-4, 0.1
 NEW = NewModel(hidden=64, heads=2, layers=2, context=1024)  # 32 a head: fewer end vLLM's process on a CPU
+PLAIN = SamplerConfig()
 PROMPT = list(range(5, 35))
 FORM: dict[str, Form] = {"reload": "explicit_head", "transfer": "model"}
 
@@ -96,6 +96,9 @@ class Pushed:
         self.engine = Server(config.EngineConfig(**values), self.policy.encoder, say=self.said.append)
         opened.callback(self.engine.close)
         self.folder, self.version = folder, 0
+        folder.mkdir(exist_ok=True)
+        if lora:  # whose base an earlier test may have replaced
+            Pushed(opened, served, folder / "base", push="reload").push()
 
     def publish(self, spoil: Callable[[Path], None] = lambda folder: None) -> Path:
         self.version += 1
@@ -124,7 +127,7 @@ def connect(tmp_path: Path) -> Iterator[Callable[..., Pushed]]:
 
 
 @torch.no_grad()
-def truth(policy: Policy, tokens: np.ndarray, sampler: SamplerConfig = SamplerConfig()) -> np.ndarray:
+def truth(policy: Policy, tokens: np.ndarray, sampler: SamplerConfig = PLAIN) -> np.ndarray:
     """Log-probs of a response, from transformers' logits."""
     ids = torch.tensor([*PROMPT, *tokens.tolist()])
     logits = policy.model(input_ids=ids[None]).logits[0, :-1] / sampler.temperature
@@ -140,7 +143,7 @@ def half(weights: Path) -> None:
     save_file({name: tensors[name] for name in names}, file, metadata={"format": "pt"})
 
 
-SAMPLERS = (SamplerConfig(), SamplerConfig(temperature=0.5), SamplerConfig(temperature=0.7, top_p=0.9))
+SAMPLERS = (PLAIN, SamplerConfig(temperature=0.5), SamplerConfig(temperature=0.7, top_p=0.9))
 
 
 @pytest.mark.parametrize(
@@ -233,9 +236,9 @@ def test_adapters_are_versioned_and_proved(connect, untied) -> None:
     listed = {model["id"] for model in vllm_process.httpx.get(f"{untied[0]}/v1/models").json()["data"]}
     assert set(names) & listed == set(names[1:])
     whole = connect(untied, push="reload")
+    whole.folder = whole.folder / "base"
+    whole.version = 1
     move(whole.policy)
-    whole.folder = whole.folder / "whole"
-    whole.folder.mkdir()
     assert whole.push() < RIGHT
     move(pushed.policy)
     with pytest.raises(Refused, match="an adapter on another model than it is trained on"):
@@ -253,11 +256,8 @@ def test_adapters_are_versioned_and_proved(connect, untied) -> None:
 def test_a_run_of_three_steps(request, tmp_path: Path, monkeypatch, name, changes) -> None:
     monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
     url, model = request.getfixturevalue(name)
-    if name == "untied":  # as the run begins, after the tests before it
-        restored = Pushed(ExitStack(), (url, model), tmp_path / "restored", push="reload")
-        restored.folder.mkdir()
-        restored.push()
-        restored.engine.close()
+    with ExitStack() as opened:  # the model that an adapter is trained on
+        Pushed(opened, (url, model), tmp_path / "base", push="reload").push()
     run = Trainer(training(tmp_path, url, model, changes), tmp_path / "run").run()
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["version"] for row in rows] == [1, 2, 3]
