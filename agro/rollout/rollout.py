@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agro import config
 from agro.config import SamplerConfig
@@ -27,6 +28,7 @@ from agro.rollout.envs.protocol import Environment
 from agro.rollout.episode import Episode
 from agro.types import Prompt, Sample
 from agro.types.kept_sets import ALL, flat
+from agro.types.sample import UNKNOWN_VERSION
 
 
 class Rollout:
@@ -104,6 +106,9 @@ class Rollout:
             if done.kept is not None:
                 kept, kept_count = flat([ALL] * length + list(done.kept))
             unknown = np.full(length, np.nan, np.float32)
+            version = done.version
+            if isinstance(version, np.ndarray):
+                version = per_token(version, length)
             yield Sample(
                 prompt=prompt.text,
                 response=text,
@@ -115,7 +120,7 @@ class Rollout:
                 sampling=sampling | dict(done.sampling),
                 kept=kept,
                 kept_count=kept_count,
-                version=done.version,
+                version=version,
                 role="policy",
                 source=self.source,
                 meta={
@@ -162,6 +167,13 @@ class Rollout:
             sampling = recorded(turn_sampler, seed) | dict(done.sampling)
             for sample in episode.samples(name, last_turn, {"index": number}, sampling):
                 yield sample.replace(source=self.source)
+
+
+def per_token(version: NDArray[np.int32], length: int) -> int | NDArray[np.int32]:
+    """The versions of a sequence whose first `length` tokens are a context; one where all are the same."""
+    if (version == version[0]).all():
+        return int(version[0])
+    return np.concatenate([np.full(length, UNKNOWN_VERSION, np.int32), version])
 
 
 def refuse_empty(name: str, stops: Sequence[str]) -> None:
@@ -236,13 +248,19 @@ def embedded(policy: Policy, version: int = -1, *, fused: bool = True) -> Engine
     return HF(policy, version, fused=fused)
 
 
-def load_engine(settings: config.EngineConfig, policy: Policy) -> Engine:
-    """The engine that the configuration names: on the weights of `policy` in this process, or a server."""
+def load_engine(
+    settings: config.EngineConfig, policy: Policy, say: Callable[[str], None], version: int = -1
+) -> Engine:
+    """The engine that the configuration names: on the weights of `policy` in this process, or servers.
+
+    `say` reports servers that are no longer used, and those that are again. `version`: of the weights of
+    `policy`; servers have none before the first push.
+    """
     if settings.kind == "hf":
-        return embedded(policy, fused=settings.fused)
+        return embedded(policy, version, fused=settings.fused)
     from agro.rollout.engines.server import Server
 
-    return Server(settings, policy.encoder)
+    return Server(settings, policy.encoder, say=say)
 
 
 def load_rollout(

@@ -287,6 +287,16 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             "Requests to the engine that failed and were asked again.",
             "count over the requests of the step",
         ),
+        Metric(
+            "push_error",
+            "nats per token",
+            "How far the log-probs of servers were from the trainer's after new weights.",
+            "mean |log π_server − log π| over fixed tokens; the largest of the servers that are used",
+        ),
+        Metric(
+            "servers", "servers", "Servers that are used.", "those with new weights that passed their probe"
+        ),
+        Metric("servers_dropped", "", "Servers that aren't used, and why.", "problem by URL", kind="object"),
         Metric("dropped", RESPONSES, "Responses drawn but dropped before training.", "count"),
         Metric("dropped_reasons", RESPONSES, "Dropped responses by reason.", "counts", kind="object"),
         Metric(

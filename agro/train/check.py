@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from agro.config import LoRA, RunConfig, check_texts, shared
+from agro.config import LoRA, RunConfig, check_texts, from_environment, shared
 from agro.errors import Refused
 from agro.objectives.needs import REF_LOGP
 from agro.rollout.engines.capabilities import CAPABILITIES, capabilities, check_section
@@ -32,6 +32,7 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
     _check_shared(config, phases)
     _check_references(config, phases)
     _check_adapter(phases[0].config)
+    _check_server(config)
     _check_reference(phases[0].config, phases)
     for phase in phases:
         prefix = f"phase {phase.name}: " if config.phases else ""
@@ -63,6 +64,25 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
     kind = config.engine.kind
     for name in ("sampler", "train", "source"):
         check_section(name, getattr(config, name), capabilities(kind), f'engine.kind = "{kind}"', prefix)
+
+
+def _check_server(config: RunConfig) -> None:
+    """How servers are reached and get new weights."""
+    engine = config.engine
+    if not engine.uses_servers:
+        return
+    assert engine.servers
+    from_environment(engine.api_key, "engine.api_key")
+    if engine.push == "adapter" and config.policy.lora is None:
+        raise Refused(
+            "engine.push = adapter needs policy.lora: without it all weights are trained. What to do: use "
+            "engine.push = reload or transfer"
+        )
+    for setting, value in {"push": "transfer", "api": "generate"}.items():
+        if engine.dialect == "sglang" and getattr(engine, setting) == value:
+            raise Refused(
+                f"engine.{setting} = {value} and engine.dialect = sglang exclude each other: it is vLLM's way"
+            )
 
 
 def _check_source(config: RunConfig, phases: Sequence[Phase]) -> None:

@@ -20,7 +20,7 @@ from agro.models.policy import Policy
 from agro.rewards import Reward, load_reward
 from agro.rollout import Activity, Rollout, Task, collect
 from agro.rollout.engines import Engine
-from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
+from agro.rollout.rollout import EpisodeReward, load_engine, load_rollout
 from agro.store import Store
 from agro.store.leases import trainer_of
 from agro.store.lifeline import leased
@@ -96,7 +96,8 @@ class Collector:
         reward = EpisodeReward(load_reward(self.config.reward))
         lease = leased(self.store, self.name, self.config.source.lease_seconds)
         with closing(reward), Store.open(self.store, create=False) as store, lease:
-            engine = embedded(policy, published.version, fused=self.config.engine.fused)
+            engine = load_engine(self.config.engine, policy, self.say, published.version)
+            published = self._renew(engine)
             deadline = self._deadline()
             phases = {phase.name: phase for phase in Phase.all(self.config)}
             while not published.ended:

@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -18,13 +20,15 @@ from agro.errors import Refused
 from agro.io.files import complete_folder
 from agro.models.encoding import Encoder
 from agro.models.policy import Policy
+from agro.models.published import form_of, publish
 from agro.models.reference import fingerprint, follow
 from agro.runs.folder import to_json_values
 from agro.train.abilities import LearnerCapability
+from agro.train.as_sampled import logp_as_sampled
 from agro.train.micro import MicroBatch
 from agro.train.optimizer import Average, Optimizer, denormals_as_zero
 from agro.train.step import Passes, Step, backward, streams_of
-from agro.types import Batch
+from agro.types import Batch, Sample
 
 Which = Literal["policy", "reference"]
 MOVING = ("ema", "periodic")  # references that change during a phase
@@ -58,6 +62,10 @@ class Learner(Protocol):
         """[B,T] log-probs of the batch's tokens, float64, 0 outside the mask; no gradient."""
         ...
 
+    def logp_as_sampled(self, sample: Sample) -> NDArray[np.float64]:
+        """[A] log-probs of the policy's choices in an encoded sample, at its own sampling settings."""
+        ...
+
     def gradient(
         self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]
     ) -> Step:
@@ -80,7 +88,7 @@ class Learner(Protocol):
         ...
 
     def publish(self, folder: Path) -> None:
-        """Write the model in transformers format for engines to load."""
+        """Write the weights, in the form that the engine takes, and a probe of them."""
         ...
 
     def save_model(self, folder: Path, *, merge: bool) -> None:
@@ -143,6 +151,9 @@ class Local:
         assert policy is not None
         return streams_of(policy, batch.to(policy.device), ["logp"], self._passes())["logp"]
 
+    def logp_as_sampled(self, sample: Sample) -> NDArray[np.float64]:
+        return logp_as_sampled(self.policy, sample)
+
     @denormals_as_zero()
     def gradient(
         self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]
@@ -169,7 +180,7 @@ class Local:
 
     def publish(self, folder: Path) -> None:
         with complete_folder(folder) as temporary:
-            self.save_model(temporary, merge=True)
+            publish(self.policy, temporary, form_of(self.config))
 
     def save_model(self, folder: Path, *, merge: bool) -> None:
         self.policy.save(folder, merge=merge)

@@ -51,6 +51,7 @@ def describe_batch(valid: Valid, collected: CollectResult, version: int) -> dict
         "rewards_failed": collected.failed,
         "requests_failed": collected.failed_requests,
         "draft_accepted": collected.draft_accepted,
+        **collected.measured,
         "dropped": sum(valid.dropped.values()),
         "dropped_reasons": dict(valid.dropped),
         "skipped": 0,

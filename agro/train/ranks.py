@@ -23,8 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -35,13 +37,15 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.io.files import complete_folder
 from agro.models.policy import Policy
+from agro.models.published import form_of, publish
 from agro.models.reference import frozen
 from agro.objectives import NotFinite
 from agro.train.abilities import LearnerCapability
+from agro.train.as_sampled import logp_as_sampled
 from agro.train.learner import Local, Which, read_weights
 from agro.train.micro import MicroBatch
 from agro.train.step import Passes, Step
-from agro.types import Batch
+from agro.types import Batch, Sample
 
 PATIENCE = timedelta(days=1)  # ranks wait for rank 0 while it samples
 
@@ -157,7 +161,7 @@ class Shard(Local):
         self._update_copy()
         if self.copy is not None:
             with complete_folder(folder) as temporary:
-                self.copy.save(temporary)
+                publish(self.copy, temporary, form_of(self.config))
 
     def save_model(self, folder: Path, *, merge: bool) -> None:
         self._update_copy()
@@ -236,6 +240,11 @@ class Ranks:
     def logp(self, batch: Batch, of: Which = "policy") -> Tensor:
         logp: Tensor = self._all("logp", batch, of)
         return logp
+
+    def logp_as_sampled(self, sample: Sample) -> NDArray[np.float64]:
+        """By the complete copy on this rank, which has the weights that were published last."""
+        assert self.shard.copy is not None
+        return logp_as_sampled(self.shard.copy, sample)
 
     def gradient(
         self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]

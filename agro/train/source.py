@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 
 from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
+from agro.io.files import remove
 from agro.models.encoding import Encoder, InvalidSample
 from agro.rewards import Reward
 from agro.rewards.function import RESERVED
@@ -88,7 +89,7 @@ class InlineSource:
     store: Store
     run: str  # its id
     activity: Activity
-    weights: Path | None = None  # folder of published weights; None where the engine shares the learner's
+    weights: Path | None = None  # folder of published versions; None where the engine shares the learner's
 
     def fill(self, wanted: FillRequest) -> CollectResult:
         if wanted.joining:
@@ -114,8 +115,12 @@ class InlineSource:
         if self.weights is None:
             self.rollout.engine.version = learner.version
         elif self.rollout.engine.version != learner.version:
-            learner.publish(self.weights)
-            self.rollout.engine.load(self.weights, learner.version)
+            folder = self.weights / f"v{learner.version:08d}"  # servers keep what they know of a path
+            learner.publish(folder)
+            self.rollout.engine.load(folder, learner.version)
+            for other in self.weights.glob("v*"):
+                if other != folder:
+                    remove(other)
 
 
 ROUNDS = 10  # of sampling for a step
@@ -225,4 +230,5 @@ def _joined(parts: Sequence[CollectResult], ids: tuple[int, ...]) -> CollectResu
         tokens=sum(part.tokens for part in parts),
         too_stale=sum(part.too_stale for part in parts),
         failed_requests=None if None in failures else sum(n or 0 for n in failures),
+        measured=parts[-1].measured,
     )

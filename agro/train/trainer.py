@@ -15,9 +15,9 @@ from agro.models.policy import Policy
 from agro.models.reference import load_reference
 from agro.rewards import Reward, load_reward
 from agro.rollout import Rollout
-from agro.rollout.engines.capabilities import declared
+from agro.rollout.engines.capabilities import capabilities, declared
 from agro.rollout.envs import load_environment
-from agro.rollout.rollout import EpisodeReward, embedded, load_engine
+from agro.rollout.rollout import EpisodeReward, load_engine
 from agro.runs.card import check_push
 from agro.runs.folder import Run
 from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
@@ -39,6 +39,7 @@ from agro.train.lagging import LaggingSource
 from agro.train.learner import Learner, Local, keep_best, save_model
 from agro.train.loop import Loop, Parts
 from agro.train.monitors import Monitor
+from agro.train.monitors.first_samples import FirstSamples
 from agro.train.monitors.guard import Best, Guard, SamplerMismatch
 from agro.train.monitors.heldout import HeldOutGroups, HeldOutLog, HeldOutPrompts
 from agro.train.monitors.outlets import Record, Terminal
@@ -207,7 +208,7 @@ class BaseTrainer:
         with joined(self.policy.device) as mesh:
             shard = Shard(self.policy, self.reference, self.progress.say, mesh)
             assert shard.copy is not None
-            self.engine = embedded(shard.copy, fused=self.config.engine.fused)
+            self.engine = load_engine(self.config.engine, shard.copy, self.progress.say)
             learner = Ranks(shard)
             try:
                 yield learner
@@ -228,7 +229,7 @@ class BaseTrainer:
     @cached_property
     def engine(self) -> Any:
         """The engine that generates fresh samples and held-out responses."""
-        return load_engine(self.config.engine, self.policy)
+        return load_engine(self.config.engine, self.policy, self.progress.say)
 
     def _parts(self, learner: Learner, phase: Phase, position: Position) -> Parts:
         """What the steps of a phase use."""
@@ -268,6 +269,8 @@ class BaseTrainer:
         """First the run's own, then those passed to the trainer, then those that write the metrics."""
         config, say = phase.config, self.progress.say
         monitors: list[Monitor] = [SamplerMismatch(config.guard), Guard(config.guard, phase.name)]
+        if "shares_weights" not in capabilities(config.engine.kind):
+            monitors.append(FirstSamples(config.guard, config.policy.temperature, learner))
         if self.eval_prompts:
             assert self.reward is not None
             rollout = self._rollout(phase)

@@ -1,7 +1,11 @@
-"""A small OpenAI-compatible server on loopback. It samples with the embedded engine and fails on request."""
+"""A small server on loopback with vLLM's routes. It samples with the embedded engine and fails on request.
+
+`push` says what comes of new weights; "right" unless a test asks for one of vLLM's silent failures.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 import time
@@ -13,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from agro.config import SamplerConfig
+from agro.models.adapters import merged_with
 from agro.models.policy import Policy
+from agro.models.pretrained import own_logp
 from agro.rollout.engines import Request
 from agro.rollout.engines.hf import HF
 
@@ -32,16 +39,91 @@ class StandIn:
         self.change: Callable[[dict[str, Any]], None] = lambda choice: None
         self.completions = 0
         self.raw = False  # log-probs of the policy, whatever the temperature of the request
+        self.push = "right"  # or "nothing", "half", "stale head", "first adapter"
+        self.failing_updates = 0  # of /finish_weight_update that are yet to fail
+        self.keys: list[str | None] = []  # that came with requests for responses
+        self.dead = False  # whether it hangs up on every request
+        self.adapters: dict[str, str] = {}  # folder by name
+        self.labels = ["default"]  # versions of the model itself, the newest last
+        self.announced: list[str] = []  # by /init_weight_transfer_engine
+        self.base = {k: v.clone() for k, v in policy.model.state_dict().items()}
         self.lock = threading.Lock()
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if path in ("/v1/completions", "/inference/v1/generate"):
+            return self._complete(path, body)
         if path == "/collective_rpc":
-            self.engine.load(Path(body["kwargs"]["weights_path"]), self.engine.version + 1)
-            return {}
-        if path != "/v1/completions":
-            return {}
+            self._take(sorted(Path(body["kwargs"]["weights_path"]).glob("*.safetensors")))
+        elif path == "/init_weight_transfer_engine":
+            self.announced = body["init_info"]["names"]
+        elif path == "/update_weights":
+            self._take([Path(file) for file in body["update_info"]["files"]])
+        elif path in ("/finish_weight_update", "/update_weight_version"):
+            if self.failing_updates:
+                self.failing_updates -= 1
+                raise BrokenPipeError
+            self.labels.append(body.get("weight_version") or body["new_version"])
+        elif path == "/v1/load_lora_adapter":
+            if body["lora_name"] in self.adapters:
+                raise ValueError("The lora adapter has already been loaded")
+            self.adapters[body["lora_name"]] = body["lora_path"]
+        elif path == "/v1/unload_lora_adapter":
+            del self.adapters[body["lora_name"]]
+        return {}
+
+    def _take(self, files: list[Path]) -> None:
+        """Load new weights, or what `push` makes of them."""
+        weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
+        model = self.engine.policy.model
+        if self.push == "nothing":
+            return
+        if self.push == "half":
+            weights = dict(list(weights.items())[: len(weights) // 2])
+        if self.push == "stale head":
+            weights.pop("lm_head.weight", None)
+            model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+        model.load_state_dict(weights, strict=False)
+
+    def _choose(self, name: str | None) -> None:
+        """Serve the adapter of this name, or else the model itself."""
+        if name in self.adapters:
+            if self.push == "first adapter":
+                name = next(iter(self.adapters))
+            model = self.engine.policy.model
+            model.load_state_dict(self.base)
+            tuned = merged_with(copy.deepcopy(model), self.adapters[name])
+            model.load_state_dict(tuned.state_dict())
+
+    def _score(self, ids: list[int]) -> dict[str, Any]:
+        logp = own_logp(self.engine.policy.model, torch.tensor(ids), 1.0)[0].tolist()
+        entries = [{str(token): {"logprob": x}} for token, x in zip(ids[1:], logp, strict=True)]
+        return {"choices": [{"prompt_logprobs": [None, *entries]}]}
+
+    def _complete(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        with torch.no_grad():
+            self._choose(body.get("model"))
+            if "prompt_logprobs" in body:
+                return self._score(body["prompt"])
+        if path == "/v1/completions":
+            return {"choices": [self._sample(body)]}
+        choice = self._sample(body["sampling_params"] | {"prompt": body["token_ids"]})
+        logp = choice["logprobs"]["token_logprobs"]
+        choice["logprobs"] = {"content": [{"logprob": x} for x in logp]}
+        ends = [0, len(logp) // 2, len(logp)] if len(self.labels) > 2 else [0, len(logp)]
+        spans = zip(self.labels[-len(ends) + 1 :], ends, ends[1:], strict=False)
+        choice["weight_versions"] = [
+            {"version": v, "start": start, "end": end} for v, start, end in spans if start < end
+        ]
+        return {"choices": [choice]}
+
+    def _sample(self, body: dict[str, Any]) -> dict[str, Any]:
         sampler = SamplerConfig(
-            temperature=body["temperature"], max_new=body["max_tokens"], stop=tuple(body["stop"] or ())
+            temperature=body["temperature"],
+            top_p=body["top_p"],
+            top_k=max(0, body["top_k"]),
+            min_p=body["min_p"],
+            max_new=body["max_tokens"],
+            stop=tuple(body["stop"] or ()),
         )
         request = Request(0, body["prompt"], body["max_tokens"])
         (done,) = self.engine.decode(deque([request]), sampler, body["seed"])
@@ -57,7 +139,7 @@ class StandIn:
         if self.completions == self.spoil:
             self.change(choice)
         self.completions += 1
-        return {"choices": [choice]}
+        return choice
 
     def _raw(self, prompt: list[int], ids: list[int]) -> list[float]:
         tokens = torch.tensor([[*prompt, *ids]])
@@ -67,51 +149,83 @@ class StandIn:
         return streams["logp"][mask].tolist()
 
 
+class Handler(BaseHTTPRequestHandler):
+    """Hands requests to the stand-in, and fails as it says."""
+
+    state: StandIn
+
+    def do_GET(self) -> None:
+        if self.state.dead:
+            self.hang_up()
+            return
+        models = [{"id": name} for name in ("model", *self.state.adapters)]
+        self.reply(200, {"data": models})
+
+    def do_POST(self) -> None:
+        state = self.state
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "{}")
+        with state.lock:
+            state.asked.append((self.path, body))
+            if self.path == "/v1/completions":
+                state.keys.append(self.headers["Authorization"])
+            failing, state.fail = state.fail > 0, max(0, state.fail - 1)
+            if state.dead or (failing and state.how == "hang up"):
+                self.hang_up()
+                return
+            status, content = self.fail() if failing else self.answer(body)
+        self.reply(status, content, state.how if failing else "")
+
+    def fail(self) -> tuple[int, dict[str, Any]]:
+        if self.state.how == "abort":
+            return 200, {"choices": [{"token_ids": [], "logprobs": None, "finish_reason": "abort"}]}
+        return 503 if self.state.how == "status" else 200, {"error": "overloaded"}
+
+    def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        try:
+            return 200, self.state.answer(self.path.partition("?")[0], body)
+        except BrokenPipeError:
+            return 500, {"error": "weights are missing"}
+        except ValueError as error:
+            return 400, {"error": str(error)}
+
+    def reply(self, status: int, content: dict[str, Any], how: str = "") -> None:
+        payload = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(payload)))
+        if how == "drip the head":
+            self.drip(b"X-Slow: " + b"a" * 1000)
+        self.end_headers()
+        if how == "drip the body":
+            self.drip(payload)
+        self.wfile.write(payload)
+
+    def hang_up(self) -> None:
+        self.close_connection = True
+        self.connection.close()
+
+    def drip(self, content: bytes) -> None:
+        """A byte every tenth of a second, until the client hangs up."""
+        self.flush_headers()
+        for byte in content:
+            time.sleep(0.1)
+            self.wfile.write(bytes([byte]))
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing on stderr."""
+
+
+class Listener(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: Any) -> None:
+        """A client that hangs up isn't shown."""
+
+
 @contextmanager
 def serving(policy: Policy) -> Iterator[tuple[str, StandIn]]:
     """(URL, state) of a server while it runs."""
     state = StandIn(policy)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "{}")
-            with state.lock:
-                state.asked.append((self.path, body))
-                failing, state.fail = state.fail > 0, max(0, state.fail - 1)
-                if failing and state.how == "hang up":
-                    self.close_connection = True
-                    self.connection.close()
-                    return
-                content = {"error": "overloaded"} if failing else state.answer(self.path, body)
-            if failing and state.how == "abort":
-                content = {"choices": [{"token_ids": [], "logprobs": None, "finish_reason": "abort"}]}
-            payload = json.dumps(content).encode()
-            self.send_response(503 if failing and state.how == "status" else 200)
-            self.send_header("Content-Length", str(len(payload)))
-            if failing and state.how == "drip the head":
-                self.drip(b"X-Slow: " + b"a" * 1000)
-            self.end_headers()
-            if failing and state.how == "drip the body":
-                self.drip(payload)
-            self.wfile.write(payload)
-
-        def drip(self, content: bytes) -> None:
-            """A byte every tenth of a second, until the client hangs up."""
-            self.flush_headers()
-            for byte in content:
-                time.sleep(0.1)
-                self.wfile.write(bytes([byte]))
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing on stderr."""
-
-    class SilentActivity(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: Any) -> None:
-            """A client that hangs up isn't shown."""
-
-    server = SilentActivity(("127.0.0.1", 0), Handler)
+    server = Listener(("127.0.0.1", 0), type("Of", (Handler,), {"state": state}))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -22,9 +22,10 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import NewModel, PolicyConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
+from agro.models.published import publish
 from agro.rollout import Rollout, Task, collect
 from agro.rollout.engines import Request
-from agro.rollout.engines import server as module
+from agro.rollout.engines import connection as module
 from agro.rollout.engines.server import Server
 from agro.rollout.envs import Turn
 from agro.store import Store
@@ -88,7 +89,7 @@ def test_retries_are_bounded(policy: Policy, connect, monkeypatch) -> None:
     with serving(policy) as (url, state):
         state.fail = 100
         engine = connect(url, retries=2)
-        with pytest.raises(Refused, match=r"engine\.url.*3 times.*503"):
+        with pytest.raises(Refused, match=r"(?s)engine\.url.*3 times.*503"):
             list(engine.decode(deque([Request(0, [1], 2)]), SamplerConfig(), seed=0))
         assert engine.failures == 3
 
@@ -135,12 +136,14 @@ def test_environments_work_on_it(policy: Policy, connect) -> None:
 
 def test_new_weights_change_what_is_sampled(policy: Policy, connect, tmp_path: Path) -> None:
     other = Policy.load(PolicyConfig(new=NEW), seed=1)
-    other.save(tmp_path / "weights")
+    (tmp_path / "weights").mkdir()
+    publish(other, tmp_path / "weights", "explicit_head")
     with serving(policy) as (url, state):
         engine = connect(url)
         engine.load(tmp_path / "weights", 8)
         assert engine.version == 8
-        assert [path for path, _ in state.asked] == ["/collective_rpc", "/reset_prefix_cache"]
+        probed = ["/v1/completions"] * 4
+        assert [path for path, _ in state.asked] == ["/collective_rpc", "/reset_prefix_cache", *probed]
         served = dict(policy.model.named_parameters())
         assert all(torch.equal(p, served[name]) for name, p in other.model.named_parameters())
 
@@ -304,6 +307,42 @@ def test_raw_log_probs_stop_the_run_before_the_weights_move(
     assert not list((tmp_path / "run/checkpoints").glob("step-*[1-9]"))
 
 
+@pytest.mark.parametrize(
+    ("sampler", "raw", "stops"),
+    [
+        ({"temperature": 0.25}, False, False),
+        ({"temperature": 0.25}, True, True),
+        ({"top_p": 0.6}, False, False),
+        ({"top_p": 0.6}, True, True),
+        ({"temperature": 0.5, "top_k": 3, "min_p": 0.1}, False, False),
+        ({"temperature": 0.0}, False, False),
+    ],
+)
+def test_samplers_that_are_not_of_the_policy_are_compared_at_their_own_settings(
+    policy: Policy, tmp_path: Path, monkeypatch, sampler: dict[str, Any], raw: bool, stops: bool
+) -> None:
+    """Log-probs of the trainer are at temperature 1, so that the step's own comparison has no such token."""
+    monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
+    for weights in policy.model.parameters():  # so that some tokens are likelier than others
+        weights.data *= 3
+    policy.save(tmp_path / "model")
+    served = Policy.load(PolicyConfig(model=str(tmp_path / "model")))
+    with serving(served) as (url, state):
+        state.raw = raw
+        trainer = Trainer(served_run(tmp_path, url, sampler=sampler), tmp_path / "run")
+        if stops:
+            words = r"step 1: .*4 fresh responses.*above guard\.logp_diff = 0\.1.*--logprobs-mode processed"
+            with pytest.raises(Refused, match=words):
+                trainer.run()
+            return
+        run = trainer.run()
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert {m["logp_diff_fresh"] for m in rows} == {None}
+    if sampler.get("temperature") == 0:
+        with Store.open(run / "store.db", read_only=True) as store:
+            assert all((s.behavior_logp[s.action] == 0).all() for s in store.samples())
+
+
 def test_a_run_that_samples_behind_http(tmp_path: Path, monkeypatch) -> None:
     """The server gets each version's weights; its log-probs are the learner's."""
     monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
@@ -320,3 +359,5 @@ def test_a_run_that_samples_behind_http(tmp_path: Path, monkeypatch) -> None:
         largest = rounding(*(s.behavior_logp for s in store.samples()))["atol"]
     assert all(m["logp_diff_max"] < largest for m in rows)
     assert sum(path == "/collective_rpc" for path, _ in state.asked) >= 3
+    assert all(0 <= m["push_error"] < largest and m["servers"] == 1 for m in rows)
+    assert [folder.name for folder in (run / "weights/served").iterdir()] == ["v00000003"]

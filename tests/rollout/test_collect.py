@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ class Fake:
 
     version = 7
     failures = proposed = accepted = 0
+    measured: ClassVar[dict[str, float]] = {"servers": 2}
 
     def __init__(self, finish: list[int], at: int = -1, event: Callable[[], None] = lambda: None) -> None:
         self.finish, self.at, self.event = finish, at, event

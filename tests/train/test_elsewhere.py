@@ -166,8 +166,6 @@ def test_replay_leaves_alone_what_waits_to_be_fresh(tmp_path: Path) -> None:
 
 def test_what_collectors_cannot_do_is_refused(tmp_path: Path) -> None:
     elsewhere = {"source__kind": "elsewhere"}
-    with pytest.raises(Refused, match=r"engine\.kind"):
-        Trainer(tiny(tmp_path, **elsewhere, engine={"kind": "server", "url": "http://127.0.0.1:1"}))
     phases = [{"name": "a"}, {"name": "b", "sampler": {"n": 4}}]
     with pytest.raises(Refused, match=r"\[sampler\]"):
         Trainer(tiny(tmp_path, **elsewhere, phases=phases))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
@@ -47,6 +47,7 @@ class HF:
         self.failures = 0
         self.proposed = 0
         self.accepted = 0
+        self.measured: Mapping[str, Any] = {}
         self.check: Callable[[], None] = lambda: None
         self._may_skip = False  # whether skipping layers was checked
         self._drafts: dict[str, Policy] = {}

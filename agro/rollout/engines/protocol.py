@@ -36,7 +36,7 @@ class Continuation:
     request: Request
     tokens: NDArray[np.int64]  # [T]
     logp: NDArray[np.float64]  # [T] nats, under the distribution sampled from; NaN where unknown
-    version: int  # optimizer steps of the weights; -1: unknown
+    version: int | NDArray[np.int32]  # optimizer steps of the weights, or [T] of each token's; -1: unknown
     sampling: Mapping[str, Any] = field(default_factory=dict)  # what the engine adds to `Sample.sampling`
     kept: Sequence[Ids] | None = (
         None  # [T] the ids each token was chosen from, as in `agro.types.kept_sets.flat`
@@ -49,15 +49,21 @@ class Engine(Protocol):
     `failures` counts requests that failed and were sent again. `proposed` counts the tokens that a draft
     model proposed, `accepted` those of them that are in a response; both are 0 without a draft. `can` is what
     the engine can do beyond decoding, see `agro.rollout.engines.capabilities`: a setting that needs anything
-    else is refused. `check` is called again and again while the engine decodes, and may raise `Interrupted`.
+    else is refused. `measured` has metrics of `agro.runs.metrics` that it knows. `check` is called again and
+    again while the engine decodes, and may raise `Interrupted`.
     """
 
     can: ClassVar[frozenset[Capability]]
     version: int
-    failures: int
     proposed: int
     accepted: int
     check: Callable[[], None]
+
+    @property
+    def failures(self) -> int: ...
+
+    @property
+    def measured(self) -> Mapping[str, Any]: ...
 
     def decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
         """Serve the requests from the left of `waiting`, each as soon as it finishes.

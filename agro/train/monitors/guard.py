@@ -31,6 +31,12 @@ from agro.runs.problems import toward_reference
 from agro.train.monitors.base import GO, Action, Monitor, View
 
 LEAST = 5
+ADVICE = (
+    "What to look at: whether the server reports log-probs of what it samples from, not raw ones (vLLM: "
+    "--logprobs-mode processed_logprobs); whether new weights arrive there (of a tied output layer too); "
+    "whether both have the same model, tokenizer and chat template, temperature, top-p and min-p, and dtype. "
+    "Where they differ on purpose: raise guard.logp_diff, or 0 for no limit"
+)
 
 
 def _advice(metrics: Mapping[str, Any], kl: bool) -> str:
@@ -96,11 +102,7 @@ class SamplerMismatch(Monitor):
         return Action(
             "stop",
             f"expected equal log-probs of sampler and trainer on fresh responses (staleness 0), got "
-            f"logp_diff_fresh = {off:.3g} nats a token, above guard.logp_diff = {limit:g}. What to look at: "
-            "whether the server reports log-probs of what it samples from, not raw ones (vLLM: "
-            "--logprobs-mode processed_logprobs); whether new weights arrive there (of a tied output layer "
-            "too); whether both have the same model, tokenizer and chat template, temperature, top-p and "
-            "min-p, and dtype. Where they differ on purpose: raise guard.logp_diff, or 0 for no limit",
+            f"logp_diff_fresh = {off:.3g} nats a token, above guard.logp_diff = {limit:g}. {ADVICE}",
         )
 
 

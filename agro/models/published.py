@@ -1,0 +1,108 @@
+"""What a learner publishes for engines: weights, and the log-probs by which they are recognized.
+
+A server may answer every request and still have other weights than those it was sent. So the folder of
+published weights also has a `Probe`: fixed token sequences, and the learner's log-probs of them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from agro.config import RunConfig
+from agro.errors import Refused
+from agro.models.policy import Policy
+from agro.models.pretrained import own_logp
+
+Form = Literal["model", "explicit_head", "adapter"]
+"""model: the complete model, an adapter merged; explicit_head: the same, a tied output layer written under
+its own name; adapter: the adapter alone"""
+
+PROBE = "probe.json"
+LENGTHS = (5, 40, 120, 200)  # tokens of the sequences of a probe
+ROUNDING = {True: 0.05, False: 1e-3}  # nats a token; by whether weights have half precision
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Token sequences, and log-probs of each token but the first: nats at temperature 1."""
+
+    ids: list[list[int]]
+    logp: list[list[float]]
+    allowed: float  # mean difference by rounding, nats a token
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, policy: Policy) -> Probe:
+        """The log-probs that the policy's model itself has, in evaluation mode."""
+        random = np.random.default_rng(0)
+        # A server that scores a sequence also samples a token, which must fit into its context.
+        lengths = [min(length, policy.context - 1) for length in LENGTHS]
+        ids = [random.integers(0, len(policy.tokenizer), length).tolist() for length in lengths]
+        rows = [torch.tensor(row, device=policy.device) for row in ids]
+        logp = [own_logp(policy.model, row, temperature=1.0)[0].tolist() for row in rows]
+        return cls(ids, logp, ROUNDING[torch.finfo(policy.dtype).bits <= 16])
+
+    @classmethod
+    def read(cls, folder: Path) -> Probe:
+        """Raises `Refused` where the folder wasn't published by a learner."""
+        file = folder / PROBE
+        if not file.exists():
+            raise Refused(f"{folder}: expected weights that a learner published, with {PROBE}")
+        return cls(**json.loads(file.read_text(encoding="utf-8")))
+
+    def write(self, folder: Path) -> None:
+        (folder / PROBE).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+
+
+def form_of(config: RunConfig) -> Form:
+    """The form in which the engine of a configuration takes new weights."""
+    if not config.engine.uses_servers:
+        return "model"
+    way = config.engine.push or ("reload" if config.policy.lora is None else "adapter")
+    forms: dict[str, Form] = {"reload": "explicit_head", "transfer": "model", "adapter": "adapter"}
+    return forms[way]
+
+
+def publish(policy: Policy, folder: Path, form: Form) -> None:
+    """Write the weights of `policy` and a probe into a folder, in transformers' or peft's format."""
+    policy.save(folder, merge=form != "adapter")
+    if form == "explicit_head":
+        write_tied_weights(folder, policy)
+    Probe.of(policy).write(folder)
+
+
+def write_tied_weights(folder: Path, policy: Policy) -> None:
+    """Give tied weights, such as an output layer, tensors under their own names in a saved model.
+
+    Servers that load new weights name by name leave a tied output layer as it was: vLLM's `reload_weights`
+    does so on a CPU.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if not config.get("tie_word_embeddings"):
+        return
+    state = policy.model.state_dict()
+    tied = {name: state[name].detach().cpu().clone() for name in policy.model._tied_weights_keys}
+    _add(folder, tied)
+    config["tie_word_embeddings"] = False
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _add(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Add tensors to the safetensors files of a model: to its only one, or as one more of several."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.exists():
+        save_file({**load_file(single), **tensors}, single, metadata={"format": "pt"})
+        return
+    content = json.loads(index.read_text(encoding="utf-8"))
+    name = "model-tied.safetensors"
+    save_file(tensors, folder / name, metadata={"format": "pt"})
+    content["weight_map"] |= dict.fromkeys(tensors, name)
+    index.write_text(json.dumps(content) + "\n", encoding="utf-8")

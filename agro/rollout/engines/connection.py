@@ -1,0 +1,112 @@
+"""A connection to one server: requests with a deadline and a key, sent again where that may help."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import httpx
+
+from agro import config
+from agro.config import from_environment
+from agro.errors import Refused
+from agro.io.strictjson import loads
+
+FIRST_PAUSE = 0.25  # seconds before a failed request is sent again; doubled each time
+BUSY = (408, 425, 429)  # statuses that ask for the same request later
+GONE = 404  # a server that was started again has lost its adapters
+HEALTH_SECONDS = 5.0  # in which a server says that it runs
+T = TypeVar("T")
+
+
+class Failed(Exception):
+    """A request that may succeed when it is sent again."""
+
+
+class Lost(Exception):
+    """A server that doesn't serve: why."""
+
+
+class Connection:
+    """A client of one server. `failures` counts the requests that failed."""
+
+    def __init__(self, url: str, settings: config.EngineConfig) -> None:
+        self.url, self.settings = url, settings
+        self.failures = 0
+        key = from_environment(settings.api_key, "engine.api_key")
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        # `_reply` limits the time of a complete request. A timeout of httpx's begins again with each byte.
+        limits = httpx.Limits(max_connections=None)
+        self._client = httpx.AsyncClient(timeout=None, limits=limits, headers=headers)
+
+    async def command(self, path: str, body: Mapping[str, Any], *, retries: int | None = None) -> None:
+        """A request whose reply says no more than that it is done."""
+        await self._repeatedly(path, body, lambda content: None, retries)
+
+    async def post(self, path: str, body: Mapping[str, Any], read: Callable[[Any], T]) -> T:
+        """What `read` makes of the reply's JSON, which is None where it is empty.
+
+        A request that fails is sent again, `engine.retries` times. Raises `Lost` where it fails then too, and
+        `Refused` for a request that the server refuses, and for a reply that isn't JSON.
+        """
+        return await self._repeatedly(path, body, lambda content: read(self._json(path, content)), None)
+
+    async def get(self, path: str) -> Any:
+        """The JSON of a page."""
+        return await self._repeatedly(path, None, lambda content: self._json(path, content), None)
+
+    async def _repeatedly(
+        self, path: str, body: Mapping[str, Any] | None, read: Callable[[bytes], T], retries: int | None
+    ) -> T:
+        pause = FIRST_PAUSE
+        tries = 1 + (self.settings.retries if retries is None else retries)
+        for attempt in range(tries):
+            if attempt:
+                await asyncio.sleep(pause)
+                pause *= 2
+            try:
+                return read(await self._reply(path, body))
+            except Failed as error:
+                self.failures += 1
+                problem = error
+        raise Lost(f"{self.url}{path} failed {tries} times, at last with {problem}")
+
+    async def is_alive(self) -> bool:
+        """Whether the server says that it runs."""
+        try:
+            async with asyncio.timeout(HEALTH_SECONDS):
+                response = await self._client.get(f"{self.url}/health")
+        except (TimeoutError, httpx.HTTPError, httpx.InvalidURL):
+            return False
+        return response.status_code == httpx.codes.OK
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _reply(self, path: str, body: Mapping[str, Any] | None) -> bytes:
+        method = "GET" if body is None else "POST"
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                response = await self._client.request(method, f"{self.url}{path}", json=body)
+        except TimeoutError:
+            raise Failed(f"no complete reply in engine.timeout = {self.settings.timeout:g} s") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise Failed(f"{type(error).__name__}: {error}") from error
+        if response.status_code == httpx.codes.OK:
+            return response.content
+        status = f"status {response.status_code}: {response.text[:500]}"
+        if response.status_code >= 500 or response.status_code in BUSY:
+            raise Failed(status)
+        if response.status_code == GONE:
+            raise Lost(f"{self.url}{path} isn't there: {status}")
+        raise Refused(f"engine.url: {self.url}{path} refused: {status}")
+
+    def _json(self, path: str, content: bytes) -> Any:
+        try:
+            return loads(content) if content else None
+        except ValueError as error:
+            text = content.decode("utf-8", "replace")
+            raise Refused(
+                f"engine.url: {self.url}{path}: expected JSON, got {text[:200]!r} ({error})"
+            ) from None

@@ -1,0 +1,104 @@
+"""One of the servers of an engine: what it serves, and whether it is used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from pydantic import ValidationError
+
+from agro import config
+from agro.config import SamplerConfig
+from agro.errors import Refused
+from agro.models.encoding import Encoder
+from agro.models.published import Probe
+from agro.rollout.engines.connection import Connection, Lost
+from agro.rollout.engines.dialects import dialect_of
+from agro.rollout.engines.probing import Scores, gap, score, unfit
+from agro.rollout.engines.protocol import Continuation, Request
+from agro.rollout.engines.pushing import Adapter, Push, push_of
+from agro.rollout.engines.replies import Reply, problem_of, wrong_field
+
+PUSHES = 3  # an update that failed makes vLLM fail the next one too; the one after it works
+
+
+class Host:
+    """A server. `problem` says why it isn't used; "" where it is."""
+
+    def __init__(self, url: str, settings: config.EngineConfig, encoder: Encoder) -> None:
+        self.settings, self.encoder = settings, encoder
+        self.connection = Connection(url, settings)
+        self.dialect = dialect_of(settings, encoder.eos_ids)
+        self.served = settings.model if settings.dialect == "vllm" else None
+        self.busy = 0  # requests under way
+        self.problem = ""
+        self.error: float | None = None  # of the last probe, nats a token
+        self._scores: Scores | None = None
+        self._push: Push | None = None
+
+    @property
+    def url(self) -> str:
+        return self.connection.url
+
+    async def sample(self, request: Request, sampler: SamplerConfig, seed: int, version: int) -> Continuation:
+        """One response. `version`: of the weights that were pushed.
+
+        Raises `Lost` where the server fails, and `Refused` for a reply that isn't what was requested.
+        """
+        body = self.dialect.sampling(request, sampler, seed, self.served)
+        has_adapter = isinstance(self._push, Adapter)  # whose version is that of its name
+        self.busy += 1
+        try:
+            reply = await self.connection.post(self.dialect.path, body, self.dialect.read)
+            problem = problem_of(reply, request, self.encoder, sampler.stop)
+        except ValidationError as error:
+            problem = wrong_field(error.errors()[0], self.dialect.advice)
+        finally:
+            self.busy -= 1
+        if problem:
+            raise Refused(f"{self.url}{self.dialect.path}: response {request.number}: {problem}")
+        if sampler.temperature == 0:  # a point mass, as the embedded engine says; servers report the model's
+            reply = replace(reply, logprobs=[0.0] * len(reply.logprobs))
+        return _continuation(request, reply, version, whole=has_adapter)
+
+    async def renew(self, weights: Path, version: int, probe: Probe) -> None:
+        """Push new weights, and use the server only if it passes the probe."""
+        if self.problem and not await self.connection.is_alive():
+            return
+        try:
+            await self._push_repeatedly(weights, version)
+            scores = await score(self.connection, self.dialect, probe, self.served)
+        except (Lost, Refused) as error:
+            self.problem = str(error)
+            return
+        found = gap(scores, probe.logp)
+        allowed = probe.allowed if self.settings.push_error is None else self.settings.push_error
+        is_fit = not allowed or found.mean <= allowed
+        way = "adapter" if isinstance(self._push, Adapter) else self.settings.push or "reload"
+        self.problem = "" if is_fit else unfit(found, allowed, way, scores, self._scores)
+        self.error, self._scores = found.mean, scores
+
+    async def _push_repeatedly(self, weights: Path, version: int) -> None:
+        kind = push_of(self.settings, weights)
+        if not isinstance(self._push, kind):
+            self._push = kind()
+        for attempt in range(PUSHES):
+            try:
+                name = await self._push.push(self.connection, weights, version)
+            except Lost:
+                if attempt == PUSHES - 1:
+                    raise
+            else:
+                self.served = name or self.served
+                return
+
+
+def _continuation(request: Request, reply: Reply, version: int, *, whole: bool) -> Continuation:
+    """`whole`: the complete response has `version`, whatever the server says of its model."""
+    logprobs = [np.nan if x is None else min(x, 0.0) for x in reply.logprobs]
+    versions = None if whole else reply.versions()
+    ids = np.array(reply.token_ids)
+    return Continuation(
+        request, ids, np.array(logprobs, np.float64), version if versions is None else versions
+    )
