@@ -37,6 +37,7 @@ PLACES = {
             "store/test_exchange.py",
             "store/test_fuzz.py",
             "store/test_processes.py",
+            "store/test_sharing.py",
         ),
         *("test_flow.py", "test_install_hints.py", "test_recipes.py", "test_smooth.py"),
     ),

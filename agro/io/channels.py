@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ import sys
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Thread
+
+from agro.io import deferred
 
 
 class Channel:
@@ -73,8 +76,7 @@ class Child:
 
 def serve() -> None:
     """Run `main(channel)` of the module that the command line names, in a process that `Child` started."""
-    import importlib
-
+    deferred.install("torch")
     channel = Channel(os.dup(0), os.dup(1))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)

@@ -14,7 +14,6 @@ from agro.logs.protocol import Format, Judgment, Row
 from agro.store.imports import ImportedFile, Place, forgotten
 from agro.store.records import OtherPrompt, Pair
 from agro.store.sample_rows import Origin, SampleRow
-from agro.store.samples import AppendTransaction
 from agro.store.sqlite import Store
 
 
@@ -38,6 +37,7 @@ class Entry(NamedTuple):
     location: str  # FILE:LINE
     record: Place  # the file, by its hash, and the number of the record in it
     samples: tuple[SampleRow, ...]
+    scored: int  # samples with a reward
     judgments: tuple[Judgment, ...] = ()
     same: Repeat | None = None
 
@@ -120,10 +120,12 @@ class EntryWriter:
                     self._count(self._report.repeated, same.rule, entry)
                     continue
                 try:
-                    self._add(entry, append, pairs)
+                    pairs += self._pairs(entry, append.add_rows(entry.samples))
                 except OtherPrompt as error:
                     refused.append((entry.record[1], Refusal(entry.location, str(error))))
                     continue
+                self._report.samples += len(entry.samples)
+                self._report.scored += entry.scored
                 if same:
                     added[same.identity] = entry.record
             append.write()
@@ -158,16 +160,15 @@ class EntryWriter:
                 new.append(entry)
         return new
 
-    def _add(self, entry: Entry, append: AppendTransaction, pairs: list[Pair]) -> None:
-        """Add an entry. Raises `OtherPrompt` where its prompt isn't that of its group."""
-        ids = append.add_rows(entry.samples)
+    def _pairs(self, entry: Entry, ids: Sequence[int]) -> list[Pair]:
+        """The judgments of an entry, whose samples have these ids."""
+        pairs = []
         for judgment in entry.judgments:
             pair = Pair(ids[judgment.winner], ids[judgment.loser], *judgment.votes)
             pairs.append(pair)
             self._report.ties += pair.is_tie
             self._report.pairs += not pair.is_tie
-        self._report.samples += len(ids)
-        self._report.scored += sum(sample.is_scored for sample in entry.samples)
+        return pairs
 
     def _note(self, *, is_new: bool) -> None:
         """Remember the file, once anything of it was read."""

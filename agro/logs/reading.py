@@ -190,11 +190,12 @@ class Reader:
     def _entry(self, item: Item, part: Part, line: Line, same: Repeat | None) -> Entry:
         assert self._file is not None
         digest = self._file.digest
-        samples = []
+        rows, scored = [], 0
         for record, name in zip(item.records, item.names, strict=True):
-            origin = Origin(digest, line.number, part.column(name))
-            samples.append(SampleRow.of(self._sample(record, line), origin))
-        return Entry(line.where, (digest, line.number), tuple(samples), item.judgments, same)
+            sample, origin = self._sample(record, line), Origin(digest, line.number, part.column(name))
+            rows.append(SampleRow.of(sample, origin))
+            scored += sample.reward is not None
+        return Entry(line.where, (digest, line.number), tuple(rows), scored, item.judgments, same)
 
     def _sample(self, record: dict[str, Any], line: Line) -> Sample:
         if record.get("prompt") is None:

@@ -165,6 +165,7 @@ def _packed(found: Found, state: State) -> bytes:
             entry.location,
             entry.record[1],
             [sample.values for sample in entry.samples],
+            entry.scored,
             list(map(tuple, entry.judgments)),
             index[id(entry.same)] if entry.same is not None else None,
         )
@@ -180,11 +181,11 @@ def _unpack(reply: bytes, file: LogFile) -> tuple[Found, State]:
     packed, refused, counts, repeated, notes, known = marshal.loads(reply)
     repeats = [Repeat(*values) for values in repeated]
     entries = []
-    for location, number, rows, judgments, i in packed:
+    for location, number, rows, scored, judgments, i in packed:
         samples = tuple(map(SampleRow.unchecked, rows))
-        judged: tuple[Any, ...] = tuple(Judgment(*judgment) for judgment in judgments)
+        judged: tuple[Any, ...] = tuple(Judgment(*judgment) for judgment in judgments) if judgments else ()
         same = None if i is None else repeats[i]
-        entries.append(Entry(location, (file.digest, number), samples, judged, same))
+        entries.append(Entry(location, (file.digest, number), samples, scored, judged, same))
     found = Found(entries, [(number, Refusal(where, reason)) for number, where, reason in refused])
     for name, value in zip(_COUNTS, counts, strict=True):
         setattr(found, name, value)

@@ -63,7 +63,9 @@ INSERT = insert_into("samples", SAMPLE)
 _AT = {name: i for i, name in enumerate(SAMPLE)}
 _fixed = itemgetter(_AT["id"], *(_AT[name] for name in COLUMNS if name not in REWARD))
 _reward = itemgetter(_AT["id"], *(_AT[name] for name in REWARD))
-_REDONE, _REWARD, _PROMPT, _MESSAGES = (_AT[name] for name in ("redone", "reward", "prompt", "messages"))
+_REDONE, _REWARD, _PROMPT_ID, _PROMPT, _MESSAGES = (
+    _AT[name] for name in ("redone", "reward", "prompt_id", "prompt", "messages")
+)
 _NO_ARRAYS = (None,) * 9  # of `_array_columns`
 _INTEGERS = ("id", "state", "version", "knows_behavior", "knows_tokens", "knows_kept", "redone", "checksum")
 _BLOBS = (
@@ -197,7 +199,8 @@ class SampleRow:
 
     @property
     def prompt_id(self) -> str:
-        return str(decode_text(self.values[_AT["prompt_id"]]))
+        prompt_id = self.values[_PROMPT_ID]
+        return prompt_id if isinstance(prompt_id, str) else str(decode_text(prompt_id))
 
     @property
     def prompt_columns(self) -> tuple[Any, Any]:
@@ -222,8 +225,8 @@ class SampleRow:
 
     def numbered(self, i: int, prompt: tuple[Any, Any]) -> tuple[Any, ...]:
         """The row with this id and these `prompt_columns`, and its checksum."""
-        values = self.values
-        row = (i, *values[1:_PROMPT], *prompt, *values[_MESSAGES + 1 : -1])
+        row = [*self.values[:-1]]
+        row[0], row[_PROMPT], row[_MESSAGES] = i, *prompt
         return (*row, sample_checksum(row))
 
     def without_version(self) -> SampleRow:
