@@ -41,7 +41,8 @@ def main() -> None:
             stream, io.TextIOWrapper
         ):  # half of a surrogate pair in a user's text is printed escaped
             stream.reconfigure(errors="backslashreplace")
-    from agro.cli import deferred, program
+    from agro.cli import program
+    from agro.io import deferred
 
     deferred.install("torch")
     program.app(prog_name="agro")

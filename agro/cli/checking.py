@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, PolicySetting, RewardOption, end, licenses, options, policy_config
+from agro.cli.common import Json, PolicySetting, RewardOption, Workers, end, licenses, options, policy_config
 from agro.errors import Refused
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def check(
     out: Annotated[
         Path | None, typer.Option("--out", help="A folder for the page, check.html, and check.json.")
     ] = None,
+    workers: Workers = 1,
     as_json: Json = False,
 ) -> None:
     from dataclasses import replace
@@ -77,7 +78,7 @@ def check(
     config = _config(objective, recipe, changes or [])
     if model is not None:
         config = config.model_copy(update={"policy": policy_config(model, setting, config.policy)})
-    with _opened(path) as store:
+    with _opened(path, workers) as store:
         report = check_store(store, config, path=path, held_out=held_out, licenses=licenses(store))
         if model is not None:
             report = replace(report, measured=_measured(store, model, reference, setting, limit))
@@ -112,18 +113,20 @@ def _config(objective: str | None, recipe: Path | None, changes: list[str]) -> R
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Store]:
+def _opened(path: Path, workers: int) -> Iterator[Store]:
     """The store at `path`, or one in a temporary folder with what the log at `path` has."""
     from agro.logs.importing import import_files
     from agro.store import Store
 
     if _is_store(path):
+        if workers > 1:
+            raise Refused(f"--workers are for a log, whose records are read; {path} is a store: leave it out")
         with Store.open(path, read_only=True) as store:
             yield store
         return
     with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:
         try:
-            import_files(store, [path])
+            import_files(store, [path], workers=workers)
         except Refused as error:
             if "--map" not in str(error):
                 raise

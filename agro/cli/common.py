@@ -37,6 +37,12 @@ PolicySetting = Annotated[
     list[str] | None,
     typer.Option("--policy", help="KEY=VALUE of [policy], such as chat.wrap=true; may be repeated."),
 ]
+Workers = Annotated[
+    int,
+    typer.Option(
+        "--workers", min=1, metavar="N", help="Processes that read records, beside this one that stores them."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, PolicySetting, pairs, policy_config
+from agro.cli.common import Json, PolicySetting, Workers, pairs, policy_config
 from agro.errors import Refused
 
 SHOWN = 3  # records of each file in a preview
@@ -85,6 +85,7 @@ def import_(
     license: Annotated[
         str | None, typer.Option("--license", help="Of the files: kept with them, and in model cards.")
     ] = None,
+    workers: Workers = 1,
     as_json: Json = False,
 ) -> None:
     from agro.logs.importing import import_files
@@ -119,9 +120,8 @@ def import_(
         encoder = Policy.load(policy_config(tokenizer, setting)).encoder
     try:
         with Store.open(store) as opened:
-            done = import_files(
-                opened, files, tokenizer=encoder, replace=replace, license=license, **arguments
-            )
+            arguments |= {"tokenizer": encoder, "replace": replace, "license": license, "workers": workers}
+            done = import_files(opened, files, **arguments)
             report = done.to_json()
             if encoder:
                 report["encoding"] = _encoding(opened, encoder)

@@ -62,6 +62,15 @@ def score(
     option: RewardOption = None,
     missing: Annotated[bool, typer.Option("--missing", help="Only samples without a reward.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds for one response.")] = 10.0,
+    workers: Annotated[
+        int,
+        typer.Option(
+            "--workers",
+            min=1,
+            metavar="N",
+            help="Processes of a reward that has some: functions, math, regex.",
+        ),
+    ] = 1,
     as_json: Json = False,
 ) -> None:
     from agro.config import RewardConfig
@@ -69,7 +78,8 @@ def score(
     from agro.rollout.rollout import EpisodeReward
     from agro.store import Store
 
-    scorer = EpisodeReward(load_reward(RewardConfig(name=reward, options=options(option), timeout=timeout)))
+    config = RewardConfig(name=reward, options=options(option), timeout=timeout, workers=workers)
+    scorer = EpisodeReward(load_reward(config))
     done: dict[str, Any] = {"scored": 0, "failed": 0, "kept": 0, "errors": {}}
     try:
         with Store.open(store, create=False) as opened:

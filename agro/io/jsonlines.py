@@ -93,10 +93,10 @@ class _Parts(io.RawIOBase):
         return size
 
 
-def lines(path: Path, file: Iterable[bytes]) -> Iterator[Line]:
-    """The records of JSON Lines; blank lines are skipped."""
+def lines(path: str | Path, file: Iterable[bytes], first: int = 1) -> Iterator[Line]:
+    """The records of JSON Lines; blank lines are skipped. `first`: the number of the first line."""
     name = str(path)
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(file, first):
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
         if line and not line.isspace():

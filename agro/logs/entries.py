@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 from agro.errors import Refused
-from agro.logs.import_report import ImportReport, Reading, difference
+from agro.logs.import_report import ImportReport, Reading, Refusal, difference
 from agro.logs.protocol import Format, Judgment, Row
 from agro.store.imports import ImportedFile, Place, forgotten
 from agro.store.records import OtherPrompt, Pair
-from agro.store.sample_rows import Origin
-from agro.store.samples import AppendTransaction
+from agro.store.sample_rows import Origin, SampleRow
 from agro.store.sqlite import Store
-from agro.types import Sample
 
 
 @dataclass
@@ -32,41 +31,27 @@ class Repeat:
         return self.key if self.once else _hash(f"{self.key} {self.number}")
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """Samples of one record, and which of them are better than which."""
 
     location: str  # FILE:LINE
-    samples: tuple[Sample, ...]
-    origins: tuple[Origin, ...]
+    record: Place  # the file, by its hash, and the number of the record in it
+    samples: tuple[SampleRow, ...]
+    scored: int  # samples with a reward
     judgments: tuple[Judgment, ...] = ()
     same: Repeat | None = None
 
     @property
-    def record(self) -> Place:
-        """The file, by its hash, and the number of the record in it."""
-        return self.origins[0].file, self.origins[0].record
+    def origins(self) -> list[Origin]:
+        return [sample.origin for sample in self.samples if sample.origin is not None]
 
 
-class Repeats:
-    """Which response each record of one file has, where its format repeats responses."""
-
-    def __init__(self, store: Store) -> None:
-        self._counts = store.imports.count_keys()
-
-    @staticmethod
-    def of(format: Format, row: Row) -> Repeat | None:
-        """Of a record; see `Format.identity`."""
-        if format.identity is None:
-            return None
-        key = _hash(f"{format.name} {format.identity(row)}")
-        return Repeat(key, format.repeats or format.title, format.once)
-
-    def number(self, repeats: Sequence[Repeat]) -> None:
-        """Number the next records of the file."""
-        counts = self._counts.add([repeat.key for repeat in repeats])
-        for repeat, number in zip(repeats, counts, strict=True):
-            repeat.number = number
+def repeat_of(format: Format, row: Row) -> Repeat | None:
+    """What tells the response of a record; see `Format.identity`."""
+    if format.identity is None:
+        return None
+    key = _hash(f"{format.name} {format.identity(row)}")
+    return Repeat(key, format.repeats or format.title, format.once)
 
 
 def _hash(text: str) -> str:
@@ -108,11 +93,22 @@ class EntryWriter:
                 "do: import it into another store"
             )
 
-    def write(self, entries: Sequence[Entry], path: Path, digest: str, numbers: tuple[int, int]) -> None:
-        """Add the entries of records `numbers` (first and last) that aren't in the store yet."""
+    def begin(self, path: Path, digest: str, *, replacing: bool) -> None:
+        """Begin with the records of a file."""
+        self._path, self._digest = path, digest
+        self._counts = self._store.imports.count_keys()
+        if replacing:
+            self._report.replaced += self._store.imports.take_back(digest)
+
+    def write(self, entries: Sequence[Entry], numbers: tuple[int, int]) -> list[tuple[int, Refusal]]:
+        """Add the entries of records `numbers` (first and last) that aren't in the store yet.
+
+        Returns those that are refused, with their number: their prompt isn't that of their group.
+        """
+        refused = []
+        self._number_repeats(entries)
         with self._store.transaction():
-            stored = self._store.imports.origins(digest, *numbers)
-            new = self._new(entries, stored)
+            new = self._new(entries, self._store.imports.origins(self._digest, *numbers))
             pairs = list[Pair]()
             prompt_ids = {sample.prompt_id for entry in new for sample in entry.samples}
             append = self._store.experience.begin_append(prompt_ids)
@@ -122,52 +118,63 @@ class EntryWriter:
                 same = entry.same
                 if same and (identities | added).get(same.identity, entry.record) != entry.record:
                     self._count(self._report.repeated, same.rule, entry)
-                elif self._add(entry, append, pairs) and same:
+                    continue
+                try:
+                    pairs += self._pairs(entry, append.add_rows(entry.samples))
+                except OtherPrompt as error:
+                    refused.append((entry.record[1], Refusal(entry.location, str(error))))
+                    continue
+                self._report.samples += len(entry.samples)
+                self._report.scored += entry.scored
+                if same:
                     added[same.identity] = entry.record
             append.write()
             if pairs:
                 self._store.add_pairs(pairs)
             self._store.imports.note_identities(added)
-            self._note(path, digest, is_new=bool(new))
+            self._note(is_new=bool(new))
+        return refused
 
     def finish(self, digests: Sequence[str]) -> None:
         """Count the groups of what was added of these files, and the responses that equal an earlier one of
         their group."""
         self._report.groups, self._report.repeats = self._store.imports.repeats(digests, self._last)
 
-    def _new(self, entries: Sequence[Entry], stored: set[Origin]) -> list[Entry]:
+    def _number_repeats(self, entries: Sequence[Entry]) -> None:
+        """Number what records of the file repeat."""
+        repeats = list({id(entry.same): entry.same for entry in entries if entry.same}.values())
+        if repeats:
+            for repeat, number in zip(repeats, self._counts.add([r.key for r in repeats]), strict=True):
+                repeat.number = number
+
+    def _new(self, entries: Sequence[Entry], stored: set[Origin]) -> Sequence[Entry]:
+        if not stored:
+            return entries
         new = []
         for entry in entries:
             if entry.origins[0] in stored:
                 self._report.duplicates += len(entry.samples)
-            elif stored and not stored.isdisjoint(map(forgotten, entry.origins)):
+            elif not stored.isdisjoint(map(forgotten, entry.origins)):
                 self._report.forgotten += len(entry.samples)
             else:
                 new.append(entry)
         return new
 
-    def _add(self, entry: Entry, append: AppendTransaction, pairs: list[Pair]) -> bool:
-        """Add an entry; not where its prompt isn't that of its group."""
-        try:
-            ids = append.add(entry.samples, entry.origins)
-        except OtherPrompt as error:
-            self._report.refuse(entry.location, str(error))
-            return False
+    def _pairs(self, entry: Entry, ids: Sequence[int]) -> list[Pair]:
+        """The judgments of an entry, whose samples have these ids."""
+        pairs = []
         for judgment in entry.judgments:
             pair = Pair(ids[judgment.winner], ids[judgment.loser], *judgment.votes)
             pairs.append(pair)
             self._report.ties += pair.is_tie
             self._report.pairs += not pair.is_tie
-        for sample in entry.samples:
-            self._report.samples += 1
-            self._report.scored += sample.reward is not None
-        return True
+        return pairs
 
-    def _note(self, path: Path, digest: str, *, is_new: bool) -> None:
+    def _note(self, *, is_new: bool) -> None:
         """Remember the file, once anything of it was read."""
-        prior = self._store.imports.imported(digest)
+        prior = self._store.imports.imported(self._digest)
         license = self._license or (prior.license if prior else None)
-        file = ImportedFile(digest, path.name, self._options, license)
+        file = ImportedFile(self._digest, self._path.name, self._options, license)
         if prior is None and not is_new:
             return
         if prior is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agro.errors import Refused
 from agro.io.jsonlines import Line
+from agro.logs.blocks import Block, record_blocks
 from agro.logs.formats import (
     annotators,
     atif,
@@ -33,7 +34,7 @@ from agro.logs.formats import (
     verifiers_logs,
 )
 from agro.logs.protocol import Format, Row
-from agro.logs.record_files import read_records
+from agro.logs.record_files import read_blocks, read_records
 
 ALL = (
     *own.FORMATS,
@@ -106,6 +107,13 @@ def lines_of(path: Path, format: Format | None) -> Iterator[Line]:
     return lines if format is None or format.gather is None else format.gather(lines)
 
 
+def blocks_of(path: Path, format: Format | None) -> Iterator[Block]:
+    """The records of `lines_of` in blocks, from which other processes can make them."""
+    if format is None or (format.records is None and format.gather is None):
+        return read_blocks(path)
+    return record_blocks(lines_of(path, format))
+
+
 def _one(candidates: Sequence[Format], subject: str) -> Format | None:
     less = {name for format in candidates for name in format.over}
     remaining = [format for format in candidates if format.name not in less]
@@ -140,7 +148,7 @@ class Recognizer:
     def __init__(self, named: str | None, *, mapped: bool = False) -> None:
         self._named = get(named) if named is not None else None
         self._among = own.FORMATS if mapped else tuple(FORMATS.values())
-        self._known: dict[tuple[str, ...], Format | None] = {}
+        self.known: dict[tuple[str, ...], str | None] = {}  # the format's name, by the keys of a record
 
     def recognize_file(self, path: Path) -> Format | None:
         """The format of a file whose records stand on several lines; None of others."""
@@ -157,6 +165,8 @@ class Recognizer:
         if self._named is not None:
             return self._named
         keys = tuple(row)
-        if keys not in self._known:
-            self._known[keys] = _one([f for f in self._among if f.fits(row)], "the record")
-        return self._known[keys]
+        if keys not in self.known:
+            format = _one([f for f in self._among if f.fits(row)], "the record")
+            self.known[keys] = None if format is None else format.name
+        name = self.known[keys]
+        return None if name is None else FORMATS[name]

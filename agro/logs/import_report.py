@@ -50,8 +50,7 @@ class ImportReport:
     refused_count: int = 0
     refused_file: str = ""  # where all are written, one JSON object a line, if they are more than `LISTED`
 
-    def refuse(self, location: str, reason: str) -> None:
-        refusal = Refusal(location, reason)
+    def refuse(self, refusal: Refusal) -> None:
         self.refused_count += 1
         if self.refused_count <= LISTED:
             self.refused.append(refusal)
@@ -142,6 +141,7 @@ class Options(TypedDict, total=False):
     replace: bool  # take the files anew, in place of what was imported from them
     strict: bool  # take nothing where any record is refused
     license: str | None  # of the files, for people
+    workers: int  # processes that read records, beside this one that writes; 1 by default: this one does both
     drop: Sequence[str]  # fields of the record that aren't stored, see `agro.logs.privacy`
     redact: bool  # keys and e-mail addresses
     redact_patterns: Sequence[str]  # other regular expressions

@@ -117,7 +117,7 @@ def from_record(
         fields["learn"] = mask
     else:
         fields["action"] = mask
-    return Sample(**{"role": role, **fields})
+    return Sample.of({"role": role, **fields})
 
 
 def _after_prompt(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:

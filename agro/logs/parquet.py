@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +12,36 @@ from agro.io.strictjson import loads
 from agro.store.export import JSON, MARK, ROWS
 
 
-def read(path: Path) -> Iterator[tuple[dict[str, Any], str | None]]:
-    """The rows of a Parquet file, ours or not, as records, or why one can't be read.
+def batches(path: Path) -> Iterator[tuple[Any, bool]]:
+    """The rows of a Parquet file as batches of Arrow, and whether it is ours; see `records`.
 
     Raises `Refused` for a file that can't be read.
     """
-    import pyarrow as pa
     from pyarrow import parquet
 
+    with _readable(path), parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        names = file.schema_arrow.names
+        if len(set(names)) < len(names):
+            raise Refused(f"{path}: expected different columns, got {', '.join(names)}")
+        metadata = file.schema_arrow.metadata or {}
+        is_ours = metadata.items() >= MARK.items()
+        for batch in file.iter_batches(ROWS):
+            yield batch, is_ours
+
+
+def records(path: str | Path, batch: Any, is_ours: bool) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """The rows of a batch as records, or why one can't be read. Raises `Refused` as `batches` does."""
+    with _readable(path):
+        for row, error in rows(batch):
+            yield _read_row(row, is_ours), error
+
+
+@contextmanager
+def _readable(path: str | Path) -> Iterator[None]:
+    import pyarrow as pa
+
     try:
-        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            names = file.schema_arrow.names
-            if len(set(names)) < len(names):
-                raise Refused(f"{path}: expected different columns, got {', '.join(names)}")
-            metadata = file.schema_arrow.metadata or {}
-            is_ours = metadata.items() >= MARK.items()
-            for batch in file.iter_batches(ROWS):
-                for row, error in rows(batch):
-                    yield _read_row(row, is_ours), error
+        yield
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise Refused(f"{path}: can't be read as Parquet: {error}") from None
 

@@ -25,6 +25,7 @@ import zstandard
 from agro.errors import Refused
 from agro.io.jsonlines import Line, content, lines
 from agro.logs import datasets, parquet
+from agro.logs.blocks import Block, arrow_blocks, json_blocks, record_blocks
 from agro.logs.interchange import from_record
 from agro.types import Sample
 
@@ -54,16 +55,38 @@ def read_records(path: str | Path) -> Iterator[Line]:
         return
     with content(path) as (file, is_parquet):
         if is_parquet:
-            for number, (value, error) in enumerate(parquet.read(path), 1):
-                yield Line(f"{path}:{number}", number, value, error)
-        elif path.name.removesuffix(".gz").removesuffix(".zst").endswith((".csv", ".tsv")):
+            for block in arrow_blocks(str(path), parquet.batches(path)):
+                yield from block.lines()
+        elif _is_table(path):
             yield from _table(path, file)
         else:
-            yield from _json(path, file)
+            is_list, parts = _json(path, file)
+            yield from _items(path, parts) if is_list else lines(path, parts)
 
 
-def _json(path: Path, file: BinaryIO) -> Iterator[Line]:
-    """JSON Lines, or a document that is a list of objects or one object over several lines."""
+def read_blocks(path: str | Path) -> Iterator[Block]:
+    """The records of `read_records` in blocks, from which other processes can make them."""
+    path = Path(path)
+    if datasets.on_hub(path) or path.is_dir() or _is_table(path):
+        yield from record_blocks(read_records(path))
+        return
+    with content(path) as (file, is_parquet):
+        if is_parquet:
+            yield from arrow_blocks(str(path), parquet.batches(path))
+            return
+        is_list, parts = _json(path, file)
+        yield from record_blocks(_items(path, parts)) if is_list else json_blocks(str(path), parts)
+
+
+def _is_table(path: Path) -> bool:
+    return path.name.removesuffix(".gz").removesuffix(".zst").endswith((".csv", ".tsv"))
+
+
+def _json(path: Path, file: BinaryIO) -> tuple[bool, Iterable[bytes]]:
+    """Whether a file is one list of objects, and its content: parts of it, or the lines of JSON Lines.
+
+    A document that is one object over several lines is one line.
+    """
     head = file.readline(BLOCK)
     if head.startswith(b"SQLite format 3"):
         raise Refused(f"{path}: expected a log, got a store; write its samples to a file first (agro export)")
@@ -72,17 +95,14 @@ def _json(path: Path, file: BinaryIO) -> Iterator[Line]:
     while head and not head.strip(b"\xef\xbb\xbf \t\r\n"):
         head = file.readline(BLOCK)
     if head.removeprefix(b"\xef\xbb\xbf").strip().startswith(b"["):  # maybe all of it in one line
-        yield from _items(path, chain([head], iter(partial(file.read, BLOCK), b"")))
-        return
+        return True, chain([head], iter(partial(file.read, BLOCK), b""))
     if not head.endswith(b"\n"):
         head += file.readline()
     begins = head.removeprefix(b"\xef\xbb\xbf").strip()
     continues = begins == b"{" or (".json" in path.suffixes and not begins.endswith(b"}"))
     if begins.startswith(b"{") and continues:
-        document = b"".join(chain([head], file))
-        yield from lines(path, [b" ".join(document.splitlines())])
-    else:
-        yield from lines(path, chain([head], file))
+        return False, [b" ".join(b"".join(chain([head], file)).splitlines())]
+    return False, chain([head] if head else [], file)
 
 
 def _items(path: Path, parts: Iterable[bytes]) -> Iterator[Line]:

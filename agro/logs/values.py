@@ -165,14 +165,17 @@ def _array(value: Any, dtype: type[np.generic], types: set[type]) -> NDArray[Any
     if not types.issuperset(map(type, value)):
         raise WrongValue(next(i for i, x in enumerate(value) if type(x) not in types))
     try:
-        with np.errstate(over="ignore"):
+        if dtype is np.float32:
+            with np.errstate(over="ignore"):
+                array = np.array(value, dtype)
+        else:
             array = np.array(value, dtype)
     except OverflowError:
         largest = _LARGEST if dtype is np.int32 else sys.float_info.max
         raise WrongValue(
             next(i for i, x in enumerate(value) if x is not None and abs(x) >= largest)
         ) from None
-    if dtype is np.float32 and np.isinf(array).any():
-        raise WrongValue(int(np.isinf(array).argmax()))
+    if dtype is np.float32 and (is_infinite := np.isinf(array)).any():
+        raise WrongValue(int(is_infinite.argmax()))
     array.flags.writeable = False
     return array

@@ -223,11 +223,14 @@ class KeyCounts:
         return numbers
 
 
-def _count_new_repeats(group: Iterable[tuple[Any, int, Any, int]]) -> int:
+def _count_new_repeats(group: Iterable[tuple[Any, int, bytes, int]]) -> int:
     """The new ones among the rows (prompt_id, id, response, is new) that have an earlier one's response."""
-    rows = sorted((i, decode_text(response), is_new) for _, i, response, is_new in group)
-    equal = are_repeats(response for _, response, _ in rows)
-    return sum(is_new for is_repeat, (_, _, is_new) in zip(equal, rows) if is_repeat)
+    rows = list(group)
+    if len({response for _, _, response, _ in rows}) == len(rows):
+        return 0
+    rows.sort(key=itemgetter(1))
+    equal = are_repeats(response for _, _, response, _ in rows)
+    return sum(is_new for is_repeat, (_, _, _, is_new) in zip(equal, rows) if is_repeat)
 
 
 def forgotten(origin: Origin) -> Origin:

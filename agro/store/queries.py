@@ -205,7 +205,8 @@ CREATE TEMP TABLE new_groups AS SELECT DISTINCT prompt_id FROM samples
 WHERE id > ?1 AND file IN (SELECT value FROM json_each(?2)) AND prompt_id <> '' AND NOT redone
 """
 NEW_GROUP_ROWS = """
-SELECT prompt_id, id, response, id > ?1 AND ifnull(file IN (SELECT value FROM json_each(?2)), 0)
+SELECT CAST(prompt_id AS BLOB), id, CAST(response AS BLOB),
+  id > ?1 AND ifnull(file IN (SELECT value FROM json_each(?2)), 0)
 FROM samples INDEXED BY samples_draw
 WHERE prompt_id IN (SELECT prompt_id FROM temp.new_groups WHERE rowid > ?3 AND rowid <= ?4) AND NOT redone
 ORDER BY prompt_id

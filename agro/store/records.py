@@ -200,9 +200,9 @@ class OtherPrompt(Refused):
         )
 
 
-def are_repeats(responses: Iterable[str]) -> list[bool]:
+def are_repeats(responses: Iterable[str | bytes]) -> list[bool]:
     """Whether each of the responses of a group, in the order of their ids, equals an earlier one."""
-    seen = set[str]()
+    seen = set[str | bytes]()
     repeats = []
     for response in responses:
         repeats.append(response in seen)

@@ -63,7 +63,9 @@ INSERT = insert_into("samples", SAMPLE)
 _AT = {name: i for i, name in enumerate(SAMPLE)}
 _fixed = itemgetter(_AT["id"], *(_AT[name] for name in COLUMNS if name not in REWARD))
 _reward = itemgetter(_AT["id"], *(_AT[name] for name in REWARD))
-_REDONE = _AT["redone"]
+_REDONE, _REWARD, _PROMPT_ID, _PROMPT, _MESSAGES = (
+    _AT[name] for name in ("redone", "reward", "prompt_id", "prompt", "messages")
+)
 _NO_ARRAYS = (None,) * 9  # of `_array_columns`
 _INTEGERS = ("id", "state", "version", "knows_behavior", "knows_tokens", "knows_kept", "redone", "checksum")
 _BLOBS = (
@@ -158,11 +160,14 @@ def to_row(
         *(_NO_ARRAYS if is_text else _array_columns(sample)),
         0,
     )
-    return (*row, sample_checksum(row))
+    return (*row, sample_checksum(row) if i else 0)
 
 
 class SampleRow:
-    """A sample as its row of `SAMPLE`, which the owner of a store passes on without decoding it."""
+    """A sample as its row of `SAMPLE`, which the owner of a store passes on without decoding it.
+
+    One that isn't in a store yet has the id 0 and no checksum.
+    """
 
     __slots__ = ("values",)
 
@@ -176,10 +181,17 @@ class SampleRow:
         self.values = tuple(values)
 
     @classmethod
-    def of(cls, sample: Sample) -> Self:
+    def of(cls, sample: Sample, origin: Origin | None = None) -> Self:
         """Raises `Refused` where `meta` or the like can't be stored as JSON."""
         prompt = prompt_columns(sample.prompt, f"prompt {sample.prompt_id}")
-        return cls(to_row(0, sample, prompt, None, None, None))
+        return cls.unchecked(to_row(0, sample, prompt, None, None, origin))
+
+    @classmethod
+    def unchecked(cls, values: tuple[Any, ...]) -> Self:
+        """Of values that a `SampleRow` of this program had."""
+        row = cls.__new__(cls)
+        row.values = values
+        return row
 
     @property
     def id(self) -> int:
@@ -187,13 +199,35 @@ class SampleRow:
 
     @property
     def prompt_id(self) -> str:
-        return str(decode_text(self.values[_AT["prompt_id"]]))
+        prompt_id = self.values[_PROMPT_ID]
+        return prompt_id if isinstance(prompt_id, str) else str(decode_text(prompt_id))
+
+    @property
+    def prompt_columns(self) -> tuple[Any, Any]:
+        """See the function `prompt_columns`."""
+        values = self.values
+        return values[_PROMPT], values[_MESSAGES]
+
+    @property
+    def origin(self) -> Origin | None:
+        file, record, part = (self.values[_AT[name]] for name in Origin._fields)
+        return None if file is None else Origin(file, record, decode_text(part))
+
+    @property
+    def is_scored(self) -> bool:
+        return self.values[_REWARD] is not None
 
     @property
     def prompt(self) -> Text:
         messages = self.values[_AT["messages"]]
         text: Text = decode_text(self.values[_AT["prompt"]])
         return text if messages is None else loads(decode_text(messages))
+
+    def numbered(self, i: int, prompt: tuple[Any, Any]) -> tuple[Any, ...]:
+        """The row with this id and these `prompt_columns`, and its checksum."""
+        row = [*self.values[:-1]]
+        row[0], row[_PROMPT], row[_MESSAGES] = i, *prompt
+        return (*row, sample_checksum(row))
 
     def without_version(self) -> SampleRow:
         """The same sample, of unknown staleness."""

@@ -85,6 +85,25 @@ class AppendTransaction:
         self._newest += len(rows)
         return [row[0] for row in rows]
 
+    def add_rows(self, samples: Sequence[SampleRow]) -> list[int]:
+        """As `add`, of samples that have their origins. Prompts are decoded only where one is written
+        otherwise than that of its group is."""
+        prompts: dict[str, _GroupPrompt] = {}
+        rows = []
+        for i, sample in enumerate(samples, self._newest + 1):
+            prompt_id = sample.prompt_id
+            group_prompt = prompts.get(prompt_id) or self._group_prompts.get(prompt_id)
+            if group_prompt is None:
+                group_prompt = self.check([(prompt_id, sample.prompt)])[prompt_id]
+                prompts[prompt_id] = group_prompt
+            elif group_prompt.columns != sample.prompt_columns and group_prompt.prompt != sample.prompt:
+                raise OtherPrompt(prompt_id, group_prompt.prompt, group_prompt.location, sample.prompt)
+            rows.append(sample.numbered(i, group_prompt.columns))
+        self._group_prompts.update(prompts)
+        self._rows += rows
+        first, self._newest = self._newest + 1, self._newest + len(rows)
+        return list(range(first, self._newest + 1))
+
     def write(self) -> list[int]:
         """Store what was added, and return its ids."""
         self._database.run_many(INSERT, self._rows)

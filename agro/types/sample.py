@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -78,6 +78,16 @@ class Sample:
     source: str = ""  # "file:…", a model's name
     meta: dict[str, Any] = field(default_factory=dict)  # answer, finish, reward parts, parent, hint
     id: int | None = None  # row of the store; None before it is stored
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Self:
+        """The same as `Sample(**fields)` of known names, in half of the time: the constructor of a frozen
+        class calls a function for each field."""
+        sample = cls.__new__(cls)
+        sample.__dict__.update(_UNKNOWN, meta={})
+        sample.__dict__.update(fields)
+        sample.__post_init__()
+        return sample
 
     def __post_init__(self) -> None:
         check_text(self.prompt, "sample")
@@ -222,6 +232,7 @@ class Sample:
     __hash__ = None  # type: ignore[assignment]
 
 
+_UNKNOWN = {f.name: f.default for f in dataclasses.fields(Sample) if f.default is not dataclasses.MISSING}
 _CUTS: dict[str, Callable[[float], bool]] = {
     "temperature": lambda temperature: temperature == 0,
     "top_k": lambda k: k > 0,

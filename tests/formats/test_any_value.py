@@ -16,6 +16,7 @@ from test_formats import EVERY, EXAMPLES, load, store
 from agro.errors import Refused
 from agro.io.jsonlines import Line
 from agro.logs import importing
+from agro.logs.blocks import record_blocks
 from agro.logs.format_table import FORMATS
 from agro.logs.importing import import_files
 from agro.store import Store
@@ -64,7 +65,7 @@ def test_any_value_in_a_record_does_not_end_an_import(
     rows = [*any_values(example), *example.rows]
     lines = [Line(f"{path}:{n}", n, dict(row)) for n, row in enumerate(rows, 1)]
     seen = []
-    monkeypatch.setattr(importing, "lines_of", lambda path, format: map(noted, lines))
+    monkeypatch.setattr(importing, "blocks_of", lambda path, format: record_blocks(map(noted, lines)))
     monkeypatch.setattr(importing, "format_at", lambda path: FORMATS[example.format])
 
     def noted(line: Line) -> Line:

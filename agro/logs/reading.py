@@ -1,0 +1,243 @@
+"""Records of files as rows of the store: what each process of an import does with a block of a file.
+
+A reader knows neither the store nor the blocks that others read. What it must know of earlier blocks of a
+file is its `State`: one that was read with another state than the blocks before it left is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agro.errors import Refused
+from agro.io.jsonlines import Line
+from agro.logs.blocks import Block
+from agro.logs.datasets import on_hub
+from agro.logs.entries import Entry, Repeat, repeat_of
+from agro.logs.fields import summed
+from agro.logs.format_table import FORMATS, Recognizer
+from agro.logs.import_report import Options, Refusal
+from agro.logs.interchange import from_record
+from agro.logs.labels import as_reward
+from agro.logs.mapping import Part, expand, unmapped
+from agro.logs.privacy import Privacy
+from agro.logs.protocol import RECORD_ERRORS, Context, Format, Item, Row, SkipRecord, reason_of
+from agro.store.sample_rows import Origin, SampleRow
+from agro.types import Prompt, Sample
+
+
+class LogFile(NamedTuple):
+    """A file that is read. `format`: the name of its format, where it holds no plain records."""
+
+    path: str
+    digest: str
+    format: str | None
+
+
+@dataclass
+class State:
+    """What reading some records of a file told about the next ones."""
+
+    notes: dict[str, Any] = field(default_factory=dict)  # see `Context`
+    known: dict[tuple[str, ...], str | None] = field(default_factory=dict)  # see `Recognizer`
+
+
+@dataclass
+class Found:
+    """What came of records: entries, and counts for the report."""
+
+    entries: list[Entry] = field(default_factory=list)
+    refused: list[tuple[int, Refusal]] = field(default_factory=list)  # with the number of the record
+    left_out: dict[str, int] = field(default_factory=dict)
+    without_column: dict[str, int] = field(default_factory=dict)
+    columns_left: dict[str, None] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    redacted: dict[str, int] = field(default_factory=dict)
+    tokens_dropped: int = 0
+    parts: int = 0
+    kinds: set[str] = field(default_factory=set)
+
+    def refuse(self, line: Line, reason: str) -> None:
+        self.refused.append((line.number, Refusal(line.where, reason)))
+
+    def count(self, other: Found) -> None:
+        """Add the counts of records that follow; not their entries and refusals."""
+        for name in ("left_out", "without_column", "dropped", "redacted"):
+            _add(getattr(self, name), getattr(other, name))
+        self.columns_left |= other.columns_left
+        self.tokens_dropped += other.tokens_dropped
+        self.parts += other.parts
+        self.kinds |= other.kinds
+
+
+def _add(counts: dict[str, int], others: Mapping[str, int]) -> None:
+    for name, count in others.items():
+        counts[name] = counts.get(name, 0) + count
+
+
+class Reader:
+    """Records as rows of samples. `prompts`: of records without, by their id; `joined`: see `Context`."""
+
+    def __init__(
+        self, options: Options, prompts: Mapping[str, Prompt], joined: Mapping[str, Row] | None = None
+    ) -> None:
+        self._options, self._prompts, self._joined = options, prompts, joined or {}
+        self._mapping = dict(options.get("mapping") or {})
+        self._recognizer = Recognizer(options.get("format"), mapped=bool(self._mapping))
+        self._privacy = Privacy(
+            options.get("drop") or (), options.get("redact", False), options.get("redact_patterns") or ()
+        )
+        self._found = Found()
+        self._file: LogFile | None = None
+        self._file_format: Format | None = None
+        self._context = self._text_context = Context(Path())
+        self._source = ""
+
+    @property
+    def state(self) -> State:
+        return State(self._context.notes, self._recognizer.known)
+
+    def begin(self, file: LogFile, state: State) -> None:
+        """Begin with records of a file, of which those before them left this state."""
+        self._file = file
+        self._file_format = None if file.format is None else FORMATS[file.format]
+        self._context = Context(
+            Path(file.path),
+            self._options.get("rewards") or {},
+            self._options.get("choose") or {},
+            self._joined,
+            tokenizer=self._options.get("tokenizer"),
+            word_rewards=self._options.get("reward_map") or {},
+            notes=dict(state.notes),
+        )
+        self._recognizer.known = dict(state.known)
+        self._text_context = replace(self._context, is_text=True)
+        source = self._options.get("source")
+        self._source = _origin(Path(file.path)) if source is None else source
+
+    def read(self, block: Block) -> Found:
+        """The entries of the next records of the file, and which of them are refused."""
+        self._found = found = Found()
+        for line in block.lines():
+            try:
+                parts = self._parts(line)
+            except RECORD_ERRORS as error:
+                found.refuse(line, reason_of(error))
+                continue
+            for part in parts:
+                self._read_part(part, line, found)
+        found.dropped, found.redacted, found.tokens_dropped = self._privacy.take_counts()
+        return found
+
+    def _read_part(self, part: Part, line: Line, found: Found) -> None:
+        found.parts += 1
+        for name in part.missing:
+            _add(found.without_column, {name: 1})
+        try:
+            format = self._format(part)
+            items = self._items(format, part, line)
+            same = repeat_of(format, part.record)
+            new = [self._entry(item, part, line, same) for item in items]
+            _check_origins(new)
+            found.entries += new
+        except SkipRecord as rule:
+            _add(found.left_out, {str(rule): 1})
+        except RECORD_ERRORS as error:
+            column = part.columns.get("response") or part.columns.get("chosen")
+            reason = reason_of(error)
+            found.refuse(line, f"{column}: {reason}" if column else reason)
+
+    def _parts(self, line: Line) -> Sequence[Part]:
+        if line.error:
+            self._found.refuse(line, line.error)
+            return ()
+        if not self._mapping:
+            return (Part(line.value),)
+        for name in unmapped(line.value, self._mapping):
+            self._found.columns_left.setdefault(name)
+        return expand(line.value, self._mapping)
+
+    def _format(self, part: Part) -> Format:
+        format = self._file_format or self._recognizer.recognize(part.record)
+        if format is None:
+            raise Refused(
+                f"expected a format of `agro formats`, got the columns {', '.join(part.record) or '(none)'}; "
+                "name the one of the responses with --map response=COLUMN, or the format with --format"
+            )
+        if format.kind == "prompts":
+            raise Refused(
+                f"these are prompts ({format.title}) and no responses: set data.prompts to this file, or "
+                "sample responses to them (agro sample). Where a column has responses, name it: --map "
+                f"response=COLUMN, of {', '.join(part.record)}"
+            )
+        return format
+
+    def _items(self, format: Format, part: Part, line: Line) -> list[Item]:
+        context = self._text_context if line.is_text else self._context
+        for name in context.choose:
+            choices = format.chooses.split(", ")
+            if name not in choices:
+                expected = ", ".join(f"--choose {choice}=NAME" for choice in choices if choice) or "none"
+                raise Refused(f"--choose {name}: no such choice for {format.title}; expected {expected}")
+        items = format.read(part.record, context)
+        if context.rewards and not format.weighs:
+            items = summed(items, {**line.value, **part.record}, context)
+        self._found.kinds.add(format.name)
+        return items
+
+    def _entry(self, item: Item, part: Part, line: Line, same: Repeat | None) -> Entry:
+        assert self._file is not None
+        digest = self._file.digest
+        rows, scored = [], 0
+        for record, name in zip(item.records, item.names, strict=True):
+            sample, origin = self._sample(record, line), Origin(digest, line.number, part.column(name))
+            rows.append(SampleRow.of(sample, origin))
+            scored += sample.reward is not None
+        return Entry(line.where, (digest, line.number), tuple(rows), scored, item.judgments, same)
+
+    def _sample(self, record: dict[str, Any], line: Line) -> Sample:
+        if record.get("prompt") is None:
+            record = _join(record, self._prompts)
+        if isinstance(record.get("reward"), str) or self._context.word_rewards:
+            record = {**record, "reward": as_reward(record.get("reward"), self._context, "reward")}
+        return from_record(
+            self._privacy.apply(record),
+            role=self._options.get("role", "log"),
+            source=self._source,
+            tokenizer=self._options.get("tokenizer"),
+            is_json=line.is_json,
+        )
+
+
+def _check_origins(entries: Sequence[Entry]) -> None:
+    """Raise `Refused` for two responses of one record that couldn't be told apart later."""
+    if sum(len(entry.samples) for entry in entries) == 1:
+        return
+    parts = [origin.part for entry in entries for origin in entry.origins]
+    if len(set(parts)) < len(parts):
+        twice = next(part for part in parts if parts.count(part) > 1)
+        raise Refused(f"{twice}: expected one response of this name in a record, got {parts.count(twice)}")
+
+
+def _origin(path: Path) -> str:
+    return str(path) if on_hub(path) else f"file:{path.name}"
+
+
+def _join(record: dict[str, Any], prompts: Mapping[str, Prompt]) -> dict[str, Any]:
+    """A record without a prompt, with its own and that one's columns."""
+    key = record.get("prompt_id", record.get("id"))
+    if key is None or not prompts:
+        raise Refused(
+            "prompt: missing; name its column with --map prompt=COLUMN, or join it with --prompts FILE"
+        )
+    prompt = prompts.get(str(key))
+    if prompt is None:
+        raise Refused(f"prompt_id: the file of prompts has no {key!r}")
+    fields = {name: value for name, value in record.items() if name != "id"}
+    meta = fields.get("meta") or {}
+    if not isinstance(meta, dict):
+        raise Refused(f"meta: expected an object, got {meta!r:.80}")
+    columns = {name: value for name, value in prompt.columns.items() if fields.get(name) is None}
+    return fields | {"prompt": prompt.text, "prompt_id": prompt.id, "meta": {**columns, **meta}}

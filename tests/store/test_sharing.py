@@ -1,0 +1,290 @@
+"""An import by several processes makes the store and the report that one process makes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from agro.errors import AgroWarning, Refused
+from agro.logs import sharing
+from agro.logs.importing import import_files
+from agro.logs.sharing import Readers
+from agro.store import Store, write_samples
+from agro.store.database import LEDGERS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 7 records, which other processes read from the first on."""
+    begin = Readers.__init__
+
+    def ready(readers: Readers, *arguments: Any) -> None:
+        begin(readers, *arguments)
+        for child in readers._starting:
+            assert child.channel._inbox.poll(60)
+
+    monkeypatch.setattr(Readers, "__init__", ready)
+    monkeypatch.setattr("agro.logs.blocks.CHUNK", 7)
+
+
+@pytest.fixture
+def read_here(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The blocks that this process reads."""
+    blocks: list[Any] = []
+    read = sharing.Reader.read
+
+    def noted(reader: Any, block: Any) -> Any:
+        blocks.append(block)
+        return read(reader, block)
+
+    monkeypatch.setattr(sharing.Reader, "read", noted)
+    return blocks
+
+
+def tables(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """All rows of a store, with their checksums."""
+    with sqlite3.connect(path) as database:
+        return {
+            name: database.execute(f"SELECT * FROM {name} ORDER BY rowid").fetchall()
+            for name in ("samples", "changes", *LEDGERS)
+        }
+
+
+def imported(folder: Path, files: list[Path], **options: Any) -> tuple[Any, ...]:
+    """What an import leaves: report, tables, and exports as bytes."""
+    with Store.open(folder / "s.db") as store:
+        report = import_files(store, files, **options)
+        exports = []
+        for name in ("e.jsonl", "e.parquet"):
+            write_samples(folder / name, store.samples())
+            exports.append((folder / name).read_bytes())
+        assert not store.tables.damage()
+    left = report.to_json()
+    left.pop("refused_file", None)
+    return left, str(report).replace(str(folder), ""), tables(folder / "s.db"), exports
+
+
+def compared(tmp_path: Path, files: list[Path], **options: Any) -> dict[str, Any]:
+    """The report, which is the same of one process and of two others beside it."""
+    results = []
+    for workers in (1, 2):
+        folder = tmp_path / f"by{workers}"
+        folder.mkdir()
+        results.append(imported(folder, files, workers=workers, **options))
+    for one, several in zip(*results, strict=True):
+        assert one == several
+    report: dict[str, Any] = results[0][0]
+    return report
+
+
+def rows(count: int) -> list[str]:
+    """Lines of responses, pairs, tokens, blanks, wrong ones, and prompt_ids that name two prompts."""
+    some = random.Random(0)
+    lines = []
+    for i in range(count):
+        prompt = f"Q{i // 3}" if i % 2 else [{"role": "user", "content": f"Q{i // 3} é"}]
+        record: dict[str, Any] = {"prompt": prompt, "response": f"A{some.randrange(3)}", "reward": i % 4 / 2}
+        kind = i % 9
+        if kind == 3:
+            record = {"prompt": prompt, "chosen": "good", "rejected": f"bad {i}", "votes_chosen": 2}
+        elif kind == 4:
+            record |= {"tokens": [1, 2, i], "mask": [0, 1, 1], "behavior_logp": [None, -0.5, -1 / (i + 1)]}
+        elif kind == 5:
+            record["prompt_id"] = f"p{i % 4}"  # names another prompt, mostly
+        elif kind == 6:
+            record |= {"reward": "many", f"column{i % 5}": i}
+        lines.append("" if kind == 7 else json.dumps(record) + ("}" if kind == 8 else ""))
+    return lines
+
+
+def pack(path: Path, lines: list[str]) -> Path:
+    data = "".join(line + "\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def test_json_lines_with_all_that_may_be_wrong(tmp_path: Path, read_here: list[Any]) -> None:
+    """Nine kinds of lines, in 29 and 3 blocks."""
+    lines = rows(200)
+    files = [pack(tmp_path / "a.jsonl", lines), pack(tmp_path / "b.jsonl.gz", lines[50:70])]
+    report = compared(tmp_path, files)
+    assert len(read_here) == 29 + 3  # where this process is alone; two others leave nothing to it
+    numbers = [int(refusal["where"].rpartition(":")[2]) for refusal in report["refused"]]
+    of_first = [n for n, r in zip(numbers, report["refused"], strict=True) if "a.jsonl" in r["where"]]
+    assert of_first == sorted(of_first)
+    assert {"p1" in r["reason"] for r in report["refused"]} == {True, False}
+    assert report["pairs"] == len([i for i in range(200) if i % 9 == 3]) + len(
+        [i for i in range(50, 70) if i % 9 == 3]
+    )
+
+
+def table(path: Path) -> Path:
+    path.write_text("prompt,response,reward\n" + "".join(f"Q{i},A{i},{i % 3}\n" for i in range(30)) + "Q,\n")
+    return path
+
+
+def a_list(path: Path) -> Path:
+    path.write_text(json.dumps([{"prompt": f"Q{i}", "response": "A", "reward": i} for i in range(30)] + [7]))
+    return path
+
+
+def arrow(path: Path) -> Path:
+    """Two groups of rows, and a level that is NaN, which the store can't hold."""
+    levels = [float(i) if i % 11 else float("nan") for i in range(2000)]
+    columns = {"prompt": [f"Q{i}" for i in range(2000)], "response": ["A"] * 2000, "level": levels}
+    parquet.write_table(pa.table(columns), path, row_group_size=1500)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "refused"), [(table, "t.csv", 1), (a_list, "l.json", 1), (arrow, "p.parquet", 182)]
+)
+def test_other_files(tmp_path: Path, make: Callable[[Path], Path], name: str, refused: int) -> None:
+    """Of 2,000 levels, each eleventh, from the first on, is NaN: 182."""
+    assert compared(tmp_path, [make(tmp_path / name)])["refused_count"] == refused
+
+
+def test_options_that_change_records(tmp_path: Path) -> None:
+    log = [
+        {
+            "q": f"p{i}",
+            "id": str(i),
+            "a": [f"mail a{i}@example.com", "no"],
+            "score": ["up", "down"],
+            "user": "U",
+        }
+        for i in range(40)
+    ]
+    prompts = pack(tmp_path / "prompts.jsonl", [json.dumps({"prompt": f"P{i}", "id": i}) for i in range(40)])
+    mapping = {"prompt_id": "id", "response": "a", "reward": "score", "meta.user": "user"}
+    report = compared(
+        tmp_path,
+        [pack(tmp_path / "log.jsonl", list(map(json.dumps, log)))],
+        mapping=mapping,
+        prompts=prompts,
+        reward_map={"up": 1.0, "down": 0.0},
+        drop=["meta.user"],
+        redact=True,
+        redact_patterns=["zzz"],
+        group_by="source",
+        strict=True,
+    )
+    assert (report["samples"], report["scored"]) == (80, 80)
+    assert report["redacted"] == {"pattern zzz": 0, "e-mail address": 40}
+    assert report["dropped"] == {"meta.user": 80}
+
+
+def test_what_earlier_records_decide(tmp_path: Path, read_here: list[Any]) -> None:
+    """Of a file with two filters the first one is taken. Blocks that were read without knowing it are read
+    again here."""
+    lines = []
+    for i in range(60):
+        name = "strict" if i % 2 == 0 else "flexible"
+        document = {"doc_id": i, "doc": {}, "target": "1", "arguments": {"gen_args_0": {"arg_0": f"Q{i}"}}}
+        document["arguments"]["gen_args_0"]["arg_1"] = {"until": []}
+        lines.append(json.dumps({**document, "resps": [["1"]], "filtered_resps": ["1"], "filter": name}))
+    lines[0] = lines[1] = json.dumps(
+        {"prompt": "Q", "response": "A"}
+    )  # the first block's third record decides
+    log = pack(tmp_path / "samples.jsonl", lines)
+    report = compared(tmp_path, [log])
+    assert report["left_out"] == {
+        "of the filter flexible; taken is strict (--choose filter=NAME)": 29,
+    }
+    assert 9 < len(read_here) < 18
+
+
+def test_a_process_that_is_killed_is_named_and_nothing_is_lost(tmp_path: Path, monkeypatch: Any) -> None:
+    log = pack(tmp_path / "log.jsonl", rows(200))
+    ask, asked = Readers._ask, []
+
+    def killing(readers: Readers, *arguments: Any) -> Any:
+        asked.append(arguments)
+        if len(asked) == 9:
+            os.kill(readers._ready[0].process.pid, signal.SIGKILL)
+        return ask(readers, *arguments)
+
+    whole = imported(tmp_path, [log])
+    (tmp_path / "s.db").unlink()
+    monkeypatch.setattr(Readers, "_ask", killing)
+    with pytest.warns(AgroWarning, match=r"a process of this import ended \(exit status -9\); the others"):
+        shared = imported(tmp_path, [log], workers=2)
+    assert shared == whole
+
+
+PROGRAM = """
+import sys
+from agro.logs import blocks
+from agro.logs.importing import import_files
+from agro.store import Store
+blocks.CHUNK = 50
+with Store.open(sys.argv[2]) as store:
+    print("begins", flush=True)
+    import_files(store, [sys.argv[1]], workers=2)
+"""
+
+
+def children(pid: int) -> list[int]:
+    """The processes that another one started and that still run."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.append(int(entry.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_an_import_that_is_ended_leaves_no_process_and_goes_on(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    log = pack(tmp_path / "log.jsonl", rows(20_000))
+    path = tmp_path / "ended.db"
+    command = [sys.executable, "-c", PROGRAM, str(log), str(path)]
+    program = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert program.stdout is not None
+    program.stdout.readline()
+    stored, ends = 0, time.monotonic() + 60
+    while not (stored > 100 and children(program.pid)) and time.monotonic() < ends:
+        time.sleep(0.01)
+        with sqlite3.connect(path) as database:
+            stored = database.execute("SELECT count(*) FROM samples").fetchone()[0]
+    started = children(program.pid)
+    program.send_signal(number)
+    assert program.wait(60) != 0
+    assert len(started) == 2
+    while any(Path(f"/proc/{pid}").exists() for pid in started) and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in started)
+    with Store.open(path) as store, Store.open(tmp_path / "whole.db") as whole:
+        stored = store.counts().samples
+        again, report = import_files(store, [log]), import_files(whole, [log])
+        assert 100 < stored < report.samples
+        assert (again.samples, again.duplicates) == (report.samples - stored, stored)
+        assert list(store.samples()) == list(whole.samples())
+        assert list(store.pairs()) == list(whole.pairs())
+
+
+def test_how_many_processes(tmp_path: Path) -> None:
+    log = pack(tmp_path / "log.jsonl", rows(9))
+    with Store.open(tmp_path / "s.db") as store, pytest.raises(Refused, match="workers: expected 1 or more"):
+        import_files(store, [log], workers=0)
