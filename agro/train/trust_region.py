@@ -30,11 +30,12 @@ def change(learner: Learner, step: Step) -> float:
     return float((now_BT - step.streams["logp"])[mask].square().mean()) / 2
 
 
-def within(bound: float | None, lr: float, speed: float | None) -> float:
-    """The learning rate, lowered to what keeps a step at this speed within the bound."""
-    if bound is None or not speed:
-        return lr
-    return min(lr, math.sqrt(2 * bound) / speed)
+def within(bound: float, lr: float, speed: float | None) -> float:
+    """The learning rate, lowered to what keeps a step at this speed within the bound.
+
+    Nothing is known of the speed before the first step of a phase, which warm-up makes small.
+    """
+    return min(lr, math.sqrt(2 * bound) / speed) if speed else lr
 
 
 def speed_after(kl: float, lr: float, speed: float | None) -> float | None:

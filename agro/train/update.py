@@ -53,7 +53,9 @@ class Updates:
                 action = self._judge(view)
                 if action is not GO:
                     return self._act(action, view, position)
-            lr = within(config.train.step_kl, view.phase.lr(position, update), position.speed)
+            lr = view.phase.lr(position, update)
+            if config.train.step_kl is not None:
+                lr = within(config.train.step_kl, lr, position.speed)
             self.learner.move(lr)
             view.metrics["lr"] = view.metrics["lr"] or lr
             position = replace(position, version=self.learner.version, skipped=0)

@@ -25,7 +25,6 @@ def test_the_rate_keeps_a_step_of_known_speed_within_the_bound() -> None:
     assert within(BOUND, 0.001, 50.0) == 0.001
     assert within(BOUND, 0.003, None) == 0.003  # the first step of a phase
     assert within(BOUND, 0.003, 0.0) == 0.003  # nothing moved
-    assert within(None, 0.003, 50.0) == 0.003
 
 
 def test_the_highest_speed_counts_at_once_and_is_forgotten_slowly() -> None:
