@@ -220,7 +220,19 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
     "Gradient": (
         Metric("grad_norm", "", "Gradient norm before clipping.", "L2 norm over all trained parameters"),
         Metric("grad_norm_clipped", "", "Gradient norm after clipping.", "min(`grad_norm`, `train.clip`)"),
-        Metric("lr", "", "Learning rate.", "`train.lr` and its schedule, at the first update of the step"),
+        Metric(
+            "lr",
+            "",
+            "Learning rate.",
+            "`train.lr` and its schedule, lowered to stay within `train.step_kl`, at the first update of the "
+            "step",
+        ),
+        Metric(
+            "step_kl",
+            "nats per token",
+            "How far the step changed the policy, with `train.step_kl`.",
+            "½ mean (log π after − log π before)² over the step's tokens, at the first update of the step",
+        ),
     ),
     "Throughput": (
         Metric("tokens", TOKENS, "Tokens trained on.", "count over the batch"),

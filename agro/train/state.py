@@ -31,6 +31,7 @@ class Position:
     prompts: int = 0  # sampled from in this phase
     skipped: int = 0  # updates in a row that weren't made
     beta: float | None = None  # where it is tuned to a target KL
+    speed: float | None = None  # of the steps before, where train.step_kl limits it
     rollbacks: int = 0  # to an earlier checkpoint; each halves the learning rate
     # The last entry of other runs that may be used from the cache of reference log-probs; -1: not begun.
     cached: int = -1

@@ -18,6 +18,8 @@ from agro.train.monitors import GO, Action, Monitor, View
 from agro.train.phases import Phase, is_tuned, tune
 from agro.train.recovery import start_of
 from agro.train.state import Position, damage
+from agro.train.step import Step
+from agro.train.trust_region import change, speed_after, within
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,13 @@ class Updates:
                 if action is not GO:
                     return self._act(action, view, position)
             lr = view.phase.lr(position, update)
+            if config.train.step_kl is not None:
+                lr = within(config.train.step_kl, lr, position.speed)
             self.learner.move(lr)
             view.metrics["lr"] = view.metrics["lr"] or lr
             position = replace(position, version=self.learner.version, skipped=0)
+            if config.train.step_kl is not None:
+                position = self._measure(view, position, step, lr)
         return position
 
     def check_skipped(self, phase: Phase, position: Position) -> None:
@@ -63,6 +69,13 @@ class Updates:
                 f"step {position.step}: {position.skipped} updates in a row were skipped, for the reasons "
                 "above. What to do: fix the data, or start a new run with a lower train.lr or in float32"
             )
+
+    def _measure(self, view: View, position: Position, step: Step, lr: float) -> Position:
+        """How far the step moved the policy, which limits the rate of the next ones."""
+        kl = change(self.learner, step)
+        if view.metrics["step_kl"] is None:
+            view.metrics["step_kl"] = kl
+        return replace(position, speed=speed_after(kl, lr, position.speed))
 
     def _judge(self, view: View) -> Action:
         """The first action of a monitor other than to continue."""

@@ -158,6 +158,7 @@ ON_FRESH: dict[str, dict[str, Any]] = {
     "fresh, REINFORCE": {"objective": {"name": "reinforce"}},
 }
 FRESH_RATES = ("1e-4", "3e-4")
+BOUNDED = (RECIPE, "fresh, the recipe")  # their steps have the bound of their recipes; the others have none
 GENERATIONS = (640, 1280, 1920, 2560, 3200)  # responses sampled when accuracy is measured
 
 # Fresh samples of the weights so many updates ago, at first of the start; 800 updates of 8 groups.

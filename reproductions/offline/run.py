@@ -45,6 +45,7 @@ from agro.config import RunConfig  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.offline import logs, report  # noqa: E402
 from reproductions.offline.methods import (  # noqa: E402
+    BOUNDED,
     EARLIER,
     FIXED,
     FRESH_RATES,
@@ -219,6 +220,8 @@ def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) 
         values["objective"] = method["objective"]
     for section in ("data", "train", "evaluate"):
         values[section] |= method.get(section, {})
+    if row.method not in BOUNDED:
+        values["train"]["step_kl"] = None  # as these runs were recorded
     values["phases"] = method.get("phases", [])
     options = {key: value for key, value in values["objective"].items() if key != "name"}
     needs = objectives.get(values["objective"]["name"]).needed(options)

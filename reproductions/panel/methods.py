@@ -20,6 +20,7 @@ RATES = (1e-3, 3e-4, 3e-3)  # the first one runs first
 NOTHING = "nothing"
 BETA = 0.1  # of objectives that need one, as in their recipes
 STORED: Values = {"replay": 1.0, "group_size": 8}
+UNBOUNDED: Values = {"step_kl": None}
 RECIPES = {"groups": "log", "one each": "feedback", "pairs": "pairs", "fresh": "fresh"}
 
 
@@ -88,18 +89,23 @@ def _default(job: Job, facts: Facts) -> Values:
     return {"recipe": RECIPES[job.data]}
 
 
+def _without_bound(job: Job, facts: Facts) -> Values:
+    """The same without a bound on the change of a step."""
+    return {**_default(job, facts), "train": UNBOUNDED}
+
+
 def _candidate(job: Job, facts: Facts, *, options: Values) -> Values | str:
     """The recipe for rewards of the job's data with other options of the objective."""
     if job.data == "fresh":
         return "is compared on logs"
     recipe = "feedback" if job.data == "one each" else "log"
-    return {"recipe": recipe, "objective": options}
+    return {"recipe": recipe, "objective": options, "train": UNBOUNDED}
 
 
 def _baseline_on_fresh(job: Job, facts: Facts, *, options: Values) -> Values | str:
     if job.data != "fresh":
         return "needs fresh samples"
-    return {"recipe": "fresh", "objective": options}
+    return {"recipe": "fresh", "objective": options, "train": UNBOUNDED}
 
 
 def _of_reference(baseline: str, *, power: float = 1.0, most: float = 1.0, normalize: str = "none") -> Values:
@@ -178,9 +184,15 @@ METHODS = {
             "the default", "the recipe for the data: log, feedback, pairs or fresh", _default, candidate=True
         ),
         Method(
+            "without the bound",
+            "the same, `train.step_kl` not given: the default before",
+            _without_bound,
+            candidate=True,
+        ),
+        Method(
             "log on 1 and 0",
             "the recipe `log`, pairs as rewards",
-            partial(_of_pairs, values={"recipe": "log"}),
+            partial(_of_pairs, values={"recipe": "log", "train": UNBOUNDED}),
             candidate=True,
         ),
         Method("replay", "the recipe", partial(_on_fresh, values={"recipe": "replay"})),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from reproductions.calculator import run as calculator
 
@@ -102,6 +103,16 @@ def _shifted(letters: str, by: int, text: str) -> str:
 
 def _rounds(prompt: str) -> str:
     return "".join(_shifted(LETTERS, by, prompt[1:]) for by in range(1, 5))
+
+
+def _sums_of_neighbors(prompt: str) -> str:
+    digits = [int(c) for c in prompt[:-1]]
+    return "".join(str((a + b) % 10) for a, b in pairwise(digits))
+
+
+def _neighbors_swapped(prompt: str) -> str:
+    word = prompt[:-1]
+    return "".join(word[i + 1] + word[i] for i in range(0, len(word), 2))
 
 
 def _closing(prompt: str) -> str:
@@ -258,6 +269,78 @@ TASKS = _all(
             lambda p: p[2:-1] + p[:2],
             "klmnopq>",
             "klmnopq",
+        ),
+        Task(
+            "there and back",
+            "a word, and the same backwards",
+            _word(LETTERS, 4, 5, ";"),
+            lambda p: p[:-1] + p[-2::-1],
+            LETTERS + ";",
+            LETTERS,
+        ),
+        Task(
+            "neighbors",
+            "the last digits of the sums of neighbors",
+            _word("012345", 6, 6, "+"),
+            _sums_of_neighbors,
+            DIGITS + "+",
+            DIGITS,
+        ),
+        Task(
+            "without vowels",
+            "the consonants of a word",
+            _word("aeibcdfg", 8, 8),
+            lambda p: "".join(c for c in p[:-1] if c not in VOWELS) or "-",
+            "aeibcdfg>-",
+            "bcdfg-",
+        ),
+        Task(
+            "swapped",
+            "neighbors change places",
+            _word("pqrstuv", 6, 6),
+            _neighbors_swapped,
+            "pqrstuv>",
+            "pqrstuv",
+        ),
+        Task(
+            "letter before",
+            "each letter of a word is replaced by the one before, last one first",
+            _word(LETTERS, 5, 6, "~"),
+            lambda p: _shifted(LETTERS, 9, p[-2::-1]),
+            LETTERS + "~",
+            LETTERS,
+        ),
+        Task(
+            "halves",
+            "the second half of a word, then the first",
+            _word("abcdwxyz", 8, 8, "|"),
+            lambda p: p[4:8] + p[:4],
+            "abcdwxyz|",
+            "abcdwxyz",
+        ),
+        Task(
+            "ones and zeros",
+            "each 1 becomes 0 and each 0 becomes 1, last one first",
+            _word("01", 12, 12, "!"),
+            lambda p: "".join("10"[int(c)] for c in p[-2::-1]),
+            "01!",
+            "01",
+        ),
+        Task(
+            "falling letters",
+            "the letters of a word in falling order",
+            _word("abcdef", 6, 6, "<"),
+            lambda p: "".join(sorted(p[:-1], reverse=True)),
+            "abcdef<",
+            "abcdef",
+        ),
+        Task(
+            "five more",
+            "five more than each digit, without tens",
+            _word(DIGITS, 5, 6, "+"),
+            lambda p: _shifted(DIGITS, 5, p[:-1]),
+            DIGITS + "+",
+            DIGITS,
         ),
     ]
 )

@@ -1,0 +1,100 @@
+"""The bound on the change of a step: its numbers, what it does in a run, and what a resumed run has of it."""
+
+from __future__ import annotations
+
+import math
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny_runs import metrics, tiny, weights
+
+from agro.api.reporting_trainer import Trainer
+from agro.errors import Interrupted
+from agro.train.monitors import Monitor, View
+from agro.train.trust_region import KEPT, change, speed_after, within
+
+BOUND = 0.005  # nats a token: a root mean square of 0.1
+
+
+def test_the_rate_keeps_a_step_of_known_speed_within_the_bound() -> None:
+    """By hand: at 50 per unit of rate, √(2 · 0.005) = 0.1 is reached with the rate 0.002."""
+    assert within(BOUND, 0.003, 50.0) == pytest.approx(0.002, rel=1e-12)
+    assert within(BOUND, 0.001, 50.0) == 0.001
+    assert within(BOUND, 0.003, None) == 0.003  # the first step of a phase
+    assert within(BOUND, 0.003, 0.0) == 0.003  # nothing moved
+
+
+def test_the_highest_speed_counts_at_once_and_is_forgotten_slowly() -> None:
+    """√(2 · 0.02) = 0.2 at a rate of 0.01 is a speed of 20."""
+    assert speed_after(0.02, 0.01, None) == pytest.approx(20.0, rel=1e-12)
+    assert speed_after(0.02, 0.01, 5.0) == pytest.approx(20.0, rel=1e-12)
+    assert speed_after(0.02, 0.01, 50.0) == pytest.approx(KEPT * 50 + (1 - KEPT) * 20, rel=1e-12)
+
+
+@pytest.mark.parametrize(("kl", "lr"), [(math.nan, 0.01), (math.inf, 0.01), (0.02, 0.0)])
+def test_a_step_that_tells_nothing_changes_nothing(kl: float, lr: float) -> None:
+    assert speed_after(kl, lr, 7.0) == 7.0
+    assert speed_after(kl, lr, None) is None
+
+
+def test_the_change_is_half_the_mean_square_over_the_tokens() -> None:
+    """By hand: differences 0.3 and −0.1 of two tokens, a third one masked: (0.09 + 0.01)/4."""
+    mask = torch.tensor([[True, True, False]])
+    before = torch.tensor([[-1.0, -2.0, 0.0]], dtype=torch.float64)
+    after = torch.tensor([[-0.7, -2.1, 5.0]], dtype=torch.float64)
+    step = SimpleNamespace(batch=SimpleNamespace(mask=mask), streams={"logp": before})
+    learner = SimpleNamespace(logp=lambda batch: after)
+    assert change(learner, step) == pytest.approx(0.025, rel=1e-12)  # type: ignore[arg-type]
+
+
+def test_a_rate_that_is_too_high_is_lowered(tmp_path: Path) -> None:
+    """The first step has the rate of train.lr; the others what the speed of those before allows."""
+    run = Trainer(tiny(tmp_path, train__lr=0.1, train__step_kl=1e-4), tmp_path / "run").run()
+    first, *later = metrics(run)
+    assert first["lr"] == 0.1
+    assert first["step_kl"] > 1e-2
+    allowed = first["lr"] * math.sqrt(1e-4 / first["step_kl"])
+    assert later[0]["lr"] == pytest.approx(allowed, rel=1e-12)
+    assert all(row["lr"] < 0.05 for row in later)
+    assert max(row["step_kl"] for row in later) < first["step_kl"] / 10
+
+
+def test_without_the_bound_nothing_is_measured(tmp_path: Path) -> None:
+    run = Trainer(tiny(tmp_path, train__steps=2), tmp_path / "run").run()
+    assert [row["step_kl"] for row in metrics(run)] == [None, None]
+
+
+def test_a_bound_that_is_never_met_changes_nothing(tmp_path: Path) -> None:
+    plain = Trainer(tiny(tmp_path, train__steps=3), tmp_path / "plain").run()
+    bounded = Trainer(tiny(tmp_path, train__steps=3, train__step_kl=1e6), tmp_path / "bounded").run()
+    assert weights(plain) == weights(bounded)
+
+
+class Stopping(Monitor):
+    """Ends the process's run after a step, as Ctrl-C does."""
+
+    name = "stopping"
+
+    def after(self, view: View) -> None:
+        if view.step == 3:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_resumed_run_knows_the_speed(tmp_path: Path) -> None:
+    """Checkpoints are every two steps, so it continues after a step whose speed was measured before."""
+    config = tiny(tmp_path, train__lr=0.1, train__step_kl=1e-4)
+    undisturbed = Trainer(config, tmp_path / "undisturbed").run()
+    with pytest.raises(Interrupted):
+        Trainer(config, tmp_path / "run", monitors=[Stopping()]).run()
+    resumed = Trainer(config, tmp_path / "run", resume=True).run()
+    assert weights(undisturbed) == weights(resumed)
+
+
+def test_each_phase_begins_without_a_speed(tmp_path: Path) -> None:
+    phases = [{"name": "a", "train": {"steps": 2}}, {"name": "b", "train": {"steps": 2}}]
+    config = tiny(tmp_path, phases=phases, train__lr=0.1, train__step_kl=1e-4)
+    rows = metrics(Trainer(config, tmp_path / "run").run())
+    assert [row["lr"] == 0.1 for row in rows] == [True, False, True, False]
