@@ -84,8 +84,8 @@ class SourceConfig(Section):
     wait_seconds: Positive = field(600.0, resume=True, shared=True)
     """elsewhere: longest wait for samples before the run stops"""
     sync_every: Count = 1
-    """inline: optimizer steps for which the sampler keeps its weights; with more than 1 it samples with a
-    copy of the policy, whose samples are up to so many optimizer steps behind, less one"""
+    """optimizer steps for which samplers keep their weights. With more than 1, inline samples with a copy of
+    the policy, up to so many optimizer steps behind, less one; elsewhere publishes weights less often"""
     lease_seconds: Positive = field(15.0, resume=True, shared=True)
     """elsewhere: a collector or trainer that hasn't said for so long that it lives counts as dead; another
     collector samples the prompts of such a one"""

@@ -88,12 +88,6 @@ def _check_server(config: RunConfig) -> None:
 def _check_source(config: RunConfig, phases: Sequence[Phase]) -> None:
     """Settings of phases that the source can't serve."""
     can = source_capabilities(config.source)
-    if config.source.kind != "inline" and config.source.sync_every > 1:
-        raise Refused(
-            f'source.sync_every = {config.source.sync_every} is for source.kind = "inline", but it is '
-            f'"{config.source.kind}", whose staleness data.max_age limits. What to do: remove '
-            "source.sync_every"
-        )
     for phase in phases:
         check_source(phase.config, can, f"phase {phase.name}: " if config.phases else "")
         sampling = phase.config.sampler, phase.config.environment

@@ -67,8 +67,13 @@ class CollectorSource:
         return CollectResult(tuple(ids), failed, tokens, too_stale=skipped, failed_requests=None)
 
     def publish(self, learner: Learner) -> None:
+        """Publish weights, unless collectors are to keep those before (`source.sync_every`), and the step."""
         self.version = learner.version
-        weights = PublishedWeights(learner.version, self.phase.name, self.step)
+        newest = self.publications.newest()
+        version = learner.version
+        if newest is not None and 0 <= version - newest.version < self.config.source.sync_every:
+            version = newest.version
+        weights = PublishedWeights(version, self.phase.name, self.step)
         self.publications.publish(weights, learner.publish)
         self.publications.report(replace(self.process, version=self.version, step=self.step))
 

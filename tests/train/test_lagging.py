@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,14 @@ from tiny_runs import InterruptAfter, StopAfter, logp_rounding, metrics, tiny, w
 
 from agro.api.reporting_trainer import Trainer
 from agro.errors import Interrupted, Refused
+from agro.rollout.collect import SilentActivity
 from agro.store import Store
+from agro.store.shared import LocalFolder
 from agro.train.check import check_config
+from agro.train.elsewhere import CollectorSource
 from agro.train.lagging import load_published
+from agro.train.phases import Phase
+from agro.train.publications import Publications
 
 
 def staleness(run: Path) -> list[float]:
@@ -113,6 +119,15 @@ def test_an_objective_for_current_samples_is_refused(tmp_path: Path) -> None:
         check_config(config)
 
 
-def test_collectors_have_their_own_limit(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"source\.sync_every = 2 is for source\.kind"):
-        check_config(tiny(tmp_path, source__kind="elsewhere", source__sync_every=2))
+def test_collectors_keep_their_weights_too(tmp_path: Path) -> None:
+    """What the trainer publishes at its versions 0 to 5, of which 0 and 3 are new."""
+    config = tiny(tmp_path, source__kind="elsewhere", source__sync_every=3)
+    publications = Publications(LocalFolder(tmp_path))
+    with Store.open(tmp_path / "store.db") as store:
+        source = CollectorSource(Phase.all(config)[0], store, "run", publications, SilentActivity())
+        published = []
+        for version in range(6):
+            source.publish(SimpleNamespace(version=version, publish=lambda folder: folder.mkdir()))
+            published.append(publications.newest().version)
+    assert published == [0, 0, 0, 3, 3, 3]
+    assert sorted(f.name for f in (tmp_path / "weights").glob("v*")) == ["v00000000", "v00000003"]
