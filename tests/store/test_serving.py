@@ -325,21 +325,21 @@ def test_a_call_that_fails_is_undone_alone(path: Path, monkeypatch: pytest.Monke
         assert [s.prompt for s in store.samples()] == ["one"]
 
 
-def test_a_call_that_takes_long_is_waited_for_and_made_once(url: str, path: Path, monkeypatch) -> None:
+def test_a_call_that_takes_long_is_waited_for_and_made_once(url: str, monkeypatch) -> None:
     """The owner says every 0.05 s that the call is at work, longer than the client waits without a word."""
-    plain, calls = Experience.append, []
+    calls = []
 
-    def slow(self: Experience, *args: object, **kwargs: object) -> list[int]:
-        calls.append(args)
+    def slow(self: Ledger, run: str) -> bool:
+        calls.append(run)
         time.sleep(0.6)
-        return plain(self, *args, **kwargs)  # type: ignore[arg-type]
+        return True
 
-    monkeypatch.setattr(Experience, "append", slow)
+    monkeypatch.setattr(Ledger, "knows", slow)
     monkeypatch.setattr(app, "REPLY_SECONDS", 0.05)
     with Store.open(url, timeout=0.3) as store:
-        assert store.append(group("p", [1.0])) == [1]
-        assert len(calls) == 1
-        assert store.counts().samples == 1
+        assert store.ledger.knows("r")
+        assert store.counts().samples == 0
+    assert calls == ["r"]
 
 
 def test_a_read_only_store_writes_nothing(url: str) -> None:

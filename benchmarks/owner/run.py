@@ -1,0 +1,205 @@
+"""What the owner of a store costs: samples that it adds a CPU second, and draws of 96 samples.
+
+    python benchmarks/owner/run.py [--repeats 5]
+
+Starts `agro store serve` as a process of its own, on a new store in build/owner, and asks it over HTTP, as a
+run's processes do: samples are encoded and decoded by the client. `ours` of the first rows are samples a CPU
+second of the owner, while a client appends groups of 8, 64 samples a call, each with an origin;
+`seconds_per_sample` also has what their rewards cost, and the client. `ours` of the draws are CPU seconds of
+the owner and of the client together (`owner`, `client`: of each) for a draw of 12 groups of 8, which is three
+calls, and decodes all samples; the median of the steps of each repeat. Writes benchmarks/results/owner.json.
+CPU time is that of the processes, so that what else the machine does matters little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from agro.config import DataConfig
+from agro.store import At, DrawRule, Origin, Store
+from agro.types import Sample
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "build/owner"
+RESULTS = ROOT / "benchmarks/results/owner.json"
+TOKEN = "benchmark"
+SIZE, TOGETHER = 8, 64  # responses a prompt; samples of a call
+DRAWN = 96  # samples of a draw
+DRAW_SECONDS = 0.010  # goal
+STEPS = 20  # draws of a repeat
+
+
+class Length(NamedTuple):
+    tokens: int
+    goal: float  # samples a CPU second of the owner
+    calls: int  # of a repeat
+
+
+LENGTHS = (Length(512, 8000, 60), Length(4096, 3000, 25))
+
+
+def samples_of(length: int, count: int, first: int) -> list[Sample]:
+    """Groups of responses of so many tokens, a quarter of them the prompt's, as a sampler makes them."""
+    rng = np.random.default_rng(first)
+    action = np.arange(length) >= length // 4
+    samples = []
+    for i in range(first, first + count):
+        logp = np.where(action, -rng.exponential(1.0, length), np.nan).astype(np.float32)
+        samples.append(
+            Sample(
+                f"What is {i // SIZE} times {i // SIZE}? " + "Think step by step. " * 8,
+                "Then we add the two and find it. " * (length // 12),
+                tokens=rng.integers(0, 150_000, length).astype(np.int32),
+                action=action,
+                learn=action,
+                behavior_logp=logp,
+                version=3,
+                role="policy",
+                source="policy",
+                tokenizer="0123456789abcdef",
+                sampling={"temperature": 1.0, "max_new": length, "top_p": 1.0},
+                meta={"index": i, "finish": "stop", "answer": str(i)},
+            )
+        )
+    return samples
+
+
+class ServedStore:
+    """An owner's process, and a store that asks it."""
+
+    def __init__(self, process: subprocess.Popen[str], store: Store) -> None:
+        self.process, self.store = process, store
+
+    def cpu(self) -> float:
+        """CPU seconds of the owner, of all its threads."""
+        threads = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
+        return sum(int(thread.read_text().split()[0]) for thread in threads) * 1e-9
+
+
+@contextmanager
+def served(name: str) -> Iterator[ServedStore]:
+    shutil.rmtree(FOLDER / name, ignore_errors=True)
+    (FOLDER / name).mkdir(parents=True)
+    command = [sys.executable, "-m", "agro", "store", "serve", str(FOLDER / name / "store.db")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    url = process.stdout.readline().split()[1]
+    try:
+        with Store.open(url) as store:
+            yield ServedStore(process, store)
+    finally:
+        process.terminate()
+        process.wait()
+        shutil.rmtree(FOLDER / name)
+
+
+def append(served: ServedStore, length: Length, repeat: int) -> dict[str, float]:
+    """CPU seconds of the owner, and of the client, by what they do with the samples of a repeat."""
+    parts = {"append": 0.0, "set_rewards": 0.0, "client": 0.0}
+    for call in range(length.calls):
+        first = (repeat * length.calls + call) * TOGETHER
+        samples = samples_of(length.tokens, TOGETHER, first)
+        origins = [Origin("run:r", i // SIZE, str(i % SIZE)) for i in range(first, first + TOGETHER)]
+        before, client = served.cpu(), time.process_time()
+        ids = served.store.append(samples, run="r", step=None, origins=origins)
+        appended = served.cpu()
+        served.store.set_rewards(((i, float(i % 2), {}) for i in ids), once=True)
+        parts["client"] += time.process_time() - client
+        parts["append"] += appended - before
+        parts["set_rewards"] += served.cpu() - appended
+    return parts
+
+
+def draw(served: ServedStore, repeat: int) -> tuple[list[float], list[float]]:
+    """CPU seconds of the owner and of the client, draw by draw."""
+    rule = DrawRule(DRAWN // SIZE, DataConfig(roles=("policy",)), min_group=SIZE)
+    owner, client = [], []
+    for step in range(1 + repeat * STEPS, 1 + (repeat + 1) * STEPS):
+        before, own = served.cpu(), time.process_time()
+        drawn = served.store.draw(rule, At("r", step, seed=0, version=3))
+        client.append(time.process_time() - own)
+        owner.append(served.cpu() - before)
+        assert len(drawn.samples) == DRAWN
+    return owner, client
+
+
+def measure(length: Length, repeats: int) -> list[dict[str, Any]]:
+    adding: list[float] = []
+    parts: dict[str, list[float]] = {}
+    owner_draws: list[float] = []
+    client_draws: list[float] = []
+    with served(str(length.tokens)) as owner:
+        append(owner, length._replace(calls=4), 1000)  # code that is loaded when it is first used
+        for repeat in range(repeats):
+            seconds = append(owner, length, repeat)
+            count = length.calls * TOGETHER
+            adding.append(count / seconds["append"])
+            for name, value in seconds.items():
+                parts.setdefault(name, []).append(value / count)
+        draw(owner, 1000)
+        for repeat in range(repeats):
+            owner_seconds, client_seconds = draw(owner, repeat)
+            owner_draws.append(statistics.median(owner_seconds))
+            client_draws.append(statistics.median(client_seconds))
+    draws = [a + b for a, b in zip(owner_draws, client_draws, strict=True)]
+    return [
+        {
+            "name": f"samples of {length.tokens} tokens, added",
+            "goal": length.goal,
+            "ours": adding,
+            "seconds_per_sample": parts,
+        },
+        {
+            "name": f"draw of {DRAWN} samples of {length.tokens} tokens",
+            "goal": DRAW_SECONDS,
+            "ours": draws,
+            "owner": owner_draws,
+            "client": client_draws,
+        },
+    ]
+
+
+def machine() -> str:
+    model = next(
+        line.partition(": ")[2]
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if "model name" in line
+    )
+    version = ".".join(map(str, sys.version_info[:3]))
+    return f"{model}, {os.cpu_count()} cores, Python {version}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    os.environ["AGRO_TOKEN"] = TOKEN
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    rows = []
+    for length in LENGTHS:
+        for row in measure(length, args.repeats):
+            rows.append({**row, "commit": commit, "machine": machine()})
+            value = statistics.median(row["ours"])
+            print(f"{row['name']}: {value:.4g} (goal {row['goal']:g})", flush=True)
+    RESULTS.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
