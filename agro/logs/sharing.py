@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from typing import Any, NamedTuple, Self
 
-from agro.errors import AgroWarning
+from agro.errors import AgroWarning, Refused
 from agro.io.channels import Channel, Child
 from agro.logs.blocks import Block
 from agro.logs.entries import Entry, Repeat
@@ -50,7 +50,7 @@ class Readers:
         self._starting: list[Child] = []
         self._ready: deque[Child] = deque()
         self.has_words = False  # whether a reward was a word of --reward-map
-        setup = pickle.dumps((options, prompts)) if count else b""
+        setup = _setup(options, prompts) if count else b""
         for _ in range(count):
             child = Child(__name__)
             child.channel.send(setup)
@@ -128,6 +128,16 @@ class Readers:
                     stacklevel=2,
                 )
             return b""
+
+
+def _setup(options: Options, prompts: Mapping[str, Prompt]) -> bytes:
+    try:
+        return pickle.dumps((options, prompts))
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise Refused(
+            f"workers: expected options that can be sent to other processes, got a tokenizer that can't be: "
+            f"{error}; import with one"
+        ) from None
 
 
 def _agrees(current: State, given: State, left: State) -> bool:

@@ -1,7 +1,7 @@
 """What an import costs: records and MB a second of CPU, and the memory that it takes.
 
     python benchmarks/imports/run.py [--records 100000] [--megabytes 300] [--repeats 3]
-        [--before CHECKOUT] [--only …]
+        [--workers 1 2] [--before CHECKOUT] [--only …]
 
 Makes logs in build/imports: small records, four responses a prompt (text alone; with tokens and
 log-probs), and trajectories of about 120 KB (plain, gzip, zstd). Imports each in a process of its own,
@@ -9,7 +9,8 @@ without a tokenizer. With --before the same is measured of another checkout of a
 figures of the last time are kept. Writes benchmarks/results/imports.json, where `ours` and `peer` are
 records, or MB, a CPU second, `bytes` those of the file, unpacked, and `peak` is the memory in MB above that
 of the process before it began. Prints a line for each. `wall` is in seconds; it depends on the disk and on
-what else the machine does.
+what else the machine does. With `--workers 2` two processes read and a third writes; `ours` counts the CPU
+seconds of all, and `own` has those of the one that writes, by which time is bounded on many cores.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import gzip
 import json
 import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -102,28 +105,31 @@ def most_memory() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
-def measure(path: Path) -> dict[str, float]:
+def measure(path: Path, workers: int) -> dict[str, float]:
     """Import a log into a new store."""
     from agro.logs.importing import import_files
     from agro.store import Store
 
+    options: dict[str, Any] = {"workers": workers} if workers > 1 else {}
     store = path.with_suffix(f".{os.getpid()}.db")
     began, used = time.perf_counter(), time.process_time()
     before = most_memory()
     try:
         with Store.open(store) as opened:
-            report = import_files(opened, [path])
+            report = import_files(opened, [path], **options)
         peak = most_memory() - before
-        cpu, wall = time.process_time() - used, time.perf_counter() - began
+        own, wall = time.process_time() - used, time.perf_counter() - began
+        others = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = own + others.ru_utime + others.ru_stime
     finally:
         for suffix in ("", "-wal", "-shm"):
             Path(f"{store}{suffix}").unlink(missing_ok=True)
-    return {"cpu": cpu, "wall": wall, "peak": peak / 1e3, "samples": report.samples}
+    return {"cpu": cpu, "own": own, "wall": wall, "peak": peak / 1e3, "samples": report.samples}
 
 
-def measured(checkout: Path, path: Path) -> dict[str, float]:
+def measured(checkout: Path, path: Path, workers: int) -> dict[str, float]:
     """`measure` in a process of its own, with the agro of this checkout."""
-    command = [sys.executable, __file__, "--one", str(path)]
+    command = [sys.executable, __file__, "--one", str(path), "--workers", str(workers)]
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -141,15 +147,16 @@ def commit() -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def case(name: str, asked: argparse.Namespace, known: dict[str, Any]) -> dict[str, Any]:
+def case(name: str, workers: int, asked: argparse.Namespace, known: dict[str, Any]) -> dict[str, Any]:
     path = make(name, asked.records, asked.megabytes)
     size = make(name.partition(".")[0], asked.records, asked.megabytes).stat().st_size
     ours, peers = [], []
     for _ in range(asked.repeats):
-        ours.append(measured(ROOT, path))
+        ours.append(measured(ROOT, path, workers))
         if asked.before:
-            peers.append(measured(asked.before.resolve(), path))
-    title = f"import of {path.name}, {'MB' if name.startswith('large') else 'records'} a CPU second"
+            peers.append(measured(asked.before.resolve(), path, 1))
+    by = f" by {workers} processes and one that writes" if workers > 1 else ""
+    title = f"import of {path.name}{by}, {'MB' if name.startswith('large') else 'records'} a CPU second"
 
     def rate(found: dict[str, float]) -> float:
         return (size / 1e6 if name.startswith("large") else found["samples"]) / found["cpu"]
@@ -165,6 +172,7 @@ def case(name: str, asked: argparse.Namespace, known: dict[str, Any]) -> dict[st
         "bytes": size,
         "peak": [found["peak"] for found in ours],
         "wall": [found["wall"] for found in ours],
+        "own": [found["own"] for found in ours],
         "commit": commit(),
         "machine": machine(),
     }
@@ -181,18 +189,19 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=100_000)
     parser.add_argument("--megabytes", type=float, default=300)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1])
     parser.add_argument("--before", type=Path)
     parser.add_argument("--only", nargs="+", default=list(GOALS), choices=list(GOALS))
     parser.add_argument("--one", type=Path)
     asked = parser.parse_args()
     if asked.one:
-        print(json.dumps(measure(asked.one)))
+        print(json.dumps(measure(asked.one, asked.workers[0])))
         return
     known = {}
     if RESULTS.exists():
         known = {row["name"]: row for row in json.loads(RESULTS.read_text())}
-    for name in asked.only:
-        row = case(name, asked, known)
+    for name, workers in product(asked.only, asked.workers):
+        row = case(name, workers, asked, known)
         known[row["name"]] = row
         RESULTS.write_text(json.dumps(list(known.values()), indent=1) + "\n")
 

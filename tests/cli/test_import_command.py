@@ -111,3 +111,22 @@ def test_rewards_that_are_words(tmp_path: Path) -> None:
     with Store.open(store) as opened:
         assert [s.reward for s in opened.samples()] == [1, -1, None]
     assert "'up': expected WORD=NUMBER" in refused(*how[:-1], "up", "--store", store)
+
+
+def test_several_processes_do_what_one_does(tmp_path: Path) -> None:
+    """Import, check and score; their reports but for the store's name, and the rewards."""
+    path = log(tmp_path)
+    reward = tmp_path / "reward.py"
+    reward.write_text("def length(prompts, completions):\n    return [len(text) for text in completions]\n")
+    reports, rewards = [], []
+    for workers in (1, 2):
+        store, how = tmp_path / f"{workers}.db", ("--workers", workers, "--json")
+        imported = done("import", path, "--store", store, *how).stdout
+        checked = done("check", path, *how).stdout
+        scored = done("score", store, "--reward", f"{reward}:length", *how).stdout
+        reports.append([json.loads(text) for text in (imported, checked, scored)])
+        with Store.open(store) as opened:
+            rewards.append([sample.reward for sample in opened.samples()])
+    assert reports[0] == reports[1]
+    assert rewards == [[6, 36, 6, 36]] * 2  # characters of "fine 0" and of "mail a@b.org, …"
+    assert "is a store: leave it out" in refused("check", tmp_path / "1.db", "--workers", 2)

@@ -229,11 +229,17 @@ def test_a_process_that_is_killed_is_named_and_nothing_is_lost(tmp_path: Path, m
 
 
 PROGRAM = """
-import sys
+import sys, time
 from agro.logs import blocks
+from agro.logs.entries import EntryWriter
 from agro.logs.importing import import_files
 from agro.store import Store
-blocks.CHUNK = 50
+
+def slowly(*arguments, write=EntryWriter.write):
+    time.sleep(0.05)
+    return write(*arguments)
+
+blocks.CHUNK, EntryWriter.write = 10, slowly
 with Store.open(sys.argv[2]) as store:
     print("begins", flush=True)
     import_files(store, [sys.argv[1]], workers=2)
@@ -257,7 +263,7 @@ def children(pid: int) -> list[int]:
 def test_an_import_that_is_ended_leaves_no_process_and_goes_on(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    log = pack(tmp_path / "log.jsonl", rows(20_000))
+    log = pack(tmp_path / "log.jsonl", rows(2000))
     path = tmp_path / "ended.db"
     command = [sys.executable, "-c", PROGRAM, str(log), str(path)]
     program = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -282,6 +288,19 @@ def test_an_import_that_is_ended_leaves_no_process_and_goes_on(
         assert (again.samples, again.duplicates) == (report.samples - stored, stored)
         assert list(store.samples()) == list(whole.samples())
         assert list(store.pairs()) == list(whole.pairs())
+
+
+def test_tokens_of_a_tokenizer(tmp_path: Path, tiny: Callable[[], Any], read_here: list[Any]) -> None:
+    encoder = tiny().encoder
+    lines = [
+        {"prompt": "ab", "response": text, "tokens": encoder.ids(text)} for text in ("ba", "b", "aab") * 9
+    ]
+    log = pack(tmp_path / "log.jsonl", list(map(json.dumps, lines)))
+    assert compared(tmp_path, [log], tokenizer=encoder)["samples"] == 27
+    assert len(read_here) == 4  # of 7 records, by the import in one process
+    encoder.__dict__["unsendable"] = lambda: None
+    with Store.open(tmp_path / "s.db") as store, pytest.raises(Refused, match="a tokenizer that can't be"):
+        import_files(store, [log], tokenizer=encoder, workers=2)
 
 
 def test_how_many_processes(tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+"""What a store of 10^5 to 10^9 samples takes and costs: measured, and predicted from the smallest.
+
+    python benchmarks/scaling/stores.py [--samples 100000 1000000]
+
+Makes the stores of benchmarks/draws (short texts with rewards, four responses a prompt) in build/draws, and
+measures each in a process of its own: bytes on the disk, CPU seconds to check the file's structure, of the
+first draw, which puts the groups in order, and of a later one, and the bytes of that order. Each but the
+later draw grows with the samples; so the smallest store predicts the others, also of 10^7 to 10^9 samples,
+which aren't made unless they are asked for. Writes benchmarks/results/stores.json, and stores.md beside this
+file, where each cell is predicted, and measured in brackets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks/results/stores.json"
+TABLE = ROOT / "benchmarks/scaling/stores.md"
+SIZES = [10**n for n in range(5, 10)]
+LINEAR = {"bytes": "GB", "check": "s", "first": "s", "order": "GB"}
+NAMES = {
+    "bytes": "store",
+    "check": "check of the file",
+    "first": "first draw",
+    "order": "order of the groups",
+    "draw": "later draw of 16 groups",
+}
+DRAWS = 30
+
+
+def measure(samples: int) -> dict[str, float]:
+    """Of the store of so many samples; seconds are of CPU."""
+    sys.path.insert(0, str(ROOT / "benchmarks/draws"))
+    import run as draws
+
+    from agro.config import DataConfig
+    from agro.store import At, DrawRule, Store
+
+    path = ROOT / f"build/draws/{samples}.db"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draws.make(path, samples)
+    with Store.open(path) as store:
+        store._database.run("PRAGMA wal_checkpoint(TRUNCATE)")
+        found: dict[str, float] = {"samples": samples, "bytes": path.stat().st_size}
+        began = time.process_time()
+        store.tables.check()
+        found["check"] = time.process_time() - began
+        [(version, last)] = store._database.run(
+            "SELECT max(version), ifnull((SELECT max(step) FROM draws), max(version)) FROM samples"
+        )
+        seconds = []
+        for step in range(last + 1, last + 1 + DRAWS):
+            began = time.process_time()
+            store.draw(DrawRule(draws.GROUPS, DataConfig(), min_group=2), At("r", step, 0, version))
+            seconds.append(time.process_time() - began)
+        [(pages,)] = store._database.run("PRAGMA temp.page_count")
+        [(size,)] = store._database.run("PRAGMA temp.page_size")
+    return found | {
+        "first": seconds[0],
+        "draw": statistics.median(seconds[1:]),
+        "order": float(pages * size),
+    }
+
+
+def predicted(smallest: dict[str, float], samples: int) -> dict[str, float]:
+    factor = samples / smallest["samples"]
+    return {name: smallest[name] * (factor if name in LINEAR else 1) for name in NAMES}
+
+
+def shown(name: str, value: float) -> str:
+    if LINEAR.get(name) == "GB":
+        return f"{value / 1e9:.3g} GB"
+    return f"{value:.3g} s" if name in LINEAR else f"{1000 * value:.2g} ms"
+
+
+def table(rows: list[dict[str, float]], note: str) -> str:
+    by_size = {row["samples"]: row for row in rows}
+    lines = ["| samples | " + " | ".join(NAMES.values()) + " |", "|---" * (1 + len(NAMES)) + "|"]
+    for samples in SIZES:
+        guess, found = predicted(rows[0], samples), by_size.get(samples)
+        cells = []
+        for name in NAMES:
+            cell = shown(name, guess[name])
+            cells.append(cell if found is None else f"{cell} ({shown(name, found[name])})")
+        lines.append(f"| 10^{len(str(samples)) - 1} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", note, ""])
+
+
+def machine() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
+    return f"{cpu}, {os.cpu_count()} cores, Python {sys.version.split()[0]}, load {os.getloadavg()[0]:.0f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--samples", type=int, nargs="+", default=[10**5, 10**6])
+    parser.add_argument("--one", type=int)
+    asked = parser.parse_args()
+    if asked.one:
+        print(json.dumps(measure(asked.one)))
+        return
+    rows = []
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for samples in sorted(asked.samples):
+        command = [sys.executable, __file__, "--one", str(samples)]
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        rows.append(json.loads(done.stdout.splitlines()[-1]))
+        print(rows[-1], flush=True)
+    named = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(named, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    note = f"`python benchmarks/scaling/stores.py`, commit {commit}, {machine()}"
+    kept: list[dict[str, Any]] = [row | {"commit": commit, "machine": machine()} for row in rows]
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    TABLE.write_text(table(rows, note))
+    print(TABLE.read_text())
+
+
+if __name__ == "__main__":
+    main()
