@@ -45,13 +45,20 @@ class CollectorSource:
     can: ClassVar[frozenset[SourceCapability]] = frozenset()
 
     def __init__(
-        self, phase: Phase, store: Store, run: str, publications: Publications, activity: Activity
+        self,
+        phase: Phase,
+        store: Store,
+        run: str,
+        publications: Publications,
+        activity: Activity,
+        step: int = 0,
     ) -> None:
-        """`run`: its id."""
+        """`run`: its id. `step`: the last one that it has made, by which collectors know how far they are
+        ahead."""
         self.phase, self.config, self.store, self.run = phase, phase.config, store, run
         self.publications, self.activity = publications, activity
         self.version = 0  # of the learner's weights
-        self.step = 0  # of the run, the last one that was filled
+        self.step = step  # of the run, the last one that was filled
         self.process = ProcessReport("trainer", "trainer")
 
     def fill(self, wanted: FillRequest) -> CollectResult:

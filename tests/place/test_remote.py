@@ -101,7 +101,8 @@ def test_a_process_on_another_host(
     (tmp_path / "there").mkdir()
     hosts = [Host("a", 1, "python", str(tmp_path / "there"))]
     launcher = RemoteLauncher(hosts, tmp_path / "logs", {"AGRO_TOKEN": "secret"}, kind)  # type: ignore[arg-type]
-    code = "import os; print(os.getcwd(), *map(os.environ.get, ['AGRO_TOKEN', 'PYTHONPATH'])); raise SystemExit(3)"
+    shown = "os.getcwd(), os.environ['AGRO_TOKEN'], os.environ['PYTHONPATH']"
+    code = f"import os; print({shown}); raise SystemExit(3)"
     process = launcher.start(collector(code), again=False)
     assert (process.host, process.pid) == ("a", None)
     assert wait(process) == 3
