@@ -7,7 +7,8 @@ Collectors are at most `ahead` prompts ahead of training, which bounds the stale
 Either side may be killed, or stopped. It counts as dead when it hasn't renewed its lease in the store for
 `source.lease_seconds`. The claim of a dead collector goes to the next one, which samples only the missing
 responses; the store keeps each response of a claim once, and its first reward, so that a collector that goes
-on after all changes nothing. What a killed trainer took since its last commit is ready again.
+on after all changes nothing. What a killed trainer took since its last commit is ready again. Responses that
+are too stale are made again, under their numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from agro.train.source import FillRequest
 from agro.types import Sample
 
 POLL_SECONDS = 0.1
-SKIPPED = 0  # the step of requests that no step trains on
 
 
 def ahead(config: RunConfig) -> int:
@@ -105,7 +105,11 @@ class CollectorSource:
         return numbers, skipped
 
     def _valid(self, numbers: list[int]) -> tuple[list[int], int]:
-        """The requests at most `data.max_age` optimizer steps behind; skips and counts the others."""
+        """The requests at most `data.max_age` optimizer steps behind.
+
+        The others are sampled again, with newer weights, so that what was lost with a killed trainer changes
+        neither the prompts nor their order; their responses are counted.
+        """
         max_age = self.config.data.max_age
         if max_age is None:
             return numbers, 0
@@ -118,7 +122,8 @@ class CollectorSource:
                 responses += len(samples)
             else:
                 valid.append(number)
-        self.store.requests.take(self.run, SKIPPED, stale)
+        if stale:
+            self.store.requests.reopen(self.run, stale)
         return valid, responses
 
     def _samples(self, numbers: Collection[int]) -> list[Sample]:
