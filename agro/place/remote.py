@@ -93,6 +93,10 @@ class RemoteProcess(LocalProcess):
         with contextlib.suppress(BrokenPipeError):
             self._input.close()
 
+    def kill(self) -> None:
+        self.stop()
+        super().kill()
+
 
 class RemoteLauncher:
     """Collectors on other hosts; the owner, the servers and the trainer on this one."""

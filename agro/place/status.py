@@ -67,8 +67,7 @@ class ProcessStatus:
         return ", ".join(parts)
 
     def where(self) -> str:
-        parts = [self.host or "", "" if self.pid is None else f"pid {self.pid}"]
-        return ", ".join(filter(None, parts)) or "unknown"
+        return " ".join(str(part) for part in (self.host, self.pid) if part is not None) or "unknown"
 
 
 @dataclass(frozen=True)
@@ -98,14 +97,14 @@ class RunStatus:
         return cls(processes, publications.newest(), placement, time.time())
 
     def rows(self) -> list[tuple[str, str, str, str, str, str]]:
-        """Of each process: name, where, for how long, version, last sign of life, what it does."""
+        """Of each process: name, where, when it began, version, last sign of life, what it does."""
         return [
             (
                 process.name,
                 process.where(),
                 _ago(process.since, self.now),
                 "" if process.version is None else str(process.version),
-                _ago(process.seen, self.now, " ago"),
+                _ago(process.seen, self.now),
                 process.doing(self.now),
             )
             for process in self.processes
@@ -149,11 +148,11 @@ def newest_run(url: str) -> str:
     return str(runs[-1])
 
 
-TITLES = ("process", "where", "since", "version", "last sign", "does")
+TITLES = ("process", "host, pid", "began", "version", "last sign", "does")
 
 
-def _ago(moment: float | None, now: float, ending: str = "") -> str:
-    return "" if moment is None else f"{duration(max(0.0, now - moment))}{ending}"
+def _ago(moment: float | None, now: float) -> str:
+    return "" if moment is None else f"{duration(max(0.0, now - moment))} ago"
 
 
 def _times(count: int) -> str:

@@ -232,6 +232,12 @@ class Requests:
             self._update(run, numbers, step=step)
             self._tables.note_changes(self._experience.find_in_ledger(ledger_of(run), list(numbers)))
 
+    def reopen(self, run: str, numbers: Collection[int]) -> None:
+        """Have these requests sampled again, by those who claimed them: their responses are redone."""
+        with self._database.transaction():
+            self._experience.set_aside(ledger_of(run), list(numbers))
+            self._update(run, numbers, done=0)
+
     def _update(self, run: str, numbers: Collection[int], **changes: Any) -> None:
         clause = "run = ? AND number IN (SELECT value FROM json_each(?))"
         with self._database.transaction():

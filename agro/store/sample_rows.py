@@ -198,6 +198,10 @@ class SampleRow:
         return int(self.values[_AT["id"]])
 
     @property
+    def checksum(self) -> int:
+        return int(self.values[-1])
+
+    @property
     def prompt_id(self) -> str:
         prompt_id = self.values[_PROMPT_ID]
         return prompt_id if isinstance(prompt_id, str) else str(decode_text(prompt_id))
@@ -232,6 +236,10 @@ class SampleRow:
     def without_version(self) -> SampleRow:
         """The same sample, of unknown staleness."""
         return self._with(version=UNKNOWN_VERSION, versions=None)
+
+    def set_aside(self) -> SampleRow:
+        """The same sample, redone: its place is for another one."""
+        return self._with(file=None, record=None, part=None, redone=1)
 
     def placed(
         self, i: int, prompt: tuple[Any, Any], run: str | None, step: int | None, origin: Origin | None

@@ -319,6 +319,20 @@ class Experience(SampleReader):
         )
         return [i for (i,) in rows]
 
+    def set_aside(self, ledger: str, numbers: Sequence[int]) -> None:
+        """Mark the samples under these numbers of a ledger as redone, and let others take their places."""
+        ids = self.find_in_ledger(ledger, numbers)
+        clause, last = "id IN (SELECT value FROM json_each(?))", max(ids, default=0)
+        rows = read_pages(lambda cursor: self._tables.sample_rows(cursor, last, clause, [json.dumps(ids)]))
+        aside = [SampleRow(row).set_aside() for row in rows if is_valid_sample(row)]
+        with self._database.transaction():
+            self._database.run_many(
+                "UPDATE samples SET file = NULL, record = NULL, part = NULL, redone = 1, checksum = ? "
+                "WHERE id = ?",
+                [(row.checksum, row.id) for row in aside],
+            )
+            self._tables.note_changes(ids)
+
     def rewards(
         self, run: str, prompt_ids: Iterable[str], *, without: Collection[int]
     ) -> dict[str, list[tuple[int, float]]]:

@@ -7,7 +7,8 @@ Collectors are at most `ahead` prompts ahead of training, which bounds the stale
 Either side may be killed, or stopped. It counts as dead when it hasn't renewed its lease in the store for
 `source.lease_seconds`. The claim of a dead collector goes to the next one, which samples only the missing
 responses; the store keeps each response of a claim once, and its first reward, so that a collector that goes
-on after all changes nothing. What a killed trainer took since its last commit is ready again.
+on after all changes nothing. What a killed trainer took since its last commit is ready again. Responses that
+are too stale are made again, under their numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from agro.train.source import FillRequest
 from agro.types import Sample
 
 POLL_SECONDS = 0.1
-SKIPPED = 0  # the step of requests that no step trains on
 
 
 def ahead(config: RunConfig) -> int:
@@ -45,13 +45,20 @@ class CollectorSource:
     can: ClassVar[frozenset[SourceCapability]] = frozenset()
 
     def __init__(
-        self, phase: Phase, store: Store, run: str, publications: Publications, activity: Activity
+        self,
+        phase: Phase,
+        store: Store,
+        run: str,
+        publications: Publications,
+        activity: Activity,
+        step: int = 0,
     ) -> None:
-        """`run`: its id."""
+        """`run`: its id. `step`: the last one that it has made, by which collectors know how far they are
+        ahead."""
         self.phase, self.config, self.store, self.run = phase, phase.config, store, run
         self.publications, self.activity = publications, activity
         self.version = 0  # of the learner's weights
-        self.step = 0  # of the run, the last one that was filled
+        self.step = step  # of the run, the last one that was filled
         self.process = ProcessReport("trainer", "trainer")
 
     def fill(self, wanted: FillRequest) -> CollectResult:
@@ -103,7 +110,11 @@ class CollectorSource:
         return numbers, skipped
 
     def _valid(self, numbers: list[int]) -> tuple[list[int], int]:
-        """The requests at most `data.max_age` optimizer steps behind; skips and counts the others."""
+        """The requests at most `data.max_age` optimizer steps behind.
+
+        The others are sampled again, with newer weights, so that what was lost with a killed trainer changes
+        neither the prompts nor their order; their responses are counted.
+        """
         max_age = self.config.data.max_age
         if max_age is None:
             return numbers, 0
@@ -116,7 +127,8 @@ class CollectorSource:
                 responses += len(samples)
             else:
                 valid.append(number)
-        self.store.requests.take(self.run, SKIPPED, stale)
+        if stale:
+            self.store.requests.reopen(self.run, stale)
         return valid, responses
 
     def _samples(self, numbers: Collection[int]) -> list[Sample]:

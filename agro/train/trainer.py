@@ -243,11 +243,12 @@ class BaseTrainer:
             check_heldout(stored, [p.id for p in self.eval_prompts])
             trained |= stored
         feed = Feed.of(phase, learner, self.values, self.store, self.folder.id, position.cached)
-        return Parts(self._source(phase), feed, self._monitors(phase, learner, trained))
+        return Parts(self._source(phase, position), feed, self._monitors(phase, learner, trained))
 
-    def _source(self, phase: Phase) -> Source:
+    def _source(self, phase: Phase, position: Position) -> Source:
         if phase.config.source.kind == "elsewhere":
-            return CollectorSource(phase, self.store, self.folder.id, self.publications, self.activity)
+            run, step = self.folder.id, position.step
+            return CollectorSource(phase, self.store, run, self.publications, self.activity, step)
         order = PromptOrder(self.prompts, derive(phase.config.train.seed, "prompts", phase.name))
         shares = "shares_weights" in declared(self.engine) and world_size() == 1
         weights = None if shares else self.out / "weights" / "served"

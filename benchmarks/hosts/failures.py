@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from network import HOSTS, LossyProxy, has_namespaces, plug, two_hosts
-from placed import ENVIRONMENT, PATIENCE, PlacedRun, configuration, findings, last_step, tail
+from placed import ENVIRONMENT, PATIENCE, PlacedRun, configuration, findings, last_step, tail, wait
 
 from agro.place.local import LocalProcess, free_port
 
@@ -91,7 +91,7 @@ def random_kills(folder: Path, kills: int, seed: int) -> Result:
         steps, seconds = kill(run, role, rng)
         note(failures[role], steps, seconds)
     run.wait_for(run.step() + 3)
-    run.process.send_signal(signal.SIGTERM)
+    run.process.stop()
     code = run.end(120)
     assert code == 130, (code, tail(run.log))
     return Result("random kills", [*failures.values()], findings(run.folder, last_step(run.folder)))
@@ -132,7 +132,7 @@ def stopped_collector(folder: Path, count: int) -> Result:
             assert time.monotonic() - began < PATIENCE, tail(run.log)
             time.sleep(0.05)
         note(failure, steps, time.monotonic() - began)
-    run.process.send_signal(signal.SIGTERM)
+    run.process.stop()
     assert run.end(120) == 130, tail(run.log)
     return Result("stopped collector", [failure], findings(run.folder, last_step(run.folder)))
 
@@ -148,10 +148,10 @@ def lost_answers(folder: Path, steps: int) -> Result:
         train = ("train", recipe, "--out", str(out), "--owner", proxy.url)
         commands = [serve, train, *[("collect", proxy.url, "--name", f"collector-{i}") for i in (1, 2)]]
         processes = [_agro(folder, environment, number, *words) for number, words in enumerate(commands)]
-        assert _wait(processes[1], 900) == 0, tail(folder / "1.log")
-        assert [_wait(process, 60) for process in processes[2:]] == [0, 0]
+        assert wait(processes[1], 900) == 0, tail(folder / "1.log")
+        assert [wait(process, 60) for process in processes[2:]] == [0, 0]
         processes[0].stop()
-        assert _wait(processes[0], 60) == 0, tail(folder / "0.log")
+        assert wait(processes[0], 60) == 0, tail(folder / "0.log")
         proxy.shutdown()
         failure = Failure("answer of the owner lost after its commit", "HTTP", proxy.lost)
     return Result("lost answers", [failure], findings(out, steps))
@@ -176,7 +176,7 @@ def cut_cable(folder: Path, count: int) -> Result:
             steps, before = run.step() - step, run.step()
             plug(True)
             note(failure, steps, run.wait_for(before + 2))
-        run.process.send_signal(signal.SIGTERM)
+        run.process.stop()
         assert run.end(120) == 130, tail(run.log)
     return Result("cut cable", [failure], findings(run.folder, last_step(run.folder)))
 
@@ -184,14 +184,6 @@ def cut_cable(folder: Path, count: int) -> Result:
 def _agro(folder: Path, environment: dict[str, str], number: int, *words: str) -> LocalProcess:
     command = [sys.executable, "-m", "agro", *words]
     return LocalProcess(command, environment, folder / f"{number}.log", "")
-
-
-def _wait(process: LocalProcess, seconds: float) -> int | None:
-    """The exit code; None where it still runs after so many seconds."""
-    deadline = time.monotonic() + seconds
-    while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return process.poll()
 
 
 def note(failure: Failure, steps: int, seconds: float) -> None:

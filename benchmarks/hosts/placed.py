@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agro.config import RunConfig
+from agro.place.local import LocalProcess
 from agro.place.record import PlacedRecord
 from agro.store import Store
 
@@ -64,10 +63,7 @@ class PlacedRun:
 
     def _start(self, folder: Path, command: Sequence[str], variables: Mapping[str, str]) -> None:
         self.folder, self.log = folder / "run", folder / "supervisor.log"
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, cwd=folder, env={**ENVIRONMENT, **variables}, stdout=log, stderr=log
-            )
+        self.process = LocalProcess(command, {**ENVIRONMENT, **variables}, self.log, "")
 
     def pids(self, role: str) -> dict[str, int]:
         """By name, the living processes of a role."""
@@ -90,13 +86,17 @@ class PlacedRun:
             time.sleep(0.02)
         return time.monotonic() - began
 
-    def end(self, seconds: float = 600.0) -> int:
-        try:
-            return self.process.wait(seconds)
-        finally:
-            if self.process.poll() is None:
-                self.process.send_signal(signal.SIGTERM)
-                self.process.wait(120)
+    def end(self, seconds: float = 600.0) -> int | None:
+        """The exit code; None where it still runs after so many seconds."""
+        return wait(self.process, seconds)
+
+
+def wait(process: LocalProcess, seconds: float) -> int | None:
+    """The exit code; None where it still runs after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return process.poll()
 
 
 def last_step(folder: Path) -> int:

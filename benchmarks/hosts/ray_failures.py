@@ -86,7 +86,7 @@ def ray_failures(folder: Path, seed: int) -> Result:
         step, began = run.step(), time.monotonic()
         run.wait_for(step + 20)
         note(lost, run.step() - step, time.monotonic() - began)
-        run.process.send_signal(signal.SIGTERM)
+        run.process.stop()
         assert run.end(120) == 130, tail(run.log)
     finally:
         cluster.shutdown()

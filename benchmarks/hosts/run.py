@@ -1,6 +1,6 @@
 """Kill, stop and cut off the processes of runs, and measure what goes on, what is lost and when all is back.
 
-    python benchmarks/hosts/run.py [--only kills lost …] [--kills 30] [--seed 0] [--ray-python PYTHON]
+    python benchmarks/hosts/run.py [--only kills lost …] [--kills 26] [--seed 0] [--ray-python PYTHON]
     python benchmarks/hosts/run.py --table     # of the results that are there, for docs/guide/hosts.md
 
 Every case starts a run with `agro train … --place` (the case of lost answers starts owner, trainer and
@@ -115,7 +115,7 @@ def write_table() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", nargs="+", default=None)
-    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--kills", type=int, default=26, help="besides the 6 of `equal`")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ray-python", default=None)
     parser.add_argument("--table", action="store_true")

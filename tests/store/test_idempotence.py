@@ -11,6 +11,8 @@ from making import group, sample
 from agro.errors import Refused
 from agro.store import At, DrawRule, Origin, Store
 from agro.store.records import DamagedSample
+from agro.store.sample_rows import ledger_of
+from agro.types import Sample
 
 fork = multiprocessing.get_context("fork")
 AT = At("r", 2, seed=0, version=1)
@@ -93,3 +95,29 @@ def test_another_draw_at_a_recorded_step_is_refused(store: Store) -> None:
     assert store.draw(DrawRule(1), AT, picked=[a]) == drawn
     store.ledger.rewind("r")
     assert [s.prompt_id for s in store.draw(DrawRule(1), AT, picked=[b]).samples] == [b, b]
+
+
+def test_requests_that_are_sampled_again(store: Store, path: Path) -> None:
+    """Their responses are redone, and others take their places; requests of other numbers stay."""
+    origins = [Origin(ledger_of("run"), number, part) for number in (0, 1) for part in ("0", "1")]
+
+    def sampled(version: int) -> list[Sample]:
+        return [
+            Sample(f"{o.record}", f"{o.part}, {version}", source="policy", version=version) for o in origins
+        ]
+
+    assert store.requests.claim("run", "a", maximum=2, ahead=9) == [0, 1]
+    first = store.append(sampled(1), run="run", origins=origins)
+    store.requests.finish("run", [0, 1])
+    store.requests.reopen("run", [1])
+    assert store.requests.ready("run", 9) == [0]
+    assert store.requests.backlog("run", 0) == 2
+    assert store.experience.find_in_ledger(ledger_of("run"), [0, 1]) == first[:2]
+    assert [s.response for s in store.samples()] == ["0, 1", "1, 1"]
+    assert store.requests.claim("run", "b", maximum=9, ahead=0) == []
+    assert store.requests.claim("run", "a", maximum=9, ahead=0) == [1]  # who claimed it samples it again
+    second = store.append(sampled(2), run="run", origins=origins)
+    assert second[:2] == first[:2]
+    assert not set(second[2:]) & set(first)
+    assert [s.response for s in store.samples(ids=second)] == ["0, 1", "1, 1", "0, 2", "1, 2"]
+    assert not store.tables.damage()

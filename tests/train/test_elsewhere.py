@@ -13,9 +13,13 @@ from tiny_runs import RESPONSE_ROUNDING, metrics, tiny, write_prompts, write_tom
 
 from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
+from agro.rollout.collect import SilentActivity
 from agro.store import Store
+from agro.store.shared import LocalFolder
 from agro.train.collector import Collector
-from agro.train.elsewhere import ahead
+from agro.train.elsewhere import CollectorSource, ahead
+from agro.train.phases import Phase
+from agro.train.publications import Publications, PublishedWeights
 
 GROUPS, N = 4, 3  # of the tiny run
 
@@ -148,6 +152,23 @@ def test_how_far_collectors_may_be_ahead(tmp_path: Path) -> None:
     assert ahead(tiny(tmp_path)) == 2 * GROUPS
     assert ahead(tiny(tmp_path, data__max_age=0)) == GROUPS
     assert ahead(tiny(tmp_path, data__max_age=6, train__updates=2)) == 4 * GROUPS
+
+
+def test_collectors_of_a_resumed_run_know_how_far_it_is(tmp_path: Path) -> None:
+    """They aren't ahead of what it has trained on; else, with max_age = 0, both sides would wait for ever."""
+
+    class Learner:
+        version = 9
+
+        def publish(self, folder: Path) -> None:
+            folder.mkdir(parents=True)
+
+    publications = Publications(LocalFolder(tmp_path))
+    phase = Phase.all(tiny(tmp_path))[0]
+    with Store.open(tmp_path / "store.db") as store:
+        source = CollectorSource(phase, store, "run", publications, SilentActivity(), step=6)
+        source.publish(Learner())  # type: ignore[arg-type]
+    assert publications.newest() == PublishedWeights(9, "train", step=6)
 
 
 def test_replay_leaves_alone_what_waits_to_be_fresh(tmp_path: Path) -> None:

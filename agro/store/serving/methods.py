@@ -28,7 +28,7 @@ REPEATABLE = _named(draws="draw_picked", leases="renew release")
 ONCE = _named(
     experience="append set_rewards add_pairs",
     draws="record",
-    requests="claim finish take",
+    requests="claim finish take reopen",
     ledger="commit rewind keep_reference_logp",
 )
 WRITES = REPEATABLE | ONCE

@@ -1,0 +1,102 @@
+"""Processes on a cluster of Ray. What needs Ray itself is skipped without it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agro.errors import Refused
+from agro.place import on_ray
+from agro.place.placement import PlacedProcess, Placement, Role
+from agro.place.supervisor import LOST
+
+
+def test_without_ray_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(Refused, match=r"Ray isn't installed; pip install 'agro-rl\[ray\]'"):
+        on_ray.connect(Placement.parse("ray://head:6379"))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes on this host."""
+    utils = pytest.importorskip("ray.cluster_utils")
+    options = {"num_cpus": 2, "object_store_memory": 80 << 20}
+    made = utils.Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False})
+    made.add_node(**options)
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture
+def ray(cluster: Any) -> Iterator[Any]:
+    connected = on_ray.connect(Placement.parse(f"ray://{cluster.address}"))
+    yield connected
+    connected.shutdown()
+
+
+def wait(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def process(role: Role, name: str, code: str) -> PlacedProcess:
+    """By the Python of the node."""
+    return PlacedProcess(name, role, None, (on_ray.PYTHON, "-c", code))
+
+
+def runs(pid: int | None) -> bool:
+    """Whether a process is there, and isn't only waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.nightly
+def test_processes_die_by_themselves_and_with_their_actors(ray: Any, tmp_path: Path) -> None:
+    host, port = on_ray.owner_address(ray)
+    assert 0 < port < 65536
+    group = on_ray.trainer_group(ray, ranks=1)
+    launcher = on_ray.RayLauncher(ray, group, tmp_path / "logs", {"AGRO_TOKEN": "secret"})
+    sleep = "import os, time; print(os.environ['AGRO_TOKEN'], flush=True); time.sleep(600)"
+    roles: list[Role] = ["owner", "trainer", "collector"]
+    owner, trainer, collector = started = [
+        launcher.start(process(role, role, sleep), again=False) for role in roles
+    ]
+    wait(lambda: [p.poll() for p in started] == [None] * 3 and all(p.pid for p in started))
+    assert {p.host for p in started} == {host}  # two nodes of one machine
+    wait(lambda: (tmp_path / "logs" / "trainer.log").read_text() == "secret\n")
+
+    trainer.stop()
+    wait(lambda: trainer.poll() is not None)
+    assert trainer.poll() == -signal.SIGTERM
+    assert owner.pid is not None
+    os.kill(owner.pid, signal.SIGKILL)
+    wait(lambda: owner.poll() is not None)
+    assert owner.poll() == -signal.SIGKILL
+    actor = int(Path(f"/proc/{collector.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(actor, signal.SIGKILL)
+    wait(lambda: collector.poll() is not None)
+    assert collector.poll() == LOST
+    wait(lambda: not runs(collector.pid))  # nothing goes on without its actor
+
+    ended = launcher.start(process("collector", "collector", "raise SystemExit(3)"), again=True)
+    wait(lambda: ended.poll() is not None)
+    assert ended.poll() == 3
+
+
+@pytest.mark.nightly
+def test_a_head_that_isnt_there_is_refused() -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(Refused, match="no head of Ray answers"):
+        on_ray.connect(Placement.parse("ray://127.0.0.1:1"))
