@@ -403,7 +403,13 @@ def test_where_samples_come_from_and_what_decodes_them() -> None:
     assert config.engine.model_dump() == {
         "kind": "hf",
         "url": None,
+        "urls": (),
+        "api_key": None,
         "model": None,
+        "dialect": "vllm",
+        "api": "completions",
+        "push": None,
+        "push_error": None,
         "timeout": 120.0,
         "retries": 3,
         "fused": True,

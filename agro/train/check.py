@@ -32,7 +32,6 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
     _check_shared(config, phases)
     _check_references(config, phases)
     _check_adapter(phases[0].config)
-    _check_server(config)
     _check_reference(phases[0].config, phases)
     for phase in phases:
         prefix = f"phase {phase.name}: " if config.phases else ""
@@ -62,6 +61,8 @@ def check_sharded(config: RunConfig) -> None:
 def _check_engine(config: RunConfig, prefix: str) -> None:
     """Settings of a phase that the engine can't serve."""
     kind = config.engine.kind
+    if "shares_weights" not in capabilities(kind):
+        _check_server(config)
     for name in ("sampler", "train", "source"):
         check_section(name, getattr(config, name), capabilities(kind), f'engine.kind = "{kind}"', prefix)
 
@@ -69,8 +70,6 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
 def _check_server(config: RunConfig) -> None:
     """How servers are reached and get new weights."""
     engine = config.engine
-    if not engine.uses_servers:
-        return
     assert engine.servers
     from_environment(engine.api_key, "engine.api_key")
     if engine.push == "adapter" and config.policy.lora is None:

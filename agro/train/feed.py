@@ -191,23 +191,16 @@ def draws_from(sample: Sample, temperature: float, *, over_kept: bool) -> bool:
     That is the policy at its `temperature`, in the same context, with all of its layers, and without
     truncation, or (`over_kept`) with kept sets that the log-probs are over too. Not where it isn't known.
     """
-    sampling = sample.sampling
+    sampling, context = sample.sampling, sample.context_tokens
     if not isinstance(sampling, dict) or sampling.get("temperature") != temperature:
         return False
-    if not is_of_policy_alone(sample):
-        return False
-    return not truncation(sampling, recorded=over_kept and sample.kept is not None)
-
-
-def is_of_policy_alone(sample: Sample) -> bool:
-    """Whether all layers of a policy chose the tokens of a sample, in the context that the sample has."""
-    sampling, context = sample.sampling or {}, sample.context_tokens
     if sampling.get("skipped_layers") or sample.meta.get("hint") is not None:
         return False
-    if context is None:
-        return True
-    assert sample.tokens is not None
-    return np.array_equal(context, sample.tokens[: len(context)])
+    if context is not None:
+        assert sample.tokens is not None
+        if not np.array_equal(context, sample.tokens[: len(context)]):
+            return False
+    return not truncation(sampling, recorded=over_kept and sample.kept is not None)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from stand_in import StandIn, serving
 
 from agro import config
@@ -20,6 +21,8 @@ from agro.models.published import Form, publish
 from agro.rollout import Rollout
 from agro.rollout.engines import Request
 from agro.rollout.engines import connection as module
+from agro.rollout.engines.connection import Failed
+from agro.rollout.engines.dialects import dialect_of
 from agro.rollout.engines.server import Server
 from agro.types import Prompt
 
@@ -329,3 +332,75 @@ def test_the_key_is_sent_and_comes_from_the_environment(opened, start: str, monk
 def test_urls_are_given_once(given) -> None:
     with pytest.raises(Refused, match=r"engine\.urls?"):
         config.EngineConfig(kind="server", **given).servers  # noqa: B018
+
+
+SGLANG = {
+    "text": "12",
+    "output_ids": [5, 6],
+    "meta_info": {
+        "finish_reason": {"type": "length", "length": 2},
+        "output_token_logprobs": [[-0.5, 5, None], [-1.25, 6, None]],
+        "input_token_logprobs": [[None, 1, None], [-2.0, 7, None], [-3.5, 9, None]],
+        "weight_version": "default",
+    },
+}
+
+
+def test_sglang_is_asked_and_read_as_its_documentation_says() -> None:
+    """No server was tried: the reply is written by hand after SGLang's documentation of /generate."""
+    dialect = dialect_of(config.EngineConfig(kind="server", dialect="sglang"), [2])
+    sampler = SamplerConfig(temperature=0.5, top_p=0.9, stop=("7",))
+    body = dialect.sampling(Request(3, [1, 7], 4), sampler, 11, None)
+    assert body["input_ids"] == [1, 7]
+    assert body["return_logprob"] is True
+    assert "lora_path" not in body
+    assert body["sampling_params"] == {
+        "max_new_tokens": 4,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": -1,
+        "min_p": 0.0,
+        "stop": ["7"],
+        "no_stop_trim": True,
+        "stop_token_ids": [2],
+        "sampling_seed": 11 + 3 * 1_000_003,
+    }
+    assert dialect.sampling(Request(3, [1, 7], 4), sampler, 11, "agro@1")["lora_path"] == "agro@1"
+    reply = dialect.read(SGLANG)
+    assert (reply.token_ids, reply.logprobs, reply.finish_reason) == ([5, 6], [-0.5, -1.25], "length")
+    assert dialect.scoring([1, 7, 9], None)["logprob_start_len"] == 0
+    assert dialect.scores(SGLANG, [1, 7, 9]) == [-2.0, -3.5]
+    with pytest.raises(ValueError, match="input_token_logprobs"):
+        dialect.scores(SGLANG, [1, 7, 8])
+    for wrong in ([5.0, 6], ["5", 6], [True, 6]):
+        with pytest.raises(ValidationError):
+            dialect.read({**SGLANG, "output_ids": wrong})
+    with pytest.raises(Failed, match="abort"):
+        dialect.read({**SGLANG, "meta_info": {**SGLANG["meta_info"], "finish_reason": {"type": "abort"}}})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda choice: choice.pop("prompt_logprobs"), "prompt_logprobs: field required"),
+        (lambda choice: choice["prompt_logprobs"].pop(), "log-probs of given tokens"),
+        (lambda choice: choice["prompt_logprobs"].__setitem__(1, {"999": {"logprob": -1.0}}), "of token"),
+        (lambda choice: choice["prompt_logprobs"].__setitem__(1, None), "of token"),
+    ],
+)
+def test_a_server_that_does_not_score_is_refused(
+    opened, start: str, tmp_path: Path, monkeypatch, spoil: Callable, words: str
+) -> None:
+    url, state = server(opened, start)
+    answer = state.answer
+
+    def spoiled(path, body):
+        content = answer(path, body)
+        if "prompt_logprobs" in body:
+            spoil(content["choices"][0])
+        return content
+
+    monkeypatch.setattr(state, "answer", spoiled)
+    policy = Policy.load(PolicyConfig(model=start))
+    with pytest.raises(Refused, match=words):
+        engine(opened, policy, url).load(moved(policy, tmp_path / "1", "reload"), 1)

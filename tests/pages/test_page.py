@@ -221,6 +221,14 @@ def test_a_run_without_held_out_prompts(run_folder):
     assert text.count("not measured") == 3 * 3 + 2  # phases; responses, unscored
 
 
+def test_a_run_that_pushed_weights_to_servers(run_folder):
+    assert "after a push" not in read(run_folder).text
+    rewrite(run_folder, lambda row: row | {"push_error": 2e-7})
+    text = read(run_folder).text
+    assert "after a push" in text
+    assert "How far the log-probs of servers were from the trainer's after new weights." in text
+
+
 def test_a_run_on_a_log_alone_has_no_reward_against_kl(run_folder):
     fresh = ("kl_ref", "logp_diff_mean", "logp_diff_max", "truncated_share", *HELD_OUT)
     rewrite(run_folder, lambda row: row | dict.fromkeys(fresh))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agro.io.numbers import count, percent
-from agro.pages.run.axes import SECOND
+from agro.pages.run.axes import MUTED, SECOND
 from agro.pages.run.figures import Look
 from agro.pages.run.panels import caption, panel, present, training
 from agro.pages.run.render import Fact, Panel
@@ -85,4 +85,7 @@ def _difference(run: RunData) -> Panel | None:
         training(run, "logp_diff_mean", "mean"),
     ]
     text = caption("logp_diff_mean", "logp_diff_max")
+    if np.isfinite(run.column("push_error")).any():
+        series.append(training(run, "push_error", "after a push", color=MUTED))
+        text += f" {caption('push_error')}"
     return panel(run, "Sampler and trainer", series, text, Look("nats per token", log=True))

@@ -55,6 +55,8 @@ async def score(server: Connection, dialect: Dialect, probe: Probe, served: str 
             )
             for ids in probe.ids
         ]
+    except Refused:
+        raise
     except ValidationError as error:
         problem = wrong_field(error.errors()[0], dialect.advice)
     except ValueError as error:

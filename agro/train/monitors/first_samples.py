@@ -8,12 +8,13 @@ import numpy as np
 
 from agro import config
 from agro.train.collate import staleness
-from agro.train.feed import draws_from, is_of_policy_alone
+from agro.train.feed import draws_from
 from agro.train.learner import Learner
 from agro.train.monitors.base import GO, Action, Monitor, View
 from agro.train.monitors.guard import ADVICE
 from agro.types import Sample
 
+TRUNCATION = ("top_k", "top_p", "min_p")
 COMPARED = 64  # responses
 OUTSIDE = 0.01  # share of tokens that the truncation of the trainer may exclude, by rounding at its edge
 
@@ -55,8 +56,13 @@ class FirstSamples(Monitor):
             return False
         if sample.sampling is None or not sample.sampling.get("temperature"):  # greedy: a point mass
             return False
-        is_covered = draws_from(sample, self.temperature, over_kept=False)
-        return is_of_policy_alone(sample) and not is_covered
+        if draws_from(sample, self.temperature, over_kept=False):  # which `SamplerMismatch` compares
+            return False
+        temperature = sample.sampling["temperature"]
+        untruncated = sample.replace(
+            sampling={k: v for k, v in sample.sampling.items() if k not in TRUNCATION}
+        )
+        return draws_from(untruncated, temperature, over_kept=False)
 
     def _differences(self, sample: Sample) -> np.ndarray:
         assert sample.behavior_logp is not None

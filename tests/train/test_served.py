@@ -1,0 +1,111 @@
+"""Runs that sample with servers: with adapters, by collectors, and beside a learner on two ranks."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "engines"))
+from stand_in import serving
+from test_ranks import torchrun
+from tiny_runs import metrics, tiny, write_toml
+
+from agro.api.reporting_trainer import Trainer
+from agro.config import PolicyConfig, RunConfig
+from agro.errors import Refused
+from agro.models.policy import Policy
+from agro.rollout.collect import SilentActivity
+from agro.store import Store
+from agro.train.check import check_config
+from agro.train.elsewhere import Collector
+
+ROUNDED = 1e-5  # nats: float32 in batches of other shapes
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> str:
+    Policy.load(tiny(tmp_path).policy, seed=0).save(tmp_path / "start")
+    return str(tmp_path / "start")
+
+
+def run_of(tmp_path: Path, start: str, url: str, **changes: Any) -> RunConfig:
+    policy = {"model": start, **changes.pop("policy", {})}
+    engine = {"kind": "server", "url": url, **changes.pop("engine", {})}
+    return tiny(tmp_path, policy=policy, engine=engine, **changes)
+
+
+@pytest.mark.parametrize("push", ["adapter", "reload"])
+def test_a_run_of_adapters(tmp_path: Path, start: str, push: str) -> None:
+    """Adapters are the default of such runs; with reload the merged model is pushed."""
+    with serving(Policy.load(PolicyConfig(model=start))) as (url, state):
+        engine = {} if push == "adapter" else {"push": push}
+        changes = {"policy": {"lora": {"rank": 2}}, "engine": engine, "train__steps": 3}
+        run = Trainer(run_of(tmp_path, start, url, **changes), tmp_path / "run").run()
+    rows = metrics(run)[1:] if metrics(run)[0]["step"] == 0 else metrics(run)
+    assert [row["staleness_max"] for row in rows] == [0, 0, 0]
+    assert all(row["push_error"] < ROUNDED and row["logp_diff_max"] < ROUNDED for row in rows)
+    loaded = [body["lora_name"] for path, body in state.asked if path == "/v1/load_lora_adapter"]
+    names = [name.partition("-")[0] for name in loaded]
+    assert names == (["agro@0", "agro@1", "agro@2", "agro@3"][: len(names)] if push == "adapter" else [])
+    assert len(names) >= 3 or push == "reload"
+
+
+def test_collectors_sample_with_a_server(tmp_path: Path, start: str) -> None:
+    with serving(Policy.load(PolicyConfig(model=start))) as (url, state):
+        changes = {"source": {"kind": "elsewhere", "wait_seconds": 60}, "data__max_age": 0, "train__steps": 3}
+        config = run_of(tmp_path, start, url, **changes)
+        trained = threading.Thread(target=Trainer(config, tmp_path / "run").run)
+        trained.start()
+        try:
+            while not (tmp_path / "run/weights/latest.json").exists():
+                trained.join(0.05)
+            assert Collector(tmp_path / "run", SilentActivity(), lambda text: None).serve() > 0
+        finally:
+            trained.join(60)
+    rows = [row for row in metrics(tmp_path / "run") if row["step"]]
+    assert [row["staleness_max"] for row in rows] == [0, 0, 0]
+    assert all(row["logp_diff_max"] < ROUNDED for row in rows)
+    assert sum(path == "/collective_rpc" for path, _ in state.asked) >= 3
+    with Store.open(tmp_path / "run/store.db", read_only=True) as store:
+        assert {s.version for s in store.samples()} >= {0, 1, 2}
+
+
+@pytest.mark.nightly
+def test_two_ranks_sample_with_a_server(tmp_path: Path, start: str) -> None:
+    with serving(Policy.load(PolicyConfig(model=start))) as (url, _):
+        config = run_of(tmp_path, start, url, train__steps=3)
+        file = write_toml(tmp_path / "config.json", config)
+        torchrun("-m", "agro", "train", str(file), "--out", str(tmp_path / "run"), cwd=tmp_path)
+    rows = [row for row in metrics(tmp_path / "run") if row["step"]]
+    assert [row["staleness_max"] for row in rows] == [0, 0, 0]
+    assert all(row["push_error"] < ROUNDED and row["logp_diff_max"] < ROUNDED for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ({"push": "adapter"}, r"engine\.push = adapter needs policy\.lora"),
+        ({"dialect": "sglang", "push": "transfer"}, r"engine\.push = transfer and engine\.dialect = sglang"),
+        ({"dialect": "sglang", "api": "generate"}, r"engine\.api = generate and engine\.dialect = sglang"),
+        ({"url": None}, r"engine\.url"),
+        ({"api_key": "env:AGRO_NOT_SET"}, r"engine\.api_key: expected AGRO_NOT_SET"),
+    ],
+)
+def test_what_a_server_cannot_do_is_refused_before_a_model_is_loaded(tmp_path: Path, engine, words) -> None:
+    with pytest.raises(Refused, match=words):
+        check_config(tiny(tmp_path, engine={"kind": "server", "url": "http://127.0.0.1:9", **engine}))
+
+
+def test_a_key_is_not_in_the_run_folder(tmp_path: Path, start: str, monkeypatch) -> None:
+    monkeypatch.setenv("AGRO_TEST_KEY", "s3cret-of-the-server")
+    with serving(Policy.load(PolicyConfig(model=start))) as (url, _):
+        config = run_of(tmp_path, start, url, engine={"api_key": "env:AGRO_TEST_KEY"}, train__steps=1)
+        run = Trainer(config, tmp_path / "run").run()
+    assert json.loads((run / "config.json").read_text())["engine"]["api_key"] == "env:AGRO_TEST_KEY"
+    for file in run.rglob("*.json*"):
+        assert "s3cret" not in file.read_text()
