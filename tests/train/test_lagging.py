@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,7 +128,8 @@ def test_collectors_keep_their_weights_too(tmp_path: Path) -> None:
         source = CollectorSource(Phase.all(config)[0], store, "run", publications, SilentActivity())
         published = []
         for version in range(6):
-            source.publish(SimpleNamespace(version=version, publish=lambda folder: folder.mkdir(parents=True)))
+            write = partial(Path.mkdir, parents=True)
+            source.publish(SimpleNamespace(version=version, publish=write))
             published.append(publications.newest().version)
     assert published == [0, 0, 0, 3, 3, 3]
     assert sorted(f.name for f in (tmp_path / "weights").glob("v*")) == ["v00000000", "v00000003"]
