@@ -20,6 +20,8 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig, override
 from agro.errors import Refused
 from agro.io.files import write
+from agro.io.near_copies import clusters
+from agro.io.terminal import plain
 from agro.logs.prompts import load_prompts
 from agro.models.policy import Policy
 from agro.rewards import load_reward
@@ -172,7 +174,8 @@ class Race:
         start = self._answers(config, config).rewards
         policy = config.policy.model_copy(update=trained)
         result = self._answers(config, config.model_copy(update={"policy": policy})).rewards
-        comparison = compare(start, result)
+        labels = clusters([plain(prompt.text) for prompt in self.judging], config.data.near_copies)
+        comparison = compare(start, result, labels.tolist())
         self.record["judged"] = asdict(comparison) | {"verdict": comparison.verdict}
 
     def _answers(self, config: RunConfig, of: RunConfig) -> Heldout:

@@ -29,10 +29,11 @@ from agro.cli.models import LONGEST, EnvironmentName, MaxTurns, environment_of, 
 from agro.errors import Refused
 
 if TYPE_CHECKING:
-    from agro.config import EnvironmentConfig, RewardConfig, RunConfig, SamplerConfig
+    from agro.config import DataConfig, EnvironmentConfig, RewardConfig, RunConfig, SamplerConfig
     from agro.rollout.evaluate import Heldout
     from agro.rollout.rollout import EpisodeReward, Rollout
     from agro.runs.verdict import Verdict
+    from agro.types import Prompt
 
 START = "start"  # of --against: the model that the run started from
 SHOWN = 300  # characters of a response on the terminal
@@ -104,6 +105,7 @@ def eval_(
     if blind is not None:
         check_blind(context, blind)
 
+    from agro.config import DataConfig
     from agro.logs.prompts import load_prompts
     from agro.rewards import load_reward
     from agro.rollout.evaluate import heldout
@@ -143,7 +145,8 @@ def eval_(
             if against is not None:
                 with _working_in(started if against == START else here):
                     other = _other_rollout(against, ran, policy, played)
-                verdict = _compared(heldout(other, scorer, loaded, sampler, seed), result)
+                before = heldout(other, scorer, loaded, sampler, seed)
+                verdict = _compared(before, result, loaded, ran.data if ran else DataConfig())
         finally:
             scorer.close()
     if out is not None:
@@ -172,11 +175,14 @@ def _other_rollout(
     return rollout_of(start, ran.policy, played, derive(ran.train.seed, "weights"))
 
 
-def _compared(start: Heldout, result: Heldout) -> Verdict:
+def _compared(start: Heldout, result: Heldout, prompts: Sequence[Prompt], data: DataConfig) -> Verdict:
+    from agro.io.near_copies import clusters
+    from agro.io.terminal import plain
     from agro.rollout.paired import compare
     from agro.runs.verdict import Verdict
 
-    return Verdict.compared(compare(start.rewards, result.rewards))
+    labels = clusters([plain(prompt.text) for prompt in prompts], data.near_copies)
+    return Verdict.compared(compare(start.rewards, result.rewards, labels.tolist()))
 
 
 def _config(run: Path) -> RunConfig:

@@ -72,9 +72,15 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             f"{GAIN}_p",
             "probability",
             "Probability of such a difference or a larger one if nothing had been learned.",
-            "two-sided: McNemar's exact test of right and wrong, else random signs",
+            "two-sided: McNemar's exact test of right and wrong, else random signs of clusters",
         ),
         Metric(f"{GAIN}_n", "prompts", "Prompts in `eval_gain`.", "those with a reward at both steps"),
+        Metric(
+            f"{GAIN}_clusters",
+            "clusters",
+            "Clusters of near-copies that these prompts are in; as many where no two are.",
+            "`data.near_copies`; test and interval draw clusters",
+        ),
         Metric(
             f"{GAIN}_detectable",
             REWARD,

@@ -19,6 +19,7 @@ from agro.runs.rundata import Row, RunData
 
 Answer = Literal["better", "worse", "not shown", "not measured"]
 LEVEL = 0.05  # a smaller p counts as shown
+NUMBERS = ("low", "high", "p", "n", "clusters", "detectable")  # of a comparison
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Verdict:
     @classmethod
     def compared(cls, comparison: Comparison) -> Verdict:
         """Of a result against its start, which were measured apart from the run."""
-        numbers = {name: getattr(comparison, name) for name in ("low", "high", "p", "n", "detectable")}
+        numbers = {name: getattr(comparison, name) for name in NUMBERS}
         row: Row = {"step": None, GAIN: comparison.difference}
         row |= {f"{GAIN}_{name}": None if math.isnan(x) else x for name, x in numbers.items()}
         return cls(_answer(row), f"{_compared(row, None)}.", row)
@@ -62,12 +63,13 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """Answer, sentence and numbers; None where unknown.
 
-        `gain`: mean reward at `step` minus the start's on `n` held-out prompts, with its 95 % interval `low`
-        to `high`; `p`: of no difference; `detectable`: the gain that would have been shown with a probability
-        of 80 %; `kl`: to the reference, in nats per response. `ratings`: where blind ratings gave the answer.
+        `gain`: mean reward at `step` minus the start's on `n` held-out prompts, which are in so many
+        `clusters` of near-copies, with its 95 % interval `low` to `high`; `p`: of no difference;
+        `detectable`: the gain that would have been shown with a probability of 80 %; `kl`: to the reference,
+        in nats per response. `ratings`: where blind ratings gave the answer.
         """
         row = self.measured or {}
-        numbers = {name: row.get(f"{GAIN}_{name}") for name in ("low", "high", "p", "n", "detectable")}
+        numbers = {name: row.get(f"{GAIN}_{name}") for name in NUMBERS}
         return {
             "answer": self.answer,
             "sentence": self.sentence,
@@ -96,6 +98,9 @@ def _answer(row: Row) -> Answer:
 def _compared(row: Row, steps: int | None) -> str:
     """The difference with its interval, and what was compared."""
     answer, prompts = _answer(row), f"{row[f'{GAIN}_n']} held-out prompts"
+    clusters = row.get(f"{GAIN}_clusters")
+    if clusters is not None and clusters < row[f"{GAIN}_n"]:
+        prompts += f" in {clusters} clusters of near-copies"
     at = "" if row["step"] == steps else f" at step {row['step']}"
     if answer == "not shown":
         least = row.get(f"{GAIN}_detectable")

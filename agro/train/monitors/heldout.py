@@ -18,7 +18,7 @@ from agro.rewards import Reward
 from agro.rollout import Activity, Rollout
 from agro.rollout.evaluate import Heldout, heldout
 from agro.rollout.paired import compare
-from agro.runs.by_prompt import HeldOutRewards, Rewards
+from agro.runs.by_prompt import HeldOutRewards, Rewards, clusters_of
 from agro.runs.metrics import GAIN
 from agro.store import DrawnGroups, Store, is_held_out
 from agro.store.queries import Filter
@@ -151,6 +151,9 @@ class HeldOutPrompts(Monitor):
         self.phase, self.learner, self.rollout, self.reward = phase, learner, rollout, reward
         self.prompts, self.activity, self.say = prompts, activity, say
         self.measured: HeldOutRewards | None = None
+        self.texts = {prompt.id: prompt_hash(prompt.text) for prompt in prompts}
+        near_copies = phase.config.data.near_copies
+        self.clusters = clusters_of({prompt.id: prompt.text for prompt in prompts}, near_copies)
 
     def after(self, view: View) -> None:
         view.held_out_rewards = self.measured
@@ -165,8 +168,7 @@ class HeldOutPrompts(Monitor):
         rewards = dict(zip((prompt.id for prompt in self.prompts), result.mean_rewards(), strict=True))
         before = {} if self.measured is None else self.measured.start
         start = before if view.step else rewards
-        texts = {prompt.id: prompt_hash(prompt.text) for prompt in self.prompts}
-        self.measured = HeldOutRewards(view.step, rewards, start, texts)
+        self.measured = HeldOutRewards(view.step, rewards, start, self.texts, self.clusters)
         view.held_out_rewards = self.measured
         if view.step == 0:
             warning = warn_of_rewards(result.rewards, self.phase.entry, view.options)
@@ -190,13 +192,16 @@ class HeldOutPrompts(Monitor):
         if len(both) < 2:
             return {}
         before, after = (np.array([of[key] for key in both], dtype=np.float64) for of in (start, rewards))
-        comparison = compare(before, after)
+        numbers: dict[str, int] = {}
+        labels = [numbers.setdefault(self.clusters[key], len(numbers)) for key in both]
+        comparison = compare(before, after, labels)
         return {
             GAIN: comparison.difference,
             f"{GAIN}_low": comparison.low,
             f"{GAIN}_high": comparison.high,
             f"{GAIN}_p": comparison.p,
             f"{GAIN}_n": comparison.n,
+            f"{GAIN}_clusters": comparison.clusters,
             f"{GAIN}_detectable": comparison.detectable,
         }
 
