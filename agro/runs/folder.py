@@ -16,6 +16,7 @@ from typing import Any
 from agro.config import RunConfig, deciding, ending, take_length
 from agro.errors import Refused
 from agro.io.files import remove, sync, write, writing
+from agro.runs.side_by_side import SideBySide
 from agro.types import Sample
 from agro.version import __version__
 
@@ -26,7 +27,8 @@ LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 class Run:
     """A folder with `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and perhaps `store.db`.
 
-    `held_out.jsonl` has a response to each of the first held-out prompts, a line per evaluation.
+    `held_out.jsonl` has a response to each of the first held-out prompts, a line per evaluation, and
+    `side_by_side.json` those of the start and of the latest evaluation to others, see `SideBySide`.
     """
 
     def __init__(
@@ -159,6 +161,9 @@ class Run:
         """Drop the metrics of uncommitted steps; return the numbers of other unreadable lines."""
         if self.held_out_file.exists():
             _drop_after(self.held_out_file, step)
+        shown = SideBySide.load(self.folder)
+        if shown is not None and (shown.step or 0) > step:
+            shown.untrained().save(self.folder)
         return _drop_after(self.metrics_file, step) if self.metrics_file.exists() else []
 
     def log(self, metrics: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from agro.rollout.rollout import EpisodeReward, embedded, load_engine
 from agro.runs.card import check_push
 from agro.runs.folder import Run
 from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
+from agro.runs.side_by_side import SideBySide, place
 from agro.runs.track import Trackers, check_trackers, load_trackers
 from agro.store import Store, is_held_out
 from agro.store.queries import chosen
@@ -37,7 +38,8 @@ from agro.train.monitors import Monitor
 from agro.train.monitors.guard import Best, Guard, SamplerMismatch
 from agro.train.monitors.heldout import HeldOutGroups, HeldOutLog, HeldOutPrompts
 from agro.train.monitors.outlets import Record, Terminal
-from agro.train.monitors.sampled_kl import SampledKL, prompts_for_kl
+from agro.train.monitors.reading import SideBySideResponses, best_of_log
+from agro.train.monitors.sampled_kl import SampledKL, first_prompts, prompts_for_kl
 from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
 from agro.train.phases import Phase, derive, describe, resolve
 from agro.train.ranks import Ranks, Shard, joined, rank, serve, take_device, world_size
@@ -258,6 +260,7 @@ class BaseTrainer:
             monitors.append(
                 HeldOutPrompts(phase, learner, rollout, self.reward, self.eval_prompts, self.activity, say)
             )
+        monitors += self._side_by_side(phase)
         if samples_kl(config) and learner.reference_key is not None:
             monitors += self._kl_monitor(phase, learner)
         if config.data.has_held_out_groups:
@@ -267,6 +270,21 @@ class BaseTrainer:
             monitors.append(HeldOutLog(phase, learner, groups, self.activity))
         monitors += [self.best, *self.monitors, Signal(phase, say), Warnings(say)]
         return [*monitors, Record(self.folder, self.trackers), Terminal(self.progress)]
+
+    def _side_by_side(self, phase: Phase) -> list[Monitor]:
+        """Nothing where no prompt leaves room for a response, or none is asked for."""
+        config, store, run = phase.config, self.store, self.folder.id
+        count = config.evaluate.side_by_side
+        prompts = sorted(self.eval_prompts, key=lambda prompt: place(prompt.id))[:count]
+        if count and not prompts:
+            prompts = first_prompts(config, store, run, self.prompts, self.policy.encoder, place, count)
+        if not prompts:
+            return []
+        held_out = bool(self.eval_prompts or config.data.hold_out)
+        log = best_of_log(store, run, [prompt.id for prompt in prompts])
+        initial = SideBySide.start(prompts, log, held_out=held_out)
+        rollout = self._rollout(phase)
+        return [SideBySideResponses(phase, self.out, rollout, prompts, initial, self.activity)]
 
     def _kl_monitor(self, phase: Phase, learner: Learner) -> list[Monitor]:
         """The KL on prompts of the store; nothing where no prompt leaves room for a response."""

@@ -43,6 +43,7 @@ MARK = "<!-- tables -->"
 
 Values = NDArray[np.float64]
 Kind = Literal["0/1", "graded"]
+KINDS: tuple[Kind, ...] = ("0/1", "graded")
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def near_copies(runs: int, means: Sequence[float] = (0.2, 0.5, 0.8)) -> list[dic
     """Of runs that learned nothing: shares called better or worse with clusters and without, and how often
     the interval covers 0."""
     rows = []
-    for seed, (name, kind, mean) in enumerate(product(COPIES, ("0/1", "graded"), means)):
+    for seed, (name, kind, mean) in enumerate(product(COPIES, KINDS, means)):
         rng, labels = np.random.default_rng([1, seed]), np.repeat(range(len(COPIES[name])), COPIES[name])
         pairs = [draw_copies(kind, COPIES[name], mean, 0.5, rng) for _ in range(runs)]
         clustered = [compare(a, b, labels.tolist()) for a, b in pairs]
@@ -159,7 +160,7 @@ def tables(result: dict[str, Any]) -> str:
         '| rewards | near-copies | "better" | "worse" | interval holds 0 | "better" if each counted alone |'
     )
     lines += ["", head, "|---|---|---|---|---|---|"]
-    for kind, sizes in product(("0/1", "graded"), COPIES):
+    for kind, sizes in product(KINDS, COPIES):
         rows = [row for row in result["near-copies"] if (row["kind"], row["sizes"]) == (kind, sizes)]
         means = [
             np.mean([row[name] for row in rows])

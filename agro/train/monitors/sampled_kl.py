@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from agro.config import RunConfig
@@ -60,7 +60,24 @@ class SampledKL(Monitor):
 def prompts_for_kl(
     config: RunConfig, store: Store, run: str, sampled: Sequence[Prompt], encoder: Encoder
 ) -> list[Prompt]:
-    """Up to `evaluate.kl_samples` prompts in the order of a hash, without those that leave no room.
+    """Up to `evaluate.kl_samples` prompts in the order of a hash, see `first_prompts`."""
+
+    def order(prompt_id: str) -> tuple[int, str]:
+        return noise(config.train.seed, 0, "KL", prompt_id), prompt_id
+
+    return first_prompts(config, store, run, sampled, encoder, order, config.evaluate.kl_samples)
+
+
+def first_prompts(
+    config: RunConfig,
+    store: Store,
+    run: str,
+    sampled: Sequence[Prompt],
+    encoder: Encoder,
+    place: Callable[[str], tuple[int, str]],
+    count: int,
+) -> list[Prompt]:
+    """The first `count` prompts by the `place` of their ids, without those that leave no room.
 
     With `data.hold_out` the held-out ones, else those that may be drawn. The choice doesn't depend on what
     the run itself adds to the store, so that a resumed run makes the same. Where the store has nothing else,
@@ -84,9 +101,9 @@ def prompts_for_kl(
         stored = store.samples(ids=[first_ids[prompt_id]], skip_damaged=True)
         return [Prompt(s.prompt, s.prompt_id) for s in stored if s.context_tokens is None]
 
-    order = sorted(first_ids or prompts_by_id, key=lambda p: (noise(config.train.seed, 0, "KL", p), p))
+    order = sorted(first_ids or prompts_by_id, key=place)
     valid = (prompt for p in order for prompt in load(p) if _has_room(prompt, encoder))
-    return list(islice(valid, config.evaluate.kl_samples))
+    return list(islice(valid, count))
 
 
 def _has_room(prompt: Prompt, encoder: Encoder) -> bool:
