@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from agro.io.terminal import plain
+from agro.types import Text
 
 LETTERS = 5  # of a gram
 BANDS, ROWS = 16, 4
@@ -44,6 +47,13 @@ def clusters(texts: Sequence[str], least: float) -> Numbers:
     kind_of_first = _connected(len(kinds), *_near_pairs(list(numbers), least))
     place = np.searchsorted(kinds, first)
     return kinds[kind_of_first[place]]
+
+
+def cluster_names(prompts: Mapping[str, Text], least: float) -> dict[str, str]:
+    """By the id of each prompt the smallest id of its cluster, whatever the order of the prompts."""
+    ids = sorted(prompts)
+    labels = clusters([plain(prompts[prompt_id]) for prompt_id in ids], least)
+    return {prompt_id: ids[label] for prompt_id, label in zip(ids, labels.tolist(), strict=True)}
 
 
 def count(labels: Numbers) -> int:

@@ -18,10 +18,9 @@ from agro.config import DataConfig
 from agro.errors import Refused
 from agro.io.files import write
 from agro.io.jsonlines import lines
-from agro.io.near_copies import clusters
+from agro.io.near_copies import cluster_names
 from agro.io.numbers import fixed
 from agro.io.strictjson import loads
-from agro.io.terminal import plain
 from agro.rollout.paired import Comparison, compare
 from agro.runs.rundata import RunData
 from agro.runs.verdict import Verdict
@@ -39,8 +38,8 @@ Rewards = Mapping[str, float | None]
 class HeldOutRewards:
     """Of a run: rewards of its latest evaluation and of step 0, and a hash of each prompt's text.
 
-    `clusters`: by prompt the first of its near-copies, itself where it is the first; empty in files of before
-    these were counted.
+    `clusters`: by prompt the smallest id of its near-copies, its own where it has none; empty in files of
+    before these were counted.
     """
 
     step: int
@@ -66,13 +65,6 @@ class HeldOutRewards:
         return found
 
 
-def clusters_of(prompts: Mapping[str, Text], least: float | None = None) -> dict[str, str]:
-    """By the id of each prompt that of the first of its near-copies; `least`: as of data.near_copies."""
-    keys = list(prompts)
-    labels = clusters([plain(text) for text in prompts.values()], least or DataConfig().near_copies)
-    return {key: keys[label] for key, label in zip(keys, labels, strict=True)}
-
-
 def write_rewards(folder: Path, rewards: HeldOutRewards) -> None:
     """Write them into a run's folder, completely or not at all."""
     write(folder / FILE, json.dumps(vars(rewards), ensure_ascii=False, allow_nan=False) + "\n")
@@ -82,7 +74,7 @@ def write_rewards(folder: Path, rewards: HeldOutRewards) -> None:
 class Result:
     """Rewards by prompt id, a hash of each prompt's text, and of a run the step of the evaluation.
 
-    `clusters`: by prompt the first of its near-copies.
+    `clusters`: by prompt the smallest id of its near-copies.
     """
 
     name: str
@@ -131,7 +123,8 @@ class Result:
                 rewards[key] = sum(scored) / len(scored) if scored else None
                 prompts[key] = prompt
         texts = {key: prompt_hash(text) for key, text in prompts.items()}
-        return cls(str(path), rewards, texts, clusters_of(prompts))
+        names = cluster_names(prompts, DataConfig().near_copies)
+        return cls(str(path), rewards, texts, names)
 
 
 @dataclass(frozen=True)

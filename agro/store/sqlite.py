@@ -19,6 +19,7 @@ from agro.store.queries import Filter
 from agro.store.records import Counts, DrawnGroups, Group, Pair
 from agro.store.sample_rows import Origin
 from agro.store.samples import Experience
+from agro.store.split import Split
 from agro.store.survey import Survey
 from agro.store.tables import Tables
 from agro.types import Sample
@@ -36,6 +37,7 @@ class Store:
 
     - `experience`: samples, and judgments of them
     - `survey`: what there is, without the samples themselves
+    - `split`: which prompts are held out, and which are trained on
     - `draws`: what runs drew, and what they may draw
     - `requests`: prompts that collectors sample
     - `ledger`: what runs committed, and going back to a commit
@@ -48,7 +50,8 @@ class Store:
         self.tables = Tables(self._database)
         self.experience = Experience(self.tables)
         self.survey = Survey(self.tables)
-        self.draws = Draws(self.tables, self.experience)
+        self.split = Split(self.survey)
+        self.draws = Draws(self.tables, self.experience, self.split)
         self.requests = Requests(self.tables, self.experience)
         self.ledger = Ledger(self.tables, self.draws)
         self.imports = Imports(self.tables, self.draws, self.ledger)

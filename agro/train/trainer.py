@@ -23,15 +23,24 @@ from agro.runs.folder import Run
 from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
 from agro.runs.side_by_side import SideBySide, place
 from agro.runs.track import Trackers, check_trackers, load_trackers
-from agro.store import Store, is_held_out
+from agro.store import Store
 from agro.store.queries import chosen
+from agro.store.split import read_clusters, write_clusters
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import samples_kl
 from agro.train.collate import StoredValues, recording
 from agro.train.elsewhere import CollectorSource, PublishedWeights, end
 from agro.train.feed import Feed
 from agro.train.fingerprints import fingerprints
-from agro.train.inputs import check_scorable, configured_prompts, valid_prompts, valued_prompts
+from agro.train.inputs import (
+    check_scorable,
+    configured_prompts,
+    copies_of_training,
+    near_copies,
+    valid_prompts,
+    valued_prompts,
+    without_held_out,
+)
 from agro.train.learner import Learner, Local, keep_best, save_model
 from agro.train.loop import Loop, Parts
 from agro.train.monitors import Monitor
@@ -132,13 +141,18 @@ class BaseTrainer:
         """Load and check what is cheap; returns the path of the store."""
         data = self.config.data
         check_push(self.config.train)
-        self.prompts, self.notes = configured_prompts(data, "prompts")
+        prompts, self.notes = configured_prompts(data, "prompts")
         self.eval_prompts, repeated = configured_prompts(data, "eval_prompts")
-        self.notes += [*repeated, *notes_on_settings(self.phases)]
-        check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
         path = Path(data.store) if data.store else self.out / "store.db"
-        check_stores(self.phases, self.prompts, path)
-        check_enough(self.phases, path)
+        recorded = read_clusters(self.out) if self.resume else None
+        computed = ({}, []) if recorded is not None else near_copies(data, prompts, path)
+        self.clusters, copied = recorded or computed[0], computed[1]
+        self.prompts = without_held_out(prompts, data, self.clusters)
+        self.notes += [*repeated, *copied, *notes_on_settings(self.phases)]
+        check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
+        check_stores(self.phases, self.prompts, path, self.clusters)
+        check_enough(self.phases, path, clusters=self.clusters)
+        self.notes += copies_of_training(data, self.eval_prompts, self.prompts, path)
         self.values: StoredValues | None = None
         if data.value_store:
             self.values = StoredValues.load(data.value_store, valued_prompts(self.phases, self.prompts, path))
@@ -173,6 +187,9 @@ class BaseTrainer:
         return load_reference(self.phases[0].config.policy, policy) if needed else None
 
     def _train(self) -> None:
+        self.store.split.clusters = self.clusters
+        if self.config.data.hold_out:
+            write_clusters(self.out, self.clusters)
         policy_notes = notes(self.policy, self.prompts, self.config)
         for note in [*self.notes, *policy_notes, *self.folder.notes]:
             self.progress.say(f"note: {note}")
@@ -225,7 +242,8 @@ class BaseTrainer:
             for note in check_store(phase, self.store):
                 self.progress.say(f"{phase.name}: {note}")
             groups = self.store.groups(**chosen(config.data))
-            stored = {g.prompt_id for g in groups if not is_held_out(g.prompt_id, config.data.hold_out)}
+            is_held_out = self.store.split.held_out(config.data)
+            stored = {g.prompt_id for g in groups if not is_held_out(g.prompt_id)}
             check_heldout(stored, [p.id for p in self.eval_prompts])
             trained |= stored
         feed = Feed.of(phase, learner, self.values, self.store, self.folder.id, position.cached)
@@ -264,9 +282,12 @@ class BaseTrainer:
         if samples_kl(config) and learner.reference_key is not None:
             monitors += self._kl_monitor(phase, learner)
         if config.data.has_held_out_groups:
-            groups = HeldOutGroups.load(config, learner)
+            groups = HeldOutGroups.load(config, learner, self.store.split.held_out(config.data))
             check_heldout(trained, groups.prompt_ids, "data.eval_store")
-            say(f"{phase.name}: {len(groups.prompt_ids)} stored groups are measured and not trained on")
+            clusters = len({self.clusters.get(prompt_id, prompt_id) for prompt_id in groups.prompt_ids})
+            copies = f", in {clusters} clusters of near-copies"
+            measured = f"{len(groups.prompt_ids)} stored groups are measured and not trained on"
+            say(f"{phase.name}: {measured}{copies if clusters < len(groups.prompt_ids) else ''}")
             monitors.append(HeldOutLog(phase, learner, groups, self.activity))
         monitors += [self.best, *self.monitors, Signal(phase, say), Warnings(say)]
         return [*monitors, Record(self.folder, self.trackers), Terminal(self.progress)]

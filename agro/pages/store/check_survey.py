@@ -180,7 +180,7 @@ def survey(store: Store, groups: int, held_out: Path | None = None) -> StoreSurv
         result.held_out = HeldOutOverlap(str(held_out))
         for prompt in load_prompts(held_out):
             result.held_out.learn(plain(prompt.text))
-        for text in store.survey.each_prompt():
+        for _, text in store.survey.each_prompt():
             result.held_out.stored_prompts += result.held_out.overlaps(plain(text))
     for rows in store.survey.each_group_rows():
         result.add(rows)

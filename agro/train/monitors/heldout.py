@@ -13,14 +13,15 @@ import numpy as np
 
 from agro.config import RunConfig
 from agro.errors import Refused
+from agro.io.near_copies import cluster_names
 from agro.objectives.needs import GROUPS, REWARD
 from agro.rewards import Reward
 from agro.rollout import Activity, Rollout
 from agro.rollout.evaluate import Heldout, heldout
 from agro.rollout.paired import compare
-from agro.runs.by_prompt import HeldOutRewards, Rewards, clusters_of
+from agro.runs.by_prompt import HeldOutRewards, Rewards
 from agro.runs.metrics import GAIN
-from agro.store import DrawnGroups, Store, is_held_out
+from agro.store import DrawnGroups, Store
 from agro.store.queries import Filter
 from agro.train.collate import collate
 from agro.train.diagnostics import (
@@ -63,9 +64,12 @@ class HeldOutGroups:
         self._kl_of_best = mean("eval_kl_of_best", np.concatenate([kl_of_best(b) for b in self._batches]))
 
     @classmethod
-    def load(cls, config: RunConfig, learner: Learner) -> HeldOutGroups:
-        """The groups of `data.eval_store`, or of the prompts of `data.store` that `data.hold_out` names.
+    def load(
+        cls, config: RunConfig, learner: Learner, is_held_out: Callable[[str], bool] | None = None
+    ) -> HeldOutGroups:
+        """The groups of `data.eval_store`, or of the prompts of `data.store` that are held out.
 
+        `is_held_out`: of prompt ids, by what a run knows of near-copies; as the store has them by default.
         Without invalid samples; raises `Refused` where no group remains.
         """
         data = config.data
@@ -75,7 +79,8 @@ class HeldOutGroups:
         with Store.open(path, read_only=True, create=False) as store:
             stored = store.samples(**chosen)
             if data.hold_out:
-                stored = (s for s in stored if is_held_out(s.prompt_id, data.hold_out))
+                is_held_out = is_held_out or store.split.held_out(data)
+                stored = filter(lambda sample: is_held_out(sample.prompt_id), stored)
             samples = rescaled(sorted(stored, key=_first_seen()), data)
         valid = select_valid(DrawnGroups(samples), learner.encoder, config.train.max_length, {REWARD, GROUPS})
         groups_of: dict[str, list[Sample]] = {}
@@ -153,7 +158,7 @@ class HeldOutPrompts(Monitor):
         self.measured: HeldOutRewards | None = None
         self.texts = {prompt.id: prompt_hash(prompt.text) for prompt in prompts}
         near_copies = phase.config.data.near_copies
-        self.clusters = clusters_of({prompt.id: prompt.text for prompt in prompts}, near_copies)
+        self.clusters = cluster_names({prompt.id: prompt.text for prompt in prompts}, near_copies)
 
     def after(self, view: View) -> None:
         view.held_out_rewards = self.measured

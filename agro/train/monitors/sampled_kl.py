@@ -8,7 +8,7 @@ from itertools import islice
 from agro.config import RunConfig
 from agro.models.encoding import Encoder, InvalidSample
 from agro.rollout import Activity, Rollout
-from agro.store import Store, is_held_out
+from agro.store import Store
 from agro.store.draw_rules import noise
 from agro.store.queries import chosen
 from agro.train.collate import collate
@@ -83,7 +83,7 @@ def first_prompts(
     the run itself adds to the store, so that a resumed run makes the same. Where the store has nothing else,
     `sampled` are chosen from: the prompts that the run samples from.
     """
-    hold_out = config.data.hold_out
+    hold_out, is_held_out = config.data.hold_out, store.split.held_out(config.data)
     wanted = chosen(config.data)
     if hold_out:
         wanted["min_reward"] = None  # they are held out whatever their rewards
@@ -91,7 +91,7 @@ def first_prompts(
     first_ids: dict[str, int] = {}
     for row in store.survey.summaries(**wanted):
         is_candidate = row.id not in made_by_run and row.episode is None
-        if is_candidate and (not hold_out or is_held_out(row.prompt_id, hold_out)):
+        if is_candidate and (not hold_out or is_held_out(row.prompt_id)):
             first_ids.setdefault(row.prompt_id, row.id)
     prompts_by_id = {prompt.id: prompt for prompt in sampled}
 
