@@ -86,15 +86,15 @@ def bootstrap(values: NDArray[np.float64], seed: int = 0) -> Interval:
 def t_quantile(df: int, level: float = 0.95) -> float:
     """t with P(|T| ≤ t) = `level` for Student's T with `df` degrees of freedom, by bisection."""
     low, high = 0.0, 1.0
-    while _inside(high, df) < level:
+    while t_inside(high, df) < level:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _inside(middle, df) < level else (low, middle)
+        low, high = (middle, high) if t_inside(middle, df) < level else (low, middle)
     return (low + high) / 2
 
 
-def _inside(t: float, df: int) -> float:
+def t_inside(t: float, df: int) -> float:
     """P(|T| ≤ t), a finite sum for integer `df` (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
     angle = math.atan(t / math.sqrt(df))
     cosine, odd = math.cos(angle), df % 2

@@ -288,7 +288,7 @@ class BaseTrainer:
             copies = f", in {clusters} clusters of near-copies"
             measured = f"{len(groups.prompt_ids)} stored groups are measured and not trained on"
             say(f"{phase.name}: {measured}{copies if clusters < len(groups.prompt_ids) else ''}")
-            monitors.append(HeldOutLog(phase, learner, groups, self.activity))
+            monitors.append(HeldOutLog(phase, learner, groups, self.activity, self.clusters))
         monitors += [self.best, *self.monitors, Signal(phase, say), Warnings(say)]
         return [*monitors, Record(self.folder, self.trackers), Terminal(self.progress)]
 
