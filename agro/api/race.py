@@ -82,6 +82,7 @@ class Race:
             raise Refused(
                 f"agro race: expected train.steps of 4 or more, got {train.steps or 'train.epochs'}"
             )
+        load_reward(self.default.reward).close()  # one that can't be loaded is refused before any run
         self.steps: int = train.steps
         self.rates = tuple(self.rates) or (train.lr, train.lr / 3, 3 * train.lr)
         self.refused: dict[Path, str] = {}  # by run

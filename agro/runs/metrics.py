@@ -247,6 +247,12 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             "`log_ratio_best`",
         ),
         Metric(
+            "kl_of_best_groups",
+            "groups",
+            "Groups in `kl_of_best`: prompts with several stored responses of unequal rewards.",
+            "count; 1 where no prompt of the step has two, whose responses are one group",
+        ),
+        Metric(
             "regret",
             REWARD,
             "Estimate of how far the regularized reward is below the best. Biased low, and unknown where no "

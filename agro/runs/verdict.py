@@ -50,7 +50,7 @@ class Verdict:
         if row is not None:
             sentence = f"{_compared(row, run.steps, LOGGED)}{_distance(row)}. {ESTIMATED}"
             return cls(_answer(row, LOGGED), sentence, row, metric=LOGGED)
-        return cls("not measured", f"Not measured whether the model got better{_ranking(run)}. {WAY_OUT}")
+        return cls("not measured", f"Not measured whether the model got better{_ranking(run)}. {WAY_OUT}.")
 
     @classmethod
     def compared(cls, comparison: Comparison) -> Verdict:
