@@ -16,7 +16,8 @@ from typing import Any
 from agro.config import RunConfig, deciding, ending, take_length
 from agro.errors import Refused
 from agro.io.files import remove, sync, write, writing
-from agro.runs.side_by_side import SideBySide
+from agro.runs.side_by_side import FILE as SIDE_BY_SIDE
+from agro.runs.side_by_side import forget_after
 from agro.types import Sample
 from agro.version import __version__
 
@@ -161,9 +162,8 @@ class Run:
         """Drop the metrics of uncommitted steps; return the numbers of other unreadable lines."""
         if self.held_out_file.exists():
             _drop_after(self.held_out_file, step)
-        shown = SideBySide.load(self.folder)
-        if shown is not None and (shown.step or 0) > step:
-            shown.untrained().save(self.folder)
+        if (self.folder / SIDE_BY_SIDE).exists():
+            forget_after(self.folder, step)
         return _drop_after(self.metrics_file, step) if self.metrics_file.exists() else []
 
     def log(self, metrics: Mapping[str, Any]) -> None:

@@ -71,11 +71,6 @@ class SideBySide:
             return replace(self, rows=rows, step=step)
         return replace(self, rows=tuple(replace(row, start=answers.get(row.prompt_id)) for row in self.rows))
 
-    def untrained(self) -> Self:
-        """Without the trained model's answers: those of a step that is made again."""
-        rows = tuple(replace(row, trained=None) for row in self.rows)
-        return replace(self, rows=rows, step=None)
-
     @property
     def sides(self) -> tuple[str, ...]:
         """Those that some row has."""
@@ -128,6 +123,14 @@ def _row(values: dict[str, Any]) -> Row:
             reward = float(reward)
         answers[side] = None if given is None else Answer(visible(given["response"]), reward)
     return Row(visible(values["prompt_id"]), visible(values["prompt"]), **answers)
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Drop the trained model's answers where they are of a later step, which is made again."""
+    shown = SideBySide.load(folder)
+    if shown is not None and (shown.step or 0) > step:
+        rows = tuple(replace(row, trained=None) for row in shown.rows)
+        replace(shown, rows=rows, step=None).save(folder)
 
 
 def place(prompt_id: str) -> tuple[int, str]:

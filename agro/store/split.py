@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agro.config import DataConfig
@@ -20,13 +21,16 @@ FILE = "near_copies.json"
 Clusters = Mapping[str, str]  # by prompt id the smallest id of its near-copies; those alone may be missing
 
 
+@dataclass
 class Split:
-    """The prompts of a store that are held out, and those that are trained on."""
+    """The prompts of a store that are held out, and those that are trained on.
 
-    def __init__(self, survey: Survey) -> None:
-        self._survey = survey
-        self._clusters: dict[float, Clusters] = {}
-        self.clusters: Clusters | None = None  # of a run, which may know more prompts than the store has
+    `clusters`: of a run, which may know more prompts than the store has.
+    """
+
+    _survey: Survey
+    clusters: Clusters | None = None
+    _clusters: dict[float, Clusters] = field(default_factory=dict)
 
     def held_out(self, data: DataConfig) -> Callable[[str], bool]:
         """Whether a prompt, by its id, is held out. One that isn't in a cluster decides for itself.

@@ -57,13 +57,15 @@ def configured_prompts(data: DataConfig, key: str) -> tuple[list[Prompt], list[s
     return prompts, [f"{text}; they are dropped"]
 
 
-def near_copies(data: DataConfig, prompts: Sequence[Prompt], store: Path) -> tuple[Clusters, list[str]]:
-    """The clusters by which a run that begins holds out prompts of its store and of `prompts`, and a note.
+def near_copies(
+    data: DataConfig, prompts: Sequence[Prompt], store: Path, recorded: Clusters | None
+) -> tuple[Clusters, list[str]]:
+    """The clusters by which a run holds out prompts of its store and of `prompts`, and a note.
 
-    Nothing where it holds out none.
+    `recorded`: those of a run that is resumed, which stay.
     """
-    if not data.hold_out:
-        return {}, []
+    if recorded is not None:
+        return recorded, []
     texts = {prompt.id: prompt.text for prompt in prompts}
     if exists(store):
         with Store.open(store, read_only=True) as opened:
@@ -83,8 +85,6 @@ def copies_of_training(
 ) -> list[str]:
     """A note on held-out prompts that are near-copies of prompts to train on: of `prompts`, and of the store
     that is drawn from."""
-    if not held_out:
-        return []
     texts = {prompt.id: prompt.text for prompt in prompts}
     if data.draws_stored and exists(store):
         with Store.open(store, read_only=True) as opened:
@@ -104,8 +104,6 @@ def copies_of_training(
 
 def without_held_out(prompts: Sequence[Prompt], data: DataConfig, clusters: Clusters) -> list[Prompt]:
     """The prompts without those of `data.hold_out`; raises `Refused` where none is left."""
-    if not data.hold_out:
-        return list(prompts)
     remaining = [p for p in prompts if not is_held_out(clusters.get(p.id, p.id), data.hold_out)]
     if prompts and not remaining:
         raise Refused(

@@ -25,7 +25,7 @@ from agro.runs.side_by_side import SideBySide, place
 from agro.runs.track import Trackers, check_trackers, load_trackers
 from agro.store import Store
 from agro.store.queries import chosen
-from agro.store.split import read_clusters, write_clusters
+from agro.store.split import Clusters, read_clusters, write_clusters
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import samples_kl
 from agro.train.collate import StoredValues, recording
@@ -141,18 +141,21 @@ class BaseTrainer:
         """Load and check what is cheap; returns the path of the store."""
         data = self.config.data
         check_push(self.config.train)
-        prompts, self.notes = configured_prompts(data, "prompts")
+        self.prompts, self.notes = configured_prompts(data, "prompts")
         self.eval_prompts, repeated = configured_prompts(data, "eval_prompts")
         path = Path(data.store) if data.store else self.out / "store.db"
-        recorded = read_clusters(self.out) if self.resume else None
-        computed = ({}, []) if recorded is not None else near_copies(data, prompts, path)
-        self.clusters, copied = recorded or computed[0], computed[1]
-        self.prompts = without_held_out(prompts, data, self.clusters)
-        self.notes += [*repeated, *copied, *notes_on_settings(self.phases)]
+        self.clusters: Clusters = {}
+        if data.hold_out:
+            recorded = read_clusters(self.out) if self.resume else None
+            self.clusters, copied = near_copies(data, self.prompts, path, recorded)
+            self.prompts = without_held_out(self.prompts, data, self.clusters)
+            repeated = [*repeated, *copied]
+        self.notes += [*repeated, *notes_on_settings(self.phases)]
         check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
         check_stores(self.phases, self.prompts, path, self.clusters)
         check_enough(self.phases, path, clusters=self.clusters)
-        self.notes += copies_of_training(data, self.eval_prompts, self.prompts, path)
+        if self.eval_prompts:
+            self.notes += copies_of_training(data, self.eval_prompts, self.prompts, path)
         self.values: StoredValues | None = None
         if data.value_store:
             self.values = StoredValues.load(data.value_store, valued_prompts(self.phases, self.prompts, path))
@@ -278,7 +281,8 @@ class BaseTrainer:
             monitors.append(
                 HeldOutPrompts(phase, learner, rollout, self.reward, self.eval_prompts, self.activity, say)
             )
-        monitors += self._side_by_side(phase)
+        if self.eval_prompts or config.data.draws_stored:
+            monitors += self._side_by_side(phase)
         if samples_kl(config) and learner.reference_key is not None:
             monitors += self._kl_monitor(phase, learner)
         if config.data.has_held_out_groups:

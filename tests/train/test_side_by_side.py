@@ -88,12 +88,16 @@ def test_with_a_reward_its_values_stand_beside_and_the_prompts_are_those_of_the_
 
 
 def test_without_held_out_prompts_it_says_that_they_were_trained_on(tmp_path: Path) -> None:
-    BaseTrainer(tiny(tmp_path, train__steps=2), tmp_path / "run").run()
-    shown = kept(tmp_path / "run")
-    assert "prompts of those that were trained on" in shown.about
-    none = tiny(tmp_path, train__steps=2, evaluate__side_by_side=0)
-    BaseTrainer(none, tmp_path / "none").run()
-    assert SideBySide.load(tmp_path / "none") is None
+    fill_store(tmp_path / "log.db")
+    log = {"store": str(tmp_path / "log.db"), "replay": 1.0}
+    BaseTrainer(tiny(tmp_path, data=log, train__steps=1), tmp_path / "run").run()
+    assert "prompts of those that were trained on" in kept(tmp_path / "run").about
+    for name, config in (
+        ("none", tiny(tmp_path, data=log, train__steps=1, evaluate__side_by_side=0)),
+        ("fresh", tiny(tmp_path, train__steps=1)),  # the page has its own responses
+    ):
+        BaseTrainer(config, tmp_path / name).run()
+        assert SideBySide.load(tmp_path / name) is None
 
 
 def test_a_resumed_run_keeps_the_start_and_forgets_a_lost_step(tmp_path: Path, log_run: Path) -> None:
