@@ -11,7 +11,7 @@ import numpy as np
 from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
 from agro.objectives.needs import REF_LOGP
-from agro.store import Store, is_held_out
+from agro.store import Store
 from agro.train.collate import total_reward
 from agro.train.instead import kind_of
 from agro.train.phases import Phase
@@ -54,9 +54,10 @@ def candidates(recipe: str, config: RunConfig, out: Path) -> list[Candidate]:
 
 def _of_rewards(store: Store, config: RunConfig, kind: str) -> list[Candidate]:
     rewards: dict[str, list[float]] = {}
+    is_held_out = store.split.held_out(config.data)
     for sample in store.samples():
         reward = total_reward(sample)
-        if reward == reward and not is_held_out(sample.prompt_id, config.data.hold_out):
+        if reward == reward and not is_held_out(sample.prompt_id):
             rewards.setdefault(sample.prompt_id, []).append(reward)
     every = np.array([reward for group in rewards.values() for reward in group])
     if not len(every) or every.min() == every.max():
@@ -90,8 +91,8 @@ def _of_pairs(store: Store, config: RunConfig, out: Path) -> list[Candidate]:
         out.mkdir(parents=True, exist_ok=True)
         with Store.open(path) as copied:
             copied.append(winner.replace(id=None) for winner in winners)
-    share = config.data.hold_out
-    prompts = len({winner.prompt_id for winner in winners if not is_held_out(winner.prompt_id, share)})
+    is_held_out = store.split.held_out(config.data)
+    prompts = len({winner.prompt_id for winner in winners if not is_held_out(winner.prompt_id)})
     imitated = Candidate("imitation", "sft", (f"data.store={path}",), prompts)
     return [Candidate("pairs", "pairs", (), prompts), imitated, Candidate("dpo", "dpo", (), prompts)]
 

@@ -20,6 +20,8 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig, override
 from agro.errors import Refused
 from agro.io.files import write
+from agro.io.near_copies import clusters
+from agro.io.terminal import plain
 from agro.logs.prompts import load_prompts
 from agro.models.policy import Policy
 from agro.rewards import load_reward
@@ -80,6 +82,7 @@ class Race:
             raise Refused(
                 f"agro race: expected train.steps of 4 or more, got {train.steps or 'train.epochs'}"
             )
+        load_reward(self.default.reward).close()  # one that can't be loaded is refused before any run
         self.steps: int = train.steps
         self.rates = tuple(self.rates) or (train.lr, train.lr / 3, 3 * train.lr)
         self.refused: dict[Path, str] = {}  # by run
@@ -172,7 +175,8 @@ class Race:
         start = self._answers(config, config).rewards
         policy = config.policy.model_copy(update=trained)
         result = self._answers(config, config.model_copy(update={"policy": policy})).rewards
-        comparison = compare(start, result)
+        labels = clusters([plain(prompt.text) for prompt in self.judging], config.data.near_copies)
+        comparison = compare(start, result, labels.tolist())
         self.record["judged"] = asdict(comparison) | {"verdict": comparison.verdict}
 
     def _answers(self, config: RunConfig, of: RunConfig) -> Heldout:

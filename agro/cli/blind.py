@@ -96,6 +96,7 @@ def read_blind(run: Path | None, sheet: Path, as_json: bool) -> None:
     import numpy as np
 
     from agro.rollout.blind import read_key, read_ratings
+    from agro.runs.card import write_cards
     from agro.runs.ratings import Ratings
     from agro.runs.rundata import load_run
     from agro.runs.verdict import Verdict
@@ -112,6 +113,7 @@ def read_blind(run: Path | None, sheet: Path, as_json: bool) -> None:
                 "its start; leave the run out to print what they say"
             )
         ratings.save(run)
+        write_cards(run)
     against = "the start" if key["against"] == "start" else key["against"]
     verdict = Verdict.rated(ratings, against)
     if as_json:
@@ -120,4 +122,7 @@ def read_blind(run: Path | None, sheet: Path, as_json: bool) -> None:
         return
     print(verdict.sentence)
     if run is not None:
-        print(f"kept in {run / 'ratings.json'}; agro report {run} shows it", file=sys.stderr)
+        print(
+            f"kept in {run / 'ratings.json'} and in the model cards; agro report {run} shows it",
+            file=sys.stderr,
+        )

@@ -36,10 +36,11 @@ from agro.cli.run_models import (
 from agro.errors import Refused
 
 if TYPE_CHECKING:
-    from agro.config import RewardConfig, RunConfig
+    from agro.config import DataConfig, RewardConfig, RunConfig
     from agro.rollout.evaluate import Heldout
     from agro.rollout.rollout import EpisodeReward
     from agro.runs.verdict import Verdict
+    from agro.types import Prompt
 
 SHOWN = 300  # characters of a response on the terminal
 
@@ -110,6 +111,7 @@ def eval_(
     if blind is not None:
         check_blind(context, blind)
 
+    from agro.config import DataConfig
     from agro.logs.prompts import load_prompts
     from agro.rewards import load_reward
     from agro.rollout.evaluate import heldout
@@ -149,7 +151,8 @@ def eval_(
             if against is not None:
                 with working_in(started if against == START else here):
                     other = other_rollout(against, ran, policy, played)
-                verdict = _compared(heldout(other, scorer, loaded, sampler, seed), result)
+                before = heldout(other, scorer, loaded, sampler, seed)
+                verdict = _compared(before, result, loaded, ran.data if ran else DataConfig())
         finally:
             scorer.close()
     if out is not None:
@@ -163,11 +166,14 @@ def eval_(
         end(2, "agro: none of the responses could be scored, so nothing was measured")
 
 
-def _compared(start: Heldout, result: Heldout) -> Verdict:
+def _compared(start: Heldout, result: Heldout, prompts: Sequence[Prompt], data: DataConfig) -> Verdict:
+    from agro.io.near_copies import clusters
+    from agro.io.terminal import plain
     from agro.rollout.paired import compare
     from agro.runs.verdict import Verdict
 
-    return Verdict.compared(compare(start.rewards, result.rewards))
+    labels = clusters([plain(prompt.text) for prompt in prompts], data.near_copies)
+    return Verdict.compared(compare(start.rewards, result.rewards, labels.tolist()))
 
 
 def _passing_reward(

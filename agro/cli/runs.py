@@ -83,16 +83,19 @@ def train(
 
 
 def _result(folder: Path, ended_well: bool) -> str:
-    """What a run left, and whether its model got better, as JSON."""
+    """What a run left, whether its model got better, and what it writes, as JSON."""
     from agro.runs.rundata import load_run
+    from agro.runs.side_by_side import SideBySide
     from agro.runs.verdict import Verdict
 
+    shown = SideBySide.load(folder)
     result = {
         "run": str(folder),
         "model": str(folder / "model"),
         "report": str(folder / "report.html"),
         "ended_well": ended_well,
         "verdict": Verdict.of(load_run(folder)).to_json(),
+        "side_by_side": None if shown is None else shown.to_json(),
     }
     return json.dumps(result, ensure_ascii=False, allow_nan=False)
 

@@ -50,6 +50,11 @@ class DataConfig(Section):
     hold_out: float = field(0.0, ge=0, lt=1, shared=True)
     """share of the prompts of `store`, chosen by a hash of their ids, that are never trained on: what
     eval_store measures is measured on their stored responses. Instead of eval_store"""
+    near_copies: float = field(0.7, gt=0, le=1, shared=True)
+    """share of the 5-grams of their letters that two prompts have in common to be near-copies (the Jaccard
+    index, without case, spaces and labels such as "Q17:"; 5-grams of more than half of the prompts don't
+    count). Near-copies are held out together or not at all (hold_out), and their held-out rewards count as
+    one cluster in the comparison with the start; 1: only prompts of the same letters are"""
     value_store: str | None = field(None, shared=True)
     """a store of scored samples of the reference: the soft maximum of a prompt's rewards in it is its stored
     value, where the objective takes one (baseline = "stored")"""

@@ -12,7 +12,10 @@ from agro.runs.card import push, write_cards
 from agro.runs.outcome import Outcome
 from agro.runs.problems import problems
 from agro.runs.rundata import RunData, load_run
+from agro.runs.side_by_side import SideBySide, short_text
 from agro.runs.verdict import Verdict
+
+SHOWN, LONGEST = 2, 160  # prompts on the terminal, and characters of a text
 
 
 def present(folder: Path, train: TrainConfig, say: Callable[[str], None]) -> bool:
@@ -49,6 +52,9 @@ def summarize(run: RunData, say: Callable[[str], None]) -> bool:
         say(f"problem: {problem.text}" + (f". {problem.detail}" if problem.detail else ""))
     ended_well = not any(problem.serious for problem in report)
     say(Verdict.of(run).sentence)
+    shown = SideBySide.load(run.folder)
+    if shown is not None:
+        say("\n".join([shown.about, *short_text(shown, SHOWN, LONGEST)]))
     if outcome is not None:
         say(outcome.text if ended_well else f"measured all the same: {outcome.text}")
     return ended_well

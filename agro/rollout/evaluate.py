@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,31 @@ def bootstrap(values: NDArray[np.float64], seed: int = 0) -> Interval:
     t = (resampled.mean(axis=1) - mean)[errors > 0] / errors[errors > 0]
     low, high = np.quantile(t, (0.025, 0.975))
     return mean - float(high) * error, mean - float(low) * error
+
+
+@cache
+def t_quantile(df: int, level: float = 0.95) -> float:
+    """t with P(|T| ≤ t) = `level` for Student's T with `df` degrees of freedom, by bisection."""
+    low, high = 0.0, 1.0
+    while t_inside(high, df) < level:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_inside(middle, df) < level else (low, middle)
+    return (low + high) / 2
+
+
+def t_inside(t: float, df: int) -> float:
+    """P(|T| ≤ t), a finite sum for integer `df` (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / math.sqrt(df))
+    cosine, odd = math.cos(angle), df % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for k in range(1 + odd, df, 2):
+        total += term
+        term *= cosine**2 * k / (k + 1)
+    if odd:
+        return 2 / math.pi * (angle + math.sin(angle) * total)
+    return math.sin(angle) * total
 
 
 @dataclass(frozen=True)

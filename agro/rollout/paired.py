@@ -1,12 +1,14 @@
 """Did it get better? Two policies that answered the same prompts, compared prompt by prompt.
 
-The prompts are the independent units. What both policies find hard cancels in the difference of a prompt, so
+The prompts are the independent units, or clusters of near-equal prompts (`agro.io.near_copies`), whose
+differences rise and fall together. What both policies find hard cancels in the difference of a prompt, so
 that a pair says more than two separate means: of the same answers p can be .08 unpaired and .008 paired.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agro.errors import Refused
-from agro.rollout.evaluate import Z, bootstrap
+from agro.rollout.evaluate import Z, bootstrap, t_quantile
 
 LEVEL = 0.05  # a smaller p counts as shown
 POWER = 0.841621  # quantile of the normal distribution: 80 %
@@ -30,7 +32,7 @@ class Comparison:
 
     `low`, `high`: its 95 % interval; `p`: of no difference, two-sided, by `test`; `detectable`: the
     difference that so many prompts would have shown with a probability of 80 %. NaN where unknown: of fewer
-    than two prompts.
+    than two clusters. `clusters`: how many the prompts are in; as many where no two are near-copies.
     """
 
     n: int
@@ -42,6 +44,7 @@ class Comparison:
     p: float
     test: Literal["McNemar", "sign flips"]
     detectable: float
+    clusters: int
 
     @property
     def verdict(self) -> Verdict:
@@ -51,11 +54,12 @@ class Comparison:
         return "better" if self.difference > 0 else "worse"
 
 
-def compare(a: Values, b: Values) -> Comparison:
+def compare(a: Values, b: Values, clusters: Sequence[int] | None = None) -> Comparison:
     """Compare rewards [M] or [M,n] of two policies on the same M prompts; NaN where a score is unknown.
 
     Of several responses to a prompt their mean counts. A prompt without a score on one side says nothing
     about the difference; the caller reports how many these are. Raises `Refused` where no prompt is left.
+    `clusters`: [M] a number of each prompt's cluster; without it each prompt is its own.
     """
     before, after = _by_prompt(a), _by_prompt(b)
     if len(before) != len(after):
@@ -65,10 +69,12 @@ def compare(a: Values, b: Values) -> Comparison:
     known = ~(np.isnan(before) | np.isnan(after))
     if not known.any():
         raise Refused(f"paired comparison: none of the {len(before)} prompts has a score on both sides")
-    before, after = before[known], after[known]
+    labels = np.arange(len(known)) if clusters is None else np.asarray(clusters)
+    before, after, labels = before[known], after[known], labels[known]
     difference = after - before
-    binary = bool(np.isin(np.concatenate([before, after]), (0.0, 1.0)).all())
-    low, high = _interval(difference, binary)
+    sums = Sums.of(difference, labels)
+    binary = bool(np.isin(np.concatenate([before, after]), (0.0, 1.0)).all()) and len(sums) == len(before)
+    low, high = shares_interval(difference) if binary else sums.interval()
     return Comparison(
         n=len(difference),
         a=float(before.mean()),
@@ -76,10 +82,55 @@ def compare(a: Values, b: Values) -> Comparison:
         difference=float(difference.mean()),
         low=low,
         high=high,
-        p=mcnemar(difference) if binary else sign_flips(difference),
+        p=mcnemar(difference) if binary else sign_flips(sums.totals),
         test="McNemar" if binary else "sign flips",
-        detectable=(Z + POWER) * _standard_error(difference),
+        detectable=(Z + POWER) * sums.standard_error,
+        clusters=len(sums),
     )
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Of each cluster the sum of its prompts' differences [C], and how many prompts it has [C]."""
+
+    totals: Values
+    sizes: Values
+
+    @classmethod
+    def of(cls, difference: Values, labels: NDArray[np.int64]) -> Sums:
+        number = np.unique(labels, return_inverse=True)[1]
+        totals = np.bincount(number, difference).astype(np.float64)
+        return cls(totals, np.bincount(number).astype(np.float64))
+
+    def __len__(self) -> int:
+        return len(self.totals)
+
+    @property
+    def mean(self) -> float:
+        """Of a prompt's difference."""
+        return float(self.totals.sum() / self.sizes.sum())
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean, by leaving out one cluster after the other (jackknife); NaN of fewer than two."""
+        if len(self) < 2:
+            return math.nan
+        off = (self.totals - self.mean * self.sizes) / (self.sizes.sum() - self.sizes)
+        return math.sqrt((len(self) - 1) / len(self) * float((off**2).sum()))
+
+    def interval(self) -> tuple[float, float]:
+        """95 % of the mean: a bootstrap over prompts; of clusters a t-interval.
+
+        Its degrees of freedom are those of as many clusters of one size, (Σ n)²/Σ n², less one. A bootstrap
+        of few clusters, of which a resample may have three, is too short.
+        """
+        if len(self) < 2:
+            return math.nan, math.nan
+        if (self.sizes == 1).all():
+            return bootstrap(self.totals)
+        effective = self.sizes.sum() ** 2 / (self.sizes**2).sum()
+        half = t_quantile(max(1, int(effective) - 1)) * self.standard_error
+        return self.mean - half, self.mean + half
 
 
 def mcnemar(difference: Values) -> float:
@@ -118,19 +169,13 @@ def _by_prompt(rewards: Values) -> Values:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def _interval(difference: Values, binary: bool) -> tuple[float, float]:
-    """95 %: of shares by Bonett and Price (2012), right with few changes too, else a bootstrap."""
+def shares_interval(difference: Values) -> tuple[float, float]:
+    """95 % of differences of −1, 0 and 1 by Bonett and Price (2012), right with few changes too."""
     n = len(difference)
     if n < 2:
         return math.nan, math.nan
-    if not binary:
-        return bootstrap(difference)
     gained = (float((difference > 0).sum()) + 1) / (n + 2)
     lost = (float((difference < 0).sum()) + 1) / (n + 2)
     middle = gained - lost
     half = Z * math.sqrt((gained + lost - middle**2) / (n + 2))
     return max(-1.0, middle - half), min(1.0, middle + half)
-
-
-def _standard_error(values: Values) -> float:
-    return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan

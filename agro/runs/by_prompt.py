@@ -14,15 +14,17 @@ from typing import Any
 
 import numpy as np
 
+from agro.config import DataConfig
 from agro.errors import Refused
 from agro.io.files import write
 from agro.io.jsonlines import lines
+from agro.io.near_copies import cluster_names
 from agro.io.numbers import fixed
 from agro.io.strictjson import loads
 from agro.rollout.paired import Comparison, compare
 from agro.runs.rundata import RunData
 from agro.runs.verdict import Verdict
-from agro.types import check_text, prompt_hash
+from agro.types import Text, check_text, prompt_hash
 
 FILE = "held_out_rewards.json"
 NAMED = 3  # prompts of one side alone, on the terminal
@@ -34,22 +36,28 @@ Rewards = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class HeldOutRewards:
-    """Of a run: rewards of its latest evaluation and of step 0, and a hash of each prompt's text."""
+    """Of a run: rewards of its latest evaluation and of step 0, and a hash of each prompt's text.
+
+    `clusters`: by prompt the smallest id of its near-copies, its own where it has none; empty in files of
+    before these were counted.
+    """
 
     step: int
     rewards: Rewards
     start: Rewards
     texts: Mapping[str, str]
+    clusters: Mapping[str, str]
 
     @classmethod
     def of(cls, values: Any, location: str) -> HeldOutRewards:
         """From JSON. Raises `Refused` for what no run of this version writes."""
         keys = cls.__dataclass_fields__.keys()
-        if not isinstance(values, dict) or values.keys() != keys or not isinstance(values["step"], int):
+        complete = {"clusters": {}, **values} if isinstance(values, dict) else {}
+        if complete.keys() != keys or not isinstance(complete["step"], int):
             raise Refused(f"{location}: expected an object with {', '.join(keys)}, got {values!r:.80}")
-        found = cls(**values)
-        if not all(isinstance(table, dict) for table in (found.rewards, found.start, found.texts)):
-            raise Refused(f"{location}: expected rewards, start and texts by prompt, got {values!r:.80}")
+        found = cls(**complete)
+        if not all(isinstance(table, dict) for key, table in complete.items() if key != "step"):
+            raise Refused(f"{location}: expected {', '.join(keys - {'step'})} by prompt, got {values!r:.80}")
         for key, value in [*found.rewards.items(), *found.start.items()]:
             _check_reward(value, f"{location}: {key}")
         if found.texts.keys() != found.rewards.keys():
@@ -64,11 +72,15 @@ def write_rewards(folder: Path, rewards: HeldOutRewards) -> None:
 
 @dataclass(frozen=True)
 class Result:
-    """Rewards by prompt id, a hash of each prompt's text, and of a run the step of the evaluation."""
+    """Rewards by prompt id, a hash of each prompt's text, and of a run the step of the evaluation.
+
+    `clusters`: by prompt the smallest id of its near-copies.
+    """
 
     name: str
     rewards: Rewards
     texts: Mapping[str, str]
+    clusters: Mapping[str, str]
     step: int | None = None
 
     @classmethod
@@ -88,13 +100,13 @@ class Result:
                 f"{path}: expected an evaluation up to step {run.steps} of the run, got step {found.step}. "
                 "What to do: continue the run with --resume, which makes these steps again"
             )
-        return cls(str(run.folder), found.rewards, found.texts, found.step)
+        return cls(str(run.folder), found.rewards, found.texts, found.clusters, found.step)
 
     @classmethod
     def of_file(cls, path: Path) -> Result:
         """A file of `agro eval --out`. Raises `Refused` with FILE:LINE."""
         rewards: dict[str, float | None] = {}
-        texts: dict[str, str] = {}
+        prompts: dict[str, Text] = {}
         prompt: Any
         with path.open("rb") as file:
             for line in lines(path, file):
@@ -109,8 +121,10 @@ class Result:
                     _check_reward(value, f"{line.where}: rewards")
                 scored = [value for value in values if value is not None]
                 rewards[key] = sum(scored) / len(scored) if scored else None
-                texts[key] = prompt_hash(prompt)
-        return cls(str(path), rewards, texts)
+                prompts[key] = prompt
+        texts = {key: prompt_hash(text) for key, text in prompts.items()}
+        names = cluster_names(prompts, DataConfig().near_copies)
+        return cls(str(path), rewards, texts, names)
 
 
 @dataclass(frozen=True)
@@ -143,7 +157,9 @@ class PairedResults:
         unscored = tuple(key for key in both if a.rewards[key] is None or b.rewards[key] is None)
         only_a = tuple(key for key in a.rewards if key not in b.rewards)
         only_b = tuple(key for key in b.rewards if key not in a.rewards)
-        return cls(a, b, compare(before, after), only_a, only_b, unscored)
+        numbers: dict[str, int] = {}
+        clusters = [numbers.setdefault(a.clusters.get(key, key), len(numbers)) for key in both]
+        return cls(a, b, compare(before, after, clusters), only_a, only_b, unscored)
 
     @property
     def verdict(self) -> Verdict:
@@ -159,6 +175,8 @@ class PairedResults:
         """What a reader has to know about the sentence."""
         n, least = self.comparison.n, self.comparison.detectable
         texts = [f"Matched: {n} prompts."]
+        if self.comparison.clusters < n:
+            texts[0] = f"Matched: {n} prompts in {self.comparison.clusters} clusters of near-copies."
         if least > 0 and self.verdict.answer != "not shown":  # whose sentence says it
             texts[0] += f" So many show a difference of {fixed(least)} or more four times out of five."
         for keys, what in (

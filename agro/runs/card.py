@@ -20,16 +20,18 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from agro.config import PolicyConfig, TrainConfig
 from agro.errors import Refused
 from agro.io.numbers import count, fixed, with_error
-from agro.io.terminal import visible
+from agro.io.terminal import cut, visible
 from agro.models.adapters import base_of, is_adapter
 from agro.runs.metrics import FOLLOWED
 from agro.runs.problems import problems
 from agro.runs.rundata import Measurement, PhaseSpan, RunData, load_run
+from agro.runs.side_by_side import SideBySide
 from agro.runs.verdict import Verdict
 from agro.store import Store
 from agro.store.location import exists, located
 
 UNKNOWN = "not measured"
+LONGEST = 240  # characters of a prompt or response
 TEMPLATE = Path(__file__).parent / "templates" / "card.md"
 RUN_CONFIG = "run_config.json"  # config.json is the model's own
 
@@ -74,6 +76,8 @@ def card(run: RunData, folder: Path) -> huggingface_hub.ModelCard:
         training=_training(run),
         results=_results(run, best),
         verdict=Verdict.of(run).sentence,
+        shown=SideBySide.load(run.folder),
+        text=lambda text: literal(cut(text, LONGEST)),
         **_chat(run),
     )
     return model_card

@@ -17,6 +17,8 @@ from agro.config import RunConfig, deciding, ending, take_length
 from agro.errors import Refused
 from agro.io.files import remove, sync, write, writing
 from agro.io.version import __version__
+from agro.runs.side_by_side import FILE as SIDE_BY_SIDE
+from agro.runs.side_by_side import forget_after
 from agro.types import Sample
 
 KEPT = 4  # held-out prompts whose responses are kept
@@ -26,7 +28,8 @@ LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 class Run:
     """A folder with `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and perhaps `store.db`.
 
-    `held_out.jsonl` has a response to each of the first held-out prompts, a line per evaluation.
+    `held_out.jsonl` has a response to each of the first held-out prompts, a line per evaluation, and
+    `side_by_side.json` those of the start and of the latest evaluation to others, see `SideBySide`.
     """
 
     def __init__(
@@ -159,6 +162,8 @@ class Run:
         """Drop the metrics of uncommitted steps; return the numbers of other unreadable lines."""
         if self.held_out_file.exists():
             _drop_after(self.held_out_file, step)
+        if (self.folder / SIDE_BY_SIDE).exists():
+            forget_after(self.folder, step)
         return _drop_after(self.metrics_file, step) if self.metrics_file.exists() else []
 
     def log(self, metrics: Mapping[str, Any]) -> None:

@@ -9,12 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+LOGGED = "eval_logged_gain"  # the same by an off-policy estimate on the log
 GAIN = "eval_gain"  # the difference to the start; its interval and test have this prefix
 REWARD, TOKENS, NATS = "reward", "tokens", "nats per response"
 RESPONSES, STEPS, SECONDS = "responses", "optimizer steps", "s"
 
 
-PAIRED_INTERVAL = "Bonett and Price's of right and wrong, else a studentized bootstrap over prompts"
+PAIRED_INTERVAL = (
+    "Bonett and Price's of right and wrong, else a studentized bootstrap; of clusters Student's t"
+)
+LOGGED_INTERVAL = "Student's t of the jackknife over clusters of prompts"
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,15 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             f"{GAIN}_p",
             "probability",
             "Probability of such a difference or a larger one if nothing had been learned.",
-            "two-sided: McNemar's exact test of right and wrong, else random signs",
+            "two-sided: McNemar's exact test of right and wrong, else random signs of clusters",
         ),
         Metric(f"{GAIN}_n", "prompts", "Prompts in `eval_gain`.", "those with a reward at both steps"),
+        Metric(
+            f"{GAIN}_clusters",
+            "clusters",
+            "Clusters of near-copies that these prompts are in; as many where no two are.",
+            "`data.near_copies`; test and interval draw clusters",
+        ),
         Metric(
             f"{GAIN}_detectable",
             REWARD,
@@ -123,6 +133,39 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             "½ Var(r) − ½ Var(R), mean over the same groups",
         ),
         _se("eval_consistency_fall", "reward²", "groups"),
+        Metric(
+            LOGGED,
+            REWARD,
+            "Off-policy estimate of how much the mean reward is above the start's, on logged responses.",
+            "Σ w r / Σ w of the policy − that of the start, w = π/μ; from 30 effective responses on",
+        ),
+        Metric(f"{LOGGED}_low", REWARD, f"Lower end of the 95 % interval of `{LOGGED}`.", LOGGED_INTERVAL),
+        Metric(f"{LOGGED}_high", REWARD, f"Upper end of the 95 % interval of `{LOGGED}`.", LOGGED_INTERVAL),
+        Metric(
+            f"{LOGGED}_p",
+            "probability",
+            f"Probability of such a `{LOGGED}` or a larger one if nothing had been learned.",
+            "two-sided, of the same t",
+        ),
+        Metric(f"{LOGGED}_n", "prompts", f"Prompts in `{LOGGED}`.", "held-out groups"),
+        Metric(
+            f"{LOGGED}_clusters",
+            "clusters",
+            "Clusters of near-copies that these are in.",
+            "`data.near_copies`",
+        ),
+        Metric(
+            f"{LOGGED}_ess",
+            RESPONSES,
+            "Effective responses of the log, of the policy or the start, whichever has fewer.",
+            "(Σ w)² / Σ w²",
+        ),
+        Metric(
+            f"{LOGGED}_weight",
+            "ratio",
+            "Mean weight, 1 where the log has what a policy writes; of policy and start the farther one.",
+            "mean of w; between ½ and 2 there is an estimate",
+        ),
         Metric(
             "eval_groups", "groups", "Groups of the held-out store.", "those with two valid responses or more"
         ),
@@ -202,6 +245,12 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             "KL divergence of a policy that writes only the best of the stored responses.",
             "−log(share of responses with the highest reward of the group), mean over the groups of "
             "`log_ratio_best`",
+        ),
+        Metric(
+            "kl_of_best_groups",
+            "groups",
+            "Groups in `kl_of_best`: prompts with several stored responses of unequal rewards.",
+            "count; 1 where no prompt of the step has two, whose responses are one group",
         ),
         Metric(
             "regret",

@@ -27,6 +27,7 @@ WINDOW = 20  # steps
 # Times the KL that pays: the methods that gain on a log end at up to 2.4 nats where about 1 pays
 # (reproductions/offline), those that write gibberish at 20 and more.
 FAR = 3.0
+FEW = 10  # groups, of fewer than which a mean says nothing
 FALLEN = math.log(10)  # nats: the best stored responses are ten times less probable
 RATIO = 100.0
 STILL = 0.01  # nats: no response became 1 % more or less probable
@@ -140,20 +141,29 @@ def _distance(rows: Sequence[Row], config: RunConfig) -> Problem | None:
     row, earlier = rows[evaluated[-1]], rows[: evaluated[-1] + 1]
     if row["step"] == 0 or row.get("staleness_mean") is not None:
         return None
-    limits = _recent([row for row in earlier if row.get("staleness_mean") is None], "kl_of_best")
-    limit = row.get("eval_kl_of_best")
-    if limit is None and limits:
-        limit = fmean(limits)
+    limit, groups = _best_of_store(row, [row for row in earlier if row.get("staleness_mean") is None])
+    if groups is not None and groups < FEW:
+        return None
     kl = row["eval_kl_ref"]
     if limit is None or kl - 2 * _error(row.get("eval_kl_ref_se")) <= limit:
         return None
     detail = (
         f"eval_kl_ref is {kl:.3g} nats per response. If the reference writes as the store does, a policy "
-        f"that writes only the best responses has {limit:.3g} (−log of their share), and more KL buys "
-        f"nothing that the store shows. What to do: {_way_out(rows[-1], config)}"
+        f"that writes only the best responses has {limit:.3g} (−log of their share"
+        f"{'' if groups is None else f' in {groups} groups'}), and more KL buys nothing that the store "
+        f"shows. What to do: {_way_out(rows[-1], config)}"
     )
     value = f"{kl:.3g} nats per response, and the best stored responses have {limit:.3g}"
     return Problem("KL beyond what pays", value, detail, serious=kl > FAR * limit)
+
+
+def _best_of_store(row: Row, on_stored: Sequence[Row]) -> tuple[float | None, int | None]:
+    """The KL of a policy that writes only the best stored responses, and the groups that it is measured on:
+    those that are held out, else those of the last steps. None where unknown."""
+    if row.get("eval_kl_of_best") is not None:
+        return row["eval_kl_of_best"], row.get("eval_auc_groups")
+    limits, counts = (_recent(on_stored, name) for name in ("kl_of_best", "kl_of_best_groups"))
+    return (fmean(limits) if limits else None), (int(sum(counts)) if counts else None)
 
 
 def _ratios(rows: Sequence[Row], config: RunConfig) -> Problem | None:

@@ -1,8 +1,9 @@
 """One sentence at the end of a run: did the model get better?
 
-Only rewards, or blind ratings, of the start's and the result's own responses to the same held-out prompts say
-so. Where neither was measured the sentence says that, whatever else was: a model can rank logged responses
-well while what it writes has become gibberish.
+Rewards, or blind ratings, of the start's and the result's own responses to the same held-out prompts say so.
+Without them an off-policy estimate may, from a log's responses, where it is possible. Where there is none of
+these the sentence says that, whatever else was measured: a model can rank logged responses well while what it
+writes has become gibberish.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agro.io.numbers import fixed, percent
+from agro.rollout.off_policy import LEAST
 from agro.rollout.paired import Comparison
-from agro.runs.metrics import GAIN
+from agro.runs.metrics import GAIN, LOGGED
 from agro.runs.ratings import Ratings
 from agro.runs.rundata import Row, RunData
 
 Answer = Literal["better", "worse", "not shown", "not measured"]
 LEVEL = 0.05  # a smaller p counts as shown
+NUMBERS = ("low", "high", "p", "n", "clusters", "detectable")  # of a comparison
 
 
 @dataclass(frozen=True)
@@ -29,24 +32,30 @@ class Verdict:
     sentence: str
     measured: Row | None = None
     ratings: Ratings | None = None
+    metric: str = GAIN  # of the measurement: its numbers have this prefix
 
     @classmethod
     def of(cls, run: RunData) -> Verdict:
-        """From the run's last measurement against its start; without one, from blind ratings."""
-        for row in reversed(run.rows):
-            if row.get(GAIN) is not None and row["step"]:
-                sentence = f"{_compared(row, run.steps)}{_distance(row)}.{_chosen(run, row)}"
-                return cls(_answer(row), sentence, row)
+        """From the run's last measurement against its start; without one from blind ratings; without these
+        from the last off-policy estimate."""
+        row = _latest(run, GAIN)
+        if row is not None:
+            sentence = f"{_compared(row, run.steps)}{_distance(row)}.{_chosen(run, row)}"
+            return cls(_answer(row), sentence, row)
         ratings = Ratings.load(run.folder)
         if ratings is not None:
             at = "" if ratings.step in (None, run.steps) else f" at step {ratings.step}"
             return cls.rated(ratings, at=at)
-        return cls("not measured", f"Not measured whether the model got better{_ranking(run)}. {WAY_OUT}")
+        row = _latest(run, LOGGED)
+        if row is not None:
+            sentence = f"{_compared(row, run.steps, LOGGED)}{_distance(row)}. {ESTIMATED}"
+            return cls(_answer(row, LOGGED), sentence, row, metric=LOGGED)
+        return cls("not measured", f"Not measured whether the model got better{_ranking(run)}. {WAY_OUT}.")
 
     @classmethod
     def compared(cls, comparison: Comparison) -> Verdict:
         """Of a result against its start, which were measured apart from the run."""
-        numbers = {name: getattr(comparison, name) for name in ("low", "high", "p", "n", "detectable")}
+        numbers = {name: getattr(comparison, name) for name in NUMBERS}
         row: Row = {"step": None, GAIN: comparison.difference}
         row |= {f"{GAIN}_{name}": None if math.isnan(x) else x for name, x in numbers.items()}
         return cls(_answer(row), f"{_compared(row, None)}.", row)
@@ -62,23 +71,32 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """Answer, sentence and numbers; None where unknown.
 
-        `gain`: mean reward at `step` minus the start's on `n` held-out prompts, with its 95 % interval `low`
-        to `high`; `p`: of no difference; `detectable`: the gain that would have been shown with a probability
-        of 80 %; `kl`: to the reference, in nats per response. `ratings`: where blind ratings gave the answer.
+        `gain`: mean reward at `step` minus the start's on `n` held-out prompts, which are in so many
+        `clusters` of near-copies, with its 95 % interval `low` to `high`; `p`: of no difference;
+        `detectable`: the gain that would have been shown with a probability of 80 %; `kl`: to the reference,
+        in nats per response. `by`: "reward", "ratings" or "off-policy". `ratings`: where these gave the
+        answer.
         """
         row = self.measured or {}
-        numbers = {name: row.get(f"{GAIN}_{name}") for name in ("low", "high", "p", "n", "detectable")}
+        numbers = {name: row.get(f"{self.metric}_{name}") for name in NUMBERS}
+        by = None if self.measured is None else BY[self.metric]
         return {
             "answer": self.answer,
             "sentence": self.sentence,
             "step": row.get("step"),
-            "gain": row.get(GAIN),
+            "by": "ratings" if self.ratings is not None else by,
+            "gain": row.get(self.metric),
             **numbers,
             "kl": row.get("eval_kl_ref"),
             "ratings": None if self.ratings is None else self.ratings.to_json(),
         }
 
 
+BY = {GAIN: "reward", LOGGED: "off-policy"}
+ESTIMATED = (
+    "This is an off-policy estimate from responses of the log, not of the model's own; agro eval RUN "
+    "--against start compares these, with a reward or blind"
+)
 WAY_OUT = (
     "What to do: data.eval_prompts and a reward compare it with the start, or agro eval RUN --against start "
     "--prompts FILE --reward NAME; without a reward rate both blind, with --blind sheet.csv in place of "
@@ -86,24 +104,33 @@ WAY_OUT = (
 )
 
 
-def _answer(row: Row) -> Answer:
-    p = row.get(f"{GAIN}_p")
+def _latest(run: RunData, metric: str) -> Row | None:
+    """The last row after the start that has the metric."""
+    rows = (row for row in reversed(run.rows) if row.get(metric) is not None and row["step"])
+    return next(rows, None)
+
+
+def _answer(row: Row, metric: str = GAIN) -> Answer:
+    p = row.get(f"{metric}_p")
     if p is None or p >= LEVEL:
         return "not shown"
-    return "better" if row[GAIN] > 0 else "worse"
+    return "better" if row[metric] > 0 else "worse"
 
 
-def _compared(row: Row, steps: int | None) -> str:
+def _compared(row: Row, steps: int | None, metric: str = GAIN) -> str:
     """The difference with its interval, and what was compared."""
-    answer, prompts = _answer(row), f"{row[f'{GAIN}_n']} held-out prompts"
+    answer, prompts = _answer(row, metric), f"{row[f'{metric}_n']} held-out prompts"
+    clusters = row.get(f"{metric}_clusters")
+    if clusters is not None and clusters < row[f"{metric}_n"]:
+        prompts += f" in {clusters} clusters of near-copies"
     at = "" if row["step"] == steps else f" at step {row['step']}"
     if answer == "not shown":
-        least = row.get(f"{GAIN}_detectable")
+        least = row.get(f"{metric}_detectable")
         power = "" if least is None else f", which show {fixed(least)} or more four times out of five"
-        change = f"the mean reward changed by {_size(row, 1)}"
+        change = f"the mean reward changed by {_size(row, 1, metric)}"
         return f"Not shown better{at}: {change} on {prompts}{power}"
-    chance = _chance(row[f"{GAIN}_p"])
-    size = _size(row, 1 if answer == "better" else -1)
+    chance = _chance(row[f"{metric}_p"])
+    size = _size(row, 1 if answer == "better" else -1, metric)
     return f"{answer.capitalize()}{at} by {size} in mean reward on {prompts}, {chance}"
 
 
@@ -136,13 +163,13 @@ def _times(count: int, noun: str) -> str:
     return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
 
 
-def _size(row: Row, sign: int) -> str:
+def _size(row: Row, sign: int, metric: str) -> str:
     """The difference, times `sign`, and its interval where it is known."""
     interval = ""
-    if row.get(f"{GAIN}_low") is not None:
-        low, high = sorted(sign * row[f"{GAIN}_{end}"] for end in ("low", "high"))
+    if row.get(f"{metric}_low") is not None:
+        low, high = sorted(sign * row[f"{metric}_{end}"] for end in ("low", "high"))
         interval = f" ({fixed(low)} to {fixed(high)})"
-    return f"{fixed(sign * row[GAIN])}{interval}"
+    return f"{fixed(sign * row[metric])}{interval}"
 
 
 def _distance(row: Row) -> str:
@@ -167,5 +194,16 @@ def _ranking(run: RunData) -> str:
         return ""
     return (
         ": the only held-out measurement is how it ranks logged responses (AUC), which says nothing about "
-        "what it writes"
+        f"what it writes{_not_estimable(run)}"
+    )
+
+
+def _not_estimable(run: RunData) -> str:
+    """Why there is no off-policy estimate, where the log has behavior log-probs."""
+    ess, weight = run.latest(f"{LOGGED}_ess"), run.latest(f"{LOGGED}_weight")
+    if ess is None or weight is None:
+        return ""
+    return (
+        f"; the log says nothing either, off-policy: {fixed(ess, 0)} of its responses count, and their mean "
+        f"weight is {weight:.2g}, instead of {LEAST:g} or more and 1"
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 from agro.store import queries
 from agro.store.database import Database
-from agro.store.draw_rules import At, Candidate, DrawRule, is_held_out, place_of
+from agro.store.draw_rules import At, Candidate, DrawRule, place_of
 from agro.store.sample_rows import decode_text, encode_text
 
 Condition = Callable[[], tuple[str, list[Any]]]
@@ -34,8 +34,11 @@ BY = {
 class Candidates:
     """The groups that one run may draw by one rule: its `agro.store.draw_rules.DrawableGroups`."""
 
-    def __init__(self, database: Database, name: str, rule: DrawRule, at: At) -> None:
-        """`name`: of the table."""
+    def __init__(
+        self, database: Database, name: str, rule: DrawRule, at: At, is_held_out: Callable[[str], bool]
+    ) -> None:
+        """`name`: of the table. `is_held_out`: of prompt ids, see `Split`."""
+        self.is_held_out = is_held_out
         self.database, self.name, self.rule, self.run, self.seed = database, name, rule, at.run, at.seed
         self.drawn: set[Any] = set()  # groups that the run drew since the last update, as SQLite has them
         self.count, self.versions = 0, Counter[int]()
@@ -149,6 +152,6 @@ class Candidates:
     def _place(self, prompt_id: Any, uses: int) -> int:
         """Of a group in the table; below 0 for one that is held out."""
         name = decode_text(prompt_id)
-        if is_held_out(name, self.rule.data.hold_out):
+        if self.is_held_out(name):
             return -1
         return place_of(Candidate(name, uses), self.rule, self.seed)

@@ -20,7 +20,6 @@ from agro.store.draw_rules import (
     Candidate,
     DrawRule,
     Selection,
-    is_held_out,
     pick_groups,
     pick_pairs,
     pick_responses,
@@ -28,6 +27,7 @@ from agro.store.draw_rules import (
 from agro.store.records import DamagedSample, Draw, DrawnGroups, Pair, RunUse
 from agro.store.sample_rows import SampleRow, decode_text, encode_text, ledger_of
 from agro.store.samples import Experience
+from agro.store.split import Split
 from agro.store.tables import Tables
 from agro.types import UNKNOWN_VERSION, Sample
 
@@ -97,8 +97,9 @@ class DrawReader:
 class Draws(DrawReader):
     """What runs drew, and what they may draw."""
 
-    def __init__(self, tables: Tables, experience: Experience) -> None:
+    def __init__(self, tables: Tables, experience: Experience, split: Split) -> None:
         self._tables, self._database, self._experience = tables, tables.database, experience
+        self._split = split
         self._orders: dict[str, Candidates] = {}  # by rule and run
         self._orders_made = 0
 
@@ -127,8 +128,8 @@ class Draws(DrawReader):
         self._tables.check_once("structure", "group_uses")
         rows = self._database.run(*queries.drawable(rule, run, self._fits(rule, run, version)))
         candidates = [Candidate(decode_text(prompt_id), uses, newest) for prompt_id, uses, newest in rows]
-        share = rule.data.hold_out
-        return [c for c in candidates if not is_held_out(c.prompt_id, share)] if share else candidates
+        is_held_out = self._split.held_out(rule.data, run)
+        return [c for c in candidates if not is_held_out(c.prompt_id)]
 
     def require(self, rule: DrawRule, at: At) -> None:
         """Raise `Refused`, as `pick` does, where there are fewer groups than `rule` draws."""
@@ -218,7 +219,9 @@ class Draws(DrawReader):
             if len(self._orders) == KEPT_ORDERS:
                 self._orders.pop(next(iter(self._orders))).drop()
             self._orders_made += 1
-            self._orders[key] = Candidates(self._database, f"candidates_{self._orders_made}", rule, at)
+            is_held_out = self._split.held_out(rule.data, at.run)
+            name = f"candidates_{self._orders_made}"
+            self._orders[key] = Candidates(self._database, name, rule, at, is_held_out)
         candidates = self._orders[key]
         candidates.update(at, lambda: self._fits(rule, at.run, at.version))
         return candidates

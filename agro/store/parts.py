@@ -13,6 +13,7 @@ from agro.store.leases import Leases
 from agro.store.ledger import Ledger, Requests
 from agro.store.location import Location
 from agro.store.samples import Experience
+from agro.store.split import RunClusters, Split
 from agro.store.survey import Survey
 from agro.store.tables import Tables
 
@@ -24,6 +25,8 @@ class Parts(NamedTuple):
     close: Callable[[], None]
     experience: Experience
     survey: Survey
+    split: Split
+    clusters: RunClusters
     draws: Draws
     requests: Requests
     ledger: Ledger
@@ -38,13 +41,18 @@ def parts_of_file(path: Path, *, read_only: bool, create: bool, timeout: float |
     database = Database(path, read_only=read_only, create=create, timeout=seconds)
     tables = Tables(database)
     experience = Experience(tables)
-    draws = Draws(tables, experience)
+    survey = Survey(tables)
+    clusters = RunClusters(database)
+    split = Split(survey, clusters)
+    draws = Draws(tables, experience, split)
     ledger = Ledger(tables, draws)
     return Parts(
         location=path,
         close=database.close,
         experience=experience,
-        survey=Survey(tables),
+        survey=survey,
+        split=split,
+        clusters=clusters,
         draws=draws,
         requests=Requests(tables, experience),
         ledger=ledger,

@@ -33,6 +33,7 @@ class Store:
 
     - `experience`: samples, and judgments of them
     - `survey`: what there is, without the samples themselves
+    - `split`: which prompts are held out, and which are trained on
     - `draws`: what runs drew, and what they may draw
     - `requests`: prompts that collectors sample
     - `ledger`: what runs committed, and going back to a commit
@@ -47,6 +48,7 @@ class Store:
         self.close = parts.close
         self.experience = parts.experience
         self.survey = parts.survey
+        self.split = parts.split
         self.draws = parts.draws
         self.requests = parts.requests
         self.ledger = parts.ledger

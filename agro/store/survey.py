@@ -56,7 +56,9 @@ SELECT id, prompt_id, episode, reward, role, source, version, knows_behavior, kn
   CASE WHEN json_valid(CAST(meta AS TEXT)) THEN json_extract(CAST(meta AS TEXT), '$.finish') END, response
 FROM samples INDEXED BY samples_draw WHERE {queries.BETWEEN_GROUPS} AND NOT redone ORDER BY prompt_id
 """
-PROMPTS = "SELECT id, prompt, messages FROM samples WHERE id IN (SELECT value FROM json_each(?))"
+PROMPTS = """
+SELECT id, prompt_id, prompt, messages FROM samples WHERE id IN (SELECT value FROM json_each(?))
+"""
 SCALES = """
 SELECT source, min(reward), max(reward) FROM samples
 WHERE prompt_id <> '' AND NOT redone AND reward IS NOT NULL GROUP BY source
@@ -74,7 +76,7 @@ class SurveyReader:
     """Iterators over pages, which are the answers of a store or of its owner."""
 
     group_rows_page: Callable[[int], Page[list[SurveyRow]]]
-    prompts_page: Callable[[int], Page[Text]]
+    prompts_page: Callable[[int], Page[tuple[str, Text]]]
     groups_page: Callable[..., Page[Group]]
     summaries_page: Callable[..., Page[SampleSummary]]
     scales: Callable[[], list[Scale]]
@@ -83,8 +85,8 @@ class SurveyReader:
         """The rows of each group, by prompt_id, without checking that they are as they were written."""
         return read_pages(self.group_rows_page)
 
-    def each_prompt(self) -> Iterator[Text]:
-        """The prompt of each group."""
+    def each_prompt(self) -> Iterator[tuple[str, Text]]:
+        """The id and the prompt of each group."""
         return read_pages(self.prompts_page)
 
     def each_group(self, **chosen: Unpack[Filter]) -> Iterator[Group]:
@@ -121,11 +123,11 @@ class Survey(SurveyReader):
         groups = groupby(map(_to_survey_row, rows), key=attrgetter("prompt_id"))
         return Page([list(group) for _, group in groups], following)
 
-    def prompts_page(self, cursor: int) -> Page[Text]:
+    def prompts_page(self, cursor: int) -> Page[tuple[str, Text]]:
         """The prompts of groups after that of the sample `cursor`."""
         ids, following = self._next_groups(cursor)
         rows = self._database.run(PROMPTS, [json.dumps(ids)])
-        prompts = {i: _to_prompt(prompt, messages) for i, prompt, messages in rows}
+        prompts = {i: (decode_text(name), _to_prompt(prompt, messages)) for i, name, prompt, messages in rows}
         return Page([prompts[i] for i in ids], following)
 
     def groups(self, **chosen: Unpack[Filter]) -> list[Group]:

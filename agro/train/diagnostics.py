@@ -163,7 +163,8 @@ def stored_metrics(batch: Batch, logp_BT: Tensor, recent: Sequence[bool]) -> dic
     if not len(stored):
         return {}
     part, logp_BT = comparable(batch.rows(stored)), logp_BT[stored]
-    metrics = mean("kl_of_best", kl_of_best(part))
+    of_best = kl_of_best(part)
+    metrics = mean("kl_of_best", of_best) | ({"kl_of_best_groups": len(of_best)} if len(of_best) else {})
     if part.ref_logp is None:
         return metrics
     known_BT = part.ref_logp.isfinite() | ~part.mask

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from agro.config import DataConfig
 from agro.errors import Refused
+from agro.io.near_copies import cluster_names
 from agro.logs.prompts import read_prompts
 from agro.models.encoding import Encoder, InvalidSample
 from agro.rewards import Reward
 from agro.store import Store, is_held_out
 from agro.store.location import Location, exists
 from agro.store.queries import chosen
+from agro.store.split import Clusters, clusters_in
 from agro.train.phases import Phase
 from agro.types import Prompt, Text
 
@@ -40,15 +42,12 @@ def valued_prompts(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Loc
 def configured_prompts(data: DataConfig, key: str) -> tuple[list[Prompt], list[str]]:
     """The prompts of `data.{key}`, none where it isn't set, and notes on those that are dropped.
 
-    Those to train on are without those of `data.hold_out`. Raises `Refused` for prompts that are there
-    twice, unless data.invalid_prompts drops them, and where none is left.
+    Raises `Refused` for prompts that are there twice, unless data.invalid_prompts drops them.
     """
     paths = data.paths(key)
     if not paths:
         return [], []
     prompts, repeated = read_prompts(paths, data.columns)
-    if key == "prompts" and data.hold_out:
-        prompts = _without_held_out(prompts, data)
     if not repeated:
         return prompts, []
     text = f"data.{key}: {len(repeated)} prompts are there twice ({'; '.join(repeated[:3])})"
@@ -57,9 +56,54 @@ def configured_prompts(data: DataConfig, key: str) -> tuple[list[Prompt], list[s
     return prompts, [f"{text}; they are dropped"]
 
 
-def _without_held_out(prompts: Sequence[Prompt], data: DataConfig) -> list[Prompt]:
+def near_copies(
+    data: DataConfig, prompts: Sequence[Prompt], store: Location, recorded: Clusters | None
+) -> tuple[Clusters, list[str]]:
+    """The clusters by which a run holds out prompts of its store and of `prompts`, and a note.
+
+    `recorded`: those of a run that is resumed, which stay.
+    """
+    if recorded is not None:
+        return recorded, []
+    texts = {prompt.id: prompt.text for prompt in prompts}
+    if exists(store):
+        with Store.open(store, read_only=True) as opened:
+            texts |= dict(opened.survey.each_prompt())
+    clusters = clusters_in(texts.items(), data.near_copies)
+    if not clusters:
+        return {}, []
+    return clusters, [
+        f"data.hold_out: {len(clusters)} of {len(texts)} prompts are near-copies of others, in "
+        f"{len(set(clusters.values()))} clusters, each of which is held out or trained on completely "
+        "(data.near_copies)"
+    ]
+
+
+def copies_of_training(
+    data: DataConfig, held_out: Sequence[Prompt], prompts: Sequence[Prompt], store: Location
+) -> list[str]:
+    """A note on held-out prompts that are near-copies of prompts to train on: of `prompts`, and of the store
+    that is drawn from."""
+    texts = {prompt.id: prompt.text for prompt in prompts}
+    if data.draws_stored and exists(store):
+        with Store.open(store, read_only=True) as opened:
+            texts |= dict(opened.survey.each_prompt())
+    ids = {prompt.id for prompt in held_out}
+    names = cluster_names(texts | {prompt.id: prompt.text for prompt in held_out}, data.near_copies)
+    trained = {name for prompt_id, name in names.items() if prompt_id not in ids}
+    copies = [prompt.id for prompt in held_out if names[prompt.id] in trained]
+    if not copies:
+        return []
+    return [
+        f"data.eval_prompts: {len(copies)} of {len(held_out)} held-out prompts are near-copies of prompts to "
+        f"train on (for one: {', '.join(copies[:3])}), so that what is measured on them is partly what was "
+        "learned by heart; near-copies are those of data.near_copies"
+    ]
+
+
+def without_held_out(prompts: Sequence[Prompt], data: DataConfig, clusters: Clusters) -> list[Prompt]:
     """The prompts without those of `data.hold_out`; raises `Refused` where none is left."""
-    remaining = [prompt for prompt in prompts if not is_held_out(prompt.id, data.hold_out)]
+    remaining = [p for p in prompts if not is_held_out(clusters.get(p.id, p.id), data.hold_out)]
     if prompts and not remaining:
         raise Refused(
             f"data.hold_out = {data.hold_out:g} holds out all {len(prompts)} prompts of data.prompts; lower "

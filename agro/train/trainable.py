@@ -22,9 +22,10 @@ from agro.objectives.needs import (
     ordered,
     with_way_out,
 )
-from agro.store import At, Counts, Pair, SampleSummary, Store, is_held_out
+from agro.store import At, Counts, Pair, SampleSummary, Store
 from agro.store.location import Location, exists
 from agro.store.queries import chosen
+from agro.store.split import Clusters
 from agro.train.collate import total_reward
 from agro.train.instead import instead
 from agro.train.phases import Phase, options_at
@@ -35,10 +36,13 @@ NAMED = 3  # samples or groups in a message
 POLICY = "policy"  # source and role of the samples that a run makes itself
 
 
-def check_stores(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Location) -> None:
+def check_stores(
+    phases: Sequence[Phase], prompts: Sequence[Prompt], path: Location, clusters: Clusters | None = None
+) -> None:
     """Check the stores of a run's phases before a model is loaded; what a fresh phase adds is unknown yet.
 
-    `prompts`: those that the run samples from. `path`: the store that phases draw from.
+    `prompts`: those that the run samples from. `path`: the store that phases draw from. `clusters`: the
+    run's, by which prompts are held out.
     """
     stored_only = list(takewhile(lambda phase: not phase.config.data.samples_fresh, phases))
     adds = False  # whether the run has added samples of its own before a phase draws
@@ -49,6 +53,7 @@ def check_stores(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Locat
         )
     if exists(path):
         with Store.open(path, read_only=True) as store:
+            store.split.clusters = clusters
             store.experience.check_prompts((p.id, p.text) for p in prompts)
             for data in (phase.config.data for phase in phases):
                 adds = adds or data.samples
@@ -62,11 +67,13 @@ def check_stores(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Locat
             Store.open(data.eval_store, read_only=True, create=False).close()
 
 
-def check_enough(phases: Sequence[Phase], path: Location, log: Path | None = None) -> None:
+def check_enough(
+    phases: Sequence[Phase], path: Location, log: Path | None = None, clusters: Clusters | None = None
+) -> None:
     """Raise `Refused` where the store has fewer groups than a step draws, before anything adds to it.
 
     Of the first phases, up to one that samples. Staleness, by which groups come and go, is left to the step.
-    `log`: as of `instead`.
+    `log`: as of `instead`. `clusters`: the run's.
     """
     for phase in takewhile(lambda phase: not phase.config.data.samples_fresh, phases):
         data = phase.config.data
@@ -74,6 +81,7 @@ def check_enough(phases: Sequence[Phase], path: Location, log: Path | None = Non
         if waits or data.max_age is not None or data.order == "age_weighted":
             continue
         with Store.open(path, read_only=True) as store:
+            store.split.clusters = clusters
             try:
                 for rule in phase.rules(0):
                     store.draws.require(rule, At("", 0, 0, 0))
@@ -192,9 +200,9 @@ class _StoreCheck:
 
     def rows(self) -> Iterator[SampleSummary]:
         """The samples that may be drawn."""
-        share = self.config.data.hold_out
+        is_held_out = self.store.split.held_out(self.config.data)
         rows = self.store.survey.each_summary(**chosen(self.config.data))
-        return (row for row in rows if not is_held_out(row.prompt_id, share)) if share else rows
+        return (row for row in rows if not is_held_out(row.prompt_id))
 
     def samples(self) -> None:
         """Count the samples, and those without each need."""
@@ -271,18 +279,20 @@ class _StoreCheck:
             responses = {(r.prompt_id, r.episode or r.id) for r in self.rows() if need.applies_to(r.role)}
             yield from Counter(prompt for prompt, _ in responses).items()
             return
+        is_held_out = self.store.split.held_out(data)
         for group in self.store.survey.each_group(**chosen(data)):
             size = group.scored if REWARD in self.needs else group.size
-            if size and not is_held_out(group.prompt_id, data.hold_out):
+            if size and not is_held_out(group.prompt_id):
                 yield group.prompt_id, size
 
     def count_equal(self) -> None:
         """Note how many groups data.spread leaves out."""
         data = self.config.data
+        is_held_out = self.store.split.held_out(data)
         groups = [
             group.scored > 1 and group.reward_min == group.reward_max
             for group in self.store.survey.each_group(**chosen(data))
-            if not is_held_out(group.prompt_id, data.hold_out)
+            if not is_held_out(group.prompt_id)
         ]
         if any(groups):
             self.notes.append(

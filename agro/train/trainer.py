@@ -21,12 +21,14 @@ from agro.rollout.rollout import EpisodeReward, load_engine
 from agro.runs.card import check_push
 from agro.runs.folder import Run
 from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
+from agro.runs.side_by_side import SideBySide, place
 from agro.runs.track import Trackers, check_trackers, load_trackers
-from agro.store import Store, is_held_out
+from agro.store import Store
 from agro.store.leases import trainer_of
 from agro.store.lifeline import leased
 from agro.store.location import Location, located
 from agro.store.queries import chosen
+from agro.store.split import Clusters, read_clusters, write_clusters
 from agro.train.abilities import lags
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import samples_kl
@@ -34,7 +36,15 @@ from agro.train.collate import StoredValues, recording
 from agro.train.elsewhere import CollectorSource
 from agro.train.feed import Feed
 from agro.train.fingerprints import fingerprints
-from agro.train.inputs import check_scorable, configured_prompts, valid_prompts, valued_prompts
+from agro.train.inputs import (
+    check_scorable,
+    configured_prompts,
+    copies_of_training,
+    near_copies,
+    valid_prompts,
+    valued_prompts,
+    without_held_out,
+)
 from agro.train.lagging import LaggingSource
 from agro.train.learner import Learner, Local, keep_best, save_model
 from agro.train.loop import Loop, Parts
@@ -43,7 +53,8 @@ from agro.train.monitors.first_samples import FirstSamples
 from agro.train.monitors.guard import Best, Guard, SamplerMismatch
 from agro.train.monitors.heldout import HeldOutGroups, HeldOutLog, HeldOutPrompts
 from agro.train.monitors.outlets import Record, Terminal
-from agro.train.monitors.sampled_kl import SampledKL, prompts_for_kl
+from agro.train.monitors.reading import SideBySideResponses, best_of_log
+from agro.train.monitors.sampled_kl import SampledKL, first_prompts, prompts_for_kl
 from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
 from agro.train.phases import Phase, derive, describe, resolve
 from agro.train.publications import Publications
@@ -141,11 +152,19 @@ class BaseTrainer:
         check_push(self.config.train)
         self.prompts, self.notes = configured_prompts(data, "prompts")
         self.eval_prompts, repeated = configured_prompts(data, "eval_prompts")
+        path = self.location
+        self.clusters: Clusters = {}
+        if data.hold_out:
+            recorded = read_clusters(self.out) if self.resume else None
+            self.clusters, copied = near_copies(data, self.prompts, path, recorded)
+            self.prompts = without_held_out(self.prompts, data, self.clusters)
+            repeated = [*repeated, *copied]
         self.notes += [*repeated, *notes_on_settings(self.phases)]
         check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
-        path = self.location
-        check_stores(self.phases, self.prompts, path)
-        check_enough(self.phases, path)
+        check_stores(self.phases, self.prompts, path, self.clusters)
+        check_enough(self.phases, path, clusters=self.clusters)
+        if self.eval_prompts:
+            self.notes += copies_of_training(data, self.eval_prompts, self.prompts, path)
         self.values: StoredValues | None = None
         if data.value_store:
             self.values = StoredValues.load(data.value_store, valued_prompts(self.phases, self.prompts, path))
@@ -180,6 +199,9 @@ class BaseTrainer:
         return load_reference(self.phases[0].config.policy, policy) if needed else None
 
     def _train(self) -> None:
+        if self.config.data.hold_out:
+            self.store.split.keep(self.folder.id, self.clusters)
+            write_clusters(self.out, self.clusters)
         policy_notes = notes(self.policy, self.prompts, self.config)
         for note in [*self.notes, *policy_notes, *self.folder.notes]:
             self.progress.say(f"note: {note}")
@@ -239,7 +261,8 @@ class BaseTrainer:
             for note in check_store(phase, self.store):
                 self.progress.say(f"{phase.name}: {note}")
             groups = self.store.groups(**chosen(config.data))
-            stored = {g.prompt_id for g in groups if not is_held_out(g.prompt_id, config.data.hold_out)}
+            is_held_out = self.store.split.held_out(config.data)
+            stored = {g.prompt_id for g in groups if not is_held_out(g.prompt_id)}
             check_heldout(stored, [p.id for p in self.eval_prompts])
             trained |= stored
         feed = Feed.of(phase, learner, self.values, self.store, self.folder.id, position.cached)
@@ -278,15 +301,35 @@ class BaseTrainer:
             monitors.append(
                 HeldOutPrompts(phase, learner, rollout, self.reward, self.eval_prompts, self.activity, say)
             )
+        if self.eval_prompts or config.data.draws_stored:
+            monitors += self._side_by_side(phase)
         if samples_kl(config) and learner.reference_key is not None:
             monitors += self._kl_monitor(phase, learner)
         if config.data.has_held_out_groups:
-            groups = HeldOutGroups.load(config, learner)
+            groups = HeldOutGroups.load(config, learner, self.store.split.held_out(config.data))
             check_heldout(trained, groups.prompt_ids, "data.eval_store")
-            say(f"{phase.name}: {len(groups.prompt_ids)} stored groups are measured and not trained on")
-            monitors.append(HeldOutLog(phase, learner, groups, self.activity))
+            clusters = len({self.clusters.get(prompt_id, prompt_id) for prompt_id in groups.prompt_ids})
+            copies = f", in {clusters} clusters of near-copies"
+            measured = f"{len(groups.prompt_ids)} stored groups are measured and not trained on"
+            say(f"{phase.name}: {measured}{copies if clusters < len(groups.prompt_ids) else ''}")
+            monitors.append(HeldOutLog(phase, learner, groups, self.activity, self.clusters))
         monitors += [self.best, *self.monitors, Signal(phase, say), Warnings(say)]
         return [*monitors, Record(self.folder, self.trackers), Terminal(self.progress)]
+
+    def _side_by_side(self, phase: Phase) -> list[Monitor]:
+        """Nothing where no prompt leaves room for a response, or none is asked for."""
+        config, store, run = phase.config, self.store, self.folder.id
+        count = config.evaluate.side_by_side
+        prompts = sorted(self.eval_prompts, key=lambda prompt: place(prompt.id))[:count]
+        if count and not prompts:
+            prompts = first_prompts(config, store, run, self.prompts, self.policy.encoder, place, count)
+        if not prompts:
+            return []
+        held_out = bool(self.eval_prompts or config.data.hold_out)
+        log = best_of_log(store, run, [prompt.id for prompt in prompts])
+        initial = SideBySide.start(prompts, log, held_out=held_out)
+        rollout = self._rollout(phase)
+        return [SideBySideResponses(phase, self.out, rollout, prompts, initial, self.activity)]
 
     def _kl_monitor(self, phase: Phase, learner: Learner) -> list[Monitor]:
         """The KL on prompts of the store; nothing where no prompt leaves room for a response."""

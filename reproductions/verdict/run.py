@@ -31,10 +31,19 @@ FOLDER = Path(__file__).resolve().parent
 PROMPTS, MEANS, SPREADS = (20, 50, 100, 300, 1000), (0.05, 0.2, 0.5, 0.8, 0.95), (0.0, 0.5, 0.9)
 GAIN_MEAN, GAIN_SPREAD, GAINS = 0.5, 0.5, (0.05, 0.1, 0.2)
 GRADED = (20, 100)  # numbers of prompts with graded rewards, whose test draws 10,000 signs a prompt
+# Clusters of near-copies by their sizes: few large ones, some large ones among others, nearly all alone.
+COPIES = {
+    "20 × 10": (10,) * 20,
+    "50 × 4": (4,) * 50,
+    "3 × 28 + 85": (28,) * 3 + (1,) * 85,
+    "5 + 95": (5,) + (1,) * 95,
+}
+ALIKE = 0.9  # share of the copies that are answered as the first of their cluster
 MARK = "<!-- tables -->"
 
 Values = NDArray[np.float64]
 Kind = Literal["0/1", "graded"]
+KINDS: tuple[Kind, ...] = ("0/1", "graded")
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,45 @@ def measure(case: Case, runs: int, seed: int) -> dict[str, Any]:
     }
 
 
+def draw_copies(
+    kind: Kind, sizes: Sequence[int], mean: float, spread: float, rng: np.random.Generator
+) -> tuple[Values, Values]:
+    """Rewards of start and result, which learned nothing, on the near-copies of len(sizes) prompts."""
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    difficulty = _difficulties(Case(kind, len(sizes), mean, spread), mean, rng)
+    sides = []
+    for _ in range(2):
+        first = _rewards(Case(kind, len(sizes), mean, spread), difficulty, rng)[labels]
+        own = _rewards(Case(kind, len(labels), mean, spread), difficulty[labels], rng)
+        sides.append(np.where(rng.random(len(labels)) < ALIKE, first, own))
+    return sides[0], sides[1]
+
+
+def near_copies(runs: int, means: Sequence[float] = (0.2, 0.5, 0.8)) -> list[dict[str, Any]]:
+    """Of runs that learned nothing: shares called better or worse with clusters and without, and how often
+    the interval covers 0."""
+    rows = []
+    for seed, (name, kind, mean) in enumerate(product(COPIES, KINDS, means)):
+        rng, labels = np.random.default_rng([1, seed]), np.repeat(range(len(COPIES[name])), COPIES[name])
+        pairs = [draw_copies(kind, COPIES[name], mean, 0.5, rng) for _ in range(runs)]
+        clustered = [compare(a, b, labels.tolist()) for a, b in pairs]
+        alone = [compare(a, b).verdict for a, b in pairs]
+        verdicts = [found.verdict for found in clustered]
+        rows.append(
+            {
+                "kind": kind,
+                "sizes": name,
+                "mean": mean,
+                "runs": runs,
+                "better": verdicts.count("better") / runs,
+                "worse": verdicts.count("worse") / runs,
+                "covers": sum(found.low <= 0 <= found.high for found in clustered) / runs,
+                "better, as if alone": alone.count("better") / runs,
+            }
+        )
+    return rows
+
+
 def nothing_learned(kind: Kind, runs: int, prompts: Sequence[int] = PROMPTS) -> list[dict[str, Any]]:
     cases = [Case(kind, *case) for case in product(prompts, MEANS, SPREADS)]
     return [measure(case, runs, seed) for seed, case in enumerate(cases)]
@@ -108,6 +156,17 @@ def tables(result: dict[str, Any]) -> str:
     lines += ["", f"| rewards | prompts | {gains} |", "|---|---|" + "---|" * len(GAINS)]
     for (kind, n), rows in _grouped(result["known gain"]).items():
         lines.append(f"| {kind} | {n} | " + " | ".join(f"{row['better']:.0%}" for row in rows) + " |")
+    head = (
+        '| rewards | near-copies | "better" | "worse" | interval holds 0 | "better" if each counted alone |'
+    )
+    lines += ["", head, "|---|---|---|---|---|---|"]
+    for kind, sizes in product(KINDS, COPIES):
+        rows = [row for row in result["near-copies"] if (row["kind"], row["sizes"]) == (kind, sizes)]
+        means = [
+            np.mean([row[name] for row in rows])
+            for name in ("better", "worse", "covers", "better, as if alone")
+        ]
+        lines.append(f"| {kind} | {sizes} | " + " | ".join(f"{share:.1%}" for share in means) + " |")
     return "\n".join(lines)
 
 
@@ -133,6 +192,7 @@ def main() -> None:
     result: dict[str, Any] = {
         "nothing learned": nothing_learned("0/1", exact) + nothing_learned("graded", graded, GRADED),
         "known gain": known_gain("0/1", exact) + known_gain("graded", graded, GRADED),
+        "near-copies": near_copies(2 if given.small else 400),
     }
     result["cpu_seconds"] = time.process_time() - clock
     given.out.mkdir(parents=True, exist_ok=True)

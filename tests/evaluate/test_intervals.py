@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from agro.rollout.evaluate import bootstrap, interval, wilson
+from agro.rollout.evaluate import bootstrap, interval, t_quantile, wilson
 
 
 def test_wilson_by_its_formula() -> None:
@@ -55,3 +55,9 @@ def test_which_interval_is_taken() -> None:
     assert interval(graded) == bootstrap(graded)
     assert interval(np.full(5, 0.5)) == (0.5, 0.5)
     assert all(map(math.isnan, interval(np.array([1.0]))))
+
+
+def test_t_quantiles() -> None:
+    """Student's table (Abramowitz and Stegun, table 26.10, two-sided 0.95)."""
+    table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 10: 2.228, 30: 2.042, 120: 1.980}
+    assert {df: round(t_quantile(df), 3) for df in table} == table

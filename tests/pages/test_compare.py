@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from agro.cli import app
 from agro.config import RunConfig
 from agro.errors import Refused
-from agro.pages.run.compare import Interval, compare, flat, t_quantile
+from agro.pages.run.compare import Interval, compare, flat
 from agro.pages.run.compare_page import COLORS, differences_words, figure, notes, page, to_json
 
 
@@ -67,12 +67,6 @@ def runs(tmp_path: Path) -> list[Path]:
         write(tmp_path / "a1", 1, [0.1, None, 0.7]),
         write(tmp_path / "r0", 0, [0.1, None, 0.2], objective=rloo),
     ]
-
-
-def test_t_quantiles() -> None:
-    """Student's table (Abramowitz and Stegun, table 26.10, two-sided 0.95)."""
-    table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 10: 2.228, 30: 2.042, 120: 1.980}
-    assert {df: round(t_quantile(df), 3) for df in table} == table
 
 
 def test_an_interval_over_seeds_by_hand() -> None:

@@ -161,3 +161,27 @@ def test_nothing_that_is_left_to_draw_is_a_problem(settings, message, tmp_path):
         report = check_store(store, RunConfig.of(config))
     assert not report.trainable
     assert re.search(message, report.problem)
+
+
+def test_near_copies_of_prompts_are_named(tmp_path):
+    """Three questions in four copies each, and one alone."""
+    with Store.open(tmp_path / "log.db") as store:
+        store.append(
+            Sample(f"[v{n}] What is {question}?", str(i), reward=float(i), prompt_id=f"{question[:3]}{n}")
+            for question in ("the capital of Chad", "a prime number", "water made of")
+            for n in range(4)
+            for i in range(2)
+        )
+        store.append([Sample("Who are you?", str(i), reward=float(i), prompt_id="alone") for i in range(2)])
+        report = check_store(store, RunConfig.of({"policy": {"model": "m"}, "data": {"replay": 1.0}}))
+    copies = report.survey.copies
+    assert copies is not None
+    assert (copies.prompts, copies.clusters) == (12, 3)
+    assert report.to_json()["near_copies"]["largest"][0] == {
+        "size": 4,
+        "prompt_id": "a p0",
+        "prompt": "[v0] What is a prime number?",
+    }
+    assert "near-copies    12 prompts in 3 clusters" in str(report)
+    [said] = [str(v) for v in report.verdicts if "near-copies" in v.text]
+    assert "12 of 13 prompts are near-copies of others, in 3 clusters: 4 of '[v0] What is a prime" in said

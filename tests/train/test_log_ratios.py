@@ -61,7 +61,7 @@ def test_only_stored_rows_count_and_only_known_ones() -> None:
     assert half["log_ratio_best"] == 8.0
     for unknown in (None, torch.full_like(ref, NAN)):
         only = stored_metrics(batch.replace(ref_logp=unknown), logp, [False] * 4)
-        assert only == {"kl_of_best": pytest.approx(math.log(2))}
+        assert only == {"kl_of_best": pytest.approx(math.log(2)), "kl_of_best_groups": 2}
 
 
 def test_rows_of_one_response_with_different_rewards_have_none() -> None:

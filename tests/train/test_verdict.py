@@ -13,6 +13,7 @@ from agro.errors import Interrupted
 from agro.runs.ratings import Ratings
 from agro.runs.rundata import load_run
 from agro.runs.verdict import Verdict
+from agro.store import Store
 from agro.train.trainer import BaseTrainer
 
 GAIN = ("eval_gain", "eval_gain_low", "eval_gain_high", "eval_gain_p", "eval_gain_n", "eval_gain_detectable")
@@ -95,3 +96,73 @@ def test_a_log_without_a_reward_function_says_that_nothing_was_measured_but_rank
     assert verdict.answer == "not measured"
     assert "AUC" in verdict.sentence
     assert "says nothing about what it writes" in verdict.sentence
+
+
+def logged_by(author: Path, folder: Path, **changes: Any) -> Any:
+    """A log of a run's own fresh samples, with their log-probs: of its start, since it didn't move."""
+    held = Store.open(author / "store.db", read_only=True)
+    with held, Store.open(folder / "log.db") as store:
+        store.append(sample.replace(id=None) for sample in held.samples())
+    log = {"store": str(folder / "log.db"), "replay": 1.0, "hold_out": 0.5}
+    return tiny(folder, data=log, **changes)
+
+
+def test_a_log_with_log_probs_is_estimated_off_policy(tmp_path: Path) -> None:
+    """The start is the author, so its weights are 1; the run trains on, so the estimate is another."""
+    author = tiny(tmp_path, train__groups=60, train__steps=1, train__lr=1e-9, sampler__n=4)
+    BaseTrainer(author, tmp_path / "author").run()
+    config = logged_by(tmp_path / "author", tmp_path, train__steps=4, evaluate__every=2)
+    BaseTrainer(config, tmp_path / "run").run()
+    start, *_, end = metrics(tmp_path / "run")
+    assert start["eval_logged_gain_ess"] is None
+    assert end["eval_logged_gain_ess"] > 30
+    assert end["eval_logged_gain_weight"] == pytest.approx(1, abs=0.3)
+    assert end["eval_logged_gain_low"] < end["eval_logged_gain"] < end["eval_logged_gain_high"]
+    verdict = Verdict.of(load_run(tmp_path / "run"))
+    assert verdict.answer in ("better", "not shown", "worse")
+    assert "This is an off-policy estimate from responses of the log" in verdict.sentence
+    assert verdict.to_json()["by"] == "off-policy"
+    assert verdict.to_json()["gain"] == end["eval_logged_gain"]
+    Ratings(9, 0, 0, 0).save(tmp_path / "run")  # of the model's own responses: these say more
+    assert Verdict.of(load_run(tmp_path / "run")).to_json()["by"] == "ratings"
+
+
+def test_a_resumed_run_estimates_against_the_same_start(tmp_path: Path) -> None:
+    author = tiny(tmp_path, train__groups=60, train__steps=1, train__lr=1e-9, sampler__n=4)
+    BaseTrainer(author, tmp_path / "author").run()
+    config = logged_by(tmp_path / "author", tmp_path, train__steps=4)
+    BaseTrainer(config, tmp_path / "plain").run()
+    with pytest.raises(Interrupted):
+        BaseTrainer(config, tmp_path / "run", monitors=[InterruptAfter(3)]).run()
+    BaseTrainer(config, tmp_path / "run", resume=True).run()
+    name = "eval_logged_gain"
+    plain, resumed = (metrics(tmp_path / run)[-1][name] for run in ("plain", "run"))
+    assert plain == pytest.approx(resumed)
+    assert plain is not None
+
+
+def test_too_few_effective_responses_leave_it_unmeasured(run: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "metrics.jsonl"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    rows = metrics(tmp_path)
+    for row in rows:
+        row |= dict.fromkeys(GAIN) | {"eval_auc": 0.9}
+    rows[-1] |= {"eval_logged_gain_ess": 12.3, "eval_logged_gain_weight": 0.004}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    verdict = Verdict.of(load_run(tmp_path))
+    assert verdict.answer == "not measured"
+    assert "12 of its responses count, and their mean weight is 0.004" in verdict.sentence
+
+
+def test_a_judge_of_the_user_s_judges_a_run_on_ratings(tmp_path: Path) -> None:
+    """Ratings are trained on; the reward, any function, is of responses to held-out prompts alone."""
+    fill_store(tmp_path / "log.db", groups=20)
+    judge = tmp_path / "judge.py"
+    judge.write_text("def longer(prompts, completions, **_):\n    return [len(c) / 3 for c in completions]\n")
+    held = write_prompts(tmp_path / "held.jsonl", range(60, 90))
+    log = {"store": str(tmp_path / "log.db"), "replay": 1.0, "group_size": 4, "eval_prompts": held}
+    config = tiny(tmp_path, data=log, reward__name=f"{judge}:longer", train__steps=2)
+    BaseTrainer(config, tmp_path / "run").run()
+    found = Verdict.of(load_run(tmp_path / "run")).to_json()
+    assert (found["by"], found["n"]) == ("reward", 30)
+    assert metrics(tmp_path / "run")[-1]["rewards_failed"] in (0, None)

@@ -74,6 +74,9 @@ def test_a_kl_beyond_that_of_the_best_responses_is_warned_of(tmp_path: Path) -> 
     held_out = log | {"eval_kl_of_best": 1.28}
     assert said(tmp_path, [held_out | {"eval_kl_ref": 1.47}]) == []
     assert "has 1.28 (" in said(tmp_path, [held_out | {"eval_kl_ref": 1.49}])[0]
+    few = log | {"eval_kl_ref": 1.21, "kl_of_best_groups": 2}  # 8 groups in 4 steps say nothing, 10 do
+    assert said(tmp_path, [few] * 4) == []
+    assert "in 10 groups" in said(tmp_path, [few] * 5)[0]
     alone = {"kl_of_best": 1.0, "eval_kl_ref": 1.1, "eval_kl_ref_se": None}
     assert len(said(tmp_path, [alone])) == 1
     assert said(tmp_path, [alone | {"staleness_mean": 3.0}, {"eval_kl_ref": 9.0}]) == []

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from agro.config import deciding
 from agro.errors import Refused
+from agro.rollout.evaluate import t_quantile
 from agro.runs.by_prompt import PairedResults, compare_runs
 from agro.runs.rundata import RunData, Values, load_run, to_array
 
@@ -210,27 +211,3 @@ def _line(label: str, runs: Sequence[RunData], measure: Measure) -> Curve:
 def tail(steps: int) -> int:
     """Steps whose mean training reward is the final one: the last tenth, because a single step is noisy."""
     return max(1, steps // 10)
-
-
-def t_quantile(df: int, level: float = 0.95) -> float:
-    """t with P(|T| ≤ t) = `level` for Student's T with `df` degrees of freedom, by bisection."""
-    low, high = 0.0, 1.0
-    while _inside(high, df) < level:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _inside(middle, df) < level else (low, middle)
-    return (low + high) / 2
-
-
-def _inside(t: float, df: int) -> float:
-    """P(|T| ≤ t), a finite sum for integer `df` (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
-    angle = math.atan(t / math.sqrt(df))
-    cosine, odd = math.cos(angle), df % 2
-    term, total = (cosine if odd else 1.0), 0.0
-    for k in range(1 + odd, df, 2):
-        total += term
-        term *= cosine**2 * k / (k + 1)
-    if odd:
-        return 2 / math.pi * (angle + math.sin(angle) * total)
-    return math.sin(angle) * total

@@ -20,6 +20,7 @@ from agro.runs.metrics import FOLLOWED
 from agro.runs.outcome import Outcome
 from agro.runs.problems import problems
 from agro.runs.rundata import RunData, load_run
+from agro.runs.side_by_side import SideBySide
 from agro.runs.verdict import Verdict
 from agro.types import Sample, Text
 
@@ -36,6 +37,7 @@ def page(run: RunData) -> str:
         problems=report,
         outcome=Outcome.of(run),
         verdict=Verdict.of(run),
+        shown=SideBySide.load(run.folder),
         learning=learning(run, experience),
         nearness=nearness(run),
         course=course(run),

@@ -93,7 +93,7 @@ def check_store(
         path or store.path,
         objective,
         counts,
-        survey(store, counts.groups, held_out),
+        survey(store, counts.groups, held_out, config.data.near_copies),
         problem,
         find_scale_conflicts(config.data, store) if uses_rewards else [],
         licenses or {},
@@ -133,6 +133,8 @@ def _survey_lines(report: Report) -> Iterator[tuple[str, str]]:
         "version": survey.total("with_version"),
     }
     yield "known", ", ".join(f"{name} of {_part(part, counts)}" for name, part in parts.items())
+    if survey.copies is not None and survey.copies.prompts:
+        yield "near-copies", str(survey.copies)
     if survey.held_out is not None:
         yield "held-out", f"{len(survey.held_out.prompts_seen)} of {survey.held_out.prompts} prompts overlap"
 

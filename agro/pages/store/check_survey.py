@@ -10,7 +10,7 @@ from typing import Any
 
 from agro.logs.prompts import load_prompts
 from agro.pages.store.spread import LENGTHS, Spread, equal_bins
-from agro.pages.store.texts import HeldOutOverlap, near_repeats
+from agro.pages.store.texts import HeldOutOverlap, PromptCopies, near_repeats
 from agro.rewards.answers import normalize
 from agro.rewards.final import final
 from agro.store import Store
@@ -60,6 +60,7 @@ class StoreSurvey:
     edges: Sequence[float]  # of the bins of rewards
     stride: int = 1  # every so many groups are looked at for near-repeats
     held_out: HeldOutOverlap | None = None
+    copies: PromptCopies | None = None
     groups: int = 0
     responses: int = 0
     sizes: Counter[int] = field(default_factory=Counter)  # groups by responses
@@ -158,6 +159,7 @@ class StoreSurvey:
             "groups_of_one": self.sizes[1],
             "groups_mixed": self.mixed,
             "groups_with_rewards": self.scored_groups,
+            "near_copies": None if self.copies is None else self.copies.to_json(),
             "repeats": self.repeats,
             "near_repeats": {"compared": self.inspected, "found": self.near_repeats},
             "trajectory_quality": self.quality.to_json(),
@@ -170,18 +172,23 @@ class StoreSurvey:
         }
 
 
-def survey(store: Store, groups: int, held_out: Path | None = None) -> StoreSurvey:
-    """Survey a store of so many `groups`. `held_out`: a file of prompts that it shouldn't have."""
+def survey(store: Store, groups: int, held_out: Path | None = None, near_copies: float = 1.0) -> StoreSurvey:
+    """Survey a store of so many `groups`. `held_out`: a file of prompts that it shouldn't have.
+
+    `near_copies`: as of the configuration's data.
+    """
     lowest, highest = store.survey.spread_of_rewards() or (0.0, 1.0)
     edges = equal_bins(lowest, highest)
     edges[-1] = max(highest, edges[-1] if highest <= lowest else highest)
     result = StoreSurvey(edges, stride=max(1, groups // INSPECTED))
+    texts = {prompt_id: plain(text) for prompt_id, text in store.survey.each_prompt()}
+    result.copies = PromptCopies.of(texts, near_copies)
     if held_out is not None:
         result.held_out = HeldOutOverlap(str(held_out))
         for prompt in load_prompts(held_out):
             result.held_out.learn(plain(prompt.text))
-        for text in store.survey.each_prompt():
-            result.held_out.stored_prompts += result.held_out.overlaps(plain(text))
+        for text in texts.values():
+            result.held_out.stored_prompts += result.held_out.overlaps(text)
     for rows in store.survey.each_group_rows():
         result.add(rows)
     return result

@@ -1,4 +1,4 @@
-"""Texts that repeat: in a group, and in held-out prompts.
+"""Texts that repeat: in a group, in held-out prompts, and prompts that are near-copies of each other.
 
 Words are what spaces separate, lower-cased. Two responses are near-repeats where the sets of their runs of
 `SHINGLE` words have a Jaccard similarity of at least `NEAR`. A text overlaps with a held-out one where both
@@ -7,12 +7,18 @@ have a run of `RUN` equal words (the 13-grams of GPT-3's report, arXiv 2005.1416
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from agro.io.near_copies import cluster_names
+from agro.io.numbers import count
 
 SHINGLE = 3
 NEAR = 0.8
 RUN = 13
+NAMED, SHOWN = 3, 60  # clusters that are named, and characters of a prompt there
 # Each run of 13 words has one of 7 words that begins at a multiple of 7: only these are looked up.
 ANCHOR = (RUN + 1) // 2
 
@@ -44,6 +50,47 @@ def _similar(a: frozenset[tuple[str, ...]], b: frozenset[tuple[str, ...]]) -> bo
         return False
     common = len(a & b)
     return common >= NEAR * (len(a) + len(b) - common)
+
+
+@dataclass(frozen=True)
+class PromptCopies:
+    """Clusters of near-equal prompts. `prompts`: how many are in one of two or more.
+
+    `largest`: sizes of the largest clusters, and in each the smallest id and the text of its prompt.
+    """
+
+    prompts: int
+    clusters: int
+    largest: tuple[tuple[int, str, str], ...]
+
+    @classmethod
+    def of(cls, texts: Mapping[str, str], least: float) -> PromptCopies:
+        """`texts`: of prompts by their ids. `least`: as of data.near_copies."""
+        sizes = Counter(cluster_names(texts, least).values())
+        copied = sorted(((size, name) for name, size in sizes.items() if size > 1), key=_largest_first)
+        largest = tuple((size, name, texts[name]) for size, name in copied[:NAMED])
+        return cls(sum(size for size, _ in copied), len(copied), largest)
+
+    @property
+    def named(self) -> str:
+        """The largest clusters in words."""
+        parts = [f"{size} of {_short(text)!r} ({name})" for size, name, text in self.largest]
+        return ", ".join(parts) + (", …" if self.clusters > len(parts) else "")
+
+    def __str__(self) -> str:
+        return f"{count(self.prompts)} prompts in {count(self.clusters)} clusters"
+
+    def to_json(self) -> dict[str, Any]:
+        largest = [{"size": size, "prompt_id": name, "prompt": text} for size, name, text in self.largest]
+        return {"prompts": self.prompts, "clusters": self.clusters, "largest": largest}
+
+
+def _largest_first(cluster: tuple[int, str]) -> tuple[int, str]:
+    return -cluster[0], cluster[1]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 @dataclass

@@ -59,6 +59,7 @@ def _data_verdicts(report: Findings) -> Iterator[DataVerdict]:
     yield from _repeats(report)
     yield from _truncated(report)
     yield from _held_out(report)
+    yield from _copies(report)
     yield from _unknown(report, entry)
 
 
@@ -96,6 +97,18 @@ def _groups(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
             "warning",
             f"The number of prompts is small: {survey.groups}.",
             "A model memorizes so few; hold some out (data.hold_out), and stop early (evaluate.patience).",
+        )
+
+
+def _copies(report: Findings) -> Iterator[DataVerdict]:
+    copies = report.survey.copies
+    if copies is not None and copies.prompts:
+        yield DataVerdict(
+            "note",
+            f"{count(copies.prompts)} of {count(report.survey.groups)} prompts are near-copies of others, in "
+            f"{count(copies.clusters)} clusters: {copies.named}.",
+            "data.hold_out holds out all of a cluster or none; held-out prompts in a file of their own "
+            "shouldn't be copies of these.",
         )
 
 

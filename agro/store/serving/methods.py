@@ -20,10 +20,11 @@ READS = _named(
     ledger="commits committed knows fingerprint last_reference_logp reference_logp",
     imports="provenance",
     tables="check damage damaged",
+    clusters="of",
     leases="alive",
 )
-# These too: what they write is their answer. A step has one draw, a name one lease.
-REPEATABLE = _named(draws="draw_picked", leases="renew release")
+# These too: what they write is their answer. A step has one draw, a run its clusters, a name one lease.
+REPEATABLE = _named(draws="draw_picked", clusters="keep", leases="renew release")
 # The answers of these are kept in the transaction that writes, and given again.
 ONCE = _named(
     experience="append set_rewards add_pairs",

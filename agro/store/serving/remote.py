@@ -23,6 +23,7 @@ from agro.store.samples import Experience, SampleReader
 from agro.store.serving.http import PATIENCE, OwnerHttp
 from agro.store.serving.methods import METHODS, WRITES
 from agro.store.serving.wire import PROTOCOL, pack, unpack
+from agro.store.split import RunClusters, Split
 from agro.store.survey import Survey, SurveyReader
 from agro.store.tables import Tables
 
@@ -118,11 +119,15 @@ class RemoteDraws(RemotePart, DrawReader):
 def parts_of_owner(url: str, *, read_only: bool, timeout: float | None) -> Parts:
     """Parts with the methods of those of a file. Raises `Refused` as `Connection` does."""
     connection = Connection(url, read_only=read_only, timeout=timeout)
+    survey = RemoteSurvey("survey", connection)
+    clusters = cast(RunClusters, RemotePart("clusters", connection))
     return Parts(
         location=url,
         close=connection.close,
         experience=cast(Experience, RemoteExperience("experience", connection)),
-        survey=cast(Survey, RemoteSurvey("survey", connection)),
+        survey=cast(Survey, survey),
+        split=Split(survey, clusters),
+        clusters=clusters,
         draws=cast(Draws, RemoteDraws("draws", connection)),
         requests=cast(Requests, RemotePart("requests", connection)),
         ledger=cast(Ledger, RemotePart("ledger", connection)),

@@ -5,7 +5,7 @@ Stored groups that aren't trained on, of any origin: AGRO's loss, and whether π
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -13,14 +13,17 @@ import numpy as np
 
 from agro.config import RunConfig
 from agro.errors import Refused
+from agro.io.near_copies import cluster_names
 from agro.objectives.needs import GROUPS, REWARD
+from agro.objectives.reduce import Groups
 from agro.rewards import Reward
 from agro.rollout import Activity, Rollout
 from agro.rollout.evaluate import Heldout, heldout
+from agro.rollout.off_policy import compare_on_log
 from agro.rollout.paired import compare
 from agro.runs.by_prompt import HeldOutRewards, Rewards
-from agro.runs.metrics import GAIN
-from agro.store import DrawnGroups, Store, is_held_out
+from agro.runs.metrics import GAIN, LOGGED
+from agro.store import DrawnGroups, Store
 from agro.store.queries import Filter
 from agro.train.collate import collate
 from agro.train.diagnostics import (
@@ -49,11 +52,18 @@ TOGETHER = 64  # groups in one batch
 
 
 class HeldOutGroups:
-    """Encoded groups with their log-probs under π_ref."""
+    """Encoded groups with their log-probs under π_ref.
+
+    `log_weights`: [N] of each response the last `measure` found Σ log π − log μ; empty where log μ of some
+    isn't known, or tokens were excluded when it was sampled, so that nothing can be estimated off-policy.
+    """
 
     def __init__(self, groups: Sequence[Sequence[Sample]], learner: Learner, *, dropped: int = 0) -> None:
         """`groups`: encoded and scored samples, at least two a group. `dropped`: how many were invalid."""
         self.dropped = dropped
+        self.log_weights: list[float] = []
+        samples = list(chain.from_iterable(groups))
+        self.knows_behavior = all(s.knows_behavior and not s.truncation for s in samples)
         self.prompt_ids = [samples[0].prompt_id for samples in groups]
         self._batches: list[Batch] = []
         for start in range(0, len(groups), TOGETHER):
@@ -63,9 +73,12 @@ class HeldOutGroups:
         self._kl_of_best = mean("eval_kl_of_best", np.concatenate([kl_of_best(b) for b in self._batches]))
 
     @classmethod
-    def load(cls, config: RunConfig, learner: Learner) -> HeldOutGroups:
-        """The groups of `data.eval_store`, or of the prompts of `data.store` that `data.hold_out` names.
+    def load(
+        cls, config: RunConfig, learner: Learner, is_held_out: Callable[[str], bool] | None = None
+    ) -> HeldOutGroups:
+        """The groups of `data.eval_store`, or of the prompts of `data.store` that are held out.
 
+        `is_held_out`: of prompt ids, by what a run knows of near-copies; as the store has them by default.
         Without invalid samples; raises `Refused` where no group remains.
         """
         data = config.data
@@ -75,7 +88,8 @@ class HeldOutGroups:
         with Store.open(path, read_only=True, create=False) as store:
             stored = store.samples(**chosen)
             if data.hold_out:
-                stored = (s for s in stored if is_held_out(s.prompt_id, data.hold_out))
+                is_held_out = is_held_out or store.split.held_out(data)
+                stored = filter(lambda sample: is_held_out(sample.prompt_id), stored)
             samples = rescaled(sorted(stored, key=_first_seen()), data)
         valid = select_valid(DrawnGroups(samples), learner.encoder, config.train.max_length, {REWARD, GROUPS})
         groups_of: dict[str, list[Sample]] = {}
@@ -92,15 +106,31 @@ class HeldOutGroups:
             )
         return cls(groups, learner, dropped=len(samples) - sum(map(len, groups)))
 
+    @property
+    def rewards(self) -> list[float]:
+        """[N] of each response."""
+        return [x for batch in self._batches for x in Groups.of(batch).reward.tolist()]
+
+    @property
+    def prompt_of(self) -> list[str]:
+        """[N] the prompt of each response, by its id."""
+        return [
+            batch.group_names[group] for batch in self._batches for group in Groups.of(batch).group.tolist()
+        ]
+
     def measure(self, learner: Learner, beta: float | None, average: str = "sum") -> dict[str, Any]:
         """Means over groups with their standard errors, groups being the independent units.
 
         `beta`: in reward per nat; without it ½ Var(R) isn't measured. `average`: as of the objective agro.
         """
         auc, current, start, best, worst, ratio = [], [], [], [], [], []
+        self.log_weights = []
         for batch in self._batches:
             assert batch.ref_logp is not None
             logp = learner.logp(batch)
+            if self.knows_behavior:
+                assert batch.behavior_logp is not None
+                self.log_weights += Groups.of(batch).sum_tokens(logp - batch.behavior_logp).tolist()
             auc.append(ranking(batch, logp, average))
             best_ratios, worst_ratios = best_and_worst(batch, logp)
             best.append(best_ratios)
@@ -151,6 +181,9 @@ class HeldOutPrompts(Monitor):
         self.phase, self.learner, self.rollout, self.reward = phase, learner, rollout, reward
         self.prompts, self.activity, self.say = prompts, activity, say
         self.measured: HeldOutRewards | None = None
+        self.texts = {prompt.id: prompt_hash(prompt.text) for prompt in prompts}
+        near_copies = phase.config.data.near_copies
+        self.clusters = cluster_names({prompt.id: prompt.text for prompt in prompts}, near_copies)
 
     def after(self, view: View) -> None:
         view.held_out_rewards = self.measured
@@ -165,8 +198,7 @@ class HeldOutPrompts(Monitor):
         rewards = dict(zip((prompt.id for prompt in self.prompts), result.mean_rewards(), strict=True))
         before = {} if self.measured is None else self.measured.start
         start = before if view.step else rewards
-        texts = {prompt.id: prompt_hash(prompt.text) for prompt in self.prompts}
-        self.measured = HeldOutRewards(view.step, rewards, start, texts)
+        self.measured = HeldOutRewards(view.step, rewards, start, self.texts, self.clusters)
         view.held_out_rewards = self.measured
         if view.step == 0:
             warning = warn_of_rewards(result.rewards, self.phase.entry, view.options)
@@ -190,13 +222,16 @@ class HeldOutPrompts(Monitor):
         if len(both) < 2:
             return {}
         before, after = (np.array([of[key] for key in both], dtype=np.float64) for of in (start, rewards))
-        comparison = compare(before, after)
+        numbers: dict[str, int] = {}
+        labels = [numbers.setdefault(self.clusters[key], len(numbers)) for key in both]
+        comparison = compare(before, after, labels)
         return {
             GAIN: comparison.difference,
             f"{GAIN}_low": comparison.low,
             f"{GAIN}_high": comparison.high,
             f"{GAIN}_p": comparison.p,
             f"{GAIN}_n": comparison.n,
+            f"{GAIN}_clusters": comparison.clusters,
             f"{GAIN}_detectable": comparison.detectable,
         }
 
@@ -224,10 +259,28 @@ class HeldOutPrompts(Monitor):
 
 
 class HeldOutLog(Monitor):
-    """AUC, and with a β ½ Var(R), within the groups of `data.eval_store`, at the same steps."""
+    """AUC, and with a β ½ Var(R), within the groups of `data.eval_store`, at the same steps.
 
-    def __init__(self, phase: Phase, learner: Learner, groups: HeldOutGroups, activity: Activity) -> None:
+    Where the log has behavior log-probs, also an off-policy estimate of the gain over the start. Its state
+    are the start's log-weights.
+    """
+
+    name = "held-out log"
+
+    def __init__(
+        self,
+        phase: Phase,
+        learner: Learner,
+        groups: HeldOutGroups,
+        activity: Activity,
+        clusters: Mapping[str, str] | None = None,
+    ) -> None:
+        """`clusters`: by prompt id the name of its near-copies; a prompt without any is its own."""
         self.phase, self.learner, self.groups, self.activity = phase, learner, groups, activity
+        numbers: dict[str, int] = {}
+        names = [(clusters or {}).get(prompt_id, prompt_id) for prompt_id in groups.prompt_of]
+        self.clusters = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
+        self.start: list[float] = []
 
     def after(self, view: View) -> None:
         if not view.is_due:
@@ -235,3 +288,29 @@ class HeldOutLog(Monitor):
         self.activity.stage("evaluating")
         beta = self.phase.diagnostic_beta(view.options)
         view.metrics |= self.groups.measure(self.learner, beta, view.options.get("average", "sum"))
+        if view.step == 0:
+            self.start = self.groups.log_weights
+        elif self.start and len(self.start) == len(self.groups.log_weights):
+            view.metrics |= self._estimate()
+
+    def _estimate(self) -> dict[str, Any]:
+        """Without the numbers where they mean nothing; the effective responses say why."""
+        start, trained = np.array(self.start), np.array(self.groups.log_weights)
+        found = compare_on_log(start, trained, np.array(self.groups.rewards), self.clusters)
+        effective = {f"{LOGGED}_ess": found.ess, f"{LOGGED}_weight": found.mean_weight}
+        if found.obstacle:
+            return effective
+        return effective | {
+            LOGGED: found.difference,
+            f"{LOGGED}_low": found.low,
+            f"{LOGGED}_high": found.high,
+            f"{LOGGED}_p": found.p,
+            f"{LOGGED}_n": len(self.groups.prompt_ids),
+            f"{LOGGED}_clusters": found.clusters,
+        }
+
+    def state(self) -> Any:
+        return self.start
+
+    def restore(self, state: Any) -> None:
+        self.start = list(map(float, state))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from agro.config import RunConfig
 from agro.models.encoding import Encoder, InvalidSample
 from agro.rollout import Activity, Rollout
-from agro.store import Store, is_held_out
+from agro.store import Store
 from agro.store.draw_rules import noise
 from agro.store.queries import chosen
 from agro.train.collate import collate
@@ -60,13 +60,30 @@ class SampledKL(Monitor):
 def prompts_for_kl(
     config: RunConfig, store: Store, run: str, sampled: Sequence[Prompt], encoder: Encoder
 ) -> list[Prompt]:
-    """Up to `evaluate.kl_samples` prompts in the order of a hash, without those that leave no room.
+    """Up to `evaluate.kl_samples` prompts in the order of a hash, see `first_prompts`."""
+
+    def order(prompt_id: str) -> tuple[int, str]:
+        return noise(config.train.seed, 0, "KL", prompt_id), prompt_id
+
+    return first_prompts(config, store, run, sampled, encoder, order, config.evaluate.kl_samples)
+
+
+def first_prompts(
+    config: RunConfig,
+    store: Store,
+    run: str,
+    sampled: Sequence[Prompt],
+    encoder: Encoder,
+    place: Callable[[str], tuple[int, str]],
+    count: int,
+) -> list[Prompt]:
+    """The first `count` prompts by the `place` of their ids, without those that leave no room.
 
     With `data.hold_out` the held-out ones, else those that may be drawn. The choice doesn't depend on what
     the run itself adds to the store, so that a resumed run makes the same. Where the store has nothing else,
     `sampled` are chosen from: the prompts that the run samples from.
     """
-    hold_out = config.data.hold_out
+    hold_out, is_held_out = config.data.hold_out, store.split.held_out(config.data)
     wanted = chosen(config.data)
     if hold_out:
         wanted["min_reward"] = None  # they are held out whatever their rewards
@@ -74,7 +91,7 @@ def prompts_for_kl(
     first_ids: dict[str, int] = {}
     for row in store.survey.summaries(**wanted):
         is_candidate = row.id not in made_by_run and row.episode is None
-        if is_candidate and (not hold_out or is_held_out(row.prompt_id, hold_out)):
+        if is_candidate and (not hold_out or is_held_out(row.prompt_id)):
             first_ids.setdefault(row.prompt_id, row.id)
     prompts_by_id = {prompt.id: prompt for prompt in sampled}
 
@@ -84,9 +101,9 @@ def prompts_for_kl(
         stored = store.samples(ids=[first_ids[prompt_id]], skip_damaged=True)
         return [Prompt(s.prompt, s.prompt_id) for s in stored if s.context_tokens is None]
 
-    order = sorted(first_ids or prompts_by_id, key=lambda p: (noise(config.train.seed, 0, "KL", p), p))
+    order = sorted(first_ids or prompts_by_id, key=place)
     valid = (prompt for p in order for prompt in load(p) if _has_room(prompt, encoder))
-    return list(islice(valid, config.evaluate.kl_samples))
+    return list(islice(valid, count))
 
 
 def _has_room(prompt: Prompt, encoder: Encoder) -> bool:

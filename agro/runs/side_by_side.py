@@ -1,0 +1,167 @@
+"""What the log, the start and the trained model answered to the same few prompts, in side_by_side.json.
+
+No number replaces reading: a model can rank logged responses well while what it writes is gibberish. Which
+prompts are shown is decided by a hash of their ids, never by what was answered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from agro.errors import Refused
+from agro.io.files import write
+from agro.io.strictjson import loads
+from agro.io.terminal import cut, plain, visible
+from agro.store.draw_rules import noise
+from agro.types import Prompt, Sample
+
+FILE = "side_by_side.json"
+LONGEST = 4000  # characters of a text in the file
+SIDES = ("log", "start", "trained")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response, in which control characters are escapes, and its reward; None: unknown."""
+
+    response: str
+    reward: float | None = None
+
+    @classmethod
+    def of(cls, response: str, reward: float | None) -> Self:
+        return cls(cut(response, LONGEST), reward)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The answers to one prompt; None where there is none: `log` is the best of the log, where it has any."""
+
+    prompt_id: str
+    prompt: str
+    log: Answer | None = None
+    start: Answer | None = None
+    trained: Answer | None = None
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Rows in the order of the hash. `held_out`: whether the prompts aren't trained on.
+
+    `step`: of the trained model's answers; None before they were sampled.
+    """
+
+    rows: tuple[Row, ...]
+    held_out: bool
+    step: int | None = None
+
+    @classmethod
+    def start(cls, prompts: Iterable[Prompt], log: Mapping[str, Answer], *, held_out: bool) -> Self:
+        """Without answers of a model. `log`: the best response to each prompt, by its id."""
+        rows = (Row(p.id, cut(plain(p.text), LONGEST), log.get(p.id)) for p in prompts)
+        return cls(tuple(rows), held_out)
+
+    def answered(self, answers: Mapping[str, Answer], step: int) -> Self:
+        """With a model's answers by prompt id: of the start where `step` is 0, else of the trained model."""
+        if step:
+            rows = tuple(replace(row, trained=answers.get(row.prompt_id)) for row in self.rows)
+            return replace(self, rows=rows, step=step)
+        return replace(self, rows=tuple(replace(row, start=answers.get(row.prompt_id)) for row in self.rows))
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Those that some row has."""
+        return tuple(side for side in SIDES if any(getattr(row, side) for row in self.rows))
+
+    @property
+    def about(self) -> str:
+        """Which prompts and responses these are."""
+        kind = "held-out prompts" if self.held_out else "prompts of those that were trained on"
+        models = "The start's responses are of step 0"
+        if self.step is not None:
+            models += f", the trained model's of step {self.step}, with the same random numbers"
+        log = ". The log's is the one of the highest reward there" if "log" in self.sides else ""
+        return (
+            f"{len(self.rows)} {kind}, chosen by a hash of their ids and not by what was answered. "
+            f"{models}{log}."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def save(self, folder: Path) -> None:
+        """Write the file of a run's folder, completely or not at all."""
+        write(folder / FILE, json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> Self | None:
+        """Of a run; None where it has none. Raises `Refused` for a file that isn't what `save` writes."""
+        path = folder / FILE
+        if not path.is_file():
+            return None
+        try:
+            values = loads(path.read_bytes())
+            rows = tuple(_row(row) for row in values["rows"])
+            held_out, step = values["held_out"], values["step"]
+            if not isinstance(held_out, bool) or not (step is None or type(step) is int):
+                raise TypeError(f"held_out {held_out!r:.80}, step {step!r:.80}")
+        except (ValueError, TypeError, KeyError) as error:
+            raise Refused(f"{path}: expected responses side by side, as a run writes them: {error}") from None
+        return cls(rows, held_out, step)
+
+
+def _row(values: dict[str, Any]) -> Row:
+    """Texts are made visible again: somebody may have changed the file."""
+    answers: dict[str, Answer | None] = {}
+    for side in SIDES:
+        given = values[side]
+        reward = None if given is None else given["reward"]
+        if reward is not None:
+            reward = float(reward)
+        answers[side] = None if given is None else Answer(visible(given["response"]), reward)
+    return Row(visible(values["prompt_id"]), visible(values["prompt"]), **answers)
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Drop the trained model's answers where they are of a later step, which is made again."""
+    shown = SideBySide.load(folder)
+    if shown is not None and (shown.step or 0) > step:
+        rows = tuple(replace(row, trained=None) for row in shown.rows)
+        replace(shown, rows=rows, step=None).save(folder)
+
+
+def place(prompt_id: str) -> tuple[int, str]:
+    """By which prompts are ordered, the first of which are shown."""
+    return noise(0, 0, "side by side", prompt_id), prompt_id
+
+
+def answers_of(samples: Iterable[Sample]) -> dict[str, Answer]:
+    """By prompt id the first response: of an episode all that follows its prompt, with the reward of its
+    end."""
+    texts: dict[str, dict[int, tuple[str, float | None]]] = {}
+    for sample in samples:
+        responses = texts.setdefault(sample.prompt_id, {})
+        index = int(sample.meta["index"])
+        before, _ = responses.get(index, ("", None))
+        responses[index] = before + sample.response, sample.reward
+    return {key: Answer.of(*responses[min(responses)]) for key, responses in texts.items()}
+
+
+def short_text(shown: SideBySide, rows: int, longest: int) -> list[str]:
+    """Lines for the terminal: of the first rows, each text in one line."""
+    lines = []
+    for row in shown.rows[:rows]:
+        lines.append(f"prompt   {_one_line(row.prompt, longest)}")
+        for side in shown.sides:
+            answer = getattr(row, side)
+            if answer is not None:
+                reward = "" if answer.reward is None else f"{answer.reward:g}: "
+                lines.append(f"{side:<8} {reward}{_one_line(answer.response, longest) or '(empty)'}")
+    return lines
+
+
+def _one_line(text: str, longest: int) -> str:
+    return cut(" ".join(text.split()), longest)

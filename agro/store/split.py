@@ -1,0 +1,113 @@
+"""Which prompts of a store are held out: `data.hold_out` by a hash, near-copies together or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agro.config import DataConfig
+from agro.errors import Refused
+from agro.io.files import write
+from agro.io.near_copies import cluster_names
+from agro.io.strictjson import loads
+from agro.store.database import Database
+from agro.store.draw_rules import is_held_out
+from agro.store.survey import SurveyReader
+from agro.types import Text
+
+FILE = "near_copies.json"
+TABLE = "CREATE TABLE IF NOT EXISTS clusters (run TEXT PRIMARY KEY, clusters TEXT NOT NULL)"
+
+Clusters = Mapping[str, str]  # by prompt id the smallest id of its near-copies; those alone may be missing
+
+
+class RunClusters:
+    """The clusters of runs, by which the owner of a store draws for them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._loaded: dict[str, Clusters | None] = {}
+
+    def keep(self, run: str, clusters: Clusters) -> None:
+        """Replace those of a run."""
+        with self._database.transaction():
+            self._database.run(TABLE)
+            self._database.run("INSERT OR REPLACE INTO clusters VALUES (?, ?)", [run, json.dumps(clusters)])
+        self._loaded.pop(run, None)
+
+    def of(self, run: str) -> Clusters | None:
+        """None where a run keeps none."""
+        if run not in self._loaded:
+            exists = self._database.run("SELECT 1 FROM sqlite_master WHERE name = 'clusters'")
+            rows = exists and self._database.run("SELECT clusters FROM clusters WHERE run = ?", [run])
+            self._loaded[run] = loads(rows[0][0]) if rows else None
+        return self._loaded[run]
+
+
+@dataclass
+class Split:
+    """The prompts of a store that are held out, and those that are trained on.
+
+    `clusters`: of a run, which may know more prompts than the store has.
+    """
+
+    _survey: SurveyReader
+    _of_runs: RunClusters
+    clusters: Clusters | None = None
+    _of_store: dict[float, Clusters] = field(default_factory=dict)
+
+    def keep(self, run: str, clusters: Clusters) -> None:
+        """Split by these, also where the owner of the store draws for the run."""
+        self.clusters = clusters
+        self._of_runs.keep(run, dict(clusters))
+
+    def held_out(self, data: DataConfig, run: str = "") -> Callable[[str], bool]:
+        """Whether a prompt, by its id, is held out. One that isn't in a cluster decides for itself.
+
+        Near-copies are those of the run, or of the store as it is when this is first asked.
+        """
+        share = data.hold_out
+        if not share:
+            return lambda prompt_id: False
+        clusters = self.clusters
+        if clusters is None and run:
+            clusters = self._of_runs.of(run)
+        if clusters is None:
+            clusters = self._near_copies(data.near_copies)
+        return lambda prompt_id: is_held_out(clusters.get(prompt_id, prompt_id), share)
+
+    def _near_copies(self, limit: float) -> Clusters:
+        """Those of the store; `limit`: data.near_copies."""
+        if limit not in self._of_store:
+            self._of_store[limit] = clusters_in(self._survey.each_prompt(), limit)
+        return self._of_store[limit]
+
+
+def clusters_in(prompts: Iterable[tuple[str, Text]], near_copies: float) -> dict[str, str]:
+    """Of prompts with near-copies the smallest id among them. The order of prompts doesn't matter."""
+    names = cluster_names(dict(prompts), near_copies)
+    sizes: dict[str, int] = {}
+    for name in names.values():
+        sizes[name] = sizes.get(name, 0) + 1
+    return {prompt_id: name for prompt_id, name in names.items() if sizes[name] > 1}
+
+
+def write_clusters(folder: Path, clusters: Clusters) -> None:
+    """Keep those of a run, which a resumed run splits by, though its store may have grown."""
+    write(folder / FILE, json.dumps(dict(clusters), ensure_ascii=False, indent=0) + "\n")
+
+
+def read_clusters(folder: Path) -> dict[str, str] | None:
+    """Of a run; None where it has none. Raises `Refused` for what isn't a table of ids."""
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    try:
+        values = loads(path.read_bytes())
+    except ValueError as error:
+        raise Refused(f"{path}: expected clusters of prompts as JSON: {error}") from None
+    if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
+        raise Refused(f"{path}: expected an object of prompt ids, got {values!r:.80}")
+    return values
