@@ -88,7 +88,7 @@ class InlineSource:
     store: Store
     run: str  # its id
     activity: Activity
-    weights: Path | None = None  # folder of published weights; None where the engine shares the learner's
+    weights: Path | None = None  # folder of published weights; None where the engine is in this process
 
     def fill(self, wanted: FillRequest) -> CollectResult:
         if wanted.joining:
@@ -111,11 +111,15 @@ class InlineSource:
         return collect(self.rollout, wanted.joining, sampler, self.store, task, self.reward, self.activity)
 
     def publish(self, learner: Learner) -> None:
+        engine = self.rollout.engine
+        if engine.version == learner.version:
+            return
         if self.weights is None:
-            self.rollout.engine.version = learner.version
-        elif self.rollout.engine.version != learner.version:
+            learner.show()
+            engine.version = learner.version
+        else:
             learner.publish(self.weights)
-            self.rollout.engine.load(self.weights, learner.version)
+            engine.load(self.weights, learner.version)
 
 
 ROUNDS = 10  # of sampling for a step

@@ -99,7 +99,7 @@ def backward(
 
     def forward(rows: Tensor | None) -> dict[str, Tensor]:
         passes.check()
-        with activations(policy.model, passes.offload):
+        with activations(passes.offload):
             return _forward(policy, batch, rows, want, reference)
 
     def in_one_pass(parts: list[Tensor]) -> dict[str, Tensor]:

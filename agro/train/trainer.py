@@ -17,7 +17,7 @@ from agro.rewards import Reward, load_reward
 from agro.rollout import Rollout
 from agro.rollout.engines.capabilities import declared
 from agro.rollout.envs import load_environment
-from agro.rollout.rollout import EpisodeReward, embedded, load_engine
+from agro.rollout.rollout import EpisodeReward, load_engine
 from agro.runs.card import check_push
 from agro.runs.folder import Run
 from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
@@ -40,7 +40,8 @@ from agro.train.monitors.outlets import Record, Terminal
 from agro.train.monitors.sampled_kl import SampledKL, prompts_for_kl
 from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
 from agro.train.phases import Phase, derive, describe, resolve
-from agro.train.ranks import Ranks, Shard, joined, rank, serve, take_device, world_size
+from agro.train.process_group import joined, rank, take_device, world_size
+from agro.train.ranks import Ranks, Shard, serve
 from agro.train.source import InlineSource, PromptOrder, Source
 from agro.train.state import Position
 from agro.train.trainable import check_enough, check_store, check_stores
@@ -197,7 +198,7 @@ class BaseTrainer:
         with joined(self.policy.device) as mesh:
             shard = Shard(self.policy, self.reference, self.progress.say, mesh)
             assert shard.copy is not None
-            self.engine = embedded(shard.copy, fused=self.config.engine.fused)
+            self.engine = load_engine(self.config.engine, shard.copy)
             learner = Ranks(shard)
             try:
                 yield learner
@@ -233,8 +234,8 @@ class BaseTrainer:
         if phase.config.source.kind == "elsewhere":
             return CollectorSource(phase, self.store, self.folder.id, self.out, self.activity)
         order = PromptOrder(self.prompts, derive(phase.config.train.seed, "prompts", phase.name))
-        shares = "shares_weights" in declared(self.engine) and world_size() == 1
-        weights = None if shares else self.out / "weights" / "served"
+        is_here = "shares_weights" in declared(self.engine)
+        weights = None if is_here else self.out / "weights" / "served"
         rollout = self._rollout(phase)
         config = recording(self.phases, phase)
         return InlineSource(

@@ -17,7 +17,8 @@ from agro.config import RunConfig
 from agro.models.policy import Policy
 from agro.objectives.needs import REF_LOGP
 from agro.train.learner import Local
-from agro.train.ranks import Ranks, Shard, joined, rank, serve
+from agro.train.process_group import joined, rank
+from agro.train.ranks import Ranks, Shard, serve
 
 CONFIG = RunConfig.of({"policy": {"new": {}}, "train": {"micro_batch": 3, "clip": 1e9}})
 
