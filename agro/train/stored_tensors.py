@@ -2,9 +2,9 @@
 
 One process writes a file for each part, such as `model.safetensors`. Ranks write with
 `torch.distributed.checkpoint`, in safetensors too: `shard-RANK-model-PIECE-of-PIECES.safetensors` has what
-a rank has of some tensors. Their names begin with that of their part, and the file's header has the offsets of
-what is there. No file is a pickle. Either is read by one process and by any number of ranks: each reads what
-belongs to it and nothing else.
+a rank has of some tensors. Their names begin with that of their part, and the file's header has the offsets
+of what is there. No file is a pickle. Either is read by one process and by any number of ranks: each reads
+what belongs to it and nothing else.
 """
 
 from __future__ import annotations

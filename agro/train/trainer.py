@@ -40,11 +40,12 @@ from agro.train.monitors.outlets import Record, Terminal
 from agro.train.monitors.sampled_kl import SampledKL, prompts_for_kl
 from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
 from agro.train.phases import Phase, derive, describe, resolve
-from agro.train.process_group import joined, rank, take_device, world_size
+from agro.train.process_group import connect, joined, rank, take_device, world_size
 from agro.train.ranks import Ranks, Shard, serve
 from agro.train.source import InlineSource, PromptOrder, Source
 from agro.train.state import Position
 from agro.train.trainable import check_enough, check_store, check_stores
+from agro.train.watch import Watch
 
 
 class BaseTrainer:
@@ -88,12 +89,19 @@ class BaseTrainer:
 
     def run(self) -> Path:
         """Run to the end and return the run folder. Raises `Refused` before any compute for invalid data."""
-        if world_size() > 1:
-            check_sharded(self.config)
-            take_device()
-        if rank() > 0:
-            self._serve()
+        if world_size() == 1:
+            self._run()
             return self.out
+        check_sharded(self.config)
+        take_device()
+        with Watch(self.config.train.rank_seconds, rank(), world_size(), connect):
+            if rank() == 0:
+                self._run()
+            else:
+                self._serve()
+        return self.out
+
+    def _run(self) -> None:
         store = self._prepare()
         interruption = Interruption()
         try:
@@ -125,7 +133,6 @@ class BaseTrainer:
                 for opened in (self.reward, self.__dict__.get("engine"), *self.monitors):
                     if opened is not None:
                         closed.callback(opened.close)
-        return self.out
 
     def _prepare(self) -> Path:
         """Load and check what is cheap; returns the path of the store."""
