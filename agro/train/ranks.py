@@ -4,9 +4,10 @@ Rank 0 runs the loop. Each call of its learner is broadcast and repeated on all 
 shards of one model. A forward pass is a collective: the passes of a step are distributed over the ranks, and
 a rank without a pass of its own computes one over nothing. Each rank computes the streams of its rows. They
 are added up, so that all ranks evaluate the same objective over the complete step. FSDP averages gradients,
-so what is back-propagated is multiplied by the number of ranks to obtain their sum.
+which are multiplied by the number of ranks then, to obtain their sum. (Not before: the norms of transformers
+are float32 whatever the weights are, and would round three times a gradient differently.)
 
-An adapter and a value head are small: each rank has them completely, and their gradients are averaged here.
+An adapter and a value head are small: each rank has them completely, and adds up their gradients itself.
 
 Rank 0 also has a complete copy of the model, for sampling and for models that are saved. It is updated when
 an engine is to sample with the current weights, and when they are published.
@@ -47,7 +48,6 @@ class DistributedPasses(Passes):
     def __init__(self, micro: MicroBatch, *, offload: bool) -> None:
         super().__init__(micro, offload=offload)
         self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
-        self.scale = float(self.ranks)
 
     def tolerating(self) -> AbstractContextManager[None]:
         """All ranks must make the same passes: none of them raises before the streams were added up."""
@@ -147,14 +147,14 @@ class Shard(Local):
         return DistributedPasses(self.micro, offload="activations" in self.config.train.offload)
 
     def _after_backward(self) -> None:
-        """Sum the gradients of what isn't sharded, and average them as FSDP does."""
+        """Turn FSDP's means over the ranks into sums, and add up the gradients of what isn't sharded."""
         for weight in [*self.policy.weights().values(), *self.policy.value_weights().values()]:
-            if isinstance(weight, DTensor):
-                continue
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-            dist.all_reduce(weight.grad)
-            weight.grad /= dist.get_world_size()
+            if isinstance(weight, DTensor):
+                weight.grad *= dist.get_world_size()
+            else:
+                dist.all_reduce(weight.grad)
 
     def _write(self, tensors: Mapping[str, Tensor], folder: Path, part: str) -> None:
         self.tensors |= {f"{part}/{name}": tensor for name, tensor in tensors.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from test_step import CASES, batch_for
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from agro import config as configuration
 from agro import objectives
 from agro.config import RunConfig
 from agro.models.policy import Policy
@@ -140,18 +139,17 @@ def compare(alone: Local, several: Ranks, setting: str, case: Case, config: RunC
     """Two updates on one batch; what differs then."""
     name, options = case
     resolved = objectives.get(name).resolve(name, options)
+    for learner in (alone, several):
+        learner.enter(config, began=None, resumed=None)
     begin_again(alone)
     several._all("begin_again")
     assert alone.reference is not None
     batch = batch_for(name, options, alone.policy, alone.reference)
     ref_logp = 0.0
     if REF_LOGP in objectives.get(name).needs(resolved):
-        found = several.logp(batch, "reference")
-        assert batch.ref_logp is not None
-        ref_logp = float((found - batch.ref_logp).abs().max())
-        batch = batch.replace(ref_logp=found)
-    for learner in (alone, several):
-        learner.enter(config, began=None, resumed=None)
+        expected, found = (learner.logp(batch, "reference") for learner in (alone, several))
+        ref_logp = float((found - expected).abs().max())
+        batch = batch.replace(ref_logp=expected)
     one = alone.gradient(batch, name, resolved, quiet_check)
     two = several.gradient(batch, name, resolved, quiet_check)
     gradient = float((several._all("gradients") - gradients(alone)).abs().max())
@@ -174,7 +172,6 @@ def compare(alone: Local, several: Ranks, setting: str, case: Case, config: RunC
         "reported": abs(one.norm - two.norm),
         "reference": ref_logp,
         "weights": weights,
-        "averaged": averaged(alone, several, batch),
     }
 
 
@@ -182,13 +179,15 @@ def quiet_check() -> None:
     """Nothing stops a gradient."""
 
 
-def averaged(alone: Local, several: Ranks, batch: Any) -> list[float]:
+def averaged(alone: Local, several: Ranks) -> list[float]:
     """How far log-probs are apart while the average is in place and after that, and the copy's weights."""
+    assert alone.reference is not None
+    batch = batch_for("grpo", {}, alone.policy, alone.reference)
     differences = []
     with alone.averaged(), several.averaged():
-        if alone.average is not None:
-            differences.append(float((alone.logp(batch) - several.logp(batch)).abs().max()))
-            differences.append(copy_differs(alone, several))
+        several.show()
+        differences.append(float((alone.logp(batch) - several.logp(batch)).abs().max()))
+        differences.append(copy_differs(alone, several))
     several.show()
     differences.append(float((alone.logp(batch) - several.logp(batch)).abs().max()))
     differences.append(copy_differs(alone, several))
@@ -227,18 +226,18 @@ def chosen() -> list[Case]:
 
 
 def pairs(complete: bool) -> dict[str, list[Case]]:
-    """The cases of each setting: all, or each case with one setting, in turn, besides `none`.
+    """The cases of each setting: all; or the first of each objective, each with one setting, in turn.
 
     A setting then also has the first case of each set of needs that none of its own has.
     """
     cases = chosen()
     if complete:
         return {setting: list(cases) for setting in SETTINGS}
-    others = [setting for setting in SETTINGS if setting != "none"]
-    taken: dict[str, list[Case]] = {setting: [] for setting in SETTINGS} | {"none": list(cases)}
-    for number, case in enumerate(cases):
-        taken[others[number % len(others)]].append(case)
-    for setting, case in product(others, cases):
+    taken: dict[str, list[Case]] = {setting: [] for setting in SETTINGS}
+    first = {name: (name, options) for name, options in reversed(cases)}
+    for case, setting in zip(sorted(first.values(), key=cases.index), cycle(SETTINGS)):
+        taken[setting].append(case)
+    for setting, case in product(SETTINGS, cases):
         if needs(case) not in map(needs, taken[setting]):
             taken[setting].append(case)
     return taken
@@ -260,7 +259,7 @@ def threads() -> int:
 
 def main(base: Path, complete: bool) -> None:
     optimizer.SMALL = 0  # activations of this model are offloaded too
-    found: dict[str, Any] = {"cases": [], "seconds": {}}
+    found: dict[str, Any] = {"cases": [], "averaged": {}, "seconds": {}}
     with joined(torch.device("cpu")) as mesh:
         for setting, cases in pairs(complete).items():
             began = time.monotonic()
@@ -270,9 +269,8 @@ def main(base: Path, complete: bool) -> None:
                 serve(shard)
                 continue
             several, alone = Ranks(shard), Local(*make(config), quiet)
-            for learner in (alone, several):
-                learner.enter(config, began=None, resumed=None)
             found["cases"] += [compare(alone, several, setting, case, config) for case in cases]
+            found["averaged"][setting] = averaged(alone, several)
             if setting == "none":
                 found["not_finite"] = [overflow(alone, several, row) for row in (0, -1)]
             several.close()
@@ -284,8 +282,4 @@ def main(base: Path, complete: bool) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "make":
-        spec = configuration.NewModel(**SPEC)
-        Policy.load(configuration.PolicyConfig(new=spec), seed=0).save(sys.argv[2])
-    else:
-        main(Path(sys.argv[2]), complete=sys.argv[1] == "complete")
+    main(Path(sys.argv[2]), complete=sys.argv[1] == "complete")
