@@ -94,7 +94,7 @@ class BaseTrainer:
             return self.out
         check_sharded(self.config)
         take_device()
-        with Watch(self.config.train.rank_seconds, rank(), world_size(), connect):
+        with Watch(self.config.train.rank_seconds, rank(), world_size(), connect) as self.watch:
             if rank() == 0:
                 self._run()
             else:
@@ -208,14 +208,15 @@ class BaseTrainer:
             self.engine = load_engine(self.config.engine, shard.copy)
             learner = Ranks(shard)
             try:
-                yield learner
+                with self.watch.naming():
+                    yield learner
             finally:
                 learner.close()
 
     def _serve(self) -> None:
         """What a rank other than 0 does."""
         policy = self._load_policy()
-        with joined(policy.device) as mesh:
+        with joined(policy.device) as mesh, self.watch.naming():
             serve(Shard(policy, self._load_reference(policy), lambda text: None, mesh))
 
     @cached_property

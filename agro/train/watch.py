@@ -17,12 +17,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Self
 
 SHARE = 20  # beats in `train.rank_seconds`
-SLOWEST = 2.0  # seconds between beats, at most
+SLOWEST = 1.0  # seconds between beats, at most
 ERROR = 1  # exit code
 
 
@@ -33,11 +34,7 @@ def end_process(message: str) -> None:
 
 
 class Watch:
-    """Beats for this rank, and calls `end` with a message when another is silent. Use it as a context.
-
-    Where its body raises a `RuntimeError`, as collectives do when a rank closes its connections, it waits for
-    the few beats that show which rank that was.
-    """
+    """Beats for this rank, and calls `end` with a message when another is silent. Use it as a context."""
 
     def __init__(
         self,
@@ -62,12 +59,19 @@ class Watch:
             thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is not None and issubclass(kind, RuntimeError):
-            self._explain()
+    def __exit__(self, *error: object) -> None:
         self.left.set()
         for thread in self.threads:
             thread.join(self.every)  # not longer: the store may be out of reach
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Where a collective fails, since a rank closed its connections, wait for its name: a few beats."""
+        try:
+            yield
+        except RuntimeError:
+            self._name_silent()
+            raise
 
     def _beat(self) -> None:
         """Set the key of this rank, and read those of all. It may hang in a store that is out of reach."""
@@ -102,7 +106,7 @@ class Watch:
             if silent:
                 self._end(silent)
 
-    def _explain(self) -> None:
+    def _name_silent(self) -> None:
         """End the process with the name of a rank that stops beating now, if one does."""
         few = 3 * self.every
         deadline = time.monotonic() + 2 * few

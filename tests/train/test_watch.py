@@ -65,7 +65,7 @@ def fail(watch: Watch, others: list[Watch], message: str, gone: Watch | None = N
     """Seconds from an error of a collective, once all beat, to the end of the watch's context."""
     began = 0.0
     try:
-        with watch:
+        with watch, watch.naming():
             until(lambda: beating([watch, *others]))
             if gone is not None:
                 gone.left.set()
