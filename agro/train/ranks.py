@@ -149,8 +149,8 @@ class Shard(Local):
     def _after_backward(self) -> None:
         """Turn FSDP's means over the ranks into sums, and add up the gradients of what isn't sharded."""
         for weight in [*self.policy.weights().values(), *self.policy.value_weights().values()]:
-            if weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
+            if weight.grad is None:  # on all ranks: the objective doesn't read the value
+                continue
             if isinstance(weight, DTensor):
                 weight.grad *= dist.get_world_size()
             else:
