@@ -217,11 +217,11 @@ class Local:
         parameters = [*self.policy.trained().values(), *self.policy.value_weights().values()]
         numbers = {name: i for i, name in enumerate(self._names())}
         state: dict[int, dict[str, Tensor]] = {}
-        with StoredTensors(folder, "optimizer") as stored:
-            for key in stored.chunks:
-                name, _, kind = key.rpartition("/")
-                number = numbers[name]
-                state.setdefault(number, {})[kind] = stored.read(key, parameters[number])
+        stored = StoredTensors(folder, "optimizer")
+        for key in stored.chunks:
+            name, _, kind = key.rpartition("/")
+            number = numbers[name]
+            state.setdefault(number, {})[kind] = stored.read(key, parameters[number])
         if self.config.train.optimizer == "adamw_8bit":  # whose kernels take a number
             for entry in state.values():
                 entry["step"] = int(entry["step"])  # type: ignore[assignment]

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -29,35 +28,34 @@ PIECES = 16  # files of a rank, at least, where no tensor is larger: one at a ti
 class Chunk(NamedTuple):
     """A part of a tensor, and where it is stored."""
 
-    file: Any  # that safe_open returned
+    path: Path
     key: str
     offsets: Sequence[int]
     sizes: Sequence[int]
 
 
 class StoredTensors:
-    """The tensors of one part of a checkpoint, by name. Use it as a context: its files are open."""
+    """The tensors of one part of a checkpoint, by name.
+
+    A file is open only while one tensor is read: what was read of an open file stays in memory.
+    """
 
     def __init__(self, folder: Path, part: str) -> None:
         self.folder, self.part = folder, part
         self.chunks: dict[str, list[Chunk]] = {}
-        self.files = ExitStack()
+        alone = folder / f"{part}.safetensors"
+        for path in [alone] if alone.exists() else sorted(folder.glob("shard-*.safetensors")):
+            self._add(path)
 
-    def __enter__(self) -> Self:
-        alone = self.folder / f"{self.part}.safetensors"
-        for path in [alone] if alone.exists() else sorted(self.folder.glob("shard-*.safetensors")):
-            file = self.files.enter_context(safe_open(path, framework="pt"))
+    def _add(self, path: Path) -> None:
+        with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get(OFFSETS, "{}"))
             prefix = f"{self.part}/" if header else ""
             for key in file.keys():  # noqa: SIM118  it isn't a mapping
                 if key.startswith(prefix):
                     sizes = file.get_slice(key).get_shape()
                     offsets = header[key]["saved_offsets"] if header else [0] * len(sizes)
-                    self.chunks.setdefault(key[len(prefix) :], []).append(Chunk(file, key, offsets, sizes))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.files.close()
+                    self.chunks.setdefault(key[len(prefix) :], []).append(Chunk(path, key, offsets, sizes))
 
     def check_names(self, names: Mapping[str, Any]) -> None:
         """Raise `Refused` unless the part has tensors of these names, and no others."""
@@ -93,16 +91,15 @@ class StoredTensors:
 
 def exists(folder: Path, part: str) -> bool:
     """Whether a checkpoint has this part."""
-    with StoredTensors(folder, part) as stored:
-        return bool(stored.chunks)
+    return bool(StoredTensors(folder, part).chunks)
 
 
 def assign(folder: Path, part: str, weights: Mapping[str, Tensor]) -> None:
     """Put the tensors of a part into `weights`, which have the same names."""
-    with StoredTensors(folder, part) as stored:
-        stored.check_names(weights)
-        for name, weight in weights.items():
-            stored.copy_to(name, weight)
+    stored = StoredTensors(folder, part)
+    stored.check_names(weights)
+    for name, weight in weights.items():
+        stored.copy_to(name, weight)
 
 
 def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> None:
@@ -138,9 +135,9 @@ def _pieces(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _dtype(chunk: Chunk) -> torch.dtype:
-    file, key = chunk.file, chunk.key
-    value: Tensor = file.get_slice(key)[:0] if len(chunk.sizes) else file.get_tensor(key)
-    return value.dtype
+    with safe_open(chunk.path, framework="pt") as file:
+        value: Tensor = file.get_slice(chunk.key)[:0] if len(chunk.sizes) else file.get_tensor(chunk.key)
+        return value.dtype
 
 
 def _copy_overlap(chunk: Chunk, local: Tensor, offsets: Sequence[int]) -> None:
@@ -152,7 +149,8 @@ def _copy_overlap(chunk: Chunk, local: Tensor, offsets: Sequence[int]) -> None:
             return
         source.append(slice(begin - theirs, end - theirs))
         target.append(slice(begin - ours, end - ours))
-    if not source:  # a number
-        local.copy_(chunk.file.get_tensor(chunk.key))
-        return
-    local[tuple(target)].copy_(chunk.file.get_slice(chunk.key)[tuple(source)])
+    with safe_open(chunk.path, framework="pt") as file:
+        if source:
+            local[tuple(target)].copy_(file.get_slice(chunk.key)[tuple(source)])
+        else:
+            local.copy_(file.get_tensor(chunk.key))  # a number

@@ -1,7 +1,7 @@
 """Run on any number of ranks, or as one process: writes checkpoints and continues from others; prints JSON.
 
-`ranks_checkpoints.py BASE OUT READ…` makes two updates of a new learner, writes OUT/SETTING, continues with a
-third from there and from each READ/SETTING, and says what weights and optimizer were read and came of it.
+`ranks_checkpoints.py SIZE BASE OUT READ…` makes two updates of a new learner, writes OUT/SETTING, and goes on
+with a third from there and from each READ/SETTING. It says what weights and optimizer were read and came of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from agro.train.process_group import joined, rank, world_size
 from agro.train.ranks import Shard
 from agro.train.stored_tensors import StoredTensors, write_shards
 
-SETTINGS = ("average", "ema", "adapter and all", "mixed")
+SETTINGS = {
+    "sample": ("average", "adapter and all"),
+    "complete": ("average", "ema", "adapter and all", "mixed"),
+}
 NAME, OPTIONS = "agro", {"beta": 0.3}
 
 
@@ -83,16 +86,15 @@ def few_rows(folder: Path, mesh: Any) -> list[float]:
     folder.mkdir(parents=True, exist_ok=True)
     tensor = distribute_tensor(torch.tensor([1.0, 2.0]), mesh, [Cut(0)])
     write_shards({"few/x": tensor}, folder)
-    with StoredTensors(folder, "few") as stored:
-        again = stored.read("x", tensor)
+    again = StoredTensors(folder, "few").read("x", tensor)
     return again.full_tensor().tolist()  # type: ignore[no-any-return,attr-defined]
 
 
-def main(base: Path, out: Path, others: list[Path]) -> None:
+def main(size: str, base: Path, out: Path, others: list[Path]) -> None:
     found: dict[str, Any] = {}
     with joined(torch.device("cpu")) if world_size() > 1 else nullcontext() as mesh:
         barrier: Callable[[], Any] = dist.barrier if mesh is not None else lambda: None
-        for setting in SETTINGS:
+        for setting in SETTINGS[size]:
             config = config_of(setting, base)
             written = write(config, out / setting, mesh)
             barrier()
@@ -105,4 +107,5 @@ def main(base: Path, out: Path, others: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), [Path(name) for name in sys.argv[3:]])
+    base, out, *others = (Path(name) for name in sys.argv[2:])
+    main(sys.argv[1], base, out, others)

@@ -26,6 +26,7 @@ from agro.models.policy import Policy
 from agro.train.check import check_sharded
 
 HERE = Path(__file__).parent
+SIZES = ("sample", pytest.param("complete", marks=pytest.mark.nightly))
 
 
 def torchrun(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -80,7 +81,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("size", ["sample", pytest.param("complete", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("size", SIZES)
 def test_updates_are_those_of_one_process_for_every_objective_and_setting(
     size: str, base: Path, tmp_path: Path
 ) -> None:
@@ -104,15 +105,16 @@ def test_updates_are_those_of_one_process_for_every_objective_and_setting(
         assert max(differences) <= bound, setting
 
 
-def test_a_checkpoint_is_continued_on_any_number_of_ranks(base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", SIZES)
+def test_a_checkpoint_is_continued_on_any_number_of_ranks(size: str, base: Path, tmp_path: Path) -> None:
     """Written by one process, by two and by three: each of them reads the same bits from it, and goes on."""
-    script, alone = str(HERE / "ranks_checkpoints.py"), tmp_path / "on1"
+    script, alone = [str(HERE / "ranks_checkpoints.py"), size], tmp_path / "on1"
     found = {}
     for count in (1, 2, 3):
         others = [str(tmp_path / f"on{other}") for other in range(1, count)]
-        printed = ranks(count, script, str(base), str(tmp_path / f"on{count}"), *others, folder=tmp_path)
+        printed = ranks(count, *script, str(base), str(tmp_path / f"on{count}"), *others, folder=tmp_path)
         found[count] = json.loads(printed)
-    last = json.loads(ranks(1, script, str(base), str(alone), str(tmp_path / "on3"), folder=tmp_path))
+    last = json.loads(ranks(1, *script, str(base), str(alone), str(tmp_path / "on3"), folder=tmp_path))
     assert found[2].pop("few") == found[3].pop("few") == [1.0, 2.0]
     for setting in found[1]:
         written = {str(tmp_path / f"on{count}"): found[count][setting]["written"] for count in found}
@@ -124,6 +126,15 @@ def test_a_checkpoint_is_continued_on_any_number_of_ranks(base: Path, tmp_path: 
                 assert difference <= (1e-6 if setting == "mixed" else 1e-12), (setting, folder, difference)
     assert not list(tmp_path.glob("on*/*/*.metadata"))  # nor anything else but safetensors and JSON
     assert {file.suffix for file in tmp_path.glob("on*/*/*")} == {".safetensors", ".json"}
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are measured on Linux")
+def test_saving_and_loading_take_little_memory_beside_the_shards(tmp_path: Path) -> None:
+    """Of a model and its moments of 227 MB on two ranks: at most a fifth of a rank's shards."""
+    found = json.loads(ranks(2, str(HERE / "ranks_memory.py"), str(tmp_path / "step"), folder=tmp_path))
+    for own in found:
+        assert max(own["saving"], own["loading"]) <= 1.2, own
 
 
 @pytest.mark.nightly
