@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from agro.errors import Refused
 
 OFFSETS = "DCP_SHARDING_INFO"  # where torch.distributed.checkpoint has them, in the header of a file
-PIECES = 16  # files of a rank, at least, where no tensor is larger: one at a time is copied into a buffer
+PIECES = 32  # files of a rank, where no tensor is larger: one at a time is copied, twice
 
 
 class Chunk(NamedTuple):

@@ -1,7 +1,7 @@
 """Run on any number of ranks, or as one process: writes checkpoints and continues from others; prints JSON.
 
 `ranks_checkpoints.py SIZE BASE OUT READ…` makes two updates of a new learner, writes OUT/SETTING, and goes on
-with a third from there and from each READ/SETTING. It says what weights and optimizer were read and came of it.
+with a third from there and from each READ/SETTING. It says what was read, and what came of it.
 """
 
 from __future__ import annotations
