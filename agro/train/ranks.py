@@ -249,7 +249,7 @@ def serve(shard: Shard) -> None:
         method, args, kwargs = call
         try:
             getattr(shard, method)(*args, **kwargs)
-        except (NotFinite, Refused):  # raised on rank 0 too, which handles it
+        except (NotFinite, Refused, OSError):  # raised on rank 0 too, which handles it
             continue
 
 

@@ -90,6 +90,17 @@ def few_rows(folder: Path, mesh: Any) -> list[float]:
     return again.full_tensor().tolist()  # type: ignore[no-any-return,attr-defined]
 
 
+def unwritable(folder: Path) -> str:
+    """What is raised on each rank where rank 1 alone can't write."""
+    if rank() == 1:
+        folder.write_text("a file in its place")
+    try:
+        write_shards({"few/x": torch.zeros(2)}, folder / "inside")
+    except OSError as error:
+        return type(error).__name__
+    return "nothing"
+
+
 def main(size: str, base: Path, out: Path, others: list[Path]) -> None:
     found: dict[str, Any] = {}
     with joined(torch.device("cpu")) if world_size() > 1 else nullcontext() as mesh:
@@ -102,6 +113,7 @@ def main(size: str, base: Path, out: Path, others: list[Path]) -> None:
             found[setting] = {"written": written, "resumed": resumed}
         if mesh is not None:
             found["few"] = few_rows(out / "few", mesh)
+            found["unwritable"] = unwritable(out / f"file{rank()}")
     if rank() == 0:
         print(json.dumps(found), flush=True)
 

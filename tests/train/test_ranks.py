@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import forked
 import pytest
@@ -116,6 +117,7 @@ def test_a_checkpoint_is_continued_on_any_number_of_ranks(size: str, base: Path,
         found[count] = json.loads(printed)
     last = json.loads(ranks(1, *script, str(base), str(alone), str(tmp_path / "on3"), folder=tmp_path))
     assert found[2].pop("few") == found[3].pop("few") == [1.0, 2.0]
+    assert found[2].pop("unwritable") == found[3].pop("unwritable") == "NotADirectoryError"
     for setting in found[1]:
         written = {str(tmp_path / f"on{count}"): found[count][setting]["written"] for count in found}
         expected = torch.tensor(found[1][setting]["resumed"][str(alone)]["after"])
@@ -137,13 +139,26 @@ def test_saving_and_loading_take_little_memory_beside_the_shards(tmp_path: Path)
         assert max(own["saving"], own["loading"]) <= 1.2, own
 
 
+WITH_ADAPTER = {
+    "policy__lora": {"rank": 2},
+    "policy__cache_reference": True,
+    "train__gradient_checkpointing": True,
+    "train__weights_average": 0.5,
+    "evaluate__keep_best": True,
+}
+
+
 @pytest.mark.nightly
-def test_a_run_of_ten_steps_saves_resumes_and_ends_with_a_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("adapter", [False, True])
+def test_a_run_of_ten_steps_saves_resumes_and_ends_with_a_model(adapter: bool, tmp_path: Path) -> None:
     """Beside the same run in one process: equal up to the rounding of float32 sums in another order."""
-    settings = {
+    settings: dict[str, Any] = {
         "data__eval_prompts": write_prompts(tmp_path / "held.jsonl", range(60, 80)),
         "evaluate__every": 5,
     }
+    if adapter:
+        Policy.load(tiny(tmp_path).policy, seed=0).save(tmp_path / "base")
+        settings |= {"policy": {"model": str(tmp_path / "base")}, **WITH_ADAPTER}
     alone = Trainer(tiny(tmp_path, train__steps=10, **settings), tmp_path / "alone").run()
     for steps in (6, 10):
         config = write_toml(tmp_path / f"{steps}.json", tiny(tmp_path, train__steps=steps, **settings))
