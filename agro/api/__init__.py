@@ -20,7 +20,7 @@ from agro.errors import Refused
 from agro.io.files import new_run_folder, remove
 from agro.logs.importing import import_files
 from agro.store import Store
-from agro.train.ranks import world_size
+from agro.train.process_group import world_size
 
 __all__ = ["Trained", "train"]
 

@@ -12,7 +12,7 @@ from agro.plan.plan import plan
 from agro.store import Store
 from agro.store.location import exists
 from agro.train.monitors.warnings import notes
-from agro.train.ranks import rank
+from agro.train.process_group import rank
 from agro.train.trainer import BaseTrainer
 
 

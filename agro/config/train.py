@@ -82,6 +82,9 @@ class TrainConfig(Section):
     counted"""
     max_skipped: Count = 5
     """steps in a row with a non-finite gradient before the run stops"""
+    rank_seconds: float = field(60.0, resume=True, shared=True, ge=1, le=86400)
+    """on several ranks (torchrun), a rank that isn't heard of for so many seconds ends the run: its process
+    was killed or stopped, or its host is out of reach. A rank that works for longer is heard of meanwhile"""
     checkpoint_every: Count = 50
     """steps between checkpoints; a killed run loses fewer than these"""
     keep: Count = field(2, resume=True)

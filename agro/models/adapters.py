@@ -10,6 +10,11 @@ from typing import Any
 from agro import config as configuration
 from agro.errors import Refused
 
+TIED = (
+    "policy.lora: expected an adapter that can be merged, got one of the embedding of a model whose output "
+    "layer is the same matrix (tie_word_embeddings), which the merged weights would change too. What to do: "
+    "other policy.lora.targets, or policy.lora.merge = false, and sampling in the trainer's process"
+)
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -41,12 +46,12 @@ def adapted(model: Any, name: str, config: configuration.LoRA) -> Any:
     folder = Path(name).expanduser()
     base = str(folder.resolve()) if folder.is_dir() else name
     if config.start is not None:
-        return _with_adapter(model, config.start, trainable=True)
+        return _mergeable(_with_adapter(model, config.start, trainable=True), config)
     targets: str | list[str] = list(config.targets)
     if config.targets == ("all-linear",):
         targets = "all-linear"
     try:
-        return peft.get_peft_model(
+        adapter = peft.get_peft_model(
             model,
             peft.LoraConfig(
                 r=config.rank,
@@ -59,21 +64,53 @@ def adapted(model: Any, name: str, config: configuration.LoRA) -> Any:
         )
     except ValueError as error:
         raise Refused(f"policy.lora.targets: {', '.join(config.targets)}: {error}") from None
+    return _mergeable(adapter, config)
+
+
+def _mergeable(adapter: Any, config: configuration.LoRA) -> Any:
+    """Refuse at once what `merged` would refuse when the run saves its model."""
+    if config.merge and _is_tied(adapter):
+        raise Refused(TIED)
+    return adapter
 
 
 def merged_with(model: Any, folder: str) -> Any:
     """`model` with the adapter of `folder` added to its weights."""
-    return _with_adapter(model, folder, trainable=False).merge_and_unload()
+    return merged(_with_adapter(model, folder, trainable=False))
 
 
 def merged(adapter: Any) -> Any:
-    """A model with the merged weights of a peft model and its adapter. The peft model does not change."""
+    """A model with the merged weights of a peft model and its adapter. The peft model does not change.
+
+    Sums are float64, so that a merged weight is the exact one, rounded once to the model's type.
+    """
     if getattr(adapter.get_base_model(), "is_quantized", False):
         raise Refused(
             "expected a model that the adapter can be merged into, got quantized weights (policy.quantize). "
             "What to do: policy.lora.merge = false, and sampling in the trainer's process"
         )
-    return copy.deepcopy(adapter).merge_and_unload()
+    if _is_tied(adapter):
+        raise Refused(TIED)
+    complete = copy.deepcopy(adapter)
+    for layer in complete.modules():
+        if _is_adapted(layer):
+            base = layer.get_base_layer()
+            dtype = base.weight.dtype
+            layer.double()
+            layer.merge()
+            base.to(dtype)
+    return complete.unload()
+
+
+def _is_adapted(layer: Any) -> bool:
+    return isinstance(layer, _peft().tuners.tuners_utils.BaseTunerLayer)
+
+
+def _is_tied(adapter: Any) -> bool:
+    """Whether the adapter changes an embedding that is the output layer too."""
+    model = adapter.get_base_model()
+    is_shared = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    return is_shared and _is_adapted(model.get_input_embeddings())
 
 
 def _with_adapter(model: Any, folder: str, *, trainable: bool) -> Any:

@@ -20,10 +20,11 @@ class Masters:
         """`live`: float32 parameters by name. They become bfloat16."""
         self.live = live
         self.weights: dict[str, Tensor] = {}
+        self.hooks = []
         for name, p in live.items():
             self.weights[name] = p.detach().clone().requires_grad_()
             p.data = p.data.bfloat16()
-            p.register_post_accumulate_grad_hook(partial(self._take_gradient, name))
+            self.hooks.append(p.register_post_accumulate_grad_hook(partial(self._take_gradient, name)))
 
     def _take_gradient(self, name: str, p: Tensor) -> None:
         """Add the gradient of one backward pass to that of the float32 weight, and free it."""
@@ -44,3 +45,10 @@ class Masters:
         """Set the model's weights to the rounded float32 weights."""
         for name, p in self.live.items():
             p.copy_(self.weights[name])
+
+    def give_back(self) -> None:
+        """Make the model's weights float32 again, for FSDP, which rounds what it gathers."""
+        for hook in self.hooks:
+            hook.remove()
+        for name, p in self.live.items():
+            p.data = self.weights[name].detach()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from agro import config as configuration
 from agro.errors import Refused
@@ -34,29 +35,56 @@ class SharedReference(Policy):
         return self._own
 
     def hidden(self, tokens: Tensor, lengths: Tensor, *, packs: bool = True) -> Tensor:
-        with torch.no_grad(), self._in_place():
+        with torch.no_grad(), replaced(self._live, self._own):
             return super().hidden(tokens, lengths, packs=packs)
 
-    @contextmanager
-    def _in_place(self) -> Iterator[None]:
-        live = {name: p.data for name, p in self._live.items()}
-        try:
-            for name, p in self._live.items():
-                p.data = self._own[name]
-            yield
-        finally:
-            for name, p in self._live.items():
-                p.data = live[name]
+
+@contextmanager
+def replaced(live: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
+    """While it lasts, the parameters `live` have other `values`, of the same names."""
+    before: dict[str, Tensor] = {}
+    try:
+        for name, p in live.items():
+            before[name] = _exchange(p, values[name])
+        yield
+    finally:
+        for name, value in before.items():
+            _exchange(live[name], value)
+
+
+def _exchange(p: Tensor, value: Tensor) -> Tensor:
+    """Give a parameter another value; returns the one before.
+
+    A shard is overwritten in place: FSDP gathers weights from memory that it keeps itself.
+    """
+    if not isinstance(p, DTensor):
+        before = p.data
+        p.data = value.to(p.dtype)
+        return before
+    before = p.detach().clone()
+    p.detach().copy_(value)
+    return before
+
+
+def duplicate(policy: Policy) -> Policy:
+    """A copy with a model of its own, without value head and optimizer's weights."""
+    other = copy.copy(policy)
+    other.value = None
+    other.masters = None
+    if policy.adapter is None:
+        other.model = copy.deepcopy(policy.model)
+    else:
+        other.adapter = copy.deepcopy(policy.adapter)
+        other.model = other.adapter.get_base_model()
+    return other
 
 
 def frozen(policy: Policy) -> Policy:
     """A copy that isn't trained."""
     if policy.adapter is not None:
         return SharedReference(policy)
-    reference = copy.copy(policy)
-    reference.value = None
-    reference.masters = None
-    reference.model = copy.deepcopy(policy.model).requires_grad_(False)
+    reference = duplicate(policy)
+    reference.model.requires_grad_(False)
     return reference
 
 

@@ -7,13 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from agro.config import LoRA, RunConfig, check_texts, from_environment, shared
 from agro.errors import Refused
 from agro.objectives.needs import REF_LOGP
-from agro.rollout.engines.capabilities import CAPABILITIES, capabilities, check_section
-from agro.train.abilities import (
-    check_learner,
-    check_source,
-    learner_capabilities,
-    source_capabilities,
-)
+from agro.rollout.engines.capabilities import capabilities, check_section
+from agro.train.abilities import check_source, source_capabilities
 from agro.train.check_objective import check_followed, check_phase
 from agro.train.phases import Phase
 from agro.types import ROLES
@@ -47,15 +42,17 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
 
 
 def check_sharded(config: RunConfig) -> None:
-    """Raise `Refused` for settings that don't work on several ranks."""
-    if "serves_ranks" not in capabilities(config.engine.kind):
-        raise Refused(
-            f"engine.kind doesn't work on several ranks (torchrun): it needs an engine that "
-            f'{CAPABILITIES["serves_ranks"]}. What to do: use engine.kind = "hf", or train in one process'
-        )
-    can = learner_capabilities(ranks=2)
+    """Raise `Refused` for what doesn't work on several ranks: bitsandbytes packs values, which FSDP cuts."""
+    packed: dict[str, str | None] = {"policy.quantize": config.policy.quantize}
     for name in config.phase_names:
-        check_learner(config.phase(name), can, "on several ranks (torchrun)")
+        if config.phase(name).train.optimizer == "adamw_8bit":
+            packed["train.optimizer"] = "adamw_8bit"
+    for key, value in packed.items():
+        if value is not None:
+            raise Refused(
+                f"{key} = {value} doesn't work on several ranks (torchrun): bitsandbytes packs values in "
+                "blocks, which FSDP would cut. What to do: remove it, or train in one process"
+            )
 
 
 def _check_engine(config: RunConfig, prefix: str) -> None:

@@ -7,41 +7,36 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from agro.config import LoRA, RunConfig
-from agro.errors import Refused
 from agro.io.files import complete_folder
 from agro.models.encoding import Encoder
 from agro.models.policy import Policy
 from agro.models.published import form_of, publish
 from agro.models.reference import fingerprint, follow
 from agro.runs.folder import to_json_values
-from agro.train.abilities import LearnerCapability
 from agro.train.as_sampled import logp_as_sampled
 from agro.train.micro import MicroBatch
 from agro.train.optimizer import Average, Optimizer, denormals_as_zero
 from agro.train.step import Passes, Step, backward, streams_of
+from agro.train.stored_tensors import StoredTensors, assign, exists
 from agro.types import Batch, Sample
 
 Which = Literal["policy", "reference"]
 MOVING = ("ema", "periodic")  # references that change during a phase
-LEARNER, AVERAGE = "learner.json", "average.safetensors"
+LEARNER, AVERAGE = "learner.json", "average"  # a file, and a part of a checkpoint
 
 
 class Learner(Protocol):
-    """What the loop needs of the weights. `version` counts optimizer steps.
+    """What the loop needs of the weights. `version` counts optimizer steps."""
 
-    `can` is what it can do beyond that, see `agro.train.abilities`.
-    """
-
-    can: ClassVar[frozenset[LearnerCapability]]
     version: int
     encoder: Encoder
 
@@ -87,6 +82,10 @@ class Learner(Protocol):
         """
         ...
 
+    def show(self) -> None:
+        """Let an engine in this process sample with the current weights."""
+        ...
+
     def publish(self, folder: Path) -> None:
         """Write the weights, in the form that the engine takes, and a probe of them."""
         ...
@@ -107,17 +106,6 @@ class Learner(Protocol):
 class Local:
     """A learner in this process."""
 
-    can: ClassVar[frozenset[LearnerCapability]] = frozenset(
-        (
-            "trains_adapters",
-            "caches_reference",
-            "offloads",
-            "recomputes_activations",
-            "mixes_precision",
-            "averages_weights",
-        )
-    )
-
     def __init__(self, policy: Policy, reference: Policy | None, say: Callable[[str], None]) -> None:
         self.policy, self.reference, self.say = policy, reference, say
         self.encoder = policy.encoder
@@ -134,15 +122,15 @@ class Local:
         self.policy.checkpoint_gradients(config.train.gradient_checkpointing)
         self.optimizer = Optimizer(self.policy, config.train)
         if began is not None and self.reference is not None and config.policy.reference in ("phase", *MOVING):
-            self._assign(began / "model.safetensors", self.reference.weights())
+            assign(began, "model", self.reference.weights())
         if resumed is None:
             averages = config.train.weights_average is not None
             self.average = Average(self.policy.weights(), self.policy.trained()) if averages else None
             return
         moving = self._moving_reference()
         if moving is not None:
-            self._assign(resumed / "reference.safetensors", moving)
-        self._load_optimizer(resumed / "optimizer.safetensors")
+            assign(resumed, "reference", moving)
+        self._load_optimizer(resumed)
         counts = read_counts(resumed)
         self.micro.sequences, self.micro.tokens = counts["sequences"], counts["tokens"]
 
@@ -178,6 +166,9 @@ class Local:
     def averaged(self) -> AbstractContextManager[None]:
         return nullcontext() if self.average is None else self.average.in_place()
 
+    def show(self) -> None:
+        """Nothing: an engine shares them."""
+
     def publish(self, folder: Path) -> None:
         with complete_folder(folder) as temporary:
             publish(self.policy, temporary, form_of(self.config))
@@ -186,29 +177,29 @@ class Local:
         self.policy.save(folder, merge=merge)
 
     def save(self, folder: Path) -> None:
-        self._write(self.policy.trained(), folder / "model.safetensors")
-        self._write(self._optimizer_state(), folder / "optimizer.safetensors")
+        self._write(self.policy.trained(), folder, "model")
+        self._write(self._optimizer_state(), folder, "optimizer")
         if self.policy.value_weights():
-            self._write(self.policy.value_weights(), folder / "value.safetensors")
+            self._write(self.policy.value_weights(), folder, "value")
         moving = self._moving_reference()
         if moving is not None:
-            self._write(moving, folder / "reference.safetensors")
+            self._write(moving, folder, "reference")
         counts = {"sequences": self.micro.sequences, "tokens": self.micro.tokens}
         if self.average is not None:
-            self._write(self.average.weights, folder / AVERAGE)
+            self._write(self.average.weights, folder, AVERAGE)
             counts["averaged"] = self.average.updates
         self._write_text(json.dumps(counts), folder / LEARNER)
 
     def load(self, folder: Path, version: int) -> None:
-        self._assign(folder / "model.safetensors", self.policy.trained())
+        assign(folder, "model", self.policy.trained())
         if self.policy.masters is not None:
             self.policy.masters.round()
         if self.policy.value_weights():
-            self._assign(folder / "value.safetensors", self.policy.value_weights())
+            assign(folder, "value", self.policy.value_weights())
         self.average = None
-        if (folder / AVERAGE).exists():
+        if exists(folder, AVERAGE):
             self.average = Average(self.policy.weights(), self.policy.trained())
-            self._assign(folder / AVERAGE, self.average.weights)
+            assign(folder, AVERAGE, self.average.weights)
             self.average.updates = read_counts(folder)["averaged"]
         self.version = version
 
@@ -233,14 +224,15 @@ class Local:
                 tensors[f"{names[i]}/{kind}"] = torch.as_tensor(value)
         return tensors
 
-    def _load_optimizer(self, file: Path) -> None:
-        numbers = {name: i for i, name in enumerate(self._names())}
+    def _load_optimizer(self, folder: Path) -> None:
         parameters = [*self.policy.trained().values(), *self.policy.value_weights().values()]
-        weights = dict(zip(self._names(), parameters, strict=True))
+        numbers = {name: i for i, name in enumerate(self._names())}
         state: dict[int, dict[str, Tensor]] = {}
-        for key, value in load_file(file).items():
+        stored = StoredTensors(folder, "optimizer")
+        for key in stored.chunks:
             name, _, kind = key.rpartition("/")
-            state.setdefault(numbers[name], {})[kind] = self._as_state(value, weights[name])
+            number = numbers[name]
+            state.setdefault(number, {})[kind] = stored.read(key, parameters[number])
         if self.config.train.optimizer == "adamw_8bit":  # whose kernels take a number
             for entry in state.values():
                 entry["step"] = int(entry["step"])  # type: ignore[assignment]
@@ -253,40 +245,19 @@ class Local:
     def _after_backward(self) -> None:
         """Complete the gradients."""
 
-    def _as_state(self, value: Tensor, weight: Tensor) -> Tensor:
-        """A value of the optimizer's state as it belongs to `weight`."""
-        return value
-
     def _write_text(self, text: str, file: Path) -> None:
         file.write_text(text, encoding="utf-8")
 
-    def _write(self, tensors: Mapping[str, Tensor], file: Path) -> None:
+    def _write(self, tensors: Mapping[str, Tensor], folder: Path, part: str) -> None:
+        """Write a part of a checkpoint."""
+        file = folder / f"{part}.safetensors"
         save_file({name: t.detach().contiguous() for name, t in tensors.items()}, file)
-
-    @torch.no_grad()
-    def _assign(self, file: Path, weights: Mapping[str, Tensor]) -> None:
-        """Put the tensors of a file into `weights`, which have the same names."""
-        for name, value in read_weights(file, weights).items():
-            weights[name].copy_(value)
 
 
 def read_counts(folder: Path) -> dict[str, Any]:
     """The limits of a pass, and how many optimizer steps were averaged, in a checkpoint."""
     counts: dict[str, Any] = json.loads((folder / LEARNER).read_text(encoding="utf-8"))
     return counts
-
-
-def read_weights(file: Path, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a file; raises `Refused` where their names aren't those of `weights`."""
-    saved = load_file(file)
-    if saved.keys() != weights.keys():
-        differing = sorted(saved.keys() ^ weights.keys())[:3]
-        raise Refused(
-            f"{file}: expected the weights that this configuration trains, but {', '.join(differing)} are in "
-            "only one of the two. What to do: resume with the configuration and version that wrote it, or "
-            "start a new run"
-        )
-    return saved
 
 
 def save_model(learner: Learner, run: Path, lora: LoRA | None) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -23,21 +23,21 @@ from torch.distributed.tensor import DTensor
 from agro.config import TrainConfig
 from agro.models.policy import Policy
 from agro.models.pretrained import adamw_8bit
+from agro.models.reference import replaced
 from agro.objectives import NotFinite
 
 SMALL = 1 << 16  # elements below which a copy costs more than it frees
 
 
 @contextmanager
-def activations(model: nn.Module, active: bool) -> Iterator[None]:
-    """Keep what autograd saves for the backward pass on the CPU, except for the model's own weights."""
+def activations(active: bool) -> Iterator[None]:
+    """Keep what autograd saves for the backward pass on the CPU, except for weights."""
     if not active:
         yield
         return
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
     def pack(x: Tensor) -> tuple[torch.device, Tensor]:
-        if x.numel() < SMALL or x.untyped_storage().data_ptr() in weights:
+        if x.numel() < SMALL or isinstance(x if x._base is None else x._base, nn.Parameter):
             return x.device, x
         copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
         return x.device, copy.copy_(x, non_blocking=x.is_cuda)
@@ -93,17 +93,9 @@ class Average:
             average.lerp_(self.trained[name].to(average.dtype), share)
         self.updates += 1
 
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def in_place(self) -> AbstractContextManager[None]:
         """While it lasts, the parameters have the average's values."""
-        current = {name: p.data for name, p in self.live.items()}
-        try:
-            for name, p in self.live.items():
-                p.data = self.weights[name].to(p.dtype)
-            yield
-        finally:
-            for name, p in self.live.items():
-                p.data = current[name]
+        return replaced(self.live, self.weights)
 
 
 @contextmanager

@@ -4,104 +4,54 @@ Rank 0 runs the loop. Each call of its learner is broadcast and repeated on all 
 shards of one model. A forward pass is a collective: the passes of a step are distributed over the ranks, and
 a rank without a pass of its own computes one over nothing. Each rank computes the streams of its rows. They
 are added up, so that all ranks evaluate the same objective over the complete step. FSDP averages gradients,
-so what is back-propagated is multiplied by the number of ranks to obtain their sum.
+which are multiplied by the number of ranks then, to obtain their sum. (Not before: the norms of transformers
+are float32 whatever the weights are, and would round three times a gradient differently.)
 
-Rank 0 also has a complete copy of the model, for sampling and saving. It is updated when weights are
-published.
+An adapter and a value head are small: each rank has them completely, and adds up their gradients itself.
 
-The process group of the ranks that torchrun started, and the calls that rank 0 sends to the others.
+Rank 0 also has a complete copy of the model, for sampling and for models that are saved. It is updated when
+an engine is to sample with the current weights, and when they are published.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from datetime import timedelta
-from functools import partial
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
 
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.io.files import complete_folder
 from agro.models.policy import Policy
 from agro.models.published import form_of, publish
-from agro.models.reference import frozen
+from agro.models.reference import duplicate
 from agro.objectives import NotFinite
-from agro.train.abilities import LearnerCapability
 from agro.train.as_sampled import logp_as_sampled
-from agro.train.learner import Local, Which, read_weights
+from agro.train.learner import Local, Which
 from agro.train.micro import MicroBatch
+from agro.train.process_group import Calls
 from agro.train.step import Passes, Step
+from agro.train.stored_tensors import write_shards
 from agro.types import Batch, Sample
-
-PATIENCE = timedelta(days=1)  # ranks wait for rank 0 while it samples
-
-
-def world_size() -> int:
-    """Ranks that torchrun started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def rank() -> int:
-    return int(os.environ.get("RANK", "0"))
-
-
-@contextmanager
-def joined(device: torch.device) -> Iterator[DeviceMesh]:
-    """Join the process group of all ranks, and leave it at the end."""
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=PATIENCE)
-    try:
-        yield init_device_mesh(device.type, (dist.get_world_size(),))
-    finally:
-        dist.destroy_process_group()
-
-
-def take_device() -> None:
-    """Let this process use the GPU of its rank."""
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-
-
-class Calls:
-    """What rank 0 tells the other ranks, over a process group of its own.
-
-    DTensor's caches keep the group of the mesh, and so its threads, until the process ends. A thread that
-    still held the last broadcast then would abort the process. This group ends with `destroy_process_group`.
-    """
-
-    def __init__(self) -> None:
-        self.group = dist.new_group(backend="gloo", timeout=PATIENCE)
-
-    def send(self, call: Any) -> None:
-        dist.broadcast_object_list([call], group=self.group)
-
-    def receive(self) -> Any:
-        call = [None]
-        dist.broadcast_object_list(call, group=self.group)
-        return call[0]
 
 
 class DistributedPasses(Passes):
     """Passes that are distributed over the ranks."""
 
-    def __init__(self, micro: MicroBatch) -> None:
-        super().__init__(micro)
+    def __init__(self, micro: MicroBatch, *, offload: bool) -> None:
+        super().__init__(micro, offload=offload)
         self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
-        self.scale = float(self.ranks)
 
     def tolerating(self) -> AbstractContextManager[None]:
         """All ranks must make the same passes: none of them raises before the streams were added up."""
@@ -120,18 +70,23 @@ class DistributedPasses(Passes):
 class Shard(Local):
     """The learner of one rank. All ranks receive the same calls."""
 
-    can: ClassVar[frozenset[LearnerCapability]] = frozenset()
-
     def __init__(
         self, policy: Policy, reference: Policy | None, say: Callable[[str], None], mesh: DeviceMesh
     ) -> None:
         super().__init__(policy, reference, say)
         self.key = super().reference_key
-        self.copy = frozen(policy) if dist.get_rank() == 0 else None
-        shard(policy, mesh, method="streams", reshard=True)
-        if reference is not None:
+        self.copy = duplicate(policy) if dist.get_rank() == 0 else None
+        self.average_in_place = ExitStack()
+        shard(policy, mesh, reshard=True)
+        run_inside(policy.model, policy, "streams", "agro_policy")
+        if reference is None:
+            return
+        if reference.model is policy.model:  # with an adapter of its own
+            run_inside(policy.model, reference, "streams", "agro_reference")
+        else:
             # No reshard: for the exact KL the policy's streams use its head after its hidden states.
-            shard(reference, mesh, method="hidden", reshard=False)
+            shard(reference, mesh, reshard=False)
+            run_inside(reference.model, reference, "hidden", "agro_reference")
 
     @property
     def reference_key(self) -> str | None:
@@ -157,65 +112,64 @@ class Shard(Local):
         if self.reference is not None:
             self.reference.model.reshard()
 
+    def begin_average(self) -> None:
+        """Let the policy, and the copy that samples, have the average of the weights."""
+        self.average_in_place.enter_context(self.averaged())
+        self.show()
+
+    def end_average(self) -> None:
+        self.average_in_place.close()
+        self.show()
+
     def publish(self, folder: Path) -> None:
-        self._update_copy()
+        self.show()
         if self.copy is not None:
             with complete_folder(folder) as temporary:
                 publish(self.copy, temporary, form_of(self.config))
 
     def save_model(self, folder: Path, *, merge: bool) -> None:
-        self._update_copy()
+        self.show()
         if self.copy is not None:
-            self.copy.save(folder)
+            self.copy.save(folder, merge=merge)
 
     def save(self, folder: Path) -> None:
-        self.writes: list[Callable[[], Any]] = []
+        self.tensors: dict[str, Tensor] = {}
         super().save(folder)
-        for write in self.writes:  # after the last collective: rank 0 may fail to write
-            write()
+        write_shards(self.tensors, folder)
+        del self.tensors
 
     @torch.no_grad()
-    def _update_copy(self) -> None:
-        """Gather the weights; all ranks take part, rank 0 stores them."""
+    def show(self) -> None:
+        """Gather the weights, one at a time; all ranks take part, rank 0 stores them."""
         copies = {} if self.copy is None else dict(self.copy.model.named_parameters())
         for name, weight in self.policy.weights().items():
-            full = _full(weight)
+            full = weight.full_tensor() if isinstance(weight, DTensor) else weight
             if copies:
                 copies[name].copy_(full)
 
     def _passes(self, check: Callable[[], None] = lambda: None) -> Passes:
-        return DistributedPasses(self.micro)
+        return DistributedPasses(self.micro, offload="activations" in self.config.train.offload)
 
     def _after_backward(self) -> None:
-        """Sum the gradients of the value head, which isn't sharded, and average them as FSDP does."""
-        for weight in self.policy.value_weights().values():
-            if weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
-            dist.all_reduce(weight.grad)
-            weight.grad /= dist.get_world_size()
+        """Turn FSDP's means over the ranks into sums, and add up the gradients of what isn't sharded."""
+        for weight in [*self.policy.weights().values(), *self.policy.value_weights().values()]:
+            if weight.grad is None:  # on all ranks: the objective doesn't read the value
+                continue
+            if isinstance(weight, DTensor):
+                weight.grad *= dist.get_world_size()
+            else:
+                dist.all_reduce(weight.grad)
 
-    def _write(self, tensors: Mapping[str, Tensor], file: Path) -> None:
-        full = {name: _full(t.detach()).cpu().contiguous() for name, t in tensors.items()}
-        if dist.get_rank() == 0:
-            self.writes.append(partial(save_file, full, file))
+    def _write(self, tensors: Mapping[str, Tensor], folder: Path, part: str) -> None:
+        self.tensors |= {f"{part}/{name}": tensor for name, tensor in tensors.items()}
 
     def _write_text(self, text: str, file: Path) -> None:
         if dist.get_rank() == 0:
-            self.writes.append(partial(super()._write_text, text, file))
-
-    @torch.no_grad()
-    def _assign(self, file: Path, weights: Mapping[str, Tensor]) -> None:
-        for name, value in read_weights(file, weights).items():
-            weights[name].copy_(_like(value, weights[name]))
-
-    def _as_state(self, value: Tensor, weight: Tensor) -> Tensor:
-        return _like(value, weight) if value.shape == weight.shape else value
+            super()._write_text(text, file)
 
 
 class Ranks:
     """The learner of the loop on rank 0: each call is repeated on all ranks."""
-
-    can: ClassVar[frozenset[LearnerCapability]] = Shard.can
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
@@ -259,8 +213,19 @@ class Ranks:
     def follow(self, step: int) -> None:
         self._all("follow", step)
 
-    def averaged(self) -> AbstractContextManager[None]:
-        return nullcontext()  # `check_sharded` refuses train.weights_average
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        if self.shard.average is None:
+            yield
+            return
+        self._all("begin_average")
+        try:
+            yield
+        finally:
+            self._all("end_average")
+
+    def show(self) -> None:
+        self._all("show")
 
     def publish(self, folder: Path) -> None:
         self._all("publish", folder)
@@ -293,20 +258,34 @@ def serve(shard: Shard) -> None:
         method, args, kwargs = call
         try:
             getattr(shard, method)(*args, **kwargs)
-        except (NotFinite, Refused):  # raised on rank 0 too, which handles it
+        except (NotFinite, Refused, OSError):  # raised on rank 0 too, which handles it
             continue
 
 
-def shard(policy: Policy, mesh: DeviceMesh, *, method: str, reshard: bool) -> None:
-    """Shard a policy's model over the ranks of `mesh`, and run the policy's `method` inside the module.
+def shard(policy: Policy, mesh: DeviceMesh, *, reshard: bool) -> None:
+    """Shard a policy's model over the ranks of `mesh`, all but its adapter.
 
     `reshard`: whether the weights outside of the layers are sharded again after each forward pass.
     """
-    model = policy.model
-    for layer in _layers(model):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
-    name = f"agro_{method}"
+    precision = MixedPrecisionPolicy()
+    if policy.masters is not None:
+        policy.masters.give_back()
+        policy.masters = None
+        precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    adapter = set() if policy.adapter is None else {p for p in policy.model.parameters() if p.requires_grad}
+    for layer in _layers(policy.model):
+        fully_shard(layer, mesh=mesh, mp_policy=precision, ignored_params=adapter)
+    fully_shard(
+        policy.model,
+        mesh=mesh,
+        reshard_after_forward=reshard,
+        mp_policy=precision,
+        ignored_params=adapter,
+    )
+
+
+def run_inside(model: nn.Module, policy: Policy, method: str, name: str) -> None:
+    """Run a policy's `method` as a method `name` of the sharded model, which gathers its weights before."""
     setattr(model, name, getattr(policy, method))
     register_fsdp_forward_method(model, name)
     setattr(policy, method, getattr(model, name))
@@ -316,17 +295,6 @@ def _layers(model: nn.Module) -> list[nn.Module]:
     """The transformer blocks: the items of the longest list of modules."""
     lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
     return max(lists, key=len)
-
-
-def _full(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _like(value: Tensor, weight: Tensor) -> Tensor:
-    """`value`, which all ranks have, sharded as `weight` is."""
-    if not isinstance(weight, DTensor):
-        return value
-    return distribute_tensor(value.to(weight.device), weight.device_mesh, weight.placements)
 
 
 def _nothing() -> None:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from agro import config as configuration
 from agro.config import RunConfig
 from agro.errors import Refused
@@ -15,7 +13,7 @@ from agro.models.policy import Policy
 from agro.rollout import Activity
 from agro.runs.folder import Run
 from agro.store import Commit, Store
-from agro.train.learner import AVERAGE, Learner, read_weights
+from agro.train.learner import AVERAGE, Learner
 from agro.train.phases import Phase, derive
 from agro.train.state import (
     POSITION,
@@ -26,6 +24,7 @@ from agro.train.state import (
     read_position,
     write_checkpoint,
 )
+from agro.train.stored_tensors import assign, exists
 
 
 @dataclass
@@ -134,14 +133,9 @@ def run_of(folder: Path) -> Path:
     return folder.absolute().parents[1]
 
 
-@torch.no_grad()
 def load_checkpoint(folder: Path, config: configuration.PolicyConfig) -> Policy:
     """`config`: [policy] of the run. Where the run averages its weights, these are averaged too."""
     run = RunConfig.load(run_of(folder) / "config.json")
     policy = Policy.load(config, seed=derive(run.train.seed, "weights"))
-    averaged = folder / AVERAGE
-    file = averaged if averaged.exists() else folder / "model.safetensors"
-    weights = policy.weights()
-    for name, value in read_weights(file, weights).items():
-        weights[name].copy_(value)
+    assign(folder, AVERAGE if exists(folder, AVERAGE) else "model", policy.weights())
     return policy

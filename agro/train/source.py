@@ -89,7 +89,7 @@ class InlineSource:
     store: Store
     run: str  # its id
     activity: Activity
-    weights: Path | None = None  # folder of published versions; None where the engine shares the learner's
+    weights: Path | None = None  # folder of published versions; None where the engine is in this process
 
     def fill(self, wanted: FillRequest) -> CollectResult:
         if wanted.joining:
@@ -112,15 +112,19 @@ class InlineSource:
         return collect(self.rollout, wanted.joining, sampler, self.store, task, self.reward, self.activity)
 
     def publish(self, learner: Learner) -> None:
+        engine = self.rollout.engine
+        if engine.version == learner.version:
+            return
         if self.weights is None:
-            self.rollout.engine.version = learner.version
-        elif self.rollout.engine.version != learner.version:
-            folder = self.weights / f"v{learner.version:08d}"  # servers keep what they know of a path
-            learner.publish(folder)
-            self.rollout.engine.load(folder, learner.version)
-            for other in self.weights.glob("v*"):
-                if other != folder:
-                    remove(other)
+            learner.show()
+            engine.version = learner.version
+            return
+        folder = self.weights / f"v{learner.version:08d}"  # servers keep what they know of a path
+        learner.publish(folder)
+        engine.load(folder, learner.version)
+        for other in self.weights.glob("v*"):
+            if other != folder:
+                remove(other)
 
 
 ROUNDS = 10  # of sampling for a step

@@ -38,8 +38,6 @@ class Step:
 class Passes:
     """How the forward passes of a step are computed: here all of them in this process."""
 
-    scale = 1.0  # on what is back-propagated
-
     def __init__(
         self, micro: MicroBatch, *, check: Callable[[], None] = lambda: None, offload: bool = False
     ) -> None:
@@ -99,7 +97,7 @@ def backward(
 
     def forward(rows: Tensor | None) -> dict[str, Tensor]:
         passes.check()
-        with activations(policy.model, passes.offload):
+        with activations(passes.offload):
             return _forward(policy, batch, rows, want, reference)
 
     def in_one_pass(parts: list[Tensor]) -> dict[str, Tensor]:
@@ -112,7 +110,7 @@ def backward(
             if rows is not None:
                 with passes.tolerating():
                     grads = differentiate(name, objective, seen, batch, options, rows).grads
-            _back_propagate(live, grads, rows, passes.scale)
+            _back_propagate(live, grads, rows)
         passes.gather(seen)
         return seen
 
@@ -120,7 +118,7 @@ def backward(
         seen = streams_of(policy, batch, want, passes, reference)
         grads = differentiate(name, objective, seen, batch, options).grads
         for rows in passes.share(by_length(batch, passes.micro)):
-            _back_propagate(forward(rows), grads, rows, passes.scale)
+            _back_propagate(forward(rows), grads, rows)
         return seen
 
     def attempt() -> dict[str, Tensor]:
@@ -133,9 +131,9 @@ def backward(
 
 
 def _back_propagate(
-    live: Mapping[str, Tensor], grads: Mapping[str, Tensor] | None, rows: Tensor | None, scale: float
+    live: Mapping[str, Tensor], grads: Mapping[str, Tensor] | None, rows: Tensor | None
 ) -> None:
-    """Backward of scale · Σ g · stream over some rows; of zero times the streams for a pass over nothing."""
+    """Backward of Σ g · stream over some rows; of zero times the streams for a pass over nothing."""
     total = torch.zeros((), dtype=torch.float64, device=next(iter(live.values())).device)
     for s, value in live.items():
         if rows is None or grads is None:
@@ -145,7 +143,7 @@ def _back_propagate(
         if value.dim() == 2:
             g = g[:, : value.shape[1]]
         total = total + (g * value.double()).sum()
-    (scale * total).backward()
+    total.backward()
 
 
 def _put(streams: Mapping[str, Tensor], live: Mapping[str, Tensor], rows: Tensor | None) -> None:

@@ -57,11 +57,13 @@ from agro.train.monitors.reading import SideBySideResponses, best_of_log
 from agro.train.monitors.sampled_kl import SampledKL, first_prompts, prompts_for_kl
 from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
 from agro.train.phases import Phase, derive, describe, resolve
+from agro.train.process_group import connect, joined, rank, take_device, world_size
 from agro.train.publications import Publications
-from agro.train.ranks import Ranks, Shard, joined, rank, serve, take_device, world_size
+from agro.train.ranks import Ranks, Shard, serve
 from agro.train.source import InlineSource, PromptOrder, Source
 from agro.train.state import Position
 from agro.train.trainable import check_enough, check_store, check_stores
+from agro.train.watch import Watch
 
 
 class BaseTrainer:
@@ -107,12 +109,19 @@ class BaseTrainer:
 
     def run(self) -> Path:
         """Run to the end and return the run folder. Raises `Refused` before any compute for invalid data."""
-        if world_size() > 1:
-            check_sharded(self.config)
-            take_device()
-        if rank() > 0:
-            self._serve()
+        if world_size() == 1:
+            self._run()
             return self.out
+        check_sharded(self.config)
+        take_device()
+        with Watch(self.config.train.rank_seconds, rank(), world_size(), connect) as self.watch:
+            if rank() == 0:
+                self._run()
+            else:
+                self._serve()
+        return self.out
+
+    def _run(self) -> None:
         store = self._prepare()
         interruption = Interruption()
         try:
@@ -144,7 +153,6 @@ class BaseTrainer:
                 for opened in (self.reward, self.__dict__.get("engine"), *self.monitors):
                     if opened is not None:
                         closed.callback(opened.close)
-        return self.out
 
     def _prepare(self) -> Location:
         """Load and check what is cheap; returns where the store is."""
@@ -233,14 +241,15 @@ class BaseTrainer:
             self.engine = load_engine(self.config.engine, shard.copy, self.progress.say)
             learner = Ranks(shard)
             try:
-                yield learner
+                with self.watch.naming():
+                    yield learner
             finally:
                 learner.close()
 
     def _serve(self) -> None:
         """What a rank other than 0 does."""
         policy = self._load_policy()
-        with joined(policy.device) as mesh:
+        with joined(policy.device) as mesh, self.watch.naming():
             serve(Shard(policy, self._load_reference(policy), lambda text: None, mesh))
 
     @cached_property
@@ -273,8 +282,8 @@ class BaseTrainer:
             run, step = self.folder.id, position.step
             return CollectorSource(phase, self.store, run, self.publications, self.activity, step)
         order = PromptOrder(self.prompts, derive(phase.config.train.seed, "prompts", phase.name))
-        shares = "shares_weights" in declared(self.engine) and world_size() == 1
-        weights = None if shares else self.out / "weights" / "served"
+        is_here = "shares_weights" in declared(self.engine)
+        weights = None if is_here else self.out / "weights" / "served"
         rollout = self._rollout(phase)
         config = recording(self.phases, phase)
         inline = InlineSource(

@@ -115,6 +115,55 @@ def test_saved_alone_and_merged(base: str, tmp_path: Path) -> None:
     assert again.weights().keys() == policy.weights().keys()
 
 
+@pytest.fixture(scope="module")
+def untied(base: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same model with an output layer of its own."""
+    policy, folder = Policy.load(PolicyConfig(model=base)), tmp_path_factory.mktemp("untied")
+    policy.model.lm_head.weight = torch.nn.Parameter(policy.model.lm_head.weight.detach() + 0.01)
+    policy.model.config.tie_word_embeddings = False
+    policy.save(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("targets", [("all-linear",), ("embed_tokens", "q_proj")])
+def test_merged_weights_are_the_exact_ones_rounded_once(
+    dtype: str, targets: tuple[str, ...], untied: str, tmp_path: Path
+) -> None:
+    """W + α/r · BA, written once more; log-probs in float64 are those of the base with its adapter."""
+    policy = Policy.load(PolicyConfig(model=untied, dtype=dtype, lora=LoRA(rank=4, targets=targets)))
+    move(policy)
+    policy.save(tmp_path / "merged")
+    named = policy.model.named_parameters()
+    exact = {name.replace(".base_layer", ""): p.detach().double() for name, p in named}
+    for name in [name for name in exact if "_A" in name]:
+        product = exact[name.replace("_A", "_B")] @ exact[name]
+        weight = name.partition(".lora_")[0] + ".weight"
+        scale = policy.adapter.peft_config["default"].lora_alpha / 4
+        exact[weight] = exact[weight] + scale * (product.T if "embedding" in name else product)
+    loaded = Policy.load(PolicyConfig(model=str(tmp_path / "merged"), dtype=dtype))
+    weights = dict(loaded.model.named_parameters())
+    for name, p in weights.items():
+        assert torch.equal(p.detach(), exact[name].to(p.dtype)), name
+    # Each weight is off by half a unit in its last place: log-probs by no more than some tens of these.
+    bound = 64 * torch.finfo(loaded.dtype).eps
+    assert float((exactly(loaded) - exactly(policy)).abs().max()) <= bound
+
+
+def test_an_adapter_of_a_tied_embedding_is_refused_where_it_is_to_be_merged(base: str) -> None:
+    with pytest.raises(Refused, match=r"policy\.lora: expected an adapter that can be merged"):
+        load(base, targets=("embed_tokens",))
+    policy = load(base, targets=("embed_tokens",), merge=False)
+    with pytest.raises(Refused, match=r"tie_word_embeddings"):
+        policy.save("nowhere")
+
+
+def exactly(policy: Policy) -> torch.Tensor:
+    """Log-probs with these weights in float64."""
+    policy.model.double()
+    return logp(policy)
+
+
 def test_what_is_refused(base: str, tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"policy\.lora\.targets: nothing_like_it"):
         load(base, targets=("nothing_like_it",))

@@ -17,7 +17,7 @@ from agro.models.policy import Policy
 from agro.rollout import Rollout
 from agro.rollout.engines.capabilities import CAPABILITIES, ENGINES, REQUIREMENTS, capabilities
 from agro.rollout.engines.protocol import Capability
-from agro.train import abilities, ranks
+from agro.train import abilities
 from agro.train.check import check_config, check_sharded
 from agro.train.check_objective import samples_kl
 from agro.train.collate import recording
@@ -52,12 +52,11 @@ def test_each_requirement_is_tried_here() -> None:
     assert set(CAPABILITIES) == set(get_args(Capability)) == capabilities("hf")
 
 
-def test_one_process_can_do_what_ranks_and_collectors_cannot() -> None:
-    learner, source = set(abilities.LEARNER_CAPABILITIES), set(abilities.SOURCE_CAPABILITIES)
-    assert learner == set(get_args(abilities.LearnerCapability)) == abilities.learner_capabilities(1)
+def test_the_trainer_s_process_can_do_what_collectors_cannot() -> None:
+    source = set(abilities.SOURCE_CAPABILITIES)
     inline, elsewhere = SourceConfig(), SourceConfig(kind="elsewhere")
     assert source == set(get_args(abilities.SourceCapability)) == abilities.source_capabilities(inline)
-    assert abilities.learner_capabilities(2) == abilities.source_capabilities(elsewhere) == frozenset()
+    assert abilities.source_capabilities(elsewhere) == frozenset()
 
 
 @pytest.mark.parametrize("key", NEEDING)
@@ -86,11 +85,7 @@ def _nested(key: str) -> dict[str, Any]:
 
 
 def test_what_is_chosen_by_what_the_engine_can(tmp_path: Path, engine: dict[str, str]) -> None:
-    if "serves_ranks" in capabilities("server"):
-        check_sharded(tiny(tmp_path, engine=engine))
-    else:
-        with pytest.raises(Refused, match=r"engine\.kind doesn't work on several ranks"):
-            check_sharded(tiny(tmp_path, engine=engine))
+    check_sharded(tiny(tmp_path, engine=engine))  # all engines serve ranks
     truncated = {"sampler__top_p": 0.8, "objective": {"name": "grpo"}, "engine": engine}
     with pytest.raises(Refused, match=r'top_p 0\.8: .*engine\.kind = "hf"'):
         check_config(tiny(tmp_path, **truncated))
@@ -121,52 +116,20 @@ def test_no_code_asks_for_the_name_of_an_engine() -> None:
 
 
 class Nothing:
-    """A learner, or a source, that declares nothing beyond its protocol."""
+    """A source that declares nothing beyond its protocol."""
 
     can: frozenset[str] = frozenset()
 
 
-LEARNER_SETTINGS: dict[str, Any] = {
-    "policy.lora": {"rank": 2},
-    "policy.cache_reference": True,
-    "train.offload": ("optimizer",),
-    "train.gradient_checkpointing": True,
-    "policy.dtype": "mixed",
-    "train.weights_average": 0.9,
-}
-
-
 @pytest.fixture(params=["of agro", "third"])
 def other(request, monkeypatch) -> None:
-    """What several ranks and collectors can do, and a learner and a source that are added later."""
+    """What collectors can do, and a source that is added later."""
     if request.param == "third":
-        monkeypatch.setattr(ranks, "Ranks", Nothing)
         monkeypatch.setitem(abilities.SOURCES, "elsewhere", (__name__, "Nothing"))
 
 
-def test_each_requirement_of_learners_and_sources_is_tried_here() -> None:
-    assert LEARNER_SETTINGS.keys() == {r.setting for r in abilities.LEARNER_REQUIREMENTS}
-    assert {r.needs for r in abilities.LEARNER_REQUIREMENTS} == set(abilities.LEARNER_CAPABILITIES)
+def test_each_requirement_of_sources_is_tried_here() -> None:
     assert {r.setting for r in abilities.SOURCE_REQUIREMENTS} == {"data.complete_groups"}
-
-
-@pytest.mark.parametrize("setting", LEARNER_SETTINGS)
-def test_a_learner_that_declares_nothing_is_refused_where_more_is_needed(
-    tmp_path: Path, other: None, monkeypatch, setting: str
-) -> None:
-    section, key = setting.split(".")
-    values = {section: {key: LEARNER_SETTINGS[setting]}}
-    config = tiny(tmp_path, **{f"{section}__{key}": LEARNER_SETTINGS[setting]})
-    message = rf"{re.escape(setting)} doesn't work on several ranks .*needs a learner that .*What to do: "
-    with pytest.raises(Refused, match=message):
-        check_sharded(config)
-    check_sharded(tiny(tmp_path))
-    if section == "train":  # the others are of the complete run
-        with pytest.raises(Refused, match=message):
-            check_sharded(tiny(tmp_path, phases=[{"name": "one"}, {"name": "two", **values}]))
-    monkeypatch.setattr(Nothing, "can", frozenset(abilities.LEARNER_CAPABILITIES))
-    monkeypatch.setattr(ranks, "Ranks", Nothing)
-    check_sharded(config)  # what is declared is accepted
 
 
 def test_a_source_that_declares_nothing_is_refused_where_more_is_needed(tmp_path: Path, other: None) -> None:

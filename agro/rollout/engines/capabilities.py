@@ -21,7 +21,6 @@ CAPABILITIES: dict[Capability, str] = {
     "skips_layers": "decodes without some layers of the policy",
     "drafts": "loads a draft model",
     "serves_collectors": "is loaded by each collector (agro collect)",
-    "serves_ranks": "decodes beside a learner on several ranks",
 }
 ENGINES = {
     "hf": ("agro.rollout.engines.hf", "HF"),

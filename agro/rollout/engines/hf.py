@@ -32,7 +32,7 @@ class HF:
     """
 
     can: ClassVar[frozenset[Capability]] = frozenset(
-        ("shares_weights", "reports_kept_sets", "skips_layers", "drafts", "serves_collectors", "serves_ranks")
+        ("shares_weights", "reports_kept_sets", "skips_layers", "drafts", "serves_collectors")
     )
 
     def __init__(self, policy: Policy, version: int = -1, *, fused: bool = True) -> None:

@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 from agro.config import SamplerConfig
 from agro.types.kept_sets import Ids
 
-Capability = Literal[
-    "shares_weights", "reports_kept_sets", "skips_layers", "drafts", "serves_collectors", "serves_ranks"
-]
+Capability = Literal["shares_weights", "reports_kept_sets", "skips_layers", "drafts", "serves_collectors"]
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Server:
     A request that fails is counted and sent again.
     """
 
-    can: ClassVar[frozenset[Capability]] = frozenset(("serves_collectors", "serves_ranks"))
+    can: ClassVar[frozenset[Capability]] = frozenset(("serves_collectors",))
 
     def __init__(
         self,

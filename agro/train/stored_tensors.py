@@ -1,0 +1,156 @@
+"""The tensors of a checkpoint, which one process wrote, or ranks together.
+
+One process writes a file for each part, such as `model.safetensors`. Ranks write with
+`torch.distributed.checkpoint`, in safetensors too: `shard-RANK-model-PIECE-of-PIECES.safetensors` has what
+a rank has of some tensors. Their names begin with that of their part, and the file's header has the offsets
+of what is there. No file is a pickle. Either is read by one process and by any number of ranks: each reads
+what belongs to it and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from agro.errors import Refused
+
+OFFSETS = "DCP_SHARDING_INFO"  # where torch.distributed.checkpoint has them, in the header of a file
+PIECES = 32  # files of a rank, where no tensor is larger: one at a time is copied, twice
+
+
+class Chunk(NamedTuple):
+    """A part of a tensor, and where it is stored."""
+
+    path: Path
+    key: str
+    offsets: Sequence[int]
+    sizes: Sequence[int]
+
+
+class StoredTensors:
+    """The tensors of one part of a checkpoint, by name.
+
+    A file is open only while one tensor is read: what was read of an open file stays in memory.
+    """
+
+    def __init__(self, folder: Path, part: str) -> None:
+        self.folder, self.part = folder, part
+        self.chunks: dict[str, list[Chunk]] = {}
+        alone = folder / f"{part}.safetensors"
+        for path in [alone] if alone.exists() else sorted(folder.glob("shard-*.safetensors")):
+            self._add(path)
+
+    def _add(self, path: Path) -> None:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {}).get(OFFSETS, "{}"))
+            prefix = f"{self.part}/" if header else ""
+            for key in file.keys():  # noqa: SIM118  it isn't a mapping
+                if key.startswith(prefix):
+                    sizes = file.get_slice(key).get_shape()
+                    offsets = header[key]["saved_offsets"] if header else [0] * len(sizes)
+                    self.chunks.setdefault(key[len(prefix) :], []).append(Chunk(path, key, offsets, sizes))
+
+    def check_names(self, names: Mapping[str, Any]) -> None:
+        """Raise `Refused` unless the part has tensors of these names, and no others."""
+        if self.chunks.keys() != names.keys():
+            differing = sorted(self.chunks.keys() ^ names.keys())[:3]
+            raise Refused(
+                f"{self.folder}: {self.part}: expected the weights that this configuration trains, but "
+                f"{', '.join(differing)} are in only one of the two. What to do: resume with the "
+                "configuration and version that wrote it, or start a new run"
+            )
+
+    def read(self, name: str, weight: Tensor) -> Tensor:
+        """A tensor that belongs to a weight; it is sharded as the weight is, where it has its shape."""
+        chunks = self.chunks[name]
+        ends = [[o + n for o, n in zip(c.offsets, c.sizes, strict=True)] for c in chunks]
+        shape = torch.Size(max(sizes) for sizes in zip(*ends, strict=True))
+        dtype = _dtype(chunks[0])
+        alike = shape == weight.shape
+        value = torch.empty_like(weight, dtype=dtype) if alike else torch.empty(shape, dtype=dtype)
+        self.copy_to(name, value)
+        return value.detach()
+
+    @torch.no_grad()
+    def copy_to(self, name: str, target: Tensor) -> None:
+        """Copy a tensor into `target`, or what belongs there where it is a shard."""
+        local, offsets = target.detach(), [0] * target.dim()
+        if isinstance(local, DTensor):
+            [shard] = local.__create_chunk_list__()
+            local, offsets = local.to_local(), list(shard.offsets)
+        for chunk in self.chunks[name]:
+            _copy_overlap(chunk, local, offsets)
+
+
+def exists(folder: Path, part: str) -> bool:
+    """Whether a checkpoint has this part."""
+    return bool(StoredTensors(folder, part).chunks)
+
+
+def assign(folder: Path, part: str, weights: Mapping[str, Tensor]) -> None:
+    """Put the tensors of a part into `weights`, which have the same names."""
+    stored = StoredTensors(folder, part)
+    stored.check_names(weights)
+    for name, weight in weights.items():
+        stored.copy_to(name, weight)
+
+
+def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Write what this rank has of the tensors, which are named PART/NAME. All ranks call it.
+
+    Of tensors that all ranks have, one of them writes each. Raises what failed to be written on any rank.
+    """
+    # A second and a half, which one process doesn't wait for.
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    state = {name: tensor.detach() for name, tensor in tensors.items()}
+    writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_pieces(state), save_distributed=True)
+    try:
+        save(state, storage_writer=writer)
+    except CheckpointException as error:
+        failure, _ = next(iter(error.failures.values()))
+        raise failure from error
+
+
+def _pieces(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """The number, from 1, of the file that each tensor is in. Files are of about equal size."""
+    sizes = {name: t.numel() * t.element_size() for name, t in tensors.items()}
+    limit = max([sum(sizes.values()) // PIECES, *sizes.values()])
+    piece, filled, numbers = 1, 0, {}
+    for name, size in sizes.items():
+        if filled and filled + size > limit:
+            piece, filled = piece + 1, 0
+        filled += size
+        numbers[name] = piece
+    return numbers
+
+
+def _dtype(chunk: Chunk) -> torch.dtype:
+    with safe_open(chunk.path, framework="pt") as file:
+        value: Tensor = file.get_slice(chunk.key)[:0] if len(chunk.sizes) else file.get_tensor(chunk.key)
+        return value.dtype
+
+
+def _copy_overlap(chunk: Chunk, local: Tensor, offsets: Sequence[int]) -> None:
+    """Copy what a chunk has of a tensor of which `local` is the part that begins at `offsets`."""
+    source, target = [], []
+    for theirs, stored, ours, size in zip(chunk.offsets, chunk.sizes, offsets, local.shape, strict=True):
+        begin, end = max(theirs, ours), min(theirs + stored, ours + size)
+        if begin >= end:
+            return
+        source.append(slice(begin - theirs, end - theirs))
+        target.append(slice(begin - ours, end - ours))
+    with safe_open(chunk.path, framework="pt") as file:
+        if source:
+            local[tuple(target)].copy_(file.get_slice(chunk.key)[tuple(source)])
+        else:
+            local.copy_(file.get_tensor(chunk.key))  # a number

@@ -1,0 +1,285 @@
+"""Run on several ranks: updates of objectives × settings, beside one process, as JSON on stdout.
+
+All cases share one start, since processes take seconds to begin. Weights are float64, but where the setting
+is `mixed`, whose products are bfloat16 and sums float32.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from itertools import cycle, product
+from pathlib import Path
+from typing import Any
+
+import torch
+from test_step import CASES, batch_for
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from agro import objectives
+from agro.config import RunConfig
+from agro.models.policy import Policy
+from agro.models.reference import load_reference
+from agro.objectives.needs import REF_LOGP
+from agro.train import optimizer
+from agro.train.learner import Local
+from agro.train.process_group import joined, rank
+from agro.train.ranks import Ranks, Shard, serve
+
+SPEC = {"alphabet": "abcdef", "hidden": 16, "layers": 2, "heads": 2, "context": 64}
+LORA = {"policy.lora": {"rank": 2, "targets": ["all-linear"]}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "adapter": LORA,
+    "checkpointing": {"train.gradient_checkpointing": True},
+    "average": {"train.weights_average": 0.9},
+    "offload": {"train.offload": ["activations", "optimizer"]},
+    "ema": {"policy.reference": "ema", "policy.reference_decay": 0.5},
+    "periodic": {"policy.reference": "periodic", "policy.reference_every": 2},
+    "adapter and all": {
+        **LORA,
+        "train.gradient_checkpointing": True,
+        "train.weights_average": 0.9,
+        "train.offload": ["activations", "optimizer"],
+        "policy.reference": "ema",
+        "policy.reference_decay": 0.5,
+    },
+    "mixed": {"policy.dtype": "mixed"},
+}
+Case = tuple[str, dict[str, Any]]
+
+
+def config_of(setting: str, base: Path) -> RunConfig:
+    # With a larger eps than usual, a weight moves by a smooth function of its gradient.
+    values: dict[str, Any] = {
+        "policy": {"model": str(base), "temperature": 1.3},
+        "train": {"micro_batch": 3, "lr": 1e-3, "adam_eps": 1e-3, "clip": 0.5},
+    }
+    for key, value in SETTINGS[setting].items():
+        section, name = key.split(".")
+        values[section][name] = value
+    return RunConfig.of(values)
+
+
+def make(config: RunConfig) -> tuple[Policy, Policy]:
+    """A policy and its reference, whose weights differ, with a value head; the same each time."""
+    policy = Policy.load(config.policy, seed=0)
+    generator = torch.Generator().manual_seed(5)
+
+    def disturb() -> None:
+        for weight in policy.trained().values():
+            noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+            weight.data += 0.1 * noise.to(weight)
+        if policy.masters is not None:
+            policy.masters.round()
+
+    if policy.masters is None:
+        policy.model.double()
+    disturb()
+    reference = load_reference(config.policy, policy)
+    disturb()
+    policy.add_value()
+    assert policy.value is not None
+    torch.nn.init.normal_(policy.value.linear.weight, generator=generator)
+    policy.value.double()
+    return policy, reference
+
+
+class Observed(Shard):
+    """A shard that can be looked at."""
+
+    def gathered(self) -> Tensor:
+        return gathered(self)
+
+    def gradients(self) -> Tensor:
+        return gradients(self)
+
+    def begin_again(self) -> None:
+        begin_again(self)
+
+
+def gathered(learner: Local) -> Tensor:
+    """All weights that training changes, and their average."""
+    return flat([*changing(learner), *({} if learner.average is None else learner.average.weights).values()])
+
+
+def begin_again(learner: Local) -> None:
+    """Give a learner the weights that it had the first time: differences of one case stay its own."""
+    if not hasattr(learner, "first"):
+        learner.first = [weight.detach().clone() for weight in changing(learner)]  # type: ignore[attr-defined]
+    for weight, value in zip(changing(learner), learner.first, strict=True):  # type: ignore[attr-defined]
+        weight.detach().copy_(value)
+    if learner.policy.masters is not None:
+        learner.policy.masters.round()
+
+
+def gradients(learner: Local) -> Tensor:
+    weights = [*learner.policy.trained().values(), *learner.policy.value_weights().values()]
+    return flat([torch.zeros_like(w) if w.grad is None else w.grad for w in weights])
+
+
+def changing(learner: Local) -> list[Tensor]:
+    reference = learner._moving_reference() or {}
+    parts = (learner.policy.trained(), learner.policy.value_weights(), reference)
+    return [weight for part in parts for weight in part.values()]
+
+
+def flat(tensors: list[Tensor]) -> Tensor:
+    full = [t.full_tensor() if isinstance(t, DTensor) else t for t in tensors]
+    return torch.cat([t.detach().double().flatten() for t in full])
+
+
+def quiet(text: str) -> None:
+    """Nothing is shown."""
+
+
+def compare(alone: Local, several: Ranks, setting: str, case: Case, config: RunConfig) -> dict[str, Any]:
+    """Two updates on one batch; what differs then."""
+    name, options = case
+    resolved = objectives.get(name).resolve(name, options)
+    for learner in (alone, several):
+        learner.enter(config, began=None, resumed=None)
+    begin_again(alone)
+    several._all("begin_again")
+    assert alone.reference is not None
+    batch = batch_for(name, options, alone.policy, alone.reference)
+    ref_logp = 0.0
+    if REF_LOGP in objectives.get(name).needs(resolved):
+        expected, found = (learner.logp(batch, "reference") for learner in (alone, several))
+        ref_logp = float((found - expected).abs().max())
+        batch = batch.replace(ref_logp=expected)
+    one = alone.gradient(batch, name, resolved, quiet_check)
+    two = several.gradient(batch, name, resolved, quiet_check)
+    gradient = float((several._all("gradients") - gradients(alone)).abs().max())
+    for step in (1, 2):
+        if step == 2:
+            alone.gradient(batch, name, resolved, quiet_check)
+            several.gradient(batch, name, resolved, quiet_check)
+        for learner in (alone, several):
+            learner.move(1e-3)
+            learner.follow(step)
+        if setting == "mixed":
+            break  # the next products are of weights that may be rounded the other way
+    weights = float((several._all("gathered") - gathered(alone)).abs().max())
+    return {
+        "objective": f"{name} {options}",
+        "setting": setting,
+        "norm": one.norm,
+        "gradient": gradient,
+        "loss": abs(one.evaluation.loss - two.evaluation.loss),
+        "reported": abs(one.norm - two.norm),
+        "reference": ref_logp,
+        "weights": weights,
+    }
+
+
+def quiet_check() -> None:
+    """Nothing stops a gradient."""
+
+
+def averaged(alone: Local, several: Ranks) -> list[float]:
+    """How far log-probs are apart while the average is in place and after that, and the copy's weights."""
+    assert alone.reference is not None
+    batch = batch_for("grpo", {}, alone.policy, alone.reference)
+    differences = []
+    with alone.averaged(), several.averaged():
+        several.show()
+        differences.append(float((alone.logp(batch) - several.logp(batch)).abs().max()))
+        differences.append(copy_differs(alone, several))
+    several.show()
+    differences.append(float((alone.logp(batch) - several.logp(batch)).abs().max()))
+    differences.append(copy_differs(alone, several))
+    return differences
+
+
+def copy_differs(alone: Local, several: Ranks) -> float:
+    assert several.shard.copy is not None
+    mine, copied = (flat(list(p.weights().values())) for p in (alone.policy, several.shard.copy))
+    return float((mine - copied).abs().max())
+
+
+def overflow(alone: Local, several: Ranks, row: int) -> str:
+    """A ratio that overflows in one row: what the learner does."""
+    assert alone.reference is not None
+    batch = batch_for("grpo", {}, alone.policy, alone.reference)
+    assert batch.behavior_logp is not None
+    behavior_logp = batch.behavior_logp.double().clone()
+    behavior_logp[row] -= 1e4
+    options = objectives.get("grpo").resolve("grpo", {})
+    try:
+        several.gradient(batch.replace(behavior_logp=behavior_logp), "grpo", options, quiet_check)
+    except objectives.NotFinite:
+        return "raised"
+    return "nothing"
+
+
+def chosen() -> list[Case]:
+    """Of each objective one case of each set of needs and coupling, which decide what ranks exchange."""
+    found = {}
+    for name, options in CASES:
+        entry = objectives.get(name)
+        resolved = entry.resolve(name, options)
+        found.setdefault((name, frozenset(entry.needs(resolved)), entry.couples(resolved)), (name, options))
+    return list(found.values())
+
+
+def pairs(complete: bool) -> dict[str, list[Case]]:
+    """The cases of each setting: all; or the first of each objective, each with one setting, in turn.
+
+    A setting then also has the first case of each set of needs that none of its own has.
+    """
+    cases = chosen()
+    if complete:
+        return {setting: list(cases) for setting in SETTINGS}
+    taken: dict[str, list[Case]] = {setting: [] for setting in SETTINGS}
+    first = {name: (name, options) for name, options in reversed(cases)}
+    for case, setting in zip(sorted(first.values(), key=cases.index), cycle(SETTINGS)):
+        taken[setting].append(case)
+    for setting, case in product(SETTINGS, cases):
+        if needs(case) not in map(needs, taken[setting]):
+            taken[setting].append(case)
+    return taken
+
+
+def needs(case: Case) -> frozenset[str]:
+    """What of the model an objective reads: the streams that ranks exchange, and the reference."""
+    name, options = case
+    entry = objectives.get(name)
+    names = map(str, entry.needs(entry.resolve(name, options)))
+    return frozenset(n for n in names if n in ("kl", "entropy", "value", "prefix_value", "ref_logp"))
+
+
+def threads() -> int:
+    """Threads of process groups that this process has."""
+    names = (file.read_text() for file in Path("/proc/self/task").glob("*/comm"))
+    return sum("gloo_runloop" in name for name in names)
+
+
+def main(base: Path, complete: bool) -> None:
+    optimizer.SMALL = 0  # activations of this model are offloaded too
+    found: dict[str, Any] = {"cases": [], "averaged": {}, "seconds": {}}
+    with joined(torch.device("cpu")) as mesh:
+        for setting, cases in pairs(complete).items():
+            began = time.monotonic()
+            config = config_of(setting, base)
+            shard = Observed(*make(config), quiet, mesh)
+            if rank() > 0:
+                serve(shard)
+                continue
+            several, alone = Ranks(shard), Local(*make(config), quiet)
+            found["cases"] += [compare(alone, several, setting, case, config) for case in cases]
+            found["averaged"][setting] = averaged(alone, several)
+            if setting == "none":
+                found["not_finite"] = [overflow(alone, several, row) for row in (0, -1)]
+            several.close()
+            found["seconds"][setting] = time.monotonic() - began
+        found["threads"] = [threads()]
+    if rank() == 0:
+        found["threads"].append(threads())
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[2]), complete=sys.argv[1] == "complete")

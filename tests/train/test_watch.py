@@ -1,0 +1,127 @@
+"""Ranks that vanish, in threads: each has a watch, and all of them one store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from agro.train.watch import Watch
+
+SECONDS = 1.0
+
+
+class Ended(list[str]):
+    """The messages of the processes that would have ended."""
+
+    def wait(self, seconds: float) -> float:
+        """Until there is one; returns the seconds that it took."""
+        began = time.monotonic()
+        while not self and time.monotonic() - began < seconds:
+            time.sleep(0.02)
+        return time.monotonic() - began
+
+
+def watch(rank: int, store: Any, ended: Ended, ranks: int = 3) -> Watch:
+    return Watch(SECONDS, rank, ranks, lambda wait: store, ended.append)
+
+
+def beating(watches: list[Watch]) -> bool:
+    return all(len(w.beats) == w.ranks for w in watches)
+
+
+def until(holds: Callable[[], bool], seconds: float = 5.0) -> None:
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.02)
+
+
+def test_a_silent_rank_ends_the_others_with_its_name_and_within_the_time() -> None:
+    store, ended = dist.HashStore(), Ended()
+    with watch(0, store, ended) as first, watch(2, store, Ended()) as third:
+        with watch(1, store, Ended()) as second:
+            until(lambda: beating([first, second, third]))
+            time.sleep(2 * SECONDS)  # ranks at work are heard of for as long as they take
+            assert not ended
+        took = ended.wait(3 * SECONDS)
+    assert 0.5 * SECONDS < took <= SECONDS + 0.2, took  # 0.2: two threads of a busy machine
+    assert ended[0].startswith("rank 1 on ")
+    assert "--resume" in ended[0]
+
+
+def test_a_rank_that_has_not_started_is_waited_for() -> None:
+    ended = Ended()
+    with watch(0, dist.HashStore(), ended) as alone:
+        time.sleep(1.5 * SECONDS)
+        assert not ended
+        assert not alone.beats
+
+
+def fail(watch: Watch, others: list[Watch], message: str, gone: Watch | None = None) -> float:
+    """Seconds from an error of a collective, once all beat, to the end of the watch's context."""
+    began = 0.0
+    try:
+        with watch, watch.naming():
+            until(lambda: beating([watch, *others]))
+            if gone is not None:
+                gone.left.set()
+            began = time.monotonic()
+            raise RuntimeError(message)
+    except RuntimeError as error:
+        assert str(error) == message  # noqa: PT017  its own, and after how long
+    return time.monotonic() - began
+
+
+def test_a_collective_that_fails_names_the_rank_that_stops_beating() -> None:
+    """Sooner than a silence: three beats, of twenty in train.rank_seconds."""
+    store, ended = dist.HashStore(), Ended()
+    with watch(1, store, Ended(), ranks=2) as other:
+        took = fail(watch(0, store, ended, ranks=2), [other], "Connection closed by peer", gone=other)
+    assert took < 0.6 * SECONDS
+    assert ended[0].startswith("rank 1 on ")
+
+
+def test_an_error_of_its_own_names_nobody() -> None:
+    store, ended = dist.HashStore(), Ended()
+    with watch(1, store, Ended(), ranks=2) as other:
+        fail(watch(0, store, ended, ranks=2), [other], "mine")
+    assert not ended
+
+
+class OutOfReach:
+    """A store that answers until the cable is out."""
+
+    def __init__(self) -> None:
+        self.store, self.reaches = dist.HashStore(), True
+
+    def __getattr__(self, name: str) -> Any:
+        if not self.reaches:
+            raise RuntimeError("no route to host")
+        return getattr(self.store, name)
+
+
+def test_a_store_out_of_reach_ends_the_rank() -> None:
+    store, ended = OutOfReach(), Ended()
+    with watch(1, store, Ended(), ranks=2) as other, watch(0, store, ended, ranks=2) as mine:
+        until(lambda: beating([mine, other]))
+        store.reaches = False
+        took = ended.wait(3 * SECONDS)
+    assert took <= SECONDS + 0.2
+    assert ended[0].startswith("the store of the ranks, on the host of rank 0, hasn't answered")
+
+
+def test_the_store_is_asked_with_a_limit_on_its_answers() -> None:
+    waits: list[timedelta] = []
+    store = dist.HashStore()
+
+    def connect(wait: timedelta) -> Any:
+        waits.append(wait)
+        return store
+
+    with Watch(7.0, 0, 1, connect, Ended().append) as mine:
+        until(lambda: beating([mine]))
+    assert waits == [timedelta(seconds=7)]
