@@ -133,7 +133,7 @@ def to_row(
     *,
     sealed: bool = True,
 ) -> tuple[Any, ...]:
-    """The values of `SAMPLE`, `i` its id, `prompt` its `prompt_columns`; `sealed`: with their checksum, else 0.
+    """The values of `SAMPLE`, `i` its id, `prompt` its `prompt_columns`; `sealed`: with the checksum, else 0.
 
     Raises `Refused` where `meta` or the like can't be stored as JSON.
     """
@@ -184,7 +184,7 @@ class SampleRow:
 
     @classmethod
     def of(cls, sample: Sample, origin: Origin | None = None, *, sealed: bool = True) -> Self:
-        """Raises `Refused` where `meta` or the like can't be stored as JSON. `sealed`: with its checksum, which
+        """Raises `Refused` where `meta` or the like can't be stored as JSON. `sealed`: with a checksum, which
         `numbered` makes anew."""
         prompt = prompt_columns(sample.prompt, f"prompt {sample.prompt_id}")
         return cls.unchecked(to_row(0, sample, prompt, None, None, origin, sealed=sealed))
