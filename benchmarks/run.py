@@ -34,6 +34,8 @@ FURTHER = (  # goals for other figures of a row: benchmark, case, figure, goal, 
     ("step", "mid float32", "share_of_product_rate", 0.65, "of the rate of a product"),
     ("step", "mid mixed", "share_of_product_rate", 0.5, "of the rate of a product"),
     ("imports", "import of text_20000.jsonl, records a CPU second", "ours", 40_000, "a CPU s"),
+    ("draws", "draw of 16 groups of 1000000 samples, least_used", "first", 0.2, "s, first draw, at most"),
+    ("draws", "draw of 16 groups of 10000000 samples, least_used", "first", 0.2, "s, first draw, at most"),
     ("check", "1000000 records", "ours", 20, "CPU s at most"),
     ("check", "1000000 records", "megabytes", 300, "MB at most"),
 )

@@ -175,7 +175,7 @@ def _array(value: Any, dtype: type[np.generic], types: set[type]) -> NDArray[Any
         raise WrongValue(
             next(i for i, x in enumerate(value) if x is not None and abs(x) >= largest)
         ) from None
-    if dtype is np.float32 and (is_infinite := np.isinf(array)).any():
-        raise WrongValue(int(is_infinite.argmax()))
+    if dtype is np.float32 and np.count_nonzero(np.isinf(array)):
+        raise WrongValue(int(np.isinf(array).argmax()))
     array.flags.writeable = False
     return array

@@ -130,8 +130,10 @@ def to_row(
     run: str | None,
     step: int | None,
     origin: Origin | None,
+    *,
+    sealed: bool = True,
 ) -> tuple[Any, ...]:
-    """The values of `SAMPLE`, `i` its id, `prompt` its `prompt_columns`.
+    """The values of `SAMPLE`, `i` its id, `prompt` its `prompt_columns`; `sealed`: with the checksum, else 0.
 
     Raises `Refused` where `meta` or the like can't be stored as JSON.
     """
@@ -160,13 +162,13 @@ def to_row(
         *(_NO_ARRAYS if is_text else _array_columns(sample)),
         0,
     )
-    return (*row, sample_checksum(row) if i else 0)
+    return (*row, sample_checksum(row) if sealed else 0)
 
 
 class SampleRow:
     """A sample as its row of `SAMPLE`, which the owner of a store passes on without decoding it.
 
-    One that isn't in a store yet has the id 0 and no checksum.
+    One that isn't in a store yet has the id 0.
     """
 
     __slots__ = ("values",)
@@ -181,10 +183,11 @@ class SampleRow:
         self.values = tuple(values)
 
     @classmethod
-    def of(cls, sample: Sample, origin: Origin | None = None) -> Self:
-        """Raises `Refused` where `meta` or the like can't be stored as JSON."""
+    def of(cls, sample: Sample, origin: Origin | None = None, *, sealed: bool = True) -> Self:
+        """Raises `Refused` where `meta` or the like can't be stored as JSON. `sealed`: with a checksum, which
+        `numbered` makes anew."""
         prompt = prompt_columns(sample.prompt, f"prompt {sample.prompt_id}")
-        return cls.unchecked(to_row(0, sample, prompt, None, None, origin))
+        return cls.unchecked(to_row(0, sample, prompt, None, None, origin, sealed=sealed))
 
     @classmethod
     def unchecked(cls, values: tuple[Any, ...]) -> Self:

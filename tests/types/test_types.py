@@ -536,3 +536,14 @@ def test_positive_log_probs_of_a_batch_are_refused_where_the_mask_is_set(field: 
     ):
         Batch.of(**given, **{field: [[9.0, -1.0, 0.0], [9.0, -1.0, 0.5]]})
     Batch.of(**given, **{field: [[9.0, -1.0, 0.0], None]})
+
+
+def test_a_sample_of_fields_is_that_of_the_constructor() -> None:
+    fields: dict[str, Any] = {**TOKENS, "behavior_logp": [0, 0, -1, -2]}
+    made, other = Sample.of(fields), Sample.of({"prompt": "Q", "response": "A"})
+    assert made == Sample(**fields)
+    assert vars(made).keys() == vars(Sample(**fields)).keys()
+    assert other == Sample("Q", "A")
+    assert made.meta is not other.meta  # each has its own
+    with pytest.raises(Refused, match="response: expected text"):
+        Sample.of({"prompt": "Q", "response": None})
