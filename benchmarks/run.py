@@ -28,6 +28,7 @@ PARTS = {  # folder -> unit of its goals; where it isn't RATIO, the median of `o
     "draws": "CPU s at most",
     "imports": "a CPU s",
     "check": "CPU s at most",
+    "owner": "a CPU s",  # of the owner
 }
 FURTHER = (  # goals for other figures of a row: benchmark, case, figure, goal, unit
     ("trl", "step of RLOO, mid, float32", "memory", 0.25, "of the peer's memory at most"),
@@ -74,7 +75,7 @@ def table() -> str:
         file = RESULTS / f"{name}.json"
         rows = json.loads(file.read_text()) if file.exists() else []
         figure = "ratio" if unit == RATIO else "ours"
-        lines += [line(name, row, figure, row["goal"], unit) for row in rows]
+        lines += [line(name, row, figure, row["goal"], row.get("unit", unit)) for row in rows]
         by_case = {row["name"]: row for row in rows}
         for of, case, *goal in FURTHER:
             if of == name and case in by_case:

@@ -147,7 +147,7 @@ def _store_state(path: Location) -> tuple[dict[str, Any], list[str]]:
     from agro.store import Store
     from agro.store.location import url_of
 
-    state: dict[str, Any] = {"store": str(path), "mib": None}
+    state: dict[str, Any] = {"store": str(url_of(path) or path), "mib": None}
     try:
         if url_of(path) is None:
             state["mib"] = round(Path(path).stat().st_size / 2**20, 1)

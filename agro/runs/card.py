@@ -28,7 +28,7 @@ from agro.runs.rundata import Measurement, PhaseSpan, RunData, load_run
 from agro.runs.side_by_side import SideBySide
 from agro.runs.verdict import Verdict
 from agro.store import Store
-from agro.store.location import exists, located
+from agro.store.location import READ_SECONDS, exists, located
 
 UNKNOWN = "not measured"
 LONGEST = 240  # characters of a prompt or response
@@ -144,8 +144,11 @@ def _imported(run: RunData) -> str:
     path = located(run.config.data.store, run.folder)
     if not exists(path):
         return ""
-    with Store.open(path, read_only=True) as store:
-        origins = store.imports.provenance(str(run.values.get("run")))
+    try:
+        with Store.open(path, read_only=True, timeout=READ_SECONDS) as store:
+            origins = store.imports.provenance(str(run.values.get("run")))
+    except Refused as error:
+        return f"unknown: {literal(str(error))}"
     return "; ".join(
         f"{literal(o.source)}: {count(o.samples)} samples of {literal(o.file)} (SHA-256 {o.sha256[:12]}…), "
         f"license: {literal(o.license) if o.license else 'unknown'}"

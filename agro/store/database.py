@@ -113,6 +113,7 @@ DERIVED = ("group_uses", "requests")  # those that can be made again from sample
 
 
 CACHE = 32 << 10  # KiB of pages in memory: with SQLite's 2 MB, rows of a large store cost a quarter more
+LONG = (str, bytes)  # values that the length of a row counts
 BUSY_TIMEOUT = 30.0  # seconds that a writer waits for another one
 _ERRORS = (OverflowError, UnicodeError, sqlite3.DatabaseError)
 
@@ -212,7 +213,7 @@ class Database:
         with self._plainly(), closing(self._connection.execute(sql, args)) as query:
             for row in query:
                 items.append(row)
-                length += sum(len(value) for value in row if isinstance(value, str | bytes))
+                length += sum(len(value) for value in row if isinstance(value, LONG))
                 if len(items) == rows or length >= size:
                     return Page(items, row[0])
         return Page(items, None)

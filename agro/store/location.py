@@ -7,6 +7,7 @@ from pathlib import Path
 
 Location = Path | str  # of a file; of an owner, such as http://127.0.0.1:8700
 
+READ_SECONDS = 10.0  # that who only reports waits for an owner, which may have ended with the run
 _URL = re.compile(r"(https?):/+(.+?)/*$")  # Path("http://host") has one slash
 
 

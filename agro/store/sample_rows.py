@@ -12,6 +12,7 @@ from __future__ import annotations
 import marshal
 import zlib
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from operator import itemgetter
 from types import NoneType
@@ -173,14 +174,8 @@ class SampleRow:
 
     __slots__ = ("values",)
 
-    def __init__(self, values: Sequence[Any]) -> None:
-        """Raises `Refused` where a value isn't of a type that its column has."""
-        if len(values) != len(SAMPLE):
-            raise Refused(f"a sample's row: expected {len(SAMPLE)} values, got {len(values)}")
-        for name, value in zip(SAMPLE, values, strict=True):
-            if not isinstance(value, _TYPES.get(name, _TEXT)):
-                raise Refused(f"a sample's row: {name}: got {value!r:.80}, a {type(value).__name__}")
-        self.values = tuple(values)
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self.values = values
 
     @classmethod
     def of(cls, sample: Sample, origin: Origin | None = None, *, sealed: bool = True) -> Self:
@@ -195,6 +190,15 @@ class SampleRow:
         row = cls.__new__(cls)
         row.values = values
         return row
+
+    @classmethod
+    def received(cls, values: Sequence[Any]) -> Self:
+        """Raises `Refused` for a row that isn't as its sender wrote it."""
+        row = tuple(values)
+        _check_types(tuple(map(type, row)))
+        if not is_valid_sample(row):
+            raise Refused("a sample's row isn't as its sender wrote it")
+        return cls(row)
 
     @property
     def id(self) -> int:
@@ -266,7 +270,17 @@ class SampleRow:
         for name, value in changes.items():
             values[_AT[name]] = value
         values[-1] = sample_checksum(values)
-        return SampleRow(values)
+        return SampleRow(tuple(values))
+
+
+@lru_cache(maxsize=1024)
+def _check_types(types: tuple[type, ...]) -> None:
+    """Raise `Refused` where the values of a row of `SAMPLE` are of types that its columns don't have."""
+    if len(types) != len(SAMPLE):
+        raise Refused(f"a sample's row: expected {len(SAMPLE)} values, got {len(types)}")
+    for name, kind in zip(SAMPLE, types, strict=True):
+        if kind not in _TYPES.get(name, _TEXT):
+            raise Refused(f"a sample's row: {name}: got a {kind.__name__}")
 
 
 def _array_columns(sample: Sample) -> tuple[bytes | None, ...]:

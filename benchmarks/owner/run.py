@@ -6,9 +6,10 @@ Starts `agro store serve` as a process of its own, on a new store in build/owner
 run's processes do: samples are encoded and decoded by the client. `ours` of the first rows are samples a CPU
 second of the owner, while a client appends groups of 8, 64 samples a call, each with an origin;
 `seconds_per_sample` also has what their rewards cost, and the client. `ours` of the draws are CPU seconds of
-the owner and of the client together (`owner`, `client`: of each) for a draw of 12 groups of 8, which is three
-calls, and decodes all samples; the median of the steps of each repeat. Writes benchmarks/results/owner.json.
-CPU time is that of the processes, so that what else the machine does matters little.
+the owner and of the client together (`owner`, `client`: of each) for a draw of 12 groups of 8 as a step makes
+it, in two calls, which decodes all samples; `file` is that of the same draws without an owner. Medians of the
+steps of each repeat. Writes benchmarks/results/owner.json. CPU time is that of the processes, so that what
+else the machine does matters little; memory that others use makes it longer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agro.config import DataConfig
-from agro.store import At, DrawRule, Origin, Store
+from agro.store import At, DrawRule, Origin, Selection, Store
 from agro.types import Sample
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,8 +81,8 @@ def samples_of(length: int, count: int, first: int) -> list[Sample]:
 class ServedStore:
     """An owner's process, and a store that asks it."""
 
-    def __init__(self, process: subprocess.Popen[str], store: Store) -> None:
-        self.process, self.store = process, store
+    def __init__(self, process: subprocess.Popen[str], store: Store, file: Path) -> None:
+        self.process, self.store, self.file = process, store, file
 
     def cpu(self) -> float:
         """CPU seconds of the owner, of all its threads."""
@@ -93,13 +94,14 @@ class ServedStore:
 def served(name: str) -> Iterator[ServedStore]:
     shutil.rmtree(FOLDER / name, ignore_errors=True)
     (FOLDER / name).mkdir(parents=True)
-    command = [sys.executable, "-m", "agro", "store", "serve", str(FOLDER / name / "store.db")]
+    file = FOLDER / name / "store.db"
+    command = [sys.executable, "-m", "agro", "store", "serve", str(file)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     url = process.stdout.readline().split()[1]
     try:
         with Store.open(url) as store:
-            yield ServedStore(process, store)
+            yield ServedStore(process, store, file)
     finally:
         process.terminate()
         process.wait()
@@ -123,51 +125,45 @@ def append(served: ServedStore, length: Length, repeat: int) -> dict[str, float]
     return parts
 
 
-def draw(served: ServedStore, repeat: int) -> tuple[list[float], list[float]]:
-    """CPU seconds of the owner and of the client, draw by draw."""
+def draw(store: Store, run: str, owner_cpu: Callable[[], float], repeat: int) -> dict[str, float]:
+    """CPU seconds of the owner and of this process, the medians of the draws of a repeat."""
     rule = DrawRule(DRAWN // SIZE, DataConfig(roles=("policy",)), min_group=SIZE)
     owner, client = [], []
     for step in range(1 + repeat * STEPS, 1 + (repeat + 1) * STEPS):
-        before, own = served.cpu(), time.process_time()
-        drawn = served.store.draw(rule, At("r", step, seed=0, version=3))
+        before, own = owner_cpu(), time.process_time()
+        at = At(run, step, seed=0, version=3)
+        picked = store.draws.pick(rule, at)
+        drawn = store.draws.draw_picked([Selection(rule, picked)], at)
         client.append(time.process_time() - own)
-        owner.append(served.cpu() - before)
+        owner.append(owner_cpu() - before)
         assert len(drawn.samples) == DRAWN
-    return owner, client
+    return {"owner": statistics.median(owner), "client": statistics.median(client)}
 
 
 def measure(length: Length, repeats: int) -> list[dict[str, Any]]:
-    adding: list[float] = []
-    parts: dict[str, list[float]] = {}
-    owner_draws: list[float] = []
-    client_draws: list[float] = []
-    with served(str(length.tokens)) as owner:
+    """The rows of one length of samples."""
+    count = length.calls * TOGETHER
+    with served(str(length.tokens)) as owner, Store.open(owner.file) as file:
         append(owner, length._replace(calls=4), 1000)  # code that is loaded when it is first used
-        for repeat in range(repeats):
-            seconds = append(owner, length, repeat)
-            count = length.calls * TOGETHER
-            adding.append(count / seconds["append"])
-            for name, value in seconds.items():
-                parts.setdefault(name, []).append(value / count)
-        draw(owner, 1000)
-        for repeat in range(repeats):
-            owner_seconds, client_seconds = draw(owner, repeat)
-            owner_draws.append(statistics.median(owner_seconds))
-            client_draws.append(statistics.median(client_seconds))
-    draws = [a + b for a, b in zip(owner_draws, client_draws, strict=True)]
+        added = [append(owner, length, repeat) for repeat in range(repeats)]
+        draws = [draw(owner.store, "served", owner.cpu, repeat) for repeat in range(repeats + 1)][1:]
+        alone = [draw(file, "file", lambda: 0.0, repeat) for repeat in range(repeats + 1)][1:]
+    parts = {name: [seconds[name] / count for seconds in added] for name in added[0]}
     return [
         {
             "name": f"samples of {length.tokens} tokens, added",
             "goal": length.goal,
-            "ours": adding,
+            "ours": [count / seconds["append"] for seconds in added],
             "seconds_per_sample": parts,
         },
         {
             "name": f"draw of {DRAWN} samples of {length.tokens} tokens",
             "goal": DRAW_SECONDS,
-            "ours": draws,
-            "owner": owner_draws,
-            "client": client_draws,
+            "unit": "CPU s at most",
+            "ours": [seconds["owner"] + seconds["client"] for seconds in draws],
+            "owner": [seconds["owner"] for seconds in draws],
+            "client": [seconds["client"] for seconds in draws],
+            "file": [seconds["client"] for seconds in alone],
         },
     ]
 

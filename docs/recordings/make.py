@@ -19,6 +19,7 @@ import os
 import platform
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -120,11 +121,16 @@ class Shell:
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            process_group=0,
         )
         assert process.stdout is not None
+        serves = False
         for line in shortened(process.stdout):
             self.say(line)
-        if process.wait():
+            if line.startswith("serving "):  # until it is ended, as by Ctrl-C
+                serves = True
+                os.killpg(process.pid, signal.SIGINT)
+        if process.wait() and not serves:
             sys.exit(f"{command}: ended with {process.returncode}")
         seconds, cpu = time.monotonic() - began, _cpu_seconds() - before
         self.say(f"[{seconds:.0f} s by the clock, {cpu:.0f} s of processor time]\n")

@@ -19,6 +19,7 @@ from making import group, sample
 from serving import TOKEN, served
 
 from agro.errors import Refused
+from agro.logs.importing import import_files
 from agro.store import At, DrawRule, Origin, Store
 from agro.store.database import Database
 from agro.store.ledger import Ledger
@@ -340,6 +341,17 @@ def test_a_call_that_takes_long_is_waited_for_and_made_once(url: str, monkeypatc
         assert store.ledger.knows("r")
         assert store.counts().samples == 0
     assert calls == ["r"]
+
+
+def test_what_is_known_of_imported_files_travels(path: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"prompt": "1+1=", "response": "2", "reward": 1.0}\n')
+    with Store.open(path) as store:
+        import_files(store, [log])
+        provenance = store.imports.provenance()
+    assert [(origin.file, origin.samples) for origin in provenance] == [("log.jsonl", 1)]
+    with served(path) as url, Store.open(url) as store:
+        assert store.imports.provenance() == provenance
 
 
 def test_a_read_only_store_writes_nothing(url: str) -> None:

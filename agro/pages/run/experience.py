@@ -12,7 +12,7 @@ from agro.errors import Refused
 from agro.pages.run.responses import Responses, choose
 from agro.runs.rundata import RunData, Values, to_array
 from agro.store import Draw, Store
-from agro.store.location import Location, exists, located
+from agro.store.location import READ_SECONDS, Location, exists, located
 
 TENTH = 10
 SOURCES = 5  # shown; the rarest ones are merged
@@ -35,12 +35,12 @@ class RunExperience:
         name = run.values.get("run")
         draws: list[Draw] = []
         try:
-            with Store.open(path, read_only=True) as store:
+            with Store.open(path, read_only=True, timeout=READ_SECONDS) as store:
                 if isinstance(name, str):
                     versions = _versions(run)
                     draws = [d for d in store.draws.drawn(name, versions) if d.step in versions]
                 return cls(path, draws, choose(store, name))
-        except Refused as error:  # damaged, or not a store
+        except Refused as error:  # damaged, not a store, or its owner has ended
             return cls(path, draws, problem=str(error))
 
     @cached_property

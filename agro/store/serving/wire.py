@@ -17,7 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from agro.config import DataConfig
 from agro.errors import Refused
-from agro.store.draw_rules import At, DrawRule, Selection
+from agro.store.draw_rules import At, Candidate, DrawRule, Selection
+from agro.store.imports import Provenance
 from agro.store.paging import Page
 from agro.store.records import (
     Commit,
@@ -32,7 +33,7 @@ from agro.store.records import (
     RunUse,
     SampleSummary,
 )
-from agro.store.sample_rows import Origin, SampleRow, from_row, is_valid_sample
+from agro.store.sample_rows import Origin, SampleRow, from_row
 from agro.store.survey import Scale, SurveyRow
 from agro.types import Sample
 
@@ -42,8 +43,22 @@ TUPLE, SET, RECORD, ARRAY, SAMPLE, DATA, INTEGER = CODES = range(7)
 RECORDS: dict[str, type] = {
     record.__name__: record
     for record in (
-        *(At, Commit, Counts, Damage, DamagedSample, Draw, DrawRule, DrawnGroups, Group, Origin, Page, Pair),
-        *(Rewind, RunUse, SampleSummary, Scale, Selection, SurveyRow),
+        *(
+            At,
+            Candidate,
+            Commit,
+            Counts,
+            Damage,
+            DamagedSample,
+            Draw,
+            DrawRule,
+            DrawnGroups,
+            Group,
+            Origin,
+            Page,
+            Pair,
+        ),
+        *(Provenance, Rewind, RunUse, SampleSummary, Scale, Selection, SurveyRow),
     )
 }
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -54,6 +69,7 @@ DTYPES = ("<f4", "<f8", "<i4", "<i8")
 DEPTH = 16  # of values inside of each other; a call has 6
 LISTED = (Iterator, KeysView, ValuesView, ItemsView, Sequence)
 Side = Literal["client", "owner"]
+_rows = msgpack.Packer()  # a row has nothing but what MessagePack has: one for all saves most of the time
 
 
 def pack(value: Any) -> bytes:
@@ -84,9 +100,9 @@ def _pack(value: Any) -> Any:
     """What MessagePack has no type for."""
     name = type(value).__name__
     if isinstance(value, Sample):
-        return msgpack.ExtType(SAMPLE, pack(list(SampleRow.of(value).values)))
+        value = SampleRow.of(value)
     if isinstance(value, SampleRow):
-        return msgpack.ExtType(SAMPLE, pack(list(value.values)))
+        return msgpack.ExtType(SAMPLE, _rows.pack(value.values))
     if RECORDS.get(name) is type(value):
         return msgpack.ExtType(RECORD, pack([name, *_values(value)]))
     if isinstance(value, DataConfig):
@@ -103,9 +119,9 @@ def _pack_plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, int):  # of more than 64 bits
         return msgpack.ExtType(INTEGER, str(int(value)).encode())
-    if isinstance(value, tuple):
+    if type(value) is tuple:  # no record: it would arrive without its fields' names
         return msgpack.ExtType(TUPLE, pack(list(value)))
-    if isinstance(value, LISTED):
+    if isinstance(value, LISTED) and not isinstance(value, tuple):
         return list(value)
     if isinstance(value, Set):
         return msgpack.ExtType(SET, pack(sorted(value)))
@@ -128,7 +144,7 @@ def _read(code: int, content: bytes, side: Side, depth: int) -> Any:
         return int(content)
     value = unpack(content, side, depth)
     if code == SAMPLE:
-        return _intact(value) if side == "owner" else from_row(tuple(value))
+        return SampleRow.received(value) if side == "owner" else from_row(tuple(value))
     if code == RECORD:
         return _checked(*value) if side == "owner" else RECORDS[value[0]](*value[1:])
     return _read_collection(code, value)
@@ -144,14 +160,6 @@ def _read_collection(code: int, value: Any) -> Any:
     if dtype not in DTYPES:
         raise Refused(f"an array of {dtype!s:.20} isn't one of a store")
     return np.frombuffer(data, dtype).reshape(shape)
-
-
-def _intact(values: Any) -> SampleRow:
-    """Raises `Refused` for a row that isn't as its client wrote it."""
-    row = SampleRow(values)
-    if not is_valid_sample(row.values):
-        raise Refused("a sample's row isn't as its sender wrote it")
-    return row
 
 
 def _checked(name: str, *values: Any) -> Any:
