@@ -25,7 +25,7 @@ from agro.runs.side_by_side import SideBySide, place
 from agro.runs.track import Trackers, check_trackers, load_trackers
 from agro.store import Store
 from agro.store.queries import chosen
-from agro.store.split import Clusters, read_clusters, write_clusters
+from agro.store.split import Clusters, write_clusters
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import samples_kl
 from agro.train.collate import StoredValues, recording
@@ -37,6 +37,7 @@ from agro.train.inputs import (
     configured_prompts,
     copies_of_training,
     near_copies,
+    recorded_clusters,
     valid_prompts,
     valued_prompts,
     without_held_out,
@@ -146,7 +147,7 @@ class BaseTrainer:
         path = Path(data.store) if data.store else self.out / "store.db"
         self.clusters: Clusters = {}
         if data.hold_out:
-            recorded = read_clusters(self.out) if self.resume else None
+            recorded = recorded_clusters(self.out) if self.resume else None
             self.clusters, copied = near_copies(data, self.prompts, path, recorded)
             self.prompts = without_held_out(self.prompts, data, self.clusters)
             repeated = [*repeated, *copied]
