@@ -28,7 +28,7 @@ from agro.store.leases import trainer_of
 from agro.store.lifeline import leased
 from agro.store.location import Location, located
 from agro.store.queries import chosen
-from agro.store.split import Clusters, read_clusters, write_clusters
+from agro.store.split import Clusters, write_clusters
 from agro.train.abilities import lags
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import samples_kl
@@ -41,6 +41,7 @@ from agro.train.inputs import (
     configured_prompts,
     copies_of_training,
     near_copies,
+    recorded_clusters,
     valid_prompts,
     valued_prompts,
     without_held_out,
@@ -163,7 +164,7 @@ class BaseTrainer:
         path = self.location
         self.clusters: Clusters = {}
         if data.hold_out:
-            recorded = read_clusters(self.out) if self.resume else None
+            recorded = recorded_clusters(self.out) if self.resume else None
             self.clusters, copied = near_copies(data, self.prompts, path, recorded)
             self.prompts = without_held_out(self.prompts, data, self.clusters)
             repeated = [*repeated, *copied]

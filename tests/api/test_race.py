@@ -195,6 +195,9 @@ def test_a_race_without_a_judge_or_data_is_refused(tmp_path: Path, model: Path) 
     said = refused("race", f"policy.model={model}", f"data.store={store}", "--out", tmp_path / "race")
     assert "expected data.eval_prompts and a reward for them" in said
     assert not (tmp_path / "race").exists()
+    missing = [item for item in asked if not item.startswith("reward.")] + ["reward.name=nowhere.py:f"]
+    assert "nowhere.py" in refused("race", *missing, "--out", tmp_path / "race")
+    assert not (tmp_path / "race").exists()  # before any candidate is tried
     with pytest.raises(Refused, match=r"either data\.store, .* got neither"):
         default_for(DataConfig())
     (tmp_path / "held_out.jsonl").write_text('{"prompt": "300>"}\n{"prompt": "301>"}\n')  # no answers

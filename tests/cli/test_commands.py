@@ -507,6 +507,7 @@ def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path) -> No
     found = json.loads(done("eval", run, "--ratings", sheet, "--json").stdout)["verdict"]
     assert (found["answer"], found["gain"]) == ("better", None)
     assert (found["ratings"]["wins"], found["ratings"]["unrated"], found["ratings"]["p"]) == (7, 2, 2 / 2**7)
+    assert sentence in (run / "model" / "README.md").read_text()  # the card is written again
     assert json.loads(done("report", run, "--json").stdout)["verdict"] == found
     done("report", run)
     assert sentence in html.unescape((run / "report.html").read_text())
