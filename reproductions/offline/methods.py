@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 RECIPE = "agro, the recipe"
+UNBOUNDED = "agro, the recipe without the bound"  # on the change of a step: train.step_kl
 EARLIER = "agro, the earlier recipe"
 LOWER = {
     "name": "agro",
@@ -21,7 +22,7 @@ LOWER = {
     "weight_baseline": "lower",
     "singletons": "drop",
 }
-FIXED = (RECIPE, EARLIER)  # their settings aren't chosen here
+FIXED = (RECIPE, UNBOUNDED, EARLIER)  # their settings aren't chosen here
 IMITATION = "sft on the right responses"
 RATES = (3e-5, 1e-4, 3e-4, 1e-3)
 NEAR = 0.15  # methods that end further below the recipe have no further seeds
@@ -31,6 +32,7 @@ RIGHT = {"min_reward": 1.0}  # draws the right responses alone
 # groups too, as they were recorded. Other sections have the weight and the baseline of `EARLIER`.
 METHODS: dict[str, dict[str, Any]] = {
     RECIPE: {"data": {"spread": True}},
+    UNBOUNDED: {"data": {"spread": True}},
     EARLIER: {"objective": LOWER},
     IMITATION: {"objective": {"name": "sft"}, "data": RIGHT},
     "TOPR, b = 0.28": {"objective": {"name": "topr", "baseline": 0.28}},
@@ -146,6 +148,7 @@ REPLAY: dict[str, dict[str, Any]] = {
 # trainers were measured on this task (β = 0.05 in their rewards, a constant rate).
 ON_FRESH: dict[str, dict[str, Any]] = {
     "fresh, the recipe": {},
+    "fresh, the recipe without the bound": {},
     "fresh, the balanced baseline": {
         "objective": {"name": "agro", "beta": 0.01, "weight_baseline": "balanced"}
     },

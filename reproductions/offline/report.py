@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from reproductions import harness
-from reproductions.offline.methods import RECIPE
+from reproductions.offline.methods import RECIPE, UNBOUNDED
 
 Run = Mapping[str, Any]
 
@@ -80,7 +80,7 @@ def figure(runs: Sequence[Run]) -> Figure:
     names = sorted(best, key=lambda name: statistics.mean(run["accuracy"][-1] for run in best[name]))
     for y, name in enumerate(names):
         ends = [run["accuracy"][-1] for run in best[name]]
-        color = harness.COLORS[0] if name == RECIPE else harness.MUTED
+        color = harness.COLORS[0] if name in (RECIPE, UNBOUNDED) else harness.MUTED
         axes.scatter(ends, [y] * len(ends), s=18, color=color, alpha=0.7, linewidths=0)
         axes.plot([statistics.mean(ends)] * 2, [y - 0.3, y + 0.3], color=color, linewidth=2.0)
     start = runs[0]["accuracy"][0]

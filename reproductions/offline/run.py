@@ -63,6 +63,7 @@ from reproductions.offline.methods import (  # noqa: E402
     REMEDIES,
     REMEDY_RATES,
     REPLAY,
+    UNBOUNDED,
     WEIGHTS,
 )
 
@@ -111,7 +112,8 @@ def trials(seeds: int) -> list[Row]:
     rates = [f"train.lr={rate:g}" for rate in RATES]
     rows = [Row("methods", method, seed) for method in FIXED for seed in range(seeds)]
     rows += [
-        Row("methods", RECIPE, seed, (f"train.lr={rate}",))
+        Row("methods", method, seed, (f"train.lr={rate}",))
+        for method in (RECIPE, UNBOUNDED)
         for rate in OTHER_RATES
         for seed in range(min(seeds, 3))
     ]
