@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from agro.place.placement import PlacedProcess, Placement
 from agro.place.supervisor import LOST
 
 HEAD = {"node:__internal_head__": 0.001}  # a resource that the head alone has
+CONNECT_SECONDS = 10.0
 START_SECONDS = 120.0  # for the actors of owner and trainer to be placed
 PYTHON = "{python}"  # in a command: the Python of the node
 PASSED = ("PYTHONPATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE")
@@ -134,16 +136,23 @@ def connect(placement: Placement) -> Any:
         import ray.util.scheduling_strategies
     except ImportError:
         raise Refused(f"--place {placement}: Ray isn't installed; pip install 'agro-rl[ray]'") from None
-    address = {"local": "local", "auto": "auto"}.get(placement.target, placement.target)
     try:
-        ray.init(address=address, namespace="agro", logging_level="ERROR", log_to_driver=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        _check_head(placement.target)
+        ray.init(address=placement.target, namespace="agro", logging_level="ERROR", log_to_driver=False)
+    except (OSError, RuntimeError, ValueError) as error:
         raise Refused(
             f"--place {placement}: no head of Ray answers there: {error!s:.200}. What to do: start one (ray "
             "start --head prints its address, with port 6379), and run this on a node of the cluster; Ray "
             "Client and its port, 10001, aren't used"
         ) from None
     return ray
+
+
+def _check_head(address: str) -> None:
+    """Raises `OSError` where nobody listens there: Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
 
 
 def trainer_group(ray: Any, ranks: int) -> Any:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
-from agro.io.numbers import duration
 from agro.place.record import PlacedRecord
 from agro.store.location import located, url_of
 from agro.store.serving.http import OwnerHttp
@@ -85,7 +84,10 @@ class RunStatus:
         if url_of(run) is not None:
             return cls.of(None, Publications.of(run, newest_run(run), Path()))
         folder = Path(run)
-        return cls.of(PlacedRecord.read(folder), publications_in(folder))
+        placed, began = PlacedRecord.read(folder), (folder / "config.json").exists()
+        if placed is not None and not began:
+            return cls.of(placed, Publications(LocalFolder(folder)))
+        return cls.of(placed, publications_in(folder))
 
     @classmethod
     def of(cls, placed: PlacedRecord | None, publications: Publications) -> RunStatus:
@@ -152,7 +154,14 @@ TITLES = ("process", "host, pid", "began", "version", "last sign", "does")
 
 
 def _ago(moment: float | None, now: float) -> str:
-    return "" if moment is None else f"{duration(max(0.0, now - moment))} ago"
+    """In the largest unit of which two or more have passed."""
+    if moment is None:
+        return ""
+    seconds = max(0.0, now - moment)
+    for name, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {name} ago"
+    return f"{seconds:.0f} s ago"
 
 
 def _times(count: int) -> str:

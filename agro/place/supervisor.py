@@ -121,10 +121,13 @@ class Supervisor:
         record: Callable[[Sequence[Supervised]], None],
         say: Callable[[str], None],
     ) -> None:
-        """`step`: the furthest step of the run; `record` is called whenever a process began or ended."""
+        """`step`: the furthest step of the run. `record` is called whenever a process began or ended, and
+        when it becomes known where it is.
+        """
         self.plan, self.launcher, self.step, self.record, self.say = plan, launcher, step, record, say
         self.processes = [Supervised(process, Lives(restarts)) for process in plan.processes]
         self._furthest = -1
+        self._recorded: list[dict[str, Any]] = []
         self._signal = 0  # that asked for a stop
 
     def run(self) -> int:
@@ -145,10 +148,18 @@ class Supervisor:
                 code = self._look(supervised)
                 if code is not None:
                     return code
+            self._record_changes()
             if self._signal:
                 self.say("stopping: the trainer writes its checkpoint")
                 return INTERRUPTED
             time.sleep(POLL_SECONDS)
+
+    def _record_changes(self) -> None:
+        """A launcher may learn only later where a process is, and a process may have begun or ended."""
+        state = [supervised.to_json() for supervised in self.processes]
+        if state != self._recorded:
+            self._recorded = state
+            self.record(self.processes)
 
     def _look(self, supervised: Supervised) -> int | None:
         """Start a process that died again; the exit code of the run where it ends with this process."""
@@ -163,7 +174,6 @@ class Supervisor:
         if role == "collector" and code in (0, REFUSED):
             supervised.ended = ended_words(code)
             self.say(f"{supervised.name} has ended: {supervised.ended}")
-            self.record(self.processes)
             return self._without_collectors(code)
         return self._again(supervised, code)
 
@@ -198,7 +208,7 @@ class Supervisor:
         again = supervised.lives.deaths > 0
         supervised.started = self.launcher.start(supervised.process, again=again)
         supervised.since = time.time()
-        self.record(self.processes)
+        self._record_changes()
 
     def _stop_all(self) -> None:
         """The trainer first, which may write a checkpoint, the owner last."""
@@ -208,17 +218,23 @@ class Supervisor:
             running = [s for s in self.processes if s.process.role == role and _runs(s)]
             if role == "collector" and is_done:
                 _wait(running, END_SECONDS)
-            for supervised in filter(_runs, running):
-                assert supervised.started is not None
-                supervised.started.stop()
+            for supervised in running:
+                self._stop(supervised)
             _wait(running, STOP_SECONDS)
             for supervised in running:
                 if _runs(supervised):
                     assert supervised.started is not None
                     self.say(f"{supervised.name} didn't end within {STOP_SECONDS:g} s and is killed")
                     supervised.started.kill()
-                supervised.ended = supervised.ended or "stopped"
-        self.record(self.processes)
+        self._record_changes()
+
+    def _stop(self, supervised: Supervised) -> None:
+        """Ask a process to end, unless it has ended by itself meanwhile."""
+        assert supervised.started is not None
+        code = supervised.started.poll()
+        if code is None:
+            supervised.started.stop()
+        supervised.ended = "stopped" if code is None else ended_words(code)
 
     @contextmanager
     def _on_signals(self) -> Iterator[None]:

@@ -44,14 +44,14 @@ def test_what_the_supervisor_and_the_processes_say(publications: Publications) -
     ]
     status = RunStatus.of(PlacedRecord("local:1", "http://h:1", processes), publications)
     assert status.rows() == [
-        ("owner", "here 7", "1 min 40 s ago", "", "", "started again 2 times"),
-        ("trainer", "here 7", "1 min 40 s ago", "4", "10 s ago", "step 3"),
+        ("owner", "here 7", "100 s ago", "", "", "started again 2 times"),
+        ("trainer", "here 7", "100 s ago", "4", "10 s ago", "step 3"),
         (
             "collector-1",
             "there 8",
-            "1 min 40 s ago",
+            "100 s ago",
             "3",
-            "1 min 20 s ago",
+            "80 s ago",
             "silent, 12 responses, started again 2 times",
         ),
     ]
@@ -66,9 +66,24 @@ def test_a_run_that_was_not_placed(publications: Publications) -> None:
     assert status.to_json()["placement"] is None
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s ago"), (119.0, "119 s ago"), (120.0, "2 min ago"), (7300.0, "2 h ago"), (9e5, "10 d ago")],
+)
+def test_times_in_words(seconds: float, text: str, publications: Publications) -> None:
+    placed = {"name": "owner", "role": "owner", **PLACED, "since": 200.0 - seconds}
+    [row] = RunStatus.of(
+        PlacedRecord("local", "http://h:1", [placed]), Publications(LocalFolder(Path("no")))
+    ).rows()
+    assert row[2] == text
+
+
 def test_folders_of_runs_alone(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"expected the folder of a run"):
         RunStatus.read(str(tmp_path))
+    PlacedRecord("local", "http://h:1", [{"name": "owner", "role": "owner", **PLACED}]).write(tmp_path)
+    assert [row[0] for row in RunStatus.read(str(tmp_path)).rows()] == ["owner"]  # the trainer loads a model
+    (tmp_path / "place.json").unlink()
     record = {"run": "r", "data": {"store": None}}
     (tmp_path / "config.json").write_text(json.dumps(record))
     status = RunStatus.read(str(tmp_path))
