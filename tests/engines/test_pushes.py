@@ -132,6 +132,20 @@ def logp(policy: Policy) -> np.ndarray:
     return np.concatenate(found)
 
 
+def test_a_server_of_another_dtype_is_named_and_may_be_allowed(opened, start: str, tmp_path: Path) -> None:
+    url, _ = opened.enter_context(serving(Policy.load(PolicyConfig(model=start, dtype="bfloat16"))))
+    policy = Policy.load(PolicyConfig(model=start))
+    with torch.no_grad():
+        for weight in policy.weights().values():  # so that rounding shows in the logits
+            weight.mul_(4)
+    folder = moved(policy, tmp_path / "1", "reload")
+    with pytest.raises(Refused, match=r"start vLLM with --dtype as policy\.dtype"):
+        engine(opened, policy, url).load(folder, 1)
+    made = engine(opened, policy, url, push_error=0.05)
+    made.load(folder, 1)
+    assert 0.001 < made.measured["push_error"] < 0.05
+
+
 def test_the_bound_is_the_users(opened, start: str, tmp_path: Path) -> None:
     url, state = server(opened, start)
     policy = Policy.load(PolicyConfig(model=start))

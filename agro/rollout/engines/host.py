@@ -89,6 +89,7 @@ class Host:
             except Lost:
                 if attempt == PUSHES - 1:
                     raise
+                await self.connection.pause(attempt)
             else:
                 self.served = name or self.served
                 return
