@@ -209,6 +209,21 @@ def test_an_adapter_on_another_model_is_refused(opened, start: str, tuned: Polic
         engine(opened, tuned, url).load(moved(tuned, tmp_path / "1", "adapter"), 1)
 
 
+def test_a_server_that_was_started_without_a_route_is_told_how(
+    opened, start: str, tuned: Policy, tmp_path: Path
+) -> None:
+    url, state = server(opened, start)
+    state.without = ("/v1/load_lora_adapter",)
+    with pytest.raises(
+        Refused, match="start the server with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable"
+    ):
+        engine(opened, tuned, url).load(moved(tuned, tmp_path / "1", "adapter"), 1)
+    state.without = ("/v1/completions",)
+    with pytest.raises(Refused, match=r"set engine\.model to the server's name"):
+        engine(opened, tuned, url).load(tmp_path / "1", 1)
+    assert [path for path, _ in state.asked].count("/v1/load_lora_adapter") == 2  # not repeated
+
+
 @pytest.mark.parametrize(("failing", "works"), [(1, True), (2, True), (3, False)])
 def test_an_update_that_fails_is_repeated_twice(
     opened, start: str, tmp_path: Path, failing: int, works: bool

@@ -28,6 +28,10 @@ class Lost(Exception):
     """A server that doesn't serve: why."""
 
 
+class Missing(Lost):
+    """A server without the route, or without the model or adapter that is asked for."""
+
+
 class Connection:
     """A client of one server. `failures` counts the requests that failed."""
 
@@ -101,7 +105,7 @@ class Connection:
         if response.status_code >= 500 or response.status_code in BUSY:
             raise Failed(status)
         if response.status_code == GONE:
-            raise Lost(f"{self.url}{path} isn't there: {status}")
+            raise Missing(f"{self.url}{path} isn't there: {status}")
         raise Refused(f"engine.url: {self.url}{path} refused: {status}")
 
     def _json(self, path: str, content: bytes) -> Any:
