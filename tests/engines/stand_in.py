@@ -41,6 +41,7 @@ class StandIn:
         self.raw = False  # log-probs of the policy, whatever the temperature of the request
         self.push = "right"  # or "nothing", "half", "stale head", "first adapter"
         self.failing_updates = 0  # of /finish_weight_update that are yet to fail
+        self.without: tuple[str, ...] = ()  # routes that it doesn't have
         self.keys: list[str | None] = []  # that came with requests for responses
         self.dead = False  # whether it hangs up on every request
         self.adapters: dict[str, str] = {}  # folder by name
@@ -181,6 +182,8 @@ class Handler(BaseHTTPRequestHandler):
         return 503 if self.state.how == "status" else 200, {"error": "overloaded"}
 
     def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if self.path in self.state.without:
+            return 404, {"detail": "Not Found"}
         try:
             return 200, self.state.answer(self.path.partition("?")[0], body)
         except BrokenPipeError:

@@ -132,6 +132,20 @@ def logp(policy: Policy) -> np.ndarray:
     return np.concatenate(found)
 
 
+def test_a_server_of_another_dtype_is_named_and_may_be_allowed(opened, start: str, tmp_path: Path) -> None:
+    url, _ = opened.enter_context(serving(Policy.load(PolicyConfig(model=start, dtype="bfloat16"))))
+    policy = Policy.load(PolicyConfig(model=start))
+    with torch.no_grad():
+        for weight in policy.weights().values():  # so that rounding shows in the logits
+            weight.mul_(4)
+    folder = moved(policy, tmp_path / "1", "reload")
+    with pytest.raises(Refused, match=r"start vLLM with --dtype as policy\.dtype"):
+        engine(opened, policy, url).load(folder, 1)
+    made = engine(opened, policy, url, push_error=0.05)
+    made.load(folder, 1)
+    assert 0.001 < made.measured["push_error"] < 0.05
+
+
 def test_the_bound_is_the_users(opened, start: str, tmp_path: Path) -> None:
     url, state = server(opened, start)
     policy = Policy.load(PolicyConfig(model=start))
@@ -193,6 +207,21 @@ def test_an_adapter_on_another_model_is_refused(opened, start: str, tuned: Polic
         weight.add_(torch.randn_like(weight) * 0.3)
     with pytest.raises(Refused, match="an adapter on another model than it is trained on"):
         engine(opened, tuned, url).load(moved(tuned, tmp_path / "1", "adapter"), 1)
+
+
+def test_a_server_that_was_started_without_a_route_is_told_how(
+    opened, start: str, tuned: Policy, tmp_path: Path
+) -> None:
+    url, state = server(opened, start)
+    state.without = ("/v1/load_lora_adapter",)
+    with pytest.raises(
+        Refused, match="start the server with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable"
+    ):
+        engine(opened, tuned, url).load(moved(tuned, tmp_path / "1", "adapter"), 1)
+    state.without = ("/v1/completions",)
+    with pytest.raises(Refused, match=r"set engine\.model to the server's name"):
+        engine(opened, tuned, url).load(tmp_path / "1", 1)
+    assert [path for path, _ in state.asked].count("/v1/load_lora_adapter") == 2  # not repeated
 
 
 @pytest.mark.parametrize(("failing", "works"), [(1, True), (2, True), (3, False)])

@@ -315,7 +315,7 @@ def test_raw_log_probs_stop_the_run_before_the_weights_move(
         ({"top_p": 0.6}, False, False),
         ({"top_p": 0.6}, True, True),
         ({"temperature": 0.5, "top_k": 3, "min_p": 0.1}, False, False),
-        ({"temperature": 0.0}, False, False),
+        ({"temperature": 0.0}, True, False),
     ],
 )
 def test_samplers_that_are_not_of_the_policy_are_compared_at_their_own_settings(

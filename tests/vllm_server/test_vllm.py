@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -207,17 +206,21 @@ def test_a_push_in_the_middle_of_a_response_splits_its_versions(connect, tied) -
     before = copy.copy(pushed.policy)
     before.model = copy.deepcopy(pushed.policy.model)
     move(pushed.policy, 0.1)
-    weights, done = pushed.publish(), []
-    requests = deque(Request(i, PROMPT, 900) for i in range(4))
-    sampling = threading.Thread(
-        target=lambda: done.extend(pushed.engine.decode(requests, SamplerConfig(), seed=3))
-    )
+    weights, done, one_ended = pushed.publish(), [], threading.Event()
+    requests = deque(Request(i, PROMPT, 900) for i in range(16))  # of 260 tokens on average
+
+    def sample() -> None:
+        for continuation in pushed.engine.decode(requests, PLAIN, seed=3):
+            done.append(continuation)
+            one_ended.set()
+
+    sampling = threading.Thread(target=sample)
     sampling.start()
-    time.sleep(1)
+    one_ended.wait(600)
     pushed.engine.load(weights, 2)
     sampling.join()
     split = [d for d in done if isinstance(d.version, np.ndarray) and set(d.version.tolist()) == {1, 2}]
-    assert split, "no response was long enough: push earlier"
+    assert split
     for d in split:
         old, new = np.abs(truth(before, d.tokens) - d.logp), np.abs(truth(pushed.policy, d.tokens) - d.logp)
         assert old[d.version == 1].max() < RIGHT

@@ -28,6 +28,10 @@ class Lost(Exception):
     """A server that doesn't serve: why."""
 
 
+class Missing(Lost):
+    """A server without the route, or without the model or adapter that is asked for."""
+
+
 class Connection:
     """A client of one server. `failures` counts the requests that failed."""
 
@@ -44,6 +48,10 @@ class Connection:
         """A request whose reply says no more than that it is done."""
         await self._repeatedly(path, body, lambda content: None, retries)
 
+    async def pause(self, attempt: int) -> None:
+        """Before a failed request is sent again for the `attempt`th time, from 0."""
+        await asyncio.sleep(FIRST_PAUSE * 2**attempt)
+
     async def post(self, path: str, body: Mapping[str, Any], read: Callable[[Any], T]) -> T:
         """What `read` makes of the reply's JSON, which is None where it is empty.
 
@@ -59,12 +67,10 @@ class Connection:
     async def _repeatedly(
         self, path: str, body: Mapping[str, Any] | None, read: Callable[[bytes], T], retries: int | None
     ) -> T:
-        pause = FIRST_PAUSE
         tries = 1 + (self.settings.retries if retries is None else retries)
         for attempt in range(tries):
             if attempt:
-                await asyncio.sleep(pause)
-                pause *= 2
+                await self.pause(attempt - 1)
             try:
                 return read(await self._reply(path, body))
             except Failed as error:
@@ -99,7 +105,7 @@ class Connection:
         if response.status_code >= 500 or response.status_code in BUSY:
             raise Failed(status)
         if response.status_code == GONE:
-            raise Lost(f"{self.url}{path} isn't there: {status}")
+            raise Missing(f"{self.url}{path} isn't there: {status}")
         raise Refused(f"engine.url: {self.url}{path} refused: {status}")
 
     def _json(self, path: str, content: bytes) -> Any:

@@ -13,7 +13,7 @@ from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.encoding import Encoder
 from agro.models.published import Probe
-from agro.rollout.engines.connection import Connection, Lost
+from agro.rollout.engines.connection import Connection, Lost, Missing
 from agro.rollout.engines.dialects import dialect_of
 from agro.rollout.engines.probing import Scores, gap, score, unfit
 from agro.rollout.engines.protocol import Continuation, Request
@@ -66,9 +66,17 @@ class Host:
         """Push new weights, and use the server only if it passes the probe."""
         if self.problem and not await self.connection.is_alive():
             return
+        kind = push_of(self.settings, weights)
+        if not isinstance(self._push, kind):
+            self._push = kind()
+        advice = f". What to do: start the server with {kind.needs}"
         try:
-            await self._push_repeatedly(weights, version)
+            self.served = await self._push_repeatedly(self._push, weights, version) or self.served
+            advice = ". What to do: set engine.model to the server's name of the run's model"
             scores = await score(self.connection, self.dialect, probe, self.served)
+        except Missing as error:
+            self.problem = f"{error}{advice}"
+            return
         except (Lost, Refused) as error:
             self.problem = str(error)
             return
@@ -79,19 +87,16 @@ class Host:
         self.problem = "" if is_fit else unfit(found, allowed, way, scores, self._scores)
         self.error, self._scores = found.mean, scores
 
-    async def _push_repeatedly(self, weights: Path, version: int) -> None:
-        kind = push_of(self.settings, weights)
-        if not isinstance(self._push, kind):
-            self._push = kind()
-        for attempt in range(PUSHES):
+    async def _push_repeatedly(self, push: Push, weights: Path, version: int) -> str | None:
+        """The name that the server then has the weights under; None: that of its model."""
+        for attempt in range(PUSHES - 1):
             try:
-                name = await self._push.push(self.connection, weights, version)
+                return await push.push(self.connection, weights, version)
+            except Missing:
+                raise
             except Lost:
-                if attempt == PUSHES - 1:
-                    raise
-            else:
-                self.served = name or self.served
-                return
+                await self.connection.pause(attempt)
+        return await push.push(self.connection, weights, version)
 
 
 def _continuation(request: Request, reply: Reply, version: int, *, whole: bool) -> Continuation:

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from agro.errors import Refused
-from agro.models.published import Probe
+from agro.models.published import ROUNDING, Probe
 from agro.rollout.engines.connection import Connection
 from agro.rollout.engines.dialects import Dialect
 from agro.rollout.engines.replies import wrong_field
@@ -75,6 +75,11 @@ def unfit(found: Gap, allowed: float, way: str, scores: Scores, before: Scores |
     `before`: its scores after the push before this one, where there was one.
     """
     likely = LIKELY[way]
+    if found.mean <= ROUNDING[True]:
+        likely = (
+            "another type of numbers. What to do: start vLLM with --dtype as policy.dtype (by default it "
+            f"serves float32 in half precision), or set engine.push_error = {ROUNDING[True]:g}"
+        )
     if before is not None and gap(scores, before).largest == 0:
         likely = (
             "nothing arrived, since its log-probs are those of before the push. What to do: see the server's "

@@ -21,7 +21,9 @@ KEPT = 2  # adapters on a server: responses to an earlier one may still be under
 
 
 class Push(Protocol):
-    """Brings weights to one server."""
+    """Brings weights to one server. `needs`: how a server is started for it."""
+
+    needs: str
 
     async def push(self, server: Connection, weights: Path, version: int) -> str | None:
         """Returns the name that the server has them under; None: that of its model.
@@ -48,6 +50,8 @@ class Reload:
     They load what they find, be it half of a model.
     """
 
+    needs = "VLLM_SERVER_DEV_MODE=1"
+
     async def push(self, server: Connection, weights: Path, version: int) -> str | None:
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.resolve())}}
         await server.command("/collective_rpc", body, retries=0)
@@ -64,6 +68,8 @@ class Transfer:
     server still waits for it: the next push fails in all three requests, which ends that, and the one after
     it works. So all three are always sent.
     """
+
+    needs = "VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config (see examples/vllm_weights)"
 
     async def push(self, server: Connection, weights: Path, version: int) -> str | None:
         files = {str(file.resolve()): digest(file) for file in sorted(weights.glob("*.safetensors"))}
@@ -99,6 +105,7 @@ class Adapter:
     The name contains the adapter's hash: a server that has the name has the adapter.
     """
 
+    needs = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora, or set engine.push = reload"
     load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
     def __init__(self) -> None:
@@ -121,6 +128,8 @@ class Adapter:
 class SGLangReload:
     """SGLang's workers read the folder again. Untried."""
 
+    needs = "SGLang 0.5 or newer"
+
     async def push(self, server: Connection, weights: Path, version: int) -> str | None:
         body = {"model_path": str(weights.resolve()), "weight_version": str(version)}
         await server.command("/update_weights_from_disk", body, retries=0)
@@ -131,6 +140,7 @@ class SGLangReload:
 class SGLangAdapter(Adapter):
     """SGLang's adapters (--enable-lora). Untried."""
 
+    needs = "--enable-lora"
     load, unload = "/load_lora_adapter", "/unload_lora_adapter"
 
 
