@@ -164,13 +164,8 @@ def _adamw(groups: list[dict[str, Any]], policy: Policy, config: TrainConfig) ->
     }
     if config.optimizer == "adamw_8bit":
         return adamw_8bit(groups, policy.device, **settings)
-    return torch.optim.AdamW(groups, **settings, fused=_fuses(policy))
-
-
-def _fuses(policy: Policy) -> bool:
-    """Whether one kernel updates a weight: on the CPU and CUDA, but not where weights are sharded."""
-    weights = policy.trained().values()
-    return not any(isinstance(w, DTensor) for w in weights)
+    is_sharded = any(isinstance(w, DTensor) for w in policy.trained().values())  # then no fused kernel
+    return torch.optim.AdamW(groups, **settings, fused=not is_sharded)
 
 
 def _check(weights: Mapping[str, Tensor], norm: float) -> None:

@@ -10,11 +10,13 @@ what belongs to it and nothing else.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -57,15 +59,23 @@ class StoredTensors:
                     offsets = header[key]["saved_offsets"] if header else [0] * len(sizes)
                     self.chunks.setdefault(key[len(prefix) :], []).append(Chunk(path, key, offsets, sizes))
 
-    def check_names(self, names: Mapping[str, Any]) -> None:
-        """Raise `Refused` unless the part has tensors of these names, and no others."""
-        if self.chunks.keys() != names.keys():
-            differing = sorted(self.chunks.keys() ^ names.keys())[:3]
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise `Refused` unless the part has all of these tensors, and no others."""
+        if self.chunks.keys() != tensors.keys():
+            differing = sorted(self.chunks.keys() ^ tensors.keys())[:3]
             raise Refused(
                 f"{self.folder}: {self.part}: expected the weights that this configuration trains, but "
                 f"{', '.join(differing)} are in only one of the two. What to do: resume with the "
                 "configuration and version that wrote it, or start a new run"
             )
+        for name, chunks in self.chunks.items():
+            stored, expected = sum(math.prod(chunk.sizes) for chunk in chunks), tensors[name].numel()
+            if stored != expected:
+                raise Refused(
+                    f"{self.folder}: {self.part}: {name}: expected {expected} values, got {stored}. What to "
+                    "do: on several hosts, an --out that all of them share; else resume with the "
+                    "configuration that wrote it"
+                )
 
     def read(self, name: str, weight: Tensor) -> Tensor:
         """A tensor that belongs to a weight; it is sharded as the weight is, where it has its shape."""
@@ -97,7 +107,7 @@ def exists(folder: Path, part: str) -> bool:
 def assign(folder: Path, part: str, weights: Mapping[str, Tensor]) -> None:
     """Put the tensors of a part into `weights`, which have the same names."""
     stored = StoredTensors(folder, part)
-    stored.check_names(weights)
+    stored.check(weights)
     for name, weight in weights.items():
         stored.copy_to(name, weight)
 
@@ -105,7 +115,8 @@ def assign(folder: Path, part: str, weights: Mapping[str, Tensor]) -> None:
 def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Write what this rank has of the tensors, which are named PART/NAME. All ranks call it.
 
-    Of tensors that all ranks have, one of them writes each. Raises what failed to be written on any rank.
+    Of tensors that all ranks have, one of them writes each. Raises what failed to be written on any rank, and
+    on rank 0 `Refused` where it doesn't see what others wrote.
     """
     # A second and a half, which one process doesn't wait for.
     from torch.distributed.checkpoint.api import CheckpointException
@@ -119,6 +130,17 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> None:
     except CheckpointException as error:
         failure, _ = next(iter(error.failures.values()))
         raise failure from error
+    if dist.get_rank() == 0:
+        _check_written(state, folder)
+
+
+def _check_written(state: Mapping[str, Tensor], folder: Path) -> None:
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in state.items():
+        part, _, name_in_part = name.partition("/")
+        parts.setdefault(part, {})[name_in_part] = tensor
+    for part, tensors in parts.items():
+        StoredTensors(folder, part).check(tensors)
 
 
 def _pieces(tensors: Mapping[str, Tensor]) -> dict[str, int]:

@@ -19,19 +19,21 @@ import torch.distributed as dist
 from ranks_settings import config_of, flat, gathered, make, quiet, quiet_check
 from test_step import batch_for
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard as Cut
 from torch.distributed.tensor import distribute_tensor
 
 from agro import objectives
 from agro.config import RunConfig
+from agro.errors import Refused
 from agro.train.learner import Local
 from agro.train.process_group import joined, rank, world_size
 from agro.train.ranks import Shard
 from agro.train.stored_tensors import StoredTensors, write_shards
 
 SETTINGS = {
-    "sample": ("average", "adapter and all"),
-    "complete": ("average", "ema", "adapter and all", "mixed"),
+    "sample": ("all", "adapter and all"),
+    "complete": ("all", "adapter and all", "mixed", "average"),
 }
 NAME, OPTIONS = "agro", {"beta": 0.3}
 
@@ -101,6 +103,21 @@ def unwritable(folder: Path) -> str:
     return "nothing"
 
 
+def not_shared(folder: Path) -> str:
+    """What rank 0 is told where each rank writes on a disk of its own."""
+    own = folder / str(rank())
+    own.mkdir(parents=True)
+    try:
+        write_shards({"few/x": distribute_tensor(torch.arange(6.0), mesh_of_all(), [Cut(0)])}, own)
+    except Refused as error:
+        return str(error)
+    return "nothing"
+
+
+def mesh_of_all() -> Any:
+    return init_device_mesh("cpu", (world_size(),))
+
+
 def main(size: str, base: Path, out: Path, others: list[Path]) -> None:
     found: dict[str, Any] = {}
     with joined(torch.device("cpu")) if world_size() > 1 else nullcontext() as mesh:
@@ -113,6 +130,7 @@ def main(size: str, base: Path, out: Path, others: list[Path]) -> None:
             found[setting] = {"written": written, "resumed": resumed}
         if mesh is not None:
             found["few"] = few_rows(out / "few", mesh)
+            found["not shared"] = not_shared(out / "own")
             found["unwritable"] = unwritable(out / f"file{rank()}")
     if rank() == 0:
         print(json.dumps(found), flush=True)

@@ -30,24 +30,26 @@ from agro.train.ranks import Ranks, Shard, serve
 
 SPEC = {"alphabet": "abcdef", "hidden": 16, "layers": 2, "heads": 2, "context": 64}
 LORA = {"policy.lora": {"rank": 2, "targets": ["all-linear"]}}
+ALL = {
+    "train.gradient_checkpointing": True,
+    "train.weights_average": 0.9,
+    "train.offload": ["activations", "optimizer"],
+    "policy.reference": "ema",
+    "policy.reference_decay": 0.5,
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "none": {},
+    "all": ALL,
+    "adapter and all": {**LORA, **ALL},
+    "mixed": {"policy.dtype": "mixed"},
     "adapter": LORA,
     "checkpointing": {"train.gradient_checkpointing": True},
     "average": {"train.weights_average": 0.9},
     "offload": {"train.offload": ["activations", "optimizer"]},
     "ema": {"policy.reference": "ema", "policy.reference_decay": 0.5},
     "periodic": {"policy.reference": "periodic", "policy.reference_every": 2},
-    "adapter and all": {
-        **LORA,
-        "train.gradient_checkpointing": True,
-        "train.weights_average": 0.9,
-        "train.offload": ["activations", "optimizer"],
-        "policy.reference": "ema",
-        "policy.reference_decay": 0.5,
-    },
-    "mixed": {"policy.dtype": "mixed"},
 }
+TOGETHER = ("none", "all", "adapter and all", "mixed")  # of the sample
 Case = tuple[str, dict[str, Any]]
 
 
@@ -226,18 +228,18 @@ def chosen() -> list[Case]:
 
 
 def pairs(complete: bool) -> dict[str, list[Case]]:
-    """The cases of each setting: all; or the first of each objective, each with one setting, in turn.
+    """The cases of each setting: all; or of `TOGETHER` the first of each objective, each with one, in turn.
 
     A setting then also has the first case of each set of needs that none of its own has.
     """
     cases = chosen()
     if complete:
         return {setting: list(cases) for setting in SETTINGS}
-    taken: dict[str, list[Case]] = {setting: [] for setting in SETTINGS}
+    taken: dict[str, list[Case]] = {setting: [] for setting in TOGETHER}
     first = {name: (name, options) for name, options in reversed(cases)}
-    for case, setting in zip(sorted(first.values(), key=cases.index), cycle(SETTINGS)):
+    for case, setting in zip(sorted(first.values(), key=cases.index), cycle(TOGETHER)):
         taken[setting].append(case)
-    for setting, case in product(SETTINGS, cases):
+    for setting, case in product(TOGETHER, cases):
         if needs(case) not in map(needs, taken[setting]):
             taken[setting].append(case)
     return taken
