@@ -387,6 +387,7 @@ def test_what_may_change_on_resume_and_between_phases_is_declared_at_the_field()
         "track",
         "source",
         "engine",
+        "place",
     }
     assert {("data", "prompts"), ("reward", "functions"), ("policy", "model"), ("source", "kind")} <= one
     assert not {("policy", "reference"), ("data", "replay"), ("train", "steps")} & one
@@ -399,6 +400,7 @@ def test_where_samples_come_from_and_what_decodes_them() -> None:
         "kind": "inline",
         "wait_seconds": 600.0,
         "lease_seconds": 15.0,
+        "sync_every": 1,
     }
     assert config.engine.model_dump() == {
         "kind": "hf",

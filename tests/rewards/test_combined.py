@@ -83,7 +83,7 @@ def test_every_unknown_part_is_named_and_a_sum_is_finite():
 def test_from_a_step_to_the_store_and_the_metrics(tmp_path):
     tokens = {"tokens": np.array([5, 6]), "action": np.array([False, True])}
     found = [Sample("p", str(i), prompt_id="p", meta={"index": i}, **tokens) for i in range(3)]
-    engine = SimpleNamespace(failures=0, proposed=0, accepted=0)
+    engine = SimpleNamespace(failures=0, proposed=0, accepted=0, measured={})
     rollout = SimpleNamespace(sample=lambda *_, **__: iter(found), engine=engine)
     reward = CombinedReward("sum", {"a": (Fixed(1.0, 0.0, None), 1.0), "b": (Fixed(3.0, None, None), 0.0)})
     with Store.open(tmp_path / "store.db") as store:
