@@ -109,7 +109,7 @@ class ReadPrompts(NamedTuple):
     packed: PackedRows | None
 
     def at(self, kept: Tensor, rows: Tensor, places: Tensor) -> Tensor:
-        """Keys or values of one layer, of tokens `places` [R,L] of the prompts `rows` [R]: [R,heads,L,width]."""
+        """Keys or values of one layer, of tokens `places` [R,L] of prompts `rows` [R]: [R,heads,L,width]."""
         if self.packed is None:
             found = kept[rows[:, None], :, places]
         else:
