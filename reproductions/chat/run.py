@@ -24,7 +24,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 from agro.config import RunConfig  # noqa: E402
 from agro.errors import Refused  # noqa: E402
-from agro.runs.rundata import RunData  # noqa: E402
+from agro.runs.rundata import load_run  # noqa: E402
 from agro.runs.verdict import Verdict  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.chat import logs, report, tasks  # noqa: E402
@@ -135,7 +135,7 @@ def measure(
         "after": last["eval_reward"],
         **{name: last[name] for name in names},
         "kl_ref": kls[-1] if kls else None,
-        "verdict": Verdict.of(RunData.load(folder)).sentence,
+        "verdict": Verdict.of(load_run(folder)).sentence,
         "kinds": report.by_kind(folder, files.held_out),
         "seconds": run["seconds"],
         "cpu_seconds": run["cpu_seconds"],
