@@ -1,7 +1,7 @@
 """Questions with an answer of one word, as conversations: five kinds, made by a seed.
 
 A conversation has a system message, one example of its kind, and the question. Words and numbers of held-out
-questions occur in no training question, so what is measured there isn't remembered.
+questions occur in no training question of their kind, so what is measured there isn't remembered.
 """
 
 from __future__ import annotations
