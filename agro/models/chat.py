@@ -79,7 +79,8 @@ class Chat:
                 )
             if not re.search(rf"\b{re.escape(name)}\b", json.dumps(template)):
                 raise Refused(
-                    f"policy.chat.options: {name}: the chat template doesn't use it, so it has no effect"
+                    f"policy.chat.options: {name}: the chat template doesn't use it, so it has no effect. "
+                    "What to do: policy.chat.options={}, or only with variables that the template has"
                 )
         return cls(tokenizer, config.system, config.wrap, config.options)
 

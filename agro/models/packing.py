@@ -82,19 +82,60 @@ def last_hidden(model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool) -> 
     shared position would differ by more than the rounding of float64.
     """
     places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-    packed = None
-    if packs and model.dtype != torch.float64:
-        packed = PackedRows.of(tokens, lengths)
-    if packed is None or not packed.pays:
+    packed = _packed(model, tokens, lengths) if packs else None
+    if packed is None:
         return _states(model, tokens, places)
     states = _states(model, packed.gather(tokens)[None], packed.gather(places)[None], packed=packed)
     return packed.spread(states[0])
 
 
-def _states(model: Any, tokens: Tensor, places: Tensor, **attention_options: Any) -> Tensor:
-    mask = torch.ones_like(tokens)
+def read_prompts(model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool) -> ReadPrompts:
+    """The keys and values of [B,T] right-padded tokens, packed where it pays."""
+    places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+    packed = _packed(model, tokens, lengths) if packs else None
+    cache = DynamicCache()
+    if packed is None:
+        _states(model, tokens, places, past_key_values=cache)
+    else:
+        ids, at = packed.gather(tokens)[None], packed.gather(places)[None]
+        _states(model, ids, at, past_key_values=cache, packed=packed)
+    return ReadPrompts(cache, packed)
+
+
+class ReadPrompts(NamedTuple):
+    """What the layers keep of B prompts."""
+
+    cache: DynamicCache
+    packed: PackedRows | None
+
+    def at(self, kept: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+        """Keys or values of one layer, of tokens `places` [R,L] of prompts `rows` [R]: [R,heads,L,width]."""
+        if self.packed is None:
+            found = kept[rows[:, None], :, places]
+        else:
+            found = kept[0].transpose(0, 1)[self.packed.number[rows[:, None], places]]
+        return found.transpose(1, 2)
+
+
+def _packed(model: Any, tokens: Tensor, lengths: Tensor) -> PackedRows | None:
+    """None where the sequences have too little in common, or the weights are float64."""
+    if model.dtype == torch.float64:
+        return None
+    rows = PackedRows.of(tokens, lengths)
+    return rows if rows.pays else None
+
+
+def _states(
+    model: Any, tokens: Tensor, places: Tensor, past_key_values: DynamicCache | None = None, **options: Any
+) -> Tensor:
+    """`options`: of the attention."""
     output = model.base_model(
-        input_ids=tokens, attention_mask=mask, position_ids=places, use_cache=False, **attention_options
+        input_ids=tokens,
+        attention_mask=torch.ones_like(tokens),
+        position_ids=places,
+        past_key_values=past_key_values,
+        use_cache=past_key_values is not None,
+        **options,
     )
     states: Tensor = output.last_hidden_state
     return states

@@ -249,8 +249,27 @@ def test_each_prompt_is_read_once(tiny, monkeypatch):
     monkeypatch.setattr(policy.model.base_model, "forward", watching)
     end_with(policy)
     list(sampler.sample(PROMPTS, 4, SamplerConfig(max_new=5)))
-    # The empty prompt is one token, which is read with the first step, like the last one of every prompt.
-    assert seen == [(3, 24)] + [(16, 1)] * 5
+    # The last token of every prompt is read with the first step. What is left of the others is how the third
+    # begins, which has 25 tokens with the one before a text.
+    assert seen == [(1, 24)] + [(16, 1)] * 5
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen3", "GPT2"])
+def test_what_prompts_begin_with_alike_is_read_once(tiny, name):
+    policy, seen, found = tiny(name), [], {}
+    prompts = [Prompt("abc def " + text) for text in ("gah", "gab", "h", "a")]
+    policy.model.get_input_embeddings().register_forward_hook(lambda _, ids, __: seen.append(ids[0].numel()))
+    for packs in (True, False):
+        policy.packs = packs
+        sampler = rollout(policy)
+        seen.clear()
+        samples = by_index(sampler.sample(prompts, 2, SamplerConfig(max_new=12, temperature=0.7)))
+        found[packs] = seen[0], [samples[i] for i in sorted(samples)]
+    # One token before a text, eight that all have in common, and "ga" of the first two; four rows of as many.
+    assert (found[True][0], found[False][0]) == (11, 44)
+    for a, b in zip(found[True][1], found[False][1], strict=True):
+        np.testing.assert_array_equal(a.tokens, b.tokens)
+        np.testing.assert_allclose(a.behavior_logp, b.behavior_logp, **rounding(b.behavior_logp))
 
 
 def test_finished_rows_leave_and_others_enter(tiny, monkeypatch):

@@ -195,7 +195,7 @@ def test_default_settings_leave_the_fingerprint_of_stores_made_before(make):
         (
             CHATML,
             {"options": {"enable_thinking": False}},
-            "policy.chat.options: enable_thinking: ",
+            r"policy.chat.options: enable_thinking: .* What to do: policy\.chat\.options=\{\}, ",
         ),
         (
             CHATML,

@@ -22,10 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from agro.config import SamplerConfig
 from agro.errors import Refused
+from agro.models.packing import read_prompts
 from agro.models.policy import Policy
 from agro.models.tiles import Head
 from agro.rollout.engines.draw import draw, kept_sets, uniforms
@@ -191,16 +192,8 @@ class Rows:
         width = max(map(len, prompts.values()))
         ids = torch.tensor([p + [0] * (width - len(p)) for p in prompts.values()], device=device)
         lengths = torch.tensor([len(p) for p in prompts.values()], device=device)
-        places = torch.arange(width, device=device)
-        read = DynamicCache()
-        self.policy.model.base_model(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),  # as in `Policy.hidden`
-            position_ids=places[None].expand(ids.shape),
-            past_key_values=read,
-            use_cache=True,
-        )
-        if not read.layers:
+        read = read_prompts(self.policy.model, ids, lengths, packs=self.policy.packs)
+        if not read.cache.layers:
             raise Refused(
                 f"{self.policy.name}: expected a model that caches the keys and values of each layer, but it "
                 "caches none; sample from it elsewhere and import the responses"
@@ -210,15 +203,15 @@ class Rows:
         to, source = torch.tensor(pairs, device=device).T
         # Where a row is shorter than `width`, the columns before its start get any finite values: they are
         # masked.
-        positions = (places - width + lengths[source, None]).clamp(min=0)
+        positions = (torch.arange(-width, 0, device=device) + lengths[source, None]).clamp(min=0)
         window = slice(self.end - 1 - width, self.end - 1)
-        for mine, theirs in zip(self.cache.layers, read.layers):
+        for mine, theirs in zip(self.cache.layers, read.cache.layers):
             if not theirs.is_initialized:  # a skipped layer
                 continue
             if not mine.is_initialized:
                 mine.lazy_initialization(theirs.keys, theirs.values)
-            mine.keys[to, :, window] = theirs.keys[source[:, None], :, positions].transpose(1, 2)
-            mine.values[to, :, window] = theirs.values[source[:, None], :, positions].transpose(1, 2)
+            mine.keys[to, :, window] = read.at(theirs.keys, source, positions)
+            mine.values[to, :, window] = read.at(theirs.values, source, positions)
 
     @torch.no_grad()
     def step(self) -> list[Finished]:

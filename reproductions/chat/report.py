@@ -1,0 +1,178 @@
+"""What is reported of the runs: tables by job and by kind of question, and texts before and after."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from agro.config import PolicyConfig, SamplerConfig
+from agro.logs.prompts import load_prompts
+from agro.models.policy import Policy
+from agro.rollout import Rollout
+from agro.rollout.rollout import embedded
+from agro.runs.by_prompt import FILE
+from reproductions.chat import logs
+
+SHOWN = 2  # held-out questions of each kind, the first ones, of which texts are shown
+BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end -->"
+NAMES = {
+    "fresh": "fresh samples",
+    "log": "a log of the start's responses",
+    "thumbs": "one thumb a prompt",
+}
+METHODS = {
+    ("fresh", "recipe"): "recipe `lora`",
+    ("fresh", "imitation"): "imitation of the right ones (REINFORCE)",
+    ("log", "recipe"): "recipe `log`",
+    ("log", "imitation"): "imitation of the right ones (`sft`)",
+    ("thumbs", "recipe"): "recipe `feedback`",
+    ("thumbs", "imitation"): "imitation of the liked ones (`sft`)",
+}
+
+
+def texts(model: Path, held_out: Path) -> list[dict[str, Any]]:
+    """The first questions of each kind, with a response at temperature 1 and the likeliest one."""
+    policy = Policy.load(PolicyConfig(model=str(model), threads=1))
+    rollout = Rollout(policy.encoder, embedded(policy))
+    by_kind = defaultdict(list)
+    for prompt in load_prompts(held_out):
+        by_kind[prompt.columns["kind"]].append(prompt)
+    prompts = [prompt for found in by_kind.values() for prompt in found[:SHOWN]]
+    rows = [{"question": p.text[-1]["content"], "answer": p.columns["answer"]} for p in prompts]
+    for name, temperature in (("sampled", 1.0), ("likeliest", 0.0)):
+        sampler = SamplerConfig(n=1, temperature=temperature, max_new=logs.MAX_NEW)
+        for sample in rollout.sample(prompts, 1, sampler, seed=1):
+            rows[int(sample.meta["index"])][name] = sample.response
+    return rows
+
+
+def kept_texts(files: logs.Files) -> list[dict[str, Any]]:
+    """Those of the start."""
+    found: list[dict[str, Any]] = json.loads(files.texts.read_text())
+    return found
+
+
+def by_kind(run: Path, held_out: Path) -> dict[str, dict[str, float]]:
+    """Mean held-out reward of each kind of question, at the start and at the end of a run."""
+    kept = json.loads((run / FILE).read_text())
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: {"before": [], "after": []})
+    for prompt in load_prompts(held_out):
+        found[prompt.columns["kind"]]["before"].append(kept["start"][prompt.id])
+        found[prompt.columns["kind"]]["after"].append(kept["rewards"][prompt.id])
+    return {kind: {when: fmean(values) for when, values in both.items()} for kind, both in found.items()}
+
+
+def page(result: dict[str, Any]) -> str:
+    """Everything that was measured, in Markdown."""
+    runs = result["runs"]
+    parts = [summary(runs), each(runs), kinds(runs), shown(result), where(result)]
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def summary(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """A row for each job and method: means over seeds."""
+    lines = [
+        "| data | trained by | seeds | before | after | gain | KL in the last step (nats) | CPU minutes |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for key, name in METHODS.items():
+        found = [r for r in runs if (r["job"], r["method"]) == key]
+        if not found:
+            continue
+        columns = [
+            NAMES[key[0]],
+            name,
+            ", ".join(str(r["seed"]) for r in found),
+            _mean(r["before"] for r in found),
+            _mean(r["after"] for r in found),
+            _mean(r["eval_gain"] for r in found),
+            _mean(r["kl_ref"] for r in found if r["kl_ref"] is not None),
+            _mean((r["cpu_seconds"] / 60 for r in found if r["cpu_seconds"]), 1),
+        ]
+        lines.append("| " + " | ".join(columns) + " |")
+    return lines
+
+
+def _mean(values: Any, digits: int = 3) -> str:
+    """With the standard deviation over seeds, where there are several; "–" of nothing."""
+    numbers = list(values)
+    if not numbers:
+        return "–"
+    spread = f" ± {stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
+    return f"{fmean(numbers):.{digits}f}{spread}"
+
+
+def each(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """The verdict of each run."""
+    lines = ["| data | trained by | seed | the verdict that the run ends with |", "|---|---|---|---|"]
+    for r in runs:
+        key = r["job"], r["method"]
+        lines.append(f"| {NAMES[key[0]]} | {METHODS[key]} | {r['seed']} | {r['verdict']} |")
+    return lines
+
+
+def kinds(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Held-out reward by kind of question, means over seeds."""
+    names = list(runs[0]["kinds"]) if runs else []
+    lines = [
+        "| data | trained by | " + " | ".join(names) + " |",
+        "|---|---|" + "---|" * len(names),
+    ]
+    if runs:
+        before = [f"{fmean(r['kinds'][kind]['before'] for r in runs):.2f}" for kind in names]
+        lines.append("| – | the start | " + " | ".join(before) + " |")
+    for key, method in METHODS.items():
+        found = [r for r in runs if (r["job"], r["method"]) == key]
+        if found:
+            after = [f"{fmean(r['kinds'][kind]['after'] for r in found):.2f}" for kind in names]
+            lines.append(f"| {NAMES[key[0]]} | {method} | " + " | ".join(after) + " |")
+    return lines
+
+
+def shown(result: dict[str, Any]) -> list[str]:
+    """Responses at temperature 1 with the same random numbers, of the start and after each recipe, seed 0."""
+    after = {
+        r["job"]: r["texts"] for r in result["runs"] if r["method"] == "recipe" and r["texts"] is not None
+    }
+    jobs = [job for job in NAMES if job in after]
+    lines = [
+        "| held-out question | answer | the start | "
+        + " | ".join(f"after {NAMES[job]}" for job in jobs)
+        + " |",
+        "|---|---|---|" + "---|" * len(jobs),
+    ]
+    for i, row in enumerate(result["start"]):
+        cells = [row, *(after[job][i] for job in jobs)]
+        texts = [f"{_cell(c['sampled'])}; *{_cell(c['likeliest'])}*" for c in cells]
+        lines.append(f"| {row['question']} | {row['answer']} | " + " | ".join(texts) + " |")
+    return lines
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def where(result: dict[str, Any]) -> list[str]:
+    """Data and machine."""
+    d, m = result["data"], result["machine"]
+    counts = ", ".join(f"{kind} {n} and {d['held_out'][kind]}" for kind, n in d["trained"].items())
+    return [
+        f"Questions for training, and held out: {counts}.",
+        f"The log: {d['log']['responses']} responses, {d['log']['right']:.3f} of them right, "
+        f"{d['mixed_groups']} prompts with right and wrong ones. "
+        f"Thumbs: {d['thumbs']['responses']}, {d['thumbs']['up']:.3f} of them up. "
+        f"Making both took {d['cpu_seconds'] / 60:.1f} CPU minutes.",
+        f"Machine: {m['cpu']}, {m['cores']} cores, one thread, beside other work at a load of "
+        f"{m['load_average']:.0f}; commit {str(m['commit'])[:8]}.",
+    ]
+
+
+def put(page: str, readme: Path) -> None:
+    """Replace what is between the marks."""
+    before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    readme.write_text(f"{before}{BEGIN}\n\n{page}\n\n{END}{after}", encoding="utf-8")

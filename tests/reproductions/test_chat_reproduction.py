@@ -1,0 +1,153 @@
+"""reproductions/chat: its questions, its log, its configurations and its page. No model is loaded."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from agro.config import RunConfig
+from agro.errors import Refused
+from agro.train.check import check_config
+from agro.types import Sample
+from reproductions.chat import logs, model, report, run, tasks
+
+
+def words(records) -> set[str]:
+    """Of the last messages and the answers, without those that all questions of a kind have."""
+    found = [set(f"{r['prompt'][-1]['content']} {r['answer']}".replace(",", "").split()) for r in records]
+    return set().union(*found)
+
+
+@pytest.mark.parametrize("kind", tasks.KINDS)
+def test_no_word_or_number_of_a_held_out_question_is_trained_on(kind):
+    trained, held_out = (
+        [r for r in tasks.make(60, held_out=part) if r["kind"] == kind] for part in (False, True)
+    )
+    assert len(trained) >= 57
+    assert len(held_out) >= 29
+    common = words(trained) & words(held_out)
+    asked = {
+        "What",
+        "is",
+        "the",
+        "of",
+        "opposite",
+        "past",
+        "tense",
+        "last",
+        "second",
+        "word",
+        "this",
+        "list:",
+    }
+    asked |= {"Which", "number", "larger", "or"}
+    assert {w.strip("?") for w in common} <= asked
+
+
+def test_questions_have_their_answers():
+    by_kind = {
+        kind: next(r for r in tasks.make(1, held_out=False) if r["kind"] == kind) for kind in tasks.KINDS
+    }
+    listed = by_kind["last"]["prompt"][-1]["content"].rpartition(": ")[2].rstrip("?").split(", ")
+    assert (len(listed), by_kind["last"]["answer"]) == (4, listed[-1])
+    listed = by_kind["second"]["prompt"][-1]["content"].rpartition(": ")[2].rstrip("?").split(", ")
+    assert (len(listed), by_kind["second"]["answer"]) == (3, listed[1])
+    a, b = by_kind["larger"]["prompt"][-1]["content"].rpartition(", ")[2].rstrip("?").split(" or ")
+    assert by_kind["larger"]["answer"] == max(
+        a, b
+    )  # two digits each, so that text is compared as numbers are
+    assert [m["role"] for m in by_kind["past"]["prompt"]] == ["system", "user", "assistant", "user"]
+
+
+def test_words_occur_once():
+    opposites = [w for pair in tasks.pairs(tasks.OPPOSITES) for w in pair]
+    assert len(opposites) == len(set(opposites))
+    verbs = [verb for verb, _ in tasks.pairs(tasks.PAST)]
+    assert len(verbs) == len(set(verbs))
+    assert len(tasks.NOUNS.split()) == len(set(tasks.NOUNS.split()))
+
+
+def test_a_response_is_right_as_the_reward_has_it():
+    assert logs.right(Sample("hot", " cold\n", meta={"answer": "cold"})) == 1.0
+    assert logs.right(Sample("hot", "cold.", meta={"answer": "cold"})) == 0.0
+
+
+def test_a_tenth_of_the_thumbs_is_wrong():
+    noise = random.Random(1)
+    ups = sum(logs.thumb(0.0, noise) == "up" for _ in range(10_000))
+    assert ups == pytest.approx(1000, abs=90)  # three standard deviations of a binomial: 30 each
+
+
+def test_mixed_groups_are_those_with_unequal_rewards():
+    assert logs.mixed([0, 0, 0, 0, 1, 1, 1, 1, 0, 1, 0, 0]) == 1
+
+
+@pytest.mark.parametrize("job", run.JOBS)
+@pytest.mark.parametrize("method", run.METHODS)
+def test_both_methods_of_a_job_have_the_same_rate_and_updates(job, method, tmp_path):
+    values = run.settings(job, method, tmp_path, logs.Files(tmp_path), seed=3)
+    if job != "fresh":
+        values["data"]["store"] = str(tmp_path / "log.db")
+    config = RunConfig.of(values, "test")
+    check_config(config)
+    assert (config.train.lr, config.train.steps, config.train.schedule) == (run.RATE, run.STEPS, "linear")
+    responses = config.train.groups * (1 if job == "thumbs" or config.objective.name == "sft" else 4)
+    assert (responses, config.train.seed) == (32, 3)
+    assert config.policy.lora.targets[0] == "20.self_attn.q_proj"
+    assert config.data.spread == ((job, method) == ("log", "recipe"))
+
+
+def measured(job: str, method: str, seed: int, after: float) -> dict:
+    return {
+        "job": job,
+        "method": method,
+        "seed": seed,
+        "before": 0.25,
+        "after": after,
+        "eval_gain": after - 0.25,
+        "kl_ref": None,
+        "verdict": "Better.",
+        "kinds": {"past": {"before": 0.25, "after": after}},
+        "cpu_seconds": 90.0,
+        "texts": [{"sampled": "a|b", "likeliest": "c"}] if method == "recipe" and not seed else None,
+    }
+
+
+def test_the_page_has_means_over_seeds_and_texts_of_the_first(tmp_path):
+    result = {
+        "data": {
+            "trained": {"past": 57},
+            "held_out": {"past": 29},
+            "log": {"responses": 8, "right": 0.25},
+            "mixed_groups": 1,
+            "thumbs": {"responses": 2, "up": 0.5},
+            "cpu_seconds": 60.0,
+        },
+        "runs": [measured("log", "recipe", 0, 0.5), measured("log", "recipe", 1, 0.6)],
+        "start": [{"question": "Which?", "answer": "this", "sampled": "that", "likeliest": "this"}],
+        "machine": {"cpu": "a CPU", "cores": 2, "load_average": 3.0, "commit": "0123456789"},
+    }
+    page = report.page(result)
+    assert "| 0, 1 | 0.250 ± 0.000 | 0.550 ± 0.071 | 0.300 ± 0.071 | – | 1.5 ± 0.0 |" in page
+    assert "| Which? | this | that; *this* | a\\|b; *c* |" in page
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    report.put("new", readme)
+    assert readme.read_text() == f"before\n{report.BEGIN}\n\nnew\n\n{report.END}\nafter\n"
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path):
+    with pytest.raises(Refused, match=r"model\.py writes"):
+        run.main(["--model", str(tmp_path)])
+    with pytest.raises(Refused, match="expected the unpacked wheel"):
+        model.find(tmp_path)
+
+
+def test_a_run_that_is_done_isn_t_made_again(tmp_path):
+    (tmp_path / "log-recipe-0").mkdir()
+    done = tmp_path / "log-recipe-0" / "measured.json"
+    done.write_text(json.dumps(measured("log", "recipe", 0, 0.5)))
+    run.play("log", "recipe", 0, tmp_path, tmp_path, [])
+    assert [r["after"] for r in run.finished(tmp_path)] == [0.5]
