@@ -89,6 +89,8 @@ class Publications:
         content = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
         self.shared.write(RECORD, content.encode("utf-8"))
         newest = self.newest()
+        if newest is not None and newest.ended:  # and goes on with more steps
+            self._announce(replace(newest, ended=False))
         for version in self._versions():
             if newest is None or version > newest.name:
                 self.shared.remove(version)

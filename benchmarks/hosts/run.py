@@ -95,12 +95,17 @@ def table(results: list[Mapping[str, Any]]) -> str:
     ]
     for (what, way), row in rows.items():
         plain = what.replace("actor of the ", "")
-        back = "at once"
-        if row["back"]:
-            back = f"{statistics.median(row['back']):.1f} ({min(row['back']):.1f} to {max(row['back']):.1f})"
+        back = _seconds(row["back"])
         lost = "nothing" if row["whole"] else "see results/hosts.json"
         lines.append(f"| {what} | {way} | {row['count']} | {GOES_ON[plain]} | {lost} | {back} |")
     return "\n".join(lines)
+
+
+def _seconds(times: list[float]) -> str:
+    """Their median and range."""
+    if len(times) < 2:
+        return f"{times[0]:.1f}" if times else "at once"
+    return f"{statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f})"
 
 
 def write_table() -> None:

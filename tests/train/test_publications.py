@@ -56,6 +56,8 @@ def test_the_newest_weights_and_the_ones_before_them(publications: Publications)
         assert [file.name for file in folder.iterdir()] == ["model.safetensors"]
     publications.end()
     assert publications.newest() == PublishedWeights(4, "train", 5, ended=True)
+    publications.begin({}, PROMPTS)  # it goes on with more steps: collectors that start now have work
+    assert publications.newest() == PublishedWeights(4, "train", 5)
 
 
 def test_weights_are_written_once_a_version(publications: Publications) -> None:
