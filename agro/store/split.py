@@ -66,14 +66,13 @@ class Split:
     def held_out(self, data: DataConfig, run: str = "") -> Callable[[str], bool]:
         """Whether a prompt, by its id, is held out. One that isn't in a cluster decides for itself.
 
-        Near-copies are those of the run, or of the store as it is when this is first asked.
+        Near-copies are those that the run keeps (`clusters` where it isn't named), or else those of the store
+        as it is when this is first asked.
         """
         share = data.hold_out
         if not share:
             return lambda prompt_id: False
-        clusters = self.clusters
-        if clusters is None and run:
-            clusters = self._of_runs.of(run)
+        clusters = self._of_runs.of(run) if run else self.clusters
         if clusters is None:
             clusters = self._near_copies(data.near_copies)
         return lambda prompt_id: is_held_out(clusters.get(prompt_id, prompt_id), share)

@@ -102,6 +102,8 @@ def claim(store: Store, r: random.Random) -> Any:
     store.requests.finish("r", claimed[:1])
     ready = store.requests.ready("r", 9)
     store.requests.take("r", r.randint(1, 40), ready[:1])
+    if r.random() < 0.3:
+        store.requests.reopen("r", ready[1:2])
     return claimed, ready, store.requests.collectors("r"), store.requests.backlog("r", r.randint(0, 20))
 
 
@@ -142,6 +144,7 @@ OPERATIONS: list[Operation] = [
     lambda store, r: sorted(store.survey.meetings(**some_filter(r))),
     lambda store, r: store.draws.candidates(some_rule(r), r.choice(RUNS), 2),
     lambda store, r: store.draws.require(some_rule(r), some_at(r)),
+    lambda store, r: store.split.keep(r.choice(RUNS), {"prompt 1": "prompt 0", "prompt 0": "prompt 0"}),
     lambda store, r: store.draws.recorded_groups(some_at(r)),
     lambda store, r: store.draws.record(r.choice(RUNS), r.randint(30, 40), some_ids(store, r)),
     lambda store, r: store.draws.drawn(r.choice(RUNS), {step: step + 1 for step in range(40)}),

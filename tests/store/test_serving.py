@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import http.server
 import re
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,7 +24,7 @@ from agro.store import At, DrawRule, Origin, Store
 from agro.store.database import Database
 from agro.store.ledger import Ledger
 from agro.store.samples import Experience
-from agro.store.serving import app, remote
+from agro.store.serving import app, http
 from agro.store.serving.owner import Call, Owner
 from agro.store.serving.wire import SAMPLE, TUPLE, pack, unpack
 
@@ -125,7 +125,7 @@ def test_a_body_that_is_too_large_is_refused(path: Path) -> None:
 
 
 def test_another_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.send_error(404, "no such page")
 
@@ -163,9 +163,9 @@ def test_metrics_count_what_was_done(url: str) -> None:
 
 
 @contextmanager
-def _running(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
+def _running(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     """The URL of a server."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -175,7 +175,7 @@ def _running(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]
             thread.join()
 
 
-class LosingProxy(http.server.BaseHTTPRequestHandler):
+class LosingProxy(BaseHTTPRequestHandler):
     """Passes calls on, and closes the connection in place of every 7th answer."""
 
     target: ClassVar[str]
@@ -202,7 +202,7 @@ class LosingProxy(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def lossy(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     LosingProxy.target, LosingProxy.passed, LosingProxy.lost = url, 0, 0
-    monkeypatch.setattr(remote, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(http, "RETRY_SECONDS", 0.001)
     with _running(LosingProxy) as proxy:
         yield proxy
 

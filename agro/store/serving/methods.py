@@ -20,7 +20,6 @@ READS = _named(
     ledger="commits committed knows fingerprint last_reference_logp reference_logp",
     imports="provenance",
     tables="check damage damaged",
-    clusters="of",
     leases="alive",
 )
 # These too: what they write is their answer. A step has one draw, a run its clusters, a name one lease.
