@@ -135,7 +135,7 @@ def connect(placement: Placement) -> Any:
         import ray
         import ray.util.scheduling_strategies
     except ImportError:
-        raise Refused(f"--place {placement}: Ray isn't installed; pip install 'agro-rl[ray]'") from None
+        raise Refused(f"--place {placement}: Ray isn't installed; pip install 'ray>=2.50,<3'") from None
     try:
         _check_head(placement.target)
         ray.init(address=placement.target, namespace="agro", logging_level="ERROR", log_to_driver=False)

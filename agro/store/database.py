@@ -333,7 +333,7 @@ def read_text(value: bytes) -> str:
     return value.decode("utf-8", "surrogateescape")
 
 
-_MAGIC = b"SQLite format 3\0"
+SHORTEST = 512  # bytes of a file of SQLite that isn't empty: one page
 DAMAGED = "the store's file is damaged. {way_out}"
 _REASONS = {
     sqlite3.SQLITE_BUSY: (
@@ -390,12 +390,11 @@ def _check_path(path: Path, read_only: bool, create: bool) -> None:
     writable = _allowed(path.parent, os.W_OK) and (not there or _allowed(path, os.W_OK))
     if not read_only and not writable:
         raise Refused(f"{path}: the file or its folder can only be read; a store to write to needs both")
-    if there:
-        with path.open("rb") as file:
-            head = file.read(len(_MAGIC))
-        # SQLite itself would take a short file for an empty one, and overwrite it.
-        if head and head != _MAGIC:
-            raise Refused(f"{path}: {_REASONS[sqlite3.SQLITE_NOTADB]}")
+    # SQLite itself would take a short file for an empty one, and overwrite it. The file isn't read here: to
+    # close it would release the locks of all other connections of this process (POSIX), and another process
+    # that closes the store would then delete the write-ahead log under them.
+    if there and 0 < path.stat().st_size < SHORTEST:
+        raise Refused(f"{path}: {_REASONS[sqlite3.SQLITE_NOTADB]}")
 
 
 def _allowed(path: Path, mode: int) -> bool:

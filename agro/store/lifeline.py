@@ -11,6 +11,7 @@ from agro.store.location import Location
 from agro.store.sqlite import Store
 
 RENEWALS = 4  # of a lease before it runs out
+RELEASE_SECONDS = 5.0  # that a process waits at its end for a store that others write to
 
 
 @contextmanager
@@ -35,5 +36,5 @@ def _renew(location: Location, name: str, seconds: float, ended: Event) -> None:
             store.leases.renew(name, seconds)
             while not ended.wait(seconds / RENEWALS):
                 store.leases.renew(name, seconds)
-    with suppress(Refused), Store.open(location, timeout=1.0) as store:
+    with suppress(Refused), Store.open(location, timeout=RELEASE_SECONDS) as store:
         store.leases.release(name)

@@ -87,7 +87,10 @@ class Collector:
         folder = Path(run)
         record = Publications(LocalFolder(folder)).record() or {}
         store = located(record.get("data", {}).get("store"), folder)
-        return cls(Publications.of(store, str(record.get("run")), folder), store, activity, say, name)
+        publications = Publications.of(store, str(record.get("run")), folder)
+        if url_of(store) is not None:
+            _wait_for_record(publications, activity)
+        return cls(publications, store, activity, say, name)
 
     def serve(self) -> int:
         """Collect until the run ends; returns the number of responses."""
@@ -230,6 +233,14 @@ class Collector:
             except (Refused, OSError) as error:
                 newest = self._newer(newest, error)
         return newest
+
+
+def _wait_for_record(publications: Publications, activity: Activity) -> None:
+    """The trainer of a run that has a folder publishes it at the owner a moment later."""
+    deadline = time.monotonic() + BEGIN_SECONDS
+    while publications.record() is None and time.monotonic() < deadline:
+        activity.check()
+        time.sleep(POLL_SECONDS)
 
 
 def wait_for_trainer(url: str, activity: Activity) -> str:

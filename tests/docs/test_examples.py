@@ -120,7 +120,7 @@ def test_what_is_not_run_has_a_reason_and_most_is_run() -> None:
     guide = [b for b in found if not b.where.startswith("README") and (b.file or b.language in RUNNABLE)]
     not_run = [b for b in guide if b.not_run]
     assert len(guide) - len(not_run) >= 36
-    assert len(not_run) <= 14
+    assert len(not_run) <= 17  # three of them need other hosts, Slurm or Ray
     for block in guide:
         idle = block.language in ("sh", "console") and not block.commands
         assert block.file or block.not_run or not idle, (

@@ -108,17 +108,19 @@ def test_a_run_goes_on_when_its_processes_die(tmp_path: Path, capsys: pytest.Cap
 
     ps(str(run), as_json=True)
     status = json.loads(capsys.readouterr().out)
-    assert status["published"] == {"version": STEPS, "phase": "train", "step": STEPS, "ended": True}
+    version = status["published"]["version"]
+    assert version >= STEPS  # steps that the killed trainer lost have versions that are never used again
+    assert status["published"] == {"version": version, "phase": "train", "step": STEPS, "ended": True}
     processes = {process["name"]: process for process in status["processes"]}
     assert [*processes] == ["owner", "trainer", "collector-1", "collector-2"]
     assert [process["restarts"] for process in processes.values()] == [1, 1, 1, 0]
-    assert (processes["trainer"]["step"], processes["trainer"]["version"]) == (STEPS, STEPS)
+    assert (processes["trainer"]["step"], processes["trainer"]["version"]) == (STEPS, version)
     assert processes["collector-2"]["ended"] == "done"
 
     ps(str(run))
     table = capsys.readouterr().out
     assert f"done, step {STEPS}" in table
-    assert f"newest weights: version {STEPS}, after step {STEPS}; the run has ended" in table
+    assert f"newest weights: version {version}, after step {STEPS}; the run has ended" in table
     text, _ = LivePage(run).current()
     assert "Who does what?" in text
     assert "started again once" in text

@@ -9,6 +9,8 @@ import multiprocessing
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -199,4 +201,19 @@ def test_an_import_that_is_killed_goes_on_where_it_was(tmp_path: Path, monkeypat
         assert (report.samples, report.groups, report.pairs, report.repeats) == (36, 7, 6, 0)
         assert list(store.samples()) == list(whole.samples())
         assert list(store.pairs()) == list(whole.pairs())
+        assert not store.tables.damage()
+
+
+def test_a_store_that_is_opened_again_keeps_the_locks_of_its_process(tmp_path: Path) -> None:
+    """Else another process that closes the store deletes the write-ahead log under those who have it open."""
+    path = tmp_path / "store.db"
+    with Store.open(path) as store:
+        store.append([sample("p", "r")])
+        Store.open(path).close()
+        program = "import sys; from agro.store import Store; Store.open(sys.argv[1]).close()"
+        subprocess.run([sys.executable, "-c", program, str(path)], check=True)
+        assert path.with_name("store.db-wal").exists()
+        store.append([sample("p", "another")])
+    with Store.open(path) as store:
+        assert [s.response for s in store.samples()] == ["r", "another"]
         assert not store.tables.damage()

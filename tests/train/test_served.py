@@ -22,7 +22,7 @@ from agro.models.policy import Policy
 from agro.rollout.collect import SilentActivity
 from agro.store import Store
 from agro.train.check import check_config
-from agro.train.elsewhere import Collector
+from agro.train.collector import Collector
 
 ROUNDED = 1e-5  # nats: float32 in batches of other shapes
 
@@ -64,7 +64,7 @@ def test_collectors_sample_with_a_server(tmp_path: Path, start: str) -> None:
         try:
             while not (tmp_path / "run/weights/latest.json").exists():
                 trained.join(0.05)
-            assert Collector(tmp_path / "run", SilentActivity(), lambda text: None).serve() > 0
+            assert Collector.of(str(tmp_path / "run"), SilentActivity(), lambda text: None).serve() > 0
         finally:
             trained.join(60)
     rows = [row for row in metrics(tmp_path / "run") if row["step"]]

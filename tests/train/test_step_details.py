@@ -155,9 +155,7 @@ def test_the_step_leaves_streams_and_evaluation_of_all_its_rows(size: int, tiny,
     offloaded: list[bool] = []
     called: list[int] = []
     plain = step.activations
-    monkeypatch.setattr(
-        step, "activations", lambda model, active: (offloaded.append(active), plain(model, active))[1]
-    )
+    monkeypatch.setattr(step, "activations", lambda active: (offloaded.append(active), plain(active))[1])
     options = objectives.get("agro").resolve("agro", {"beta": 0.5, "singletons": "drop"})
     left = backward(
         policy,
