@@ -20,7 +20,7 @@ from agro.place.supervisor import LOST
 
 def test_without_ray_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(Refused, match=r"Ray isn't installed; pip install 'agro-rl\[ray\]'"):
+    with pytest.raises(Refused, match=r"Ray isn't installed; pip install 'ray>=2\.50,<3'"):
         on_ray.connect(Placement.parse("ray://head:6379"))
 
 
