@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from agro.config import RunConfig
+from agro.config import PolicyConfig, RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.pretrained import own_logp
@@ -71,12 +71,23 @@ def form_of(config: RunConfig) -> Form:
     return forms[way]
 
 
-def publish(policy: Policy, folder: Path, form: Form) -> None:
-    """Write the weights of `policy` and a probe into a folder, in transformers' or peft's format."""
+def publish(policy: Policy, folder: Path, form: Form, *, probed: bool = True) -> None:
+    """Write the weights of `policy` into a folder, in transformers' or peft's format; a probe for servers."""
     policy.save(folder, merge=form != "adapter")
     if form == "explicit_head":
         write_tied_weights(folder, policy)
-    Probe.of(policy).write(folder)
+    if probed:
+        Probe.of(policy).write(folder)
+
+
+def load_published(config: PolicyConfig, folder: Path) -> Policy:
+    """The policy of a run as a model of its own, with published weights. Raises `Refused` as `Policy.load`.
+
+    Its tokenizer has the chat template of the run, whose file may be on another host.
+    """
+    chat = config.chat.model_copy(update={"template": None})
+    changes = {"model": str(folder), "new": None, "lora": None, "chat": chat}
+    return Policy.load(config.model_copy(update=changes))
 
 
 def write_tied_weights(folder: Path, policy: Policy) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from agro.config import RunConfig, check_texts
 from agro.errors import Refused
 from agro.models.policy import Policy
+from agro.models.published import load_published
 from agro.rewards import Reward, load_reward
 from agro.rollout import Activity, Rollout, Task, collect
 from agro.rollout.engines import Engine
@@ -203,17 +204,10 @@ class Collector:
         published = self._wait()
         while True:
             try:
-                return self._policy(published), published
+                with self.publications.weights(published) as folder:
+                    return load_published(self.config.policy, folder), published
             except (Refused, OSError) as error:
                 published = self._newer(published, error)
-
-    def _policy(self, published: PublishedWeights) -> Policy:
-        """Its tokenizer has the chat template of the run."""
-        configured = self.config.policy
-        chat = configured.chat.model_copy(update={"template": None})
-        with self.publications.weights(published) as folder:
-            changes = {"model": str(folder), "new": None, "lora": None, "chat": chat}
-            return Policy.load(configured.model_copy(update=changes))
 
     def _newer(self, published: PublishedWeights, error: Exception) -> PublishedWeights:
         """Newer weights, published while older ones were being read; raises `error` where there are none."""

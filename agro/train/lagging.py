@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from agro.config import RunConfig
 from agro.io.files import remove
-from agro.models.policy import Policy
+from agro.models.published import load_published
 from agro.rollout import CollectResult
 from agro.rollout.rollout import Rollout, embedded
 from agro.runs.folder import Run
@@ -66,7 +65,7 @@ class LaggingSource:
 
     def _open(self, version: int) -> InlineSource:
         config, rollout = self.current.config, self.current.rollout
-        policy = load_published(config, self._folder(version))
+        policy = load_published(config.policy, self._folder(version))
         engine = embedded(policy, version, fused=config.engine.fused)
         copy = Rollout(rollout.encoder, engine, rollout.environment, rollout.max_turns, rollout.source)
         return replace(self.current, rollout=copy, weights=None)
@@ -86,9 +85,3 @@ class LaggingSource:
         needed = {max((v for v in versions if v <= start), default=-1) for start in (*starts, self._version)}
         for version in set(versions) - needed:
             remove(self._folder(version))
-
-
-def load_published(config: RunConfig, folder: Path) -> Policy:
-    """The policy with the weights of a folder that a learner published, as a model of its own."""
-    changes = {"model": str(folder), "new": None, "lora": None}
-    return Policy.load(config.policy.model_copy(update=changes))

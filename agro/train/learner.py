@@ -87,7 +87,7 @@ class Learner(Protocol):
         ...
 
     def publish(self, folder: Path) -> None:
-        """Write the weights, in the form that the engine takes, and a probe of them."""
+        """Write the weights in the form that the engine takes; for servers a probe of them too."""
         ...
 
     def save_model(self, folder: Path, *, merge: bool) -> None:
@@ -171,7 +171,8 @@ class Local:
 
     def publish(self, folder: Path) -> None:
         with complete_folder(folder) as temporary:
-            publish(self.policy, temporary, form_of(self.config))
+            uses_servers = self.config.engine.uses_servers
+            publish(self.policy, temporary, form_of(self.config), probed=uses_servers)
 
     def save_model(self, folder: Path, *, merge: bool) -> None:
         self.policy.save(folder, merge=merge)

@@ -125,7 +125,8 @@ class Shard(Local):
         self.show()
         if self.copy is not None:
             with complete_folder(folder) as temporary:
-                publish(self.copy, temporary, form_of(self.config))
+                uses_servers = self.config.engine.uses_servers
+                publish(self.copy, temporary, form_of(self.config), probed=uses_servers)
 
     def save_model(self, folder: Path, *, merge: bool) -> None:
         self.show()

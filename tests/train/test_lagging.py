@@ -15,12 +15,12 @@ from tiny_runs import InterruptAfter, StopAfter, logp_rounding, metrics, tiny, w
 
 from agro.api.reporting_trainer import Trainer
 from agro.errors import Interrupted, Refused
+from agro.models.published import load_published
 from agro.rollout.collect import SilentActivity
 from agro.store import Store
 from agro.store.shared import LocalFolder
 from agro.train.check import check_config
 from agro.train.elsewhere import CollectorSource
-from agro.train.lagging import load_published
 from agro.train.phases import Phase
 from agro.train.publications import Publications
 
@@ -47,7 +47,7 @@ def test_it_counts_optimizer_steps(tmp_path: Path) -> None:
 def test_samples_have_version_and_log_probs_of_the_weights_that_sampled(tmp_path: Path) -> None:
     config = tiny(tmp_path, source__sync_every=4)
     run = Trainer(config, tmp_path / "run", monitors=[StopAfter(4)]).run()
-    start = load_published(config, run / "weights" / "synced" / "v00000000")
+    start = load_published(config.policy, run / "weights" / "synced" / "v00000000")
     with Store.open(run / "store.db", read_only=True) as store:
         samples = list(store.samples())[-12:]
     assert samples
