@@ -55,10 +55,12 @@ def test_a_run_of_adapters(tmp_path: Path, start: str, push: str) -> None:
     assert len(names) >= 3 or push == "reload"
 
 
-def test_collectors_sample_with_a_server(tmp_path: Path, start: str) -> None:
+@pytest.mark.parametrize("policy", [{}, {"lora": {"rank": 2}}])
+def test_collectors_sample_with_a_server(tmp_path: Path, start: str, policy: dict[str, Any]) -> None:
+    """By whole weights, and by adapters."""
     with serving(Policy.load(PolicyConfig(model=start))) as (url, state):
         changes = {"source": {"kind": "elsewhere", "wait_seconds": 60}, "data__max_age": 0, "train__steps": 3}
-        config = run_of(tmp_path, start, url, **changes)
+        config = run_of(tmp_path, start, url, policy=policy, **changes)
         trained = threading.Thread(target=Trainer(config, tmp_path / "run").run)
         trained.start()
         try:
@@ -70,7 +72,8 @@ def test_collectors_sample_with_a_server(tmp_path: Path, start: str) -> None:
     rows = [row for row in metrics(tmp_path / "run") if row["step"]]
     assert [row["staleness_max"] for row in rows] == [0, 0, 0]
     assert all(row["logp_diff_max"] < ROUNDED for row in rows)
-    assert sum(path == "/collective_rpc" for path, _ in state.asked) >= 3
+    pushed = "/v1/load_lora_adapter" if policy else "/collective_rpc"
+    assert sum(path == pushed for path, _ in state.asked) >= 3
     with Store.open(tmp_path / "run/store.db", read_only=True) as store:
         assert {s.version for s in store.samples()} >= {0, 1, 2}
 
