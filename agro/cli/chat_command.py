@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -80,7 +81,8 @@ def chat(
         _talk(conversation, rating.ask)
     print(f"preferred: {model} {rating.counts[0]}, {against} {rating.counts[1]}, ties {rating.ties}")
     if sum(rating.counts):
-        print(f"{path} has the judged pairs; train with: agro train pairs data.store={path}")
+        command = f"agro train pairs policy.model={name} data.store={path}"
+        print(f"{path} has the judged pairs; train with: {command}")
 
 
 def _is_run(folder: Path) -> bool:
@@ -161,19 +163,17 @@ def _talk(conversation: Conversation, choose: Callable[[Sequence[Answer]], Sampl
     print(HELP, file=sys.stderr)
     if not conversation.has_turns:
         print("the model has no chat template: each line is a prompt of its own", file=sys.stderr)
-    while True:
-        try:
-            line = input("> ")
-        except EOFError:
-            print()  # ends the line of the question
-            return
-        if line == "/quit":
-            return
-        if line == "/new":
-            conversation.messages.clear()
-            continue
-        if not line:
-            continue
+    with suppress(EOFError):
+        while (line := input("> ")) != "/quit":
+            _take_turn(conversation, line, choose)
+        return
+    print()  # ends the line of the question
+
+
+def _take_turn(conversation: Conversation, line: str, choose: Callable[[Sequence[Answer]], Sample]) -> None:
+    if line == "/new":
+        conversation.messages.clear()
+    elif line:
         answers = conversation.answer(line)
         for number, answer in enumerate(answers, 1):
             label = f"{number}: " if len(answers) > 1 else ""

@@ -60,8 +60,14 @@ def test_judgments_of_blind_answers_are_pairs_in_the_run_folder(run: Path) -> No
     shown = [line.removeprefix("> ") for line in result.stdout.splitlines()]
     second = next(line for line in shown if line.startswith("2: "))
     assert samples[pairs[0].winner].response == second.removeprefix("2: ")
-    assert f"agro train pairs data.store={run / 'chat.db'}" in result.stdout
+    assert f"agro train pairs policy.model={run / 'model'} data.store={run / 'chat.db'}" in result.stdout
     assert "ties 1" in result.stdout
+
+
+def test_the_end_of_the_input_in_place_of_a_judgment_ends_the_conversation(run: Path, tmp_path: Path) -> None:
+    result = chat("1>\n", run, "--against", "start", "--store", tmp_path / "judged.db")
+    assert result.exit_code == 0, result.output
+    assert "ties 0" in result.stdout
 
 
 def test_sides_are_shuffled(run: Path, tmp_path: Path) -> None:
