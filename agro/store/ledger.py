@@ -181,12 +181,19 @@ class Requests:
         self._tables, self._database, self._experience = tables, tables.database, experience
 
     def claim(
-        self, run: str, collector: str, *, maximum: int, ahead: int, dead: Collection[str] = ()
+        self,
+        run: str,
+        collector: str,
+        *,
+        maximum: int,
+        ahead: int,
+        trained: int = 0,
+        dead: Collection[str] = (),
     ) -> list[int]:
         """Up to `maximum` numbers for `collector` to sample: those that it hasn't finished, so that a claim
         can be repeated, those of the `dead` ones among `collectors`, then new ones.
 
-        At most `ahead` new ones.
+        There are at most `ahead` requests on which no step up to `trained` has trained, whoever claimed them.
         """
         name = encode_text(run)
         with self._database.transaction():
@@ -198,7 +205,8 @@ class Requests:
             [(newest,)] = self._database.run(
                 "SELECT ifnull(max(number), -1) FROM requests WHERE run = ?", [name]
             )
-            count = max(0, min(maximum - len(reclaimed), ahead))
+            room = ahead - self.backlog(run, trained)
+            count = max(0, min(maximum - len(reclaimed), room))
             new = [SamplingRequest(name, newest + 1 + i, collector) for i in range(count)]
             claimed = [claim._replace(collector=collector) for claim in reclaimed] + new
             self._tables.put("requests", claimed)

@@ -179,7 +179,8 @@ class Collector:
             self.id,
             self.name,
             maximum=min(at_once, config.train.groups),
-            ahead=ahead(config) - store.requests.backlog(self.id, trained),
+            ahead=ahead(config),
+            trained=trained,
             dead=_dead(store, store.requests.collectors(self.id)),
         )
 

@@ -111,7 +111,7 @@ def test_a_change_that_was_missed_is_found(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_taken_request_can_be_drawn_from_at_the_next_step(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s.db") as store:
-        [number] = store.requests.claim("r", "c", maximum=1, ahead=1)
+        [number] = store.requests.claim("r", "c", maximum=1, ahead=999)
         origin = Origin(ledger_of("r"), number, "0")
         store.append([sample("a", role="policy", version=0)], run="r", origins=[origin])
         store.requests.finish("r", [number])

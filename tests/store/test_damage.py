@@ -164,7 +164,7 @@ def test_a_damaged_request_is_reported_by_whoever_uses_it(path: Path, change_: s
         assert len(store.tables.damage().requests) == 1
     uses: tuple[Callable[[Store], object], ...] = (
         lambda store: store.requests.ready("r", 3),
-        lambda store: store.requests.claim("r", "two", maximum=1, ahead=1, dead=["one"]),
+        lambda store: store.requests.claim("r", "two", maximum=1, ahead=9, dead=["one"]),
         lambda store: store.tables.check(),
     )
     for use in uses:
@@ -177,7 +177,7 @@ def drawn(store: Store) -> list[int | None]:
 
 
 def requested(store: Store) -> tuple[list[int], ...]:
-    claimed = store.requests.claim("r", "two", maximum=9, ahead=2, dead=["one"])
+    claimed = store.requests.claim("r", "two", maximum=9, ahead=99, dead=["one"])
     return (
         claimed,
         store.requests.ready("r", 99),
@@ -192,7 +192,7 @@ def test_a_flipped_byte_in_a_table_of_a_run_changes_nothing_silently(
     """Each of 200 bytes of the table's pages, alone: what is done next is the same, or it is refused."""
     with Store.open(path) as store:
         for _ in range(20):
-            done = store.requests.claim("r", "one", maximum=3, ahead=3)
+            done = store.requests.claim("r", "one", maximum=3, ahead=99)
             store.requests.finish("r", done[:2])
             store.requests.take("r", 4, done[:1])
     with closing(sqlite3.connect(path)) as db:

@@ -56,9 +56,19 @@ def test_a_repeated_claim_returns_what_the_collector_has_not_finished(store: Sto
     assert store.requests.claim("r", "b", maximum=2, ahead=9) == [3, 4]
     assert store.requests.claim("r", "a", maximum=3, ahead=9) == [0, 1, 2]
     store.requests.finish("r", [0, 2])
-    assert store.requests.claim("r", "a", maximum=3, ahead=1) == [1, 5]
+    assert store.requests.claim("r", "a", maximum=3, ahead=6) == [1, 5]
     store.requests.finish("r", [1, 5])
     assert store.requests.claim("r", "a", maximum=3, ahead=9, dead=["b"]) == [3, 4, 6]
+
+
+def test_collectors_that_claim_at_the_same_time_are_not_further_ahead_together(store: Store) -> None:
+    """With a limit that each computed for itself, samples of a whole step were too stale to be trained on."""
+    assert store.requests.claim("r", "a", maximum=4, ahead=6) == [0, 1, 2, 3]
+    assert store.requests.claim("r", "b", maximum=4, ahead=6) == [4, 5]
+    store.requests.finish("r", [0, 1, 2, 3])
+    store.requests.take("r", 1, [0, 1])
+    assert store.requests.claim("r", "a", maximum=4, ahead=6) == []  # step 1 is being trained on
+    assert store.requests.claim("r", "a", maximum=4, ahead=6, trained=1) == [6, 7]
 
 
 def test_a_repeated_draw_returns_the_recorded_one(store: Store) -> None:

@@ -98,7 +98,8 @@ def commit(store: Store, r: random.Random) -> Any:
 
 
 def claim(store: Store, r: random.Random) -> Any:
-    claimed = store.requests.claim("r", r.choice("abc"), maximum=3, ahead=r.randint(-1, 4), dead={"a"})
+    allowed = {"ahead": r.randint(0, 40), "trained": r.randint(0, 40)}
+    claimed = store.requests.claim("r", r.choice("abc"), maximum=3, dead={"a"}, **allowed)
     store.requests.finish("r", claimed[:1])
     ready = store.requests.ready("r", 9)
     store.requests.take("r", r.randint(1, 40), ready[:1])

@@ -211,7 +211,7 @@ def collect(url: str, name: str, claims: int) -> None:
     """A collector: claims prompts, stores and scores two responses to each."""
     with Store.open(url) as store:
         for _ in range(claims):
-            numbers = store.requests.claim("r", name, maximum=2, ahead=2)
+            numbers = store.requests.claim("r", name, maximum=2, ahead=99)
             origins = [Origin("run:r", number, part) for number in numbers for part in "01"]
             samples = [sample(f"prompt {o.record}", o.part, None) for o in origins]
             ids = store.append(samples, run="r", origins=origins)

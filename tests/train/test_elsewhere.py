@@ -130,8 +130,7 @@ def test_claims_of_the_dead_come_first_and_no_more_than_training_allows(tmp_path
     with Store.open(tmp_path / "store.db") as store:
 
         def claim(collector: str, dead: str = "", trained: int = 0) -> list[int]:
-            room = 4 - store.requests.backlog("run", trained)
-            return store.requests.claim("run", collector, maximum=3, ahead=room, dead=[dead])
+            return store.requests.claim("run", collector, maximum=3, ahead=4, trained=trained, dead=[dead])
 
         assert claim("a") == [0, 1, 2]
         assert claim("b") == [3]
