@@ -120,7 +120,7 @@ class EntryWriter:
                     self._count(self._report.repeated, same.rule, entry)
                     continue
                 try:
-                    pairs += self._pairs(entry, append.add_rows(entry.samples))
+                    pairs += self._pairs(entry, append.add(entry.samples))
                 except OtherPrompt as error:
                     refused.append((entry.record[1], Refusal(entry.location, str(error))))
                     continue

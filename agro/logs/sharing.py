@@ -192,7 +192,7 @@ def _unpack(reply: bytes, file: LogFile) -> tuple[Found, State]:
     repeats = [Repeat(*values) for values in repeated]
     entries = []
     for location, number, rows, scored, judgments, i in packed:
-        samples = tuple(map(SampleRow.unchecked, rows))
+        samples = tuple(map(SampleRow, rows))
         judged: tuple[Any, ...] = tuple(Judgment(*judgment) for judgment in judgments) if judgments else ()
         same = None if i is None else repeats[i]
         entries.append(Entry(location, (file.digest, number), samples, scored, judged, same))

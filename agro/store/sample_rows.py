@@ -67,6 +67,7 @@ _reward = itemgetter(_AT["id"], *(_AT[name] for name in REWARD))
 _REDONE, _REWARD, _PROMPT_ID, _PROMPT, _MESSAGES = (
     _AT[name] for name in ("redone", "reward", "prompt_id", "prompt", "messages")
 )
+_RUN, _STEP, _FILE, _RECORD, _PART = (_AT[name] for name in ("run", "step", "file", "record", "part"))
 _NO_ARRAYS = (None,) * 9  # of `_array_columns`
 _INTEGERS = ("id", "state", "version", "knows_behavior", "knows_tokens", "knows_kept", "redone", "checksum")
 _BLOBS = (
@@ -124,48 +125,6 @@ def state_of(reward: float | None, meta: dict[str, Any]) -> int:
     return STATES.index("unscored" if meta.get("reward_error") is None else "failed")
 
 
-def to_row(
-    i: int,
-    sample: Sample,
-    prompt: tuple[Any, Any],
-    run: str | None,
-    step: int | None,
-    origin: Origin | None,
-    *,
-    sealed: bool = True,
-) -> tuple[Any, ...]:
-    """The values of `SAMPLE`, `i` its id, `prompt` its `prompt_columns`; `sealed`: with the checksum, else 0.
-
-    Raises `Refused` where `meta` or the like can't be stored as JSON.
-    """
-    prefix = f"sample of prompt {sample.prompt_id}"
-    is_text = sample.tokens is None and sample.context_tokens is None
-    row = (
-        i,
-        encode_text(sample.prompt_id),
-        encode_text(sample.episode),
-        state_of(sample.reward, sample.meta),
-        sample.role,
-        encode_text(sample.source),
-        sample.oldest_version,
-        encode_text(run),
-        step,
-        int(sample.knows_behavior),
-        int(sample.tokens is not None),
-        int(sample.kept is not None),
-        *((origin.file, origin.record, encode_text(origin.part)) if origin else (None,) * 3),
-        sample.reward,
-        *prompt,
-        encode_text(sample.response),
-        encode_text(sample.tokenizer),
-        None if sample.sampling is None else encode_text(dumps(sample.sampling, f"{prefix}: sampling")),
-        encode_text(dumps(sample.meta, f"{prefix}: meta")) if sample.meta else "{}",
-        *(_NO_ARRAYS if is_text else _array_columns(sample)),
-        0,
-    )
-    return (*row, sample_checksum(row) if sealed else 0)
-
-
 class SampleRow:
     """A sample as its row of `SAMPLE`, which the owner of a store passes on without decoding it.
 
@@ -179,17 +138,36 @@ class SampleRow:
 
     @classmethod
     def of(cls, sample: Sample, origin: Origin | None = None, *, sealed: bool = True) -> Self:
-        """Raises `Refused` where `meta` or the like can't be stored as JSON. `sealed`: with a checksum, which
-        `numbered` makes anew."""
-        prompt = prompt_columns(sample.prompt, f"prompt {sample.prompt_id}")
-        return cls.unchecked(to_row(0, sample, prompt, None, None, origin, sealed=sealed))
+        """Raises `Refused` where `meta` or the like can't be stored as JSON.
 
-    @classmethod
-    def unchecked(cls, values: tuple[Any, ...]) -> Self:
-        """Of values that a `SampleRow` of this program had."""
-        row = cls.__new__(cls)
-        row.values = values
-        return row
+        `sealed`: with a checksum, else with 0; `placed` makes it anew.
+        """
+        prefix = f"sample of prompt {sample.prompt_id}"
+        is_text = sample.tokens is None and sample.context_tokens is None
+        row = (
+            0,
+            encode_text(sample.prompt_id),
+            encode_text(sample.episode),
+            state_of(sample.reward, sample.meta),
+            sample.role,
+            encode_text(sample.source),
+            sample.oldest_version,
+            None,  # run
+            None,  # step
+            int(sample.knows_behavior),
+            int(sample.tokens is not None),
+            int(sample.kept is not None),
+            *((origin.file, origin.record, encode_text(origin.part)) if origin else (None,) * 3),
+            sample.reward,
+            *prompt_columns(sample.prompt, f"prompt {sample.prompt_id}"),
+            encode_text(sample.response),
+            encode_text(sample.tokenizer),
+            None if sample.sampling is None else encode_text(dumps(sample.sampling, f"{prefix}: sampling")),
+            encode_text(dumps(sample.meta, f"{prefix}: meta")) if sample.meta else "{}",
+            *(_NO_ARRAYS if is_text else _array_columns(sample)),
+            0,
+        )
+        return cls((*row, sample_checksum(row) if sealed else 0))
 
     @classmethod
     def received(cls, values: Sequence[Any]) -> Self:
@@ -234,12 +212,6 @@ class SampleRow:
         text: Text = decode_text(self.values[_AT["prompt"]])
         return text if messages is None else loads(decode_text(messages))
 
-    def numbered(self, i: int, prompt: tuple[Any, Any]) -> tuple[Any, ...]:
-        """The row with this id and these `prompt_columns`, and its checksum."""
-        row = [*self.values[:-1]]
-        row[0], row[_PROMPT], row[_MESSAGES] = i, *prompt
-        return (*row, sample_checksum(row))
-
     def without_version(self) -> SampleRow:
         """The same sample, of unknown staleness."""
         return self._with(version=UNKNOWN_VERSION, versions=None)
@@ -251,19 +223,14 @@ class SampleRow:
     def placed(
         self, i: int, prompt: tuple[Any, Any], run: str | None, step: int | None, origin: Origin | None
     ) -> tuple[Any, ...]:
-        """What `to_row` returns of the sample."""
-        file, record, part = (origin.file, origin.record, encode_text(origin.part)) if origin else (None,) * 3
-        return self._with(
-            id=i,
-            prompt=prompt[0],
-            messages=prompt[1],
-            run=encode_text(run),
-            step=step,
-            file=file,
-            record=record,
-            part=part,
-            redone=0,
-        ).values
+        """The values of `SAMPLE` of a sample that a run makes at a step; `i` its id, `prompt` its
+        `prompt_columns`. Without an `origin` it keeps its own."""
+        row = [*self.values[:-1]]
+        row[0], row[_PROMPT], row[_MESSAGES] = i, *prompt
+        row[_RUN], row[_STEP], row[_REDONE] = encode_text(run), step, 0
+        if origin is not None:
+            row[_FILE], row[_RECORD], row[_PART] = origin.file, origin.record, encode_text(origin.part)
+        return (*row, sample_checksum(row))
 
     def _with(self, **changes: Any) -> SampleRow:
         values = list(self.values)

@@ -29,7 +29,6 @@ from agro.store.sample_rows import (
     prompt_columns,
     replace_reward,
     state_of,
-    to_row,
 )
 from agro.store.tables import Tables
 from agro.types import Sample, Text
@@ -63,33 +62,19 @@ class AppendTransaction:
 
     def add(
         self,
-        samples: Sequence[Sample | SampleRow],
-        origins: Sequence[Origin | None],
+        samples: Sequence[SampleRow],
         run: str | None = None,
         step: int | None = None,
+        origins: Sequence[Origin] | None = None,
     ) -> list[int]:
         """The ids of these samples, which `write` will store; all or none of them.
 
         Raises `OtherPrompt` where a prompt_id names another prompt, in the store or among what is added.
+        `origins`: in place of the samples' own. Prompts are decoded only where one is written otherwise than
+        that of its group is.
         """
-        prompts = self.check((sample.prompt_id, sample.prompt) for sample in samples)
-        rows = []
-        for i, (sample, origin) in enumerate(zip(samples, origins, strict=True), self._newest + 1):
-            columns = prompts[sample.prompt_id].columns
-            if isinstance(sample, SampleRow):
-                rows.append(sample.placed(i, columns, run, step, origin))
-            else:
-                rows.append(to_row(i, sample, columns, run, step, origin))
-        self._group_prompts |= prompts
-        self._rows += rows
-        self._newest += len(rows)
-        return [row[0] for row in rows]
-
-    def add_rows(self, samples: Sequence[SampleRow]) -> list[int]:
-        """As `add`, of samples that have their origins. Prompts are decoded only where one is written
-        otherwise than that of its group is."""
         prompts: dict[str, _GroupPrompt] = {}
-        rows = []
+        rows: list[tuple[Any, ...]] = []
         for i, sample in enumerate(samples, self._newest + 1):
             prompt_id = sample.prompt_id
             group_prompt = prompts.get(prompt_id) or self._group_prompts.get(prompt_id)
@@ -98,7 +83,8 @@ class AppendTransaction:
                 prompts[prompt_id] = group_prompt
             elif group_prompt.columns != sample.prompt_columns and group_prompt.prompt != sample.prompt:
                 raise OtherPrompt(prompt_id, group_prompt.prompt, group_prompt.location, sample.prompt)
-            rows.append(sample.numbered(i, group_prompt.columns))
+            origin = None if origins is None else origins[len(rows)]
+            rows.append(sample.placed(i, group_prompt.columns, run, step, origin))
         self._group_prompts.update(prompts)
         self._rows += rows
         first, self._newest = self._newest + 1, self._newest + len(rows)
@@ -206,18 +192,18 @@ class Experience(SampleReader):
         `origins`: of each sample. One whose origin is stored isn't added again: its id is that of the stored
         sample, so that an append can be repeated.
         """
-        samples = list(samples)  # before the lock is taken
+        rows = [_to_row(sample) for sample in samples]  # before the lock is taken
         with self._database.transaction():
-            append = AppendTransaction(self._database, {sample.prompt_id for sample in samples})
+            append = AppendTransaction(self._database, {row.prompt_id for row in rows})
             if origins is None:
-                append.add(samples, [None] * len(samples), run, step)
+                append.add(rows, run, step)
                 return append.write()
             ids = self._ids_of(origins)
-            new: dict[Origin, Sample | SampleRow] = {}
-            for origin, sample in zip(origins, samples, strict=True):
+            new: dict[Origin, SampleRow] = {}
+            for origin, row in zip(origins, rows, strict=True):
                 if origin not in ids:
-                    new.setdefault(origin, sample)
-            append.add(list(new.values()), list(new), run, step)
+                    new.setdefault(origin, row)
+            append.add(list(new.values()), run, step, list(new))
             ids |= zip(new, append.write())
             return [ids[origin] for origin in origins]
 
@@ -436,3 +422,7 @@ def _meta_condition(key: str, value: str) -> tuple[str, list[str]]:
     fits = f"(ifnull({shown} = ?, 0) OR ifnull({shown} = ?, 0))"
     once = [f'$."{key}"', f'$."{key}"', value]
     return f"CASE WHEN json_valid({text}) THEN {fits} ELSE 0 END", [*once, nested, nested, value]
+
+
+def _to_row(sample: Sample | SampleRow) -> SampleRow:
+    return sample if isinstance(sample, SampleRow) else SampleRow.of(sample, sealed=False)
