@@ -5,15 +5,37 @@ It has small files, each replaced as a whole, and folders of files that are comp
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from agro.errors import Refused
 from agro.io.files import remove, replacing, writing
 
 MANIFEST = ".manifest.json"  # of a folder that travelled, its files
+_PART = re.compile(r"[A-Za-z0-9][\w.-]*")
+
+
+def checked_name(name: str) -> str:
+    """A relative path of plain names. Raises `Refused` for others, which could lead out of a folder."""
+    if not all(_PART.fullmatch(part) for part in name.split("/")):
+        raise Refused(f"expected a path of plain names, got {name!r:.80}")
+    return name
+
+
+def checked_manifest(content: bytes, name: str) -> dict[str, dict[str, Any]]:
+    """By each file of the folder `name` its `bytes` and its `sha256`. Raises `Refused` for anything else."""
+    try:
+        files = json.loads(content)
+        kinds = {(type(file["bytes"]), type(file["sha256"]), len(file)) for file in files.values()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        kinds = set()
+    if kinds != {(int, str, 2)}:
+        raise Refused(f"{name}: expected its files with bytes and sha256, got {content[:80]!r}")
+    return {checked_name(file): dict(expected) for file, expected in files.items()}
 
 
 class SharedFolder(Protocol):

@@ -15,7 +15,7 @@ from agro.errors import Refused
 from agro.store.serving import remote_folder
 from agro.store.serving.http import OwnerHttp
 from agro.store.serving.remote_folder import RemoteFolder
-from agro.store.shared import LocalFolder, SharedFolder
+from agro.store.shared import MANIFEST, LocalFolder, SharedFolder, beside
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_weights_travel_in_pieces_and_are_files_beside_the_store(
     monkeypatch.setattr(remote_folder, "PIECE_BYTES", 1000)  # 256 pieces
     shared = RemoteFolder(http, "run1")
     shared.add("weights/v1", write)
-    file = tmp_path / "s.db.shared" / "run1" / "weights" / "v1" / "model.safetensors"
+    file = beside(tmp_path / "s.db") / "run1" / "weights" / "v1" / "model.safetensors"
     assert file.read_bytes() == WEIGHTS
     with shared.open("weights/v1") as folder:
         assert (folder / "model.safetensors").read_bytes() == WEIGHTS
@@ -113,7 +113,7 @@ def test_a_folder_is_missing_until_all_of_it_has_arrived(tmp_path: Path, http: O
         ("/shared/run1/files/../../s.db", "got 405|expected a path|Not Found|Method"),
         ("/shared/run1/files/a%2F..%2F..%2Fs.json", "expected a path of plain names"),
         ("/shared/run1/files/.hidden.json", "expected a path of plain names"),
-        ("/shared/.run/files/a.json", "expected the id of a run"),
+        ("/shared/.run/files/a.json", "expected a path of plain names"),
         ("/shared/run1/files/weights.pkl", r"expected a file that is one of \.jinja"),
         ("/shared/run1/files/model.bin", r"expected a file that is one of \.jinja"),
     ],
@@ -140,3 +140,31 @@ def test_runs_are_listed_by_when_they_began(http: OwnerHttp) -> None:
     for run in ("b", "a", "b"):
         RemoteFolder(http, run).write("config.json", b"{}")
     assert json.loads(http.get("/shared") or b"") == ["a", "b"]
+
+
+WRONG = r"expected (its files|a path of plain names)"
+ENTRY = {"bytes": 1, "sha256": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        *([], "files", {}, {"model.safetensors": 3}, {"m.json": {"bytes": "1", "sha256": "0"}}),
+        *({"../outside.json": ENTRY}, {"/etc/passwd": ENTRY}, {"a/../../b.json": ENTRY}, {".ssh": ENTRY}),
+    ],
+)
+def test_a_manifest_that_leads_elsewhere_is_refused_by_both_sides(
+    http: OwnerHttp, tmp_path: Path, manifest: object
+) -> None:
+    """An owner is believed no more than a client: its files are put where their names say."""
+    content = json.dumps(manifest).encode()
+    with pytest.raises(Refused, match=WRONG):
+        http.send("POST", "/shared/run1/manifests/weights/v1", content)
+    folder = beside(tmp_path / "s.db") / "run1" / "weights" / "v1"
+    folder.mkdir(parents=True)
+    (folder / MANIFEST).write_bytes(content)
+    with (
+        pytest.raises(Refused, match=WRONG),
+        RemoteFolder(http, "run1").open("weights/v1"),
+    ):
+        pass

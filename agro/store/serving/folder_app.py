@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,11 @@ from starlette.routing import Route
 
 from agro.errors import Refused
 from agro.io.files import digest, remove, sync
-from agro.store.shared import MANIFEST, LocalFolder
+from agro.store.shared import MANIFEST, LocalFolder, checked_manifest, checked_name
 
 BODY_BYTES = 1 << 28
 TAKEN = {".json", ".jsonl", ".safetensors", ".txt", ".jinja", ".model"}
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
-_PART = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
 class SharedFolders:
@@ -65,11 +63,11 @@ class SharedFolders:
         return JSONResponse([file.parent.name for file in sorted(entries, key=_modified)])
 
     async def names(self, request: Request) -> Response:
-        shared, folder = self._of(request), _checked(request.path_params["name"])
+        shared, folder = self._of(request), checked_name(request.path_params["name"])
         return JSONResponse([name for name in shared.names(folder) if _is_complete(shared.path / name)])
 
     async def file(self, request: Request) -> Response:
-        name = _checked(request.path_params["name"])
+        name = checked_name(request.path_params["name"])
         if request.method == "PUT":
             content = await body(request)
             _check_taken(name)
@@ -81,7 +79,10 @@ class SharedFolders:
         return Response(status_code=204)
 
     async def piece(self, request: Request) -> Response:
-        name, file = _checked(request.path_params["name"]), _checked(request.query_params.get("file", ""))
+        name, file = (
+            checked_name(request.path_params["name"]),
+            checked_name(request.query_params.get("file", "")),
+        )
         _check_taken(file)
         content = await body(request)
         if hashlib.sha256(content).hexdigest() != request.headers.get("x-sha256"):
@@ -91,9 +92,9 @@ class SharedFolders:
         return Response(status_code=204)
 
     async def manifest(self, request: Request) -> Response:
-        name = _checked(request.path_params["name"])
+        name = checked_name(request.path_params["name"])
         if request.method == "POST":
-            files = json.loads(await body(request))
+            files = checked_manifest(await body(request), name)
             await run_in_threadpool(self._complete, request, name, files)
             return Response(status_code=204)
         content = self._of(request).read(f"{name}/{MANIFEST}")
@@ -102,10 +103,7 @@ class SharedFolders:
         return Response(content, media_type="application/json")
 
     def _of(self, request: Request) -> LocalFolder:
-        run = request.path_params["run"]
-        if not _PART.fullmatch(run):
-            raise Refused(f"expected the id of a run, got {run!r:.80}")
-        return LocalFolder(self.folder / run)
+        return LocalFolder(self.folder / checked_name(request.path_params["run"]))
 
     def _read(self, request: Request, name: str) -> Response:
         offset, length = _number(request, "offset"), _number(request, "bytes", BODY_BYTES)
@@ -117,7 +115,7 @@ class SharedFolders:
             return Response(status_code=404)
         return Response(content, media_type="application/octet-stream")
 
-    def _complete(self, request: Request, name: str, files: Any) -> None:
+    def _complete(self, request: Request, name: str, files: Mapping[str, Any]) -> None:
         """Raises `Refused` unless all files are there as the manifest says."""
         folder = self._of(request).path / name
         content = json.dumps(files)
@@ -125,7 +123,7 @@ class SharedFolders:
             return  # a request that was sent again
         temporary = _incomplete(folder)
         for file, expected in files.items():
-            path = temporary / _checked(file)
+            path = temporary / file
             got = {"bytes": path.stat().st_size, "sha256": digest(path)} if path.exists() else None
             if got != expected:
                 raise Refused(f"{name}/{file}: expected {expected}, got {got}")
@@ -168,13 +166,6 @@ def _put(path: Path, offset: int, content: bytes) -> None:
         file.write(content)
         if offset == 0:
             file.truncate()  # of an earlier upload that was never completed
-
-
-def _checked(name: str) -> str:
-    """A relative path of plain names. Raises `Refused` for others."""
-    if not all(_PART.fullmatch(part) for part in name.split("/")):
-        raise Refused(f"expected a path of plain names, got {name!r:.80}")
-    return name
 
 
 def _check_taken(name: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.files import digest
 from agro.store.serving.http import OwnerHttp
+from agro.store.shared import checked_manifest
 
 PIECE_BYTES = 8 << 20
 
@@ -67,7 +68,7 @@ class RemoteFolder:
 
     def _manifest(self, name: str) -> dict[str, Any] | None:
         content = self._http.get(f"/shared/{self._run}/manifests/{name}")
-        return None if content is None else dict(json.loads(content))
+        return None if content is None else checked_manifest(content, name)
 
     def _upload(self, name: str, relative: str, file: Path) -> None:
         with file.open("rb") as source:
