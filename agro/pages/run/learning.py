@@ -85,12 +85,6 @@ def _phase(run: RunData, span: PhaseSpan) -> dict[str, Any]:
     """A row of the table of phases."""
     start = run.heldout(span.begins, span.begins)
     end = run.heldout(span.begins + 1, span.ends)
-    change = None
-    if start and end:
-        error = None
-        if start.se is not None and end.se is not None:
-            error = math.hypot(start.se, end.se)
-        change = (end.value - start.value, error)
     config = run.config.phase(span.name) if span.name in run.config.phase_names else run.config
     data = f"{config.data.replay_text} from the store"
     if not config.data.draws_stored:
@@ -107,7 +101,7 @@ def _phase(run: RunData, span: PhaseSpan) -> dict[str, Any]:
         "ends": span.ends,
         "before": start,
         "after": end,
-        "change": change,
+        "change": end.value - start.value if start and end else None,
     }
 
 
