@@ -239,8 +239,9 @@ class Draws(DrawReader):
                 self.record(at.run, at.step, chosen)
             ids = list(chosen)
             valid = {s.id: s for s in self._experience.samples(ids=ids, redone=True, skip_damaged=True)}
-            foreign = self._foreign(ids, at.run)
+            others = self._database.run(queries.OF_OTHER_RUNS, [encode_text(at.run), json.dumps(ids)])
             pairs = self._judged([picked.rule for picked in picks], ids)
+        foreign = {i for (i,) in others}
         intact = [valid[i] for i in ids if i in valid]
         damaged = [chosen[i] for i in sorted(chosen.keys() - valid.keys())]
         return DrawnGroups([_without_version(s) if s.id in foreign else s for s in intact], pairs, damaged)
@@ -344,11 +345,6 @@ class Draws(DrawReader):
             i: DamagedSample(i, decode_text(prompt_id), None if e is None else decode_text(e))
             for i, prompt_id, e in rows
         }
-
-    def _foreign(self, ids: Sequence[int], run: str) -> set[int]:
-        """Those of the samples that another run generated, or whose run is unknown."""
-        sql = "SELECT id FROM samples WHERE run IS NOT ? AND id IN (SELECT value FROM json_each(?))"
-        return {i for (i,) in self._database.run(sql, [encode_text(run), json.dumps(list(ids))])}
 
     def _eligible(
         self, picked: Sequence[str], fits: str, args: Sequence[Any], made: frozenset[int]

@@ -188,6 +188,9 @@ GROUP BY ifnull(episode, id) ORDER BY 1
 
 BY_ID = f"{SELECT} WHERE id = ?"
 
+# Those of these samples that another run generated, or whose run is unknown.
+OF_OTHER_RUNS = "SELECT id FROM samples WHERE run IS NOT ? AND id IN (SELECT value FROM json_each(?))"
+
 # Those of some prompt_ids that samples have.
 STORED_PROMPTS = """
 SELECT value FROM json_each(?)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import marshal
 import zlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from operator import itemgetter
@@ -64,9 +65,8 @@ INSERT = insert_into("samples", SAMPLE)
 _AT = {name: i for i, name in enumerate(SAMPLE)}
 _fixed = itemgetter(_AT["id"], *(_AT[name] for name in COLUMNS if name not in REWARD))
 _reward = itemgetter(_AT["id"], *(_AT[name] for name in REWARD))
-_REDONE, _REWARD, _PROMPT_ID, _PROMPT, _MESSAGES = (
-    _AT[name] for name in ("redone", "reward", "prompt_id", "prompt", "messages")
-)
+_REDONE, _REWARD, _PROMPT_ID = (_AT[name] for name in ("redone", "reward", "prompt_id"))
+PROMPT = slice(_AT["prompt"], _AT["messages"] + 1)  # what `prompt_columns` returns
 _RUN, _STEP, _FILE, _RECORD, _PART = (_AT[name] for name in ("run", "step", "file", "record", "part"))
 _NO_ARRAYS = (None,) * 9  # of `_array_columns`
 _INTEGERS = ("id", "state", "version", "knows_behavior", "knows_tokens", "knows_kept", "redone", "checksum")
@@ -125,16 +125,14 @@ def state_of(reward: float | None, meta: dict[str, Any]) -> int:
     return STATES.index("unscored" if meta.get("reward_error") is None else "failed")
 
 
+@dataclass(slots=True, eq=False)
 class SampleRow:
     """A sample as its row of `SAMPLE`, which the owner of a store passes on without decoding it.
 
     One that isn't in a store yet has the id 0.
     """
 
-    __slots__ = ("values",)
-
-    def __init__(self, values: tuple[Any, ...]) -> None:
-        self.values = values
+    values: tuple[Any, ...]
 
     @classmethod
     def of(cls, sample: Sample, origin: Origin | None = None, *, sealed: bool = True) -> Self:
@@ -192,12 +190,6 @@ class SampleRow:
         return prompt_id if isinstance(prompt_id, str) else str(decode_text(prompt_id))
 
     @property
-    def prompt_columns(self) -> tuple[Any, Any]:
-        """See the function `prompt_columns`."""
-        values = self.values
-        return values[_PROMPT], values[_MESSAGES]
-
-    @property
     def origin(self) -> Origin | None:
         file, record, part = (self.values[_AT[name]] for name in Origin._fields)
         return None if file is None else Origin(file, record, decode_text(part))
@@ -226,7 +218,7 @@ class SampleRow:
         """The values of `SAMPLE` of a sample that a run makes at a step; `i` its id, `prompt` its
         `prompt_columns`. Without an `origin` it keeps its own."""
         row = [*self.values[:-1]]
-        row[0], row[_PROMPT], row[_MESSAGES] = i, *prompt
+        row[0], row[PROMPT] = i, prompt
         row[_RUN], row[_STEP], row[_REDONE] = encode_text(run), step, 0
         if origin is not None:
             row[_FILE], row[_RECORD], row[_PART] = origin.file, origin.record, encode_text(origin.part)

@@ -19,6 +19,7 @@ from agro.store.queries import Filter
 from agro.store.records import Damage, OtherPrompt, Pair
 from agro.store.sample_rows import (
     INSERT,
+    PROMPT,
     REWARD,
     Origin,
     SampleRow,
@@ -81,7 +82,7 @@ class AppendTransaction:
             if group_prompt is None:
                 group_prompt = self.check([(prompt_id, sample.prompt)])[prompt_id]
                 prompts[prompt_id] = group_prompt
-            elif group_prompt.columns != sample.prompt_columns and group_prompt.prompt != sample.prompt:
+            elif group_prompt.columns != sample.values[PROMPT] and group_prompt.prompt != sample.prompt:
                 raise OtherPrompt(prompt_id, group_prompt.prompt, group_prompt.location, sample.prompt)
             origin = None if origins is None else origins[len(rows)]
             rows.append(sample.placed(i, group_prompt.columns, run, step, origin))
@@ -192,7 +193,10 @@ class Experience(SampleReader):
         `origins`: of each sample. One whose origin is stored isn't added again: its id is that of the stored
         sample, so that an append can be repeated.
         """
-        rows = [_to_row(sample) for sample in samples]  # before the lock is taken
+        rows = [  # before the lock is taken
+            sample if isinstance(sample, SampleRow) else SampleRow.of(sample, sealed=False)
+            for sample in samples
+        ]
         with self._database.transaction():
             append = AppendTransaction(self._database, {row.prompt_id for row in rows})
             if origins is None:
@@ -422,7 +426,3 @@ def _meta_condition(key: str, value: str) -> tuple[str, list[str]]:
     fits = f"(ifnull({shown} = ?, 0) OR ifnull({shown} = ?, 0))"
     once = [f'$."{key}"', f'$."{key}"', value]
     return f"CASE WHEN json_valid({text}) THEN {fits} ELSE 0 END", [*once, nested, nested, value]
-
-
-def _to_row(sample: Sample | SampleRow) -> SampleRow:
-    return sample if isinstance(sample, SampleRow) else SampleRow.of(sample, sealed=False)

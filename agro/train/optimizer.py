@@ -104,17 +104,12 @@ def denormals_as_zero() -> Iterator[None]:
 
     Not longer: rewards and records keep all of their bits.
     """
-    previous = _flushed()
+    previous = float("1e-310") * 0.5 == 0  # torch has no function for it
     torch.set_flush_denormal(True)
     try:
         yield
     finally:
         torch.set_flush_denormal(previous)
-
-
-def _flushed() -> bool:
-    """torch has no function for it."""
-    return float("1e-310") * 0.5 == 0
 
 
 class Optimizer:

@@ -13,7 +13,7 @@ from agro import recipes
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.objectives import get
-from agro.train.monitors.warnings import notes_on_settings, warn_of_metrics, warn_of_rewards
+from agro.train.monitors.warnings import notes_on_settings, warn_of_rewards
 from agro.train.phases import Phase
 
 ONE, HALF, MOST, EQUAL = [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]
@@ -48,14 +48,15 @@ def test_nothing_is_said_where_nothing_is_known_or_at_stake() -> None:
 
 
 def test_a_step_is_warned_of_where_most_best_responses_are_pushed_down() -> None:
-    options = {"beta": 0.1}
-    said = warn_of_metrics({"reversed_share": 0.75}, get("agro_onpolicy"), options)
+    entry = get("agro_onpolicy")
+    warning, options = entry.warnings.metrics_warning, entry.defaults() | {"beta": 0.1}
+    said = warning({"reversed_share": 0.75}, options)
     assert said is not None
     assert said.startswith("in 75% of the groups")
     assert "likelihood_ratio" in said
     for share in (0.5, np.nan):
-        assert warn_of_metrics({"reversed_share": share}, get("agro_onpolicy"), options) is None
-    assert warn_of_metrics({}, get("agro"), options) is None
+        assert warning({"reversed_share": share}, options) is None
+    assert get("agro").warnings.metrics_warning({}, options) is None
 
 
 def on_a_log(folder: Path, **objective: Any) -> RunConfig:

@@ -37,11 +37,6 @@ def warn_of_rewards(rewards: NDArray[np.float64], entry: Objective, options: Map
     return entry.warnings.rewards_warning(rewards, entry.defaults() | dict(options))
 
 
-def warn_of_metrics(metrics: Mapping[str, float], entry: Objective, options: Mapping[str, Any]) -> str | None:
-    """The objective's warning about a step; `metrics`: those of its evaluation."""
-    return entry.warnings.metrics_warning(metrics, entry.defaults() | dict(options))
-
-
 def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[str]:
     lines = []
     texts = sum(isinstance(p.text, str) for p in prompts)
@@ -203,9 +198,10 @@ class Warnings(Monitor):
         self._of_problems(view)
 
     def _of_method(self, view: View) -> None:
-        objective = view.metrics["objective"]
-        if objective is not None:
-            self._warn("method", view.step, warn_of_metrics(objective, view.phase.entry, view.options))
+        metrics, entry = view.metrics["objective"], view.phase.entry
+        if metrics is not None:
+            warning = entry.warnings.metrics_warning(metrics, entry.defaults() | view.options)
+            self._warn("method", view.step, warning)
 
     def _of_spread(self, view: View) -> None:
         """Not where the method warns of its β itself, nor where the rewards of most groups are equal."""
