@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +24,12 @@ from agro.rollout.engines.protocol import Capability, Continuation, Request
 from agro.rollout.engines.skipping import chosen_layers, skipping
 
 PROBED = 2  # tokens decoded per sequence when an engine is made, or a draft loaded
+# What an engine is tried with. Its rounding errors are those of use: for tokens that no text has in a row, a
+# model in bfloat16 computes log-probs of -20 and below, which differ by nats.
+ORDINARY = (
+    'A letter from a friend may say: "Come at 7, bring 2 chairs and the blue lamp." People remember where '
+    "they were when they read it. The answer to 12 + 30 is 42, and x = y * (z - 1) is a line of a program.\n"
+)
 
 
 class HF:
@@ -150,7 +157,10 @@ class HF:
         """Nats by which the log-probs of a few tokens differ from those that the trainer computes."""
         policy = self.policy
         lengths = (1, *probed_lengths(policy.model, policy.context - PROBED))
-        prompts = [[i % policy.vocab_size for i in range(length)] for length in lengths]
+        text = policy.tokenizer(ORDINARY, add_special_tokens=False, verbose=False)["input_ids"]
+        if len(set(text)) <= len(text) // 4:  # a vocabulary without these words
+            text = range(policy.vocab_size)
+        prompts = [list(islice(cycle(text), length)) for length in lengths]
         waiting = deque(Request(number, ids, PROBED) for number, ids in enumerate(prompts))
         differences = []
         for done in self.decode(waiting, sampler, seed=0):
