@@ -74,12 +74,13 @@ class Finished(NamedTuple):
     kept: list[Ids] | None  # [T] see `Continuation.kept`
 
 
-class _RowsLayer(CacheLayerMixin):  # type: ignore[misc]
+class ColumnsLayer(CacheLayerMixin):  # type: ignore[misc]
     """Keys and values of one layer, [size,heads,columns,width]; a forward pass sees the columns in use."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Any) -> None:
+        """`rows`: what has `size` and `columns`, and keeps this layer."""
         super().__init__()
-        self.rows: Rows = weakref.proxy(rows)  # a cycle would keep the buffers until Python looks for cycles
+        self.rows: Any = weakref.proxy(rows)  # a cycle would keep the buffers until Python looks for cycles
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys, self.values = (
@@ -87,6 +88,15 @@ class _RowsLayer(CacheLayerMixin):  # type: ignore[misc]
             for x in (key_states, value_states)
         )
         self.is_initialized = True
+
+    def get_max_length(self) -> int:
+        return int(self.rows.columns)
+
+
+class _RowsLayer(ColumnsLayer):
+    """One token of each row in a pass, all in the same column."""
+
+    rows: Rows
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -103,9 +113,6 @@ class _RowsLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
-
-    def get_max_length(self) -> int:
-        return self.rows.columns
 
 
 class Rows:

@@ -6,52 +6,40 @@ token that takes its place.
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.tiles import Head
+from agro.rollout.engines.decoding_rows import ColumnsLayer
 
 
-class _LaneLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer, [size,heads,columns,width]; a pass sees the columns in use."""
+class _LaneLayer(ColumnsLayer):
+    """Several tokens of each row in a pass, each in the column of its position."""
 
-    def __init__(self, lane: Lane) -> None:
-        super().__init__()
-        self.lane: Lane = weakref.proxy(lane)  # a cycle would keep the buffers until Python looks for cycles
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys, self.values = (
-            x.new_zeros((self.lane.size, x.shape[1], self.lane.columns, x.shape[3]))
-            for x in (key_states, value_states)
-        )
-        self.is_initialized = True
+    rows: Lane
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        rows, at_bq, end = self.lane.rows, self.lane.at_bq, self.lane.end
+        rows, at_bq, end = self.rows.rows, self.rows.at_bq, self.rows.end
         index = torch.arange(rows.start, rows.stop, device=at_bq.device)[:, None]
         self.keys[index, :, at_bq] = key_states.transpose(1, 2)
         self.values[index, :, at_bq] = value_states.transpose(1, 2)
         return self.keys[rows, :, :end], self.values[rows, :, :end]
 
     def get_seq_length(self) -> int:
-        return self.lane.end - self.lane.at_bq.shape[1]
+        return self.rows.end - self.rows.at_bq.shape[1]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.lane.end, 0
-
-    def get_max_length(self) -> int:
-        return self.lane.columns
+        return self.rows.end, 0
 
 
 class Lane:
