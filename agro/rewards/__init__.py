@@ -11,6 +11,7 @@ from agro import config
 from agro.config import from_environment
 from agro.errors import Refused
 from agro.rewards.builtin import AnswerReward, exact, mathematical, regex
+from agro.rewards.code import code
 from agro.rewards.combined import CombinedReward
 from agro.rewards.function import FunctionReward
 from agro.rewards.inline import PREFIX
@@ -33,6 +34,7 @@ BUILTIN: dict[str, Callable[..., Reward]] = {
     "regex": regex,
     "math": mathematical,
     "overlong": overlong,
+    "code": code,
 }
 
 

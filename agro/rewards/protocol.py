@@ -20,12 +20,13 @@ T = TypeVar("T")
 class Score:
     """The reward of one response: a finite `value`, or None (unknown) and the `error`.
 
-    `parts`: the unweighted values by name, where there are several.
+    `parts`: the unweighted values by name, where there are several. `details`: how it came about.
     """
 
     value: float | None
     error: str | None = None
     parts: Mapping[str, float | None] = field(default_factory=dict)
+    details: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.value is not None and not math.isfinite(self.value):
@@ -39,6 +40,8 @@ class Score:
             entries["reward_error"] = self.error
         if self.parts:
             entries["reward_parts"] = dict(self.parts)
+        if self.details:
+            entries["reward_details"] = dict(self.details)
         return entries
 
 

@@ -60,7 +60,9 @@ FOREIGN = {
     *peers.OPTIONS,
     *peers.SETTINGS,
     *WITHOUT_EQUAL,
-}  # of verl and TRL; of meta
+    *("entry_point", "test_list", "test_setup_code", "reward_details"),
+    *("api_key", "memory_mb"),
+}  # of verl, TRL, HumanEval and MBPP; of meta; options of rewards
 
 
 def keys() -> set[str]:

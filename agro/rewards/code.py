@@ -1,0 +1,291 @@
+"""The reward `code`: does the program in a response pass the tests of its prompt?
+
+The program runs in one sandbox, its tests in another. This process passes calls from the tests to the program
+and plain values back, so that a program can only pass by returning what the tests expect.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Self
+
+from agro.errors import Refused
+from agro.rewards.code_guest import decode
+from agro.rewards.code_sandbox import LEVELS, Guest, GuestEnded, LocalSandbox, Sandbox, Session
+from agro.rewards.protocol import Score, score_known
+from agro.types import Sample
+
+GRACE = 10.0  # seconds that tests may take beside the program
+FENCE = re.compile(r"^```[ \t]*(?:python|py)?[ \t]*\r?\n(.*?)^```", re.MULTILINE | re.DOTALL | re.IGNORECASE)
+DEFAULTS: dict[str, Any] = {
+    "level": "full",
+    "url": "",
+    "api_key": "",
+    "partial": False,
+    "memory_mb": 1024,
+    "interpreter": "",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What judges programs: tests that call their functions, or (input, output) of their main programs."""
+
+    setup: str = ""  # code before the program and before the tests
+    arrangement: str = ""  # code after the program and before the tests
+    tests: tuple[str, ...] = ()
+    entry_point: str | None = None
+    runs: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Any], prompt: Any = None) -> Self:
+        """From the columns `tests`, `entry_point` and `setup`, or those of HumanEval (`test`, and the prompt
+        as setup), MBPP (`test_list`, `test_setup_code`), or `inputs` and `outputs`.
+
+        Raises `LookupError` where they have no test.
+        """
+        tests = columns.get("tests") or columns.get("test_list")
+        setup = columns.get("setup") or ""
+        arrangement = columns.get("test_setup_code") or ""
+        entry_point = columns.get("entry_point")
+        if not tests and columns.get("test") and entry_point:  # HumanEval's check(candidate)
+            given = columns.get("setup", prompt)
+            setup = given if isinstance(given, str) else ""
+            tests = [f"{columns['test']}\ncheck({entry_point})"]
+        tests = [tests] if isinstance(tests, str) else tests or []
+        texts = [*tests, setup, arrangement, "" if entry_point is None else entry_point]
+        if not all(isinstance(text, str) for text in texts):
+            raise LookupError("expected tests, setup and entry_point as text")
+        inputs, outputs = columns.get("inputs") or (), columns.get("outputs") or ()
+        if len(inputs) != len(outputs):
+            raise LookupError(f"expected as many outputs as inputs, got {len(outputs)} for {len(inputs)}")
+        runs = tuple(zip(inputs, outputs, strict=True))
+        if not tests and not runs:
+            raise LookupError(
+                "the sample has no tests, test and entry_point, test_list, or inputs and outputs"
+            )
+        if not all(isinstance(text, str) for run in runs for text in run):
+            raise LookupError("expected inputs and outputs as lists of text")
+        return cls(setup, arrangement, tuple(tests), entry_point, runs)
+
+    def program(self, response: str) -> str:
+        """The program in a response, its last block of Python or all of it, after the setup. One that doesn't
+        define the entry point continues the setup, as completions of HumanEval do."""
+        blocks = FENCE.findall(response)
+        source = blocks[-1] if blocks else response
+        if self.entry_point is None or self.entry_point in _defined(source):
+            source = f"\n{source}"
+        return f"{self.setup}{source}\n{self.arrangement}"
+
+
+class CodeReward:
+    """1.0 where a program passes all tests, else 0.0. It must not be closed while it scores."""
+
+    name = "code"
+    maximum: float | None = 1.0
+
+    def __init__(
+        self, sandbox: Sandbox, judges: LocalSandbox, *, timeout: float, workers: int, partial: bool
+    ) -> None:
+        """
+        Args:
+            sandbox: of the programs.
+            judges: of their tests.
+            timeout: seconds a program may take for all tests.
+            workers: programs at a time.
+            partial: the reward is the share of tests that pass.
+        """
+        self.sandbox, self.partial, self.timeout = sandbox, partial, timeout
+        self._judges, self._workers = judges, workers
+        self._threads = ThreadPoolExecutor(workers)  # a sandbox ends with the thread that started it
+        self._idle: SimpleQueue[Guest | None] = SimpleQueue()
+        for _ in range(workers):
+            self._idle.put(None)  # started when first used
+
+    def score(self, samples: Sequence[Sample]) -> list[Score]:
+        return score_known(samples, lambda s: Case.of(s.meta, s.prompt), self._score_all)
+
+    def problem(self, columns: Mapping[str, Any]) -> str | None:
+        try:
+            Case.of(columns)
+        except LookupError as error:
+            return str(error.args[0])
+        return None
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        for _ in range(self._workers):
+            judge = self._idle.get()
+            if judge is not None:
+                judge.close()
+
+    def _score_all(self, samples: list[Sample], cases: list[Case]) -> list[Score]:
+        return list(self._threads.map(self._score, samples, cases))
+
+    def _score(self, sample: Sample, case: Case) -> Score:
+        try:
+            failures = self._failures(case, case.program(sample.response))
+        except (_Unfit, ConnectionError) as error:
+            return Score(None, str(error))
+        passed = failures.count(None) / len(failures)
+        value = passed if self.partial else float(passed == 1)
+        return Score(value, parts={"passed": passed}, details={"sandbox": self.sandbox.level})
+
+    def _failures(self, case: Case, source: str) -> list[str | None]:
+        """Of each test why it fails, or None."""
+        program = _Program(self.sandbox, source, self.timeout)
+        with closing(program):
+            failures = [program.failure(*run) for run in case.runs]
+            if case.tests:
+                with self._judge() as judge:
+                    failures += _judged(judge, case, program)
+        return failures
+
+    @contextmanager
+    def _judge(self) -> Iterator[Guest]:
+        """A process for tests, kept for the next ones unless something goes wrong."""
+        judge = self._idle.get()
+        try:
+            if judge is None:
+                judge = self._judges.start({"role": "tests"})
+            yield judge
+        except BaseException:
+            if judge is not None:
+                judge.close()
+            judge = None
+            raise
+        finally:
+            self._idle.put(judge)
+
+
+class _Unfit(Exception):
+    """The tests can't say anything about the program."""
+
+
+class _Program:
+    """A program in a sandbox. After its end, each request has the cause of it as its error."""
+
+    def __init__(self, sandbox: Sandbox, source: str, timeout: float) -> None:
+        self._sandbox, self._source = sandbox, source
+        self._session: Session | None = None
+        self.deadline = time.monotonic() + timeout
+        self._end: str | None = None
+
+    def call(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """{"value"} or {"error": [type, text]}, each of plain values."""
+        if self._end is None:
+            try:
+                return self._answer(request)
+            except GuestEnded as error:
+                self._end = str(error)
+                self.close()
+        return {"error": ["RuntimeError", self._end]}
+
+    def failure(self, stdin: str, expected: str) -> str | None:
+        """Why what it prints isn't what is expected, but for white space at the ends of lines."""
+        reply = self.call({"stdin": stdin})
+        if "error" in reply:
+            return ": ".join(reply["error"])
+        printed = reply["value"]
+        same = isinstance(printed, str) and _lines(printed) == _lines(expected)
+        return None if same else f"expected {expected[:80]!r}, got {str(printed)[:80]!r}"
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if self._session is None:
+            self._session = self._sandbox.start({"role": "program", "source": self._source})
+        number = secrets.token_hex(8)  # of this request: what was written before it is no answer
+        reply = self._session.ask({"id": number, **request}, self.deadline)
+        if reply.get("id") != number or len(reply) != 2:
+            raise GuestEnded("it answered another request")
+        if "error" in reply:
+            error = reply["error"]
+            if not (isinstance(error, list) and len(error) == 2 and all(isinstance(e, str) for e in error)):
+                raise GuestEnded("its answer isn't an error")
+            return {"error": error}
+        try:
+            decode(reply["value"])
+        except (LookupError, ValueError, TypeError, RecursionError) as error:
+            raise GuestEnded(f"its answer isn't a plain value ({error})") from None
+        return {"value": reply["value"]}
+
+
+def _judged(judge: Guest, case: Case, program: _Program) -> list[str | None]:
+    """Of each test why it fails, or None. Raises `_Unfit` where the tests fail by themselves."""
+    end = program.deadline + GRACE
+    message: Mapping[str, Any] = {
+        "setup": case.setup,
+        "arrangement": case.arrangement,
+        "tests": case.tests,
+        "entry_point": case.entry_point,
+    }
+    try:
+        while True:
+            asked = judge.ask(message, end)
+            if "results" in asked:
+                return list(asked["results"])
+            if "unfit" in asked:
+                raise _Unfit(f"the sample's tests can't be run: {asked['unfit']}")
+            message = program.call(asked)
+    except GuestEnded as error:
+        raise _JudgeEnded(f"the sample's tests didn't end: {error}") from None
+
+
+class _JudgeEnded(_Unfit):
+    """The process of the tests can't be used again."""
+
+
+def code(options: Mapping[str, Any], *, timeout: float, workers: int) -> CodeReward:
+    """1.0 where the program in the response passes the tests of its prompt, else 0.0.
+
+    Options: `level` ("full"): what the sandbox has to stop, see `agro.rewards.code_sandbox`; `url`: programs
+    run on this server instead, see `agro.rewards.code_http`, with `api_key`; `partial` (false): the share of
+    tests that pass; `memory_mb` (1024) of each process; `interpreter`: the Python that runs programs.
+    """
+    settings = DEFAULTS | dict(options)
+    unknown = sorted(set(options) - set(DEFAULTS))
+    if unknown:
+        raise Refused(f"reward.options.{unknown[0]}: code has no such option; it has {', '.join(DEFAULTS)}")
+    for name, value in settings.items():
+        if type(value) is not type(DEFAULTS[name]):
+            kind = type(DEFAULTS[name]).__name__
+            raise Refused(f"reward.options.{name}: expected a {kind}, got {value!r:.80}")
+    level = settings["level"]
+    if level not in LEVELS:
+        raise Refused(f"reward.options.level: expected one of {', '.join(LEVELS)}, got {level!r}")
+    judges = LocalSandbox.probed(
+        "limits" if settings["url"] else level, settings["memory_mb"], settings["interpreter"] or None
+    )
+    remote = None
+    if settings["url"]:
+        from agro.rewards.code_http import RemoteSandbox  # it imports an HTTP client
+
+        remote = RemoteSandbox(settings["url"], settings["api_key"] or None)
+    return CodeReward(remote or judges, judges, timeout=timeout, workers=workers, partial=settings["partial"])
+
+
+def _defined(source: str) -> set[str]:
+    """The names of functions and classes at the top of a program; none where it can't be read."""
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    return {
+        node.name for node in body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    }
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]

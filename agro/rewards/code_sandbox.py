@@ -1,0 +1,313 @@
+"""Processes for code that nobody has read, and the layers that keep them from everything else.
+
+Which layers work is found by attacks on them, not by looking for programs: a layer may be installed and not
+allowed. The levels, each with all before it:
+
+- "limits": an own process without the environment's variables, with limits of memory, time and file sizes, as
+  an unprivileged user where this process is root. Files, network and other processes are open to it.
+- "namespaces": bubblewrap. No network, no files but those of the system, read-only, no other processes.
+- "full": a filter of system calls too. No processes of its own, no new namespaces, no tracing.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self, get_args
+
+from agro.errors import Refused
+from agro.rewards import code_guest
+from agro.rewards.code_guest import encode
+
+Level = Literal["limits", "namespaces", "full"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+GUEST = Path(code_guest.__file__).read_text()
+NOBODY = 65534
+LONGEST_LINE = 4 << 20  # bytes of a reply
+FILES = 16 << 20  # bytes of files that a process may write
+START_SECONDS = 30.0
+CLONE_THREAD = 0x00010000
+DENIED = (
+    *("ptrace", "process_vm_readv", "process_vm_writev", "fork", "vfork", "unshare", "setns", "mount"),
+    *("umount2", "pivot_root", "chroot", "bpf", "perf_event_open", "userfaultfd", "keyctl", "add_key"),
+    *("request_key", "io_uring_setup", "io_uring_enter", "io_uring_register", "open_by_handle_at"),
+    *("init_module", "finit_module", "delete_module", "kexec_load", "personality"),
+)
+# Each returns where it succeeds, and the level that has to stop it.
+ATTACKS: dict[str, tuple[Level, str]] = {
+    "environment": ("limits", "reads the environment's variables"),
+    "memory": ("limits", "takes more memory than its limit"),
+    "network": ("namespaces", "connects to a server on this machine"),
+    "read": ("namespaces", "reads a file outside"),
+    "write": ("namespaces", "writes a file outside"),
+    "process": ("namespaces", "sees the process that started it"),
+    "fork": ("full", "starts a process"),
+    "namespace": ("full", "makes a namespace of its own"),
+}
+ATTACKER = """
+import ctypes, os, socket
+def nothing(): pass
+def environment(name): return os.environ[name]
+def memory(size): return len(bytearray(size))
+def network(port): return socket.create_connection(("127.0.0.1", port), 2) and True
+def read(path): return open(path).read()
+def write(path): return open(path, "a").write("x")
+def process(pid, command):
+    if open(f"/proc/{pid}/cmdline").read() != command:
+        raise OSError("another process")
+def fork():
+    if os.fork() == 0:
+        os._exit(0)
+    return os.wait()[1]
+def namespace():
+    if ctypes.CDLL(None, use_errno=True).unshare(0x10000000):
+        raise OSError(ctypes.get_errno(), "unshare")
+"""
+ADVICE: dict[Level, str] = {
+    "limits": "run it on Linux with another interpreter (reward.options.interpreter)",
+    "namespaces": "install bubblewrap, and allow unprivileged user namespaces; or give a remote sandbox "
+    "(reward.options.url)",
+    "full": "pip install 'agro-rl[sandbox]', which needs the system's libseccomp",
+}
+
+
+class GuestEnded(Exception):
+    """A process in a sandbox ended, hung or answered with nonsense."""
+
+
+class Session(Protocol):
+    """A program that answers requests, see `agro.rewards.code_guest`."""
+
+    def ask(self, request: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+        """The reply. Raises `GuestEnded` where none comes by `deadline`, of the monotonic clock."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Sandbox(Protocol):
+    @property
+    def level(self) -> str:
+        """For people."""
+        ...
+
+    def start(self, first: Mapping[str, Any]) -> Session:
+        """A session that begins with this message, without its limits."""
+        ...
+
+
+class Guest:
+    """A process in a sandbox."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._in, self._out = process, process.stdin.fileno(), process.stdout.fileno()
+        self._unread = bytearray()
+        os.set_blocking(self._in, False)
+
+    def ask(self, request: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+        """See `Session.ask`."""
+        self.write(request, deadline)
+        return self.read(deadline)
+
+    def write(self, message: Mapping[str, Any], deadline: float) -> None:
+        left = memoryview(json.dumps(message).encode() + b"\n")
+        while left:
+            if not select.select([], [self._in], [], _until(deadline))[1]:
+                raise GuestEnded("timed out")
+            try:
+                left = left[os.write(self._in, left) :]
+            except BrokenPipeError:
+                raise GuestEnded(self._end()) from None
+
+    def read(self, deadline: float) -> dict[str, Any]:
+        while b"\n" not in self._unread:
+            if len(self._unread) > LONGEST_LINE:
+                raise GuestEnded(f"it answered with more than {LONGEST_LINE >> 20} MiB")
+            if not select.select([self._out], [], [], _until(deadline))[0]:
+                raise GuestEnded("timed out")
+            received = os.read(self._out, 1 << 16)
+            if not received:
+                raise GuestEnded(self._end())
+            self._unread += received
+        line, _, self._unread = self._unread.partition(b"\n")
+        try:
+            reply = json.loads(line)
+        except (ValueError, RecursionError):
+            reply = None
+        if not isinstance(reply, dict):
+            raise GuestEnded("its answer isn't a JSON object")
+        return reply
+
+    def close(self) -> None:
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+        self._process.wait()
+
+    def _end(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            return f"its process ended with status {self._process.wait(5)}"
+        return "its process closed its pipe"
+
+
+class LocalSandbox:
+    """Processes on this machine."""
+
+    def __init__(self, level: Level, memory_mb: int, interpreter: str) -> None:
+        self.level: Level = level
+        self.memory = memory_mb << 20
+        self.interpreter = interpreter
+
+    @classmethod
+    def probed(cls, level: Level, memory_mb: int = 1024, interpreter: str | None = None) -> Self:
+        """A sandbox that stops all attacks of its level. Raises `Refused` where one isn't stopped."""
+        sandbox = cls(level, memory_mb, interpreter or _system_interpreter())
+        reached: Level | None = None
+        for candidate in LEVELS[: LEVELS.index(level) + 1]:
+            failure = cls(candidate, memory_mb, sandbox.interpreter).weakness()
+            if failure is not None:
+                weaker = f", or accept reward.options.level = {reached!r}" if reached else ""
+                raise Refused(
+                    f"reward code: expected a sandbox of the level {level!r}, but {failure}. What to do: "
+                    f"{ADVICE[candidate]}{weaker}"
+                )
+            reached = candidate
+        return sandbox
+
+    def weakness(self) -> str | None:
+        """The first attack that this sandbox should stop and doesn't; None where there is none."""
+        attacker = {"role": "program", "source": ATTACKER}
+        try:
+            with _secrets() as arguments, closing(self.start(attacker)) as guest:
+                arguments["memory"] = [2 * self.memory]
+                if not _succeeds(guest, "nothing", []):  # else none could succeed
+                    return "no program answers in it"
+                for name, (level, deed) in ATTACKS.items():
+                    expected = LEVELS.index(level) <= LEVELS.index(self.level)
+                    if expected and _succeeds(guest, name, arguments.get(name, [])):
+                        return f"a program in it {deed}"
+        except (GuestEnded, OSError, Refused) as error:
+            return f"no program starts in one of the level {self.level!r}: {error}"
+        return None
+
+    def start(self, first: Mapping[str, Any]) -> Guest:
+        """See `Sandbox.start`."""
+        filters = [_system_calls()] if self.level == "full" else []
+        is_root = os.geteuid() == 0
+        try:
+            process = subprocess.Popen(
+                self._command(filters),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={},
+                cwd="/",
+                pass_fds=filters,
+                start_new_session=True,
+                user=NOBODY if is_root else None,
+                group=NOBODY if is_root else None,
+                extra_groups=[] if is_root else None,
+            )
+        finally:
+            for descriptor in filters:
+                os.close(descriptor)
+        guest = Guest(process)
+        limits = {"RLIMIT_AS": self.memory, "RLIMIT_FSIZE": FILES, "RLIMIT_CORE": 0, "RLIMIT_NOFILE": 64}
+        try:
+            guest.write({**first, "limits": limits}, time.monotonic() + START_SECONDS)
+        except BaseException:
+            guest.close()
+            raise
+        return guest
+
+    def _command(self, filters: Sequence[int]) -> list[str]:
+        inside = [self.interpreter, "-I", "-c", GUEST]
+        if self.level == "limits":
+            return inside
+        bubblewrap = shutil.which("bwrap")
+        if bubblewrap is None:
+            raise Refused("there is no bwrap (bubblewrap)")
+        links = [(name, os.readlink(name)) for name in ("/bin", "/lib", "/lib64") if os.path.islink(name)]
+        return [
+            *(bubblewrap, "--unshare-all", "--die-with-parent", "--new-session", "--clearenv"),
+            *("--ro-bind", "/usr", "/usr"),
+            *(part for name, target in links for part in ("--symlink", target, name)),
+            *("--proc", "/proc", "--dev", "/dev", "--size", str(FILES), "--tmpfs", "/box"),
+            *("--chdir", "/box", "--cap-drop", "ALL"),
+            *(part for descriptor in filters for part in ("--seccomp", str(descriptor))),
+            *("--", *inside),
+        ]
+
+
+def _system_calls() -> int:
+    """A descriptor of a file with the filter of system calls, as bubblewrap reads it."""
+    try:
+        import pyseccomp
+    except (ImportError, RuntimeError, OSError) as error:
+        raise Refused(f"the filter of system calls can't be made ({error})") from None
+    rules = pyseccomp.SyscallFilter(defaction=pyseccomp.ALLOW)
+    for name in DENIED:
+        with suppress(ValueError):  # this machine has no such call
+            rules.add_rule(pyseccomp.ERRNO(errno.EPERM), name)
+    rules.add_rule(pyseccomp.ERRNO(errno.ENOSYS), "clone3")  # the C library then calls clone
+    threads = pyseccomp.Arg(0, pyseccomp.MASKED_EQ, CLONE_THREAD, 0)
+    rules.add_rule(pyseccomp.ERRNO(errno.EPERM), "clone", threads)
+    descriptor = os.memfd_create("system calls")
+    with open(descriptor, "wb", closefd=False) as file:
+        rules.export_bpf(file)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+@contextmanager
+def _secrets() -> Iterator[dict[str, list[Any]]]:
+    """Arguments of attacks: something of this process that each is after."""
+    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
+        os.chmod(folder, 0o777)
+        secret = Path(folder, "secret")
+        secret.write_text("secret")
+        secret.chmod(0o666)
+        yield {
+            "environment": ["PATH"],
+            "network": [server.getsockname()[1]],
+            "read": [str(secret)],
+            "write": [str(secret)],
+            "process": [os.getpid(), Path("/proc/self/cmdline").read_text()],
+        }
+
+
+def _succeeds(guest: Guest, attack: str, arguments: list[Any]) -> bool:
+    request = {"id": attack, "name": attack, "args": encode(arguments), "kwargs": encode({})}
+    return "value" in guest.ask(request, time.monotonic() + START_SECONDS)
+
+
+def _system_interpreter() -> str:
+    """The system's Python, which other users may run too."""
+    found = shutil.which("python3", path="/usr/bin:/bin:/usr/local/bin")
+    if found is None and os.geteuid() != 0:
+        return sys.executable
+    if found is None:
+        raise Refused(
+            "reward code: expected a python3 in /usr/bin, got none. What to do: install one, or name another "
+            "with reward.options.interpreter"
+        )
+    return found
+
+
+def _until(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
