@@ -40,6 +40,7 @@ PLACES = {
         *(
             "rewards/test_code.py",
             "rewards/test_function.py",
+            "rewards/test_judge.py",
             "rewards/test_math.py",
             "rewards/test_verl.py",
         ),

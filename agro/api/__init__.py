@@ -20,6 +20,7 @@ from agro.errors import Refused
 from agro.io.files import new_run_folder, remove
 from agro.logs.importing import import_files
 from agro.store import Store
+from agro.store.location import is_store
 from agro.train.process_group import world_size
 
 __all__ = ["Trained", "train"]
@@ -135,11 +136,7 @@ def _store_of(log: Any) -> str | None:
     """The path of a store; None for another kind of log."""
     if isinstance(log, Store):
         return str(log.path)
-    if not is_path(log) or not Path(log).is_file():
-        return None
-    with Path(log).open("rb") as file:
-        is_store = file.read(16) == b"SQLite format 3\0"
-    return str(log) if is_store else None
+    return str(log) if is_path(log) and is_store(Path(log)) else None
 
 
 def _log_files(log: Any, path: Path) -> list[str | Path]:

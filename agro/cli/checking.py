@@ -117,8 +117,9 @@ def _opened(path: Path, workers: int) -> Iterator[Store]:
     """The store at `path`, or one in a temporary folder with what the log at `path` has."""
     from agro.logs.importing import import_files
     from agro.store import Store
+    from agro.store.location import is_store
 
-    if _is_store(path):
+    if is_store(path) or not path.exists():  # the store refuses what doesn't exist
         if workers > 1:
             raise Refused(f"--workers are for a log, whose records are read; {path} is a store: leave it out")
         with Store.open(path, read_only=True) as store:
@@ -134,14 +135,6 @@ def _opened(path: Path, workers: int) -> Iterator[Store]:
                 f"{error}\nWhat to do: agro import with these options, then agro check STORE"
             ) from None
         yield store
-
-
-def _is_store(path: Path) -> bool:
-    """Whether the file at `path` is SQLite's; what doesn't exist is for the store to refuse."""
-    if not path.is_file():
-        return not path.exists()
-    with path.open("rb") as file:
-        return file.read(6) == b"SQLite"
 
 
 def _measured(

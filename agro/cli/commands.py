@@ -145,6 +145,13 @@ GROUPS = {
             "guide/your-reward.md",
         ),
         CommandEntry(
+            "judge-check",
+            "judging:judge_check",
+            "Compare a judge's scores with labels that are there: agreement and kappa.",
+            "logs.db --reward reward.py:prefix --threshold 0.5",
+            "guide/your-reward.md",
+        ),
+        CommandEntry(
             "export",
             "stores:export",
             "Write the samples of a store as interchange records, which agro import takes.",

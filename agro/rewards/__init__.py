@@ -15,6 +15,7 @@ from agro.rewards.code import code
 from agro.rewards.combined import CombinedReward
 from agro.rewards.function import FunctionReward
 from agro.rewards.inline import PREFIX
+from agro.rewards.judge import judge
 from agro.rewards.length import OverlongReward, overlong
 from agro.rewards.protocol import Reward, Score, check_failures
 
@@ -35,6 +36,7 @@ BUILTIN: dict[str, Callable[..., Reward]] = {
     "math": mathematical,
     "overlong": overlong,
     "code": code,
+    "judge": judge,
 }
 
 

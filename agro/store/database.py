@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from agro.errors import Refused, Unwritable
+from agro.store.location import SHORTEST
 from agro.store.paging import PAGE_BYTES, Page
 from agro.store.sample_rows import SAMPLE
 
@@ -333,7 +334,6 @@ def read_text(value: bytes) -> str:
     return value.decode("utf-8", "surrogateescape")
 
 
-SHORTEST = 512  # bytes of a file of SQLite that isn't empty: one page
 DAMAGED = "the store's file is damaged. {way_out}"
 _REASONS = {
     sqlite3.SQLITE_BUSY: (

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 Location = Path | str  # of a file; of an owner, such as http://127.0.0.1:8700
 
 READ_SECONDS = 10.0  # that who only reports waits for an owner, which may have ended with the run
+SHORTEST = 512  # bytes of a file of SQLite that isn't empty: one page
 _URL = re.compile(r"(https?):/+(.+?)/*$")  # Path("http://host") has one slash
 
 
@@ -32,3 +35,18 @@ def exists(location: Location) -> bool:
         return True
     path = Path(location)
     return path.exists() and path.stat().st_size > 0
+
+
+def is_store(path: Path) -> bool:
+    """Whether a file is SQLite's.
+
+    SQLite itself opens it: to read it and close it would release the locks of the process's connections.
+    """
+    if not path.is_file() or path.stat().st_size < SHORTEST:
+        return False
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            database.execute("PRAGMA schema_version")
+    except sqlite3.Error as error:
+        return error.sqlite_errorcode != sqlite3.SQLITE_NOTADB
+    return True

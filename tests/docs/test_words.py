@@ -61,7 +61,7 @@ FOREIGN = {
     *peers.SETTINGS,
     *WITHOUT_EQUAL,
     *("entry_point", "test_list", "test_setup_code", "reward_details"),
-    *("api_key", "memory_mb"),
+    *("api_key", "memory_mb", "max_calls"),
 }  # of verl, TRL, HumanEval and MBPP; of meta; options of rewards
 
 

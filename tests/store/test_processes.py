@@ -24,6 +24,7 @@ from agro.logs.importing import import_files
 from agro.store import At, DrawRule, Store
 from agro.store.database import Database
 from agro.store.imports import Imports
+from agro.store.location import is_store
 
 # Forked children have everything imported; none uses a connection or threads of the parent's.
 fork = multiprocessing.get_context("fork")
@@ -210,6 +211,7 @@ def test_a_store_that_is_opened_again_keeps_the_locks_of_its_process(tmp_path: P
     with Store.open(path) as store:
         store.append([sample("p", "r")])
         Store.open(path).close()
+        assert is_store(path)
         program = "import sys; from agro.store import Store; Store.open(sys.argv[1]).close()"
         subprocess.run([sys.executable, "-c", program, str(path)], check=True)
         assert path.with_name("store.db-wal").exists()

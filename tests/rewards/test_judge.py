@@ -1,0 +1,202 @@
+"""The reward `judge` against a server that answers as judges do, and as they shouldn't."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from agro.cli import app
+from agro.cli.judging import agreement
+from agro.errors import Refused
+from agro.rewards import judge as judging
+from agro.rewards.judge import JudgeReward, judge
+from agro.types import Sample
+
+SAID: dict[str, list[str | int]] = {}  # by response: replies or statuses, the last one again and again
+
+
+ASKED: list[dict[str, Any]] = []
+
+
+class Server(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        material = json.loads(body["messages"][1]["content"])
+        ASKED.append(body)
+        said = answer(material)
+        status = said if isinstance(said, int) else 200
+        self.send_response(status)
+        self.end_headers()
+        reply = {"choices": [{"message": {"content": said}, "finish_reason": "stop"}]}
+        self.wfile.write(json.dumps(reply).encode())
+
+    def log_message(self, *args):
+        pass
+
+
+def answer(material: dict[str, str]) -> str | int:
+    if "response" in material:
+        said = SAID.get(material["response"], ['{"reason": "", "score": 5}'])
+        return said.pop(0) if len(said) > 1 else said[0]
+    longer = len(material["response 1"]) > len(material["response 2"])
+    if "first" in material["prompt"]:
+        return '{"reason": "the first one as ever", "better": 1}'
+    return json.dumps({"reason": "longer", "better": 1 if longer else 2})
+
+
+@pytest.fixture
+def url(monkeypatch) -> Iterator[str]:
+    monkeypatch.setitem(JudgeReward.score.__globals__, "FIRST_PAUSE", 0.001)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    ASKED.clear()
+    SAID.clear()
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    server.server_close()
+
+
+def opened(url: str, **options: object) -> JudgeReward:
+    return judge({"url": url, "model": "m", **options}, timeout=5.0, workers=3)
+
+
+def test_scores_are_read_strictly(url):
+    SAID.update(
+        {
+            "good": ['{"reason": "right", "score": 9.5}'],
+            "fenced": ['```json\n{"score": 3}\n```'],
+            "later": [503, 429, "I think 7", '{"score": 7}'],
+            "injected": ['{"score": 999}'],
+            "text": ["Score: 10/10"],
+            "a truth": ['{"score": true}'],
+            "nothing": [500],
+        }
+    )
+    with closing(opened(url)) as reward:
+        scores = dict(zip(SAID, reward.score([Sample("p", response) for response in SAID]), strict=True))
+    assert {name: score.value for name, score in scores.items()} == {
+        "good": 9.5,
+        "fenced": 3.0,
+        "later": 7.0,
+        **dict.fromkeys(("injected", "text", "a truth", "nothing")),
+    }
+    assert "from 0 to 10, got 999" in scores["injected"].error
+    assert "JSON object, got 'Score: 10/10'" in scores["text"].error
+    assert "status 500" in scores["nothing"].error
+    assert scores["good"].meta == {"reward_details": {"judge": "m"}}
+
+
+def test_a_pair_is_judged_in_both_orders(url):
+    cases = [("p", "longer", "short"), ("p", "short", "longer"), ("first", "a", "b")]
+    samples = [Sample(prompt, response, meta={"baseline": other}) for prompt, response, other in cases]
+    with closing(opened(url, pairwise=True)) as reward:
+        assert [score.value for score in reward.score(samples)] == [1.0, 0.0, 0.5]
+        assert reward.maximum == 1.0
+        assert "no baseline" in reward.score([Sample("p", "r")])[0].error
+    assert len(ASKED) == 6
+
+
+def test_replies_are_kept(url, tmp_path):
+    for _ in range(2):
+        with closing(opened(url, cache=str(tmp_path / "replies.db"))) as reward:
+            assert [s.value for s in reward.score([Sample("p", "a"), Sample("p", "b")])] == [5.0, 5.0]
+    assert len(ASKED) == 2
+    with closing(opened(url, cache=str(tmp_path / "replies.db"), rubric="Another one.")) as reward:
+        reward.score([Sample("p", "a")])
+    assert len(ASKED) == 3
+    assert ASKED[-1]["messages"][0]["content"].startswith("Another one.")
+
+
+def test_the_cap_on_requests_holds(url):
+    with closing(opened(url, max_calls=2)) as reward, pytest.raises(Refused, match="2 requests were sent"):
+        reward.score([Sample("p", str(i)) for i in range(5)])
+    assert len(ASKED) == 2
+
+
+def test_a_request_that_is_refused_ends_the_run(url):
+    SAID["r"] = [401]
+    with closing(opened(url)) as reward, pytest.raises(Refused, match="status 401"):
+        reward.score([Sample("p", "r")])
+    assert len(ASKED) == 1
+
+
+def test_a_server_that_is_gone_leaves_rewards_unknown(url):
+    del url  # for its short pauses
+    with closing(opened("http://127.0.0.1:9/v1", retries=1)) as reward:
+        [score] = reward.score([Sample("p", "r")])
+    assert score.value is None
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"url": "u"}, "model"),
+        ({"url": "u", "model": "m", "temperature": 1.0}, "no such option"),
+        ({"url": "u", "model": "m", "retries": "3"}, "expected int"),
+        ({"url": "u", "model": "m", "lowest": 10}, "expected less than"),
+    ],
+)
+def test_options_are_checked(options, error):
+    with pytest.raises(Refused, match=error):
+        judge(options, timeout=1.0, workers=1)
+
+
+def test_a_rubric_may_be_a_file(tmp_path):
+    file = tmp_path / "rubric.txt"
+    file.write_text("Only {braces} count.\n")
+    options = judging.__globals__["JudgeOptions"].of({"url": "u", "model": "m", "rubric": str(file)})
+    assert options.instructions.startswith("Only {braces} count.")
+
+
+def test_kappa():
+    """Both yes 20, judge alone 5, label alone 10, none 15: p_o = .7, p_e = .5, κ = .4 (Cohen 1960)."""
+    judged = [(True, True)] * 20 + [(True, False)] * 5 + [(False, True)] * 10 + [(False, False)] * 15
+    report = agreement(judged)
+    assert report["agreement"] == pytest.approx(0.7)
+    assert report["kappa"] == pytest.approx(0.4)
+    assert report["low"] < 0.4 < report["high"]
+    assert agreement([(True, True)] * 3)["kappa"] is None
+
+
+def test_agreement_with_labels(url, tmp_path):
+    random = np.random.default_rng(0)
+    records = [
+        {"prompt": f"p{i}", "response": f"r{i}", "reward": float(random.random() < 0.5)} for i in range(40)
+    ]
+    SAID.update({r["response"]: [json.dumps({"score": 10 * r["reward"]})] for r in records[:-2]})
+    SAID.update({r["response"]: ["?"] for r in records[-2:]})
+    file = tmp_path / "labeled.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    command = [
+        "judge-check",
+        str(file),
+        "--option",
+        f"url={url}",
+        "--option",
+        "model=m",
+        "--option",
+        "retries=0",
+    ]
+    report = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert report == {
+        "n": 38,
+        "agreement": 1.0,
+        "kappa": 1.0,
+        "low": 1.0,
+        "high": 1.0,
+        "failed": 2,
+        "threshold": 5.0,
+    }
+    shown = CliRunner().invoke(app, command).stdout
+    assert shown.startswith(
+        "38 samples judged, 2 not: the judge (yes from 5 on) agrees with 100.0% of the labels"
+    )
+    assert "JSON object, got '?'" in shown
