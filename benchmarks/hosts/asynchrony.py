@@ -3,8 +3,8 @@
     python benchmarks/hosts/asynchrony.py [--seeds 0 1 2] [--target 0.65] [--out FILE]
 
 The task is the demo's: sort six digits, from a model that imitated a careless teacher and is right two times
-in five. All runs begin with that model, use one thread a process, and train until the reward of the last ten steps' fresh
-prompts is at least `target`. The time is that of the steps until then, without evaluations and starts.
+in five. All runs begin with that model, use one thread a process, and train until the mean reward of ten
+steps is at least `target`. The time is that of the steps until then, without evaluations and starts.
 
 Sampling and training overlap in the asynchronous run, so it can be faster by (sampling + training) / the
 longer of the two at most, and never by more than 2. On a machine that others use too, wall time says little:

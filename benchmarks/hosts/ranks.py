@@ -9,13 +9,15 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from failures import ENDLESS, Failure, Result, note
-from placed import HERE, PATIENCE, PlacedRun, configuration, findings, last_step, tail
+from network import HOSTS, has_namespaces, plug, two_hosts
+from placed import ENVIRONMENT, HERE, PATIENCE, PlacedRun, configuration, findings, last_step, tail, wait
 
-from agro.place.local import free_port
+from agro.place.local import LocalProcess, free_port
 
 RANKS, SERVERS = 2, 2
 RANK_SECONDS = 5.0
@@ -58,6 +60,61 @@ def ranks_and_servers(folder: Path, kills: int, seed: int) -> Result:
     assert code == 130, (code, tail(run.log))
     found = findings(run.folder, last_step(run.folder))
     return Result("ranks and servers", [*failures.values()], {**found, **log_probs(run.folder)})
+
+
+def cut_ranks(folder: Path, count: int) -> Result:
+    """A rank on each of two hosts (network namespaces); the cable is pulled, and both ranks must end."""
+    assert has_namespaces(), "network namespaces need root"
+    failure = Failure("cable between ranks cut", "gloo")
+    recipe = configuration(folder, ENDLESS, max_age=0, source={"kind": "inline"})
+    run = folder / "run"
+    with two_hosts(folder):
+        ranks = start_ranks(folder, recipe)
+        for _ in range(count):
+            wait_for_step(ranks, run, last_step(run) + 4)
+            plug(False)
+            began, step = time.monotonic(), last_step(run)
+            codes = [wait(rank, PATIENCE) for rank in ranks]
+            assert codes == [1, 1], (codes, [tail(log) for log in logs(folder)])
+            took = time.monotonic() - began
+            assert took <= RANK_SECONDS + 2, took  # 2: processes end, on a busy machine
+            failure.ended_after.append(round(took, 2))
+            plug(True)
+            began, steps = time.monotonic(), last_step(run) - step
+            ranks = start_ranks(folder, recipe, "--resume")
+            wait_for_step(ranks, run, last_step(run) + 1)
+            note(failure, steps, time.monotonic() - began)
+        wait_for_step(ranks, run, last_step(run) + 2)
+        for rank in ranks:
+            rank.stop()
+        codes = [wait(rank, 120) for rank in ranks]
+        assert codes[0] == 130, (codes, [tail(log) for log in logs(folder)])
+    return Result("cut ranks", [failure], findings(run, last_step(run)))
+
+
+def start_ranks(folder: Path, recipe: Path, *words: str) -> list[LocalProcess]:
+    """One on each host, as a launcher there would."""
+    master = {"MASTER_ADDR": HOSTS["agro-a"], "MASTER_PORT": str(free_port("127.0.0.1"))}
+    started = []
+    for rank, host in enumerate(HOSTS):
+        numbers = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(len(HOSTS))}
+        environment = ENVIRONMENT | master | numbers | {"GLOO_SOCKET_IFNAME": f"agro-v{host[-1]}"}
+        command = ["ip", "netns", "exec", host, sys.executable, "-m", "agro", "train", str(recipe)]
+        command += [f"train.rank_seconds={RANK_SECONDS}", "--out", str(folder / "run"), *words]
+        started.append(LocalProcess(command, environment, logs(folder)[rank], host))
+    return started
+
+
+def logs(folder: Path) -> list[Path]:
+    return [folder / f"rank-{rank}.log" for rank in range(len(HOSTS))]
+
+
+def wait_for_step(ranks: Sequence[LocalProcess], run: Path, step: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while last_step(run) < step:
+        assert all(rank.poll() is None for rank in ranks), [tail(log) for log in logs(run.parent)]
+        assert time.monotonic() < deadline, [tail(log) for log in logs(run.parent)]
+        time.sleep(0.05)
 
 
 def log_probs(run: Path) -> dict[str, Any]:
