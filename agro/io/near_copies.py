@@ -23,11 +23,13 @@ from agro.types import Text
 LETTERS = 5  # of a gram
 BANDS, ROWS = 16, 4
 COMMON, LOOKED_AT, FEW = 0.5, 1000, 20  # share of so many texts at most; of fewer than FEW no gram is common
-TOGETHER = 2**22  # letters that are hashed at once
+TOGETHER = 2**16  # letters that are hashed at once, or a longer text: their hashes stay in a core's cache
+COMPARED = 2**16  # pairs whose hashes are compared at once
 MIXERS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))  # of MurmurHash3
 BASE = np.uint64(0x100000001B3)  # of FNV
 LABEL = re.compile(r"^(?:[\[(<{#][^\])>}]{1,32}[\])>}]|[^\s:\])>]{1,16}[:\])>]+)\s*(?=\S)")
 TAIL = re.compile(r"(?<=\S)\s*[\[(<{#][^\[\](){}<>]{1,32}[\])>}]$")
+CLOSING = ("]", ")", ">", "}")  # what a tail ends with
 
 Grams = NDArray[np.uint64]
 Numbers = NDArray[np.int64]
@@ -64,7 +66,9 @@ def count(labels: Numbers) -> int:
 def normalized(text: str) -> str:
     """Without a label, and the same in any case and with any spaces; what would leave nothing is kept."""
     plain = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-    return TAIL.sub("", LABEL.sub("", plain, count=1))
+    label = LABEL.match(plain)
+    plain = plain[label.end() :] if label else plain
+    return TAIL.sub("", plain) if plain.endswith(CLOSING) else plain
 
 
 def _near_pairs(texts: Sequence[str], least: float) -> tuple[Numbers, Numbers]:
@@ -83,8 +87,8 @@ def _near_pairs(texts: Sequence[str], least: float) -> tuple[Numbers, Numbers]:
             pairs.append(np.stack([others, order])[:, ~is_new])
     a, b = np.unique(np.concatenate(pairs, axis=1), axis=1)
     near = np.zeros(len(a), bool)
-    for start in range(0, len(a), TOGETHER // (BANDS * ROWS)):
-        part = slice(start, start + TOGETHER // (BANDS * ROWS))
+    for start in range(0, len(a), COMPARED):
+        part = slice(start, start + COMPARED)
         near[part] = (signatures[a[part]] == signatures[b[part]]).mean(1) >= least
     return numbers[a[near]], numbers[b[near]]
 
@@ -93,17 +97,17 @@ def _signatures(texts: Sequence[str]) -> tuple[NDArray[np.uint32], Numbers]:
     """The least of each of 64 hashes of a text's grams, [M,64], and the numbers [M] of the texts that have
     any which aren't common."""
     common = _common(texts)
-    # Times an odd number is a permutation of 64 bits; its upper half is kept.
-    factors = np.random.default_rng(0).integers(0, 2**63, BANDS * ROWS, dtype=np.uint64) * 2 + 1
+    # Times an odd number is a permutation of 32 bits.
+    factors = np.random.default_rng(0).integers(0, 2**31, BANDS * ROWS, dtype=np.uint32) * np.uint32(2) + 1
     signatures, numbers = [], []
     for start, grams, text_of in _blocks(texts):
         distinct = ~np.isin(grams, common)
-        grams, text_of = grams[distinct], text_of[distinct]
+        grams, text_of = (grams[distinct] >> np.uint64(32)).astype(np.uint32), text_of[distinct]
         present, begins = np.unique(text_of, return_index=True)
         numbers.append(start + present)
         hashes = np.empty((len(present), len(factors)), np.uint32)
         for j, factor in enumerate(factors if len(present) else ()):
-            hashes[:, j] = np.minimum.reduceat((grams * factor >> np.uint64(32)).astype(np.uint32), begins)
+            hashes[:, j] = np.minimum.reduceat(grams * factor, begins)
         signatures.append(hashes)
     return np.concatenate(signatures), np.concatenate(numbers)
 

@@ -20,7 +20,7 @@ from agro.models.policy import Policy
 from agro.models.published import load_published
 from agro.rewards import Reward, load_reward
 from agro.rollout import Activity, Rollout, Task, collect
-from agro.rollout.engines import Engine
+from agro.rollout.engines import Engine, NoServer
 from agro.rollout.rollout import EpisodeReward, load_engine, load_rollout
 from agro.store import Store
 from agro.store.leases import trainer_of
@@ -147,7 +147,10 @@ class Collector:
             ledger=ledger_of(self.id),
             max_failed=config.reward.max_failed,
         )
-        collected = collect(rollout, prompts, config.sampler, store, task, reward, self.activity)
+        try:
+            collected = collect(rollout, prompts, config.sampler, store, task, reward, self.activity)
+        except NoServer:  # its claims stay its own, and `_renew` waits for a server
+            return
         store.requests.finish(self.id, numbers)
         self.say(f"{len(collected.ids)} responses to {len(numbers)} prompts at version {published.version}")
         self.process = replace(self.process, responses=(self.process.responses or 0) + len(collected.ids))
@@ -218,13 +221,19 @@ class Collector:
         return newest
 
     def _renew(self, engine: Engine) -> PublishedWeights:
-        """Load newer weights, where there are some."""
+        """Load newer weights, where there are some, also into servers that were away."""
+        deadline = self._deadline()
         newest = self.publications.newest()
         assert newest is not None
         while newest.version != engine.version:
             try:
                 with self.publications.weights(newest) as folder:
                     engine.load(folder, newest.version)
+            except NoServer:
+                if time.monotonic() > deadline:
+                    raise
+                self.activity.check()
+                time.sleep(POLL_SECONDS)
             except (Refused, OSError) as error:
                 newest = self._newer(newest, error)
         return newest

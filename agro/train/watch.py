@@ -5,6 +5,8 @@ time limit. Beside them, each process of torchrun beats: a thread sets a key, wi
 the store that all ranks see. A rank whose key doesn't change for `train.rank_seconds` is gone, however long
 others take: its process was killed or stopped, its host is down, or the cable is out.
 
+A rank whose launcher died is gone too, before another launcher starts the run again beside it.
+
 Nothing can be saved then, since the shards of that rank are missing. The process ends at once, as if it
 were killed, and torchrun starts all ranks again where it has `--max-restarts`: they go on with the last
 checkpoint.
@@ -48,6 +50,7 @@ class Watch:
         self.seconds, self.rank, self.ranks, self.connect, self.end = seconds, rank, ranks, connect, end
         self.every = min(SLOWEST, seconds / SHARE)
         self.limit = seconds - 2 * self.every  # a last beat is seen a beat late
+        self.launcher = os.getppid()
         self.left = threading.Event()
         self.keys = [f"beat/{number}" for number in range(ranks)]
         self.beats: dict[int, tuple[str, float]] = {}  # by rank: the last one, and when it was new
@@ -103,6 +106,8 @@ class Watch:
                 self.beats = {rank: (value, now) for rank, (value, _) in dict(self.beats).items()}
             before = now
             silent = self._silent(self.limit)
+            if os.getppid() != self.launcher:
+                silent = f"the launcher of rank {self.rank} (pid {self.launcher}) has died"
             if silent:
                 self._end(silent)
 

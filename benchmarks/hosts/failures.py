@@ -31,6 +31,7 @@ class Failure:
     count: int = 0
     steps_meanwhile: list[int] = field(default_factory=list)  # of the run, until all was back
     back_after: list[float] = field(default_factory=list)  # seconds
+    ended_after: list[float] = field(default_factory=list)  # seconds, of ranks without the other one
 
 
 @dataclass

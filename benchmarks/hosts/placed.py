@@ -50,9 +50,9 @@ def configuration(folder: Path, steps: int, max_age: int, **sections: Any) -> Pa
 class PlacedRun:
     """`agro train RECIPE --place WHERE` in a process, and the processes that it has started."""
 
-    def __init__(self, folder: Path, recipe: Path, where: str, python: str = sys.executable) -> None:
-        command = [python, "-m", "agro", "train", str(recipe), "--out", str(folder / "run"), "--place", where]
-        self._start(folder, command, {})
+    def __init__(self, folder: Path, recipe: Path, where: str, overrides: Sequence[str] = ()) -> None:
+        command = [sys.executable, "-m", "agro", "train", str(recipe), *overrides]
+        self._start(folder, [*command, "--out", str(folder / "run"), "--place", where], {})
 
     @classmethod
     def of(cls, folder: Path, command: Sequence[str], variables: Mapping[str, str]) -> PlacedRun:

@@ -39,6 +39,7 @@ from failures import (  # noqa: E402
 )
 from network import has_namespaces  # noqa: E402
 from placed import ENVIRONMENT, holds  # noqa: E402
+from ranks import cut_ranks, ranks_and_servers  # noqa: E402
 
 RESULTS = HERE.parent / "results" / "hosts.json"
 PAGE = ROOT / "docs" / "guide" / "hosts.md"
@@ -50,6 +51,10 @@ GOES_ON = {
     "collector stopped for longer than its lease": "training, and the other collectors",
     "answer of the owner lost after its commit": "everything: the request is sent again",
     "cable between collectors and owner cut": "training, until no samples are left",
+    "rank killed": "collectors and servers; the other rank ends, and both resume",
+    "launcher of ranks killed": "collectors and servers; the ranks end, and resume",
+    "server killed": "training: the other server samples",
+    "cable between ranks cut": "nothing: both ranks end within train.rank_seconds, and resume",
     "node of Ray lost": "what isn't on the node",
 }
 
@@ -76,6 +81,8 @@ def cases(arguments: argparse.Namespace) -> dict[str, Callable[[Path], Result]]:
         "stopped": lambda folder: stopped_collector(folder, 3),
         "lost": lambda folder: lost_answers(folder, 24),
         "cut": lambda folder: cut_cable(folder, 2),
+        "ranks": lambda folder: ranks_and_servers(folder, 9, seed),
+        "cut ranks": lambda folder: cut_ranks(folder, 3),
     }
 
 
@@ -134,8 +141,8 @@ def main() -> None:
     for name, case in cases(arguments).items():
         if name not in (arguments.only or [name]):
             continue
-        if name == "cut" and not has_namespaces():
-            print("cut: skipped, network namespaces need root", flush=True)
+        if name.startswith("cut") and not has_namespaces():
+            print(f"{name}: skipped, network namespaces need root", flush=True)
             continue
         with tempfile.TemporaryDirectory() as folder:
             began = time.monotonic()

@@ -19,7 +19,7 @@ from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.published import Form, publish
 from agro.rollout import Rollout
-from agro.rollout.engines import Request
+from agro.rollout.engines import NoServer, Request
 from agro.rollout.engines import connection as module
 from agro.rollout.engines.connection import Failed
 from agro.rollout.engines.dialects import dialect_of
@@ -289,6 +289,54 @@ def test_a_server_that_dies_is_named_and_comes_back_after_its_probe(
         list(made.decode(deque([Request(0, [1, 2], 3)]), SamplerConfig(), seed=0))
     assert first in str(refused.value)
     assert second in str(refused.value)
+
+
+def restart(state: StandIn, start: str) -> None:
+    """As a process that was killed in the middle of a request, and started again at once."""
+    state.engine.policy.model.load_state_dict(Policy.load(PolicyConfig(model=start)).model.state_dict())
+    state.adapters.clear()
+    state.fail, state.how = 1, "hang up"
+
+
+@pytest.mark.parametrize("way", ["reload", "adapter"])
+def test_a_server_that_was_started_again_samples_only_after_a_push(
+    opened, start: str, tmp_path: Path, way: str
+) -> None:
+    """It answers at once, with the weights that it started with: its log-probs are those of no version."""
+    torch.manual_seed(0)
+    (first, a), (second, b) = server(opened, start), server(opened, start)
+    policy, said = Policy.load(PolicyConfig(model=start, lora=LoRA(rank=2) if way == "adapter" else None)), []
+    made = engine(opened, policy, first, second, said=said, push=way)
+    made.load(moved(policy, tmp_path / "1", way), 1)
+    a.completions = b.completions = 0
+    restart(a, start)
+    done = list(made.decode(deque(Request(i, [1, 2], 3) for i in range(8)), SamplerConfig(batch=2), seed=0))
+    assert len(done) == 8
+    assert list(made.measured["servers_dropped"]) == [first]
+    assert len(said) == 1
+    assert a.completions + b.completions == 8
+    restart(b, start)
+    with pytest.raises(NoServer, match="no server is left"):
+        list(made.decode(deque([Request(0, [1, 2], 3)]), SamplerConfig(), seed=0))
+    assert made.version == -1
+    made.load(tmp_path / "1", 1)
+    assert made.measured["servers"] == 2
+    assert made.version == 1
+
+
+def test_a_connection_that_broke_between_is_proved_and_the_server_stays(
+    opened, start: str, tmp_path: Path
+) -> None:
+    url, state = server(opened, start)
+    policy = Policy.load(PolicyConfig(model=start))
+    made = engine(opened, policy, url, push="reload")
+    made.load(moved(policy, tmp_path / "1", "reload"), 1)
+    before = len(state.asked)
+    state.fail, state.how = 1, "hang up"
+    (done,) = made.decode(deque([Request(0, [1, 2], 3)]), SamplerConfig(), seed=0)
+    assert done.version == 1
+    paths = ["prompt_logprobs" in body for _, body in state.asked[before:]]
+    assert paths == [False, True, True, True, True, False]  # the request, the probe's four, the request
 
 
 def test_versions_of_tokens_are_stored_as_the_server_says_them(opened, start: str, tmp_path: Path) -> None:

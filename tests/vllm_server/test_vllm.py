@@ -38,6 +38,7 @@ pytestmark = pytest.mark.skipif(
     not PYTHON.exists(), reason=f"needs vLLM in {PYTHON.parents[1]}: make test-vllm"
 )
 RIGHT, WRONG = 1e-4, 0.1
+BORDER = 1e-5  # of a share: sums in float32 differ by less
 NEW = NewModel(hidden=64, heads=2, layers=2, context=1024)  # 32 a head: fewer end vLLM's process on a CPU
 PLAIN = SamplerConfig()
 PROMPT = list(range(5, 35))
@@ -116,7 +117,7 @@ class Pushed:
         requests = deque(Request(i, PROMPT, room) for i in range(8))
         done = list(self.engine.decode(requests, sampler, seed=1))
         assert len(done) == 8
-        return max(np.abs(truth(self.policy, d.tokens, sampler) - d.logp).max() for d in done)
+        return max(off(self.policy, d.tokens, d.logp, sampler) for d in done)
 
 
 @pytest.fixture
@@ -132,6 +133,17 @@ def truth(policy: Policy, tokens: np.ndarray, sampler: SamplerConfig = PLAIN) ->
     logits = policy.model(input_ids=ids[None]).logits[0, :-1] / sampler.temperature
     logp = truncate(logits, sampler).log_softmax(-1).gather(1, ids[1:, None])[:, 0]
     return logp.numpy()[len(PROMPT) - 1 :]
+
+
+def off(policy: Policy, tokens: np.ndarray, logp: np.ndarray, sampler: SamplerConfig) -> float:
+    """The largest difference of a response's log-probs to the policy's, nats.
+
+    Whether the last token of `top_p` is among those that may be drawn is a matter of rounding where the sum
+    of the others is `top_p` itself: it may be or not. In 1,000 tokens that happens now and then.
+    """
+    shares = [sampler.top_p] if sampler.top_p == 1 else [sampler.top_p + d for d in (-BORDER, 0.0, BORDER)]
+    allowed = [truth(policy, tokens, sampler.model_copy(update={"top_p": share})) for share in shares]
+    return float(np.abs(np.stack(allowed) - logp).min(0).max())
 
 
 def half(weights: Path) -> None:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from agro.rollout.engines.protocol import Continuation, Engine, Request
+from agro.rollout.engines.protocol import Continuation, Engine, NoServer, Request
 
-__all__ = ["Continuation", "Engine", "Request"]
+__all__ = ["Continuation", "Engine", "NoServer", "Request"]

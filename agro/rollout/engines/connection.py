@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import httpx
@@ -24,8 +24,16 @@ class Failed(Exception):
     """A request that may succeed when it is sent again."""
 
 
+class Broken(Failed):
+    """A connection that ended without a reply. Another process may answer at its URL then."""
+
+
 class Lost(Exception):
     """A server that doesn't serve: why."""
+
+
+class Away(Lost):
+    """A server that can't be reached, or was started again and has none of the weights that were pushed."""
 
 
 class Missing(Lost):
@@ -52,31 +60,49 @@ class Connection:
         """Before a failed request is sent again for the `attempt`th time, from 0."""
         await asyncio.sleep(FIRST_PAUSE * 2**attempt)
 
-    async def post(self, path: str, body: Mapping[str, Any], read: Callable[[Any], T]) -> T:
+    async def post(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        read: Callable[[Any], T],
+        prove: Callable[[], Awaitable[None]] | None = None,
+    ) -> T:
         """What `read` makes of the reply's JSON, which is None where it is empty.
 
-        A request that fails is sent again, `engine.retries` times. Raises `Lost` where it fails then too, and
-        `Refused` for a request that the server refuses, and for a reply that isn't JSON.
+        A request that fails is sent again, `engine.retries` times; after a broken connection `prove` is
+        awaited first. Raises `Lost` where it fails then too, and `Refused` for a request that the server
+        refuses, and for a reply that isn't JSON.
         """
-        return await self._repeatedly(path, body, lambda content: read(self._json(path, content)), None)
+        return await self._repeatedly(
+            path, body, lambda content: read(self._json(path, content)), None, prove
+        )
 
     async def get(self, path: str) -> Any:
         """The JSON of a page."""
         return await self._repeatedly(path, None, lambda content: self._json(path, content), None)
 
     async def _repeatedly(
-        self, path: str, body: Mapping[str, Any] | None, read: Callable[[bytes], T], retries: int | None
+        self,
+        path: str,
+        body: Mapping[str, Any] | None,
+        read: Callable[[bytes], T],
+        retries: int | None,
+        prove: Callable[[], Awaitable[None]] | None = None,
     ) -> T:
         tries = 1 + (self.settings.retries if retries is None else retries)
+        problem = Failed()
         for attempt in range(tries):
             if attempt:
                 await self.pause(attempt - 1)
             try:
+                if prove is not None and isinstance(problem, Broken):
+                    await prove()
                 return read(await self._reply(path, body))
             except Failed as error:
                 self.failures += 1
                 problem = error
-        raise Lost(f"{self.url}{path} failed {tries} times, at last with {problem}")
+        lost = Away if isinstance(problem, Broken) else Lost
+        raise lost(f"{self.url}{path} failed {tries} times, at last with {problem}")
 
     async def is_alive(self) -> bool:
         """Whether the server says that it runs."""
@@ -98,7 +124,7 @@ class Connection:
         except TimeoutError:
             raise Failed(f"no complete reply in engine.timeout = {self.settings.timeout:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Failed(f"{type(error).__name__}: {error}") from error
+            raise Broken(f"{type(error).__name__}: {error}") from error
         if response.status_code == httpx.codes.OK:
             return response.content
         status = f"status {response.status_code}: {response.text[:500]}"

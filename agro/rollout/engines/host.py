@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.encoding import Encoder
 from agro.models.published import Probe
-from agro.rollout.engines.connection import Connection, Lost, Missing
+from agro.rollout.engines.connection import Away, Broken, Connection, Lost, Missing
 from agro.rollout.engines.dialects import dialect_of
 from agro.rollout.engines.probing import Scores, gap, score, unfit
 from agro.rollout.engines.protocol import Continuation, Request
@@ -33,8 +34,12 @@ class Host:
         self.served = settings.model if settings.dialect == "vllm" else None
         self.busy = 0  # requests under way
         self.problem = ""
+        self.is_away = False  # that is the problem
         self.error: float | None = None  # of the last probe, nats a token
         self._scores: Scores | None = None
+        self._probe: Probe | None = None  # of the weights that were pushed
+        self._proofs = 0
+        self._proving = asyncio.Lock()
         self._push: Push | None = None
 
     @property
@@ -50,10 +55,12 @@ class Host:
         has_adapter = isinstance(self._push, Adapter)  # whose version is that of its name
         self.busy += 1
         try:
-            reply = await self.connection.post(self.dialect.path, body, self.dialect.read)
+            reply = await self.connection.post(self.dialect.path, body, self.dialect.read, self._prove)
             problem = problem_of(reply, request, self.encoder, sampler.stop)
         except ValidationError as error:
             problem = wrong_field(error.errors()[0], self.dialect.advice)
+        except Missing as error:  # it had what was pushed
+            raise Away(str(error)) from error
         finally:
             self.busy -= 1
         if problem:
@@ -74,18 +81,44 @@ class Host:
             self.served = await self._push_repeatedly(self._push, weights, version) or self.served
             advice = ". What to do: set engine.model to the server's name of the run's model"
             scores = await score(self.connection, self.dialect, probe, self.served)
-        except Missing as error:
-            self.problem = f"{error}{advice}"
-            return
+            self.problem, self.is_away, self._probe = self._unfit(scores, probe), False, probe
         except (Lost, Refused) as error:
-            self.problem = str(error)
-            return
+            self.drop(error, advice)
+
+    def drop(self, error: Exception, advice: str = "") -> None:
+        """Don't use the server until a push. `advice`: for one that lacks a route or a model."""
+        self.problem = f"{error}{advice}" if isinstance(error, Missing) else str(error)
+        self.is_away = isinstance(error, Away)
+
+    async def _prove(self) -> None:
+        """After a broken connection: a server that was started again hasn't the weights that were pushed.
+
+        Raises `Broken` while it doesn't answer, and `Away` where it has others: it gets them with the next
+        push. Of requests that failed together the first one asks.
+        """
+        proofs = self._proofs
+        async with self._proving:
+            if self._probe is None or proofs != self._proofs:
+                return
+            if not await self.connection.is_alive():
+                raise Broken("it doesn't answer since")
+            try:
+                scores = await score(self.connection, self.dialect, self._probe, self.served)
+            except (Missing, Refused) as error:
+                raise Away(str(error)) from error
+            if self._unfit(scores, self._probe):
+                raise Away(f"{self.url} broke a connection and has other weights since: it was started again")
+            self._proofs += 1
+
+    def _unfit(self, scores: Scores, probe: Probe) -> str:
+        """Why the server isn't used, by its log-probs of the probe; "" where it is."""
         found = gap(scores, probe.logp)
         allowed = probe.allowed if self.settings.push_error is None else self.settings.push_error
         is_fit = not allowed or found.mean <= allowed
         way = "adapter" if isinstance(self._push, Adapter) else self.settings.push or "reload"
-        self.problem = "" if is_fit else unfit(found, allowed, way, scores, self._scores)
+        problem = "" if is_fit else unfit(found, allowed, way, scores, self._scores)
         self.error, self._scores = found.mean, scores
+        return problem
 
     async def _push_repeatedly(self, push: Push, weights: Path, version: int) -> str | None:
         """The name that the server then has the weights under; None: that of its model."""

@@ -12,9 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agro.config import SamplerConfig
+from agro.errors import Refused
 from agro.types.kept_sets import Ids
 
 Capability = Literal["shares_weights", "reports_kept_sets", "skips_layers", "drafts", "serves_collectors"]
+
+
+class NoServer(Refused):
+    """No server is left, but none for a reason that a person must mend: the next push may find one."""
 
 
 @dataclass(frozen=True)

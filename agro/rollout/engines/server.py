@@ -24,7 +24,7 @@ from agro.models.encoding import Encoder
 from agro.models.published import Probe
 from agro.rollout.engines.connection import Lost
 from agro.rollout.engines.host import Host
-from agro.rollout.engines.protocol import Capability, Continuation, Request
+from agro.rollout.engines.protocol import Capability, Continuation, NoServer, Request
 
 CHECKED = 0.2  # seconds after which an interruption is noticed
 T = TypeVar("T")
@@ -129,7 +129,7 @@ class Server:
             try:
                 return await host.sample(request, sampler, seed, version)
             except Lost as error:
-                host.problem = str(error)
+                host.drop(error)
         raise self._nothing_left()
 
     async def _renew(self, weights: Path, version: int, probe: Probe) -> None:
@@ -146,7 +146,10 @@ class Server:
 
     def _nothing_left(self) -> Refused:
         problems = "".join(f"\n- {host.url}: {host.problem}" for host in self.hosts)
-        return Refused(
+        kind = Refused
+        if all(host.is_away for host in self.hosts):
+            self.version, kind = -1, NoServer  # of no weights, until a push
+        return kind(
             f"engine.url: no server is left:{problems}\nWhat to do besides: check that the servers run, "
             "raise engine.retries or engine.timeout if they need longer; then continue with --resume"
         )
