@@ -132,14 +132,23 @@ class RunConfig(Section):
         """The held-out metric by which the best model of a phase is chosen; None: nothing is held out."""
         if self.evaluate.metric is not None:
             return self.evaluate.metric
-        if self.data.eval_prompts is not None:
+        if self.asks_held_out:
             return "eval_reward"
         return "eval_auc" if self.data.has_held_out_groups else None
 
     @property
+    def asks_held_out(self) -> bool:
+        """Whether the policy answers held-out prompts, which are scored: data.eval_prompts, or some of those
+        that data.hold_out holds out."""
+        data = self.data
+        if data.eval_prompts is not None or not data.hold_out:
+            return data.eval_prompts is not None
+        return data.prompts is not None or not (self.reward.is_default or self.environment)
+
+    @property
     def scores(self) -> bool:
         """Whether responses are scored: fresh ones, held-out ones, or those that complete stored groups."""
-        if self.data.prompts is not None or self.data.eval_prompts is not None:
+        if self.data.prompts is not None or self.asks_held_out:
             return True
         return any(self.phase(name).data.complete_groups for name in self.phase_names)
 

@@ -91,7 +91,8 @@ def settings(world: World, row: Row, store: Path | None) -> RunConfig:
         "cache_reference": store is not None and "ref_logp" in needs,
     }
     source = {"prompts": str(world.files.prompts)} if store is None else {"store": str(store)}
-    values["data"] = {**values.get("data", {}), **given.get("data", {}), **source}
+    on_all = {"hold_out": 0.0, "hold_out_most": None}  # the held-out prompts are others
+    values["data"] = {**values.get("data", {}), **on_all, **given.get("data", {}), **source}
     values["train"] = {
         **values["train"],
         **given.get("train", {}),
