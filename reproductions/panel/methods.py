@@ -97,9 +97,16 @@ def _without_bound(job: Job, facts: Facts) -> Values:
 
 def _held_out(job: Job, facts: Facts) -> Values | str:
     """The same without the prompts that the recipe holds out, which the panel's other runs train on."""
-    if facts["prompts"] < 200:
+    if job.prompts < 200:
         return "a tenth of the prompts is fewer than 20, and none are held out"
     return {**_default(job, facts), "data": HELD_OUT}
+
+
+def _centered(job: Job, facts: Facts) -> Values | str:
+    """The default on ratings less what their user gives to others."""
+    if not job.users:
+        return "the log says nothing of users"
+    return {**_default(job, facts), "center_by": "user"}
 
 
 def _candidate(job: Job, facts: Facts, *, options: Values) -> Values | str:
@@ -198,6 +205,12 @@ METHODS = {
             candidate=True,
         ),
         Method("a tenth held out", "the same, `data.hold_out` as in the recipe", _held_out, candidate=True),
+        Method(
+            "centered by user",
+            "the same on a log of `agro import --center-by user`",
+            _centered,
+            candidate=True,
+        ),
         Method(
             "log on 1 and 0",
             "the recipe `log`, pairs as rewards",

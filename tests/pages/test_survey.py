@@ -185,3 +185,27 @@ def test_near_copies_of_prompts_are_named(tmp_path):
     assert "near-copies    12 prompts in 3 clusters" in str(report)
     [said] = [str(v) for v in report.verdicts if "near-copies" in v.text]
     assert "12 of 13 prompts are near-copies of others, in 3 clusters: 4 of '[v0] What is a prime" in said
+
+
+def rated(path, apart: float, each: int = 1) -> str:
+    """Ratings 0 to 4 of 200 prompts by ten users, the last five of whom give `apart` more."""
+    with Store.open(path) as store:
+        store.append(
+            log(f"p{i}", f"r{n}", i // 10 % 5 + apart * (i % 10 >= 5), user=f"u{i % 10}", row=i, day=i % 7)
+            for i in range(200)
+            for n in range(each)
+        )
+        report = check_store(store, RunConfig.load("feedback"))
+    assert (report.explaining is None) is ("explaining" not in report.to_json())
+    return str(report)
+
+
+def test_a_field_that_explains_single_ratings_is_named(tmp_path):
+    """Within a user, 20 of 0 … 4: 20 · 2/19 = 40/19. Of ten means, five of them 2 higher, 10 · 1/9, of which
+    40/19/20 is chance."""
+    text = rated(tmp_path / "apart.db", 2.0)
+    share = (10 / 9 - 2 / 19) / (10 / 9 - 2 / 19 + 40 / 19)
+    assert f"{share:.0%} of the variance of 200 rewards is between the 10 values of user" in text
+    assert "agro import --center-by user" in text
+    assert "--center-by" not in rated(tmp_path / "equal.db", 0.0)
+    assert "--center-by" not in rated(tmp_path / "groups.db", 2.0, each=2)

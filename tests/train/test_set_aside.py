@@ -60,13 +60,13 @@ def test_the_share_holds_out_as_many_as_allowed(most: int) -> None:
 
 def test_fresh_prompts_are_set_aside_and_give_a_verdict(tmp_path: Path, capsys: Any) -> None:
     run = tmp_path / "run"
-    BaseTrainer(asking(tmp_path, train__steps=25), run).run()
+    BaseTrainer(asking(tmp_path, train__steps=10), run).run()
     said = capsys.readouterr().err
     assert "25 of 300 prompts are held out and never trained on" in said
     assert "answer 25 of the held-out prompts (RUN/set_aside.jsonl)" in said
     assert len(asked(run)) == 25
     drawn = drawn_prompts(run / "store.db", run)
-    assert len(drawn) == 100  # 25 steps of 4, of 275
+    assert len(drawn) == 40  # 10 steps of 4
     assert drawn.isdisjoint(asked(run))
     assert (metrics(run)[0]["eval_n"], metrics(run)[-1]["eval_gain_n"]) == (25, 25)
     assert "on 25 held-out prompts" in Verdict.of(load_run(run)).sentence
@@ -108,10 +108,11 @@ def test_a_log_with_a_reward_has_its_prompts_answered(tmp_path: Path) -> None:
     assert (last["eval_gain_n"], last["eval_groups"]) == (25, 25)
     assert last["eval_kl_ref"] is not None
     assert Verdict.of(load_run(run)).to_json()["by"] == "reward"
+    fill_store(tmp_path / "plain.db", 250, 2)
+    plain = {"store": str(tmp_path / "plain.db"), "replay": 1.0, **BUDGET}
+    refused = BaseTrainer(tiny(tmp_path, data=plain), tmp_path / "refused")
     with pytest.raises(Refused, match=r"data.hold_out: 25 of 25 prompts can't be scored.* data.hold_out = 0"):
-        fill_store(tmp_path / "plain.db", 250, 2)
-        plain = {"store": str(tmp_path / "plain.db"), "replay": 1.0, **BUDGET}
-        BaseTrainer(tiny(tmp_path, data=plain), tmp_path / "refused").run()
+        refused.run()
 
 
 def test_a_log_without_a_reward_ranks_and_names_the_prompts_to_ask(tmp_path: Path) -> None:
