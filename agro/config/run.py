@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agro.config.data import DataConfig
 from agro.config.messages import check_values, explain
-from agro.config.override import drop_other_length, merge, override
+from agro.config.override import drop_replaced, merge, override
 from agro.config.place import PlaceConfig
 from agro.config.policy_config import PolicyConfig
 from agro.config.reward_config import RewardConfig
@@ -80,7 +80,7 @@ class RunConfig(Section):
         values = _of_user(_read(path))
         items = list(overrides)
         for item in items:
-            drop_other_length(values, item)
+            drop_replaced(values, item)
         for item in items:
             override(values, item, cls)
         return cls.of(values, str(path), items)

@@ -22,10 +22,11 @@ TRAIN: dict[str, Any] = {
     "train.lr": 1e-6,
     "train.warmup": 10,
 }
-HELD_OUT: dict[str, Any] = {"data.hold_out": 0.1, "data.hold_out_most": 128}
+HELD_OUT: dict[str, Any] = {"hold_out": 0.1, "hold_out_most": 128}  # of [data]
+OF_DATA: dict[str, Any] = {f"data.{key}": value for key, value in HELD_OUT.items()}
 
 SAMPLES = Base(
-    TRAIN | HELD_OUT | {"sampler.n": 8, "sampler.max_new": 256, "evaluate.every": 20},
+    TRAIN | OF_DATA | {"sampler.n": 8, "sampler.max_new": 256, "evaluate.every": 20},
     (
         "agro train {name} policy.model=MODEL data.prompts=prompts.jsonl \\",
         "  reward.name=my_reward.py:score --out runs/{name}",
@@ -33,7 +34,7 @@ SAMPLES = Base(
     "policy.model and data.prompts; and a reward unless it is `exact`.",
 )
 STORED = Base(
-    TRAIN | HELD_OUT | {"data.replay": 1.0, "train.groups": 32},
+    TRAIN | OF_DATA | {"data.replay": 1.0, "train.groups": 32},
     (
         "agro import log.jsonl --store log.db",
         "agro train {name} policy.model=MODEL data.store=log.db --out runs/{name}",
@@ -66,7 +67,7 @@ BASES = {
             "train.warmup": 25,
             "train.schedule": "cosine",
         }
-        | dict.fromkeys(HELD_OUT),  # it needs no reference, which stored groups are measured against
+        | dict.fromkeys(OF_DATA),  # it needs no reference, which stored groups are measured against
         STORED.commands,
         "policy.model and data.store. Of a log with right and wrong responses set data.min_reward, "
         "data.best_of_group or data.sources.",

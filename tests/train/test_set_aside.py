@@ -168,3 +168,13 @@ def test_the_file_has_columns_and_messages(tmp_path: Path) -> None:
     BaseTrainer(asking(tmp_path, train__steps=1), tmp_path / "run").run()
     rows = [json.loads(line) for line in (tmp_path / "run" / SET_ASIDE).read_text().splitlines()]
     assert all(row["answer"] == row["prompt"][2] for row in rows)  # of 123> it is 3
+
+
+def test_a_share_on_the_command_line_is_exact(tmp_path: Path) -> None:
+    """It takes the place of the recipe's bound, unless it has one of its own."""
+    assert RunConfig.load("log").data.hold_out_most == 128
+    exact = RunConfig.load("log", ["data.hold_out=0.3"]).data
+    assert (exact.hold_out, exact.hold_out_most) == (0.3, None)
+    bounded = RunConfig.load("log", ["data.hold_out=0.3", "data.hold_out_most=50"]).data
+    assert (bounded.hold_out, bounded.hold_out_most) == (0.3, 50)
+    assert RunConfig.load("sft").data.hold_out == 0
