@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import re
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from agro.config import RunConfig
 from agro.objectives import get
 from agro.pages.store import check_store, survey
+from agro.pages.store.raters import explaining
 from agro.pages.store.spread import Spread
 from agro.pages.store.texts import RUN, HeldOutOverlap, near_repeats
 from agro.pages.store.verdicts import equal_means
@@ -209,3 +211,15 @@ def test_a_field_that_explains_single_ratings_is_named(tmp_path):
     assert "agro import --center-by user" in text
     assert "--center-by" not in rated(tmp_path / "equal.db", 0.0)
     assert "--center-by" not in rated(tmp_path / "groups.db", 2.0, each=2)
+
+
+def test_what_chance_explains_is_not_named(tmp_path):
+    """Coin flips by 60 users: seed 19 has a share of .15 between them, fewer than four standard errors."""
+    rng = random.Random(19)
+    with Store.open(tmp_path / "chance.db") as store:
+        store.append(log(f"p{i}", "r", float(rng.random() < 0.5), user=i % 60) for i in range(200))
+        assert explaining(store) is None
+        store.append(log(f"q{i}", "r", float(i % 60 < 30), user=i % 60) for i in range(200))
+        found = explaining(store)
+    assert found is not None
+    assert (found.field, found.values, found.rewards) == ("user", 60, 400)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from tiny_runs import InterruptAfter, fill_store, metrics, tiny, weights, write_prompts
 
+from agro.api.trained import Trained
+from agro.cli.eval_command import _prompts
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.logs.prompts import load_prompts
@@ -178,3 +180,12 @@ def test_a_share_on_the_command_line_is_exact(tmp_path: Path) -> None:
     bounded = RunConfig.load("log", ["data.hold_out=0.3", "data.hold_out_most=50"]).data
     assert (bounded.hold_out, bounded.hold_out_most) == (0.3, 50)
     assert RunConfig.load("sft").data.hold_out == 0
+
+
+def test_an_evaluation_of_the_run_asks_what_it_set_aside(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    BaseTrainer(asking(tmp_path, train__steps=1), run).run()
+    assert {prompt.id for prompt in _prompts(run, RunConfig.load(run / "config.json"))} == asked(run)
+    assert Trained(run).evaluate(n=1)["prompts"] == 25
+    with pytest.raises(Refused, match="set none aside"):
+        _prompts(tmp_path, RunConfig.load(run / "config.json"))
