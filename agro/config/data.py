@@ -49,13 +49,16 @@ class DataConfig(Section):
     them (metrics eval_consistency…)"""
     hold_out: float = field(0.0, ge=0, lt=1, shared=True)
     """share of the prompts, those of `prompts` and of `store`, chosen by a hash of their ids, that are never
-    trained on. Up to 128 of them are in RUN/set_aside.jsonl. The policy answers these as it does
-    eval_prompts, where `prompts` are given, or else a reward other than the default, `exact`. What eval_store
-    measures is measured on the held-out responses of `store`. Instead of eval_store"""
+    trained on. What eval_store measures is measured on their responses in `store`. Up to 128 of them are in
+    RUN/set_aside.jsonl, see ask_held_out. Instead of eval_store"""
     hold_out_most: Count | None = field(None, shared=True)
     """prompts that hold_out holds out at most. With it none are held out where these would be fewer than 20,
     where a step needs all groups that may be drawn, and with eval_prompts or eval_store. The run's
     config.json has the share that follows as its hold_out"""
+    ask_held_out: bool | None = field(None, shared=True)
+    """whether the policy answers the prompts of RUN/set_aside.jsonl as it does eval_prompts, scored by
+    [reward]. Where it is not given: without a `store`, and with hold_out_most also where there are `prompts`
+    or a reward other than the default, `exact`"""
     near_copies: float = field(0.7, gt=0, le=1, shared=True)
     """share of the 5-grams of their letters that two prompts have in common to be near-copies (the Jaccard
     index, without case, spaces and labels such as "Q17:"; 5-grams of more than half of the prompts don't

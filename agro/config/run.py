@@ -143,7 +143,7 @@ class RunConfig(Section):
         data = self.data
         if data.eval_prompts is not None or not data.hold_out:
             return data.eval_prompts is not None
-        return data.prompts is not None or not (self.reward.is_default or self.environment)
+        return data.store is None if data.ask_held_out is None else data.ask_held_out
 
     @property
     def scores(self) -> bool:

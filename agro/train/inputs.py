@@ -141,7 +141,7 @@ def check_scorable(
             has = ", ".join(prompts[0].columns) or "none but the prompt"
             way_out = 'or say which one it is, as in data.columns.NAME = "COLUMN"'
             if key == "hold_out":  # of a store
-                way_out = "or set data.hold_out = 0"
+                way_out = "or set data.ask_held_out = false"
             raise Refused(
                 f"{text}. The columns of the first are: {has}. What to do: add the column, {way_out}"
             )

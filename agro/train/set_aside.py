@@ -43,7 +43,8 @@ def within_budget(config: RunConfig, location: Location, out: Path, *, resume: b
     """The share of `data.hold_out` that `data.hold_out_most` allows. A run that is resumed keeps its own."""
     recorded, data = out / "config.json", config.data
     if resume and recorded.exists():
-        return Budget(_holding(config, RunConfig.load(recorded).data.hold_out))
+        before = RunConfig.load(recorded).data
+        return Budget(_holding(config, before.hold_out, ask=before.ask_held_out))
     if not data.hold_out or _is_measured(config):
         return Budget(_holding(config, 0.0))
     if data.store is not None and not _has_reference(config):
@@ -60,7 +61,7 @@ def within_budget(config: RunConfig, location: Location, out: Path, *, resume: b
     share, held = largest_share(ids, clusters, most)
     if held < FEWEST:
         return _without(config, "they have so many near-copies")
-    budgeted = _holding(config, share)
+    budgeted = _holding(config, share, ask=_asks(config))
     try:
         check_enough(Phase.all(budgeted), location, clusters=clusters)
     except Refused:
@@ -97,9 +98,17 @@ def _has_reference(config: RunConfig) -> bool:
     return not changes and any(phase.reads_reference for phase in phases)
 
 
-def _holding(config: RunConfig, share: float) -> RunConfig:
-    data = config.data.model_copy(update={"hold_out": share, "hold_out_most": None})
-    return config.model_copy(update={"data": data})
+def _asks(config: RunConfig) -> bool:
+    """Whether held-out prompts are answered: those of a log where a reward is given that may score them."""
+    if config.data.ask_held_out is not None:
+        return config.data.ask_held_out
+    scores_log = not config.reward.is_default and config.environment is None
+    return config.data.prompts is not None or scores_log
+
+
+def _holding(config: RunConfig, share: float, *, ask: bool | None = None) -> RunConfig:
+    changes = {"hold_out": share, "hold_out_most": None, "ask_held_out": ask}
+    return config.model_copy(update={"data": config.data.model_copy(update=changes)})
 
 
 def _without(config: RunConfig, reason: str) -> Budget:

@@ -21,15 +21,13 @@ from agro.train.monitors.heldout import HeldOutGroups
 
 
 def on_a_log(folder: Path, **changes: Any) -> RunConfig:
-    """Twelve stored groups, of which some are held out, and no prompts or reward function."""
+    """Twelve stored groups, of which some are held out; no prompts and no reward function are used."""
     if not (folder / "log.db").exists():
         fill_store(folder / "log.db", groups=12)
     values: dict[str, Any] = {
-        "data__prompts": None,
         "data__store": str(folder / "log.db"),
         "data__replay": 1.0,
         "data__hold_out": 0.4,
-        "reward": {},
     }
     values["evaluate__kl_samples"] = 0
     return tiny(folder, **values, **{"evaluate__every": 1, "train__steps": 5, **changes})
@@ -156,11 +154,7 @@ def test_a_log_of_equal_rewards_has_nothing_to_follow(tmp_path: Path) -> None:
         ({"evaluate__metric": "eval_auc"}, r"evaluate\.metric = eval_auc is measured on held-out groups"),
         ({"evaluate__metric": "eval_log_ratio_best"}, r"is measured on held-out groups"),
         (
-            {
-                "data": {"hold_out": 0.4, "store": "log.db", "replay": 1.0},
-                "reward": {},
-                "evaluate__metric": "eval_reward",
-            },
+            {"data__hold_out": 0.4, "data__store": "log.db", "evaluate__metric": "eval_reward"},
             r"evaluate\.metric = eval_reward is measured on data\.eval_prompts",
         ),
         (

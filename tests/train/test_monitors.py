@@ -87,8 +87,8 @@ def ignore(metric: str, measured: Mapping[str, Any]) -> None:
 def stored(folder: Path, **evaluate: Any) -> dict[str, Any]:
     """A run on a log, without prompts to evaluate."""
     return {
-        "data": {"store": str(folder / "log.db"), "hold_out": 0.2, "replay": 1.0},
-        "reward": {},
+        "data__store": str(folder / "log.db"),
+        "data__hold_out": 0.2,
         "evaluate": {"every": 1, **evaluate},
     }
 

@@ -113,7 +113,9 @@ def test_a_log_with_a_reward_has_its_prompts_answered(tmp_path: Path) -> None:
     fill_store(tmp_path / "plain.db", 250, 2)
     plain = {"store": str(tmp_path / "plain.db"), "replay": 1.0, **BUDGET}
     refused = BaseTrainer(tiny(tmp_path, data=plain), tmp_path / "refused")
-    with pytest.raises(Refused, match=r"data.hold_out: 25 of 25 prompts can't be scored.* data.hold_out = 0"):
+    with pytest.raises(
+        Refused, match=r"hold_out: 25 of 25 prompts can't be scored.* data.ask_held_out = false"
+    ):
         refused.run()
 
 
