@@ -19,6 +19,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.io.files import new_run_folder, remove
 from agro.logs.importing import import_files
+from agro.recipes.bases import HELD_OUT
 from agro.store import Store
 from agro.store.location import is_store
 from agro.train.process_group import world_size
@@ -58,7 +59,8 @@ def train(
             without prompts, all groups are of the log (`data.replay` = 1).
         objective: one of `agro.objectives.names()`, or an own one as file.py:NAME.
         tokenizer: of a model object.
-        eval_prompts: held-out prompts, like `prompts`.
+        eval_prompts: held-out prompts, like `prompts`. Without them a tenth of the prompts is held out, at
+            most 128, and none of fewer than 200 (`data__hold_out=0`: none).
         log_map: columns of the log by fields, such as {"response": "output"}; see `agro import --map`.
         peft: a `peft.LoraConfig`, for an adapter.
         out: the run folder; runs/ and the time where it isn't given.
@@ -85,6 +87,8 @@ def train(
             put(values, ["data", key], prompts_file(data, folder / f"inputs/{key}.jsonl", key))
     if log is not None:
         _take_log(log, log_map, folder, values)
+    if HELD_OUT.keys().isdisjoint(values.get("data", {})):
+        put(values, ["data"], HELD_OUT)
     config = RunConfig.of(values, "agro.train")
     Trainer(config, folder, resume=resume, rewards=functions, accept=accept).run()
     return Trained(folder, functions)

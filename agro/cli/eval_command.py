@@ -123,10 +123,9 @@ def eval_(
     own = run if model is None else None  # whose result it is
     model = model or saved_model(run, "model", "--model")
     here, started = Path.cwd(), started_in(run)
+    folder = None if run is None else run.absolute()
     with working_in(here if prompts else started):
-        loaded = load_prompts(
-            prompts or _prompts(run, ran), ran.data.columns if ran and not prompts else None
-        )
+        loaded = load_prompts(prompts) if prompts else _prompts(folder, ran)
     sampler = sampler_of(n, temperature, max_new, ran or config_of_model(model))
     played = environment_of(environment, max_turns)
     if played is None and ran is not None:
@@ -189,10 +188,16 @@ def _passing_reward(
     return scorer.maximum
 
 
-def _prompts(run: Path | None, ran: RunConfig | None) -> Sequence[str]:
+def _prompts(run: Path | None, ran: RunConfig | None) -> list[Prompt]:
+    """The held-out prompts of a run, or those that it set aside."""
+    from agro.logs.prompts import load_prompts
+    from agro.runs.folder import SET_ASIDE
+
     if ran is not None and ran.data.eval_prompts:
-        return ran.data.paths("eval_prompts")
-    got = "neither" if run is None else f"{run}, which has no data.eval_prompts"
+        return load_prompts(ran.data.paths("eval_prompts"), ran.data.columns)
+    if run is not None and (run / SET_ASIDE).exists():
+        return load_prompts(run / SET_ASIDE)
+    got = "neither" if run is None else f"{run}, which has no data.eval_prompts and set none aside"
     raise Refused(f"--prompts: expected it, or the folder of a run with held-out prompts, got {got}")
 
 

@@ -82,6 +82,14 @@ def import_(
         str | None,
         typer.Option("--group-by", help="Normalize rewards over the records with the same value of a field."),
     ] = None,
+    center_by: Annotated[
+        str | None,
+        typer.Option(
+            "--center-by",
+            metavar="FIELD",
+            help="Subtract from rewards what the user, task or grader in this field gives to others.",
+        ),
+    ] = None,
     license: Annotated[
         str | None, typer.Option("--license", help="Of the files: kept with them, and in model cards.")
     ] = None,
@@ -106,6 +114,7 @@ def import_(
         "redact_patterns": redact_pattern or [],
         "strict": strict,
         "group_by": group_by,
+        "center_by": center_by,
     }
     if preview:
         _preview(files, arguments)

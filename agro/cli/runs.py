@@ -88,13 +88,14 @@ def _result(folder: Path, ended_well: bool) -> str:
     from agro.runs.side_by_side import SideBySide
     from agro.runs.verdict import Verdict
 
-    shown = SideBySide.load(folder)
+    run, shown = load_run(folder), SideBySide.load(folder)
     result = {
         "run": str(folder),
         "model": str(folder / "model"),
         "report": str(folder / "report.html"),
         "ended_well": ended_well,
-        "verdict": Verdict.of(load_run(folder)).to_json(),
+        "verdict": Verdict.of(run).to_json(),
+        "held_out": {"share": run.config.data.hold_out, "set_aside": run.set_aside},
         "side_by_side": None if shown is None else shown.to_json(),
     }
     return json.dumps(result, ensure_ascii=False, allow_nan=False)

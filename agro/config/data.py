@@ -48,8 +48,17 @@ class DataConfig(Section):
     and at evaluate.beta or the β of an objective that is regularized toward the reference, ½ Var(R) within
     them (metrics eval_consistency…)"""
     hold_out: float = field(0.0, ge=0, lt=1, shared=True)
-    """share of the prompts of `store`, chosen by a hash of their ids, that are never trained on: what
-    eval_store measures is measured on their stored responses. Instead of eval_store"""
+    """share of the prompts, those of `prompts` and of `store`, chosen by a hash of their ids, that are never
+    trained on. What eval_store measures is measured on their responses in `store`. Up to 128 of them are in
+    RUN/set_aside.jsonl, see ask_held_out. Instead of eval_store"""
+    hold_out_most: Count | None = field(None, shared=True)
+    """prompts that hold_out holds out at most. With it none are held out where these would be fewer than 20,
+    where a step needs all groups that may be drawn, and with eval_prompts or eval_store. The run's
+    config.json has the share that follows as its hold_out"""
+    ask_held_out: bool | None = field(None, shared=True)
+    """whether the policy answers the prompts of RUN/set_aside.jsonl as it does eval_prompts, scored by
+    [reward]. Where it is not given: without a `store`, and with hold_out_most also where there are `prompts`
+    or a reward other than the default, `exact`"""
     near_copies: float = field(0.7, gt=0, le=1, shared=True)
     """share of the 5-grams of their letters that two prompts have in common to be near-copies (the Jaccard
     index, without case, spaces and labels such as "Q17:"; 5-grams of more than half of the prompts don't
@@ -127,7 +136,7 @@ class DataConfig(Section):
     @property
     def has_held_out_groups(self) -> bool:
         """Whether stored groups are measured, and not trained on."""
-        return self.eval_store is not None or self.hold_out > 0
+        return self.eval_store is not None or (self.hold_out > 0 and self.store is not None)
 
     def shares_at(self, step: int) -> dict[str, float]:
         """Of a step's groups (from 0 in the phase) that come from the store, by role or source; "" is any."""

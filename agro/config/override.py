@@ -63,9 +63,12 @@ def override(values: dict[str, Any], item: str, config: type[BaseModel]) -> None
     target[keys[-1]] = value
 
 
-def drop_other_length(values: dict[str, Any], item: str) -> None:
-    """Drop the steps of a recipe where `item` sets epochs, and its epochs where it sets steps."""
+def drop_replaced(values: dict[str, Any], item: str) -> None:
+    """Drop the steps of a recipe where `item` sets epochs, its epochs where it sets steps, and the bound of
+    its data.hold_out where it sets this."""
     key, _, raw = item.partition("=")
+    if key.strip() == "data.hold_out" and isinstance(values.get("data"), dict):
+        values["data"].pop("hold_out_most", None)
     if not _sets_length(key.strip().split(".")):
         return
     target, keys = _target(values, key, raw, item)

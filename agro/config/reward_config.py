@@ -72,6 +72,11 @@ class RewardConfig(Section):
         return self
 
     @property
+    def is_default(self) -> bool:
+        """Whether nothing but the name that is filled in is given, as far as it shows."""
+        return self.name == "exact" and not self.options
+
+    @property
     def title(self) -> str:
         """For people: the name, or the sum."""
         return self.name or " + ".join(

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agro.config.data import DataConfig
 from agro.config.messages import check_values, explain
-from agro.config.override import drop_other_length, merge, override
+from agro.config.override import drop_replaced, merge, override
 from agro.config.place import PlaceConfig
 from agro.config.policy_config import PolicyConfig
 from agro.config.reward_config import RewardConfig
@@ -80,7 +80,7 @@ class RunConfig(Section):
         values = _of_user(_read(path))
         items = list(overrides)
         for item in items:
-            drop_other_length(values, item)
+            drop_replaced(values, item)
         for item in items:
             override(values, item, cls)
         return cls.of(values, str(path), items)
@@ -132,14 +132,23 @@ class RunConfig(Section):
         """The held-out metric by which the best model of a phase is chosen; None: nothing is held out."""
         if self.evaluate.metric is not None:
             return self.evaluate.metric
-        if self.data.eval_prompts is not None:
+        if self.asks_held_out:
             return "eval_reward"
         return "eval_auc" if self.data.has_held_out_groups else None
 
     @property
+    def asks_held_out(self) -> bool:
+        """Whether the policy answers held-out prompts, which are scored: data.eval_prompts, or some of those
+        that data.hold_out holds out."""
+        data = self.data
+        if data.eval_prompts is not None or not data.hold_out:
+            return data.eval_prompts is not None
+        return data.store is None if data.ask_held_out is None else data.ask_held_out
+
+    @property
     def scores(self) -> bool:
         """Whether responses are scored: fresh ones, held-out ones, or those that complete stored groups."""
-        if self.data.prompts is not None or self.data.eval_prompts is not None:
+        if self.data.prompts is not None or self.asks_held_out:
             return True
         return any(self.phase(name).data.complete_groups for name in self.phase_names)
 

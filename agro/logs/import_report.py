@@ -42,7 +42,7 @@ class ImportReport:
     redacted: dict[str, int] = field(default_factory=dict)  # by kind
     tokens_dropped: int = 0  # samples without their tokens, since their text was changed
     recognized: str = ""
-    normalized: str = ""  # which rewards were, by --group-by
+    normalized: str = ""  # which rewards were, by --group-by or --center-by
     left_out: dict[str, int] = field(default_factory=dict)  # records by the rule of their format
     without_column: dict[str, int] = field(default_factory=dict)  # records, by the field of --map
     columns_left: list[str] = field(default_factory=list)  # that the mapping doesn't name
@@ -146,6 +146,7 @@ class Options(TypedDict, total=False):
     redact: bool  # keys and e-mail addresses
     redact_patterns: Sequence[str]  # other regular expressions
     group_by: str | None  # the field by whose values rewards are normalized, see `agro.logs.normalizing`
+    center_by: str | None  # or centered
 
 
 def reading(options: Options) -> Reading:
@@ -168,6 +169,7 @@ def reading(options: Options) -> Reading:
         "drop": sorted(options.get("drop") or ()),
         "redact": options.get("redact", False),
         "group-by": options.get("group_by"),
+        "center-by": options.get("center_by"),
         "redact-pattern": sorted(map(_hash, options.get("redact_patterns") or ())),
     }
     return {name: value for name, value in values.items() if value}

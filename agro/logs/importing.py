@@ -42,8 +42,9 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     replacing, strict = options.get("replace", False), options.get("strict", False)
     for path, digest in files:
         writer.check(path, digest, replacing=replacing)
-    group_by, limit = options.get("group_by"), options.get("limit")
-    is_whole = strict or replacing or group_by or _may_refuse(options)
+    center_by, limit = options.get("center_by"), options.get("limit")
+    relative_to = options.get("group_by") or center_by
+    is_whole = strict or replacing or relative_to or _may_refuse(options)
     total, current = Found(), LogFile("", "", None)
     with (
         _uncollected(),
@@ -68,8 +69,9 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
             raise Refused(_strictly(report))
         if not (report.samples or report.duplicates or report.repeated or report.forgotten):
             raise Refused(_nothing(paths, report))
-        if group_by and limit is None:
-            report.normalized = str(normalize(store, [digest for _, digest in files], group_by))
+        if relative_to and limit is None:
+            digests = [digest for _, digest in files]
+            report.normalized = str(normalize(store, relative_to, digests, center=center_by is not None))
     return report
 
 
@@ -79,6 +81,8 @@ def _check(options: Options) -> None:
         raise Refused(f"limit: expected 1 or more rows, got {limit}")
     if workers < 1:
         raise Refused(f"workers: expected 1 or more processes, got {workers}")
+    if options.get("group_by") and options.get("center_by"):
+        raise Refused("--group-by and --center-by both change rewards by the values of a field: give one")
     mapping = options.get("mapping") or {}
     if "reward" in mapping and options.get("rewards"):
         raise Refused("--map reward=… and --reward: both say what the reward is; give one of them")

@@ -1,20 +1,27 @@
-"""`agro import --group-by FIELD`: rewards relative to those of records with the same value of a field.
+"""`agro import --group-by` or `--center-by FIELD`: rewards relative to those of the same value of a field.
 
 A log with one response a prompt has nothing to compare it with. Where the rewards of one user, task or grader
-are of one kind, (reward − mean) / standard deviation over the records with the same value compares a response
-with the others of that user, task or grader. It isn't a baseline of the prompt: prompts that are easier than
-others of their value keep higher rewards.
+are of one kind, a response is compared with the others of that user, task or grader. It isn't a baseline of
+the prompt: prompts that are easier than others of their value keep higher rewards.
+
+group-by: (reward − mean) / standard deviation over the records with the same value.
+
+center-by: reward − λ (m − m̄), m the mean of the value's *other* records and m̄ of all records. The shift
+doesn't read the record's own reward, so that noise in it doesn't count twice. λ = n τ² / (n τ² + σ²) of n
+other records, σ² the variance of rewards within values and τ² between them (Searle, Casella and McCulloch,
+Variance Components, 1992), so that a value with few records is hardly moved, and none is where values don't
+differ. Rewards stay on their scale.
 
 The normalizer is recorded in `meta["normalizer"]` of each sample: the `field` and its `value`, the `mean` and
-`std` (n − 1) over the scored records of the import, and the `reward` before. `agro import FILE --replace`
-without the option goes back to it.
+`std` (n − 1) over the scored records of the import, or the `shift`, and the `reward` before. `agro import
+FILE --replace` without the option goes back to it.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -50,67 +57,125 @@ class Statistics:
 
 
 @dataclass(frozen=True)
+class Components:
+    """Variances of rewards: between the values of a field, and within them.
+
+    `surprise`: by how many standard errors the variance of the values' means is above that of chance.
+    """
+
+    mean: float
+    between: float
+    within: float
+    surprise: float
+
+    @classmethod
+    def of(cls, values: Iterable[Statistics]) -> Components:
+        """By the method of moments, of unbalanced data; a negative variance is 0.
+
+        One value, or none with two rewards: nothing is between them.
+        """
+        every = list(values)
+        n, groups = sum(v.count for v in every), len(every)
+        mean = sum(v.count * v.mean for v in every) / n if n else 0.0
+        if groups < 2 or n == groups:
+            return cls(mean, 0.0, 0.0, 0.0)
+        within = sum(v.squares for v in every) / (n - groups)
+        among = sum(v.count * (v.mean - mean) ** 2 for v in every) / (groups - 1)
+        typical = (n - sum(v.count**2 for v in every) / n) / (groups - 1)  # records of a value
+        error = within * math.sqrt(2 / (groups - 1) + 2 / (n - groups))
+        surprise = (among - within) / error if error else math.inf * (among > within)
+        return cls(mean, max(0.0, (among - within) / typical), within, surprise)
+
+    @property
+    def share(self) -> float:
+        """Of the variance that is between values."""
+        total = self.between + self.within
+        return self.between / total if total else 0.0
+
+    def shift(self, value: Statistics, reward: float) -> float:
+        """What is subtracted from a reward, one of `value`."""
+        others = value.count - 1
+        if not others or not self.between:
+            return 0.0
+        mean = value.mean + (value.mean - reward) / others
+        return (mean - self.mean) * others * self.between / (others * self.between + self.within)
+
+
+@dataclass(frozen=True)
 class Normalization:
-    """What became of the rewards of an import: equal ones, and those of a single record, are 0 now."""
+    """What became of the rewards of an import."""
 
     field: str
     samples: int = 0
     values: int = 0
     constant: int = 0  # values of the field whose rewards are all equal, or that one record has
+    components: Components | None = None  # where rewards were centered
 
     def __str__(self) -> str:
-        text = f"normalized: {self.samples} rewards by {self.values} values of {self.field}"
+        by = f"{self.samples} rewards by {self.values} values of {self.field}"
+        if self.components is not None:
+            return f"centered: {by}, between which {self.components.share:.0%} of their variance was"
+        text = f"normalized: {by}"
         if self.constant:
             text += f"; {self.constant} of them have equal rewards, or one, which are 0 now"
         return text
 
 
-def normalize(store: Store, files: Sequence[str], field: str) -> Normalization:
-    """Normalize the rewards of the samples of imported files (by their hashes) that aren't normalized yet.
+def normalize(
+    store: Store, field: str, files: Sequence[str] | None = None, *, center: bool = False
+) -> Normalization:
+    """Normalize, or center, the rewards of the samples that aren't normalized yet.
 
-    `field`: source, role, or a field of `meta`, dotted where it is inside of another. Raises `Refused` for
-    scored samples without it. All rewards change, or none.
+    `files`: of these imported files (by their hashes), by default of the store. `field`: source, role, or a
+    field of `meta`, dotted where it is inside of another. Raises `Refused` for scored samples without it. All
+    rewards change, or none.
     """
+    option = "--center-by" if center else "--group-by"
     statistics: dict[str, Statistics] = {}
-    for sample, key in _scored(store, files, field):
+    for sample, key in _scored(store, files, field, option):
         assert sample.reward is not None
         statistics.setdefault(key, Statistics()).add(sample.reward)
+    components = Components.of(statistics.values()) if center else None
     done = 0
     with store.transaction():
-        samples = _scored(store, files, field)
+        samples = _scored(store, files, field, option)
         while part := list(islice(samples, CHUNK)):
-            store.set_rewards(_score(sample, field, key, statistics[key]) for sample, key in part)
+            store.set_rewards(_score(s, field, key, statistics[key], components) for s, key in part)
             done += len(part)
     constant = sum(each.std == 0 for each in statistics.values())
-    return Normalization(field, done, len(statistics), constant)
+    return Normalization(field, done, len(statistics), constant, components)
 
 
-def _score(sample: Sample, field: str, key: str, statistics: Statistics) -> tuple[int, float, dict[str, Any]]:
+def _score(
+    sample: Sample, field: str, key: str, statistics: Statistics, components: Components | None
+) -> tuple[int, float, dict[str, Any]]:
     """Id, reward and entries of `meta` of a sample."""
     assert sample.id is not None
     assert sample.reward is not None
-    normalizer = {
-        "field": field,
-        "value": json.loads(key),
-        "mean": statistics.mean,
-        "std": statistics.std,
-        "reward": sample.reward,
-    }
-    entries: dict[str, Any] = {"normalizer": normalizer}
+    normalizer: dict[str, Any] = {"field": field, "value": json.loads(key)}
+    if components is None:
+        reward = statistics.normalized(sample.reward)
+        normalizer |= {"mean": statistics.mean, "std": statistics.std}
+    else:
+        normalizer["shift"] = components.shift(statistics, sample.reward)
+        reward = sample.reward - normalizer["shift"]
+    entries: dict[str, Any] = {"normalizer": normalizer | {"reward": sample.reward}}
     if "reward_parts" in sample.meta:  # which a later scoring would drop
         entries["reward_parts"] = sample.meta["reward_parts"]
-    return sample.id, statistics.normalized(sample.reward), entries
+    return sample.id, reward, entries
 
 
-def _scored(store: Store, files: Sequence[str], field: str) -> Iterator[tuple[Sample, str]]:
+def _scored(
+    store: Store, files: Sequence[str] | None, field: str, option: str
+) -> Iterator[tuple[Sample, str]]:
     """The scored samples that aren't normalized, with the value of the field as JSON."""
-    ids = [i for file in files for i in store.imports.file_samples(file)[0]]
+    ids = None if files is None else [i for file in files for i in store.imports.file_samples(file)[0]]
     for sample in store.samples(ids=ids, scored=True):
         if "normalizer" not in sample.meta:
-            yield sample, json.dumps(_value(sample, field), sort_keys=True)
+            yield sample, json.dumps(_value(sample, field, option), sort_keys=True)
 
 
-def _value(sample: Sample, field: str) -> Any:
+def _value(sample: Sample, field: str, option: str) -> Any:
     if field in ("source", "role"):
         return getattr(sample, field)
     value: Any = sample.meta
@@ -120,7 +185,7 @@ def _value(sample: Sample, field: str) -> Any:
         names = ", ".join(("source", "role", *sample.meta))
         column = field.removeprefix("meta.")
         raise Refused(
-            f"--group-by {field}: sample {sample.id} (prompt {sample.prompt_id}) has a reward and no such "
+            f"{option} {field}: sample {sample.id} (prompt {sample.prompt_id}) has a reward and no such "
             f"field; it has {names}. What to do: name one that all scored records have; beside --map, map it "
             f"too: --map meta.{column}=COLUMN"
         )

@@ -22,9 +22,11 @@ TRAIN: dict[str, Any] = {
     "train.lr": 1e-6,
     "train.warmup": 10,
 }
+HELD_OUT: dict[str, Any] = {"hold_out": 0.1, "hold_out_most": 128}  # of [data]
+OF_DATA: dict[str, Any] = {f"data.{key}": value for key, value in HELD_OUT.items()}
 
 SAMPLES = Base(
-    TRAIN | {"sampler.n": 8, "sampler.max_new": 256, "evaluate.every": 20},
+    TRAIN | OF_DATA | {"sampler.n": 8, "sampler.max_new": 256, "evaluate.every": 20},
     (
         "agro train {name} policy.model=MODEL data.prompts=prompts.jsonl \\",
         "  reward.name=my_reward.py:score --out runs/{name}",
@@ -32,7 +34,7 @@ SAMPLES = Base(
     "policy.model and data.prompts; and a reward unless it is `exact`.",
 )
 STORED = Base(
-    TRAIN | {"data.replay": 1.0, "train.groups": 32},
+    TRAIN | OF_DATA | {"data.replay": 1.0, "train.groups": 32},
     (
         "agro import log.jsonl --store log.db",
         "agro train {name} policy.model=MODEL data.store=log.db --out runs/{name}",
@@ -64,7 +66,8 @@ BASES = {
             "train.lr": 1e-5,
             "train.warmup": 25,
             "train.schedule": "cosine",
-        },
+        }
+        | dict.fromkeys(OF_DATA),  # it needs no reference, which stored groups are measured against
         STORED.commands,
         "policy.model and data.store. Of a log with right and wrong responses set data.min_reward, "
         "data.best_of_group or data.sources.",
@@ -85,6 +88,8 @@ NOTES = {
     "data.experts": "stored expert responses beside the samples of each prompt",
     "data.replay": "share of each step's groups that comes from the store",
     "data.group_size": "most responses of a prompt in a step",
+    "data.hold_out": "of the prompts, to compare the result with the start",
+    "data.hold_out_most": "at most so many, and none of fewer than 200; hold_out = 0: none",
     "data.max_age": "optimizer steps",
     "objective.singletons": "prompts without a pair have no gradient; they are counted",
     "train.updates": "of one batch; the ratio differs from 1 from the second on",

@@ -17,9 +17,9 @@ import huggingface_hub
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from agro.config import PolicyConfig, TrainConfig
+from agro.config import DataConfig, PolicyConfig, TrainConfig
 from agro.errors import Refused
-from agro.io.numbers import count, fixed, with_error
+from agro.io.numbers import count, fixed, percent, with_error
 from agro.io.terminal import cut, visible
 from agro.models.adapters import base_of, is_adapter
 from agro.runs.metrics import FOLLOWED
@@ -118,7 +118,7 @@ def _training(run: RunData) -> dict[str, str]:
         "objective": _distinct(_objective(run, span) for span in run.spans),
         "reference": _distinct(_reference(c.phase(span.name).policy) for span in run.spans),
         "prompts": _files(c.data.paths("prompts")),
-        "held-out prompts": _files(c.data.paths("eval_prompts")),
+        "held-out prompts": _held_out(c.data),
         "store": _file(c.data.store) if c.data.store else "the run's own",
         "reward": reward,
         "tokens trained on": _total(run, "tokens"),
@@ -247,6 +247,12 @@ def literal(text: str) -> str:
 
 def _file(path: str) -> str:
     return literal(Path(path).name)
+
+
+def _held_out(data: DataConfig) -> str:
+    if data.hold_out and data.eval_prompts is None:
+        return f"{percent(data.hold_out, 1)} of the prompts, never trained on"
+    return _files(data.paths("eval_prompts"))
 
 
 def _files(paths: Sequence[str]) -> str:

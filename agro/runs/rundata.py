@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.io.strictjson import loads
+from agro.runs.folder import SET_ASIDE
 from agro.runs.metrics import FOLLOWED, METRICS
 
 Row = dict[str, Any]
@@ -100,6 +101,12 @@ class RunData:
                 begins = spans.pop().begins
             spans.append(PhaseSpan(row["phase"], begins, row["step"]))
         return spans
+
+    @property
+    def set_aside(self) -> int:
+        """Held-out prompts of the run's own data that policies can answer."""
+        path = self.folder / SET_ASIDE
+        return len(path.read_bytes().splitlines()) if path.is_file() else 0
 
     @property
     def steps(self) -> int:

@@ -50,7 +50,8 @@ class Verdict:
         if row is not None:
             sentence = f"{_compared(row, run.steps, LOGGED)}{_distance(row)}. {ESTIMATED}"
             return cls(_answer(row, LOGGED), sentence, row, metric=LOGGED)
-        return cls("not measured", f"Not measured whether the model got better{_ranking(run)}. {WAY_OUT}.")
+        way_out = SET_ASIDE.format(run.set_aside) if run.set_aside else WAY_OUT
+        return cls("not measured", f"Not measured whether the model got better{_ranking(run)}. {way_out}.")
 
     @classmethod
     def compared(cls, comparison: Comparison) -> Verdict:
@@ -101,6 +102,10 @@ WAY_OUT = (
     "What to do: data.eval_prompts and a reward compare it with the start, or agro eval RUN --against start "
     "--prompts FILE --reward NAME; without a reward rate both blind, with --blind sheet.csv in place of "
     "--reward NAME"
+)
+SET_ASIDE = (
+    "What to do: agro eval RUN --against start --reward NAME compares the answers to {} held-out prompts "
+    "that the run set aside; without a reward rate them blind, with --blind sheet.csv for --reward NAME"
 )
 
 

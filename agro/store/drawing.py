@@ -385,7 +385,7 @@ class Draws(DrawReader):
             [*args, *args, *args, *more],
         )
         needed, add = f"{rule.min_group} or more", "add samples"
-        if rule.data.hold_out:
+        if rule.data.hold_out and rule.data.hold_out_most is None:
             add = f"lower data.hold_out ({rule.data.hold_out:g}), {add}"
         if rule.pairs:
             needed, add = "a pair of", "add pairs"

@@ -64,13 +64,14 @@ class Split:
         self._of_runs.keep(run, dict(clusters))
 
     def held_out(self, data: DataConfig, run: str = "") -> Callable[[str], bool]:
-        """Whether a prompt, by its id, is held out. One that isn't in a cluster decides for itself.
+        """Whether a prompt, by its id, is held out. One that isn't in a cluster decides for itself. None are
+        while `data.hold_out_most` isn't resolved to a share, which a run does when it begins.
 
         Near-copies are those that the run keeps (`clusters` where it isn't named), or else those of the store
         as it is when this is first asked.
         """
         share = data.hold_out
-        if not share:
+        if not share or data.hold_out_most is not None:
             return lambda prompt_id: False
         clusters = self._of_runs.of(run) if run else self.clusters
         if clusters is None:

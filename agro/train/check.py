@@ -31,7 +31,6 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
     for phase in phases:
         prefix = f"phase {phase.name}: " if config.phases else ""
         _check_rules(phase.config, prefix)
-        _check_shares(phase.config, prefix)
         _check_engine(phase.config, prefix)
         check_phase(phase, prefix)
     _check_used(config, phases)
@@ -116,10 +115,12 @@ def _check_used(config: RunConfig, phases: Sequence[Phase]) -> None:
 def _check_measured(config: RunConfig, phases: Sequence[Phase]) -> None:
     """Measurements and guards that would have no data."""
     data = config.data
-    if data.hold_out and (data.store is None or any(phase.config.data.eval_store for phase in phases)):
+    has_prompts = data.store is not None or data.prompts is not None
+    if data.hold_out and (not has_prompts or any(phase.config.data.eval_store for phase in phases)):
         raise Refused(
-            "data.hold_out holds out prompts of data.store: expected a data.store and no data.eval_store, "
-            f"got data.store = {data.store} and data.eval_store = {data.eval_store}"
+            "data.hold_out holds out prompts of data.prompts and data.store: expected one of them and no "
+            f"data.eval_store, got data.prompts = {data.prompts}, data.store = {data.store} and "
+            f"data.eval_store = {data.eval_store}"
         )
     measured = [phase.config for phase in phases if phase.config.evaluate.beta is not None]
     if measured and not any(map(has_groups_to_measure, measured)):
@@ -220,17 +221,13 @@ def _check_reference(config: RunConfig, phases: Sequence[Phase]) -> None:
 
 
 def _check_rules(config: RunConfig, prefix: str) -> None:
-    """Contradictions in the settings of the guard."""
+    """Contradictions in the settings of the guard, and shares of what isn't drawn."""
     guard = config.guard
     if guard.action == "skip" and guard.kl is not None:
         raise Refused(
             f'{prefix}guard.kl and guard.action = "skip": a policy whose updates are skipped keeps its KL, '
             'so every later step would be skipped; use "stop" or "rollback"'
         )
-
-
-def _check_shares(config: RunConfig, prefix: str) -> None:
-    """Shares of what isn't drawn."""
     for name in filter(None, config.data.shares_at(0)):
         key = "roles" if name in ROLES else "sources"
         allowed = getattr(config.data, key)
@@ -282,5 +279,5 @@ def has_groups_to_measure(config: RunConfig) -> bool:
     rule, data = config.evaluate, config.data
     fresh = data.samples_fresh and config.sampler.n > 1
     is_on_policy = rule.kl and rule.temperature == config.policy.temperature
-    evaluated = data.eval_prompts is not None and rule.n > 1 and is_on_policy
+    evaluated = config.asks_held_out and rule.n > 1 and is_on_policy
     return fresh or evaluated or data.has_held_out_groups

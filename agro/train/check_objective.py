@@ -22,6 +22,12 @@ from agro.types.sample import ROLES
 DECIDING = {"metric": None, "keep_best": False, "patience": 0, "target": None}
 
 
+def follows_log(config: RunConfig) -> bool:
+    """Whether settings follow what is measured on held-out groups of a log."""
+    is_set = any(getattr(config.evaluate, key) != unset for key, unset in DECIDING.items())
+    return is_set and config.followed != "eval_reward"
+
+
 def check_followed(phases: Sequence[Phase]) -> None:
     """Raise `Refused` where a run would wait for what no phase measures."""
     configs = [phase.config for phase in phases]
@@ -52,7 +58,7 @@ def measures_followed(phase: Phase) -> bool:
     """Whether a phase measures the metric that it follows."""
     name, data = phase.config.followed, phase.config.data
     if name == "eval_reward":
-        return data.eval_prompts is not None
+        return phase.config.asks_held_out
     if name == "eval_consistency":
         beta = phase.diagnostic_beta(phase.config.objective.options)
         return data.has_held_out_groups and beta is not None
@@ -69,7 +75,7 @@ def measures_heldout_kl(config: RunConfig) -> bool:
 def samples_kl(config: RunConfig) -> bool:
     """Whether a phase on stored data samples responses for the KL, provided that the run has a reference.
 
-    It doesn't where `data.eval_prompts` measure it, where the engine isn't in this process, or where
+    It doesn't where held-out prompts measure it, where the engine isn't in this process, or where
     responses are episodes, whose prompts need more than the store has.
     """
     wanted = config.data.draws_stored and config.evaluate.kl and config.evaluate.kl_samples > 0
@@ -77,7 +83,7 @@ def samples_kl(config: RunConfig) -> bool:
     shares_engine = "shares_engine" in source_capabilities(config.source)
     if not (wanted and shares_weights and shares_engine):
         return False
-    return config.environment is None and config.data.eval_prompts is None
+    return config.environment is None and not config.asks_held_out
 
 
 def _nothing_to_follow(key: str, value: Any, phase: RunConfig) -> Refused:

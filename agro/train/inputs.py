@@ -109,15 +109,19 @@ def copies_of_training(
     ]
 
 
-def without_held_out(prompts: Sequence[Prompt], data: DataConfig, clusters: Clusters) -> list[Prompt]:
-    """The prompts without those of `data.hold_out`; raises `Refused` where none is left."""
-    remaining = [p for p in prompts if not is_held_out(clusters.get(p.id, p.id), data.hold_out)]
-    if prompts and not remaining:
+def split_prompts(
+    prompts: Sequence[Prompt], data: DataConfig, clusters: Clusters
+) -> tuple[list[Prompt], list[Prompt]]:
+    """The prompts to train on, and those of `data.hold_out`; raises `Refused` where none is to train on."""
+    parts: tuple[list[Prompt], list[Prompt]] = ([], [])
+    for prompt in prompts:
+        parts[is_held_out(clusters.get(prompt.id, prompt.id), data.hold_out)].append(prompt)
+    if prompts and not parts[0]:
         raise Refused(
             f"data.hold_out = {data.hold_out:g} holds out all {len(prompts)} prompts of data.prompts; lower "
             "it"
         )
-    return remaining
+    return parts
 
 
 def check_scorable(
@@ -135,9 +139,11 @@ def check_scorable(
         if len(bad) > max_failed * len(prompts):
             reward.close()
             has = ", ".join(prompts[0].columns) or "none but the prompt"
+            way_out = 'or say which one it is, as in data.columns.NAME = "COLUMN"'
+            if key == "hold_out":  # of a store
+                way_out = "or set data.ask_held_out = false"
             raise Refused(
-                f"{text}. The columns of the first are: {has}. What to do: add the column, or say which one "
-                'it is, as in data.columns.NAME = "COLUMN"'
+                f"{text}. The columns of the first are: {has}. What to do: add the column, {way_out}"
             )
         if bad:
             notes.append(text)

@@ -19,7 +19,7 @@ from agro.rollout.engines.capabilities import capabilities, declared
 from agro.rollout.envs import load_environment
 from agro.rollout.rollout import EpisodeReward, load_engine
 from agro.runs.card import check_push
-from agro.runs.folder import Run
+from agro.runs.folder import SET_ASIDE, Run
 from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
 from agro.runs.side_by_side import SideBySide, place
 from agro.runs.track import Trackers, check_trackers, load_trackers
@@ -31,7 +31,7 @@ from agro.store.queries import chosen
 from agro.store.split import Clusters, write_clusters
 from agro.train.abilities import lags
 from agro.train.check import check_config, check_heldout, check_sharded
-from agro.train.check_objective import samples_kl
+from agro.train.check_objective import follows_log, samples_kl
 from agro.train.collate import StoredValues, recording
 from agro.train.elsewhere import CollectorSource
 from agro.train.feed import Feed
@@ -42,9 +42,9 @@ from agro.train.inputs import (
     copies_of_training,
     near_copies,
     recorded_clusters,
+    split_prompts,
     valid_prompts,
     valued_prompts,
-    without_held_out,
 )
 from agro.train.lagging import LaggingSource
 from agro.train.learner import Learner, Local, keep_best, save_model
@@ -52,7 +52,7 @@ from agro.train.loop import Loop, Parts
 from agro.train.monitors import Monitor
 from agro.train.monitors.first_samples import FirstSamples
 from agro.train.monitors.guard import Best, Guard, SamplerMismatch
-from agro.train.monitors.heldout import HeldOutGroups, HeldOutLog, HeldOutPrompts
+from agro.train.monitors.heldout import HeldOutGroups, HeldOutLog, HeldOutPrompts, NothingToRank
 from agro.train.monitors.outlets import Record, Terminal
 from agro.train.monitors.reading import SideBySideResponses, best_of_log
 from agro.train.monitors.sampled_kl import SampledKL, first_prompts, prompts_for_kl
@@ -61,10 +61,12 @@ from agro.train.phases import Phase, derive, describe, resolve
 from agro.train.process_group import connect, joined, rank, take_device, world_size
 from agro.train.publications import Publications
 from agro.train.ranks import Ranks, Shard, serve
+from agro.train.set_aside import Budget, set_aside, within_budget, write_set_aside
 from agro.train.source import InlineSource, PromptOrder, Source
 from agro.train.state import Position
 from agro.train.trainable import check_enough, check_store, check_stores
 from agro.train.watch import Watch
+from agro.types import Prompt
 
 
 class BaseTrainer:
@@ -75,6 +77,7 @@ class BaseTrainer:
     last weights; RUN/model has their average where `train.weights_average` is set.
     """
 
+    budget: Budget | None  # what data.hold_out_most came to
     policy: Policy
     reference: Policy | None
     store: Store
@@ -95,18 +98,22 @@ class BaseTrainer:
         accept: Sequence[str] = (),
         owner: str | None = None,
     ) -> None:
-        self.phases = check_config(config)
         check_trackers(config.track)
         if resume and out is None:
             raise Refused("--resume: expected --out RUN, the folder of the run to continue; got none")
         if accept and not resume:
             raise Refused("--accept belongs to --resume")
         self.out = Path(out) if out is not None else new_run_folder()
+        self.location: Location = owner or located(config.data.store, self.out)  # of the store
+        self.budget = None
+        if config.data.hold_out_most is not None:
+            self.budget = within_budget(config, self.location, self.out, resume=resume)
+            config = self.budget.config
+        self.phases = check_config(config)
         self.config, self.epochs = resolve(config, self.phases, self.out, resume=resume)
         if self.epochs:
             self.phases = check_config(self.config)
         self.resume, self.monitors, self.rewards, self.accept = resume, monitors, rewards or {}, accept
-        self.location: Location = owner or located(self.config.data.store, self.out)  # of the store
 
     def run(self) -> Path:
         """Run to the end and return the run folder. Raises `Refused` before any compute for invalid data."""
@@ -161,18 +168,18 @@ class BaseTrainer:
         check_push(self.config.train)
         self.prompts, self.notes = configured_prompts(data, "prompts")
         self.eval_prompts, repeated = configured_prompts(data, "eval_prompts")
+        self.set_aside: list[Prompt] = []  # held-out prompts that can be answered
+        if self.budget is not None:
+            self.notes += self.budget.notes
         path = self.location
         self.clusters: Clusters = {}
         if data.hold_out:
-            recorded = recorded_clusters(self.out) if self.resume else None
-            self.clusters, copied = near_copies(data, self.prompts, path, recorded)
-            self.prompts = without_held_out(self.prompts, data, self.clusters)
-            repeated = [*repeated, *copied]
+            repeated += self._hold_out(path)
         self.notes += [*repeated, *notes_on_settings(self.phases)]
         check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
         check_stores(self.phases, self.prompts, path, self.clusters)
         check_enough(self.phases, path, clusters=self.clusters)
-        if self.eval_prompts:
+        if data.eval_prompts:
             self.notes += copies_of_training(data, self.eval_prompts, self.prompts, path)
         self.values: StoredValues | None = None
         if data.value_store:
@@ -184,9 +191,26 @@ class BaseTrainer:
             self.reward = load_reward(self.config.reward, self.rewards)
             if self.environments:
                 self.reward = EpisodeReward(self.reward)
-            scored = {"prompts": self.prompts, "eval_prompts": self.eval_prompts}
+            key = "eval_prompts" if data.eval_prompts else "hold_out"
+            scored = {"prompts": self.prompts, key: self.eval_prompts}
             self.notes += check_scorable(self.reward, scored, self.config.reward.max_failed)
         return path
+
+    def _hold_out(self, path: Location) -> list[str]:
+        """Take the prompts of data.hold_out out of those to train on; returns notes."""
+        data, recorded = self.config.data, recorded_clusters(self.out) if self.resume else None
+        if recorded is None and self.budget is not None:
+            recorded = self.budget.clusters
+        self.clusters, copied = near_copies(data, self.prompts, path, recorded)
+        self.prompts, held_out = split_prompts(self.prompts, data, self.clusters)
+        if data.eval_prompts is None:
+            file = self.out / SET_ASIDE if self.resume else None
+            self.set_aside = set_aside(self.config, held_out, path, self.clusters, file)
+        if not self.config.asks_held_out or data.eval_prompts is not None:
+            return copied
+        self.eval_prompts = self.set_aside
+        asked = f"data.hold_out: the start and the trained model answer {len(self.set_aside)} of the held-out"
+        return [*copied, f"{asked} prompts (RUN/{SET_ASIDE})"]
 
     def _load(self) -> tuple[Policy, Policy | None]:
         """Policy and reference; the prompts that the policy can be asked remain."""
@@ -211,6 +235,7 @@ class BaseTrainer:
         if self.config.data.hold_out:
             self.store.split.keep(self.folder.id, self.clusters)
             write_clusters(self.out, self.clusters)
+            write_set_aside(self.out, self.set_aside)
         policy_notes = notes(self.policy, self.prompts, self.config)
         for note in [*self.notes, *policy_notes, *self.folder.notes]:
             self.progress.say(f"note: {note}")
@@ -316,15 +341,26 @@ class BaseTrainer:
         if samples_kl(config) and learner.reference_key is not None:
             monitors += self._kl_monitor(phase, learner)
         if config.data.has_held_out_groups:
-            groups = HeldOutGroups.load(config, learner, self.store.split.held_out(config.data))
-            check_heldout(trained, groups.prompt_ids, "data.eval_store")
-            clusters = len({self.clusters.get(prompt_id, prompt_id) for prompt_id in groups.prompt_ids})
-            copies = f", in {clusters} clusters of near-copies"
-            measured = f"{len(groups.prompt_ids)} stored groups are measured and not trained on"
-            say(f"{phase.name}: {measured}{copies if clusters < len(groups.prompt_ids) else ''}")
-            monitors.append(HeldOutLog(phase, learner, groups, self.activity, self.clusters))
+            monitors += self._held_out_log(phase, learner, trained)
         monitors += [self.best, *self.monitors, Signal(phase, say), Warnings(say)]
         return [*monitors, Record(self.folder, self.trackers), Terminal(self.progress)]
+
+    def _held_out_log(self, phase: Phase, learner: Learner, trained: set[str]) -> list[Monitor]:
+        """Nothing where each held-out prompt has one response, and nothing follows what would be measured."""
+        config, name = phase.config, phase.name
+        try:
+            groups = HeldOutGroups.load(config, learner, self.store.split.held_out(config.data))
+        except NothingToRank as error:
+            if not error.prompts or follows_log(config):
+                raise
+            self.progress.say(f"{name}: no held-out prompt has two scored responses, which could be ranked")
+            return []
+        check_heldout(trained, groups.prompt_ids, "data.eval_store")
+        clusters = len({self.clusters.get(prompt_id, prompt_id) for prompt_id in groups.prompt_ids})
+        copies = f", in {clusters} clusters of near-copies"
+        measured = f"{len(groups.prompt_ids)} stored groups are measured and not trained on"
+        self.progress.say(f"{name}: {measured}{copies if clusters < len(groups.prompt_ids) else ''}")
+        return [HeldOutLog(phase, learner, groups, self.activity, self.clusters)]
 
     def _side_by_side(self, phase: Phase) -> list[Monitor]:
         """Nothing where no prompt leaves room for a response, or none is asked for."""

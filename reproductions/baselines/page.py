@@ -9,7 +9,7 @@ from reproductions.baselines.enumerated import BASELINES
 
 HEAD = """# Baselines of weighted updates
 
-Made by `python reproductions/baselines/run.py` (seeds 0, 1, 5 and 9). The update is
+Made by `python reproductions/baselines/run.py` (seeds 0, 1, 5, 9 and 13). The update is
 Σ_i w_i (R_i − b) ∇log π(y_i), w = min(1, (π/π_ref)^p): p = 0 is "none", ½ "root", 1 "reference".
 The section "Which baseline" of [the guide](../../docs/guide/weights.md) derives what is measured here.
 
@@ -47,6 +47,16 @@ brackets the worst, over how far the V\\* of the two prompts are apart. "Batch" 
 are steps of four.
 
 """
+USERS = """
+## One response a prompt, of two users
+
+Two users with two prompts each, whose V\\* are "V\\* apart"; the second user gives more to every response.
+w = min(1, (π/π_ref)^½), β = 0.25, batches without end with the baseline "optimal". "Centered": rewards less
+the mean reward of their user, as by `agro import --center-by`. "Alike": but for what the second user gives
+on top, that user's prompts are the first one's; else all four are drawn. KL(π ‖ π\\*) where it ends, median
+and worst of {count}.
+
+"""
 
 
 def readme(found: dict[str, Any], count: int, seeds: int, updates: int) -> str:
@@ -56,6 +66,7 @@ def readme(found: dict[str, Any], count: int, seeds: int, updates: int) -> str:
     error = max(row["error"] for row in found["held"])
     parts += [HELD.format(seeds=seeds, updates=updates, error=error), held_table(found["held"])]
     parts += [SINGLE.format(count=count), single_table(found["single"])]
+    parts += [USERS.format(count=count), users_table(found["users"])]
     return "".join(parts)
 
 
@@ -123,4 +134,17 @@ def single_table(rows: list[dict[str, Any]]) -> str:
                 left_out = sum(r["of"] - r["arrived"] for r in at)
                 cells = [spread_of([r]) for r in at]
                 lines.append([data, weight, name, *cells, f"{left_out} of {sum(r['of'] for r in at)}"])
+    return table(head, lines)
+
+
+def users_table(rows: list[dict[str, Any]]) -> str:
+    more = sorted({row["lenience"] for row in rows})
+    head = ["data", "users", "V\\* apart", "compared with", *(f"more {m:g}" for m in more), "not arrived"]
+    lines = []
+    keys = ("data", "users", "spread", "stands")
+    for place in dict.fromkeys(tuple(row[key] for key in keys) for row in rows):
+        at = [row for row in rows if tuple(row[key] for key in keys) == place]
+        left_out = sum(row["of"] - row["arrived"] for row in at)
+        named = [f"{part:g}" if isinstance(part, float) else part for part in place]
+        lines.append([*named, *(spread_of([row]) for row in at), f"{left_out} of {sum(r['of'] for r in at)}"])
     return table(head, lines)

@@ -22,6 +22,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from agro.proof.enumerable import kl
+from reproductions.baselines import users
 from reproductions.baselines.enumerated import (
     BASELINES,
     WEIGHTS,
@@ -167,6 +168,23 @@ def singles(problems: Problems, power: float, spread: float) -> dict[str, Callab
     return found | {"mean of four rows": gradient_of_groups(problems, "mean", power, 4)}
 
 
+def of_users(count: int) -> list[Found]:
+    """What a batch of single responses is compared with, over how much more lenient one of two users is."""
+    made = drawn(count, users.PROMPTS, users.RESPONSES, seed=13)
+    rows = []
+    for at in users.settings():
+        problems = users.tables(
+            made,
+            alike=at["users"] == "alike",
+            of_reference=at["data"] == "reference",
+            lenience=at["lenience"],
+            spread=at["spread"],
+        )
+        for name, update in users.updates(problems).items():
+            rows.append(at | {"stands": name} | measured(problems, update, [problems.reference]))
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -178,6 +196,7 @@ def main() -> None:
     sizes = (2, 3) if args.small else SIZES
     count, seeds, updates = (2, 4, 40) if args.small else (12, 24, 300)
     found = {"noisy": noisy(count, sizes), "held": held(seeds, updates), "single": single(count)}
+    found["users"] = of_users(count)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "result.json").write_text(json.dumps(found, indent=1) + "\n")
     (args.out / "README.md").write_text(readme(found, count, seeds, updates))

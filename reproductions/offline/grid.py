@@ -96,6 +96,7 @@ def configure(trial: Trial, files: Files, store: Path) -> RunConfig:
         "evaluate.kl=false",
         "evaluate.kl_samples=0",
         "data.spread=false",  # as these runs were recorded
+        "data.hold_out=0",
     ]
     values = RunConfig.load(harness.ROOT / "agro/recipes/log.toml", settings).model_dump()
     if "objective" in method:

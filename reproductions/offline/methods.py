@@ -116,7 +116,7 @@ REMEDIES: dict[str, dict[str, Any]] = {
     "log mean π/π_ref pulled to 0": {"objective": {"name": f"{_OWN}:held", "beta": 0.1, "pull": 1.0}},
     EARLY: {
         "objective": _UNWEIGHTED,
-        "data": {"hold_out": 0.1},
+        "data": {"hold_out": 0.1, "hold_out_most": None},
         "evaluate": {"every": 10, "metric": "eval_auc"},
     },
 }

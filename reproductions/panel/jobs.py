@@ -32,7 +32,8 @@ class Job:
     response in turn; `START` is the start itself, with the log-probs of its responses. `sizes`: the fewest
     and the most responses of a prompt. `equal`: share of groups whose rewards are equal. `noise`: standard
     deviation of what is added to a grade. `wrong`: share of 0/1 rewards or of judgments that are the wrong
-    way round. `distinct`: how many prompts the log's near-copies are of.
+    way round. `users`: how many rate, in turn; `lenience`: standard deviation of what each adds to
+    all grades. `distinct`: how many prompts the log's near-copies are of.
     """
 
     name: str
@@ -48,6 +49,8 @@ class Job:
     equal: float = 0.0
     noise: float = 0.0
     wrong: float = 0.0
+    users: int = 0
+    lenience: float = 0.0
     distinct: int | None = None
     environment: bool = False
     warm_up: int = 300  # updates of imitation, of 64 responses each
@@ -140,6 +143,20 @@ EVERY = [
         prompts=1024,
         sizes=(1, 1),
         noise=0.1,
+        groups=32,
+    ),
+    _job(
+        "users",
+        "weave",
+        Writer(slip=0.16),
+        "one rating a prompt of 64 users, some more lenient: by a star (standard deviation)",
+        data="one each",
+        rewards="stars",
+        prompts=1024,
+        sizes=(1, 1),
+        noise=0.1,
+        users=64,
+        lenience=0.25,
         groups=32,
     ),
     _job("fresh", "no repeats", Writer(slip=0.2), "fresh samples", data="fresh", model=Model(96, 2)),

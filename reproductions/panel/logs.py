@@ -7,6 +7,7 @@ import random
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,8 @@ def _log(
 ) -> dict[str, Any]:
     """Write log.db, with tokens and the reference's log-probs of its responses; returns its facts."""
     groups = _responses(job, policy, prompts, rng)
+    if job.users:
+        groups = _of_users(job, groups)
     samples = [policy.encoder.encode(s) for group in groups for s in _rewarded(job, group, rng)]
     with Store.open(files.log) as store:
         ids = store.append(samples)
@@ -238,23 +241,40 @@ def _judged(job: Job, group: Sequence[Sample], rng: random.Random) -> list[Sampl
     return [group[winner].replace(reward=1.0), group[loser].replace(reward=0.0)]
 
 
+def _of_users(job: Job, groups: Iterator[list[Sample]]) -> Iterator[list[Sample]]:
+    """Each prompt is one user's."""
+    for number, group in enumerate(groups):
+        user = {"user": number % job.users}
+        yield [sample.replace(meta={**sample.meta, **user}) for sample in group]
+
+
+@cache
+def lenience(job: Job) -> list[float]:
+    """By user, what is added to all grades."""
+    rng = random.Random(f"{job.name}, lenience")
+    return [rng.gauss(0.0, job.lenience) for _ in range(job.users)]
+
+
 def _rewarded(job: Job, group: Sequence[Sample], rng: random.Random) -> Iterator[Sample]:
     if job.data == "pairs":
         yield from group
         return
-    rewards = [_reward(job, str(s.prompt), text_of(s), rng) for s in group]
+    rewards = [_reward(job, s, rng) for s in group]
     if rng.random() < job.equal:
         rewards = [rewards[0]] * len(rewards)
     for sample, reward in zip(group, rewards, strict=True):
         yield sample.replace(reward=reward)
 
 
-def _reward(job: Job, prompt: str, response: str, rng: random.Random) -> float:
+def _reward(job: Job, sample: Sample, rng: random.Random) -> float:
     """As the log has it, with the noise and the mistakes of whoever judged."""
+    prompt, response = str(sample.prompt), text_of(sample)
     if job.rewards not in ("graded", "stars"):
         right = job.task.right(prompt, response)
         return 1.0 - right if rng.random() < job.wrong else right
     grade = job.task.grade(prompt, response) + rng.gauss(0.0, job.noise)
+    if job.users:
+        grade += lenience(job)[sample.meta["user"]]
     if job.rewards == "stars":
         return float(min(5, max(1, round(1 + 4 * grade))))
     return round(grade, 2)

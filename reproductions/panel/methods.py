@@ -20,6 +20,7 @@ RATES = (1e-3, 3e-4, 3e-3)  # the first one runs first
 NOTHING = "nothing"
 BETA = 0.1  # of objectives that need one, as in their recipes
 STORED: Values = {"replay": 1.0, "group_size": 8}
+HELD_OUT: Values = {"hold_out": 0.1, "hold_out_most": 128}
 UNBOUNDED: Values = {"step_kl": None}
 RECIPES = {"groups": "log", "one each": "feedback", "pairs": "pairs", "fresh": "fresh"}
 
@@ -92,6 +93,20 @@ def _default(job: Job, facts: Facts) -> Values:
 def _without_bound(job: Job, facts: Facts) -> Values:
     """The same without a bound on the change of a step."""
     return {**_default(job, facts), "train": UNBOUNDED}
+
+
+def _held_out(job: Job, facts: Facts) -> Values | str:
+    """The same without the prompts that the recipe holds out, which the panel's other runs train on."""
+    if job.prompts < 200:
+        return "a tenth of the prompts is fewer than 20, and none are held out"
+    return {**_default(job, facts), "data": HELD_OUT}
+
+
+def _centered(job: Job, facts: Facts) -> Values | str:
+    """The default on ratings less what their user gives to others."""
+    if not job.users:
+        return "the log says nothing of users"
+    return {**_default(job, facts), "center_by": "user"}
 
 
 def _candidate(job: Job, facts: Facts, *, options: Values) -> Values | str:
@@ -187,6 +202,13 @@ METHODS = {
             "without the bound",
             "the same, `train.step_kl` not given: the default before",
             _without_bound,
+            candidate=True,
+        ),
+        Method("a tenth held out", "the same, `data.hold_out` as in the recipe", _held_out, candidate=True),
+        Method(
+            "centered by user",
+            "the same on a log of `agro import --center-by user`",
+            _centered,
             candidate=True,
         ),
         Method(

@@ -19,11 +19,13 @@ import torch
 from agro import objectives
 from agro.config import RewardConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
+from agro.logs.normalizing import normalize
 from agro.logs.prompts import load_prompts
 from agro.models.policy import Policy
 from agro.rewards import load_reward
 from agro.rollout.evaluate import heldout
 from agro.rollout.rollout import EpisodeReward
+from agro.store import Store
 from agro.train.collate import collate
 from agro.train.learner import Local
 from agro.types import Prompt, Sample
@@ -31,7 +33,7 @@ from reproductions.arena.training import SilentActivity
 from reproductions.panel import logs
 from reproductions.panel.jobs import JOBS, Job
 from reproductions.panel.logs import Files, Size
-from reproductions.panel.methods import METHODS, NOTHING, Facts
+from reproductions.panel.methods import METHODS, NOTHING, Facts, Values
 
 Run = dict[str, Any]
 VALUE = "value"  # the name of the reward
@@ -91,7 +93,8 @@ def settings(world: World, row: Row, store: Path | None) -> RunConfig:
         "cache_reference": store is not None and "ref_logp" in needs,
     }
     source = {"prompts": str(world.files.prompts)} if store is None else {"store": str(store)}
-    values["data"] = {**values.get("data", {}), **given.get("data", {}), **source}
+    on_all = {"hold_out": 0.0, "hold_out_most": None}  # the held-out prompts are others
+    values["data"] = {**values.get("data", {}), **on_all, **given.get("data", {}), **source}
     values["train"] = {
         **values["train"],
         **given.get("train", {}),
@@ -142,6 +145,7 @@ def _train(row: Row, world: World, folder: Path) -> tuple[Policy, str]:
     if world.job.data != "fresh":
         store = folder / "log.db"
         shutil.copy(world.files.log, store)
+        center(store, METHODS[row.method].settings(world.job, world.facts))
     config = settings(world, row, store)
     trainer = SilentActivity(config, folder / "run")
     trainer.rewards = {VALUE: scorer(world.job)}
@@ -152,6 +156,13 @@ def _train(row: Row, world: World, folder: Path) -> tuple[Policy, str]:
             raise  # before the first update: the settings are wrong
         return trainer.policy, str(error)
     return trainer.policy, ""
+
+
+def center(path: Path, given: Values | str) -> None:
+    """As `agro import --center-by` does, where the method asks for it."""
+    if isinstance(given, dict) and "center_by" in given:
+        with Store.open(path) as store:
+            normalize(store, given["center_by"], center=True)
 
 
 def scorer(job: Job) -> Any:

@@ -82,6 +82,11 @@ def _vowels_first(prompt: str) -> str:
     return "".join(sorted(prompt[:-1], key=lambda c: c not in VOWELS))
 
 
+def _woven(prompt: str) -> str:
+    first, second = prompt[:-1].split("+")
+    return _merged(f"{first}+{second[::-1]}=")
+
+
 def _merged(prompt: str) -> str:
     first, second = prompt[:-1].split("+")
     return "".join(a + b for a, b in zip(first, second, strict=True))
@@ -182,6 +187,14 @@ TASKS = _all(
             ")]}",
         ),
         Task("merge", "two words, letter by letter", _two_words, _merged, LETTERS + "+=", LETTERS),
+        Task(
+            "weave",
+            "two words, letter by letter, the second one from its end",
+            _two_words,
+            _woven,
+            LETTERS + "+=",
+            LETTERS,
+        ),
         Task(
             "no repeats",
             "a word without letters that repeat the one before",

@@ -10,7 +10,7 @@ from agro.objectives.reduce import Groups
 from agro.objectives.weights import EXCESS
 from agro.proof.enumerable import kl
 from agro.types import Batch
-from reproductions.baselines import enumerated, page, run, shared
+from reproductions.baselines import enumerated, page, run, shared, users
 
 
 def worst(name: str, noise: float, n: int = 3) -> float:
@@ -38,6 +38,24 @@ def test_a_pooled_batch_ends_elsewhere_where_values_differ() -> None:
     assert rows["mean of the batch", 0.25] < rows["mean of the batch", 1.0]
     assert rows["mean of the batch", 1.0] > 0.05
     assert rows["a value that is learned", 1.0] < 1e-9
+
+
+@pytest.mark.parametrize("of_reference", [True, False])
+def test_centering_takes_away_what_a_user_gives_on_top(of_reference: bool) -> None:
+    """Users that differ in nothing else: the batch is off by it, centered rewards and a user's own aren't.
+    What the V* of a user's prompts are apart remains, whatever is given on top."""
+
+    def far(name: str, lenience: float, spread: float) -> float:
+        made = run.drawn(2, users.PROMPTS, users.RESPONSES, seed=13)
+        problems = users.tables(made, alike=True, of_reference=of_reference, lenience=lenience, spread=spread)
+        found = run.measured(problems, users.updates(problems)[name], [problems.reference])
+        assert found["arrived"] == 2
+        return found["worst"]
+
+    assert far("the batch", 1.0, 0.0) > 0.1
+    for name in ("the batch, centered by user", "the responses of a user"):
+        assert far(name, 1.0, 0.0) < 1e-9
+        assert far(name, 1.0, 0.25) == pytest.approx(far("the batch", 0.0, 0.25), abs=1e-6)
 
 
 def test_the_mass_of_the_log_is_held_by_other_groups() -> None:
@@ -85,7 +103,8 @@ def test_the_page(monkeypatch) -> None:
     monkeypatch.setattr(enumerated, "DESCENT", 2)  # so that nothing arrives
     monkeypatch.setattr(enumerated, "NEWTON", 1)
     noisy = run.noisy(1, (2,))
-    text = page.readme({"noisy": noisy, "held": run.held(2, 3), "single": run.single(1)}, 1, 2, 3)
+    found = {"noisy": noisy, "held": run.held(2, 3), "single": run.single(1), "users": run.of_users(1)}
+    text = page.readme(found, 1, 2, 3)
     assert "| – |" in text
     assert text.count("other groups |") == 6 + 4 + 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ def test_the_jobs_differ() -> None:
         ("count", "abacabcaa#", "a5b2c2"),
         ("brackets", "([{(|", ")}])"),
         ("merge", "abcd+efgh=", "aebfcgdh"),
+        ("weave", "abcd+efgh=", "ahbgcfde"),
         ("no repeats", "aabbbcaa>", "abca"),
         ("largest", "47,91,38>", "91"),
         ("odd ones", "1234567?", "1357"),
@@ -142,6 +144,21 @@ def test_the_default_is_the_recipe_for_the_data(out) -> None:
     earlier = METHODS["earlier"].settings(JOBS["stars"], FACTS)
     assert not isinstance(earlier, str)
     assert earlier["objective"]["weight_power"] == 1.0
+
+
+def test_ratings_are_centered_by_user(out) -> None:
+    """Each prompt is one user's, whose mean the copy of the log that a run reads has less of."""
+    job = logs.SMALL.of(JOBS["users"])
+    files = logs.prepare(job, out, logs.SMALL)
+    given = METHODS["centered by user"].settings(job, FACTS)
+    assert isinstance(given, dict)
+    assert isinstance(METHODS["centered by user"].settings(JOBS["stars"], FACTS), str)
+    shutil.copy(files.log, out / "centered.db")
+    play.center(out / "centered.db", given)
+    with Store.open(files.log, read_only=True) as before, Store.open(out / "centered.db") as after:
+        assert {s.meta["user"] for s in before.samples()} == set(range(24))
+        shifts = [s.meta["normalizer"]["shift"] for s in after.samples()]
+    assert shifts == [0.0] * 24  # of one rating each
 
 
 def test_kept_jobs_need_a_word() -> None:

@@ -216,8 +216,8 @@ def test_a_share_of_the_stores_prompts_is_measured_and_never_trained_on(tmp_path
         assert rows[-1]["eval_auc"] is not None
 
 
-def test_held_out_prompts_need_a_store_and_no_other_one(tmp_path: Path) -> None:
+def test_held_out_prompts_need_some_and_no_other_store(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"data.hold_out"):
-        Trainer(tiny(tmp_path, data__hold_out=0.1))
+        Trainer(tiny(tmp_path, data={"replay": 1.0, "hold_out": 0.1}))
     with pytest.raises(Refused, match=r"data.hold_out"):
         Trainer(log_run(tmp_path / "b", data__hold_out=0.1))

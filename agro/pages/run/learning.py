@@ -196,7 +196,7 @@ def nearness(run: RunData) -> dict[str, Any]:
     """What the template's section about the reference shows."""
     split = run.config.policy.reference == "phase"
     fresh = Series("training", run.training_kl)
-    name = "held-out" if run.config.data.eval_prompts else "sampled"
+    name = "held-out" if run.config.asks_held_out else "sampled"
     kl = [fresh, replace(heldout(run, "eval_kl_ref", name), split=split)]
     text = caption("kl_ref", "eval_kl_ref")
     if run.measures("kl_of_best") and run.measures("kl_ref", "eval_kl_ref"):
@@ -224,7 +224,7 @@ def _kl_facts(run: RunData) -> list[Fact]:
     if policy.reference_model:
         reference += f": {policy.reference_model}"
     facts = [Fact("reference", reference)]
-    name = "held-out KL at the end" if run.config.data.eval_prompts else "KL at the end"
+    name = "held-out KL at the end" if run.config.asks_held_out else "KL at the end"
     kl = {name: run.column("eval_kl_ref"), "highest KL in training": run.training_kl}
     for name, values in kl.items():
         if not np.isfinite(values).any():

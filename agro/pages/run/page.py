@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agro.io.files import write
-from agro.io.numbers import count, fixed, with_error
+from agro.io.numbers import count, fixed, percent, with_error
 from agro.pages.run.course import course
 from agro.pages.run.experience import RunExperience
 from agro.pages.run.health import health
@@ -63,6 +63,9 @@ def _model(run: RunData) -> str:
 
 def _facts(run: RunData) -> list[Fact]:
     facts = [Fact("seed", str(run.config.train.seed))]
+    if run.config.data.hold_out:
+        note = f"never trained on (data.hold_out); set_aside.jsonl has {run.set_aside} of them"
+        facts.append(Fact("held-out prompts", percent(run.config.data.hold_out, 1), note))
     if run.best_model is not None:
         best = run.best_model.measured
         value = fixed(best.value)

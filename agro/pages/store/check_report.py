@@ -13,6 +13,7 @@ from agro.io.numbers import count, fixed, percent, short, with_error
 from agro.objectives.needs import REWARD
 from agro.pages.store.check_survey import StoreSurvey, survey
 from agro.pages.store.findings import Findings
+from agro.pages.store.raters import explaining
 from agro.pages.store.verdicts import DataVerdict, verdicts
 from agro.store import Counts, Store
 from agro.train import trainable
@@ -41,6 +42,8 @@ class Report(Findings):
                 {"sources": [a.lower.source, a.higher.source], "groups": a.groups} for a in self.scales_apart
             ],
         }
+        if self.explaining is not None:
+            values["explaining"] = self.explaining.to_json()
         if self.measured is not None:
             values |= self.measured.to_json()
         if self.own_reward is not None:
@@ -89,16 +92,19 @@ def check_store(
     except Refused as error:
         problem = str(error).replace(str(store.path), str(path or store.path)).strip()
     uses_rewards = REWARD in phase.entry.needed(options)
+    surveyed = survey(store, counts.groups, held_out, config.data.near_copies)
+    is_single = surveyed.sizes[1] > 0.5 * surveyed.groups
     return Report(
         path or store.path,
         objective,
         counts,
-        survey(store, counts.groups, held_out, config.data.near_copies),
+        surveyed,
         problem,
         find_scale_conflicts(config.data, store) if uses_rewards else [],
         licenses or {},
         options=options,
         completes=config.data.complete_groups,
+        explaining=explaining(store) if uses_rewards and is_single else None,
         instead=instead(config, store, log).strip(),
     )
 

@@ -13,6 +13,7 @@ from agro.train.reward_scales import ScaleConflict
 if TYPE_CHECKING:
     from agro.pages.store.measurements import Measurements
     from agro.pages.store.own_reward import OwnReward
+    from agro.pages.store.raters import Explaining
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Findings:
     options: dict[str, Any] = field(default_factory=dict)  # of the objective, where they aren't its defaults
     completes: int | None = None  # data.complete_groups
     own_reward: OwnReward | None = None  # the log's mean reward, and the model's own
+    explaining: Explaining | None = None  # what explains the rewards of single responses
     instead: str = ""  # what to do with a log of single responses or of judged pairs
 
     @property

@@ -53,6 +53,7 @@ def _data_verdicts(report: Findings) -> Iterator[DataVerdict]:
     else:
         yield DataVerdict("note", f"{report.objective} can train on this.")
     yield from _groups(report, entry)
+    yield from _raters(report)
     yield from _rewards(report, entry)
     is_reported = report.problem.startswith("rewards of different scales")
     yield from map(_scales, report.scales_apart[int(is_reported) :])
@@ -97,6 +98,18 @@ def _groups(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
             "warning",
             f"The number of prompts is small: {survey.groups}.",
             "A model memorizes so few; hold some out (data.hold_out), and stop early (evaluate.patience).",
+        )
+
+
+def _raters(report: Findings) -> Iterator[DataVerdict]:
+    found = report.explaining
+    if found is not None:
+        yield DataVerdict(
+            "note",
+            f"{percent(found.share)} of the variance of {count(found.rewards)} rewards is between the "
+            f"{count(found.values)} values of {found.field}.",
+            f"Where {found.field} says who asks or rates, and nothing of the response, agro import "
+            f"--center-by {found.field} compares a response with what else they rated.",
         )
 
 

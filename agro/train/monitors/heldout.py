@@ -51,6 +51,14 @@ from agro.types import Batch, Prompt, Sample, prompt_hash
 TOGETHER = 64  # groups in one batch
 
 
+class NothingToRank(Refused):
+    """No held-out prompt has two scored responses. `prompts`: how many of data.hold_out there are."""
+
+    def __init__(self, text: str, prompts: int) -> None:
+        super().__init__(text)
+        self.prompts = prompts
+
+
 class HeldOutGroups:
     """Encoded groups with their log-probs under π_ref.
 
@@ -98,11 +106,13 @@ class HeldOutGroups:
         groups = [group for group in groups_of.values() if len(one_each(group)) > 1]
         if not groups:
             key = "hold_out" if data.hold_out else "eval_store"
-            raise Refused(
+            found = len({s.prompt_id for s in samples})
+            raise NothingToRank(
                 f"data.{key}: {path}: expected groups of two or more scored responses, got none among "
-                f"{len({s.prompt_id for s in samples})} groups; dropped: {dict(valid.dropped) or 'nothing'}. "
+                f"{found} groups; dropped: {dict(valid.dropped) or 'nothing'}. "
                 f"What to do: remove data.{key}, or measure the model's own responses "
-                "(data.eval_prompts and a reward)"
+                "(data.eval_prompts and a reward)",
+                found if data.hold_out else 0,
             )
         return cls(groups, learner, dropped=len(samples) - sum(map(len, groups)))
 

@@ -1,0 +1,150 @@
+"""Prompts that a run sets aside: how many `data.hold_out` holds out where `data.hold_out_most` bounds it, and
+RUN/set_aside.jsonl, those of them that the start and the trained model answer."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from agro.config import RunConfig
+from agro.errors import Refused
+from agro.io.files import write
+from agro.io.numbers import count
+from agro.logs.prompts import load_prompts
+from agro.runs.folder import SET_ASIDE
+from agro.runs.side_by_side import place
+from agro.store import Store
+from agro.store.draw_rules import noise
+from agro.store.location import Location, exists
+from agro.store.queries import chosen
+from agro.store.split import Clusters
+from agro.train.inputs import configured_prompts, near_copies
+from agro.train.phases import Phase
+from agro.train.source import stored_prompt
+from agro.train.trainable import check_enough
+from agro.types import Prompt
+
+FEWEST, MOST = 20, 128  # held-out prompts: fewer tell too little; so many are answered, at most
+
+
+class Budget(NamedTuple):
+    """The configuration with the share that is held out, and notes on why it is that."""
+
+    config: RunConfig
+    notes: tuple[str, ...] = ()
+    clusters: Clusters | None = None  # by which the share was computed
+
+
+def within_budget(config: RunConfig, location: Location, out: Path, *, resume: bool) -> Budget:
+    """The share of `data.hold_out` that `data.hold_out_most` allows. A run that is resumed keeps its own."""
+    recorded, data = out / "config.json", config.data
+    if resume and recorded.exists():
+        before = RunConfig.load(recorded).data
+        return Budget(_holding(config, before.hold_out, ask=before.ask_held_out))
+    if not data.hold_out or _is_measured(config):
+        return Budget(_holding(config, 0.0))
+    if data.store is not None and not _has_reference(config):
+        return _without(config, "stored groups are measured against a reference, and nothing else needs one")
+    prompts, _ = configured_prompts(data, "prompts")
+    ids = {prompt.id for prompt in prompts}
+    if data.store is not None and exists(location):
+        with Store.open(location, read_only=True) as store:
+            ids |= {prompt_id for prompt_id, _ in store.survey.each_prompt()}
+    most = min(data.hold_out_most or 0, int(data.hold_out * len(ids)))
+    if most < FEWEST:
+        return _without(config, f"a share of {data.hold_out:g} of {count(len(ids))} is fewer than {FEWEST}")
+    clusters, _ = near_copies(data, prompts, location, None)
+    share, held = largest_share(ids, clusters, most)
+    if held < FEWEST:
+        return _without(config, "they have so many near-copies")
+    budgeted = _holding(config, share, ask=_asks(config))
+    try:
+        check_enough(Phase.all(budgeted), location, clusters=clusters)
+    except Refused:
+        return _without(config, "a step needs all groups that may be drawn")
+    note = (
+        f"{count(held)} of {count(len(ids))} prompts are held out and never trained on, to compare the "
+        "result with the start; data.hold_out=0 trains on all"
+    )
+    return Budget(budgeted, (note,), clusters)
+
+
+def largest_share(ids: Iterable[str], clusters: Clusters, most: int) -> tuple[float, int]:
+    """The largest share of which `draw_rules.is_held_out` holds out at most so many prompts, and how many."""
+    sizes = Counter(clusters.get(prompt_id, prompt_id) for prompt_id in ids)
+    ordered = sorted((noise(0, 0, "hold_out", name), size) for name, size in sizes.items())
+    held, below = 0, 0
+    for position, size in ordered:
+        if held + size > most:
+            break
+        held, below = held + size, position
+    return (below + position) / 2**65, held  # between the last that is held out and the next
+
+
+def _is_measured(config: RunConfig) -> bool:
+    """Whether something else is held out."""
+    data = [phase.config.data for phase in Phase.all(config)]
+    return any(d.eval_prompts or d.eval_store for d in data)
+
+
+def _has_reference(config: RunConfig) -> bool:
+    """Whether a run that holds nothing out has a reference, which stays the same."""
+    phases = Phase.all(_holding(config, 0.0))
+    changes = any(phase.config.policy.reference in ("ema", "periodic") for phase in phases)
+    return not changes and any(phase.reads_reference for phase in phases)
+
+
+def _asks(config: RunConfig) -> bool:
+    """Whether held-out prompts are answered: those of a log where a reward is given that may score them."""
+    if config.data.ask_held_out is not None:
+        return config.data.ask_held_out
+    scores_log = not config.reward.is_default and config.environment is None
+    return config.data.prompts is not None or scores_log
+
+
+def _holding(config: RunConfig, share: float, *, ask: bool | None = None) -> RunConfig:
+    changes = {"hold_out": share, "hold_out_most": None, "ask_held_out": ask}
+    return config.model_copy(update={"data": config.data.model_copy(update=changes)})
+
+
+def _without(config: RunConfig, reason: str) -> Budget:
+    text = (
+        f"no prompts are held out, since {reason}; data.eval_prompts would compare the result with the start"
+    )
+    return Budget(_holding(config, 0.0), (text,))
+
+
+def set_aside(
+    config: RunConfig,
+    held_out: Sequence[Prompt],
+    location: Location,
+    clusters: Clusters,
+    recorded: Path | None,
+) -> list[Prompt]:
+    """Up to `MOST` held-out prompts, chosen by a hash: of `held_out`, those of data.prompts, or of the store.
+
+    `recorded`: the file of a run that is resumed, which are kept.
+    """
+    if recorded is not None and recorded.exists():
+        return load_prompts(recorded)
+    if config.data.prompts is not None:
+        return sorted(held_out, key=lambda prompt: place(prompt.id))[:MOST]
+    with Store.open(location, read_only=True) as store:
+        store.split.clusters = clusters
+        is_held_out = store.split.held_out(config.data)
+        wanted = chosen(config.data) | {"min_reward": None}
+        single = {row.prompt_id for row in store.survey.summaries(**wanted) if row.episode is None}
+        ordered = sorted(filter(is_held_out, single), key=place)
+        stored = (stored_prompt(store, prompt_id) for prompt_id in ordered)
+        return list(islice((prompt for prompt in stored if prompt is not None), MOST))
+
+
+def write_set_aside(folder: Path, prompts: Sequence[Prompt]) -> None:
+    """Keep those of a run, for a run that is resumed and for `agro eval RUN`."""
+    records = ({**prompt.columns, "prompt": prompt.text, "prompt_id": prompt.id} for prompt in prompts)
+    lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    write(folder / SET_ASIDE, "".join(lines))

@@ -1,0 +1,193 @@
+"""Prompts that a run sets aside: how many, that none is trained on, and that they give it a verdict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import InterruptAfter, fill_store, metrics, tiny, weights, write_prompts
+
+from agro.api.trained import Trained
+from agro.cli.eval_command import _prompts
+from agro.config import RunConfig
+from agro.errors import Interrupted, Refused
+from agro.logs.prompts import load_prompts
+from agro.runs.folder import SET_ASIDE
+from agro.runs.rundata import load_run
+from agro.runs.verdict import Verdict
+from agro.store import Store, is_held_out
+from agro.train.set_aside import largest_share, within_budget
+from agro.train.trainer import BaseTrainer
+from agro.types import Sample
+
+BUDGET = {"hold_out": 0.1, "hold_out_most": 25}
+
+
+def asking(folder: Path, count: int = 300, **changes: Any) -> RunConfig:
+    """Fresh samples of so many prompts."""
+    data = {"prompts": write_prompts(folder / "asked.jsonl", range(count)), **BUDGET}
+    return tiny(folder, data=data, **{"train__steps": 4, **changes})
+
+
+def learning(folder: Path, size: int = 2, **changes: Any) -> RunConfig:
+    """A log of 250 prompts, without a reward."""
+    if not (folder / "log.db").exists():
+        fill_store(folder / "log.db", 250, size, meta={"answer": "1"})
+    data = {"store": str(folder / "log.db"), "replay": 1.0, **BUDGET}
+    return tiny(folder, data=data, **{"reward": {}, "train__steps": 2, **changes})
+
+
+def drawn_prompts(store: Path, run: Path) -> set[str]:
+    with Store.open(store, read_only=True) as opened:
+        ids = {row.sample for row in opened.draws.drawn(load_run(run).values["run"])}
+        return {sample.prompt_id for sample in opened.samples(ids=ids)}
+
+
+def asked(run: Path) -> set[str]:
+    return {prompt.id for prompt in load_prompts(run / SET_ASIDE)}
+
+
+@pytest.mark.parametrize("most", [1, 7, 60, 99])
+def test_the_share_holds_out_as_many_as_allowed(most: int) -> None:
+    """Without near-copies exactly so many; clusters of ten at least ten fewer, and whole ones."""
+    ids = [f"p{i}" for i in range(100)]
+    share, held = largest_share(ids, {}, most)
+    assert held == most == sum(is_held_out(i, share) for i in ids)
+    clusters = {i: f"p{int(i[1:]) // 10 * 10}" for i in ids}
+    share, held = largest_share(ids, clusters, most)
+    assert held == most // 10 * 10 == sum(is_held_out(clusters[i], share) for i in ids)
+
+
+def test_fresh_prompts_are_set_aside_and_give_a_verdict(tmp_path: Path, capsys: Any) -> None:
+    run = tmp_path / "run"
+    BaseTrainer(asking(tmp_path, train__steps=10), run).run()
+    said = capsys.readouterr().err
+    assert "25 of 300 prompts are held out and never trained on" in said
+    assert "answer 25 of the held-out prompts (RUN/set_aside.jsonl)" in said
+    assert len(asked(run)) == 25
+    drawn = drawn_prompts(run / "store.db", run)
+    assert len(drawn) == 40  # 10 steps of 4
+    assert drawn.isdisjoint(asked(run))
+    assert (metrics(run)[0]["eval_n"], metrics(run)[-1]["eval_gain_n"]) == (25, 25)
+    assert "on 25 held-out prompts" in Verdict.of(load_run(run)).sentence
+    data = load_run(run).config.data
+    assert (data.hold_out_most, 0 < data.hold_out < 0.2) == (None, True)
+
+
+def test_a_resumed_run_and_one_that_repeats_it_set_the_same_aside(tmp_path: Path) -> None:
+    whole, cut, again = (tmp_path / name for name in ("whole", "cut", "again"))
+    BaseTrainer(asking(tmp_path), whole).run()
+    with pytest.raises(Interrupted):
+        BaseTrainer(asking(tmp_path), cut, monitors=[InterruptAfter(2)]).run()
+    BaseTrainer(asking(tmp_path), cut, resume=True).run()
+    BaseTrainer(RunConfig.load(whole / "config.json"), again).run()
+    for other in (cut, again):
+        assert (other / SET_ASIDE).read_bytes() == (whole / SET_ASIDE).read_bytes()
+        assert weights(other) == weights(whole)
+        assert metrics(other)[-1]["eval_gain"] == metrics(whole)[-1]["eval_gain"]
+
+
+def test_a_resumed_run_keeps_its_share_of_a_log_that_has_grown(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        BaseTrainer(learning(tmp_path), run, monitors=[InterruptAfter(1)]).run()
+    before, share = (run / SET_ASIDE).read_bytes(), load_run(run).config.data.hold_out
+    fill_store(tmp_path / "log.db", 900, 2)
+    BaseTrainer(learning(tmp_path), run, resume=True).run()
+    assert (run / SET_ASIDE).read_bytes() == before
+    assert load_run(run).config.data.hold_out == share
+
+
+def test_a_log_with_a_reward_has_its_prompts_answered(tmp_path: Path) -> None:
+    """The reward reads `answer` of the stored records."""
+    run, reward = tmp_path / "run", tiny(tmp_path).reward.model_dump()
+    BaseTrainer(learning(tmp_path, reward=reward), run).run()
+    assert len(asked(run)) == 25
+    assert drawn_prompts(tmp_path / "log.db", run).isdisjoint(asked(run))
+    last = metrics(run)[-1]
+    assert (last["eval_gain_n"], last["eval_groups"]) == (25, 25)
+    assert last["eval_kl_ref"] is not None
+    assert Verdict.of(load_run(run)).to_json()["by"] == "reward"
+    fill_store(tmp_path / "plain.db", 250, 2)
+    plain = {"store": str(tmp_path / "plain.db"), "replay": 1.0, **BUDGET}
+    refused = BaseTrainer(tiny(tmp_path, data=plain), tmp_path / "refused")
+    with pytest.raises(
+        Refused, match=r"hold_out: 25 of 25 prompts can't be scored.* data.ask_held_out = false"
+    ):
+        refused.run()
+
+
+def test_a_log_without_a_reward_ranks_and_names_the_prompts_to_ask(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    BaseTrainer(learning(tmp_path), run).run()
+    assert metrics(run)[-1]["eval_auc_groups"] == 25
+    assert metrics(run)[-1]["eval_reward"] is None
+    sentence = Verdict.of(load_run(run)).sentence
+    assert "compares the answers to 25 held-out prompts that the run set aside" in sentence
+
+
+def test_single_responses_are_set_aside_and_not_ranked(tmp_path: Path, capsys: Any) -> None:
+    run = tmp_path / "run"
+    single = {"objective__singletons": "pool", "train__groups": 8}
+    BaseTrainer(learning(tmp_path, 1, **single), run).run()
+    assert "no held-out prompt has two scored responses" in capsys.readouterr().err
+    assert metrics(run)[-1]["eval_auc"] is None
+    assert len(asked(run)) == 25
+    with pytest.raises(Refused, match=r"data.hold_out: .* two or more scored responses"):
+        BaseTrainer(learning(tmp_path, 1, **single, evaluate__keep_best=True), tmp_path / "best").run()
+
+
+def share_and_note(config: RunConfig, folder: Path) -> tuple[float, str]:
+    found = within_budget(config, config.data.store or folder / "none.db", folder / "run", resume=False)
+    return found.config.data.hold_out, " ".join(found.notes)
+
+
+def test_where_none_are_held_out(tmp_path: Path) -> None:
+    share, note = share_and_note(asking(tmp_path, 199), tmp_path)
+    assert (share, "a share of 0.1 of 199 is fewer than 20" in note) == (0.0, True)
+    assert share_and_note(asking(tmp_path, 200), tmp_path)[0] > 0
+    held = write_prompts(tmp_path / "held.jsonl", range(900, 905))
+    assert share_and_note(asking(tmp_path, data__eval_prompts=held), tmp_path) == (0.0, "")
+    assert share_and_note(asking(tmp_path, data__hold_out=0.0), tmp_path) == (0.0, "")
+    share, note = share_and_note(learning(tmp_path, train__groups=240), tmp_path)
+    assert (share, "a step needs all groups" in note) == (0.0, True)
+    assert share_and_note(learning(tmp_path, train__groups=225), tmp_path)[0] > 0
+    share, note = share_and_note(learning(tmp_path, objective={"name": "sft"}), tmp_path)
+    assert (share, "nothing else needs one" in note) == (0.0, True)
+
+
+def test_near_copies_that_are_more_than_the_budget_aren_t_held_out(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "copies.db") as store:
+        texts = [f"{'57316420'[n]:0>{i + 1}}{n}>" for n in range(2) for i in range(150)]
+        store.append(Sample(text, str(i), reward=float(i)) for text in texts for i in range(2))
+    copies = {"store": str(tmp_path / "copies.db"), "replay": 1.0, "near_copies": 0.01, **BUDGET}
+    share, note = share_and_note(tiny(tmp_path, data=copies), tmp_path)
+    assert (share, "so many near-copies" in note) == (0.0, True)
+
+
+def test_the_file_has_columns_and_messages(tmp_path: Path) -> None:
+    """As `agro eval RUN` reads it."""
+    BaseTrainer(asking(tmp_path, train__steps=1), tmp_path / "run").run()
+    rows = [json.loads(line) for line in (tmp_path / "run" / SET_ASIDE).read_text().splitlines()]
+    assert all(row["answer"] == row["prompt"][2] for row in rows)  # of 123> it is 3
+
+
+def test_a_share_on_the_command_line_is_exact(tmp_path: Path) -> None:
+    """It takes the place of the recipe's bound, unless it has one of its own."""
+    assert RunConfig.load("log").data.hold_out_most == 128
+    exact = RunConfig.load("log", ["data.hold_out=0.3"]).data
+    assert (exact.hold_out, exact.hold_out_most) == (0.3, None)
+    bounded = RunConfig.load("log", ["data.hold_out=0.3", "data.hold_out_most=50"]).data
+    assert (bounded.hold_out, bounded.hold_out_most) == (0.3, 50)
+    assert RunConfig.load("sft").data.hold_out == 0
+
+
+def test_an_evaluation_of_the_run_asks_what_it_set_aside(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    BaseTrainer(asking(tmp_path, train__steps=1), run).run()
+    assert {prompt.id for prompt in _prompts(run, RunConfig.load(run / "config.json"))} == asked(run)
+    assert Trained(run).evaluate(n=1)["prompts"] == 25
+    with pytest.raises(Refused, match="set none aside"):
+        _prompts(tmp_path, RunConfig.load(run / "config.json"))
