@@ -323,6 +323,7 @@ OLD_LOGP = OldLogProb(
 )
 # The same column, of samples of any staleness: for what corrects for whoever generated them.
 DRAWN_LOGP = LogProb("old_logp", "draw", "pass the trainer's log-probs when the batch was drawn")
+DRAWN_VALUE = ColumnNeed("old_value", "draw", "pass old_value, the values when the batch was drawn")
 STORED_VALUE = ColumnNeed(
     "stored_value",
     "value_store",
@@ -364,7 +365,7 @@ PREFIX_VALUE = Stream("prefix_value", "value_head")
 
 NEEDS: tuple[Need, ...] = (
     *(KL, ENTROPY, PROPOSAL, PROPOSAL_MEAN, VALUE, PREFIX_VALUE),
-    *(REWARD, FRESH, REF_LOGP, BEHAVIOR_LOGP, OLD_LOGP, STORED_VALUE, HINTED),
+    *(REWARD, FRESH, REF_LOGP, BEHAVIOR_LOGP, OLD_LOGP, DRAWN_VALUE, STORED_VALUE, HINTED),
     *(GROUPS, TRIPLES, PAIRS, VOTES),
 )
 

@@ -26,7 +26,7 @@ from agro.proof.claims import CLAIMS
 from agro.proof.descent import Path
 from agro.proof.ends import end, ends, own_ends, tools
 from agro.proof.enumerable import Space
-from agro.proof.expectation import LOGPS, all_groups
+from agro.proof.expectation import PER_TOKEN, all_groups
 from agro.proof.formulas import Situation, half_variance
 from agro.proof.measuring import (
     BETA,
@@ -192,7 +192,7 @@ def invariances(subject: Subject) -> Iterator[ProofRow]:
 def _padded(batch: Batch, count: int) -> Batch:
     """The batch with `count` more columns outside the mask, of NaN or the token 0."""
     wider = {}
-    for field, fill in (("mask", False), ("tokens", 0), *((name, math.nan) for name in LOGPS)):
+    for field, fill in (("mask", False), ("tokens", 0), *((name, math.nan) for name in PER_TOKEN)):
         value = getattr(batch, field)
         wider[field] = torch.cat([value, torch.full((len(value), count), fill, dtype=value.dtype)], 1)
     return batch.replace(**wider)

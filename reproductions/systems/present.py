@@ -180,7 +180,7 @@ def _nested(folder: Path) -> list[Row]:
     deep = {"alphabet": "0123456789>", "hidden": 16, "layers": 8, "heads": 2, "context": 16}
     run = train(of_recipe("nested_reft", folder, policy__new=deep, train__steps=5), folder / "nested")
     with Store.open(run / "store.db", read_only=True) as store:
-        skipped = [len(s.meta["sampling"].get("skipped_layers", ())) for s in store.samples()]
+        skipped = [len((s.sampling or {}).get("skipped_layers", ())) for s in store.samples()]
     consequence = "fewest layers that a response was sampled without"
     return [Row("Nested-ReFT", "recipe `nested_reft`", consequence, float(min(skipped)), 1.0, "at least")]
 

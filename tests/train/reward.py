@@ -6,6 +6,10 @@ def digits(completions, answer, **_):
     return [sum(c == a for c in text) / 3 for text, a in zip(completions, answer)]
 
 
+def starts_low(completions, **_):
+    return [float(text[:1] in tuple("01234")) for text in completions]
+
+
 def half_fails(completions, **_):
     return [float("nan") if text[:1] in "01234" else 1.0 for text in completions]
 

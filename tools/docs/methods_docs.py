@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agro.objectives import OBJECTIVES, Objective
@@ -23,14 +23,21 @@ it follows, with μ the policy that wrote the samples. "–": nothing is claimed
 read: in the authors' or the named library's code, in the paper, in notes that quote it, or reconstructed from
 the abstract.
 
-| arXiv | method | name here | needs | reaches π* | equation | called elsewhere |
-|---|---|---|---|---|---|---|
+*Of its system*: "whole" where the recipe does what the paper is about, also where that is how samples come
+about; "the loss" or "the rule" where this part alone is here, with what is missing.
+`python reproductions/systems/run.py` measures what the mechanisms change.
+
+| arXiv | method | name here | of its system | needs | reaches π* | equation | called elsewhere |
+|---|---|---|---|---|---|---|---|
 """
 RULES = {
     "adaptive replay buffer, ARB (2512.10510)": '`data.order = "closest"`, recipe `arb`',
     "age weights of replay, of AILBoost (2404.08513)": '`data.order = "age_weighted"`, recipe `ailboost`',
     "β tuned to a target KL by dual ascent, as in SAC (1812.05905)": (
         "`objective.beta = {start, target_kl, rate}`, recipe `tuned_beta`"
+    ),
+    "off-policy evaluation from a log by propensities, ad-load balancing (2309.11518)": (
+        "metric `eval_logged_gain`, with how many responses count (`eval_logged_gain_ess`)"
     ),
     "best of n, Async RLHF (2410.18252)": "`sft` with `data.best_of_group = true`",
     "dynamic sampling, DAPO (2503.14476)": "`data.spread = true`, recipe `dapo`",
@@ -55,6 +62,9 @@ RULES = {
     ),
     "propagated rewards of a search, SOPHIA (2507.16814)": (
         "`agro.rewards.groups.propagate`, recipe `sophia`"
+    ),
+    "what a log must cover, realizability (2211.05311)": (
+        "`agro check` with a model: coverage of π, and effective responses"
     ),
     "quality and coverage of a log, TQ and SACo (2111.04714)": "`agro check`",
     "ranking accuracy of preferences (2405.19534)": "metric `ranked_share` of objectives on pairs",
@@ -120,8 +130,16 @@ NOT_CARRIED = {
         "not written: baselines of others that no paper this project is built from compares with; "
         "an objective of one's own is ten lines (guide, Choosing β and the method)"
     ),
-    "model-based VIPO, MP1 (2507.10543), VolleyBots (2502.01932), ARIES (2502.21208), arXiv 2211.05311": (
+    "model-based VIPO, MP1 (2507.10543), VolleyBots (2502.01932), ARIES (2502.21208)": (
         "no world model, nothing to carry over, or no method of training"
+    ),
+    "inverse RL from demonstrations, a perspective on RLHF (2310.06147)": (
+        "no run learns a reward from demonstrations while its policy trains"
+    ),
+    "ReOPD (2607.04763)": "a variant of `distill` for samples of an earlier policy; no text was read",
+    "SharpeRatio@k (2311.18207)": (
+        "judges estimators of off-policy evaluation by the policies that they rank first; there is one "
+        "estimator here, and its errors are measured in reproductions/verdict"
     ),
 }
 SYSTEMS = """
@@ -130,14 +148,8 @@ SYSTEMS = """
 What isn't an objective: how samples are made, chosen and scored. Settings are explained in
 [Configuration](configuration.md).
 
-| arXiv | method | here |
-|---|---|---|
-"""
-INCOMPLETE = """
-## Recipes without an essential part
-
-| recipe | missing |
-|---|---|
+| arXiv | method | here | of its system |
+|---|---|---|---|
 """
 TAIL = """
 ## Not carried over
@@ -146,21 +158,28 @@ TAIL = """
 |---|---|---|
 """
 NUMBER = re.compile(r"\d{4}\.\d{5}")
+RECIPE = re.compile(r"recipe `(\w+)`")
 
 
 def methods() -> str:
     """The page, as Markdown."""
     rows = [row for name, entry in OBJECTIVES.items() for row in _rows(name, entry)]
     table = "\n".join(row for _, row in sorted(rows)) + "\n"
-    missing = {name: recipe.missing for name, recipe in recipes().items()}
-    incomplete = "".join(f"| `{name}` | {what} |\n" for name, what in missing.items() if what)
-    return HEAD + table + SYSTEMS + _pairs(RULES) + INCOMPLETE + incomplete + TAIL + _pairs(NOT_CARRIED)
+    rules = {name: f"{what} | {_extent(RECIPE.findall(what), 'the rule')}" for name, what in RULES.items()}
+    return HEAD + table + SYSTEMS + _pairs(rules) + TAIL + _pairs(NOT_CARRIED)
 
 
 def _pairs(rows: Mapping[str, str]) -> str:
     """Sorted by the first number of each, those without one last."""
     sorted_rows = sorted(rows.items(), key=lambda row: (NUMBER.findall(row[0]) or ["9"])[0])
     return "".join(f"| {_link(name)} | {_title(name)} | {what} |\n" for name, what in sorted_rows)
+
+
+def _extent(names: Sequence[str], part: str) -> str:
+    """What recipes have of their system: "whole", or the part that is here and what is missing."""
+    known = recipes()
+    missing = " ".join(filter(None, (known[name].missing for name in names)))
+    return f"{part}. Missing: {missing}" if missing else "whole"
 
 
 def _link(text: str) -> str:
@@ -178,7 +197,8 @@ def _rows(name: str, entry: Objective) -> list[tuple[str, str]]:
     """A row for each paper of an entry, with what it is sorted by."""
     rows = []
     for paper in entry.source.split("; "):
-        cells = (_link(paper), _title(paper), _name(name, entry), _needs(entry), _reaches(name))
+        here = _extent([name], "the loss")
+        cells = (_link(paper), _title(paper), _name(name, entry), here, _needs(entry), _reaches(name))
         called = entry.called.replace("|", "\\|") or "–"
         number = (NUMBER.findall(paper) or ["9"])[0]
         rows.append((number, f"| {' | '.join(cells)} | {entry.certainty} | {called} |"))
