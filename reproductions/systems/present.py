@@ -131,10 +131,10 @@ def _erc(folder: Path) -> list[Row]:
 def _tuned_beta(folder: Path) -> list[Row]:
     """β moves until the KL is its target."""
     beta = {"start": 0.02, "target_kl": 0.5, "rate": 0.1}
-    run = train(of_recipe("tuned_beta", folder, objective__beta=beta, train__steps=120), folder / "tuned")
-    kl = float(column(run, "kl_ref")[-40:].mean())
-    mechanism = "recipe `tuned_beta`, target 0.5 nats, 120 steps"
-    consequence = "|log(KL/target)|, mean KL of the last 40 steps"
+    run = train(of_recipe("tuned_beta", folder, objective__beta=beta, train__steps=80), folder / "tuned")
+    kl = float(column(run, "kl_ref")[-30:].mean())
+    mechanism = "recipe `tuned_beta`, target 0.5 nats, 80 steps"
+    consequence = "|log(KL/target)|, mean KL of the last 30 steps"
     return [Row("SAC", mechanism, consequence, abs(math.log(kl / 0.5)), math.log(1.5), "at most")]
 
 

@@ -6,8 +6,8 @@ def digits(completions, answer, **_):
     return [sum(c == a for c in text) / 3 for text, a in zip(completions, answer)]
 
 
-def starts_low(completions, **_):
-    return [float(text[:1] in tuple("01234")) for text in completions]
+def low_answer(completions, answer, **_):
+    return [float(a in "01234") for a in answer]
 
 
 def half_fails(completions, **_):

@@ -47,6 +47,8 @@ class Case:
     proposal: np.ndarray | None = None  # [B,T]
     proposal_mean: np.ndarray | None = None  # [B,T]
     old_value: np.ndarray | None = None  # [B,T]
+    ref_mean: np.ndarray | None = None  # [B,T]
+    ref_square: np.ndarray | None = None  # [B,T]
 
 
 @dataclass
