@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from agro.pages.store.check_survey import survey
 from agro.proof.claims import CLAIMS
 from agro.proof.ends import ends
 from agro.proof.measuring import EXACT, ProofRow, Subject
 from agro.proof.passport import expectations
+from agro.rollout.off_policy import compare_on_log
 from agro.store import Store
 from agro.store.records import Pair
 from agro.types import Sample
@@ -31,6 +33,7 @@ EQUATIONS = {
     "DPO, IPO, SLiC (GPO)": ("dpo", "ipo", "slic"),
     "path consistency, trajectory balance": ("prefix_consistency", "vargrad"),
     "CoPG": ("copg",),
+    "PPO": ("ppo",),
     "GRPO, Dr. GRPO, DAPO, GSPO, CISPO": ("grpo", "dr_grpo", "dapo", "gspo", "cispo"),
     "A*PO": ("apo",),
     "GVPO, VarGrad": ("gvpo", "vargrad"),
@@ -51,7 +54,7 @@ EQUATIONS = {
 def rows(folder: Path) -> list[Row]:
     found = [row for system, names in EQUATIONS.items() for name in names for row in _equation(system, name)]
     found += _token_level()
-    for measure in (_arb, _remix, _erc, _tuned_beta, _dynamic_sampling, _tracked, _opa_dpo, _nested, _topr):
+    for measure in RUNS:
         found += measure(folder)
     return found
 
@@ -194,3 +197,74 @@ def _topr(folder: Path) -> list[Row]:
     run = train(of_recipe("topr", folder, **changes), folder / "topr")
     share = float(column(run, "replay_share").min())
     return [Row("TOPR", "recipe `topr`, 30 steps", "least share of stored groups", share, 1.0, "at least")]
+
+
+def _critic(folder: Path) -> list[Row]:
+    """The value explains more of its targets than a constant does. The prompt says what they are."""
+    changes = {
+        "objective__value_clip": None,
+        "objective__gae_lambda": [0.95, 1.0],
+        "reward__name": f"{Path(__file__)}:low_answer",
+        "sampler__max_new": 1,
+        "train__value_lr": 0.3,
+        "train__groups": 32,
+        "train__steps": 30,
+    }
+    run = train(of_recipe("ppo", folder, **changes), folder / "ppo")
+    explained = float(np.nanmean(column(run, "explained_variance")[-10:]))
+    consequence = "explained variance of the value's targets, last ten steps (0 at the first)"
+    return [
+        Row("PPO", "recipe `ppo`, 30 steps, a reward of the prompt", consequence, explained, 0.3, "at least")
+    ]
+
+
+def low_answer(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """1 where the prompt ends with a digit below 5, whatever the response."""
+    return [float(a in "01234") for a in answer]
+
+
+def _evaluation(folder: Path) -> list[Row]:
+    """The value of a policy from another one's log: how often its interval holds the truth."""
+    rng = np.random.default_rng(0)
+    held, runs, prompts = 0, 200, 400
+    reward = np.linspace(0, 1, 5)
+    for _ in range(runs):
+        behavior, start, now = rng.dirichlet(np.full(5, 5.0), size=3)
+        y = rng.choice(5, size=prompts, p=behavior)
+        drawn = (rng.random(prompts) < reward[y]).astype(float)
+        a, b = (np.log(policy[y] / behavior[y]) for policy in (start, now))
+        found = compare_on_log(a, b, drawn, np.arange(prompts))
+        held += found.low <= (now - start) @ reward <= found.high
+    consequence = f"share of {runs} logs of {prompts} responses whose 95 % interval holds the true gain"
+    mechanism = "self-normalized weights π/μ (`eval_logged_gain`)"
+    return [Row("off-policy evaluation, ad loads", mechanism, consequence, held / runs, 0.91, "at least")]
+
+
+def _checked(folder: Path) -> list[Row]:
+    """What `agro check` says of a log that is written down: two prompts, rewards and repeats."""
+    with Store.open(folder / "checked.db") as store:
+        store.append(
+            Sample("a", text, reward=r) for text, r in (("x", 0.0), ("x", 0.0), ("y", 1.0), ("z", 0.5))
+        )
+        store.append(Sample("b", text, reward=r) for text, r in (("x", 0.0), ("y", 1.0)))
+        found = survey(store, groups=2)
+    name = "quality and coverage of a log"
+    quality = (0.375 + 0.5) / 2  # (mean − least) / (best − least) of both prompts
+    coverage = (3 / 4 + 1) / 2  # distinct responses per response
+    return [
+        Row(name, "`agro check`", "TQ less that by hand", abs(found.quality.mean - quality), 1e-9, "at most"),
+        Row(
+            name,
+            "`agro check`",
+            "SACo less that by hand",
+            abs(found.coverage.mean - coverage),
+            1e-9,
+            "at most",
+        ),
+    ]
+
+
+RUNS = (
+    *(_arb, _remix, _erc, _tuned_beta, _dynamic_sampling, _tracked, _opa_dpo, _nested, _topr, _critic),
+    *(_evaluation, _checked),
+)

@@ -57,7 +57,7 @@ SYSTEMS = (
     System("DPO, IPO, SLiC (GPO)", "2402.05749", ("dpo", "ipo", "slic")),
     System("path consistency, trajectory balance", "1702.08892", ("prefix_consistency", "vargrad")),
     System("CoPG", "2406.19185", ("copg",)),
-    System("PPO", "1707.06347", missing="The value network and its advantages (GAE)."),
+    System("PPO", "1707.06347", ("ppo",)),
     System("GRPO, Dr. GRPO, DAPO, GSPO, CISPO", "2402.03300", ("grpo", "dr_grpo", "dapo", "gspo", "cispo")),
     System("OAPL", "2602.19362", ("oapl",)),
     System("A*PO", "2505.20686", ("apo",)),

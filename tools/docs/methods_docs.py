@@ -82,6 +82,7 @@ RULES = {
 }
 # Of a method, or of a part of one: why it isn't here.
 NOT_CARRIED = {
+    "ABPO (2605.18899)": "no text of it was found to read",
     "AMPO (2510.02227), Guide (2506.13923): sampling a second time": (
         "a run samples once a step; a script samples again with a hint or a teacher, by the two rules above, "
         "and fills the store that the run draws from"
@@ -95,13 +96,32 @@ NOT_CARRIED = {
         "ones: over the vocabulary, where a batch has those of sampled tokens alone. The abstract was read, "
         "not the equations"
     ),
+    "FreshPER (2604.16918)": (
+        'draws by a priority, such as that of PER, that decays with age; `data.order = "age_weighted"` has the '
+        "decay alone. The abstract was read, not the equations"
+    ),
     "GDPO (2601.05242)": "normalizes each part of a reward by itself; a batch has one reward a response",
+    "Missing old logits (2605.12070)": (
+        "the trainer's own log-probs of the version that sampled, from snapshots or a second model, and an "
+        "average of the weights in their place (PPO-EWMA): `decoupled_ppo` has those of when the batch is "
+        "drawn, which are of a later version where samples are stale. The abstract was read"
+    ),
     "Mixture of Attentions for drafts (2410.03804)": (
         "an architecture of draft models; `sampler.draft` takes a causal language model"
     ),
     "OTB (2602.07078)": (
         "weighs returns by the norm of the gradient up to a token, from all next-token probabilities: a "
         "stream that isn't computed"
+    ),
+    "OREO (2412.16145)": (
+        "path consistency from each position to the end alone, the log-ratios of later tokens being constant "
+        "in the policy's part: `prefix_consistency` has all pairs of positions, and all gradients. A summary "
+        "was read, not the equations"
+    ),
+    "PEAR (2602.01058), by token and by block": (
+        "SFT weighed by products of ratios to whoever wrote the data, over a response (`sft` with "
+        '`weight = "behavior"`) or discounted over what comes after a token, which no weight here is. The '
+        "abstract and a summary were read"
     ),
     "PMOE, a mixture of adapters (2104.09122)": (
         "π is then a sum over adapters: a forward pass for each at every token, a router in the model, and "
@@ -113,6 +133,10 @@ NOT_CARRIED = {
         "samples for it; `apo` squares the same with r and a V* from these samples"
     ),
     "RLFR (2510.10201) on fresh samples": "the flow is fitted once, to a store; a run doesn't fit it again",
+    "ReVal (2603.23355)": (
+        "as TBRM, with the model's own logits as Q, in a Bellman residual at each token beside that of the "
+        "response. The abstract and a summary were read"
+    ),
     "SDFT (2601.19897)": (
         "its teacher is the policy with a demonstration in the prompt; the teacher of `distill` reads the "
         "same tokens as the policy"
@@ -124,6 +148,14 @@ NOT_CARRIED = {
     "TBRM (2505.15311)": (
         "takes the logits as Q, so that V would be their logsumexp; objectives get log-probs, from which "
         "that has been subtracted. `dro` learns V beside the policy. The abstract was read, not the equations"
+    ),
+    "VAPO (2504.05118)": (
+        "λ that grows with a response's length, and a value that is trained before the policy; its two λ are "
+        "`gae_lambda` of `ppo`. Known from memory, not looked up"
+    ),
+    "a mean shifted by β (2605.28150), its correction": (
+        "subtracts more than the mean reward, so that the policy that descent ends at is surely a cautious one; "
+        "`asymre` shifts the mean by a number. The abstract and a summary were read, not the formula"
     ),
     "TRL's ORPO, CPO, SimPO, XPO, Nash-MD, BCO, SPPO, AOT, EXO, NCA and DiscoPOP, verl's clip-cov, KL-cov "
     "and pass@k": (
