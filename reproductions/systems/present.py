@@ -237,7 +237,8 @@ def _evaluation(folder: Path) -> list[Row]:
         held += found.low <= (now - start) @ reward <= found.high
     consequence = f"share of {runs} logs of {prompts} responses whose 95 % interval holds the true gain"
     mechanism = "self-normalized weights π/μ (`eval_logged_gain`)"
-    return [Row("off-policy evaluation, ad loads", mechanism, consequence, held / runs, 0.91, "at least")]
+    share = float(held / runs)
+    return [Row("off-policy evaluation, ad loads", mechanism, consequence, share, 0.91, "at least")]
 
 
 def _checked(folder: Path) -> list[Row]:

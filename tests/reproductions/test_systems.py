@@ -7,12 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+
+from agro.recipes import recipes
 from reproductions.systems import run
 from reproductions.systems.row import Row
 from reproductions.systems.run import Measured, modules, page
 from reproductions.systems.systems import SYSTEMS, System
-
-from agro.recipes import recipes
 
 HELD = Row("AGRO", "a setting", "what it changes", 1.0, 0.5, "at least")
 FAILED = Row("AGRO", "a setting", "what it changes", 0.2, 0.5, "at least")

@@ -97,8 +97,8 @@ NOT_CARRIED = {
         "not the equations"
     ),
     "FreshPER (2604.16918)": (
-        'draws by a priority, such as that of PER, that decays with age; `data.order = "age_weighted"` has the '
-        "decay alone. The abstract was read, not the equations"
+        'draws by a priority, such as that of PER, that decays with age; `data.order = "age_weighted"` has '
+        "the decay alone. The abstract was read, not the equations"
     ),
     "GDPO (2601.05242)": "normalizes each part of a reward by itself; a batch has one reward a response",
     "Missing old logits (2605.12070)": (
@@ -154,7 +154,7 @@ NOT_CARRIED = {
         "`gae_lambda` of `ppo`. Known from memory, not looked up"
     ),
     "a mean shifted by β (2605.28150), its correction": (
-        "subtracts more than the mean reward, so that the policy that descent ends at is surely a cautious one; "
+        "subtracts more than the mean reward, so that the policy at the end is a cautious one; "
         "`asymre` shifts the mean by a number. The abstract and a summary were read, not the formula"
     ),
     "TRL's ORPO, CPO, SimPO, XPO, Nash-MD, BCO, SPPO, AOT, EXO, NCA and DiscoPOP, verl's clip-cov, KL-cov "
