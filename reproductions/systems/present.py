@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from agro.models.published import load_published
 from agro.pages.store.check_survey import survey
+from agro.pages.store.measurements import measure
 from agro.proof.claims import CLAIMS
 from agro.proof.ends import ends
 from agro.proof.measuring import EXACT, ProofRow, Subject
@@ -54,8 +56,8 @@ EQUATIONS = {
 def rows(folder: Path) -> list[Row]:
     found = [row for system, names in EQUATIONS.items() for name in names for row in _equation(system, name)]
     found += _token_level()
-    for measure in RUNS:
-        found += measure(folder)
+    for of_run in RUNS:
+        found += of_run(folder)
     return found
 
 
@@ -265,7 +267,39 @@ def _checked(folder: Path) -> list[Row]:
     ]
 
 
+def _ranked(folder: Path) -> list[Row]:
+    """Of pairs to prompts that weren't trained on, the share that the model ranks right."""
+    for name, numbers in (("pairs", range(40)), ("others", range(40, 60))):
+        with Store.open(folder / f"{name}.db") as store:
+            ids = store.append(Sample(f"{i:03d}>", str((i + j) % 10)) for i in numbers for j in (0, 3))
+            store.add_pairs(Pair(ids[2 * k], ids[2 * k + 1]) for k in range(len(numbers)))
+    changes = {"data__store": str(folder / "pairs.db"), "data__prompts": None, "train__steps": 150}
+    run = train(of_recipe("dpo", folder, **changes), folder / "dpo")
+    with Store.open(folder / "others.db") as store:
+        found = measure(store, load_published(config(folder).policy, run / "model")).to_json()
+    mechanism, name = "recipe `dpo`, 150 steps; `agro check --model`", "ranking accuracy of preferences"
+    consequence = f"share of {found['ranked_pairs']} held-out pairs that are ranked right (chance: 0.5)"
+    return [Row(name, mechanism, consequence, found["ranked_share"], 0.7, "at least")]
+
+
+def _coverage(folder: Path) -> list[Row]:
+    """E_μ (π/μ)² of a log: 1 of the policy's own samples, more of another's."""
+    still = config(folder, train__steps=12, train__lr=1e-9)
+    run = train(still, folder / "own")
+    moved = train(config(folder, train__steps=40), folder / "moved")
+    found = []
+    with Store.open(run / "store.db", read_only=True) as store:
+        for model in (run, moved):
+            policy = load_published(still.policy, model / "model")
+            found.append(measure(store, policy).to_json()["concentrability"])
+    name, mechanism = "realizability and coverage", "`agro check --model`: E_μ (π/μ)²"
+    return [
+        Row(name, mechanism, "of the model's own samples, less 1", abs(found[0] - 1), 1e-3, "at most"),
+        Row(name, mechanism, "of the same samples, for a model trained further", found[1], 1.5, "at least"),
+    ]
+
+
 RUNS = (
     *(_arb, _remix, _erc, _tuned_beta, _dynamic_sampling, _tracked, _opa_dpo, _nested, _topr, _critic),
-    *(_evaluation, _checked),
+    *(_evaluation, _checked, _ranked, _coverage),
 )

@@ -1,6 +1,6 @@
 """The systems that this project is built from: what of each is here, and what its mechanism changes.
 
-    python reproductions/systems/run.py [--only MODULE] [--json FILE] [--out FOLDER]
+    python reproductions/systems/run.py [--only MODULE] [--json FILE] [--out FOLDER] [--limit SECONDS]
 
 Each module of this folder with a function `rows(folder) -> list[Row]` is run in a process of its own, with a
 time limit. Writes README.md: a table of what was measured, and one of all systems. It takes under thirty CPU
@@ -131,6 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", help="measure this module alone; may be repeated")
     parser.add_argument("--json", type=Path, help="also write the measurements to this file")
     parser.add_argument("--out", type=Path, default=FOLDER)
+    parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds of a module, at most")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.measure:
@@ -140,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in args.only or modules():
         began = time.perf_counter()
         print(f"{name} …", flush=True)
-        known[name] = part = measure(name)
+        known[name] = part = measure(name, args.limit)
         held = sum(row.holds for row in part.rows)
         print(f"{name}: {held} of {len(part.rows)} hold, {time.perf_counter() - began:.0f} s {part.error}")
     measured = sorted(known.values(), key=lambda part: part.module)

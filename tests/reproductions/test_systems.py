@@ -64,7 +64,7 @@ def test_a_module_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     """And the others' rows are those of before."""
     before = [asdict(Measured("other", [HELD], 1.0))]
     (tmp_path / "result.json").write_text(json.dumps(before))
-    monkeypatch.setattr(run, "measure", lambda name: Measured(name, [], 2.0, "it ended with 1"))
+    monkeypatch.setattr(run, "measure", lambda name, limit: Measured(name, [], 2.0, "it ended with 1"))
     assert run.main(["--only", "present", "--out", str(tmp_path)]) == 1
     text = (tmp_path / "README.md").read_text()
     assert "The module `present` failed: it ended with 1." in text

@@ -64,10 +64,12 @@ RULES = {
         "`agro.rewards.groups.propagate`, recipe `sophia`"
     ),
     "what a log must cover, realizability (2211.05311)": (
-        "`agro check` with a model: coverage of π, and effective responses"
+        "`agro check` with a model: coverage of π, effective responses, and concentrability E_μ (π/μ)²"
     ),
     "quality and coverage of a log, TQ and SACo (2111.04714)": "`agro check`",
-    "ranking accuracy of preferences (2405.19534)": "metric `ranked_share` of objectives on pairs",
+    "ranking accuracy of preferences (2405.19534)": (
+        "metric `ranked_share` of objectives on pairs; of held-out ones `agro check` with a model"
+    ),
     "replay and reincarnation, ReMix (2507.06892)": "two phases, recipe `remix`",
     "residual RL, an adapter on a frozen base in 50/50 batches (2509.19301)": "recipe `residual`",
     "reward-conditioned imitation, MBRCSL (2310.19308)": "recipe `reward_conditioned`",
