@@ -4,17 +4,20 @@ data, in runs of some seconds."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from agro.models.published import load_published
 from agro.pages.store.check_survey import survey
 from agro.pages.store.measurements import measure
 from agro.proof.claims import CLAIMS
 from agro.proof.ends import ends
-from agro.proof.measuring import EXACT, ProofRow, Subject
+from agro.proof.enumerable import Space
+from agro.proof.measuring import EXACT, ProofRow, Subject, problem
 from agro.proof.passport import expectations
 from agro.rollout.off_policy import compare_on_log
 from agro.store import Store
@@ -86,7 +89,27 @@ def _token_level() -> list[Row]:
             worst = _worst(list(expectations(Subject("agro", claims))))
             mechanism = f'`agro`, `regularizer = "{estimate}"`'
             found += [Row("AGRO at the token level", mechanism, GRADIENT, worst, EXACT, "at most")]
-    return found
+    plain, integrated = (_spread(estimate) for estimate in ("sequence", "reference"))
+    consequence = "variance of a pair's gradient on samples of π_ref, as a share of eq. 4's (r = 0, β = 1)"
+    mechanism = '`agro`, `regularizer = "reference"`'
+    share = integrated / plain
+    return [*found, Row("AGRO at the token level", mechanism, consequence, share, 0.5, "at most")]
+
+
+def _spread(estimate: str) -> float:
+    """The trace of the covariance of a pair's gradient, over all pairs of responses of two tokens."""
+    policy, reference, _, reward = problem(Space(3, 2, 1))
+    claims = replace(CLAIMS["agro"][0], options={"beta": 1.0, "regularizer": estimate})
+    subject = Subject("agro", claims)
+    batch = subject.batch(reference, torch.zeros_like(reward), reference, 2)
+    gradients, chances = [], []
+    for number in range(batch.n_groups):
+        pair = batch.rows((batch.group == number).nonzero()[:, 0])
+        chances.append(pair.weight[0])
+        gradients.append(subject.gradient(policy, reference, pair.replace(weight=torch.ones(2).double())))
+    p_G1, g_GW = torch.stack(chances)[:, None], torch.stack(gradients)
+    mean_W = (p_G1 * g_GW).sum(0) / p_G1.sum()
+    return float((p_G1 * (g_GW - mean_W).square()).sum() / p_G1.sum())
 
 
 def _arb(folder: Path) -> list[Row]:
