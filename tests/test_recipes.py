@@ -41,6 +41,7 @@ OWN = {  # instead of these
         "policy.new.layers=1",
         "data.eval_prompts=one.jsonl",
     ],
+    "nested_reft": [*SMALL, "sampler.skip_layers=0.9"],  # of one layer between the first and the last
     "one_response": ["train.steps=2", "train.groups=3", "sampler.max_new=4", "train.warmup=1"],
     "paper_math": [
         *(f"phases.{name}.train.steps=1" for name in ("sft", "onpolicy", "offpolicy")),
@@ -59,7 +60,7 @@ def models(tmp_path_factory) -> Path:
     """MODEL, and the chat model of a hub under its name there, with a template."""
     folder = tmp_path_factory.mktemp("models")
     for name in ("MODEL", "Qwen/Qwen3-0.6B"):
-        new_model(folder / name, NewModel(hidden=16, layers=1, heads=2, context=256), 0)
+        new_model(folder / name, NewModel(hidden=16, layers=3, heads=2, context=256), 0)
     tokenizer = AutoTokenizer.from_pretrained(folder / name)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder / name)

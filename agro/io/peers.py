@@ -95,9 +95,7 @@ SETTINGS = {
 # Names of theirs without an entry of their own.
 ELSEWHERE = {
     "bnpo": 'grpo with average = "token"',
-    "ppo": 'grpo (its clip without a value network) or prefix_consistency, which learns values; "gae" has no '
-    "counterpart",
-    "gae": "prefix_consistency, which learns the value of each prefix",
+    "gae": "ppo",
     "vanilla": "grpo",
     "reinforce_plus_plus": "reinforce_pp",
     "reinforce_plus_plus_baseline": "reinforce_pp",

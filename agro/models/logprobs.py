@@ -20,10 +20,22 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from agro.errors import Refused
-from agro.models.tiles import Head, Plan, Slopes, Sums, add_tile, after_tiles, d_logits, fill, keys, sum_dtype
+from agro.models.tiles import (
+    OF_REFERENCE,
+    Head,
+    Plan,
+    Slopes,
+    Sums,
+    add_tile,
+    after_tiles,
+    d_logits,
+    fill,
+    keys,
+    sum_dtype,
+)
 from agro.types import KeptSets
 
-STREAMS = ("logp", "entropy", "kl", "proposal", "proposal_mean")
+STREAMS = ("logp", "entropy", "kl", "proposal", "proposal_mean", "ref_mean", "ref_square")
 
 
 class Outputs(NamedTuple):
@@ -53,10 +65,10 @@ def token_streams(
             token, without gradient) and "proposal_mean" (of log π over q, which has no gradient itself). q ∝
             π^(1/κ), κ the `temperature` of such a name where it has one (`agro.objectives.needs.PROPOSAL`);
             where its `draws` isn't 0, the shares of so many tokens drawn from q stand for q (see
-            `agro.models.tiles`).
+            `agro.models.tiles`), "ref_mean" and "ref_square" (Σ π_ref ρ and ½ Σ π_ref ρ², ρ = log π/π_ref).
         temperature: divides the logits of both policies.
         chunk: positions of a tile, at most; it has `TILE` tokens.
-        reference: hidden states and head of π_ref, for "kl". They receive no gradient.
+        reference: hidden states and head of π_ref, for `OF_REFERENCE`. They receive no gradient.
     Returns:
         name -> [B,T], float32 (float64 for float64 weights).
     """
@@ -65,13 +77,13 @@ def token_streams(
         raise ValueError(f"streams: expected some of {', '.join(STREAMS)}, got {', '.join(sorted(unknown))}")
     if mask[:, 0].any():
         raise ValueError("mask: the first token is in the mask, but a first token has no log-prob")
-    if "kl" in want and reference is None:
-        raise ValueError("the stream 'kl' needs a reference")
+    if OF_REFERENCE & set(want) and reference is None:
+        raise ValueError(f"streams: {', '.join(sorted(OF_REFERENCE & set(want)))} needs a reference")
     hidden, head, kept = Outputs(*outputs)
     vocab = head.weight.shape[0]
     predicts = mask[:, 1:]  # the positions whose hidden states predict a token of the mask
     ref_hidden, ref_head = None, None
-    if "kl" in want and reference is not None:
+    if OF_REFERENCE & set(want) and reference is not None:
         ref_hidden, ref_head = reference[0][:, :-1][predicts].detach(), reference[1]
         if ref_head.weight.shape[0] != vocab:
             raise Refused(
@@ -86,7 +98,7 @@ def token_streams(
     chosen, states = tokens[:, 1:][predicts].long(), hidden[:, :-1][predicts]
     streams: dict[str, Tensor] = {}
     for part in [plan] if kept is None else _split(plan, kept.masked(mask)):
-        other = ref_hidden if "kl" in part.want else None
+        other = ref_hidden if OF_REFERENCE & part.want else None
         values = _Streams.apply(states, head.weight, head.bias, chosen, other, part)  # type: ignore[no-untyped-call]
         for name, value in zip(STREAMS, values):
             if value is not None:

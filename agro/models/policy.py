@@ -24,7 +24,7 @@ from agro.models.masters import Masters
 from agro.models.newmodel import new_model
 from agro.models.packing import can_pack, last_hidden
 from agro.models.pretrained import device_of, pretrained, saved_weights, set_threads, without_bars
-from agro.models.tiles import Head
+from agro.models.tiles import OF_REFERENCE, Head
 from agro.types import KeptSets, Sample, Text
 
 __all__ = ["InvalidSample", "Policy", "new_model"]
@@ -259,7 +259,7 @@ class Policy:
             lengths: [B] tokens of each sequence.
             mask: [B,T] positions to compute, within the lengths, without the first token.
             want: of "logp", "entropy", "kl" (exact, of π from `reference`), "proposal", "proposal_mean" (at a
-                need's own temperature), "prefix_value" and "value".
+                need's own temperature), "ref_mean", "ref_square", "prefix_value" and "value".
             kept: what log-probs are normalized over; None: the vocabulary.
         Returns:
             name -> [B,T] float32 (float64 for float64 weights), NaN outside the mask, differentiable in the
@@ -267,7 +267,7 @@ class Policy:
         """
         tokens, lengths, mask = (t.to(self.device) for t in (tokens, lengths, mask))
         other: Outputs | None = None
-        if "kl" in want and reference is not None:
+        if OF_REFERENCE & set(want) and reference is not None:
             with torch.no_grad():
                 other = Outputs(reference.hidden(tokens, lengths), Head.of(reference.model))
         hidden = self.hidden(tokens, lengths)

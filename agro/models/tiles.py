@@ -5,7 +5,11 @@ KL = Σ π (log π - log π_ref), the gradients with respect to z are
 
     d log π(a) = 1_a - π        d H = -π (log π + H)        d KL = π (log π - log π_ref - KL)
 
-and of q = softmax(z/κ), a constant, d Σ q log π = q - π. All of them follow from sums of e^(z - m) and of its
+and of q = softmax(z/κ), a constant, d Σ q log π = q - π. Under the reference, with ρ = log π - log π_ref,
+
+    d Σ π_ref ρ = π_ref - π        d ½ Σ π_ref ρ² = π_ref ρ - π Σ π_ref ρ
+
+All of them follow from sums of e^(z - m) and of its
 multiples, which are added up tile by tile, with m the largest logit so far; they are rescaled where m grows
 (the online softmax of Milakov and Gimelshein, arXiv:1805.02867).
 
@@ -30,6 +34,8 @@ from agro.errors import Refused
 from agro.types import KeptSets
 
 TILE = 1024  # tokens of the vocabulary whose logits are computed at once
+UNDER_REFERENCE = frozenset({"ref_mean", "ref_square"})  # expectations over π_ref
+OF_REFERENCE = frozenset({"kl"}) | UNDER_REFERENCE  # streams that need its logits
 LOWEST = torch.finfo(torch.float32).min  # below any logit; finite, since -inf - -inf is NaN
 _GAMMA = -0x61C8864680B583EB  # SplitMix64's constants (Steele, Lea and Flood 2014), as signed numbers
 _FIRST, _SECOND = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
@@ -193,6 +199,8 @@ class Sums(NamedTuple):
     q_total: Tensor  # Σ e^(x/κ)
     q_sum: Tensor  # Σ e^(x/κ) x
     q_token: Tensor  # e^(x/κ) of the token, after the last tile
+    gap_sum: Tensor  # Σ e^x_ref u, u = x - x_ref
+    gap_squares: Tensor  # Σ e^x_ref u²
     drawn_tokens: Tensor | None = None  # [n,K] tokens; then q_total is K, and the sums of q count them
 
     @classmethod
@@ -209,7 +217,23 @@ class Sums(NamedTuple):
 
     @property
     def kl(self) -> Tensor:
-        return (self.x_sum - self.ref_sum) / self.total - (self.total.log() - self.ref_total.log())
+        return (self.x_sum - self.ref_sum) / self.total - self.log_totals
+
+    @property
+    def log_totals(self) -> Tensor:
+        """u less this is ρ = log π - log π_ref."""
+        return self.total.log() - self.ref_total.log()
+
+    @property
+    def ref_mean(self) -> Tensor:
+        """Σ π_ref ρ"""
+        return self.gap_sum / self.ref_total - self.log_totals
+
+    @property
+    def ref_square(self) -> Tensor:
+        """½ Σ π_ref ρ²"""
+        squares = self.gap_squares / self.ref_total
+        return (squares - self.log_totals * (2 * self.gap_sum / self.ref_total - self.log_totals)) / 2
 
 
 def add_tile(sums: Sums, plan: Plan, h: Tensor, tokens: Tensor, h_ref: Tensor | None, tile: slice) -> None:
@@ -223,7 +247,7 @@ def add_tile(sums: Sums, plan: Plan, h: Tensor, tokens: Tensor, h_ref: Tensor | 
     if {"proposal", "proposal_mean"} & plan.want:
         _add_proposal(sums, x, rise, plan.kappa)
     shrink = (-rise).exp()
-    if not {"entropy", "kl"} & plan.want:
+    if not {"entropy", *OF_REFERENCE} & plan.want:
         sums.total.mul_(shrink).add_(x.exp_().sum(1))
         return
     e = x.exp()
@@ -234,8 +258,20 @@ def add_tile(sums: Sums, plan: Plan, h: Tensor, tokens: Tensor, h_ref: Tensor | 
         ref_rise = _raise_largest(sums.ref_largest, z_ref)
         x_ref = _minus(z_ref, sums.ref_largest)
         sums.ref_sum.sub_(sums.total * ref_rise).mul_(shrink).add_((e * x_ref).sum(1))
+        if UNDER_REFERENCE & plan.want:
+            _add_gaps(sums, x, x_ref, ref_rise - rise, ref_rise)
         sums.ref_total.mul_((-ref_rise).exp()).add_(x_ref.exp_().sum(1))
     sums.total.mul_(shrink).add_(e.sum(1))
+
+
+def _add_gaps(sums: Sums, x: Tensor, x_ref: Tensor, grows: Tensor, ref_rise: Tensor) -> None:
+    """Add a tile's sums under the reference, whose total is still that of the tiles before; each u of those
+    tiles grows by `grows` [n]."""
+    e_ref, gap = x_ref.exp(), x - x_ref
+    shrink = (-ref_rise).exp()
+    sums.gap_squares.add_(grows * (2 * sums.gap_sum + grows * sums.ref_total)).mul_(shrink)
+    sums.gap_squares.add_((e_ref * gap.square()).sum(1))
+    sums.gap_sum.add_(grows * sums.ref_total).mul_(shrink).add_((e_ref * gap).sum(1))
 
 
 def _add_proposal(sums: Sums, x: Tensor, rise: Tensor, kappa: float) -> None:
@@ -283,7 +319,7 @@ def _at_token(tokens: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
 
 
 def fill(values: Tensor, sums: Sums, plan: Plan) -> None:
-    """Write the streams of a block to `values` [5,n], as far as they are wanted."""
+    """Write the streams of a block to `values` [7,n], as far as they are wanted."""
     values[0] = sums.token - sums.total.log()
     if "entropy" in plan.want:
         values[1] = sums.entropy
@@ -292,13 +328,16 @@ def fill(values: Tensor, sums: Sums, plan: Plan) -> None:
     if {"proposal", "proposal_mean"} & plan.want:
         values[3] = sums.q_token / sums.q_total
         values[4] = sums.q_sum / sums.q_total - sums.total.log()
+    if UNDER_REFERENCE & plan.want:
+        values[5], values[6] = sums.ref_mean, sums.ref_square
 
 
 class Slopes(NamedTuple):
     """Factors of the gradient of z, each [n,1], None where it is 0.
 
-    The gradient is e^x (x_factor x + ref_factor x_ref + constant) + q_factor e^(x/κ), and `token_factor` more
-    at the token. Where tokens were drawn, q_factor is added at each of them instead.
+    The gradient is e^x (x_factor x + ref_factor x_ref + constant) + q_factor e^(x/κ) + e^x_ref (gap_factor
+    u + gap_constant), and `token_factor` more at the token. Where tokens were drawn, q_factor is added at
+    each of them instead.
     """
 
     constant: Tensor
@@ -306,24 +345,32 @@ class Slopes(NamedTuple):
     x_factor: Tensor | None
     ref_factor: Tensor | None
     q_factor: Tensor | None
+    gap_factor: Tensor | None
+    gap_constant: Tensor | None
 
     @classmethod
     def of(cls, grads: list[Tensor | None], sums: Sums, dtype: torch.dtype) -> Slopes:
         """From the gradients of the streams."""
         zero = torch.zeros_like(sums.total)
-        d_logp, d_entropy, d_kl, _, d_mean = (zero if g is None else g.double() for g in grads)
+        d_logp, d_entropy, d_kl, _, d_mean, d_ref_mean, d_ref_square = (
+            zero if g is None else g.double() for g in grads
+        )
         constant = -(d_logp + d_mean)
-        x_factor, ref_factor, q_factor = None, None, None
+        x_factor, ref_factor, q_factor, gap_factor, gap_constant = None, None, None, None, None
         if grads[1] is not None or grads[2] is not None:
             x_factor = (d_kl - d_entropy) / sums.total
         if grads[1] is not None:
             constant = constant + d_entropy * (sums.total.log() - sums.entropy)
         if grads[2] is not None:
-            constant = constant - d_kl * (sums.total.log() - sums.ref_total.log() + sums.kl)
+            constant = constant - d_kl * (sums.log_totals + sums.kl)
             ref_factor = -d_kl / sums.total
         if grads[4] is not None:
             q_factor = d_mean / sums.q_total
-        factors = (constant / sums.total, d_logp, x_factor, ref_factor, q_factor)
+        if grads[5] is not None or grads[6] is not None:
+            constant = constant - d_ref_mean - d_ref_square * sums.ref_mean
+            gap_factor = d_ref_square / sums.ref_total
+            gap_constant = (d_ref_mean - d_ref_square * sums.log_totals) / sums.ref_total
+        factors = (constant / sums.total, d_logp, x_factor, ref_factor, q_factor, gap_factor, gap_constant)
         return cls(*(None if f is None else f[:, None].to(dtype) for f in factors))  # type: ignore[arg-type]
 
 
@@ -339,6 +386,14 @@ def d_logits(
     q = None
     if slopes.q_factor is not None and sums.drawn_tokens is None:
         q = (x / plan.kappa).exp_().mul_(slopes.q_factor)
+    under_reference = None
+    if slopes.gap_factor is not None:
+        assert h_ref is not None
+        assert plan.reference is not None
+        assert slopes.gap_constant is not None
+        x_ref = _minus(plan.logits(plan.reference, h_ref, tile, x.dtype), sums.ref_largest)
+        gaps = (x - x_ref).mul_(slopes.gap_factor).add_(slopes.gap_constant)
+        under_reference = x_ref.exp_().mul_(gaps)
     if slopes.x_factor is None:
         d = x.exp_().mul_(slopes.constant)
     else:
@@ -350,8 +405,9 @@ def d_logits(
             z_ref = plan.logits(plan.reference, h_ref, tile, d.dtype)
             d.addcmul_(_minus(z_ref, sums.ref_largest), slopes.ref_factor)
         d.mul_(e)
-    if q is not None:
-        d.add_(q)
+    for added in (q, under_reference):
+        if added is not None:
+            d.add_(added)
     if slopes.q_factor is not None and sums.drawn_tokens is not None:
         add_counts(d, sums.drawn_tokens, slopes.q_factor, tile)
     rows, columns = _at_token(tokens, tile)

@@ -165,6 +165,22 @@ class Fresh(ColumnNeed):
         return batch.replace(age=torch.full_like(batch.age, math.nan))
 
 
+class OfReference(ColumnNeed):
+    """Responses that the reference wrote: the recorded log-probs are its own."""
+
+    apart = 0.1  # nats a token, on average over a response: above what engines and types round
+
+    def missing(self, batch: Batch) -> Tensor:
+        assert batch.behavior_logp is not None
+        assert batch.ref_logp is not None
+        gap_BT = torch.where(batch.mask, batch.behavior_logp.double() - batch.ref_logp.double(), 0.0).abs()
+        return self._required(~(gap_BT.sum(1) / batch.mask.sum(1) <= self.apart), batch)
+
+    def without(self, batch: Batch) -> Batch:
+        assert batch.ref_logp is not None
+        return batch.replace(behavior_logp=batch.ref_logp - 2 * self.apart)
+
+
 class GroupSize(Need):
     """So many responses in each group."""
 
@@ -321,8 +337,16 @@ OLD_LOGP = OldLogProb(
     "agro",
     what="old_logp (the trainer's log-probs when its samples were made)",
 )
+OF_REFERENCE = OfReference(
+    "of_reference",
+    "record",
+    "train on samples of the reference alone (agro sample --model REFERENCE, agro score, data.replay = 1), "
+    'or set regularizer = "sequence"',
+    what="responses of the reference (recorded log-probs within 0.1 nats a token of the reference's)",
+)
 # The same column, of samples of any staleness: for what corrects for whoever generated them.
 DRAWN_LOGP = LogProb("old_logp", "draw", "pass the trainer's log-probs when the batch was drawn")
+DRAWN_VALUE = ColumnNeed("old_value", "draw", "pass old_value, the values when the batch was drawn")
 STORED_VALUE = ColumnNeed(
     "stored_value",
     "value_store",
@@ -356,6 +380,8 @@ VOTES = Votes(
     what="the votes of each pair",
 )
 KL = Stream("kl", "reference")
+REF_MEAN = Stream("ref_mean", "reference")
+REF_SQUARE = Stream("ref_square", "reference")
 ENTROPY = Stream("entropy", "step")
 PROPOSAL = Proposal("proposal", "step")
 PROPOSAL_MEAN = Proposal("proposal_mean", "step")
@@ -363,8 +389,8 @@ VALUE = Stream("value", "value_head")
 PREFIX_VALUE = Stream("prefix_value", "value_head")
 
 NEEDS: tuple[Need, ...] = (
-    *(KL, ENTROPY, PROPOSAL, PROPOSAL_MEAN, VALUE, PREFIX_VALUE),
-    *(REWARD, FRESH, REF_LOGP, BEHAVIOR_LOGP, OLD_LOGP, STORED_VALUE, HINTED),
+    *(KL, REF_MEAN, REF_SQUARE, ENTROPY, PROPOSAL, PROPOSAL_MEAN, VALUE, PREFIX_VALUE),
+    *(REWARD, FRESH, REF_LOGP, BEHAVIOR_LOGP, OF_REFERENCE, OLD_LOGP, DRAWN_VALUE, STORED_VALUE, HINTED),
     *(GROUPS, TRIPLES, PAIRS, VOTES),
 )
 

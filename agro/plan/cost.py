@@ -14,7 +14,7 @@ from agro.config import RunConfig
 from agro.models.encoding import InvalidSample
 from agro.models.policy import Policy
 from agro.objectives.core import wanted_streams
-from agro.objectives.needs import REF_LOGP
+from agro.objectives.needs import REF_LOGP, provided_by
 from agro.plan.probes import Rates, StepSequence, decoding, operations, rates, update
 from agro.rollout.engines.capabilities import capabilities
 from agro.rollout.rollout import embedded
@@ -134,7 +134,7 @@ def seconds(
     parts["reference"] = _scored_rows(config, needs, policy, step) * rate.reference
     scoring = rate.scoring * count
     passes = rate.training * count + (scoring if step.twice else 0.0)
-    parts["training"] = config.train.updates * passes + (scoring if "old_logp" in needs else 0.0)
+    parts["training"] = config.train.updates * passes + scoring * len(provided_by("draw", needs))
     parts["update"] = config.train.updates * update(policy, config.train, limit)
     return parts, rate
 

@@ -272,6 +272,11 @@ class Enumerable:
         if "kl" in want:
             assert reference is not None
             streams["kl"] = (logp.exp() * (logp - reference.logp_next().detach())).sum(-1)[:, places]
+        if {"ref_mean", "ref_square"} & set(want):
+            assert reference is not None
+            other = reference.logp_next().detach()
+            streams["ref_mean"] = (other.exp() * (logp - other)).sum(-1)[:, places]
+            streams["ref_square"] = (other.exp() * (logp - other).square()).sum(-1)[:, places] / 2
         for need in want:
             if isinstance(need, Proposal):
                 q = self.proposal(need)

@@ -18,7 +18,7 @@ from agro.train.step import Passes, backward
 from agro.types import Batch
 
 VOTES = (3.0, 1.0)  # of each judged pair, for the winner and for the loser
-LOGPS = ("ref_logp", "behavior_logp", "old_logp")
+PER_TOKEN = ("ref_logp", "behavior_logp", "old_logp", "old_value")
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +199,7 @@ def in_two_rows(batch: Batch) -> Batch:
     nonempty = mask.any(1)
     rows, mask = batch.rows(index[nonempty]), mask[nonempty]
     columns: dict[str, Tensor] = {"mask": mask}
-    for name in LOGPS:
+    for name in PER_TOKEN:
         value = getattr(rows, name)
         columns[name] = torch.where(mask, value, math.nan)
     return rows.replace(**columns)
@@ -255,10 +255,18 @@ def _rows(data: DataDistribution, reference: Enumerable, prompt: Tensor, outcome
         "ref_logp": _shifted(reference, prompt, response),
         "behavior_logp": behavior_logp,
         "old_logp": old_logp,
+        "old_value": _old_values(data, prompt, response),
         "tokens": torch.cat([prompt[:, None], space.tokens[response]], 1),
         "lengths": space.lengths[response] + 1,
         "extra": extra,
     }
+
+
+def _old_values(data: DataDistribution, prompt: Tensor, response: Tensor) -> Tensor:
+    """[B,T+1] the behavior policy's values of what comes before each token; index 0 is the prompt's."""
+    values_XYT = data.behavior.value.prefix.detach()[:, data.behavior.space.places]
+    known = torch.where(data.behavior.space.mask, values_XYT, math.nan)
+    return torch.nn.functional.pad(known, (1, 0), value=math.nan)[prompt, response]
 
 
 def _shifted(policy: Enumerable, prompt: Tensor, response: Tensor) -> Tensor:

@@ -60,7 +60,14 @@ class Subject:
     @property
     def behaviors(self) -> tuple[str, ...]:
         """Those that it may learn from."""
+        if "of_reference" in self.claims.needs:
+            return ("reference",)
         return BEHAVIORS[:1] if "fresh" in self.claims.needs else BEHAVIORS
+
+    @property
+    def usual(self) -> str:
+        """Of these the one of single measurements."""
+        return "stale" if "stale" in self.behaviors else self.behaviors[0]
 
     def data(self, behavior: Enumerable, reward: Tensor, reference: Enumerable) -> DataDistribution:
         """Groups of that behavior, with the V* that samples of the reference would have given."""
@@ -166,7 +173,7 @@ def value_of(reference: Enumerable, reward: Tensor, beta: float = BETA) -> Tenso
 def variances(subject: Subject) -> Iterator[ProofRow]:
     """Trace of the covariance of one group's gradient in the logits of a table over its squared mean,
     against n."""
-    if not {"groups", "triples"} & set(subject.claims.needs):
+    if not {"groups", "triples"} & set(subject.claims.needs) or "policy" not in subject.behaviors:
         return
     policy, reference, _, reward = problem(Space(3, 2, 1))
     spread_by_n = {}

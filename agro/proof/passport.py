@@ -26,7 +26,7 @@ from agro.proof.claims import CLAIMS
 from agro.proof.descent import Path
 from agro.proof.ends import end, ends, own_ends, tools
 from agro.proof.enumerable import Space
-from agro.proof.expectation import LOGPS, all_groups
+from agro.proof.expectation import PER_TOKEN, all_groups
 from agro.proof.formulas import Situation, half_variance
 from agro.proof.measuring import (
     BETA,
@@ -140,6 +140,8 @@ def _refuses(work: Callable[[], object]) -> bool:
 
 def bias(subject: Subject) -> Iterator[ProofRow]:
     """On-policy against the gradient of −E_π r + β KL(π ‖ f), as a share of its norm."""
+    if "policy" not in subject.behaviors:
+        return
     policy, reference, _, reward = problem(SMALL, "network")
     claims, n = subject.claims, subject.claims.n[-1]
     penalty = subject.options().get("beta", 0.0) * (policy.logp() - reference.logp().detach())
@@ -159,7 +161,7 @@ def invariances(subject: Subject) -> Iterator[ProofRow]:
     """What may change without changing the gradient."""
     policy, reference, behaviors, reward = problem(RAGGED, "network")
     claims, n = subject.claims, subject.claims.n[0]
-    behavior = behaviors["stale" if "stale" in subject.behaviors else "policy"]
+    behavior = behaviors[subject.usual]
     batch = subject.batch(behavior, reward, reference, n, two_rows=claims.episodes)
     plain = subject.gradient(policy, reference, batch)
 
@@ -171,7 +173,7 @@ def invariances(subject: Subject) -> Iterator[ProofRow]:
     moved = change(subject.batch(behavior, shifted, reference, n, two_rows=claims.episodes))
     title = "a reward shift per prompt"
     yield subject.changes(claims.shift, title, f"{title} matters", f"n={n}", moved)
-    if "ref_logp" in claims.needs:
+    if "ref_logp" in claims.needs and "of_reference" not in claims.needs:
         assert batch.ref_logp is not None
         assert batch.tokens is not None
         shift_BT = torch.zeros_like(batch.ref_logp)
@@ -192,7 +194,7 @@ def invariances(subject: Subject) -> Iterator[ProofRow]:
 def _padded(batch: Batch, count: int) -> Batch:
     """The batch with `count` more columns outside the mask, of NaN or the token 0."""
     wider = {}
-    for field, fill in (("mask", False), ("tokens", 0), *((name, math.nan) for name in LOGPS)):
+    for field, fill in (("mask", False), ("tokens", 0), *((name, math.nan) for name in PER_TOKEN)):
         value = getattr(batch, field)
         wider[field] = torch.cat([value, torch.full((len(value), count), fill, dtype=value.dtype)], 1)
     return batch.replace(**wider)
@@ -222,7 +224,7 @@ def noise(subject: Subject) -> Iterator[ProofRow]:
         return
     policy, reference, behaviors, reward = problem(SMALL, "network")
     n, Y = subject.claims.n[0], len(SMALL.responses)
-    behavior = behaviors["stale" if "stale" in subject.behaviors else "policy"]
+    behavior = behaviors[subject.usual]
     u_Y = torch.linspace(0, 2, Y, dtype=torch.float64)
     data = subject.data(behavior, reward, reference)
     noisy = replace(
@@ -242,9 +244,10 @@ def noise(subject: Subject) -> Iterator[ProofRow]:
 def needs(subject: Subject) -> Iterator[ProofRow]:
     """What it is claimed to need is refused, each withheld by itself; without all the rest nothing
     changes."""
-    policy, reference, _, reward = problem(SMALL)
+    policy, reference, behaviors, reward = problem(SMALL)
     claims, resolved = subject.claims, subject.entry.resolve(subject.name, subject.options())
-    batch = subject.batch(policy, reward, reference, claims.min_responses)
+    behavior = behaviors[subject.behaviors[0]]
+    batch = subject.batch(behavior, reward, reference, claims.min_responses)
     assert batch.tokens is not None
     assert batch.lengths is not None
     with torch.no_grad():

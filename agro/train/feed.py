@@ -295,6 +295,8 @@ class Feed:
         batch = collate(samples, version, valid.pairs, over_kept=over_kept)
         if "old_logp" in self.needs:
             batch = batch.replace(old_logp=self.learner.logp(batch))
+        if "old_value" in self.needs:
+            batch = batch.replace(old_value=self.learner.values(batch))
         if "stored_value" in self.needs:
             assert self.values is not None
             batch = self.values.fill(batch, samples, options)

@@ -57,6 +57,10 @@ class Learner(Protocol):
         """[B,T] log-probs of the batch's tokens, float64, 0 outside the mask; no gradient."""
         ...
 
+    def values(self, batch: Batch) -> Tensor:
+        """[B,T] the learned value of what comes before each token, 0 outside the mask; no gradient."""
+        ...
+
     def logp_as_sampled(self, sample: Sample) -> NDArray[np.float64]:
         """[A] log-probs of the policy's choices in an encoded sample, at its own sampling settings."""
         ...
@@ -138,6 +142,10 @@ class Local:
         policy = self.policy if of == "policy" else self.reference
         assert policy is not None
         return streams_of(policy, batch.to(policy.device), ["logp"], self._passes())["logp"]
+
+    def values(self, batch: Batch) -> Tensor:
+        streams = streams_of(self.policy, batch.to(self.policy.device), ["prefix_value"], self._passes())
+        return streams["prefix_value"]
 
     def logp_as_sampled(self, sample: Sample) -> NDArray[np.float64]:
         return logp_as_sampled(self.policy, sample)

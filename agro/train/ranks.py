@@ -196,6 +196,10 @@ class Ranks:
         logp: Tensor = self._all("logp", batch, of)
         return logp
 
+    def values(self, batch: Batch) -> Tensor:
+        values: Tensor = self._all("values", batch)
+        return values
+
     def logp_as_sampled(self, sample: Sample) -> NDArray[np.float64]:
         """By the complete copy on this rank, which has the weights that were published last."""
         assert self.shard.copy is not None

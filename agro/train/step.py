@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from agro.models.policy import Policy
+from agro.models.tiles import OF_REFERENCE
 from agro.objectives import Evaluation, differentiate, get
 from agro.objectives.core import blank, wanted_streams
 from agro.train.micro import MicroBatch
@@ -170,7 +171,7 @@ def _forward(
         rows = torch.zeros(1, dtype=torch.long, device=batch.mask.device)
     width = int(batch.lengths[rows].max())
     mask = batch.mask[rows, :width]
-    other = reference if "kl" in want else None
+    other = reference if OF_REFERENCE & set(want) else None
     kept_sets = None if batch.kept is None else batch.kept.rows(rows, width)
     streams = policy.streams(batch.tokens[rows, :width], batch.lengths[rows], mask, want, other, kept_sets)
     for stream, value in streams.items():

@@ -48,6 +48,7 @@ COLUMNS = (
     Column("ref_logp", "BT", _LOGP),
     Column("behavior_logp", "BT", _LOGP),
     Column("old_logp", "BT", _LOGP),
+    Column("old_value", "BT"),
     Column("pairs", "P2", _ROW, is_float=False),
     Column("votes", "P2", _VOTES),
     Column("tokens", "BT", is_float=False),
@@ -77,6 +78,7 @@ class Batch:
     ref_logp: Tensor | None = None  # [B,T]
     behavior_logp: Tensor | None = None  # [B,T]
     old_logp: Tensor | None = None  # [B,T] of the trained policy when the batch was drawn
+    old_value: Tensor | None = None  # [B,T] of what comes before each token, when the batch was drawn
     pairs: Tensor | None = None  # [P,2] rows (winner, loser)
     votes: Tensor | None = None  # [P,2]
     extra: Mapping[str, Tensor] = field(default_factory=dict)
@@ -91,7 +93,8 @@ class Batch:
         `mask` [B,T]: the tokens to learn from, true and false or ones and zeros. `reward` [B]: None or NaN
         where it is unknown. `group` [B]: any hashable values.
 
-        Optional: `ref_logp`, `behavior_logp`, `old_logp` [B,T], where a row of None or NaN is unknown;
+        Optional: `ref_logp`, `behavior_logp`, `old_logp`, `old_value` [B,T], where a row of None or NaN is
+        unknown;
         `age` [B], the staleness in optimizer steps, 0 = fresh; `role`, one for all rows or [B] ("policy" by
         default); `weight` [B] (1 by default); `pairs` [P,2], rows (winner, loser), and their `votes` [P,2],
         equal ones of a tie, which is no pair to an objective that doesn't read votes;

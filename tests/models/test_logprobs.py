@@ -19,7 +19,7 @@ from agro.types import KeptSets
 B, T, H, V = 3, 11, 8, 37
 KAPPA = 1.5
 TEMPERED = (PROPOSAL.at(KAPPA), PROPOSAL_MEAN.at(KAPPA))
-EVERY = (*STREAMS[:3], *TEMPERED)
+EVERY = (*STREAMS[:3], *TEMPERED, *STREAMS[5:])
 
 
 @pytest.fixture(params=[8, 1000])
@@ -57,12 +57,16 @@ def naive(hidden, head, tokens, temperature, reference):
         "proposal": q.gather(2, tokens[:, 1:, None])[..., 0],
         "proposal_mean": (q * own).sum(-1),
         "logp": own.gather(2, tokens[:, 1:, None])[..., 0],
+        "ref_mean": (other.exp() * (own - other)).sum(-1),
+        "ref_square": (other.exp() * (own - other).square() / 2).sum(-1),
         "entropy": -(own.exp() * own).sum(-1),
         "kl": (own.exp() * (own - other)).sum(-1),
     }
 
 
-@pytest.mark.parametrize("want", [("logp",), ("entropy",), ("kl",), TEMPERED, ("logp", *TEMPERED), EVERY])
+@pytest.mark.parametrize(
+    "want", [("logp",), ("entropy",), ("kl",), TEMPERED, ("logp", *TEMPERED), STREAMS[5:], EVERY]
+)
 @pytest.mark.parametrize(
     ("dtype", "temperature", "cap", "scale", "with_bias"),
     [

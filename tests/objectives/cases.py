@@ -24,8 +24,9 @@ from agro.objectives.kl_term import KL_TERM
 from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE
 
 FIELDS = ("ref_logp", "behavior_logp", "old_logp")
-TOKEN_STREAMS = ("logp", "kl", "prefix_value", "proposal", "proposal_mean")
-PER_TOKEN = (*TOKEN_STREAMS, *FIELDS, "token_reward")
+DRAWN = (*FIELDS, "old_value")
+TOKEN_STREAMS = ("logp", "kl", "ref_mean", "ref_square", "prefix_value", "proposal", "proposal_mean")
+PER_TOKEN = (*TOKEN_STREAMS, *DRAWN, "token_reward")
 
 NUMBER = 0.4  # a number that every option takes; of two numbers the first is another
 OWN = 2  # responses of a group that are the policy's, without a hint; others may be an expert's
@@ -146,7 +147,7 @@ def variants_of_all(entry: objectives.Objective) -> list[dict[str, Any]]:
 def in_one_row(name: str, options: dict[str, Any]) -> bool:
     """Whether each response has to be one row."""
     try:
-        evaluate(draw(0, sizes=(3, 3)), name, options)
+        evaluate(draw_for(objectives.get(name).needed(options), 0, sizes=(3, 3)), name, options)
     except Refused as error:
         return "each response in one row" in str(error)
     return False
@@ -253,6 +254,14 @@ def _drawn(seed: int, shape: Shape) -> bytes:
         [float(kinds[y] == "hint") for y in response],
         proposal,
         np.where(mask, late.normal(size=(B, T)) - 2, np.nan if shape.junk else 0.0),
+        *(
+            np.where(mask, x, np.nan if shape.junk else 0.0)
+            for x in (
+                prefix_value + 0.5 * late.normal(size=(B, T)),
+                -late.random((B, T)),
+                late.random((B, T)),
+            )
+        ),
     )
     return pickle.dumps(case)
 
@@ -272,8 +281,9 @@ def judgments(
 
 
 def draw_for(needs: set[str], seed: int, **how: Any) -> Case:
-    """`draw`, without episodes where a response has to be one row."""
-    return draw(seed, **{"episodes": "rows" not in needs, **how})
+    """`draw`, without episodes where a response has to be one row; of the reference where it has to be."""
+    case = draw(seed, **{"episodes": "rows" not in needs, **how})
+    return change(case, behavior_logp=case.ref_logp.copy()) if "of_reference" in needs else case
 
 
 def batch_of(case: Case, **changes: Any) -> Batch:
@@ -284,7 +294,7 @@ def batch_of(case: Case, **changes: Any) -> Batch:
         "response": case.response,
         "weight": case.weight,
         "age": [0.0] * len(case.mask),
-        **{f: getattr(case, f) for f in FIELDS},
+        **{f: getattr(case, f) for f in DRAWN},
         "pairs": rows_of_pairs(case),
         "votes": case.votes or None,
         "role": case.role,
@@ -319,7 +329,9 @@ def expected(case: Case, name: str, options: dict[str, Any]) -> independent.Resu
     if KL_TERM in entry.ingredients and options.get("beta"):
         used = {"ratio": "behavior", "average": "response"} | entry.defaults() | options
         added = chosen(used, KL_TERM)
-        result = independent.with_kl(case, result, used["ratio"], used["average"], **added)
+        groups = independent.groups_of(case, least(entry.needs(entry.defaults() | options)))
+        share = independent.shares(groups, used["average"])
+        result = independent.with_kl(case, result, share, used["ratio"], **added)
     if "imitation" in options:
         needs = entry.needs(entry.defaults() | options)
         judged, size = "pairs" in needs, least(needs)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from cases import (
-    FIELDS,
+    DRAWN,
     TOKEN_STREAMS,
     VARIANTS,
     Case,
@@ -26,9 +26,11 @@ from agro.objectives import OBJECTIVES, Evaluation, Objective, differentiate
 from agro.objectives.core import STREAMS, Terms
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
+    DRAWN_VALUE,
     FRESH,
     HINTED,
     KL,
+    OF_REFERENCE,
     OLD_LOGP,
     PAIRS,
     REF_LOGP,
@@ -71,7 +73,7 @@ def measured_needs(name: str, options: dict[str, Any], needs: set[Any]) -> set[s
     whole = outcome(case, name, options, batch, streams)
     rng = np.random.default_rng(20)
     used = set()
-    for need in (REWARD, REF_LOGP, BEHAVIOR_LOGP, OLD_LOGP, STORED_VALUE, HINTED):
+    for need in (REWARD, REF_LOGP, BEHAVIOR_LOGP, OLD_LOGP, DRAWN_VALUE, STORED_VALUE, HINTED):
         value = need.of(batch)
         # one number a group or response: rows of one response have one reward
         index = batch.response if need == REWARD else batch.group
@@ -86,6 +88,8 @@ def measured_needs(name: str, options: dict[str, Any], needs: set[Any]) -> set[s
     for need in (FRESH, PAIRS):
         if outcome(case, name, options, need.without(batch), streams) != whole:
             used.add(str(need))
+    if OF_REFERENCE.what in str(outcome(case, name, options, OF_REFERENCE.without(batch), streams)):
+        used.add("of_reference")
     for stream in STREAMS[1:]:
         if outcome(case, name, options, batch, {k: v for k, v in streams.items() if k != stream}) != whole:
             used.add(stream)
@@ -125,7 +129,7 @@ def test_what_is_not_needed_is_not_read(name: str, options: dict[str, Any], need
     case = draw_for(needs, 0)
     whole = evaluate(case, name, options)
     nothing = np.full(case.mask.shape, np.nan)
-    unread = [f for f in (*FIELDS, "votes") if f not in needs]
+    unread = [f for f in (*DRAWN, "votes") if f not in needs]
     rows = {"reward": [np.nan] * len(case.mask)} if "reward" not in needs else {}
     if "fresh" not in needs:
         rows["age"] = [np.nan] * len(case.mask)
@@ -133,7 +137,7 @@ def test_what_is_not_needed_is_not_read(name: str, options: dict[str, Any], need
     extra = {
         k: v
         for k, v in batch_of(case).extra.items()
-        if k in needs or (k, name) == ("token_reward", "prefix_consistency")
+        if k in needs or (k == "token_reward" and name in ("ppo", "prefix_consistency"))
     }
 
     missing = batch_of(case, **dict.fromkeys(unread), **rows, extra=extra)
@@ -179,7 +183,7 @@ def test_masked_positions_say_nothing_and_get_0(name: str, options: dict[str, An
     clean = evaluate(case, name, options)
     for junk in (np.nan, np.inf, -np.inf, 1e308, -1e308):
         dirty = change(
-            case, **{k: np.where(case.mask, getattr(case, k), junk) for k in (*TOKEN_STREAMS, *FIELDS)}
+            case, **{k: np.where(case.mask, getattr(case, k), junk) for k in (*TOKEN_STREAMS, *DRAWN)}
         )
         found = evaluate(dirty, name, options)
         identical(clean, found)
@@ -256,8 +260,8 @@ def test_declared_coupling_is_true(name: str, options: dict[str, Any], needs: se
         )
         changed = {k: v.copy() for k, v in whole.items()}
         changed["logp"][case.response.index(first)] -= 1.0
-        moved = grads_of(name, options, batch, changed, rows)["logp"]
+        moved = grads_of(name, options, batch, changed, rows)
         for i, row in enumerate(rows):
-            found = (moved[i] != own["logp"][row]).any()
+            found = any((grad[i] != own[stream][row]).any() for stream, grad in moved.items())
             assert found <= (case.response[row] in coupled)
             assert piecewise or found == (case.response[row] in coupled)

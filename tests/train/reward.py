@@ -6,6 +6,10 @@ def digits(completions, answer, **_):
     return [sum(c == a for c in text) / 3 for text, a in zip(completions, answer)]
 
 
+def low_answer(completions, answer, **_):
+    return [float(a in "01234") for a in answer]
+
+
 def half_fails(completions, **_):
     return [float("nan") if text[:1] in "01234" else 1.0 for text in completions]
 

@@ -39,6 +39,36 @@ def value_of(run: Path) -> dict:
     return load_file(last / "value.safetensors")
 
 
+def test_the_critic_explains_more_of_its_targets(tmp_path: Path) -> None:
+    """From 0, since V = 0 at first. The prompt says what the reward is, and the targets are the rewards."""
+    changes = {
+        "objective": {"name": "ppo", "gae_lambda": [0.95, 1.0], "value_clip": None},
+        "policy__new__initializer_range": 0.1,
+        "sampler__max_new": 1,
+        "reward__name": f"{Path(__file__).parent / 'reward.py'}:low_answer",
+        "train": {"steps": 30, "groups": 32, "micro_batch": 64, "lr": 1e-4, "value_lr": 0.3},
+    }
+    run = Trainer(valued(tmp_path, **changes), tmp_path / "run").run()
+    explained = [m["objective"]["explained_variance"] for m in metrics(run) if m["step"]]
+    assert explained[0] == 0
+    assert sum(explained[-10:]) / 10 > 0.3
+
+
+def test_the_critic_s_advantages_are_those_of_when_the_batch_was_drawn(tmp_path: Path) -> None:
+    """Also at the second update, when the value has moved."""
+    batches = []
+
+    def look(feed, valid) -> None:
+        if len(batches) < 2:
+            batches.append(feed.batch(valid, 1, feed.phase.entry.defaults()).batch)
+            assert (batches[-1].old_value == feed.learner.values(batches[-1])).all()
+
+    changes = {"objective": {"name": "ppo"}, "train__updates": 2, "train__steps": 2}
+    with before_step(look):
+        Trainer(valued(tmp_path, **changes), tmp_path / "run").run()
+    assert [bool(batch.old_value.any()) for batch in batches] == [False, True]  # V is 0 everywhere at first
+
+
 @pytest.mark.parametrize("name", ["dro", "prefix_consistency"])
 def test_the_value_learns_at_a_rate_of_its_own(name: str, tmp_path: Path) -> None:
     """It changes what depends on rewards.

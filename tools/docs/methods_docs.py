@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agro.objectives import OBJECTIVES, Objective
@@ -23,14 +23,21 @@ it follows, with μ the policy that wrote the samples. "–": nothing is claimed
 read: in the authors' or the named library's code, in the paper, in notes that quote it, or reconstructed from
 the abstract.
 
-| arXiv | method | name here | needs | reaches π* | equation | called elsewhere |
-|---|---|---|---|---|---|---|
+*Of its system*: "whole" where the recipe does what the paper is about, also where that is how samples come
+about; "the loss" or "the rule" where this part alone is here, with what is missing.
+`python reproductions/systems/run.py` measures what the mechanisms change.
+
+| arXiv | method | name here | of its system | needs | reaches π* | equation | called elsewhere |
+|---|---|---|---|---|---|---|---|
 """
 RULES = {
     "adaptive replay buffer, ARB (2512.10510)": '`data.order = "closest"`, recipe `arb`',
     "age weights of replay, of AILBoost (2404.08513)": '`data.order = "age_weighted"`, recipe `ailboost`',
     "β tuned to a target KL by dual ascent, as in SAC (1812.05905)": (
         "`objective.beta = {start, target_kl, rate}`, recipe `tuned_beta`"
+    ),
+    "off-policy evaluation from a log by propensities, ad-load balancing (2309.11518)": (
+        "metric `eval_logged_gain`, with how many responses count (`eval_logged_gain_ess`)"
     ),
     "best of n, Async RLHF (2410.18252)": "`sft` with `data.best_of_group = true`",
     "dynamic sampling, DAPO (2503.14476)": "`data.spread = true`, recipe `dapo`",
@@ -56,8 +63,13 @@ RULES = {
     "propagated rewards of a search, SOPHIA (2507.16814)": (
         "`agro.rewards.groups.propagate`, recipe `sophia`"
     ),
+    "what a log must cover, realizability (2211.05311)": (
+        "`agro check` with a model: coverage of π, effective responses, and concentrability E_μ (π/μ)²"
+    ),
     "quality and coverage of a log, TQ and SACo (2111.04714)": "`agro check`",
-    "ranking accuracy of preferences (2405.19534)": "metric `ranked_share` of objectives on pairs",
+    "ranking accuracy of preferences (2405.19534)": (
+        "metric `ranked_share` of objectives on pairs; of held-out ones `agro check` with a model"
+    ),
     "replay and reincarnation, ReMix (2507.06892)": "two phases, recipe `remix`",
     "residual RL, an adapter on a frozen base in 50/50 batches (2509.19301)": "recipe `residual`",
     "reward-conditioned imitation, MBRCSL (2310.19308)": "recipe `reward_conditioned`",
@@ -72,6 +84,7 @@ RULES = {
 }
 # Of a method, or of a part of one: why it isn't here.
 NOT_CARRIED = {
+    "ABPO (2605.18899)": "no text of it was found to read",
     "AMPO (2510.02227), Guide (2506.13923): sampling a second time": (
         "a run samples once a step; a script samples again with a hint or a teacher, by the two rules above, "
         "and fills the store that the run draws from"
@@ -85,13 +98,32 @@ NOT_CARRIED = {
         "ones: over the vocabulary, where a batch has those of sampled tokens alone. The abstract was read, "
         "not the equations"
     ),
+    "FreshPER (2604.16918)": (
+        'draws by a priority, such as that of PER, that decays with age; `data.order = "age_weighted"` has '
+        "the decay alone. The abstract was read, not the equations"
+    ),
     "GDPO (2601.05242)": "normalizes each part of a reward by itself; a batch has one reward a response",
+    "Missing old logits (2605.12070)": (
+        "the trainer's own log-probs of the version that sampled, from snapshots or a second model, and an "
+        "average of the weights in their place (PPO-EWMA): `decoupled_ppo` has those of when the batch is "
+        "drawn, which are of a later version where samples are stale. The abstract was read"
+    ),
     "Mixture of Attentions for drafts (2410.03804)": (
         "an architecture of draft models; `sampler.draft` takes a causal language model"
     ),
     "OTB (2602.07078)": (
         "weighs returns by the norm of the gradient up to a token, from all next-token probabilities: a "
         "stream that isn't computed"
+    ),
+    "OREO (2412.16145)": (
+        "path consistency from each position to the end alone, the log-ratios of later tokens being constant "
+        "in the policy's part: `prefix_consistency` has all pairs of positions, and all gradients. A summary "
+        "was read, not the equations"
+    ),
+    "PEAR (2602.01058), by token and by block": (
+        "SFT weighed by products of ratios to whoever wrote the data, over a response (`sft` with "
+        '`weight = "behavior"`) or discounted over what comes after a token, which no weight here is. The '
+        "abstract and a summary were read"
     ),
     "PMOE, a mixture of adapters (2104.09122)": (
         "π is then a sum over adapters: a forward pass for each at every token, a router in the model, and "
@@ -103,6 +135,10 @@ NOT_CARRIED = {
         "samples for it; `apo` squares the same with r and a V* from these samples"
     ),
     "RLFR (2510.10201) on fresh samples": "the flow is fitted once, to a store; a run doesn't fit it again",
+    "ReVal (2603.23355)": (
+        "as TBRM, with the model's own logits as Q, in a Bellman residual at each token beside that of the "
+        "response. The abstract and a summary were read"
+    ),
     "SDFT (2601.19897)": (
         "its teacher is the policy with a demonstration in the prompt; the teacher of `distill` reads the "
         "same tokens as the policy"
@@ -115,13 +151,29 @@ NOT_CARRIED = {
         "takes the logits as Q, so that V would be their logsumexp; objectives get log-probs, from which "
         "that has been subtracted. `dro` learns V beside the policy. The abstract was read, not the equations"
     ),
+    "VAPO (2504.05118)": (
+        "λ that grows with a response's length, and a value that is trained before the policy; its two λ are "
+        "`gae_lambda` of `ppo`. Known from memory, not looked up"
+    ),
+    "a mean shifted by β (2605.28150), its correction": (
+        "subtracts more than the mean reward, so that the policy at the end is a cautious one; "
+        "`asymre` shifts the mean by a number. The abstract and a summary were read, not the formula"
+    ),
     "TRL's ORPO, CPO, SimPO, XPO, Nash-MD, BCO, SPPO, AOT, EXO, NCA and DiscoPOP, verl's clip-cov, KL-cov "
     "and pass@k": (
         "not written: baselines of others that no paper this project is built from compares with; "
         "an objective of one's own is ten lines (guide, Choosing β and the method)"
     ),
-    "model-based VIPO, MP1 (2507.10543), VolleyBots (2502.01932), ARIES (2502.21208), arXiv 2211.05311": (
+    "model-based VIPO, MP1 (2507.10543), VolleyBots (2502.01932), ARIES (2502.21208)": (
         "no world model, nothing to carry over, or no method of training"
+    ),
+    "inverse RL from demonstrations, a perspective on RLHF (2310.06147)": (
+        "no run learns a reward from demonstrations while its policy trains"
+    ),
+    "ReOPD (2607.04763)": "a variant of `distill` for samples of an earlier policy; no text was read",
+    "SharpeRatio@k (2311.18207)": (
+        "judges estimators of off-policy evaluation by the policies that they rank first; there is one "
+        "estimator here, and its errors are measured in reproductions/verdict"
     ),
 }
 SYSTEMS = """
@@ -130,14 +182,8 @@ SYSTEMS = """
 What isn't an objective: how samples are made, chosen and scored. Settings are explained in
 [Configuration](configuration.md).
 
-| arXiv | method | here |
-|---|---|---|
-"""
-INCOMPLETE = """
-## Recipes without an essential part
-
-| recipe | missing |
-|---|---|
+| arXiv | method | here | of its system |
+|---|---|---|---|
 """
 TAIL = """
 ## Not carried over
@@ -146,21 +192,28 @@ TAIL = """
 |---|---|---|
 """
 NUMBER = re.compile(r"\d{4}\.\d{5}")
+RECIPE = re.compile(r"recipe `(\w+)`")
 
 
 def methods() -> str:
     """The page, as Markdown."""
     rows = [row for name, entry in OBJECTIVES.items() for row in _rows(name, entry)]
     table = "\n".join(row for _, row in sorted(rows)) + "\n"
-    missing = {name: recipe.missing for name, recipe in recipes().items()}
-    incomplete = "".join(f"| `{name}` | {what} |\n" for name, what in missing.items() if what)
-    return HEAD + table + SYSTEMS + _pairs(RULES) + INCOMPLETE + incomplete + TAIL + _pairs(NOT_CARRIED)
+    rules = {name: f"{what} | {_extent(RECIPE.findall(what), 'the rule')}" for name, what in RULES.items()}
+    return HEAD + table + SYSTEMS + _pairs(rules) + TAIL + _pairs(NOT_CARRIED)
 
 
 def _pairs(rows: Mapping[str, str]) -> str:
     """Sorted by the first number of each, those without one last."""
     sorted_rows = sorted(rows.items(), key=lambda row: (NUMBER.findall(row[0]) or ["9"])[0])
     return "".join(f"| {_link(name)} | {_title(name)} | {what} |\n" for name, what in sorted_rows)
+
+
+def _extent(names: Sequence[str], part: str) -> str:
+    """What recipes have of their system: "whole", or the part that is here and what is missing."""
+    known = recipes()
+    missing = " ".join(filter(None, (known[name].missing for name in names)))
+    return f"{part}. Missing: {missing}" if missing else "whole"
 
 
 def _link(text: str) -> str:
@@ -178,7 +231,8 @@ def _rows(name: str, entry: Objective) -> list[tuple[str, str]]:
     """A row for each paper of an entry, with what it is sorted by."""
     rows = []
     for paper in entry.source.split("; "):
-        cells = (_link(paper), _title(paper), _name(name, entry), _needs(entry), _reaches(name))
+        here = _extent([name], "the loss")
+        cells = (_link(paper), _title(paper), _name(name, entry), here, _needs(entry), _reaches(name))
         called = entry.called.replace("|", "\\|") or "–"
         number = (NUMBER.findall(paper) or ["9"])[0]
         rows.append((number, f"| {' | '.join(cells)} | {entry.certainty} | {called} |"))

@@ -32,7 +32,18 @@ from agro.objectives.core import (
 )
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methodrecipe import MethodRecipe
-from agro.objectives.needs import FRESH, GROUPS, KL, REWARD, TRIPLES, Need
+from agro.objectives.needs import (
+    BEHAVIOR_LOGP,
+    FRESH,
+    GROUPS,
+    KL,
+    OF_REFERENCE,
+    REF_MEAN,
+    REF_SQUARE,
+    REWARD,
+    TRIPLES,
+    Need,
+)
 from agro.objectives.options import Baseline, Beta, Option, Scale
 from agro.objectives.reduce import Groups, in_several_rows
 from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE
@@ -101,6 +112,7 @@ def ratio(groups: Groups, R_N: Tensor, beta: float) -> Tensor:
 
 
 Estimate = Literal["sequence", "triangular", "local"]
+Regularizer = Literal["sequence", "triangular", "local", "reference"]
 
 
 def regularized_reward(
@@ -135,9 +147,10 @@ def agro(
         ),
     ] = "sum",
     regularizer: Annotated[
-        Estimate,
+        Regularizer,
         Option(
-            "estimate of the regularizer's gradient: for any data, or for fresh samples with less variance"
+            "estimate of the regularizer's gradient: for any data, or with less variance for fresh samples "
+            "or those of the reference"
         ),
     ] = "sequence",
 ) -> Terms:
@@ -155,7 +168,8 @@ def agro(
     regularizer: how its gradient, E_π[ρ ∇log π], is estimated (section 6). "sequence" is eq. 4 and right on
     any data. The others drop or integrate what has zero mean on the policy's own fresh samples, and there
     alone. "triangular": Σ_t (Σ_{s≥t} ρ_s) ∇log π_t. "local": Σ_t [∇KL_t + (Σ_{s>t} KL_s) ∇log π_t], KL_t over
-    the vocabulary.
+    the vocabulary. "reference" is for responses of π_ref and integrates under it (section 6, off-policy),
+    with m_t = E ρ_t after y_<t: Σ_t [∇½ E ρ_t² + (Σ_{s<t} ρ_s − ρ̄_{-i}) ∇m_t + (Σ_{s>t} m_s) ∇log π_t].
     """
     groups = Groups.of(batch)
     logp_BT = streams["logp"]
@@ -169,7 +183,7 @@ def agro(
     if regularizer != "sequence" and beta != 0:
         r_N = groups.reward
         gain_N = -(r_N - groups.mean_others(r_N)) * groups.sum_tokens(logp_BT)
-        regularizer_N = groups.sum_tokens(_token_regularizer(streams, batch, regularizer))
+        regularizer_N = groups.sum_tokens(_token_regularizer(streams, groups, regularizer))
         surrogate = groups.average_responses(gain_N) + beta * groups.average_responses(regularizer_N)
         surrogate = surrogate * factor
     elif scale == "reward":
@@ -180,15 +194,21 @@ def agro(
     return Terms(loss, surrogate, {"consistency": loss})
 
 
-def _token_regularizer(streams: Streams, batch: Batch, regularizer: str) -> Tensor:
+def _token_regularizer(streams: Streams, groups: Groups, regularizer: str) -> Tensor:
     """[B,T] a surrogate of the regularizer, token by token."""
+    batch = groups.batch
     _check_one_row_each(batch, "agro", "regularizer", regularizer)
     if regularizer == "local":
         kl_BT = streams["kl"]
         return kl_BT + (_from_here_on(kl_BT) - kl_BT).detach() * streams["logp"]
     assert batch.ref_logp is not None
-    ratio_BT = torch.where(batch.mask, streams["logp"] - batch.ref_logp, 0.0)
-    return _from_here_on(ratio_BT).detach() * streams["logp"]
+    ratio_BT = torch.where(batch.mask, streams["logp"] - batch.ref_logp, 0.0).detach()
+    if regularizer == "triangular":
+        return _from_here_on(ratio_BT) * streams["logp"]
+    mean_BT, before_BT = streams["ref_mean"], ratio_BT.cumsum(1) - ratio_BT
+    less_BT = groups.at_tokens(groups.mean_others(groups.sum_tokens(ratio_BT)))
+    later_BT = (_from_here_on(mean_BT) - mean_BT).detach()
+    return streams["ref_square"] + (before_BT - less_BT) * mean_BT + later_BT * streams["logp"]
 
 
 def _check_one_row_each(batch: Batch, name: str, option: str, value: str) -> None:
@@ -299,7 +319,12 @@ def _token_level(options: Options, key: str) -> set[Need]:
     """What the token-level estimate in this option needs; at β = 0 there is nothing to estimate."""
     if options.get("beta") == 0:
         return set()
-    estimates: dict[str, set[Need]] = {"sequence": set(), "triangular": {FRESH}, "local": {FRESH, KL}}
+    estimates: dict[str, set[Need]] = {
+        "sequence": set(),
+        "triangular": {FRESH},
+        "local": {FRESH, KL},
+        "reference": {BEHAVIOR_LOGP, OF_REFERENCE, REF_MEAN, REF_SQUARE},
+    }
     return estimates[options[key]]
 
 
@@ -308,7 +333,8 @@ def _agro_needs(options: Options) -> set[Need]:
 
 
 def _agro_couples(options: Options) -> Coupling:
-    return couples_baseline(options) if options["regularizer"] == "sequence" else "row"
+    by_baseline = options["regularizer"] in ("sequence", "reference")
+    return couples_baseline(options) if by_baseline else "row"
 
 
 def _agro_conflict(options: Options) -> str:
@@ -322,8 +348,8 @@ def _agro_conflict(options: Options) -> str:
         )
     if weight != "none":
         return (
-            f'regularizer = "{estimate}" is for fresh samples, weight = "{weight}" for stored ones; set one '
-            "of the two"
+            f'regularizer = "{estimate}" is for samples of one policy, weight = "{weight}" for those of any; '
+            "set one of the two"
         )
     if average != "sum":
         return f'regularizer = "{estimate}" is that of sums, but average = "{average}"; set one of the two'

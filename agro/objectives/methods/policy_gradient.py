@@ -193,8 +193,8 @@ ENTRIES: dict[str, Objective] = {
         called='verl and ROLL "topr", as ratio = mean; Trinity policy_loss_fn = "topr", as ratio = token',
         recipe=MethodRecipe(
             "TOPR (arXiv 2503.14286): imitates positive responses, pushes negative ones down by the "
-            "truncated ratio min(1, π/μ).",
-            base="ratios",
+            "truncated ratio min(1, π/μ), on a fixed set of responses whose log-probs are known.",
+            base="stored",
             options={"baseline": 0.5},
             shown=("positive", "negative", "ratio"),
             settings={"train.lr": 5e-07},
@@ -203,8 +203,12 @@ ENTRIES: dict[str, Objective] = {
                 "negative": "of negative ones: truncated ratio; [0.0, 0.0] ignores them",
                 "ratio": 'per response, as in the paper; "mean" or "token" avoid underflow',
             },
-            missing="the paper's fixed set of responses. Here they are sampled anew at each step, so that "
-            "min(1, π/μ) is near 1; for a log with log-probs set data.store and data.replay = 1.",
+            commands=(
+                "agro sample --model MODEL --prompts prompts.jsonl --out set.db -n 8",
+                "agro score set.db --reward my_reward.py:score",
+                "agro train {name} policy.model=MODEL data.store=set.db --out runs/{name}",
+            ),
+            required="policy.model and data.store, whose responses have rewards and log-probs.",
         ),
     ),
 }

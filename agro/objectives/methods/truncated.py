@@ -340,8 +340,8 @@ ENTRIES: dict[str, Objective] = {
             "Nested-ReFT (arXiv 2508.10123): GRPO's advantages on samples of a cheaper form of the policy.",
             base="ratios",
             shown=("mismatch", "retrace"),
-            missing="the cheaper form. With sampler.skip_layers = 0 no layer is skipped, and all layers "
-            "sample; set it, such as to 0.1.",
+            settings={"sampler.skip_layers": 0.1},
+            notes={"sampler.skip_layers": "share of the layers that a batch of responses is sampled without"},
         ),
     ),
 }

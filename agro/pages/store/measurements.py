@@ -125,6 +125,7 @@ class Measurements:
             "worst_logp_per_token": _mean(self.per_token["worst"]),
             "policy_coverage": _mean(self.coverage),
             "ess": ess,
+            "concentrability": None if ess is None else 1 / ess,
             "ess_responses": weighted,
             "beta": quartiles(self.balance) | {"of": of},
         }

@@ -7,6 +7,7 @@ from agro.proof.claims import (
     balanced_claims,
     clipped_claims,
     consistency_claims,
+    critic_claims,
     experts_claims,
     labeled_claims,
     mirror_claims,
@@ -21,6 +22,7 @@ from agro.proof.claims import (
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     **consistency_claims.CLAIMS,
     **policy_gradient_claims.CLAIMS,
+    **critic_claims.CLAIMS,
     **balanced_claims.CLAIMS,
     **clipped_claims.CLAIMS,
     **clipped_claims.CORRECTION_CLAIMS,

@@ -64,6 +64,9 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         agro_claims(GROUPED, scale="reward"),
         agro_claims(FRESH, regularizer="triangular"),
         agro_claims((*FRESH, "kl"), regularizer="local"),
+        agro_claims(
+            (*GROUPED, "behavior_logp", "of_reference", "ref_mean", "ref_square"), regularizer="reference"
+        ),
         weighted(agro_claims(GROUPED), "reference"),
         weighted(agro_claims(GROUPED), "reference", 4.0),
         weighted(agro_claims(GROUPED), "behavior", 4.0, updates=0),

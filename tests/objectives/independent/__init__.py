@@ -6,6 +6,7 @@ from independent import (
     clipped,
     consistency,
     corrections,
+    critic,
     experts,
     labeled,
     mirror,
@@ -17,9 +18,19 @@ from independent import (
     truncated,
     trust_region,
 )
-from independent.base import Case, Result, imitating, weighted, with_kl
+from independent.base import Case, Result, groups_of, imitating, shares, weighted, with_kl
 
-__all__ = ["Case", "Result", "imitating", "names", "result", "weighted", "with_kl"]
+__all__ = [
+    "Case",
+    "Result",
+    "groups_of",
+    "imitating",
+    "names",
+    "result",
+    "shares",
+    "weighted",
+    "with_kl",
+]
 
 FAMILIES = (
     consistency,
@@ -27,6 +38,7 @@ FAMILIES = (
     balanced,
     clipped,
     corrections,
+    critic,
     experts,
     mirror,
     rec,

@@ -46,6 +46,9 @@ class Case:
     hinted: Sequence[float] = ()  # [B], 1 where the response was written with a hint
     proposal: np.ndarray | None = None  # [B,T]
     proposal_mean: np.ndarray | None = None  # [B,T]
+    old_value: np.ndarray | None = None  # [B,T]
+    ref_mean: np.ndarray | None = None  # [B,T]
+    ref_square: np.ndarray | None = None  # [B,T]
 
 
 @dataclass
@@ -223,13 +226,13 @@ def shares(groups: list[Group], average: str | float) -> dict[tuple[int, int], f
 def with_kl(
     case: Case,
     result: Result,
+    share: dict[tuple[int, int], float],
     ratio: str,
-    average: str | float,
     beta: float,
     kl: str = "k3",
     unbiased_kl: bool = False,
 ) -> Result:
-    """Plus β times an estimate k of each token's KL to the reference, d = l - f.
+    """Plus β times an estimate k of each token's KL to the reference, d = l - f; `share`: see `shares`.
 
     k3 = exp(-d) - 1 + d has the slope 1 - exp(-d), k2 = d²/2 has d. Times w = exp(l - b) the slope of w k is
     w (k + k'), which is w d for k3.
@@ -237,14 +240,14 @@ def with_kl(
     loss, grads = result
     grad = grads["logp"].copy()
     anchor = case.behavior_logp if ratio == "behavior" else case.old_logp
-    for place, share in shares(groups_of(case, 2), average).items():
+    for place, of_token in share.items():
         d = float(case.logp[place]) - float(case.ref_logp[place])
         k, slope = (d * d / 2, d) if kl == "k2" else (math.expm1(-d) + d, -math.expm1(-d))
         if unbiased_kl:
             w = exp(float(case.logp[place]) - float(anchor[place]))
             k, slope = w * k, w * (d if kl == "k3" else k + slope)
-        loss += share * beta * k
-        grad[place] += share * beta * slope
+        loss += of_token * beta * k
+        grad[place] += of_token * beta * slope
     return loss, {**grads, "logp": grad}
 
 

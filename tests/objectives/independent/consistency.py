@@ -27,7 +27,8 @@ def agro(
     regularizer: str = "sequence",
     baseline: str = "others",
 ) -> Result:
-    """[9]; [16] for average="token", where d R_i / d l_it = -β / T_i; [18], [19] for the other regularizers.
+    """[9]; [16] for average="token", where d R_i / d l_it = -β / T_i; [18], [19] for the other regularizers,
+    [20] for that under the reference.
     d ½Var(R) / d R_i = (R_i - R̄) / (n-1) = (R_i - R̄_{-i}) / n, and d R_i / d l_it = -β.
 
     scale="reward" gives the gradient divided by β (its limit at β = 0); the loss stays ½Var(R).
@@ -35,7 +36,7 @@ def agro(
     """
     stored = baseline == "stored"
     grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 1 if stored else 2)
-    kl_grad = np.zeros(case.logp.shape)
+    kl_grad, mean_grad, square_grad = (np.zeros(case.logp.shape) for _ in range(3))
     W = fsum(g.weight for g in groups)
     for g in groups:
         R = regularized(case, g, beta, average)
@@ -45,9 +46,23 @@ def agro(
             loss += g.weight / W * fsum((a - value) ** 2 for a in R) / (2 * n)
         else:
             loss += g.weight / W * half_variance(R)
+        rho = [
+            fsum(x for p in y.places for x in (float(case.logp[p]), -float(case.ref_logp[p])))
+            for y in g.responses
+        ]
         for i, y in enumerate(g.responses):
             factor = (beta if scale == "loss" else 1.0) / (len(y.places) if average == "token" else 1)
-            if regularizer != "sequence":
+            if regularizer == "reference" and beta:
+                r = [z.reward for z in g.responses]
+                for k, place in enumerate(y.places):
+                    of_token = g.weight / W * factor / n
+                    before = fsum(float(case.logp[p]) - float(case.ref_logp[p]) for p in y.places[:k])
+                    later = fsum(float(case.ref_mean[p]) for p in y.places[k + 1 :])
+                    grad[place] = of_token * (-(r[i] - others_mean(r, i)) + beta * later)
+                    square_grad[place] = of_token * beta
+                    mean_grad[place] = of_token * beta * (before - others_mean(rho, i))
+                continue
+            if regularizer in ("triangular", "local"):
                 r = [z.reward for z in g.responses]
                 for k, place in enumerate(y.places):
                     later = y.places[k:] if regularizer == "triangular" else y.places[k + 1 :]
@@ -62,7 +77,8 @@ def agro(
                 continue
             for place in y.places:
                 grad[place] = g.weight / W * -(factor / n) * (R[i] - (value if stored else others_mean(R, i)))
-    return loss, {"logp": grad} | ({"kl": kl_grad} if regularizer == "local" and beta else {})
+    others = {"local": {"kl": kl_grad}, "reference": {"ref_mean": mean_grad, "ref_square": square_grad}}
+    return loss, {"logp": grad} | (others.get(regularizer, {}) if beta else {})
 
 
 def agro_onpolicy(

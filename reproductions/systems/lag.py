@@ -1,0 +1,90 @@
+"""A sampler that lags (`source.sync_every`): what an anchor at the behavior is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reproductions.systems.row import Row
+from reproductions.systems.tiny import column, config, of_recipe, train, weights
+
+LAGS = (50, 100, 400)  # OAPL's own, in optimizer steps
+MORE = "β tenfold moves the weights: largest difference, as a multiple of that without a lag"
+# Adam doesn't see the scale of a gradient, so that without a lag β, which scales it, does nothing.
+SCALE_FREE = {"train__adam_eps": 1e-30, "train__clip": 1e9}
+
+
+def rows(folder: Path) -> list[Row]:
+    found = [
+        _matters("OAPL", {"name": "oapl"}, folder),
+        _matters("GVPO, VarGrad", {"name": "gvpo"}, folder),
+    ]
+    for lag in LAGS:
+        found += _oapl(lag, folder)
+    return [
+        *found,
+        _ratios("MinPRO", "minpro", folder),
+        _ratios("REC, REP, RED, OPMD, AsymRE", "asymre", folder),
+        _ratios("LlamaRL", "aipo", folder),
+    ]
+
+
+def _matters(system: str, objective: dict[str, Any], folder: Path) -> Row:
+    """With β = 0.05 and 0.5, over 8 steps with one set of weights, and with the present ones."""
+
+    def moved(every: int) -> float:
+        ends = []
+        for beta in (0.05, 0.5):
+            changes = {"objective": {**objective, "beta": beta}, "source__sync_every": every, **SCALE_FREE}
+            run = folder / f"{objective['name']}-{beta}-{every}"
+            ends.append(weights(train(config(folder, train__steps=8, **changes), run)))
+        return (ends[0] - ends[1]).abs().max().item()
+
+    mechanism = f"`source.sync_every` = 8 and 1, `{objective['name']}`, 8 steps"
+    return Row(system, mechanism, MORE, moved(8) / moved(1), 10.0, "at least")
+
+
+def _oapl(lag: int, folder: Path) -> list[Row]:
+    """Two and a half lags of steps: how stale samples are, and what is learned."""
+    steps = 2 * lag + lag // 2
+    objective = {"name": "oapl", "beta": 0.05}
+    changes = {"train__steps": steps, "source__sync_every": lag, "train__lr": 3e-3}
+    run = train(config(folder, objective=objective, **changes), folder / f"oapl-{lag}")
+    staleness, reward = column(run, "staleness_mean"), column(run, "reward_mean")
+    mechanism = f"`source.sync_every` = {lag}, {steps} steps"
+    expected = np.arange(steps) % lag
+    first, last = reward[:lag].mean(), reward[-(lag // 2) :].mean()
+    return [
+        Row(
+            "OAPL",
+            mechanism,
+            "staleness of a step's samples less (step mod L), at most, in optimizer steps",
+            float(np.abs(staleness - expected).max()),
+            0.0,
+            "at most",
+        ),
+        Row(
+            "OAPL",
+            mechanism,
+            "mean reward of the last half lag less that of the first lag, whose sampler is the start",
+            float(last - first),
+            0.1,
+            "at least",
+        ),
+    ]
+
+
+def _ratios(system: str, name: str, folder: Path) -> Row:
+    """How far behind the policy its sampler is."""
+    changes = {"source__sync_every": 20, "train__steps": 40}
+    run = train(of_recipe(name, folder, **changes), folder / name)
+    return Row(
+        system,
+        f"recipe `{name}`, `source.sync_every` = 20, 40 steps",
+        "largest staleness of a step's samples, in optimizer steps",
+        float(column(run, "staleness_max").max()),
+        19.0,
+        "at least",
+    )

@@ -1,0 +1,328 @@
+"""Systems that are whole by an objective, a setting or a recipe: their equations, enumerated, and their
+data, in runs of some seconds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from agro.models.published import load_published
+from agro.pages.store.check_survey import survey
+from agro.pages.store.measurements import measure
+from agro.proof.claims import CLAIMS
+from agro.proof.ends import ends
+from agro.proof.enumerable import Space
+from agro.proof.measuring import EXACT, ProofRow, Subject, problem
+from agro.proof.passport import expectations
+from agro.rollout.off_policy import compare_on_log
+from agro.store import Store
+from agro.store.records import Pair
+from agro.types import Sample
+from reproductions.systems.row import Row
+from reproductions.systems.tiny import column, config, metrics, of_recipe, train
+
+GRADIENT = "expected gradient less its source's, worst over data and group sizes"
+END = "KL(π ‖ π*) where exact descent ends, worst over data and starts, in nats"
+# By system, the objectives whose equation makes it.
+EQUATIONS = {
+    "AGRO off-policy": ("agro",),
+    "AGRO on-policy": ("agro_onpolicy",),
+    "KL-regularized policy gradient": ("kl_pg",),
+    "RLOO and REINFORCE": ("rloo", "reinforce"),
+    "DRO-V": ("dro",),
+    "DPO, IPO, SLiC (GPO)": ("dpo", "ipo", "slic"),
+    "path consistency, trajectory balance": ("prefix_consistency", "vargrad"),
+    "CoPG": ("copg",),
+    "PPO": ("ppo",),
+    "GRPO, Dr. GRPO, DAPO, GSPO, CISPO": ("grpo", "dr_grpo", "dapo", "gspo", "cispo"),
+    "A*PO": ("apo",),
+    "GVPO, VarGrad": ("gvpo", "vargrad"),
+    "MinPRO": ("minpro",),
+    "VPO": ("vdpo", "vipo"),
+    "CHORD": ("chord",),
+    "HNPG": ("hnpg",),
+    "REC, REP, RED, OPMD, AsymRE": ("rec", "opmd_token", "red_drop", "opmd", "asymre"),
+    "MDPO": ("mdpo",),
+    "OTR": ("otr",),
+    "TempSamp-R1": ("tempsamp_r1",),
+    "BAPO": ("bapo", "bapo_code"),
+    "TOPR": ("topr",),
+    "LlamaRL": ("aipo",),
+}
+
+
+def rows(folder: Path) -> list[Row]:
+    found = [row for system, names in EQUATIONS.items() for name in names for row in _equation(system, name)]
+    found += _token_level()
+    for of_run in RUNS:
+        found += of_run(folder)
+    return found
+
+
+def _equation(system: str, name: str) -> list[Row]:
+    """Of the objective's first claims: its expected gradient and, where it is claimed, its end."""
+    subject = Subject(name, CLAIMS[name][0])
+    worst = _worst(list(expectations(subject)))
+    found = [Row(system, f"`agro prove {name}`", GRADIENT, worst, EXACT, "at most")]
+    if subject.claims.ends == "optimum" and subject.claims.updates:
+        worst = _worst(list(ends(subject)))
+        found += [Row(system, f"`agro prove {name}`", END, worst, 1e-3, "at most")]
+    return found
+
+
+def _worst(proved: list[ProofRow]) -> float:
+    """The largest value of those that have an upper bound."""
+    return max(row.value for row in proved if row.side == "at most")
+
+
+def _token_level() -> list[Row]:
+    """The estimates of section 6, on fresh samples, against the gradient of eq. 4."""
+    found = []
+    for claims in CLAIMS["agro"]:
+        estimate = claims.options.get("regularizer")
+        if estimate:
+            worst = _worst(list(expectations(Subject("agro", claims))))
+            mechanism = f'`agro`, `regularizer = "{estimate}"`'
+            found += [Row("AGRO at the token level", mechanism, GRADIENT, worst, EXACT, "at most")]
+    plain, integrated = (_spread(estimate) for estimate in ("sequence", "reference"))
+    consequence = "variance of a pair's gradient on samples of π_ref, as a share of eq. 4's (r = 0, β = 1)"
+    mechanism = '`agro`, `regularizer = "reference"`'
+    share = integrated / plain
+    return [*found, Row("AGRO at the token level", mechanism, consequence, share, 0.5, "at most")]
+
+
+def _spread(estimate: str) -> float:
+    """The trace of the covariance of a pair's gradient, over all pairs of responses of two tokens."""
+    policy, reference, _, reward = problem(Space(3, 2, 1))
+    claims = replace(CLAIMS["agro"][0], options={"beta": 1.0, "regularizer": estimate})
+    subject = Subject("agro", claims)
+    batch = subject.batch(reference, torch.zeros_like(reward), reference, 2)
+    gradients, chances = [], []
+    for number in range(batch.n_groups):
+        pair = batch.rows((batch.group == number).nonzero()[:, 0])
+        chances.append(pair.weight[0])
+        gradients.append(subject.gradient(policy, reference, pair.replace(weight=torch.ones(2).double())))
+    p_G1, g_GW = torch.stack(chances)[:, None], torch.stack(gradients)
+    mean_W = (p_G1 * g_GW).sum(0) / p_G1.sum()
+    return float((p_G1 * (g_GW - mean_W).square()).sum() / p_G1.sum())
+
+
+def _arb(folder: Path) -> list[Row]:
+    """Of stored groups the closest come, so that they are newer than those of a uniform draw."""
+    stale = {}
+    for order in ("closest", "uniform"):
+        changes = {"data__order": order, "data__temperature": 0.02, "train__steps": 30}
+        run = train(of_recipe("arb", folder, **changes), folder / f"arb-{order}")
+        stale[order] = float(column(run, "staleness_mean")[10:].mean())
+    consequence = "mean staleness of what is trained on, as a share of that of uniform draws"
+    return [
+        Row("ARB", "recipe `arb`, 30 steps", consequence, stale["closest"] / stale["uniform"], 0.9, "at most")
+    ]
+
+
+def _remix(folder: Path) -> list[Row]:
+    """Stored samples first; then a new reference and fresh samples alone."""
+    settings = of_recipe("remix", folder).model_dump(mode="json", exclude_unset=True)
+    for phase, steps in zip(settings["phases"], (12, 6), strict=True):
+        phase["train"]["steps"] = steps
+    run = train(type(config(folder)).of(settings), folder / "remix")
+    mixed, again = ([m for m in metrics(run) if m["phase"] == name] for name in ("mixed", "reincarnated"))
+    replayed = float(np.mean([m["replay_share"] for m in mixed[4:]]))
+    return [
+        Row("ReMix", "recipe `remix`, first phase", "share of replayed groups", replayed, 0.2, "at least"),
+        Row(
+            "ReMix",
+            "recipe `remix`, reincarnation",
+            f"KL to the reference at its first step, which before was (nats) {mixed[-1]['kl_ref']:.2g}",
+            abs(again[0]["kl_ref"]),
+            1e-5,
+            "at most",
+        ),
+    ]
+
+
+def _erc(folder: Path) -> list[Row]:
+    """Far samples are dropped before a step."""
+    changes = {"train__steps": 30, "data__max_drift": 0.02}
+    run = train(of_recipe("erc", folder, **changes), folder / "erc")
+    dropped = float(column(run, "dropped").sum())
+    mechanism = "recipe `erc`, `data.max_drift` = 0.02, 30 steps"
+    consequence = "replayed responses that were dropped since |log π − log μ| per token is above it"
+    return [Row("experience-replayable conditions", mechanism, consequence, dropped, 1.0, "at least")]
+
+
+def _tuned_beta(folder: Path) -> list[Row]:
+    """β moves until the KL is its target."""
+    beta = {"start": 0.02, "target_kl": 0.5, "rate": 0.1}
+    run = train(of_recipe("tuned_beta", folder, objective__beta=beta, train__steps=80), folder / "tuned")
+    kl = float(column(run, "kl_ref")[-30:].mean())
+    mechanism = "recipe `tuned_beta`, target 0.5 nats, 80 steps"
+    consequence = "|log(KL/target)|, mean KL of the last 30 steps"
+    return [Row("SAC", mechanism, consequence, abs(math.log(kl / 0.5)), math.log(1.5), "at most")]
+
+
+def _dynamic_sampling(folder: Path) -> list[Row]:
+    """DAPO's: prompts are sampled until so many groups have different rewards."""
+    run = train(of_recipe("dapo", folder, train__steps=15), folder / "dapo")
+    share = float(column(run, "no_signal").max())
+    consequence = "largest share of a step's groups whose rewards are equal"
+    return [Row("GRPO, Dr. GRPO, DAPO, GSPO, CISPO", "recipe `dapo`", consequence, share, 0.0, "at most")]
+
+
+def _tracked(folder: Path) -> list[Row]:
+    """A*PO: V* from samples of the reference, and then groups of one."""
+    with Store.open(folder / "values.db") as store:
+        store.append(
+            Sample(f"{i:03d}>", str(j), reward=float(j == i % 10)) for i in range(60) for j in range(10)
+        )
+    changes = {"data__value_store": str(folder / "values.db"), "train__steps": 40}
+    run = train(of_recipe("apo", folder, **changes), folder / "apo")
+    reward = column(run, "reward_mean")
+    gain = float(reward[-10:].mean() - reward[:10].mean())
+    consequence = "mean reward of the last ten steps less that of the first ten, one response a prompt"
+    return [Row("A*PO", "recipe `apo`, 40 steps", consequence, gain, 0.1, "at least")]
+
+
+def _opa_dpo(folder: Path) -> list[Row]:
+    """The second phase's reference is the model of the first: ρ = 0, and the loss 2 log 2, as it begins."""
+    with Store.open(folder / "pairs.db") as store:
+        ids = store.append(Sample(f"{i:03d}>", str((i + j) % 10)) for i in range(40) for j in range(2))
+        store.add_pairs(Pair(ids[2 * i], ids[2 * i + 1]) for i in range(40))
+    settings = of_recipe("opa_dpo", folder, data__store=str(folder / "pairs.db"))
+    values: dict[str, Any] = settings.model_dump(mode="json", exclude_unset=True)
+    values["train"]["steps"], values["data"]["prompts"] = 10, None
+    run = train(type(settings).of(values), folder / "opa_dpo")
+    [first] = [m for m in metrics(run) if m["step"] == 11]
+    consequence = "loss as the second phase begins, less 2 log 2"
+    off = abs(first["loss"] - 2 * math.log(2))
+    return [Row("OPA-DPO", "recipe `opa_dpo`", consequence, off, 1e-5, "at most")]
+
+
+def _nested(folder: Path) -> list[Row]:
+    """Samples are those of the policy without some layers."""
+    deep = {"alphabet": "0123456789>", "hidden": 16, "layers": 8, "heads": 2, "context": 16}
+    run = train(of_recipe("nested_reft", folder, policy__new=deep, train__steps=5), folder / "nested")
+    with Store.open(run / "store.db", read_only=True) as store:
+        skipped = [len((s.sampling or {}).get("skipped_layers", ())) for s in store.samples()]
+    consequence = "fewest layers that a response was sampled without"
+    return [Row("Nested-ReFT", "recipe `nested_reft`", consequence, float(min(skipped)), 1.0, "at least")]
+
+
+def _topr(folder: Path) -> list[Row]:
+    """A fixed set of responses with the log-probs of who wrote them, and epochs over it."""
+    log = train(
+        config(folder, train__steps=10, objective={"name": "reinforce"}, train__lr=1e-9), folder / "log"
+    )
+    changes = {"data__store": str(log / "store.db"), "data__prompts": None, "train__steps": 30}
+    run = train(of_recipe("topr", folder, **changes), folder / "topr")
+    share = float(column(run, "replay_share").min())
+    return [Row("TOPR", "recipe `topr`, 30 steps", "least share of stored groups", share, 1.0, "at least")]
+
+
+def _critic(folder: Path) -> list[Row]:
+    """The value explains more of its targets than a constant does. The prompt says what they are."""
+    changes = {
+        "objective__value_clip": None,
+        "objective__gae_lambda": [0.95, 1.0],
+        "reward__name": f"{Path(__file__)}:low_answer",
+        "sampler__max_new": 1,
+        "train__value_lr": 0.3,
+        "train__groups": 32,
+        "train__steps": 30,
+    }
+    run = train(of_recipe("ppo", folder, **changes), folder / "ppo")
+    explained = float(np.nanmean(column(run, "explained_variance")[-10:]))
+    consequence = "explained variance of the value's targets, last ten steps (0 at the first)"
+    return [
+        Row("PPO", "recipe `ppo`, 30 steps, a reward of the prompt", consequence, explained, 0.3, "at least")
+    ]
+
+
+def low_answer(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """1 where the prompt ends with a digit below 5, whatever the response."""
+    return [float(a in "01234") for a in answer]
+
+
+def _evaluation(folder: Path) -> list[Row]:
+    """The value of a policy from another one's log: how often its interval holds the truth."""
+    rng = np.random.default_rng(0)
+    held, runs, prompts = 0, 200, 400
+    reward = np.linspace(0, 1, 5)
+    for _ in range(runs):
+        behavior, start, now = rng.dirichlet(np.full(5, 5.0), size=3)
+        y = rng.choice(5, size=prompts, p=behavior)
+        drawn = (rng.random(prompts) < reward[y]).astype(float)
+        a, b = (np.log(policy[y] / behavior[y]) for policy in (start, now))
+        found = compare_on_log(a, b, drawn, np.arange(prompts))
+        held += found.low <= (now - start) @ reward <= found.high
+    consequence = f"share of {runs} logs of {prompts} responses whose 95 % interval holds the true gain"
+    mechanism = "self-normalized weights π/μ (`eval_logged_gain`)"
+    share = float(held / runs)
+    return [Row("off-policy evaluation, ad loads", mechanism, consequence, share, 0.91, "at least")]
+
+
+def _checked(folder: Path) -> list[Row]:
+    """What `agro check` says of a log that is written down: two prompts, rewards and repeats."""
+    with Store.open(folder / "checked.db") as store:
+        store.append(
+            Sample("a", text, reward=r) for text, r in (("x", 0.0), ("x", 0.0), ("y", 1.0), ("z", 0.5))
+        )
+        store.append(Sample("b", text, reward=r) for text, r in (("x", 0.0), ("y", 1.0)))
+        found = survey(store, groups=2)
+    name = "quality and coverage of a log"
+    quality = (0.375 + 0.5) / 2  # (mean − least) / (best − least) of both prompts
+    coverage = (3 / 4 + 1) / 2  # distinct responses per response
+    return [
+        Row(name, "`agro check`", "TQ less that by hand", abs(found.quality.mean - quality), 1e-9, "at most"),
+        Row(
+            name,
+            "`agro check`",
+            "SACo less that by hand",
+            abs(found.coverage.mean - coverage),
+            1e-9,
+            "at most",
+        ),
+    ]
+
+
+def _ranked(folder: Path) -> list[Row]:
+    """Of pairs to prompts that weren't trained on, the share that the model ranks right."""
+    for name, numbers in (("pairs", range(40)), ("others", range(40, 60))):
+        with Store.open(folder / f"{name}.db") as store:
+            ids = store.append(Sample(f"{i:03d}>", str((i + j) % 10)) for i in numbers for j in (0, 3))
+            store.add_pairs(Pair(ids[2 * k], ids[2 * k + 1]) for k in range(len(numbers)))
+    changes = {"data__store": str(folder / "pairs.db"), "data__prompts": None, "train__steps": 150}
+    run = train(of_recipe("dpo", folder, **changes), folder / "dpo")
+    with Store.open(folder / "others.db") as store:
+        found = measure(store, load_published(config(folder).policy, run / "model")).to_json()
+    mechanism, name = "recipe `dpo`, 150 steps; `agro check --model`", "ranking accuracy of preferences"
+    consequence = f"share of {found['ranked_pairs']} held-out pairs that are ranked right (chance: 0.5)"
+    return [Row(name, mechanism, consequence, found["ranked_share"], 0.7, "at least")]
+
+
+def _coverage(folder: Path) -> list[Row]:
+    """E_μ (π/μ)² of a log: 1 of the policy's own samples, more of another's."""
+    still = config(folder, train__steps=12, train__lr=1e-9)
+    run = train(still, folder / "own")
+    moved = train(config(folder, train__steps=40), folder / "moved")
+    found = []
+    with Store.open(run / "store.db", read_only=True) as store:
+        for model in (run, moved):
+            policy = load_published(still.policy, model / "model")
+            found.append(measure(store, policy).to_json()["concentrability"])
+    name, mechanism = "realizability and coverage", "`agro check --model`: E_μ (π/μ)²"
+    return [
+        Row(name, mechanism, "of the model's own samples, less 1", abs(found[0] - 1), 1e-3, "at most"),
+        Row(name, mechanism, "of the same samples, for a model trained further", found[1], 1.5, "at least"),
+    ]
+
+
+RUNS = (
+    *(_arb, _remix, _erc, _tuned_beta, _dynamic_sampling, _tracked, _opa_dpo, _nested, _topr, _critic),
+    *(_evaluation, _checked, _ranked, _coverage),
+)

@@ -1,0 +1,153 @@
+"""The systems that this project is built from, and what of each is here.
+
+What a recipe lacks stands with the recipe (`missing`); a system is whole where none of its recipes lacks
+anything, nothing is missing below, and all that was measured of it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from agro.recipes import recipes
+from reproductions.systems.row import Row
+
+Extent = Literal["whole", "the loss", "the rule", "no"]
+
+
+@dataclass(frozen=True)
+class System:
+    name: str
+    paper: str
+    """arXiv number, or author and year"""
+    recipes: tuple[str, ...] = ()
+    missing: str = ""
+    """beyond what its recipes say of themselves"""
+    part: Extent = "the loss"
+    """what is here where something is missing"""
+
+    @property
+    def lacks(self) -> str:
+        """All that is missing; "" where nothing is."""
+        known = recipes()
+        reasons = [self.missing, *(known[name].missing for name in self.recipes)]
+        return " ".join(dict.fromkeys(reason for reason in reasons if reason))
+
+    def extent(self, rows: Sequence[Row]) -> Extent:
+        """`rows`: the measurements of this system."""
+        if self.part == "no":
+            return "no"
+        return "whole" if rows and not self.lacks and all(row.holds for row in rows) else self.part
+
+    def reason(self, rows: Sequence[Row]) -> str:
+        """Why it isn't whole; "" where it is."""
+        failed = [f"{row.consequence}: not {row.side} {row.bound:g}" for row in rows if not row.holds]
+        unmeasured = [] if rows or self.part == "no" else ["Nothing of it is measured here."]
+        return " ".join(filter(None, (self.lacks, *failed, *unmeasured)))
+
+
+SYSTEMS = (
+    System("AGRO off-policy", "2503.19612", ("agro", "log", "mixed", "replay")),
+    System("AGRO on-policy", "2503.19612", ("agro_onpolicy",)),
+    System("AGRO at the token level", "2503.19612"),
+    System("KL-regularized policy gradient", "2503.19612", ("kl_pg",)),
+    System("RLOO and REINFORCE", "2402.14740", ("rloo", "reinforce")),
+    System("DRO-V", "2405.19107", ("dro",)),
+    System("DPO, IPO, SLiC (GPO)", "2402.05749", ("dpo", "ipo", "slic")),
+    System("path consistency, trajectory balance", "1702.08892", ("prefix_consistency", "vargrad")),
+    System("CoPG", "2406.19185", ("copg",)),
+    System("PPO", "1707.06347", ("ppo",)),
+    System("GRPO, Dr. GRPO, DAPO, GSPO, CISPO", "2402.03300", ("grpo", "dr_grpo", "dapo", "gspo", "cispo")),
+    System("OAPL", "2602.19362", ("oapl",)),
+    System("A*PO", "2505.20686", ("apo",)),
+    System("GVPO, VarGrad", "2504.19599", ("gvpo", "vargrad")),
+    System("MinPRO", "2601.22718", ("minpro",)),
+    System("ARB", "2512.10510", ("arb",), part="the rule"),
+    System("Nested-ReFT", "2508.10123", ("nested_reft",)),
+    System("ReMix", "2507.06892", ("remix",)),
+    System("VIPO, model-based", "–", missing="A world model of an environment's states.", part="no"),
+    System("VPO", "2410.22891", ("vdpo", "vipo")),
+    System("Async RLHF", "2410.18252", ("online_dpo",)),
+    System(
+        "Mixture of Attentions",
+        "2410.03804",
+        ("speculative",),
+        missing="The draft's own architecture, and its training on the policy's responses.",
+        part="the rule",
+    ),
+    System("experience-replayable conditions", "2402.10374", ("erc",)),
+    System("CHORD", "2508.11408", ("chord",)),
+    System(
+        "PROPS",
+        "2311.08290",
+        ("props",),
+        missing="The behavior that is moved between batches: it is a run of its own.",
+    ),
+    System("SOPHIA", "2507.16814", ("sophia",), part="the rule"),
+    System("HNPG", "2311.08384", ("hnpg",)),
+    System("OORL, GEPO", "2505.12723", ("oorl", "gepo")),
+    System("OPA-DPO", "2501.09695", ("opa_dpo",)),
+    System("REC, REP, RED, OPMD, AsymRE", "2509.24203", ("rec", "red_drop", "red_weight", "opmd", "asymre")),
+    System("MDPO", "2005.09814", ("mdpo",)),
+    System("SePPO", "2410.05255", ("seppo",)),
+    System("OTR", "2509.26313", ("otr",)),
+    System(
+        "inverse RL from demonstrations",
+        "2310.06147",
+        missing="A reward that is learned from demonstrations while the policy trains.",
+        part="no",
+    ),
+    System(
+        "VolleyBots", "2502.01932", missing="A benchmark of drones, and no method of training.", part="no"
+    ),
+    System("AILBoost", "2404.08513", ("ailboost",), part="the rule"),
+    System("SAC", "1812.05905", ("tuned_beta",), part="the rule"),
+    System("TempSamp-R1", "2509.18056", ("tempsamp_r1",)),
+    System(
+        "RLFR",
+        "2510.10201",
+        ("rlfr",),
+        missing="Rewards of fresh samples: the flow is fitted once, to a store.",
+        part="the rule",
+    ),
+    System("ranking accuracy of preferences", "2405.19534", part="the rule"),
+    System(
+        "PMOE",
+        "2104.09122",
+        missing="A policy that is a sum over adapters: a pass for each at every token, and another engine.",
+        part="no",
+    ),
+    System(
+        "Lipschitz imitation",
+        "2006.16785",
+        ("smooth_reward",),
+        missing="The discriminator: the penalty is on a regression to given rewards.",
+        part="the rule",
+    ),
+    System("BAPO", "2510.18927", ("bapo", "bapo_code")),
+    System("residual RL", "2509.19301", ("residual",), part="the rule"),
+    System("off-policy evaluation, ad loads", "2309.11518", part="the rule"),
+    System(
+        "SharpeRatio@k",
+        "2311.18207",
+        missing="A judgment of estimators by the policies that they rank first; there is one estimator here.",
+        part="no",
+    ),
+    System("TOPR", "2503.14286", ("topr",)),
+    System(
+        "BFS-Prover-V2",
+        "2509.06493",
+        ("middle_band",),
+        missing="Best-first search, and stages with a restart in one configuration.",
+        part="the rule",
+    ),
+    System("realizability and coverage", "2211.05311", part="the rule"),
+    System("AMPO", "2510.02227", ("ampo",)),
+    System("quality and coverage of a log", "2111.04714", part="the rule"),
+    System("MBRCSL", "2310.19308", ("reward_conditioned",)),
+    System("Guide", "2506.13923", ("guide",)),
+    System("Agent Q", "2408.07199", ("agent_q",)),
+    System("LlamaRL", "2505.24034", ("aipo",)),
+    System("MP1, ARIES", "2507.10543", missing="Robot control and a world of their own.", part="no"),
+)

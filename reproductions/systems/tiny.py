@@ -1,0 +1,91 @@
+"""Runs of a few seconds: a new model of some hundred parameters repeats the last digit of its prompt."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor
+
+from agro import Trainer
+from agro.config import RunConfig
+from agro.recipes import get
+
+DIGITS = "0123456789"
+
+
+def digits(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """The share of three characters that are the answer."""
+    return [sum(c == a for c in text) / 3 for text, a in zip(completions, answer, strict=True)]
+
+
+def prompts(path: Path, numbers: range) -> str:
+    """Writes them; the file's name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"prompt": f"{i:03d}>", "answer": f"{i % 10}"}) + "\n" for i in numbers]
+    path.write_text("".join(lines))
+    return str(path)
+
+
+def config(folder: Path, **changes: Any) -> RunConfig:
+    """`changes`: dotted keys with __ for the dot."""
+    values: dict[str, Any] = {
+        "policy": {"new": {"alphabet": DIGITS + ">", "hidden": 16, "layers": 1, "heads": 2, "context": 16}},
+        "data": {"prompts": prompts(folder / "prompts.jsonl", range(60))},
+        "sampler": {"n": 4, "max_new": 3},
+        "reward": {"name": f"{Path(__file__)}:digits"},
+        "objective": {"name": "agro", "beta": 0.1},
+        "train": {"steps": 30, "groups": 8, "micro_batch": 64, "lr": 1e-2, "checkpoint_every": 1000},
+    }
+    return RunConfig.of(_changed(values, changes))
+
+
+def of_recipe(name: str, folder: Path, **changes: Any) -> RunConfig:
+    """A recipe as it is, with the tiny model, its prompts and reward, and a rate for its size."""
+    small = config(folder).model_dump(mode="json", exclude_unset=True)
+    values: dict[str, Any] = tomllib.loads(get(name).text)
+    for section in ("policy", "reward", "train", "data", "sampler"):
+        kept = {"steps", "updates", "value_lr"} if section == "train" else {"n"}
+        new = {key: value for key, value in small[section].items() if key not in kept}
+        values[section] = {**values.get(section, {}), **new}
+    return RunConfig.of(_changed(values, {"train__micro_tokens": None, **changes}))
+
+
+def _changed(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in changes.items():
+        *sections, last = key.split("__")
+        at = values
+        for section in sections:
+            at = at.setdefault(section, {})
+        at[last] = value
+    return values
+
+
+def train(settings: RunConfig, run: Path) -> Path:
+    """The folder of the run."""
+    torch.set_num_threads(1)
+    return Trainer(settings, run).run()
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """Of each step, without the measurement before the first."""
+    lines = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["step"]]
+
+
+def column(run: Path, name: str) -> NDArray[np.float64]:
+    """A metric of each step, NaN where it is unknown; of the objective's own too."""
+    found = [{**line.get("objective", {}), **line}.get(name) for line in metrics(run)]
+    return np.array([np.nan if value is None else value for value in found], dtype=np.float64)
+
+
+def weights(run: Path) -> Tensor:
+    """All parameters of the trained model, as one vector."""
+    return torch.cat([w.flatten() for w in load_file(run / "model" / "model.safetensors").values()])

@@ -1,0 +1,76 @@
+"""reproductions/systems: its list, what makes a system whole, and the page. No run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from agro.recipes import recipes
+from reproductions.systems import run
+from reproductions.systems.row import Row
+from reproductions.systems.run import Measured, modules, page
+from reproductions.systems.systems import SYSTEMS, System
+
+HELD = Row("AGRO", "a setting", "what it changes", 1.0, 0.5, "at least")
+FAILED = Row("AGRO", "a setting", "what it changes", 0.2, 0.5, "at least")
+
+
+def test_the_list_has_each_system_once_and_recipes_that_there_are() -> None:
+    assert len({system.name for system in SYSTEMS}) == len(SYSTEMS) == 56
+    assert {name for system in SYSTEMS for name in system.recipes} <= recipes().keys()
+    assert all(system.missing for system in SYSTEMS if system.part == "no")
+
+
+def test_a_number_that_is_none_holds_nothing() -> None:
+    assert HELD.holds
+    assert not FAILED.holds
+    assert not Row("AGRO", "", "", float("nan"), 0.5, "at most").holds
+    assert not Row("AGRO", "", "", float("nan"), 0.5, "at least").holds
+
+
+@pytest.mark.parametrize(
+    ("system", "rows", "extent", "reason"),
+    [
+        (System("AGRO", "1"), [HELD], "whole", ""),
+        (System("AGRO", "1"), [HELD, FAILED], "the loss", "what it changes: not at least 0.5"),
+        (System("AGRO", "1"), [], "the loss", "Nothing of it is measured here."),
+        (System("AGRO", "1", missing="A lag.", part="the rule"), [HELD], "the rule", "A lag."),
+        (System("AGRO", "1", missing="A world.", part="no"), [], "no", "A world."),
+    ],
+)
+def test_whole_is_what_lacks_nothing_and_holds(
+    system: System, rows: list[Row], extent: str, reason: str
+) -> None:
+    assert system.extent(rows) == extent
+    assert system.reason(rows) == reason
+
+
+def test_what_a_recipe_lacks_its_system_lacks() -> None:
+    [lacking] = [name for name, recipe in recipes().items() if recipe.missing][:1]
+    assert System("AGRO", "1", (lacking,)).reason([HELD]) == recipes()[lacking].missing
+
+
+def test_the_page_has_all_systems_and_all_rows() -> None:
+    text = page([Measured("some", [HELD, Row("other", "m", "c", 2.0, 1.0, "at most")], 60.0)])
+    assert all(f"| {system.name} |" in text for system in SYSTEMS)
+    assert "1 of 2 measurements hold; 1.0 CPU minutes." in text
+    assert "| other | m | c | 2 | at most 1 | no |" in text
+
+
+def test_a_module_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the others' rows are those of before."""
+    before = [asdict(Measured("other", [HELD], 1.0))]
+    (tmp_path / "result.json").write_text(json.dumps(before))
+    monkeypatch.setattr(run, "measure", lambda name, limit: Measured(name, [], 2.0, "it ended with 1"))
+    assert run.main(["--only", "present", "--out", str(tmp_path)]) == 1
+    text = (tmp_path / "README.md").read_text()
+    assert "The module `present` failed: it ended with 1." in text
+    assert "| AGRO | a setting |" in text
+
+
+def test_modules_are_those_that_measure() -> None:
+    assert {"lag", "present"} <= set(modules())
+    assert not {"run", "row", "systems", "tiny"} & set(modules())
