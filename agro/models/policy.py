@@ -146,7 +146,6 @@ class Policy:
             if config.new is not None:
                 new_model(folder, config.new, seed)
             model, tokenizer = pretrained(config.model or folder, config)
-        set_threads(config.threads, model)
         if config.quantize is None:  # else it is there already
             model.to(device)
         adapter = None
@@ -157,14 +156,19 @@ class Policy:
         masters = None
         if config.dtype == "mixed" and adapter is None:
             masters = Masters(dict(model.named_parameters()))
-        policy = cls(
-            model,
-            tokenizer,
-            temperature=config.temperature,
-            chunk=config.chunk,
-            adapter=adapter,
-            chat=config.chat,
-        )
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # to probe few tokens: on a busy machine others would spin at each product
+        try:
+            policy = cls(
+                model,
+                tokenizer,
+                temperature=config.temperature,
+                chunk=config.chunk,
+                adapter=adapter,
+                chat=config.chat,
+            )
+        finally:
+            set_threads(config.threads or threads, model)
         policy.masters = masters
         return policy
 

@@ -26,7 +26,7 @@ LOST = 256  # the exit code of a process that was lost with its host; no process
 SHELL_SIGNALS = 128  # a shell adds it to the number of the signal
 GOES_ON: dict[Role, str] = {
     "owner": "trainer and collectors wait for it, nothing is lost",
-    "server": "requests to it are sent again",
+    "server": "others sample; it is used again after its probe",
     "trainer": "collectors go on as far as they may be ahead; it resumes from its last checkpoint",
     "collector": "the others go on; it takes up what it had begun",
 }  # when one of them dies

@@ -23,6 +23,7 @@ from agro.models.policy import Policy
 from agro.rollout.engines import Engine, Request
 
 DECODED = 8  # tokens of a response that are timed at each end
+FIRST = 8  # tokens of the first pass, which isn't timed
 SHORT = 64  # tokens of the pass that tells how much of a step can be timed
 WEIGHTS = 2**22  # whose update is timed, at most
 
@@ -90,7 +91,7 @@ def rates(
     `limit`: seconds of a pass. Of a longer one a part is timed, also of a single sequence.
     """
     short = [_last_tokens(rows[0], SHORT)]
-    _Pass(short, want).train(policy, reference)  # the first pass of a process takes longer
+    _Pass([_last_tokens(rows[0], FIRST)], want).train(policy, reference)  # it takes longer in any process
     began = read_clock(policy.device)
     _Pass(short, want).train(policy, reference)
     each = max(read_clock(policy.device) - began, 1e-6) / operations(policy, short)

@@ -40,7 +40,6 @@ CORES = 2
 STEPS = 120  # with 16 prompts each, so that none of the 4,000 is sampled twice
 WINDOW = 10  # steps, of 128 responses each
 WAYS = {"synchronous": (), "asynchronous": ("data.max_age=2", "--place", "local:1")}
-UPDATES = 2  # optimizer steps a batch, so that training takes about as long as sampling
 TICK = os.sysconf("SC_CLK_TCK")  # of the times in /proc, a second
 
 
@@ -53,7 +52,7 @@ def warmed_up(folder: Path, steps: int) -> Path:
     alone = {**CONFIG, "data": {key: values["data"][key] for key in ("prompts", "eval_prompts")}}
     del alone["phases"]
     alone["policy"] = {"model": str(folder / "demo" / "model")}
-    alone["train"] = {**CONFIG["train"], "steps": steps, "updates": UPDATES, "schedule": "constant"}
+    alone["train"] = {**CONFIG["train"], "steps": steps, "schedule": "constant"}
     alone["evaluate"] = {"every": steps}
     (folder / "recipe.json").write_text(json.dumps(RunConfig.of(alone).model_dump(mode="json")))
     return folder / "recipe.json"

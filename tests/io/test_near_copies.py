@@ -69,7 +69,7 @@ def test_a_chain_is_one_cluster_named_by_its_first_text() -> None:
     rng = random.Random(3)
     chain = [words(rng, 80).split()]
     for step in range(10):
-        chain.append([*chain[-1][: 8 * step], *words(rng, 8).split(), *chain[-1][8 * step + 8 :]])
+        chain.append([*chain[-1][: 6 * step], *words(rng, 6).split(), *chain[-1][6 * step + 6 :]])
     texts = [*(words(rng, 80) for _ in range(5)), *(" ".join(parts) for parts in chain[:10])]
     assert jaccard(texts[5], texts[-1]) < 0.3
     assert clusters(texts, LEAST).tolist() == [0, 1, 2, 3, 4] + [5] * 10

@@ -346,14 +346,17 @@ def test_a_tokenizer_larger_than_the_model_is_refused(causal, tokenizer):
         Policy(causal("Llama", vocab_size=12), tokenizer)
 
 
-def test_threads_are_set_where_they_are_named():
-    before = torch.get_num_threads()
+def test_threads_are_set_where_they_are_named(monkeypatch):
+    """The probe has one, whatever is set: 24 CPU seconds became 2 on a busy machine of two cores."""
+    before, probed, probe = torch.get_num_threads(), [], Policy._probe
+    monkeypatch.setattr(Policy, "_probe", lambda p: (probed.append(torch.get_num_threads()), probe(p)))
     spec = NewModel(alphabet="ab", hidden=8, layers=1, heads=1, context=16)
     try:
         Policy.load(PolicyConfig(new=spec, threads=2, device="cpu"))
         assert torch.get_num_threads() == 2
         Policy.load(PolicyConfig(new=spec, threads=0, device="cpu"))
         assert torch.get_num_threads() == 2
+        assert probed == [1, 1]
     finally:
         torch.set_num_threads(before)
 

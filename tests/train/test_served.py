@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,43 @@ def test_collectors_sample_with_a_server(tmp_path: Path, start: str, policy: dic
     assert sum(path == pushed for path, _ in state.asked) >= 3
     with Store.open(tmp_path / "run/store.db", read_only=True) as store:
         assert {s.version for s in store.samples()} >= {0, 1, 2}
+
+
+def test_a_collector_waits_for_a_server_that_is_away(tmp_path: Path, start: str) -> None:
+    """It hangs up at the beginning, and again in the middle, when it is started again without weights."""
+    with serving(Policy.load(PolicyConfig(model=start))) as (url, state):
+        changes = {"source": {"kind": "elsewhere", "wait_seconds": 60}, "data__max_age": 0, "train__steps": 3}
+        config = run_of(tmp_path, start, url, engine={"retries": 0}, **changes)
+        state.dead = True
+        base = {name: weight.clone() for name, weight in state.engine.policy.model.state_dict().items()}
+
+        def start_again(choice: dict[str, Any]) -> None:
+            state.engine.policy.model.load_state_dict(base)
+            state.fail, state.how = 1, "hang up"
+
+        state.spoil, state.change = 3, start_again  # after the fourth response of twelve
+
+        def appear() -> None:
+            while not said:
+                time.sleep(0.01)
+            state.dead = False
+
+        trained = threading.Thread(target=Trainer(config, tmp_path / "run").run)
+        appeared = threading.Thread(target=appear, daemon=True)
+        said: list[str] = []
+        trained.start()
+        try:
+            while not (tmp_path / "run/weights/latest.json").exists():
+                trained.join(0.05)
+            appeared.start()
+            assert Collector.of(str(tmp_path / "run"), SilentActivity(), said.append).serve() > 0
+        finally:
+            trained.join(60)
+    rows = [row for row in metrics(tmp_path / "run") if row["step"]]
+    assert [row["staleness_max"] for row in rows] == [0, 0, 0]
+    assert all(row["logp_diff_max"] < ROUNDED for row in rows)
+    assert sum("isn't used" in text for text in said) == 2
+    assert sum("is used again" in text for text in said) == 2
 
 
 @pytest.mark.nightly
