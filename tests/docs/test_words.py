@@ -108,6 +108,7 @@ def words() -> set[str]:
         "trap_ratio",
         "singletons_dropped",
         "ties_dropped",
+        "explained_variance",
         "value_mean",
         "value_loss",
         "ordered_share",
