@@ -20,7 +20,7 @@ from agro.objectives import Need, NotFinite, differentiate, get
 from agro.objectives.core import STREAMS, Ingredient
 from agro.objectives.imitation import IMITATION, IMITATION_OF_WINNERS
 from agro.objectives.kl_term import KL_TERM
-from agro.objectives.needs import NEEDS, PAIRS, GroupSize, withhold
+from agro.objectives.needs import NEEDS, PAIRS, GroupSize, OfReference, withhold
 from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE, WEIGHT_BASELINE_OF_PAIRS
 from agro.proof.claims import CLAIMS
 from agro.proof.descent import Path
@@ -265,7 +265,9 @@ def needs(subject: Subject) -> Iterator[ProofRow]:
     setting = ", ".join(claims.needs) or "nothing"
     yield subject.row("what it needs and doesn't get is refused", setting, share, lower=1.0)
     # Groups have the least size that is claimed.
-    unneeded = [n for n in NEEDS if n not in claims.needs and (n is PAIRS or not isinstance(n, GroupSize))]
+    # Whose responses they are is said by the behavior's log-probs, which may be needed themselves.
+    changed = (GroupSize, OfReference)
+    unneeded = [n for n in NEEDS if n not in claims.needs and (n is PAIRS or not isinstance(n, changed))]
     try:
         enough = torch.equal(gradient(unneeded), gradient([]))
     except Refused:

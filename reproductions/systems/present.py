@@ -1,24 +1,16 @@
-"""Systems that are whole by an objective, a setting or a recipe: their equations, enumerated, and their
-data, in runs of some seconds."""
+"""Systems that are whole by a setting or a recipe: what it changes in runs of some seconds."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from agro.models.published import load_published
 from agro.pages.store.check_survey import survey
 from agro.pages.store.measurements import measure
-from agro.proof.claims import CLAIMS
-from agro.proof.ends import ends
-from agro.proof.enumerable import Space
-from agro.proof.measuring import EXACT, ProofRow, Subject, problem
-from agro.proof.passport import expectations
 from agro.rollout.off_policy import compare_on_log
 from agro.store import Store
 from agro.store.records import Pair
@@ -26,90 +18,9 @@ from agro.types import Sample
 from reproductions.systems.row import Row
 from reproductions.systems.tiny import column, config, metrics, of_recipe, train
 
-GRADIENT = "expected gradient less its source's, worst over data and group sizes"
-END = "KL(π ‖ π*) where exact descent ends, worst over data and starts, in nats"
-# By system, the objectives whose equation makes it.
-EQUATIONS = {
-    "AGRO off-policy": ("agro",),
-    "AGRO on-policy": ("agro_onpolicy",),
-    "KL-regularized policy gradient": ("kl_pg",),
-    "RLOO and REINFORCE": ("rloo", "reinforce"),
-    "DRO-V": ("dro",),
-    "DPO, IPO, SLiC (GPO)": ("dpo", "ipo", "slic"),
-    "path consistency, trajectory balance": ("prefix_consistency", "vargrad"),
-    "CoPG": ("copg",),
-    "PPO": ("ppo",),
-    "GRPO, Dr. GRPO, DAPO, GSPO, CISPO": ("grpo", "dr_grpo", "dapo", "gspo", "cispo"),
-    "A*PO": ("apo",),
-    "GVPO, VarGrad": ("gvpo", "vargrad"),
-    "MinPRO": ("minpro",),
-    "VPO": ("vdpo", "vipo"),
-    "CHORD": ("chord",),
-    "HNPG": ("hnpg",),
-    "REC, REP, RED, OPMD, AsymRE": ("rec", "opmd_token", "red_drop", "opmd", "asymre"),
-    "MDPO": ("mdpo",),
-    "OTR": ("otr",),
-    "TempSamp-R1": ("tempsamp_r1",),
-    "BAPO": ("bapo", "bapo_code"),
-    "TOPR": ("topr",),
-    "LlamaRL": ("aipo",),
-}
-
 
 def rows(folder: Path) -> list[Row]:
-    found = [row for system, names in EQUATIONS.items() for name in names for row in _equation(system, name)]
-    found += _token_level()
-    for of_run in RUNS:
-        found += of_run(folder)
-    return found
-
-
-def _equation(system: str, name: str) -> list[Row]:
-    """Of the objective's first claims: its expected gradient and, where it is claimed, its end."""
-    subject = Subject(name, CLAIMS[name][0])
-    worst = _worst(list(expectations(subject)))
-    found = [Row(system, f"`agro prove {name}`", GRADIENT, worst, EXACT, "at most")]
-    if subject.claims.ends == "optimum" and subject.claims.updates:
-        worst = _worst(list(ends(subject)))
-        found += [Row(system, f"`agro prove {name}`", END, worst, 1e-3, "at most")]
-    return found
-
-
-def _worst(proved: list[ProofRow]) -> float:
-    """The largest value of those that have an upper bound."""
-    return max(row.value for row in proved if row.side == "at most")
-
-
-def _token_level() -> list[Row]:
-    """The estimates of section 6, on fresh samples, against the gradient of eq. 4."""
-    found = []
-    for claims in CLAIMS["agro"]:
-        estimate = claims.options.get("regularizer")
-        if estimate:
-            worst = _worst(list(expectations(Subject("agro", claims))))
-            mechanism = f'`agro`, `regularizer = "{estimate}"`'
-            found += [Row("AGRO at the token level", mechanism, GRADIENT, worst, EXACT, "at most")]
-    plain, integrated = (_spread(estimate) for estimate in ("sequence", "reference"))
-    consequence = "variance of a pair's gradient on samples of π_ref, as a share of eq. 4's (r = 0, β = 1)"
-    mechanism = '`agro`, `regularizer = "reference"`'
-    share = integrated / plain
-    return [*found, Row("AGRO at the token level", mechanism, consequence, share, 0.5, "at most")]
-
-
-def _spread(estimate: str) -> float:
-    """The trace of the covariance of a pair's gradient, over all pairs of responses of two tokens."""
-    policy, reference, _, reward = problem(Space(3, 2, 1))
-    claims = replace(CLAIMS["agro"][0], options={"beta": 1.0, "regularizer": estimate})
-    subject = Subject("agro", claims)
-    batch = subject.batch(reference, torch.zeros_like(reward), reference, 2)
-    gradients, chances = [], []
-    for number in range(batch.n_groups):
-        pair = batch.rows((batch.group == number).nonzero()[:, 0])
-        chances.append(pair.weight[0])
-        gradients.append(subject.gradient(policy, reference, pair.replace(weight=torch.ones(2).double())))
-    p_G1, g_GW = torch.stack(chances)[:, None], torch.stack(gradients)
-    mean_W = (p_G1 * g_GW).sum(0) / p_G1.sum()
-    return float((p_G1 * (g_GW - mean_W).square()).sum() / p_G1.sum())
+    return [row for measure_run in RUNS for row in measure_run(folder)]
 
 
 def _arb(folder: Path) -> list[Row]:

@@ -26,6 +26,11 @@ def digits(completions: list[str], answer: list[str], **_: Any) -> list[float]:
     return [sum(c == a for c in text) / 3 for text, a in zip(completions, answer, strict=True)]
 
 
+def low(completions: list[str], **_: Any) -> list[float]:
+    """The share of three characters that are digits below 5: easily learned."""
+    return [sum(c in "01234" for c in text) / 3 for text in completions]
+
+
 def prompts(path: Path, numbers: range) -> str:
     """Writes them; the file's name."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -110,6 +110,7 @@ def words() -> set[str]:
         "trap_ratio",
         "singletons_dropped",
         "ties_dropped",
+        "explained_variance",
         "value_mean",
         "value_loss",
         "ordered_share",

@@ -72,5 +72,5 @@ def test_a_module_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_modules_are_those_that_measure() -> None:
-    assert {"lag", "present"} <= set(modules())
+    assert {"equations", "lag", "present"} <= set(modules())
     assert not {"run", "row", "systems", "tiny"} & set(modules())
