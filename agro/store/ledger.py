@@ -33,11 +33,19 @@ class Ledger:
     def __init__(self, tables: Tables, draws: Draws) -> None:
         self._tables, self._database, self._draws = tables, tables.database, draws
 
-    def commit(self, run: str, step: int, digest: str, *, files: Mapping[str, str] | None = None) -> None:
+    def commit(
+        self,
+        run: str,
+        step: int,
+        digest: str,
+        *,
+        files: Mapping[str, str] | None = None,
+        cursor: int | None = None,
+    ) -> None:
         """Declare `run`'s checkpoint of `step` valid; `digest`: of the checkpoint, `files`: of each of its
-        files."""
+        files. `cursor`: the newest sample, where this store is one of several."""
         with self._database.transaction():
-            [(cursor,)] = self._database.run("SELECT ifnull(max(id), 0) FROM samples")
+            cursor = self._tables.last_id() if cursor is None else cursor
             self._append_commit(run, Commit(step, digest, cursor, dict(files or {})))
 
     def commits(self, run: str) -> list[Commit]:
@@ -89,17 +97,28 @@ class Ledger:
         Without a commit, all draws of the run are deleted and all its samples marked. `step`: take the run
         back only to the end of this later step. Raises `Refused` for a step before the commit.
         """
+        with self._database.transaction():
+            return self.take_back(run, self.target(run, step, to), step)
+
+    def target(self, run: str, step: int | None, to: Commit | None) -> Commit | None:
+        """The commit that `rewind` goes back to. Raises as it does."""
+        commits = self.commits(run)
+        target = to or next(reversed(commits), None)
+        if to is not None and to not in commits:
+            raise ValueError(f"{self._database.path}: run {run} has no commit {to}")
+        if step is not None and target and step < target.step:
+            raise Refused(
+                f"{self._database.path}: run {run}: expected to go back to step {target.step} or later, "
+                f"got {step}"
+            )
+        return target
+
+    def take_back(self, run: str, target: Commit | None, step: int | None) -> Rewind:
+        """`rewind` to a commit that is known to count; None: to the beginning."""
         name = encode_text(run)
         with self._database.transaction():
-            commits = self.commits(run)
-            target = to or next(reversed(commits), None)
-            if to is not None and to not in commits:
-                raise ValueError(f"{self._database.path}: run {run} has no commit {to}")
-            if step is not None and target and step < target.step:
-                raise Refused(
-                    f"{self._database.path}: run {run}: expected to go back to step {target.step} or later, "
-                    f"got {step}"
-                )
+            if target is None and self.commits(run):  # of a store that is one of several, and of it alone
+                self._database.run("DELETE FROM commits WHERE run = ?", [name])
             if target is not None and self._database.run(queries.LAST_STEP, [name]) != [(target.step,)]:
                 self._append_commit(run, target)
             last_step = step
@@ -211,6 +230,12 @@ class Requests:
             claimed = [claim._replace(collector=collector) for claim in reclaimed] + new
             self._tables.put("requests", claimed)
         return [claim.number for claim in claimed]
+
+    def note(self, run: str, collector: str, numbers: Sequence[int]) -> None:
+        """Note the claims that another one of several stores gave: their samples wait to be fresh ones."""
+        name = encode_text(run)
+        with self._database.transaction():
+            self._tables.put("requests", [SamplingRequest(name, n, collector) for n in numbers])
 
     def collectors(self, run: str) -> list[str]:
         """Those that have claimed requests which aren't done."""

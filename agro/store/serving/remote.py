@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import httpx
 
@@ -23,6 +23,7 @@ from agro.store.samples import Experience, SampleReader
 from agro.store.serving.http import PATIENCE, OwnerHttp
 from agro.store.serving.methods import METHODS, WRITES
 from agro.store.serving.wire import PROTOCOL, pack, unpack
+from agro.store.shard_record import ShardRecord
 from agro.store.split import RunClusters, Split
 from agro.store.survey import Survey, SurveyReader
 from agro.store.tables import Tables
@@ -82,10 +83,18 @@ class Connection:
         return error
 
 
+class Asked(Protocol):
+    """Who does what the methods of a store's parts say."""
+
+    url: str  # in messages
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any: ...
+
+
 class RemotePart:
     """A part of a store, each of whose methods asks the owner."""
 
-    def __init__(self, name: str, connection: Connection) -> None:
+    def __init__(self, name: str, connection: Asked) -> None:
         self._name, self._connection = name, connection
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
@@ -134,4 +143,5 @@ def parts_of_owner(url: str, *, read_only: bool, timeout: float | None) -> Parts
         imports=cast(Imports, RemotePart("imports", connection)),
         tables=cast(Tables, RemotePart("tables", connection)),
         leases=cast(Leases, RemotePart("leases", connection)),
+        shard=cast(ShardRecord, RemotePart("shard", connection)),
     )

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agro.config import DataConfig
 from agro.errors import Refused
+from agro.store.candidates import PlacedGroup
 from agro.store.draw_rules import At, Candidate, DrawRule, Selection
 from agro.store.imports import Provenance
 from agro.store.paging import Page
@@ -58,7 +59,7 @@ RECORDS: dict[str, type] = {
             Page,
             Pair,
         ),
-        *(Provenance, Rewind, RunUse, SampleSummary, Scale, Selection, SurveyRow),
+        *(PlacedGroup, Provenance, Rewind, RunUse, SampleSummary, Scale, Selection, SurveyRow),
     )
 }
 FIELDS: dict[str, tuple[str, ...]] = {
