@@ -97,28 +97,17 @@ class Ledger:
         Without a commit, all draws of the run are deleted and all its samples marked. `step`: take the run
         back only to the end of this later step. Raises `Refused` for a step before the commit.
         """
-        with self._database.transaction():
-            return self.take_back(run, self.target(run, step, to), step)
-
-    def target(self, run: str, step: int | None, to: Commit | None) -> Commit | None:
-        """The commit that `rewind` goes back to. Raises as it does."""
-        commits = self.commits(run)
-        target = to or next(reversed(commits), None)
-        if to is not None and to not in commits:
-            raise ValueError(f"{self._database.path}: run {run} has no commit {to}")
-        if step is not None and target and step < target.step:
-            raise Refused(
-                f"{self._database.path}: run {run}: expected to go back to step {target.step} or later, "
-                f"got {step}"
-            )
-        return target
-
-    def take_back(self, run: str, target: Commit | None, step: int | None) -> Rewind:
-        """`rewind` to a commit that is known to count; None: to the beginning."""
         name = encode_text(run)
         with self._database.transaction():
-            if target is None and self.commits(run):  # of a store that is one of several, and of it alone
-                self._database.run("DELETE FROM commits WHERE run = ?", [name])
+            commits = self.commits(run)
+            target = to or next(reversed(commits), None)
+            if to is not None and to not in commits:
+                raise ValueError(f"{self._database.path}: run {run} has no commit {to}")
+            if step is not None and target and step < target.step:
+                raise Refused(
+                    f"{self._database.path}: run {run}: expected to go back to step {target.step} or later, "
+                    f"got {step}"
+                )
             if target is not None and self._database.run(queries.LAST_STEP, [name]) != [(target.step,)]:
                 self._append_commit(run, target)
             last_step = step
@@ -143,6 +132,15 @@ class Ledger:
             )
             self._tables.note_changes(i for (i,) in samples)
         return Rewind(len(draws), len(samples))
+
+    def follow(self, run: str, step: int | None, target: Commit | None) -> Rewind:
+        """`rewind`, where this store is one of several, whose first went back to its commit `target`."""
+        with self._database.transaction():
+            if target is None:
+                self._database.run("DELETE FROM commits WHERE run = ?", [encode_text(run)])
+            elif target not in self.commits(run):
+                self._append_commit(run, target)
+            return self.rewind(run, step, to=target)
 
     def last_reference_logp(self) -> int:
         """The number of the newest entry of the cache; see `reference_logp`."""

@@ -31,11 +31,16 @@ _URL = re.compile(r"(https?):/+(.+?)/*$")  # Path("http://host") has one slash
 
 
 def url_of(location: Location) -> str | None:
-    """The URL of an owner; of shards that of the first, which has what isn't of a prompt; None for a file."""
+    """The URL of an owner, of shards that of their `home`; None for a file."""
     if isinstance(location, Shards):
-        return url_of(location.locations[0])
+        return url_of(home(location))
     url = _URL.fullmatch(str(location))
     return f"{url[1]}://{url[2]}" if url else None
+
+
+def home(location: Location) -> Path | str:
+    """The store that has what belongs to no prompt: leases, claims, what a run publishes."""
+    return location.locations[0] if isinstance(location, Shards) else location
 
 
 def located(store: str | Sequence[str] | None, folder: Path) -> Location:

@@ -54,12 +54,15 @@ class AppendTransaction:
     """
 
     def __init__(self, database: Database, prompt_ids: Collection[str]) -> None:
-        self._database, self._shard = database, ShardRecord(database)
+        self._database = database
         # SQLite reads other text from JSON as another one.
         self._new = {prompt_id for prompt_id in prompt_ids if prompt_id.isascii() and prompt_id.isprintable()}
         rows = database.run(queries.STORED_PROMPTS, [json.dumps(list(self._new))])
         self._new -= {prompt_id for (prompt_id,) in rows}
-        [(self._newest,)] = database.run("SELECT ifnull(max(id), 0) FROM samples")
+        [(self._newest, self._is_shard)] = database.run(
+            "SELECT (SELECT ifnull(max(id), 0) FROM samples), "
+            "EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'shard')"
+        )
         self._group_prompts: dict[str, _GroupPrompt] = {}
         self._rows: list[tuple[Any, ...]] = []
 
@@ -78,7 +81,8 @@ class AppendTransaction:
         are decoded only where one is written otherwise than that of its group is.
         """
         if ids is None:
-            self._shard.check_whole()
+            if self._is_shard:
+                raise ShardRecord(self._database).refusal()
             ids = range(self._newest + 1, self._newest + 1 + len(samples))
         prompts: dict[str, _GroupPrompt] = {}
         rows: list[tuple[Any, ...]] = []
@@ -211,25 +215,19 @@ class Experience(SampleReader):
         ]
         with self._database.transaction():
             append = AppendTransaction(self._database, {row.prompt_id for row in rows})
-            newest = self.last_id()
-            if origins is None:
-                added = append.add(rows, run, step, ids=ids)
-                return self._write(append, added, newest)
-            stored = self._ids_of(origins)
-            new: dict[Origin, tuple[SampleRow, int]] = {}
-            for origin, row, i in zip(origins, rows, ids or repeat(0, len(rows)), strict=True):
-                if origin not in stored:
-                    new.setdefault(origin, (row, i))
-            given = [i for _, i in new.values()] if ids else None
-            added = append.add([row for row, _ in new.values()], run, step, list(new), given)
-            stored |= zip(new, self._write(append, added, newest))
-            return [stored[origin] for origin in origins]
-
-    def _write(self, append: AppendTransaction, ids: Sequence[int], newest: int) -> list[int]:
-        """Store what was added. Those that look for new samples by id are told of ids below the `newest`."""
-        append.write()
-        self._tables.note_changes(i for i in ids if i < newest)
-        return list(ids)
+            stored, keys = dict[Any, int](), origins or range(len(rows))
+            if origins is not None:
+                stored |= self._ids_of(origins)
+            new: dict[Any, tuple[SampleRow, int]] = {}
+            for key, row, i in zip(keys, rows, ids or repeat(0, len(rows)), strict=True):
+                if key not in stored:
+                    new.setdefault(key, (row, i))
+            given = None if ids is None else [i for _, i in new.values()]
+            append.add([row for row, _ in new.values()], run, step, origins and list(new), given)
+            stored |= zip(new, append.write())
+            if ids is not None:  # there may be higher ones already, so that they don't show what is new
+                self._tables.note_changes(stored.values())
+            return [stored[key] for key in keys]
 
     def begin_append(self, prompt_ids: Collection[str]) -> AppendTransaction:
         """Begin to add samples that are written together. Inside of a transaction."""

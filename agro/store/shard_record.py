@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from agro.errors import Refused
 from agro.store.database import Database
@@ -20,11 +21,11 @@ TABLES = (
 )
 
 
+@dataclass(frozen=True)
 class ShardRecord:
     """The place of a store among several."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    _database: Database
 
     def place(self) -> tuple[int, int] | None:
         """Which of how many, from 0; None for a store that is complete alone."""
@@ -54,14 +55,13 @@ class ShardRecord:
                 self._database.run(table)
             self._database.run("INSERT INTO shard VALUES (?, ?, 0)", [number, count])
 
-    def check_whole(self) -> None:
-        """Raise `Refused` where this is one of several: a sample may belong to another one."""
-        place = self.place()
-        if place is not None:
-            raise Refused(
-                f"{self._database.path}: is store {place[0] + 1} of {place[1]}, and samples are added to all "
-                "of them together. What to do: give all of them, in order"
-            )
+    def refusal(self) -> Refused:
+        """Of samples that are added to this one of several alone: they may belong to another one."""
+        number, count = self.place() or (0, 0)
+        return Refused(
+            f"{self._database.path}: is store {number + 1} of {count}, and samples are added to all of them "
+            "together. What to do: give all of them, in order"
+        )
 
     def reserve(self, count: int) -> int:
         """The first of so many ids that nobody else is given."""

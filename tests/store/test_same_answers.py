@@ -30,7 +30,7 @@ OF_SHARDS = named(  # methods that only they ask for
     experience="known_ids ids_of",
     draws="tally count_groups first_groups groups_between groups_of_version",
     requests="note",
-    ledger="target take_back",
+    ledger="follow",
     clusters="of",
     shard="place newest plan join keep_plan reserve",
 )

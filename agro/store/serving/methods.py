@@ -18,7 +18,7 @@ READS = named(
     draws="pick candidates require recorded_groups look drawn uses trained tally "
     "count_groups first_groups groups_between groups_of_version",
     requests="collectors ready backlog",
-    ledger="commits committed knows fingerprint last_reference_logp reference_logp target",
+    ledger="commits committed knows fingerprint last_reference_logp reference_logp",
     imports="provenance",
     tables="check damage damaged",
     leases="alive",
@@ -34,7 +34,7 @@ ONCE = named(
     experience="append set_rewards add_pairs",
     draws="record",
     requests="claim finish take reopen",
-    ledger="commit rewind take_back keep_reference_logp",
+    ledger="commit rewind follow keep_reference_logp",
     shard="reserve",
 )
 WRITES = REPEATABLE | ONCE

@@ -276,10 +276,10 @@ class ShardedLedger(RemotePart):
 
     def rewind(self, run: str, step: int | None = None, *, to: Commit | None = None) -> Rewind:
         """See `Ledger.rewind`."""
-        target = self._group.first.call("ledger.target", run, step, to)
-        others = dict.fromkeys(range(1, len(self._group.shards)), (run, target, step))
-        rewinds = list(self._group.some("ledger.take_back", others).values())
-        rewinds.append(self._group.first.call("ledger.take_back", run, target, step))
+        done = self._group.first.call("ledger.rewind", run, step, to=to)
+        target = self._group.first.call("ledger.committed", run)
+        others = dict.fromkeys(range(1, len(self._group.shards)), (run, step, target))
+        rewinds = [done, *self._group.some("ledger.follow", others).values()]
         return Rewind(sum(r.draws for r in rewinds), sum(r.samples for r in rewinds))
 
     def knows(self, run: str) -> bool:
