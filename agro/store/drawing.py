@@ -295,11 +295,7 @@ class Draws(DrawReader):
         foreign = [i for i, row in recorded.items() if row.prompt_id not in groups]
         foreign += set(made) - recorded.keys()
         if foreign:
-            raise Refused(
-                f"{self._database.path}: run {at.run} has drawn other samples at step {at.step}: the two "
-                f"draws differ in sample {foreign[0]}. What to do: draw at a later step, or take the run "
-                "back before this one (`ledger.rewind`)"
-            )
+            raise Refused(drawn_otherwise(self._database.path, at, foreign[0]))
 
     def _choose_all(
         self, picks: Sequence[Selection], at: At, made: Sequence[int], joining: DrawRule | None
@@ -431,6 +427,14 @@ def too_few(location: Location, rule: DrawRule, got: int, tally: Sequence[float]
         f"from, got {got_of}. The store has {rows:.0f} samples in {groups:.0f} groups; {chosen:.0f} are of "
         f"the requested roles, sources and rewards{scores}; {fit:.0f} are eligible{stale}. What to do: "
         f"request fewer groups, {add}, or widen the choice"
+    )
+
+
+def drawn_otherwise(location: Location, at: At, sample: int) -> str:
+    """Why a step isn't drawn a second time."""
+    return (
+        f"{location}: run {at.run} has drawn other samples at step {at.step}: the two draws differ in sample "
+        f"{sample}. What to do: draw at a later step, or take the run back before this one (`ledger.rewind`)"
     )
 
 

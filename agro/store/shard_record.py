@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from agro.errors import Refused
 from agro.store.database import Database
@@ -74,15 +75,15 @@ class ShardRecord:
         [(newest,)] = self._database.run("SELECT newest FROM shard")
         return int(newest)
 
-    def plan(self, run: str, step: int) -> list[str]:
-        """The groups that a run draws at a step, in order; none where it has no plan."""
+    def plan(self, run: str, step: int) -> list[list[Any]]:
+        """The groups that a run draws at a step, in order, and the samples made for it; none without a plan."""
         rows = self._database.run(
             "SELECT plan FROM plans WHERE run = ? AND step = ?", [encode_text(run), step]
         )
         return list(json.loads(rows[0][0])) if rows else []
 
-    def keep_plan(self, run: str, step: int, groups: Sequence[str]) -> None:
+    def keep_plan(self, run: str, step: int, groups: Sequence[str], made: Sequence[int]) -> None:
         """Note what a run is about to draw. It counts once a shard has recorded a part of it."""
-        row = [encode_text(run), step, json.dumps(list(groups))]
+        row = [encode_text(run), step, json.dumps([list(groups), list(made)])]
         with self._database.transaction():
             self._database.run("INSERT OR REPLACE INTO plans VALUES (?, ?, ?)", row)

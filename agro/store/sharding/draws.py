@@ -17,7 +17,7 @@ from typing import Any
 from agro.errors import Refused
 from agro.store.candidates import PlacedGroup
 from agro.store.draw_rules import At, Candidate, DrawRule, Selection, pick_groups
-from agro.store.drawing import DrawReader, samples_of, too_few
+from agro.store.drawing import DrawReader, drawn_otherwise, samples_of, too_few
 from agro.store.records import Draw, DrawnGroups, RunUse
 from agro.store.sample_rows import encode_text
 from agro.store.sharding.group import ShardGroup
@@ -124,9 +124,11 @@ class ShardedDraws(DrawReader):
         groups = list(dict.fromkeys(chain(*(picked.groups for picked in picks))))
         is_recorded = any(self._group.each("draws.recorded_groups", at))
         if is_recorded:
-            groups = self._planned(at) or groups
+            groups, planned = self._planned(at) or (groups, made)
+            if set(made) - set(planned):
+                raise Refused(drawn_otherwise(self._group.name, at, min(set(made) - set(planned))))
         else:
-            self._group.first.call("shard.keep_plan", at.run, at.step, groups)
+            self._group.first.call("shard.keep_plan", at.run, at.step, groups, list(made))
         shares = self._shares(picks, set(groups), made, everywhere=is_recorded)
         calls = {number: (own, at, own_made, joining) for number, (own, own_made) in shares.items()}
         drawn = self._group.some("draws.draw_picked", calls)
@@ -146,7 +148,8 @@ class ShardedDraws(DrawReader):
     def recorded_groups(self, at: At) -> list[str]:
         """The prompt_ids of what was drawn at a step before, one for each sample; none where nothing was."""
         recorded = list(chain(*self._group.each("draws.recorded_groups", at)))
-        place = {group: number for number, group in enumerate(self._planned(at) if recorded else [])}
+        planned = self._planned(at) if recorded else []
+        place = {group: number for number, group in enumerate(planned[0] if planned else [])}
         return sorted(recorded, key=lambda group: place.get(group, len(place)))
 
     def drawn(self, run: str, versions: Mapping[int, int | None] | None = None) -> list[Draw]:
@@ -182,8 +185,8 @@ class ShardedDraws(DrawReader):
         tallies = self._group.each("draws.tally", rule, at)
         return too_few(self._group.name, rule, got, [sum(numbers) for numbers in zip(*tallies, strict=True)])
 
-    def _planned(self, at: At) -> list[str]:
-        planned: list[str] = self._group.first.call("shard.plan", at.run, at.step)
+    def _planned(self, at: At) -> list[list[Any]]:
+        planned: list[list[Any]] = self._group.first.call("shard.plan", at.run, at.step)
         return planned
 
     def _shares(
