@@ -45,7 +45,8 @@ class Ledger:
         """Declare `run`'s checkpoint of `step` valid; `digest`: of the checkpoint, `files`: of each of its
         files. `cursor`: the newest sample, where this store is one of several."""
         with self._database.transaction():
-            cursor = self._tables.last_id() if cursor is None else cursor
+            [(newest,)] = self._database.run("SELECT ifnull(max(id), 0) FROM samples")
+            cursor = newest if cursor is None else cursor
             self._append_commit(run, Commit(step, digest, cursor, dict(files or {})))
 
     def commits(self, run: str) -> list[Commit]:

@@ -35,11 +35,12 @@ class ShardRecord:
         [(number, count)] = self._database.run("SELECT number, count FROM shard")
         return number, count
 
-    def join(self, number: int, count: int) -> None:
-        """Be one of so many. Raises `Refused` for a store that is another one, or has samples already."""
+    def fits(self, number: int, count: int) -> bool:
+        """Whether this is that one of so many; False where it may become it. Raises `Refused` for a store
+        that is another one, or has samples already."""
         place = self.place()
         if place == (number, count):
-            return
+            return True
         name = f"{self._database.path}: expected store {number + 1} of {count}"
         if place is not None:
             raise Refused(
@@ -51,7 +52,13 @@ class ShardRecord:
                 f"{name}, got one with samples, which belong to several by their prompts. What to do: agro "
                 "store shard shares a store out over new ones"
             )
+        return False
+
+    def join(self, number: int, count: int) -> None:
+        """Be one of so many. Raises `Refused` as `fits` does."""
         with self._database.transaction():
+            if self.fits(number, count):
+                return
             for table in TABLES:
                 self._database.run(table)
             self._database.run("INSERT INTO shard VALUES (?, ?, 0)", [number, count])
@@ -70,13 +77,8 @@ class ShardRecord:
             [(newest,)] = self._database.run("UPDATE shard SET newest = newest + ? RETURNING newest", [count])
         return int(newest) - count + 1
 
-    def newest(self) -> int:
-        """The last id that was given."""
-        [(newest,)] = self._database.run("SELECT newest FROM shard")
-        return int(newest)
-
     def plan(self, run: str, step: int) -> list[list[Any]]:
-        """The groups that a run draws at a step, in order, and the samples made for it; none without a plan."""
+        """The groups that a run draws at a step, and the samples made for it; nothing without a plan."""
         rows = self._database.run(
             "SELECT plan FROM plans WHERE run = ? AND step = ?", [encode_text(run), step]
         )

@@ -49,11 +49,7 @@ def test_one_and_three_owners_train_the_same_weights(tmp_path: Path, monkeypatch
         runs.append(folder / "run")
     assert weights(runs[0]) == weights(runs[1])
     for one, three in zip(*map(metrics, runs), strict=True):
-        assert (one["loss"], one["reward"], one["groups"]) == (
-            three["loss"],
-            three["reward"],
-            three["groups"],
-        )
+        assert all(one[name] == three[name] for name in one if "loss" in name or "reward" in name)
     with Store.open(files(tmp_path / "3", 3), read_only=True) as store:
         assert all(shard.call("experience.last_id") for shard in store.draws._group.shards)
         assert not store.tables.damage()

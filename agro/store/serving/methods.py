@@ -23,7 +23,7 @@ READS = named(
     tables="check damage damaged",
     leases="alive",
     clusters="of",
-    shard="place newest plan",
+    shard="fits plan",
 )
 # These too: what they write is their answer. A step has one draw, a run its clusters, a name one lease.
 REPEATABLE = named(

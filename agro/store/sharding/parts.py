@@ -347,7 +347,7 @@ def parts_of_shards(location: Shards, *, read_only: bool, create: bool, timeout:
     try:
         for each in location.locations:
             shards.append(Shard(each, read_only=read_only, create=create, timeout=timeout))
-        _join(shards, str(location), read_only=read_only)
+        _join(shards, read_only=read_only)
     except BaseException:
         for shard in shards:
             shard.close()
@@ -373,13 +373,9 @@ def parts_of_shards(location: Shards, *, read_only: bool, create: bool, timeout:
     )
 
 
-def _join(shards: Sequence[Shard], name: str, *, read_only: bool) -> None:
+def _join(shards: Sequence[Shard], *, read_only: bool) -> None:
     """Raise `Refused` unless each is, or becomes, the one of its number."""
     for number, shard in enumerate(shards):
-        place = shard.call("shard.place")
-        if read_only and place is None:
-            raise Refused(
-                f"{name}: {shard.url} isn't one of several stores yet; a run or an import makes it one"
-            )
-        if place != (number, len(shards)):
+        is_joined = shard.call("shard.fits", number, len(shards))
+        if not is_joined and not read_only:
             shard.call("shard.join", number, len(shards))
