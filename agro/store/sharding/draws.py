@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from agro.errors import Refused
 from agro.store.candidates import PlacedGroup
@@ -83,6 +83,17 @@ class MergedGroups:
         return [group.prompt_id for group in groups]
 
 
+class _Share(NamedTuple):
+    """What one shard draws."""
+
+    picks: list[Selection]
+    made: list[int]
+
+    @property
+    def draws(self) -> bool:
+        return bool(self.made) or any(picked.groups for picked in self.picks)
+
+
 class ShardedDraws(DrawReader):
     """What runs drew, and what they may draw."""
 
@@ -122,15 +133,16 @@ class ShardedDraws(DrawReader):
     ) -> DrawnGroups:
         """`draw` of groups that were picked by several rules, each a group of another prompt."""
         groups = list(dict.fromkeys(chain(*(picked.groups for picked in picks))))
-        is_recorded = any(self._group.each("draws.recorded_groups", at))
-        if is_recorded:
+        shares = self._shares(picks, made)
+        recorded = self._group.each("draws.recorded_groups", at)
+        if any(recorded):
             groups, planned = self._planned(at) or (groups, made)
-            if set(made) - set(planned):
-                raise Refused(drawn_otherwise(self._group.name, at, min(set(made) - set(planned))))
+            for number in (number for number, rows in enumerate(recorded) if not rows):
+                shares[number] = self._missing(shares[number], groups, planned, at)
         else:
             self._group.first.call("shard.keep_plan", at.run, at.step, groups, list(made))
-        shares = self._shares(picks, set(groups), made, everywhere=is_recorded)
-        calls = {number: (own, at, own_made, joining) for number, (own, own_made) in shares.items()}
+            shares = {number: share for number, share in shares.items() if share.draws}
+        calls = {number: (share.picks, at, share.made, joining) for number, share in shares.items()}
         drawn = self._group.some("draws.draw_picked", calls)
         for number, part in drawn.items():
             self._group.remember(number, (sample.id or 0 for sample in part.samples))
@@ -189,25 +201,31 @@ class ShardedDraws(DrawReader):
         planned: list[list[Any]] = self._group.first.call("shard.plan", at.run, at.step)
         return planned
 
-    def _shares(
-        self, picks: Sequence[Selection], groups: Collection[str], made: Sequence[int], *, everywhere: bool
-    ) -> dict[int, tuple[list[Selection], list[int]]]:
-        """By shard what it draws: of each pick its own ones among `groups`, and the samples made that it has.
-
-        `everywhere`: also of shards that draw nothing."""
+    def _shares(self, picks: Sequence[Selection], made: Sequence[int]) -> dict[int, _Share]:
+        """What each shard draws: of each pick its own groups, and the samples made that it has."""
         made_by = self._group.by_id(made)
         known = set(chain(*made_by.values()))
         made_by[0] = [*made_by.get(0, []), *(i for i in made if i not in known)]  # which it will miss
-        picked_by = [self._group.by_prompt((g for g in p.groups if g in groups), str) for p in picks]
+        groups_by = [self._group.by_prompt(picked.groups, str) for picked in picks]
         shares = {}
         for number in range(len(self._group.shards)):
-            own = [
-                Selection(picked.rule, parts.get(number, []))
-                for picked, parts in zip(picks, picked_by, strict=True)
-            ]
-            if everywhere or made_by.get(number) or any(selection.groups for selection in own):
-                shares[number] = own, made_by.get(number, [])
+            own = [groups.get(number, []) for groups in groups_by]
+            selections = [Selection(picked.rule, part) for picked, part in zip(picks, own, strict=True)]
+            shares[number] = _Share(selections, made_by.get(number, []))
         return shares
+
+    def _missing(self, share: _Share, groups: Sequence[str], made: Sequence[int], at: At) -> _Share:
+        """The share of a shard that has recorded nothing of a draw of these groups and samples made.
+
+        Raises `Refused` where it would draw what isn't of them."""
+        other = set(share.made) - set(made)
+        if other:
+            raise Refused(drawn_otherwise(self._group.name, at, min(other)))
+        planned = set(groups)
+        return _Share(
+            [Selection(rule, [group for group in own if group in planned]) for rule, own in share.picks],
+            share.made,
+        )
 
 
 def in_order(parts: Iterable[Sequence[Sample]], groups: Sequence[str], made: Collection[int]) -> list[Sample]:
