@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, Protocol, cast
-
-import httpx
 
 from agro.errors import Refused, Unwritable
 from agro.store.drawing import DrawReader, Draws
@@ -20,7 +19,7 @@ from agro.store.ledger import Ledger, Requests
 from agro.store.parts import Parts
 from agro.store.records import OtherPrompt
 from agro.store.samples import Experience, SampleReader
-from agro.store.serving.http import PATIENCE, OwnerHttp
+from agro.store.serving.http import PATIENCE, OwnerHttp, Reply
 from agro.store.serving.methods import METHODS, WRITES
 from agro.store.serving.wire import PROTOCOL, pack, unpack
 from agro.store.shard_record import ShardRecord
@@ -63,19 +62,18 @@ class Connection:
 
     def _send(self, body: bytes) -> bytes:
         """The body of the owner's answer."""
-        response = self._http.request("POST", "/call", body)
-        if response.status_code != httpx.codes.OK:
-            raise self._refusal(response)
-        return response.content
+        reply = self._http.request("POST", "/call", body)
+        if reply.status != HTTPStatus.OK:
+            raise self._refusal(reply)
+        return reply.body
 
-    def _refusal(self, response: httpx.Response) -> Refused:
+    def _refusal(self, reply: Reply) -> Refused:
         """The error that the owner answered with, by its name and text."""
         try:
-            name, text = unpack(response.content, "client")
+            name, text = unpack(reply.body, "client")
         except (Refused, TypeError, ValueError):
             return Refused(
-                f"{self.url}: expected the owner of a store, got status {response.status_code}: "
-                f"{response.text:.200}"
+                f"{self.url}: expected the owner of a store, got status {reply.status}: {reply.text:.200}"
             )
         kind = ERRORS.get(name, Refused)
         error = kind.__new__(kind)
