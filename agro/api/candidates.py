@@ -12,6 +12,7 @@ from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
 from agro.objectives.needs import REF_LOGP
 from agro.store import Store
+from agro.store.location import location_of
 from agro.train.collate import total_reward
 from agro.train.instead import kind_of
 from agro.train.phases import Phase
@@ -40,7 +41,7 @@ def default_for(data: DataConfig) -> str:
         )
     if data.store is None:
         return "fresh"
-    with Store.open(data.store, read_only=True, create=False) as store:
+    with Store.open(location_of(data.store), read_only=True, create=False) as store:
         return kind_of(store)[0]
 
 
@@ -48,7 +49,7 @@ def candidates(recipe: str, config: RunConfig, out: Path) -> list[Candidate]:
     """Those for the data of a default recipe, which is the first. `out`: for a store of winners alone."""
     if config.data.store is None:
         return [Candidate(name, name) for name in (recipe, "rloo", "reinforce")]
-    with Store.open(config.data.store, read_only=True) as store:
+    with Store.open(location_of(config.data.store), read_only=True) as store:
         return _of_pairs(store, config, out) if recipe == "pairs" else _of_rewards(store, config, recipe)
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 
 from agro.config import RunConfig
 from agro.errors import Refused
+from agro.store.location import located
 
 Kind = Literal["local", "ssh", "slurm", "ray"]
 Role = Literal["owner", "server", "trainer", "collector"]
@@ -135,14 +136,14 @@ def _notes(placement: Placement, config: RunConfig, changes: Sequence[str], coun
 
 
 def _owner(config: RunConfig, out: Path, host: str, port: int) -> PlacedProcess:
-    store = config.data.store or str(out / "store.db")
-    if "://" in store:
+    store = located(config.data.store, out)
+    if not isinstance(store, Path):
         raise Refused(
-            f"--place: data.store is {store}, the URL of an owner, but --place starts an owner of its own. "
-            "What to do: give the store's file, or start trainer and collectors yourself (agro train, agro "
-            "collect)"
+            f"--place: data.store is {store}, the URL of an owner, or several stores, but --place starts an "
+            "owner of its own. What to do: give the store's file, or start trainer and collectors yourself "
+            "(agro train, agro collect)"
         )
-    arguments = ("store", "serve", store, "--host", host, "--port", str(port))
+    arguments = ("store", "serve", str(store), "--host", host, "--port", str(port))
     return PlacedProcess("owner", "owner", "agro", arguments)
 
 

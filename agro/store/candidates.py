@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from agro.store import queries
 from agro.store.database import Database
@@ -29,6 +29,15 @@ BY = {
     "newest": "newest DESC, uses, place",
     "age_weighted": "newest, place",
 }
+
+
+class PlacedGroup(NamedTuple):
+    """A group, and what groups are ordered by."""
+
+    prompt_id: str
+    uses: int
+    newest: int
+    place: int
 
 
 class Candidates:
@@ -88,6 +97,18 @@ class Candidates:
         """The groups whose newest samples have this version, by place."""
         return self._ids("WHERE newest = ? ORDER BY place, prompt_id", version)
 
+    def placed_first(self, n: int) -> list[PlacedGroup]:
+        """As `first` has them, with what they are ordered by."""
+        return self._placed(f"ORDER BY {BY[self.rule.data.order]}, prompt_id LIMIT ?", n)
+
+    def placed_between(self, slots: Sequence[tuple[int, int, int]]) -> list[list[PlacedGroup]]:
+        """For each (low, high, n): the groups of `between` up to number `n`."""
+        clause = "WHERE place BETWEEN ? AND ? ORDER BY place, prompt_id LIMIT ?"
+        return [self._placed(clause, low, high, n + 1) for low, high, n in slots]
+
+    def placed_of_version(self, version: int) -> list[PlacedGroup]:
+        return self._placed("WHERE newest = ? ORDER BY place, prompt_id", version)
+
     def forget(self) -> None:
         """Make the table anew at the next update."""
         self._stale = True
@@ -99,6 +120,12 @@ class Candidates:
     def _ids(self, clause: str, *args: int) -> list[str]:
         rows = self.database.run(f"SELECT prompt_id FROM temp.{self.name} {clause}", args)
         return [decode_text(prompt_id) for (prompt_id,) in rows]
+
+    def _placed(self, clause: str, *args: int) -> list[PlacedGroup]:
+        rows = self.database.run(
+            f"SELECT prompt_id, uses, newest, place FROM temp.{self.name} {clause}", args
+        )
+        return [PlacedGroup(decode_text(prompt_id), *numbers) for prompt_id, *numbers in rows]
 
     def _make(self, condition: tuple[str, list[Any]]) -> None:
         self.drop()

@@ -214,7 +214,7 @@ class Database:
         with self._plainly(), closing(self._connection.execute(sql, args)) as query:
             for row in query:
                 items.append(row)
-                length += sum(len(value) for value in row if isinstance(value, LONG))
+                length += sum([len(value) for value in row if type(value) in LONG])
                 if len(items) == rows or length >= size:
                     return Page(items, row[0])
         return Page(items, None)

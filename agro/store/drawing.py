@@ -14,7 +14,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.store import queries
-from agro.store.candidates import Candidates
+from agro.store.candidates import Candidates, PlacedGroup
 from agro.store.draw_rules import (
     At,
     Candidate,
@@ -24,6 +24,7 @@ from agro.store.draw_rules import (
     pick_pairs,
     pick_responses,
 )
+from agro.store.location import Location
 from agro.store.records import DamagedSample, Draw, DrawnGroups, Pair, RunUse
 from agro.store.sample_rows import SampleRow, decode_text, encode_text, ledger_of
 from agro.store.samples import Experience
@@ -121,7 +122,26 @@ class Draws(DrawReader):
         if len(picked) >= rule.groups or rule.fewer:
             return picked
         waited = f"waited {rule.wait:g} s: " if rule.wait else ""
-        raise Refused(waited + self._too_few(rule, len(picked), at))
+        raise Refused(waited + too_few(self._database.path, rule, len(picked), self.tally(rule, at)))
+
+    def count_groups(self, rule: DrawRule, at: At) -> dict[int, int]:
+        """How many groups `pick` chooses from, by the version of their newest samples."""
+        return dict(self._ordered(rule, at).versions)
+
+    def first_groups(self, rule: DrawRule, at: At, n: int) -> list[PlacedGroup]:
+        """The first groups in the order of the rule."""
+        return self._ordered(rule, at).placed_first(n)
+
+    def groups_between(
+        self, rule: DrawRule, at: At, slots: Sequence[tuple[int, int, int]]
+    ) -> list[list[PlacedGroup]]:
+        """For each (low, high, n) the groups up to number `n` (from 0) of those with places from `low` to
+        `high`, by place."""
+        return self._ordered(rule, at).placed_between(slots)
+
+    def groups_of_version(self, rule: DrawRule, at: At, version: int) -> list[PlacedGroup]:
+        """The groups whose newest samples have this version, by place."""
+        return self._ordered(rule, at).placed_of_version(version)
 
     def candidates(self, rule: DrawRule, run: str, version: int) -> list[Candidate]:
         """The groups that `pick` chooses from, found among all samples."""
@@ -135,7 +155,7 @@ class Draws(DrawReader):
         """Raise `Refused`, as `pick` does, where there are fewer groups than `rule` draws."""
         count = len(self.candidates(rule, at.run, at.version))
         if count < rule.groups:
-            raise Refused(self._too_few(rule, count, at))
+            raise Refused(too_few(self._database.path, rule, count, self.tally(rule, at)))
 
     def record(self, run: str, step: int, ids: Iterable[int]) -> None:
         """Record that `run` trains on these samples at `step`, which never falls; `draw` does so itself.
@@ -244,6 +264,7 @@ class Draws(DrawReader):
         foreign = {i for (i,) in others}
         intact = [valid[i] for i in ids if i in valid]
         damaged = [chosen[i] for i in sorted(chosen.keys() - valid.keys())]
+        pairs.sort(key=samples_of)
         return DrawnGroups([_without_version(s) if s.id in foreign else s for s in intact], pairs, damaged)
 
     def look(self, picked: Selection, at: At) -> list[Sample]:
@@ -274,11 +295,7 @@ class Draws(DrawReader):
         foreign = [i for i, row in recorded.items() if row.prompt_id not in groups]
         foreign += set(made) - recorded.keys()
         if foreign:
-            raise Refused(
-                f"{self._database.path}: run {at.run} has drawn other samples at step {at.step}: the two "
-                f"draws differ in sample {foreign[0]}. What to do: draw at a later step, or take the run "
-                "back before this one (`ledger.rewind`)"
-            )
+            raise Refused(drawn_otherwise(self._database.path, at, foreign[0]))
 
     def _choose_all(
         self, picks: Sequence[Selection], at: At, made: Sequence[int], joining: DrawRule | None
@@ -340,7 +357,7 @@ class Draws(DrawReader):
     def _groups_of(self, ids: Sequence[int]) -> dict[int, DamagedSample]:
         """The groups of samples, by number of the response, not in the order of finishing."""
         sql = "SELECT id, prompt_id, episode FROM samples WHERE id IN (SELECT value FROM json_each(?))"
-        rows = self._database.run(f"{sql} {queries.BY_NUMBER}", [json.dumps(list(ids))])
+        rows = self._database.run(f"{sql} ORDER BY {queries.NUMBER}, id", [json.dumps(list(ids))])
         return {
             i: DamagedSample(i, decode_text(prompt_id), None if e is None else decode_text(e))
             for i, prompt_id, e in rows
@@ -373,10 +390,11 @@ class Draws(DrawReader):
             rows += self._database.run(sql, [*args, *chunk])
         return rows
 
-    def _too_few(self, rule: DrawRule, got: int, at: At) -> str:
+    def tally(self, rule: DrawRule, at: At) -> list[float]:
+        """What `too_few` reports: rows, groups, chosen rows, of which unscored and failed, eligible rows."""
         clause, args = queries.build_condition(**queries.chosen(rule.data))
         fits, more = queries.eligible(rule, at.run, at.version)
-        [(rows, groups, chosen, unscored, failed, fit)] = self._database.run(
+        [row] = self._database.run(
             f"""
             SELECT count(*), count(DISTINCT prompt_id), total({clause}),
               total({clause} AND state = {queries.UNSCORED}), total({clause} AND state = {queries.FAILED}),
@@ -384,26 +402,44 @@ class Draws(DrawReader):
             """,
             [*args, *args, *args, *more],
         )
-        needed, add = f"{rule.min_group} or more", "add samples"
-        if rule.data.hold_out and rule.data.hold_out_most is None:
-            add = f"lower data.hold_out ({rule.data.hold_out:g}), {add}"
-        if rule.pairs:
-            needed, add = "a pair of", "add pairs"
-        scores, stale, got_of = "", "", str(got)
-        if rule.scored_only:
-            scores = f", {unscored:.0f} of them not scored and {failed:.0f} with a failed reward"
-            add += ", score them"
-        if rule.data.spread:
-            got_of = f"{got} of different rewards (data.spread)"
-            add = f"set data.spread = false, {add}"
-        if rule.data.max_age is not None:
-            stale = f" (at most {rule.data.max_age} steps old; those of other runs are of unknown staleness)"
-        return (
-            f"{self._database.path}: expected {rule.groups} groups with {needed} eligible responses to draw "
-            f"from, got {got_of}. The store has {rows} samples in {groups} groups; {chosen:.0f} are of the "
-            f"requested roles, sources and rewards{scores}; {fit:.0f} are eligible{stale}. What to do: "
-            f"request fewer groups, {add}, or widen the choice"
-        )
+        return list(row)
+
+
+def too_few(location: Location, rule: DrawRule, got: int, tally: Sequence[float]) -> str:
+    """Why a store has fewer groups than a rule draws."""
+    rows, groups, chosen, unscored, failed, fit = tally
+    needed, add = f"{rule.min_group} or more", "add samples"
+    if rule.data.hold_out and rule.data.hold_out_most is None:
+        add = f"lower data.hold_out ({rule.data.hold_out:g}), {add}"
+    if rule.pairs:
+        needed, add = "a pair of", "add pairs"
+    scores, stale, got_of = "", "", str(got)
+    if rule.scored_only:
+        scores = f", {unscored:.0f} of them not scored and {failed:.0f} with a failed reward"
+        add += ", score them"
+    if rule.data.spread:
+        got_of = f"{got} of different rewards (data.spread)"
+        add = f"set data.spread = false, {add}"
+    if rule.data.max_age is not None:
+        stale = f" (at most {rule.data.max_age} steps old; those of other runs are of unknown staleness)"
+    return (
+        f"{location}: expected {rule.groups} groups with {needed} eligible responses to draw "
+        f"from, got {got_of}. The store has {rows:.0f} samples in {groups:.0f} groups; {chosen:.0f} are of "
+        f"the requested roles, sources and rewards{scores}; {fit:.0f} are eligible{stale}. What to do: "
+        f"request fewer groups, {add}, or widen the choice"
+    )
+
+
+def drawn_otherwise(location: Location, at: At, sample: int) -> str:
+    """Why a step isn't drawn a second time."""
+    return (
+        f"{location}: run {at.run} has drawn other samples at step {at.step}: the two draws differ in sample "
+        f"{sample}. What to do: draw at a later step, or take the run back before this one (`ledger.rewind`)"
+    )
+
+
+def samples_of(pair: Pair) -> tuple[int, int]:
+    return pair.winner, pair.loser
 
 
 def _positions(pairs: Iterable[Pair], responses: Mapping[str | int, Sequence[int]]) -> list[tuple[int, int]]:

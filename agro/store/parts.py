@@ -13,6 +13,7 @@ from agro.store.leases import Leases
 from agro.store.ledger import Ledger, Requests
 from agro.store.location import Location
 from agro.store.samples import Experience
+from agro.store.shard_record import ShardRecord
 from agro.store.split import RunClusters, Split
 from agro.store.survey import Survey
 from agro.store.tables import Tables
@@ -33,6 +34,7 @@ class Parts(NamedTuple):
     imports: Imports
     tables: Tables
     leases: Leases
+    shard: ShardRecord
 
 
 def parts_of_file(path: Path, *, read_only: bool, create: bool, timeout: float | None) -> Parts:
@@ -59,4 +61,5 @@ def parts_of_file(path: Path, *, read_only: bool, create: bool, timeout: float |
         imports=Imports(tables, draws, ledger),
         tables=tables,
         leases=Leases(database),
+        shard=ShardRecord(database),
     )

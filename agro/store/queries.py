@@ -160,7 +160,7 @@ def drawable(
 
 # An episode is one response, scored when all of its rows are.
 GROUPS = f"""
-SELECT prompt_id, count(*), sum(scored), avg(reward), min(reward), max(reward) FROM (
+SELECT prompt_id, count(*), sum(scored), avg(reward), min(reward), max(reward), min(first) FROM (
   SELECT prompt_id, min(id) AS first, min(state) = {SCORED} AS scored,
     CASE WHEN min(state) = {SCORED} THEN min(reward) END AS reward
   FROM samples WHERE {{where}} GROUP BY prompt_id, ifnull(episode, id)
@@ -227,11 +227,11 @@ LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = s.prompt_id
 WHERE s.id IN (SELECT value FROM json_each(?))
 """
 
-# Oldest first; in a step by number of the response, since responses are stored in the order of finishing.
-BY_NUMBER = """
-ORDER BY step, CASE WHEN step IS NOT NULL AND json_valid(CAST(meta AS TEXT))
-  THEN json_extract(CAST(meta AS TEXT), '$.index') END, id
+NUMBER = """
+CASE WHEN json_valid(CAST(meta AS TEXT)) THEN json_extract(CAST(meta AS TEXT), '$.index') END
 """
+# Oldest first; in a step by number of the response, since responses are stored in the order of finishing.
+BY_NUMBER = f"ORDER BY step, CASE WHEN step IS NOT NULL THEN {NUMBER} END, id"
 
 NEXT_NUMBER = """
 SELECT ifnull(max(json_extract(meta, '$.index')) + 1, 0) FROM (

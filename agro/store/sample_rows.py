@@ -75,6 +75,7 @@ _BLOBS = (
     *("kept", "kept_count"),
 )
 _TEXT = (str, bytes, NoneType)
+_TEXTS = ("prompt_id", "episode", "source", "prompt", "messages", "response", "tokenizer", "sampling", "meta")
 _TYPES: dict[str, tuple[type, ...]] = (
     dict.fromkeys(_INTEGERS, (int,))
     | dict.fromkeys(("step", "record"), (int, NoneType))
@@ -205,12 +206,18 @@ class SampleRow:
         return text if messages is None else loads(decode_text(messages))
 
     def without_version(self) -> SampleRow:
-        """The same sample, of unknown staleness."""
-        return self._with(version=UNKNOWN_VERSION, versions=None)
+        """The same sample, of unknown staleness. To be read: its checksum is still that of the stored one."""
+        values = list(self.values)
+        values[_AT["version"]], values[_AT["versions"]] = UNKNOWN_VERSION, None
+        return SampleRow(tuple(values))
 
     def set_aside(self) -> SampleRow:
         """The same sample, redone: its place is for another one."""
-        return self._with(file=None, record=None, part=None, redone=1)
+        values = list(self.values)
+        values[_FILE] = values[_RECORD] = values[_PART] = None
+        values[_REDONE] = 1
+        values[-1] = sample_checksum(values)
+        return SampleRow(tuple(values))
 
     def placed(
         self, i: int, prompt: tuple[Any, Any], run: str | None, step: int | None, origin: Origin | None
@@ -223,13 +230,6 @@ class SampleRow:
         if origin is not None:
             row[_FILE], row[_RECORD], row[_PART] = origin.file, origin.record, encode_text(origin.part)
         return (*row, sample_checksum(row))
-
-    def _with(self, **changes: Any) -> SampleRow:
-        values = list(self.values)
-        for name, value in changes.items():
-            values[_AT[name]] = value
-        values[-1] = sample_checksum(values)
-        return SampleRow(tuple(values))
 
 
 @lru_cache(maxsize=1024)
@@ -265,21 +265,26 @@ def prompt_columns(prompt: Text, prefix: str) -> tuple[Any, Any]:
 
 
 def from_row(row: tuple[Any, ...]) -> Sample:
-    r = dict(zip(SAMPLE, row, strict=True))
-    return Sample(
-        prompt=loads(decode_text(r["messages"])) if r["prompt"] is None else decode_text(r["prompt"]),
-        response=decode_text(r["response"]),
-        reward=r["reward"],
-        prompt_id=decode_text(r["prompt_id"]),
-        episode=decode_text(r["episode"]),
-        tokenizer=decode_text(r["tokenizer"]),
-        sampling=None if r["sampling"] is None else loads(decode_text(r["sampling"])),
-        context_tokens=_unblob(r["context_tokens"], "<i4"),
-        role=r["role"],
-        source=decode_text(r["source"]),
-        meta={} if r["meta"] == "{}" else loads(decode_text(r["meta"])),
-        id=r["id"],
-        **_arrays(r),
+    r = dict(zip(SAMPLE, row))
+    for name in _TEXTS:
+        if type(r[name]) is bytes:
+            r[name] = decode_text(r[name])
+    return Sample.of(
+        {
+            "prompt": loads(r["messages"]) if r["prompt"] is None else r["prompt"],
+            "response": r["response"],
+            "reward": r["reward"],
+            "prompt_id": r["prompt_id"],
+            "episode": r["episode"],
+            "tokenizer": r["tokenizer"],
+            "sampling": None if r["sampling"] is None else loads(r["sampling"]),
+            "context_tokens": _unblob(r["context_tokens"], "<i4"),
+            "role": r["role"],
+            "source": r["source"],
+            "meta": {} if r["meta"] == "{}" else loads(r["meta"]),
+            "id": r["id"],
+            **_arrays(r),
+        }
     )
 
 
@@ -337,4 +342,6 @@ def _bits(array: NDArray[np.bool_] | None) -> bytes | None:
 def _unbits(blob: bytes | None, count: int | None) -> NDArray[np.bool_] | None:
     if blob is None:
         return None
-    return np.unpackbits(np.frombuffer(blob, np.uint8), count=count).astype(np.bool_)
+    bits = np.unpackbits(np.frombuffer(blob, np.uint8), count=count).view(np.bool_)
+    bits.flags.writeable = False
+    return bits

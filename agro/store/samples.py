@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple, Unpack
 
 from agro.errors import Refused
@@ -31,6 +32,7 @@ from agro.store.sample_rows import (
     replace_reward,
     state_of,
 )
+from agro.store.shard_record import ShardRecord
 from agro.store.tables import Tables
 from agro.types import Sample, Text
 
@@ -57,7 +59,10 @@ class AppendTransaction:
         self._new = {prompt_id for prompt_id in prompt_ids if prompt_id.isascii() and prompt_id.isprintable()}
         rows = database.run(queries.STORED_PROMPTS, [json.dumps(list(self._new))])
         self._new -= {prompt_id for (prompt_id,) in rows}
-        [(self._newest,)] = database.run("SELECT ifnull(max(id), 0) FROM samples")
+        [(self._newest, self._is_shard)] = database.run(
+            "SELECT (SELECT ifnull(max(id), 0) FROM samples), "
+            "EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'shard')"
+        )
         self._group_prompts: dict[str, _GroupPrompt] = {}
         self._rows: list[tuple[Any, ...]] = []
 
@@ -67,16 +72,21 @@ class AppendTransaction:
         run: str | None = None,
         step: int | None = None,
         origins: Sequence[Origin] | None = None,
+        ids: Sequence[int] | None = None,
     ) -> list[int]:
         """The ids of these samples, which `write` will store; all or none of them.
 
         Raises `OtherPrompt` where a prompt_id names another prompt, in the store or among what is added.
-        `origins`: in place of the samples' own. Prompts are decoded only where one is written otherwise than
-        that of its group is.
+        `origins`: in place of the samples' own. `ids`: of this store as a shard, else the next ones. Prompts
+        are decoded only where one is written otherwise than that of its group is.
         """
+        if ids is None:
+            if self._is_shard:
+                raise ShardRecord(self._database).refusal()
+            ids = range(self._newest + 1, self._newest + 1 + len(samples))
         prompts: dict[str, _GroupPrompt] = {}
         rows: list[tuple[Any, ...]] = []
-        for i, sample in enumerate(samples, self._newest + 1):
+        for i, sample in zip(ids, samples, strict=True):
             prompt_id = sample.prompt_id
             group_prompt = prompts.get(prompt_id) or self._group_prompts.get(prompt_id)
             if group_prompt is None:
@@ -88,8 +98,8 @@ class AppendTransaction:
             rows.append(sample.placed(i, group_prompt.columns, run, step, origin))
         self._group_prompts.update(prompts)
         self._rows += rows
-        first, self._newest = self._newest + 1, self._newest + len(rows)
-        return list(range(first, self._newest + 1))
+        self._newest = max(self._newest, *ids) if ids else self._newest
+        return list(ids)
 
     def write(self) -> list[int]:
         """Store what was added, and return its ids."""
@@ -133,6 +143,7 @@ class SampleReader:
     pairs_between: Callable[[list[int]], list[Pair]]
     last_id: Callable[[], int]
     check_ids: Callable[[list[int]], None]
+    numbered_in_ledger: Callable[[str, Sequence[int]], list[list[int]]]
 
     def samples(
         self,
@@ -170,6 +181,10 @@ class SampleReader:
         """
         return read_pages(self.pairs_page) if ids is None else iter(self.pairs_between(list(ids)))
 
+    def find_in_ledger(self, ledger: str, numbers: Sequence[int]) -> list[int]:
+        """Ids of the samples that are stored under these numbers of a ledger, by number."""
+        return [i for _, i in self.numbered_in_ledger(ledger, numbers)]
+
 
 class Experience(SampleReader):
     """Samples, and judgments of them.
@@ -187,11 +202,12 @@ class Experience(SampleReader):
         run: str | None = None,
         step: int | None = None,
         origins: Sequence[Origin] | None = None,
+        ids: Sequence[int] | None = None,
     ) -> list[int]:
         """Add samples, all or none, and return their ids. Raises `OtherPrompt` as `check_prompts` does.
 
         `origins`: of each sample. One whose origin is stored isn't added again: its id is that of the stored
-        sample, so that an append can be repeated.
+        sample, so that an append can be repeated. `ids`: of each sample, where this store is a shard.
         """
         rows = [  # before the lock is taken
             sample if isinstance(sample, SampleRow) else SampleRow.of(sample, sealed=False)
@@ -199,17 +215,19 @@ class Experience(SampleReader):
         ]
         with self._database.transaction():
             append = AppendTransaction(self._database, {row.prompt_id for row in rows})
-            if origins is None:
-                append.add(rows, run, step)
-                return append.write()
-            ids = self._ids_of(origins)
-            new: dict[Origin, SampleRow] = {}
-            for origin, row in zip(origins, rows, strict=True):
-                if origin not in ids:
-                    new.setdefault(origin, row)
-            append.add(list(new.values()), run, step, list(new))
-            ids |= zip(new, append.write())
-            return [ids[origin] for origin in origins]
+            stored, keys = dict[Any, int](), origins or range(len(rows))
+            if origins is not None:
+                stored |= self._ids_of(origins)
+            new: dict[Any, tuple[SampleRow, int]] = {}
+            for key, row, i in zip(keys, rows, ids or repeat(0, len(rows)), strict=True):
+                if key not in stored:
+                    new.setdefault(key, (row, i))
+            given = None if ids is None else [i for _, i in new.values()]
+            append.add([row for row, _ in new.values()], run, step, origins and list(new), given)
+            stored |= zip(new, append.write())
+            if ids is not None:  # there may be higher ones already, so that they don't show what is new
+                self._tables.note_changes(stored.values())
+            return [stored[key] for key in keys]
 
     def begin_append(self, prompt_ids: Collection[str]) -> AppendTransaction:
         """Begin to add samples that are written together. Inside of a transaction."""
@@ -222,6 +240,16 @@ class Experience(SampleReader):
     def check_ids(self, ids: list[int]) -> None:
         """Raise `Refused` for ids that aren't there."""
         self._tables.check_ids(ids)
+
+    def known_ids(self, ids: Sequence[int]) -> list[int]:
+        """Those of the ids that samples have."""
+        sql = "SELECT value FROM json_each(?) WHERE value IN (SELECT id FROM samples)"
+        return [i for (i,) in self._database.run(sql, [json.dumps(list(ids))])]
+
+    def ids_of(self, origins: Sequence[Origin]) -> list[int | None]:
+        """The ids of the samples that are stored with these origins; None where none is."""
+        stored = self._ids_of(origins)
+        return [stored.get(origin) for origin in origins]
 
     def _ids_of(self, origins: Iterable[Origin]) -> dict[Origin, int]:
         """The ids of the samples that are stored with these origins."""
@@ -300,14 +328,14 @@ class Experience(SampleReader):
         )
         return [i for (i,) in rows]
 
-    def find_in_ledger(self, ledger: str, numbers: Sequence[int]) -> list[int]:
-        """Ids of the samples that are stored under these numbers of a ledger."""
+    def numbered_in_ledger(self, ledger: str, numbers: Sequence[int]) -> list[list[int]]:
+        """As `find_in_ledger` has them, each with its number before it."""
         rows = self._database.run(
-            "SELECT id FROM samples WHERE file = ? AND record IN (SELECT value FROM json_each(?)) "
+            "SELECT record, id FROM samples WHERE file = ? AND record IN (SELECT value FROM json_each(?)) "
             "ORDER BY record, id",
             [encode_text(ledger), json.dumps(list(numbers))],
         )
-        return [i for (i,) in rows]
+        return list(map(list, rows))
 
     def set_aside(self, ledger: str, numbers: Sequence[int]) -> None:
         """Mark the samples under these numbers of a ledger as redone, and let others take their places."""
@@ -371,7 +399,7 @@ class Experience(SampleReader):
                     raise self._tables.refusal(Damage(samples=[i])) from None
                 for earlier in ("reward_error", "reward_parts", "reward_details"):
                     meta.pop(earlier, None)
-                current = _scored(i, reward, {**meta, **entries})
+                current = scored_columns(i, reward, {**meta, **entries})
                 stored[i] = (*current, replace_reward(total, i, previous, current))
                 rows.append((*stored[i], i))
             self._database.run_many(
@@ -405,7 +433,7 @@ class Experience(SampleReader):
         return Page([Pair(*row) for row in rows], end if end < newest else None)
 
 
-def _scored(i: int, reward: float | None, meta: dict[str, Any]) -> list[Any]:
+def scored_columns(i: int, reward: float | None, meta: dict[str, Any]) -> list[Any]:
     """The values of `REWARD` of sample `i`."""
     if reward is not None and not math.isfinite(reward):
         raise Refused(f"sample {i}: reward: expected a finite number, or None where unknown, got {reward}")

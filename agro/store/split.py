@@ -75,10 +75,10 @@ class Split:
             return lambda prompt_id: False
         clusters = self._of_runs.of(run) if run else self.clusters
         if clusters is None:
-            clusters = self._near_copies(data.near_copies)
+            clusters = self.near_copies(data.near_copies)
         return lambda prompt_id: is_held_out(clusters.get(prompt_id, prompt_id), share)
 
-    def _near_copies(self, limit: float) -> Clusters:
+    def near_copies(self, limit: float) -> Clusters:
         """Those of the store; `limit`: data.near_copies."""
         if limit not in self._of_store:
             self._of_store[limit] = clusters_in(self._survey.each_prompt(), limit)

@@ -12,12 +12,13 @@ from agro.errors import AgroWarning
 from agro.store.database import Database
 from agro.store.draw_rules import At, DrawRule
 from agro.store.export import write_samples
-from agro.store.location import Location, url_of
+from agro.store.location import Location, Shards, url_of
 from agro.store.parts import Parts, parts_of_file
 from agro.store.queries import Filter
 from agro.store.records import Counts, DrawnGroups, Group, Pair
 from agro.store.sample_rows import Origin
 from agro.store.serving.remote import parts_of_owner
+from agro.store.sharding.parts import parts_of_shards
 from agro.types import Sample
 
 
@@ -70,11 +71,13 @@ class Store:
         Raises `Refused` for what isn't a store, has another schema, can't be written to, or is missing.
 
         Args:
-            location: a file; or the URL of the store's owner, which `agro store serve` prints. Its token is
-                in AGRO_TOKEN. What imports and forgets needs the file.
+            location: a file; or the URL of the store's owner, which `agro store serve` prints; or several of
+                them, `Shards`. The token of owners is in AGRO_TOKEN. What imports and forgets needs the file.
             timeout: seconds to wait for another writer, 30 where it isn't given; for an owner that doesn't
                 answer, 120.
         """
+        if isinstance(location, Shards):
+            return cls(parts_of_shards(location, read_only=read_only, create=create, timeout=timeout))
         url = url_of(location)
         if url is None:
             return cls(parts_of_file(Path(location), read_only=read_only, create=create, timeout=timeout))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import pytest
 import uvicorn
 
 from agro.store.serving.app import BODY_BYTES, Application
@@ -16,6 +17,8 @@ from agro.store.serving.server import listening, url_to
 from agro.store.shared import beside
 
 TOKEN = "a token of the tests"
+ONE = ["file", pytest.param("owner", marks=pytest.mark.test)]
+of_one_file = pytest.mark.parametrize("store", ONE, indirect=True)  # for tests that look into it
 
 
 @contextmanager

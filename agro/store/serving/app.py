@@ -17,12 +17,14 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from agro.errors import Refused
 from agro.store.serving.folder_app import SharedFolders
 from agro.store.serving.owner import Answer, Call, Owner
 
 BODY_BYTES = 1 << 28  # of a call
+PIECE_BYTES = 1 << 17  # of an answer
 REPLY_SECONDS = 15.0  # after which a client learns that its call is still at work
 
 
@@ -127,8 +129,22 @@ async def _text_of_refused(request: Request, error: Exception) -> Response:
     return Response(str(error), 400)
 
 
+class _Packed(Response):
+    """An answer, which is sent in pieces: asyncio copies what a socket doesn't take once for each try."""
+
+    media_type = "application/msgpack"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        body = memoryview(self.body)
+        for start in range(0, len(body), PIECE_BYTES):
+            piece = body[start : start + PIECE_BYTES]
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body"})
+
+
 def _response(answer: Answer) -> Response:
-    return Response(answer.body, answer.status, media_type="application/msgpack")
+    return _Packed(answer.body, answer.status)
 
 
 def _counter(name: str, meaning: str, values: Mapping[str, float]) -> list[str]:

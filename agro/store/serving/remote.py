@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from typing import Any, cast
-
-import httpx
+from http import HTTPStatus
+from typing import Any, Protocol, cast
 
 from agro.errors import Refused, Unwritable
 from agro.store.drawing import DrawReader, Draws
@@ -20,9 +19,10 @@ from agro.store.ledger import Ledger, Requests
 from agro.store.parts import Parts
 from agro.store.records import OtherPrompt
 from agro.store.samples import Experience, SampleReader
-from agro.store.serving.http import PATIENCE, OwnerHttp
+from agro.store.serving.http import PATIENCE, OwnerHttp, Reply
 from agro.store.serving.methods import METHODS, WRITES
 from agro.store.serving.wire import PROTOCOL, pack, unpack
+from agro.store.shard_record import ShardRecord
 from agro.store.split import RunClusters, Split
 from agro.store.survey import Survey, SurveyReader
 from agro.store.tables import Tables
@@ -62,19 +62,18 @@ class Connection:
 
     def _send(self, body: bytes) -> bytes:
         """The body of the owner's answer."""
-        response = self._http.request("POST", "/call", body)
-        if response.status_code != httpx.codes.OK:
-            raise self._refusal(response)
-        return response.content
+        reply = self._http.request("POST", "/call", body)
+        if reply.status != HTTPStatus.OK:
+            raise self._refusal(reply)
+        return reply.body
 
-    def _refusal(self, response: httpx.Response) -> Refused:
+    def _refusal(self, reply: Reply) -> Refused:
         """The error that the owner answered with, by its name and text."""
         try:
-            name, text = unpack(response.content, "client")
+            name, text = unpack(reply.body, "client")
         except (Refused, TypeError, ValueError):
             return Refused(
-                f"{self.url}: expected the owner of a store, got status {response.status_code}: "
-                f"{response.text:.200}"
+                f"{self.url}: expected the owner of a store, got status {reply.status}: {reply.text:.200}"
             )
         kind = ERRORS.get(name, Refused)
         error = kind.__new__(kind)
@@ -82,10 +81,18 @@ class Connection:
         return error
 
 
+class Asked(Protocol):
+    """Who does what the methods of a store's parts say."""
+
+    url: str  # in messages
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any: ...
+
+
 class RemotePart:
     """A part of a store, each of whose methods asks the owner."""
 
-    def __init__(self, name: str, connection: Connection) -> None:
+    def __init__(self, name: str, connection: Asked) -> None:
         self._name, self._connection = name, connection
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
@@ -134,4 +141,5 @@ def parts_of_owner(url: str, *, read_only: bool, timeout: float | None) -> Parts
         imports=cast(Imports, RemotePart("imports", connection)),
         tables=cast(Tables, RemotePart("tables", connection)),
         leases=cast(Leases, RemotePart("leases", connection)),
+        shard=cast(ShardRecord, RemotePart("shard", connection)),
     )

@@ -1,14 +1,15 @@
 """How calls to the owner of a store and its answers travel: MessagePack, and the records of a store by name.
 
-Samples travel as their rows (`SampleRow`), encoded and decoded by the client. Nothing is pickled: what
-arrives can only be one of these values.
+Samples travel as their rows (`SampleRow`), encoded and decoded by the client. The rows, which are most of a
+message, follow what names them, so that they aren't copied into each value that they are in. Nothing is
+pickled: what arrives can only be one of these values.
 """
 
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, Set, ValuesView
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import msgpack
@@ -17,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agro.config import DataConfig
 from agro.errors import Refused
+from agro.store.candidates import PlacedGroup
 from agro.store.draw_rules import At, Candidate, DrawRule, Selection
 from agro.store.imports import Provenance
 from agro.store.paging import Page
@@ -37,7 +39,7 @@ from agro.store.sample_rows import Origin, SampleRow, from_row
 from agro.store.survey import Scale, SurveyRow
 from agro.types import Sample
 
-PROTOCOL = 1  # of the calls and answers; another one isn't understood
+PROTOCOL = 2  # of the calls and answers; another one isn't understood
 # MessagePack's codes of what it doesn't have itself
 TUPLE, SET, RECORD, ARRAY, SAMPLE, DATA, INTEGER = CODES = range(7)
 RECORDS: dict[str, type] = {
@@ -58,7 +60,7 @@ RECORDS: dict[str, type] = {
             Page,
             Pair,
         ),
-        *(Provenance, Rewind, RunUse, SampleSummary, Scale, Selection, SurveyRow),
+        *(PlacedGroup, Provenance, Rewind, RunUse, SampleSummary, Scale, Selection, SurveyRow),
     )
 }
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -69,62 +71,71 @@ DTYPES = ("<f4", "<f8", "<i4", "<i8")
 DEPTH = 16  # of values inside of each other; a call has 6
 LISTED = (Iterator, KeysView, ValuesView, ItemsView, Sequence)
 Side = Literal["client", "owner"]
+LENGTH = 4  # bytes of a length
 _rows = msgpack.Packer()  # a row has nothing but what MessagePack has: one for all saves most of the time
 
 
 def pack(value: Any) -> bytes:
     """Raises `Refused` for a value that can't travel."""
-    packed: bytes = msgpack.packb(value, default=_pack, strict_types=True, unicode_errors="surrogatepass")
-    return packed
+    rows: list[bytes] = []
+    packed = _packed(value, rows)
+    return b"".join([len(packed).to_bytes(LENGTH, "little"), packed, *rows])
 
 
-def unpack(content: bytes, side: Side, depth: int = 0) -> Any:
+def unpack(content: bytes, side: Side) -> Any:
     """The value; at the owner samples stay rows, and records are checked. Raises `Refused` for other
     bytes, and for values that are nested in each other too deeply."""
-    if depth > DEPTH:
-        raise Refused(f"a message between a store and its owner has more than {DEPTH} nested values")
-
-    def read(code: int, data: bytes) -> Any:
-        return _read(code, data, side, depth + 1)
-
+    end = LENGTH + int.from_bytes(content[:LENGTH], "little")
+    message = _Message(side, memoryview(content)[end:])
     try:
-        return msgpack.unpackb(content, ext_hook=read, strict_map_key=False, unicode_errors="surrogatepass")
+        value = message.read(content[LENGTH:end], 0)
     except Refused:
         raise
     except (ValueError, TypeError, LookupError, RecursionError, msgpack.UnpackException) as error:
         problem = f"{type(error).__name__}: {error!s:.200}"
         raise Refused(f"a message between a store and its owner can't be read: {problem}") from None
+    if message.rows:
+        raise Refused("a message between a store and its owner has more rows than it names")
+    return value
 
 
-def _pack(value: Any) -> Any:
+def _packed(value: Any, rows: list[bytes]) -> bytes:
+    packed: bytes = msgpack.packb(
+        value, default=partial(_pack, rows), strict_types=True, unicode_errors="surrogatepass"
+    )
+    return packed
+
+
+def _pack(rows: list[bytes], value: Any) -> Any:
     """What MessagePack has no type for."""
     name = type(value).__name__
     if isinstance(value, Sample):
         value = SampleRow.of(value)
     if isinstance(value, SampleRow):
-        return msgpack.ExtType(SAMPLE, _rows.pack(value.values))
+        rows.append(_rows.pack(value.values))
+        return msgpack.ExtType(SAMPLE, len(rows[-1]).to_bytes(LENGTH, "little"))
     if RECORDS.get(name) is type(value):
-        return msgpack.ExtType(RECORD, pack([name, *_values(value)]))
+        return msgpack.ExtType(RECORD, _packed([name, *_values(value)], rows))
     if isinstance(value, DataConfig):
         return msgpack.ExtType(DATA, value.model_dump_json().encode())
     if isinstance(value, np.ndarray):
         dtype = value.dtype.newbyteorder("<").str
-        return msgpack.ExtType(ARRAY, pack([dtype, list(value.shape), value.tobytes()]))
-    return _pack_plain(value)
+        return msgpack.ExtType(ARRAY, _packed([dtype, list(value.shape), value.tobytes()], rows))
+    return _pack_plain(rows, value)
 
 
-def _pack_plain(value: Any) -> Any:
+def _pack_plain(rows: list[bytes], value: Any) -> Any:
     """A collection, or a number, as MessagePack has it."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, int):  # of more than 64 bits
         return msgpack.ExtType(INTEGER, str(int(value)).encode())
     if type(value) is tuple:  # no record: it would arrive without its fields' names
-        return msgpack.ExtType(TUPLE, pack(list(value)))
+        return msgpack.ExtType(TUPLE, _packed(list(value), rows))
     if isinstance(value, LISTED) and not isinstance(value, tuple):
         return list(value)
     if isinstance(value, Set):
-        return msgpack.ExtType(SET, pack(sorted(value)))
+        return msgpack.ExtType(SET, _packed(sorted(value), rows))
     if isinstance(value, Mapping):
         return dict(value)
     raise Refused(f"a {type(value).__name__} can't be sent to the owner of a store")
@@ -134,20 +145,35 @@ def _values(record: Any) -> list[Any]:
     return [getattr(record, name) for name in FIELDS[type(record).__name__]]
 
 
-def _read(code: int, content: bytes, side: Side, depth: int) -> Any:
-    """A value that MessagePack has no type for."""
-    if code not in CODES:
-        raise Refused(f"a message between a store and its owner has the unknown type {code}")
-    if code == DATA:
-        return DataConfig.model_validate_json(content)
-    if code == INTEGER:
-        return int(content)
-    value = unpack(content, side, depth)
-    if code == SAMPLE:
-        return SampleRow.received(value) if side == "owner" else from_row(tuple(value))
-    if code == RECORD:
-        return _checked(*value) if side == "owner" else RECORDS[value[0]](*value[1:])
-    return _read_collection(code, value)
+class _Message:
+    """A message that is being read. `rows`: those of its samples that weren't read yet, in their order."""
+
+    def __init__(self, side: Side, rows: memoryview) -> None:
+        self.side, self.rows = side, rows
+
+    def read(self, content: bytes, depth: int) -> Any:
+        """A value in so many others."""
+        if depth > DEPTH:
+            raise Refused(f"a message between a store and its owner has more than {DEPTH} nested values")
+        inner = partial(self._read, depth=depth + 1)
+        return msgpack.unpackb(content, ext_hook=inner, strict_map_key=False, unicode_errors="surrogatepass")
+
+    def _read(self, code: int, content: bytes, *, depth: int) -> Any:
+        """A value that MessagePack has no type for."""
+        if code not in CODES:
+            raise Refused(f"a message between a store and its owner has the unknown type {code}")
+        if code == DATA:
+            return DataConfig.model_validate_json(content)
+        if code == INTEGER:
+            return int(content)
+        if code == SAMPLE:
+            length = int.from_bytes(content, "little")
+            row, self.rows = msgpack.unpackb(self.rows[:length]), self.rows[length:]
+            return SampleRow.received(row) if self.side == "owner" else from_row(tuple(row))
+        value = self.read(content, depth)
+        if code == RECORD:
+            return _checked(*value) if self.side == "owner" else RECORDS[value[0]](*value[1:])
+        return _read_collection(code, value)
 
 
 def _read_collection(code: int, value: Any) -> Any:

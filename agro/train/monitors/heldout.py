@@ -24,6 +24,7 @@ from agro.rollout.paired import compare
 from agro.runs.by_prompt import HeldOutRewards, Rewards
 from agro.runs.metrics import GAIN, LOGGED
 from agro.store import DrawnGroups, Store
+from agro.store.location import location_of
 from agro.store.queries import Filter
 from agro.train.collate import collate
 from agro.train.diagnostics import (
@@ -93,7 +94,7 @@ class HeldOutGroups:
         path = data.eval_store or data.store
         assert path is not None
         chosen: Filter = {} if data.eval_store else {"roles": data.roles, "sources": data.sources}
-        with Store.open(path, read_only=True, create=False) as store:
+        with Store.open(location_of(path), read_only=True, create=False) as store:
             stored = store.samples(**chosen)
             if data.hold_out:
                 is_held_out = is_held_out or store.split.held_out(data)
