@@ -73,7 +73,8 @@ def here(tmp_path, models, monkeypatch) -> Path:
     monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
     for name in ("MODEL", "Qwen", "examples"):
         Path(name).symlink_to((ROOT if name == "examples" else models) / name)
-    write("prompts.jsonl", ({"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)))
+    prompts = ({"prompt": f"{i}+1=", "answer": str(i + 1), "hint": f"{i}, then 1"} for i in range(6))
+    write("prompts.jsonl", prompts)
     for name, numbers in (("train", range(6)), ("test", range(6, 9))):
         solutions = ({"problem": f"{i}+1=", "solution": rf"\boxed{{{i + 1}}}", "level": "1"} for i in numbers)
         write(f"{name}.jsonl", solutions)

@@ -5,6 +5,7 @@ A recipe is TOML. `RunConfig.load(path, overrides)` reads one, or a run's own `c
 phase, or those listed under `[[phases]]`, each of which changes some values of the sections above it.
 """
 
+from agro.config.again import AgainConfig
 from agro.config.data import DataConfig
 from agro.config.messages import check_values
 from agro.config.override import override, parse
@@ -19,6 +20,7 @@ from agro.config.section import Count, Positive, Section, Share, field
 from agro.config.train import EvaluateConfig, GuardConfig, ObjectiveConfig, TrackConfig, TrainConfig
 
 __all__ = [
+    "AgainConfig",
     "ChatConfig",
     "Count",
     "DataConfig",

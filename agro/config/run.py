@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from agro.config.again import AgainConfig
 from agro.config.data import DataConfig
 from agro.config.messages import check_values, explain
 from agro.config.override import drop_other_length, merge, override
@@ -39,6 +40,7 @@ class RunConfig(Section):
     data: DataConfig = DataConfig()
     sampler: SamplerConfig = SamplerConfig()
     source: SourceConfig = SourceConfig()
+    again: AgainConfig | None = None
     engine: EngineConfig = EngineConfig()
     reward: RewardConfig = RewardConfig()
     environment: EnvironmentConfig | None = None

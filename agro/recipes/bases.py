@@ -86,6 +86,7 @@ NOTES = {
     "data.replay": "share of each step's groups that comes from the store",
     "data.group_size": "most responses of a prompt in a step",
     "data.max_age": "optimizer steps",
+    "again.by": "who answers where all responses of a group fail",
     "objective.singletons": "prompts without a pair have no gradient; they are counted",
     "train.updates": "of one batch; the ratio differs from 1 from the second on",
     "train.value_lr": "of the value head, which has its own optimizer group",

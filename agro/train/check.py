@@ -9,6 +9,7 @@ from agro.errors import Refused
 from agro.objectives.needs import REF_LOGP
 from agro.rollout.engines.capabilities import capabilities, check_section
 from agro.train.abilities import check_source, source_capabilities
+from agro.train.asking_again import check_again
 from agro.train.check_objective import check_followed, check_phase
 from agro.train.phases import Phase
 from agro.types import ROLES
@@ -34,6 +35,8 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
         _check_shares(phase.config, prefix)
         _check_engine(phase.config, prefix)
         check_phase(phase, prefix)
+        if phase.config.again is not None:
+            check_again(phase, prefix)
     _check_used(config, phases)
     _check_source(config, phases)
     _check_measured(config, phases)

@@ -30,6 +30,7 @@ from agro.store.location import Location, located
 from agro.store.queries import chosen
 from agro.store.split import Clusters, write_clusters
 from agro.train.abilities import lags
+from agro.train.asking_again import asking_again, without_hint
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import samples_kl
 from agro.train.collate import StoredValues, recording
@@ -282,7 +283,10 @@ class BaseTrainer:
         if phase.config.source.kind == "elsewhere":
             run, step = self.folder.id, position.step
             return CollectorSource(phase, self.store, run, self.publications, self.activity, step)
-        order = PromptOrder(self.prompts, derive(phase.config.train.seed, "prompts", phase.name))
+        prompts, again = self.prompts, phase.config.again
+        if again is not None:
+            prompts = [without_hint(prompt, again) for prompt in prompts]
+        order = PromptOrder(prompts, derive(phase.config.train.seed, "prompts", phase.name))
         is_here = "shares_weights" in declared(self.engine)
         weights = None if is_here else self.out / "weights" / "served"
         rollout = self._rollout(phase)
@@ -290,7 +294,8 @@ class BaseTrainer:
         inline = InlineSource(
             config, rollout, order, self.reward, self.store, self.folder.id, self.activity, weights
         )
-        return LaggingSource(inline, self.folder) if lags(config.source) else inline
+        source = LaggingSource(inline, self.folder) if lags(config.source) else inline
+        return source if again is None else asking_again(source, inline, self.prompts)
 
     def _rollout(self, phase: Phase) -> Rollout:
         environment = phase.config.environment
