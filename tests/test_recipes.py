@@ -103,7 +103,8 @@ def here(tmp_path, models, monkeypatch) -> Path:
         ),
     )
     Path("my_reward.py").write_text(
-        "def score(completions, **columns):\n    return [len(t) % 3 for t in completions]\n"
+        "def score(completions, **columns):\n    return [len(t) % 3 for t in completions]\n\n\n"
+        "def meaning(completions, **columns):\n    return [len(t) for t in completions]\n"
     )
     return tmp_path
 

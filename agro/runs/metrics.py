@@ -327,6 +327,12 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         ),
         Metric("hinted", RESPONSES, "Responses in the batch that were written with a hint.", "`meta.hint`"),
         Metric("experts", RESPONSES, "Responses in the batch of role `expert`.", "count"),
+        Metric(
+            "same_meaning",
+            RESPONSES,
+            "Responses that mean the same as another one to their prompt.",
+            "count, by `reward.meaning`; unknown without it",
+        ),
         Metric("groups_equal", "groups", "Groups whose rewards are all equal.", "count; they teach little"),
         Metric(
             "replay_share",

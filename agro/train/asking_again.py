@@ -124,11 +124,11 @@ class AskingAgainSource:
             key=lambda sample: len(sample.response),
         )
         prompt = self.prompts[first[0].prompt_id]
-        right, scores = self._scored(prompt, right)
+        ranked, scores = self._scored(prompt, right)
         places = min(self.again.most or len(first), len(first) - 1)
         rewards, seed = self._accuracy(first), derive(self.seed, "again", step, prompt.id)
-        taken = on_demand(rewards, scores, k=places, seed=seed) if places and right else {}
-        return [first[i] for i in taken], [right[j] for j in taken.values()]
+        taken = on_demand(rewards, scores, k=places, seed=seed) if places and ranked else {}
+        return [first[i] for i in taken], [ranked[j] for j in taken.values()]
 
     def _scored(
         self, prompt: Prompt, responses: Sequence[Sample]
@@ -237,15 +237,16 @@ def comprehended(
     the response up to where it last has the answer, or all of it where it doesn't have it.
     """
     encoder = learner.encoder
-    valid, encoded = [], []
+    valid: list[Sample] = []
+    encoded: list[Sample] = []
     for response in responses:
         try:
-            encoded.append(_with_answer(encoder, prompt, response, answer))
             encoder.encode(response)
+            scored = _with_answer(encoder, prompt, response, answer)
         except InvalidSample:  # it can't be trained on either
-            encoded = encoded[: len(valid)]
             continue
         valid.append(response)
+        encoded.append(scored)
     if not valid:
         return [], []
     batch = collate(encoded, learner.version)

@@ -37,6 +37,7 @@ RULES = {
     "ends of objectives without ratios, which are closer to μ than they seem (2605.28150)": (
         "`agro prove kimi`"
     ),
+    "equivalence by a function, GEPO and OORL (2505.12723)": "`reward.meaning`, recipes `gepo` and `oorl`",
     "experience replay, first in first out (2604.08706)": '`data.order = "uniform"` with `data.max_age`',
     "experience-replayable conditions (2402.10374)": (
         "`data.max_drift` and an objective that bounds what is pushed down, recipe `erc`"

@@ -47,6 +47,9 @@ def _facts(run: RunData) -> list[Fact]:
         facts.append(
             Fact("groups asked again", count(run.total("asked_again") or 0), f"{answers} trained on")
         )
+    if run.measures("same_meaning"):
+        alike = count(run.total("same_meaning") or 0)
+        facts.append(Fact("responses that mean the same", alike, "as another one to their prompt"))
     if run.measures("draft_accepted"):
         accepted = float(np.nanmean(run.column("draft_accepted")))
         facts.append(Fact("draft tokens accepted", percent(accepted), "mean over steps"))
