@@ -1,7 +1,8 @@
 """A source that asks again inside a step: groups that fail get more responses, of which some are trained on.
 
 Guide (arXiv 2506.13923): the policy's with a hint. AMPO (arXiv 2510.02227): those of teachers, the ones first
-whose reasoning the policy understands. A group is asked again once a step at most.
+whose reasoning the policy understands. SOPHIA (arXiv 2507.16814): children of the first responses. A group is
+asked again once a step at most.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from agro.errors import Refused
 from agro.models.encoding import Encoder, InvalidSample
 from agro.models.policy import Policy
 from agro.objectives.needs import FRESH
-from agro.rewards.groups import asks_for_hint, comprehension, keeps_hinted, on_demand
+from agro.rewards.groups import asks_for_hint, comprehension, keeps_hinted, on_demand, shortest_right
 from agro.rollout import CollectResult, Rollout
 from agro.rollout.hinted import hinted
 from agro.rollout.rollout import embedded
@@ -92,7 +93,8 @@ class AskingAgainSource:
         asked = [prompt_id for prompt_id, group in first.items() if self._fails(group)]
         more, second = CollectResult(), dict[str, Sequence[Sample]]()
         if asked:
-            more, answers = self.second.ask([self.prompts[prompt_id] for prompt_id in asked], wanted)
+            prompts = [prompt for prompt_id in asked for prompt in self._asked(first[prompt_id])]
+            more, answers = self.second.ask(prompts, wanted)
             second = dict(answers)
         leaving: set[int | None] = set()
         coming: list[Sample] = []
@@ -103,7 +105,24 @@ class AskingAgainSource:
         ids = [i for i in made.ids if i not in leaving] + [s.id for s in coming if s.id is not None]
         return replace(joined([made, more], tuple(ids)), asked_again=len(asked))
 
+    def _asked(self, group: Sequence[Sample]) -> list[Prompt]:
+        """What is asked for a group: its prompt, or the prompt with each of its responses that has a text."""
+        prompt = self.prompts[group[0].prompt_id]
+        if self.again.by != "parents":
+            return [prompt]
+        return [
+            hinted(
+                replace(prompt, columns={**prompt.columns, "parent": str(s.id)}),
+                s.response,
+                self.again.template,
+            )
+            for s in group
+            if s.response
+        ]
+
     def _fails(self, group: Sequence[Sample]) -> bool:
+        if self.again.when == "always":
+            return True
         if self.again.when == "equal":
             return len({total_reward(sample) for sample in group}) == 1
         return asks_for_hint(self._accuracy(group))
@@ -115,8 +134,10 @@ class AskingAgainSource:
         self, step: int, first: Sequence[Sample], second: Sequence[Sample]
     ) -> tuple[Sequence[Sample], Sequence[Sample]]:
         """The responses that leave a group, and those that come in their places."""
-        if not second:
+        if not second and self.again.take != "shortest":
             return (), ()
+        if self.again.take == "shortest":
+            return first, shortest_right(second, self.again.alpha, right=self.again.right)
         if self.again.take == "group":
             return (first, second) if keeps_hinted(self._accuracy(second)) else ((), ())
         right = sorted(
@@ -182,7 +203,15 @@ def check_again(phase: Phase, prefix: str) -> None:
         (again.by == "store" and data.store is None, 'with by = "store" needs data.store'),
         (again.by == "store" and not right, 'with by = "store" needs take = "right"'),
         (again.by == "store" and data.experts > 0, "asks for experts only where all fail: data.experts = 0"),
-        ((again.by == "model") != (again.model is not None), 'needs again.model with by = "model" only'),
+        (again.by == "model" and again.model is None, 'with by = "model" needs again.model'),
+        (
+            again.model is not None and again.by not in ("model", "parents"),
+            f'with by = "{again.by}" asks no model',
+        ),
+        (
+            (again.take == "shortest") != (again.by == "parents"),
+            'needs by = "parents" and take = "shortest" together',
+        ),
         (not right and again.most is not None, 'has again.most, which belongs to take = "right"'),
         (not right and again.choose != "first", 'has again.choose, which belongs to take = "right"'),
         (
@@ -206,10 +235,8 @@ def as_asked(prompt: Prompt, again: AgainConfig) -> Prompt:
                 f"prompt {prompt.id}: [again] expected a column {column}, it has {has}. What to do: add it "
                 "to data.prompts, or name another one (again.hint, again.answer)"
             )
-    if again.by != "hint":
-        return prompt
     plain = without_hint(prompt, again)
-    return hinted(plain, prompt.columns[again.hint], again.template)
+    return hinted(plain, prompt.columns[again.hint], again.template) if again.by == "hint" else plain
 
 
 def without_hint(prompt: Prompt, again: AgainConfig) -> Prompt:

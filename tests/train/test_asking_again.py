@@ -117,7 +117,7 @@ def teachers(path: Path, texts: dict[str, str]) -> str:
 STORE = {"by": "store", "take": "right", "most": 2}
 
 
-def test_teachers_come_only_where_all_fail_and_take_places_of_wrong_responses(tmp_path: Path) -> None:
+def test_teachers_come_only_where_failed_and_take_places_of_wrong_responses(tmp_path: Path) -> None:
     store = teachers(tmp_path / "log.db", {"long": "33{}", "short": "{}", "wrong": "x"})
     config = with_hints(tmp_path, data__store=store, again=STORE, objective={"name": "ampo"})
     run = Trainer(config, tmp_path / "run").run()
@@ -205,13 +205,47 @@ def test_another_model_answers_in_the_role_of_an_expert(tmp_path: Path, repeatin
     assert {(s.source, s.version) for s in experts} == {(again["model"], -1)}
 
 
+def test_the_shortest_right_child_of_a_good_parent_is_trained_on_without_its_parent(tmp_path: Path) -> None:
+    again = {"by": "parents", "when": "always", "take": "shortest", "n": 3, "alpha": 0.3, "right": 0.5}
+    sampler = {"n": 4, "max_new": 3}
+    reward = {"name": f"{write_half(tmp_path)}:half"}
+    config = with_hints(
+        tmp_path, again=again, reward=reward, sampler=sampler, objective={"name": "sft"}, train__steps=3
+    )
+    run = Trainer(config, tmp_path / "run").run()
+    with Store.open(run / "store.db", read_only=True) as store:
+        samples = {s.id: s for s in store.samples()}
+    children = [s for s in samples.values() if "parent" in s.meta]
+    assert {s.meta["hint"] for s in children} <= {
+        s.response for s in samples.values() if "parent" not in s.meta
+    }
+    for sample in children:
+        assert samples[int(sample.meta["parent"])].response == sample.meta["hint"]
+    trained = [s for groups in drawn(run).values() for group in groups.values() for s in group]
+    assert trained
+    for sample in trained:
+        siblings = [s for s in children if s.meta["parent"] == sample.meta["parent"]]
+        assert len(siblings) == 3
+        assert sum(s.reward for s in siblings) / 3 > 0.3
+        assert sample.reward == 1
+    assert sum(row["groups"] for row in steps(run)) == len(trained)  # one of a prompt
+
+
+def write_half(folder: Path) -> Path:
+    """A reward that half of the first characters get."""
+    path = folder / "half.py"
+    text = "def half(completions, **_):\n    return [float(text[:1] in '01234') for text in completions]\n"
+    path.write_text(text)
+    return path
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
         ({"data__replay": 1.0, "data__store": "s.db", "again": HINT}, r"\[again\] is for fresh groups"),
         ({"again": STORE}, r'\[again\] with by = "store" needs data.store'),
         ({"again": {**HINT, "most": 1}}, r"\[again\] has again.most, which belongs to take"),
-        ({"again": {"by": "model"}}, r'needs again.model with by = "model" only'),
+        ({"again": {"by": "model"}}, r'with by = "model" needs again.model'),
         ({"again": HINT, "source__kind": "elsewhere"}, r"again.by = hint needs a source that"),
         ({"again": HINT, "objective": {"name": "agro_onpolicy", "beta": 0.1}}, "agro_onpolicy needs samples"),
     ],

@@ -57,9 +57,7 @@ RULES = {
         "a second run from the first model, with the first run's store: `agro train middle_band "
         "policy.model=FIRST data.store=RUN/store.db`"
     ),
-    "propagated rewards of a search, SOPHIA (2507.16814)": (
-        "`agro.rewards.groups.propagate`, recipe `sophia`"
-    ),
+    "propagated rewards of a search, SOPHIA (2507.16814)": ('`again.by = "parents"`, recipe `sophia`'),
     "quality and coverage of a log, TQ and SACo (2111.04714)": "`agro check`",
     "ranking accuracy of preferences (2405.19534)": "metric `ranked_share` of objectives on pairs",
     "replay and reincarnation, ReMix (2507.06892)": "two phases, recipe `remix`",
